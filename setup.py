@@ -1,0 +1,34 @@
+"""The compiled leaves; everything else is in pyproject.toml.
+
+STREAMCO_BUILD_NATIVE=yes makes a failed build an error, =no skips it; by default a failed build leaves the pure twins in charge.
+STREAMCO_SANITIZE=address,undefined builds with sanitizers.
+"""
+
+import os
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+MODE = os.environ.get("STREAMCO_BUILD_NATIVE", "auto")
+SANITIZE = os.environ.get("STREAMCO_SANITIZE", "")
+
+
+def extensions() -> list[Extension]:
+    sources = [] if MODE == "no" else sorted(Path("streamco/_native").glob("*.pyx"))
+    flags = ["-O3", "-fno-strict-aliasing"]
+    link: list[str] = []
+    if SANITIZE:
+        flags = ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all"]
+        link = [f"-fsanitize={SANITIZE}"]
+    found = [
+        Extension(f"streamco._native.{path.stem}", [str(path)], extra_compile_args=flags, extra_link_args=link, optional=MODE != "yes")
+        for path in sources
+    ]
+    if not found:
+        return []
+    from Cython.Build import cythonize
+
+    return cythonize(found, language_level=3, compiler_directives={"boundscheck": False, "wraparound": False, "cdivision": True})
+
+
+setup(ext_modules=extensions())

@@ -1,0 +1,1 @@
+"""Measuring endpoints and fitting profiles."""

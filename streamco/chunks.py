@@ -1,0 +1,152 @@
+"""OpenAI's shapes: what an endpoint sends, what the machines carry and what the caller reads are the same objects.
+
+A chunk is decoded once, at the wire, and handed on; nothing on the way makes a second object of it. Fields that OpenAI does not have
+but real servers send (``reasoning``, ``reasoning_content``, ``token_ids``) are optional fields here. Unknown fields are dropped.
+Source: OpenAI API reference, chat/streaming; ``token_ids`` as vLLM's ``return_token_ids``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct, field
+
+__all__ = [
+    "ChatCompletion",
+    "ChatCompletionChunk",
+    "ChatCompletionMessage",
+    "Choice",
+    "ChoiceDelta",
+    "ChunkChoice",
+    "CompletionTokensDetails",
+    "CompletionUsage",
+    "FunctionCall",
+    "FunctionDelta",
+    "PromptTokensDetails",
+    "ToolCall",
+    "ToolCallDelta",
+]
+
+
+class FunctionDelta(Struct, omit_defaults=True):
+    """A piece of a tool call's function: ``arguments`` pieces are concatenated by the reader."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCallDelta(Struct, omit_defaults=True):
+    """A piece of one tool call. ``index`` None means the server left it out."""
+
+    index: int | None = None
+    id: str | None = None
+    type: str | None = None
+    function: FunctionDelta | None = None
+
+
+class ChoiceDelta(Struct, omit_defaults=True):
+    """What one chunk adds to the message. ``reasoning`` and ``reasoning_content`` are two names for thinking text."""
+
+    content: str | None = None
+    role: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+    function_call: FunctionDelta | None = None
+
+
+class ChunkChoice(Struct):
+    """One choice of a chunk. ``token_ids`` are the ids behind ``delta.content`` when the endpoint tells them."""
+
+    delta: ChoiceDelta = field(default_factory=ChoiceDelta)
+    index: int = 0
+    finish_reason: str | None = None
+    logprobs: Any = None
+    token_ids: list[int] | None = None
+
+
+class PromptTokensDetails(Struct, omit_defaults=True):
+    """Where prompt tokens came from (tokens)."""
+
+    cached_tokens: int | None = None
+    audio_tokens: int | None = None
+
+
+class CompletionTokensDetails(Struct, omit_defaults=True):
+    """What completion tokens were spent on (tokens)."""
+
+    reasoning_tokens: int | None = None
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
+    audio_tokens: int | None = None
+
+
+class CompletionUsage(Struct):
+    """Tokens of one request. An explicit zero is a count, not "missing"."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    total_tokens: int = 0
+    prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | None = None
+
+
+class ChatCompletionChunk(Struct):
+    """One event of a streamed answer, in the shape of OpenAI's ``chat.completion.chunk``."""
+
+    id: str = ""
+    choices: list[ChunkChoice] = field(default_factory=list)
+    created: int = 0
+    model: str = ""
+    object: str = "chat.completion.chunk"
+    usage: CompletionUsage | None = None
+    system_fingerprint: str | None = None
+    service_tier: str | None = None
+
+
+class FunctionCall(Struct):
+    """A finished tool call's function; ``arguments`` is the JSON text the model wrote, not checked."""
+
+    name: str = ""
+    arguments: str = ""
+
+
+class ToolCall(Struct):
+    """A finished tool call."""
+
+    id: str = ""
+    function: FunctionCall = field(default_factory=FunctionCall)
+    type: str = "function"
+
+
+class ChatCompletionMessage(Struct):
+    """The finished message."""
+
+    content: str | None = None
+    role: str = "assistant"
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class Choice(Struct):
+    """One finished choice."""
+
+    message: ChatCompletionMessage
+    index: int = 0
+    finish_reason: str | None = None
+    logprobs: Any = None
+
+
+class ChatCompletion(Struct):
+    """A whole answer, in the shape of OpenAI's ``chat.completion``."""
+
+    id: str = ""
+    choices: list[Choice] = field(default_factory=list)
+    created: int = 0
+    model: str = ""
+    object: str = "chat.completion"
+    usage: CompletionUsage | None = None
+    system_fingerprint: str | None = None
+    service_tier: str | None = None

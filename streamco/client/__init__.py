@@ -1,0 +1,1 @@
+"""The SDK: what an application embeds."""

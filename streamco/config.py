@@ -1,0 +1,73 @@
+"""Frozen options: the unit and the reason of the default stand beside each field."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from streamco.errors import ConfigError
+
+__all__ = ["LISTENING", "READING", "Limits", "Pace", "RetryPolicy", "SamplingOptions", "Timeouts", "parse_pace"]
+
+READING = 4.8  # tokens/s; DiSCo section 2.2: mean silent reading speed
+LISTENING = 3.5  # tokens/s; DiSCo section 2.2: mean speaking rate
+
+Pace = float | str | None
+
+
+def parse_pace(pace: Pace) -> float | None:
+    """Tokens per second of a ``pace`` setting; None means deliver at once.
+
+    Raises:
+        ConfigError: not None, a positive number, "reading" or "listening".
+    """
+    match pace:
+        case None:
+            return None
+        case "reading":
+            return READING
+        case "listening":
+            return LISTENING
+        case bool():
+            pass
+        case int() | float() if pace > 0:
+            return float(pace)
+    raise ConfigError(f'pace: expected None, tokens per second > 0, "reading" or "listening", got {pace!r}')
+
+
+class Timeouts(Struct, frozen=True, kw_only=True):
+    """Limits by phase, in seconds; None means no limit."""
+
+    connect: float | None = 10.0  # DNS + TCP + TLS; a healthy host answers in well under a second
+    first_token: float | None = 60.0  # from sending the request to the first content; reasoning models think this long
+    next_token: float | None = 30.0  # between content; servers that stall in mid-stream keep the socket open
+    socket: float | None = 120.0  # any bytes at all, keep-alive comments included
+    cancel: float | None = 2.0  # how long a cancel is awaited before the connection is dropped hard
+
+
+class RetryPolicy(Struct, frozen=True, kw_only=True):
+    """Retries of one request to one endpoint, only before its first token."""
+
+    attempts: int = 2  # further tries after the first
+    backoff: float = 0.5  # seconds before the first retry; doubles each time, with full jitter
+    longest_wait: float = 20.0  # seconds; a longer Retry-After is an error at once
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """Sizes beyond which a peer is refused rather than believed."""
+
+    event_bytes: int = 1 << 20  # one SSE event; the largest recorded are below 100 kB
+    body_bytes: int = 16 << 20  # one non-streamed answer
+    answer_bytes: int = 64 << 20  # one streamed answer, all events
+    unread_tokens: int = 4096  # delivered and not read, before the source is paused
+
+
+class SamplingOptions(Struct, frozen=True, kw_only=True):
+    """How the next token is chosen, in OpenAI's and llama.cpp's names. None: the endpoint's default."""
+
+    temperature: float | None = None  # 0: greedy
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()

@@ -1,0 +1,1 @@
+"""State machines without IO, clock or dice; they compose policies."""

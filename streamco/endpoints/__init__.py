@@ -1,0 +1,1 @@
+"""Network and device shells, one backend a file."""

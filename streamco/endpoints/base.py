@@ -1,0 +1,122 @@
+"""What every backend offers: the seam between drivers and the outside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from msgspec import Struct, field
+
+from streamco.config import SamplingOptions
+from streamco.events import StreamEnded, TokensReceived
+
+__all__ = ["Capabilities", "Continuation", "Endpoint", "EndpointStream", "Kind", "Message", "Request", "TokenPrices"]
+
+Message = Mapping[str, Any]
+Kind = Literal["device", "server"]
+Continuation = Literal["token_ids", "continue_final_message", "prefix", "none"]
+
+
+class TokenPrices(Struct, frozen=True, kw_only=True):
+    """US dollars per token. None: not known."""
+
+    prompt: float | None = None
+    completion: float | None = None
+    cached_prompt: float | None = None
+
+
+class Capabilities(Struct, frozen=True, kw_only=True):
+    """What an endpoint can do: declared or probed, never assumed. None: not known."""
+
+    vocabulary: str | None = None  # fingerprint of the tokenizer (size + hash of pieces)
+    takes_token_ids: bool = False
+    continuation: Continuation = "none"
+    tools: bool = False
+    json_schema: bool = False
+    images: bool = False
+    choices: bool = False  # n > 1
+    context_tokens: int | None = None  # prompt + completion
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """One request, the same for every endpoint.
+
+    Exactly one of ``messages`` (chat), ``prompt`` (text) and ``prompt_ids`` is set.
+
+    Args:
+        model: the remote model's name; None: the endpoint's own. A device ignores it.
+        extra: further fields of the OpenAI request body, passed on as they are (``tools``, ``response_format``, ``n`` ...).
+        headers: further HTTP headers.
+    """
+
+    messages: Sequence[Message] | None = None
+    prompt: str | None = None
+    prompt_ids: Sequence[int] | None = None
+    model: str | None = None
+    sampling: SamplingOptions = SamplingOptions()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class EndpointStream(Protocol):
+    """One answer in the making.
+
+    ``receive`` gives ``TokensReceived`` batches and, once, ``StreamEnded``; after that it must not be called again. It raises
+    ``EndpointError`` on failure. Cancelling a ``receive`` that waits loses nothing: the next call goes on where it stopped.
+    """
+
+    async def receive(self) -> TokensReceived | StreamEnded:
+        """Wait for what comes next.
+
+        Raises:
+            EndpointError: the answer can't go on; ``partial`` holds this endpoint's text so far.
+        """
+        ...
+
+    async def cancel(self) -> None:
+        """Stop the work and release the connection or the sequence; idempotent, safe in every state, returns when it is done."""
+        ...
+
+
+class Endpoint(Protocol):
+    """Something that can answer a request with a stream of tokens."""
+
+    @property
+    def name(self) -> str:
+        """Unique within a client; what reports and errors call it."""
+        ...
+
+    @property
+    def kind(self) -> Kind:
+        """Which side of the race it is on."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What is known so far; more after ``start``."""
+        ...
+
+    @property
+    def prices(self) -> TokenPrices:
+        """What it charges."""
+        ...
+
+    async def start(self) -> None:
+        """Load the model, open the connection pool; idempotent, safe to call from several tasks.
+
+        Raises:
+            EndpointError: it can't be used.
+        """
+        ...
+
+    def open(self, request: Request) -> EndpointStream:
+        """Begin an answer. Does not block and does not fail: work begins with the first ``receive`` or before."""
+        ...
+
+    def count_tokens(self, request: Request) -> int | None:
+        """Prompt length in this endpoint's tokens, template included; None when it can't tell without asking the network."""
+        ...
+
+    async def aclose(self) -> None:
+        """Release everything; idempotent."""
+        ...

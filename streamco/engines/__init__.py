@@ -1,0 +1,1 @@
+"""Compute shells: a thread that owns a model."""

@@ -1,0 +1,1 @@
+"""Pure decisions, one paper idea a file: numbers in, decision out."""

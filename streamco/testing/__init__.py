@@ -1,0 +1,1 @@
+"""Public fakes for the tests of applications that embed streamco."""
