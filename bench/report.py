@@ -64,14 +64,14 @@ def per_call(function: Callable[[], object], repeats: int, *, scale: float = 1.0
     return measure
 
 
-def summarise(bench: str, case: str, contender: str, metric: str, unit: str, samples: Sequence[float]) -> Row:
+def summarise(samples: Sequence[float], *, bench: str, case: str, contender: str, metric: str, unit: str) -> Row:
     """One row from the samples of all rounds (at least one)."""
     return Row(bench, case, contender, metric, unit, statistics.median(samples), min(samples), max(samples))
 
 
 def rows_from(bench: str, case: str, metric: str, unit: str, samples: Mapping[str, Sequence[float]]) -> list[Row]:
     """One row a contender, from what ``interleave`` returned."""
-    return [summarise(bench, case, contender, metric, unit, values) for contender, values in samples.items()]
+    return [summarise(values, bench=bench, case=case, contender=name, metric=metric, unit=unit) for name, values in samples.items()]
 
 
 def emit(rows: Iterable[Row], json_lines: bool, *, against: str = "streamco") -> None:
