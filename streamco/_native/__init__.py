@@ -1,0 +1,33 @@
+"""Compiled leaves and their pure twins: this is the one place that chooses.
+
+``STREAMCO_NO_NATIVE=1`` in the environment takes the twins; so does a build without the extensions. All are taken from one side.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from streamco._native.ring_py import ACCEPTED, CLOSED, FILLED, FULL, WAKE
+
+__all__ = ["ACCEPTED", "CLOSED", "FILLED", "FULL", "HAS_NATIVE", "WAKE", "Ring"]
+
+
+def _is_built() -> bool:
+    if os.environ.get("STREAMCO_NO_NATIVE", "") not in {"", "0"}:
+        return False
+    try:
+        for leaf in ("ring",):
+            import_module(f"{__name__}.{leaf}")
+    except ImportError:
+        return False
+    return True
+
+
+HAS_NATIVE = _is_built()
+
+if TYPE_CHECKING or not HAS_NATIVE:
+    from streamco._native.ring_py import Ring
+else:
+    from streamco._native.ring import Ring
