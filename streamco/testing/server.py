@@ -1,0 +1,240 @@
+"""A scriptable OpenAI-like HTTP server on the loopback: it sends exactly the bytes, pauses and failures it is told to.
+
+The server takes the next ``Answer`` of its queue for each request, the last one again and again; a function of the request in an answer's
+place decides by itself. Every request is kept for inspection and connections are counted, so a test can ask for "no connection is left".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import struct
+from collections import Counter
+from collections.abc import Callable
+from typing import Self
+from urllib.parse import urlsplit
+
+from streamco.testing.answers import Answer, Cut, Pause, RecordedRequest, Reset, Responder, Stall, stream_answer
+
+__all__ = ["ScriptedServer"]
+
+
+class ScriptedServer:
+    """The server; use it as an async context manager.
+
+    Args:
+        *answers: the queue of answers, see ``script``; without any, every request gets ``stream_answer()``.
+        tls: serve https with this context.
+
+    Attributes:
+        requests: every request received, in order.
+        connections_open: connections that are open now.
+        connections_total: connections ever accepted.
+        answers_abandoned: answers whose client left before their end.
+    """
+
+    def __init__(self, *answers: Answer | Responder, tls: ssl.SSLContext | None = None) -> None:
+        self.requests: list[RecordedRequest] = []
+        self.connections_total = 0
+        self.answers_abandoned = 0
+        self._tls = tls
+        self._connections: set[_Connection] = set()
+        self._changed = asyncio.Event()
+        self._server: asyncio.Server | None = None
+        self._default: Answer | Responder = stream_answer()
+        self._queue: list[Answer | Responder] = []
+        self._routes: dict[str, Answer | Responder] = {}
+        self.script(*answers)
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        assert self._server is not None, "the server is not running"
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    @property
+    def url(self) -> str:
+        """The base URL of the OpenAI API, ending in ``/v1``."""
+        return f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self.port}/v1"
+
+    @property
+    def connections_open(self) -> int:
+        """Connections that are open now."""
+        return len(self._connections)
+
+    def script(self, *answers: Answer | Responder) -> None:
+        """Queue these answers in place of what was queued; the last one repeats."""
+        if answers:
+            self._queue = list(answers)
+
+    def route(self, path: str, answer: Answer | Responder) -> None:
+        """Answer this path (without query) always so, past the queue."""
+        self._routes[path] = answer
+
+    def count(self, path: str) -> int:
+        """How many requests this path (without query) has had."""
+        return Counter(urlsplit(request.path).path for request in self.requests)[path]
+
+    async def wait_for(self, condition: Callable[[ScriptedServer], bool], *, limit: float = 10.0) -> None:
+        """Wait until the condition holds; it is looked at whenever a connection or an answer changes.
+
+        Raises:
+            TimeoutError: it did not within ``limit`` seconds.
+        """
+        async with asyncio.timeout(limit):
+            while not condition(self):
+                self._changed.clear()
+                await self._changed.wait()
+
+    async def start(self) -> None:
+        """Listen on a free port of 127.0.0.1."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Connection(self), "127.0.0.1", 0, ssl=self._tls)
+
+    async def aclose(self) -> None:
+        """Stop listening and drop every connection."""
+        if self._server is None:
+            return
+        self._server.close()
+        for connection in list(self._connections):
+            connection.abort()
+        await self.wait_for(lambda server: not server.connections_open)
+        await self._server.wait_closed()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    def _answer(self, request: RecordedRequest) -> Answer:
+        self.requests.append(request)
+        answer = self._routes.get(urlsplit(request.path).path)
+        if answer is None:
+            answer = (self._queue.pop(0) if len(self._queue) > 1 else self._queue[0]) if self._queue else self._default
+        self._changed.set()
+        return answer if isinstance(answer, Answer) else answer(request)
+
+
+class _Connection(asyncio.Protocol):
+    """One client connection: it reads requests, one at a time, and plays their answers."""
+
+    def __init__(self, server: ScriptedServer) -> None:
+        self._server = server
+        self._received = bytearray()
+        self._playing: asyncio.Task[None] | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._server.connections_total += 1
+        self._server._connections.add(self)
+        self._server._changed.set()
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        self._begin_answer()
+
+    def eof_received(self) -> bool:
+        self._leave()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._leave()
+        self._writable.set()
+        self._server._connections.discard(self)
+        self._server._changed.set()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def abort(self) -> None:
+        assert self._transport is not None
+        self._transport.abort()
+
+    def _leave(self) -> None:
+        if self._playing is not None and not self._playing.done():
+            self._server.answers_abandoned += 1
+            self._playing.cancel()
+
+    def _begin_answer(self) -> None:
+        if self._playing is None and (request := self._take_request()) is not None:
+            self._playing = asyncio.get_running_loop().create_task(self._play(self._server._answer(request)))
+            self._playing.add_done_callback(self._end_answer)
+
+    def _end_answer(self, task: asyncio.Task[None]) -> None:
+        self._playing = None
+        self._server._changed.set()
+        if not task.cancelled():
+            task.result()
+            self._begin_answer()
+
+    def _take_request(self) -> RecordedRequest | None:
+        end = self._received.find(b"\r\n\r\n")
+        if end < 0:
+            return None
+        request_line, *lines = self._received[:end].decode("latin-1").split("\r\n")
+        headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        start, length = end + 4, int(headers.get("content-length", "0"))
+        if len(self._received) < start + length:
+            return None
+        body = bytes(self._received[start : start + length])
+        del self._received[: start + length]
+        method, path, _ = request_line.split(" ", 2)
+        return RecordedRequest(method, path, headers, body)
+
+    async def _play(self, answer: Answer) -> None:
+        transport = self._transport
+        assert transport is not None
+        if answer.head_delay:
+            await asyncio.sleep(answer.head_delay)
+        transport.write(_head(answer))
+        for step in answer.steps:
+            match step:
+                case bytes():
+                    transport.write(b"%x\r\n%b\r\n" % (len(step), step) if answer.framing == "chunked" and step else step)
+                    await self._writable.wait()
+                    await asyncio.sleep(0)
+                case Pause(seconds):
+                    await asyncio.sleep(seconds)
+                case Stall():
+                    await asyncio.get_running_loop().create_future()
+                case Cut():
+                    transport.close()
+                    return
+                case Reset():
+                    self._reset()
+                    return
+        if answer.framing == "chunked":
+            transport.write(b"0\r\n\r\n")
+        elif answer.framing == "close":
+            transport.close()
+
+    def _reset(self) -> None:
+        assert self._transport is not None
+        raw = self._transport.get_extra_info("socket")
+        with contextlib.suppress(OSError):  # the peer may have left first
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._transport.abort()
+
+
+def _head(answer: Answer) -> bytes:
+    headers = dict(answer.headers)
+    if answer.framing == "chunked":
+        headers["Transfer-Encoding"] = "chunked"
+    elif answer.framing == "length":
+        headers["Content-Length"] = str(sum(len(step) for step in answer.steps if isinstance(step, bytes)))
+    else:
+        headers["Connection"] = "close"
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    return f"HTTP/1.1 {answer.status} Scripted\r\n{lines}\r\n".encode("latin-1")
