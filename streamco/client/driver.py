@@ -1,0 +1,302 @@
+"""Runs a session machine on asyncio: events in, commands out.
+
+While several endpoints are at work, or tokens are released at a pace, each endpoint's stream is read by a task of its own and a loop
+timer serves the machine's deadlines. Once the winner is alone and nothing is timed, the reader's own task reads it directly: no task
+switch and no wake-up stands between the socket and the reader, and a reader that pauses slows the endpoint down by TCP or by the engine's
+full ring.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Mapping
+
+from streamco.chunks import ChatCompletionChunk
+from streamco.commands import CancelStream, Command, DeliverTokens, FailDelivery, FinishDelivery, OpenStream
+from streamco.core.session import SessionMachine
+from streamco.endpoints.base import Endpoint, EndpointStream, Request
+from streamco.errors import ConcurrentRead, EndpointError, EndpointProtocolError, StreamClosed, StreamcoError
+from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed
+
+__all__ = ["Batch", "SessionDriver"]
+
+Batch = tuple[str, list[ChatCompletionChunk], float]
+"""Endpoint name, chunks, when they were delivered (seconds, the driver's clock)."""
+
+
+class SessionDriver:
+    """One session's IO.
+
+    Args:
+        machine: not started yet.
+        endpoints: by name, every leg of the machine's plan.
+        request: what they are asked.
+        unread: chunks delivered and not read, or tokens held for the pace, beyond which endpoints are not read on.
+        on_over: called once when the session and all its work have ended.
+        clock: seconds, monotonic; the loop's own is truncated to milliseconds on uvloop.
+        log: collects (now, event or None, commands) of every step, for replay.
+    """
+
+    def __init__(
+        self,
+        machine: SessionMachine,
+        endpoints: Mapping[str, Endpoint],
+        request: Request,
+        *,
+        unread: int = 4096,
+        on_over: Callable[[SessionDriver], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        log: list[tuple[float, Event | None, list[Command]]] | None = None,
+    ) -> None:
+        self.machine = machine
+        self.request = request
+        self._endpoints = endpoints
+        self._unread_limit = unread
+        self._on_over = on_over
+        self._clock = clock
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._batches: deque[Batch] = deque()
+        self._unread = 0
+        self._streams: dict[str, EndpointStream] = {}
+        self._pumps: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed: float | None = None
+        self._direct: tuple[str, EndpointStream] | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self._room: asyncio.Future[None] | None = None
+        self._is_reading = False
+        self._has_left = False
+        self._has_finished = False
+        self._error: StreamcoError | None = None
+        self._is_over = False
+
+    # For the reader
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of this session is at work any more."""
+        return self._is_over
+
+    def start(self) -> None:
+        """Begin: opens what the plan opens at once."""
+        now = self._clock()
+        self.machine.start(now=now)
+        self._carry_out(None, now)
+
+    async def next_batch(self) -> Batch | None:
+        """Wait for the next delivery; None: the answer is complete. Cancelling loses nothing.
+
+        Raises:
+            StreamcoError: the answer failed; everything that came before has been handed out.
+            StreamClosed: the session was closed.
+            ConcurrentRead: another task is waiting here.
+        """
+        batches = self._batches
+        if not batches:
+            if self._is_reading:
+                raise ConcurrentRead("expected one reader at a time, got a second read while one waits")
+            self._is_reading = True
+            try:
+                await self._wait()
+            finally:
+                self._is_reading = False
+        if batches:
+            batch = batches.popleft()
+            self._unread -= len(batch[1])
+            if self._room is not None and self._unread <= self._unread_limit // 2:
+                self._make_room()
+            return batch
+        if self._error is not None:
+            raise self._error
+        if self._has_left:
+            raise StreamClosed("expected an open stream, got a read after it was closed")
+        return None
+
+    async def peek(self) -> None:
+        """Wait until something was delivered or the answer has ended, without taking it.
+
+        Raises:
+            StreamcoError: the answer failed before anything was delivered.
+        """
+        if not self._batches:
+            await self._wait()
+        if not self._batches and self._error is not None:
+            raise self._error
+
+    async def aclose(self) -> None:
+        """Stop all work of this session and wait for its end; idempotent."""
+        self.leave()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def leave(self) -> None:
+        """Stop all work of this session without waiting; must run in the loop's thread."""
+        if not self._has_left and not self._is_over:
+            self._has_left = True
+            self._batches.clear()
+            self._unread = 0
+            self._direct = None
+            self._step(ReaderLeft())
+            self._make_room()
+            self._wake_reader()
+
+    def leave_soon(self) -> None:
+        """``leave`` from anywhere, a finaliser in another thread included; does nothing once the loop is closed."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.leave)
+
+    # The machine's clockwork
+
+    def _step(self, event: Event) -> None:
+        now = self._clock()
+        self.machine.receive(event, now=now)
+        self._carry_out(event, now)
+
+    def _on_deadline(self) -> None:
+        self._timer = None
+        now = self._clock()
+        if self._armed is not None and now < self._armed:  # uvloop's timers may fire up to a millisecond early
+            self._arm(now)
+            return
+        self.machine.handle_deadline(now=now)
+        self._carry_out(None, now)
+        if self._room is not None and self.machine.buffered <= self._unread_limit // 2:
+            self._make_room()
+
+    def _carry_out(self, event: Event | None, now: float) -> None:
+        commands = self.machine.take_commands()
+        if self._log is not None:
+            self._log.append((now, event, commands))
+        for command in commands:
+            if command.__class__ is DeliverTokens:
+                if not self._has_left:
+                    self._batches.append((command.source, command.chunks, now))
+                    self._unread += len(command.chunks)
+            else:
+                self._obey(command)
+        if commands and self._reader is not None:
+            self._wake_reader()
+        self._arm(now)
+        if self.machine.is_over and not self._is_over:
+            self._end_if_idle()
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case OpenStream(source):
+                self._streams[source] = self._endpoints[source].open(self.request)
+                self._pumps[source] = self._spawn(self._pump(source), f"streamco read {source}")
+            case CancelStream(source):
+                self._spawn(self._cancel(source), f"streamco cancel {source}")
+            case FinishDelivery():
+                self._has_finished = True
+            case FailDelivery(error):
+                self._error = error
+                self._has_finished = True
+
+    def _arm(self, now: float) -> None:
+        deadline = self.machine.next_deadline()
+        if self._timer is not None:
+            if deadline == self._armed:
+                return
+            self._timer.cancel()
+            self._timer = None
+        self._armed = deadline
+        if deadline is not None:
+            self._timer = self._loop.call_later(max(0.0, deadline - now), self._on_deadline)
+
+    # Reading endpoints
+
+    async def _pump(self, source: str) -> None:
+        """Read one endpoint until it ends, or until its reader can do so itself."""
+        stream = self._streams[source]
+        while True:
+            event = await self._receive(source, stream)
+            self._step(event)
+            if isinstance(event, StreamEnded | StreamFailed):
+                return
+            if self.machine.is_direct and not self._has_left:
+                self._direct = source, stream
+                self._wake_reader()
+                return
+            if self._unread > self._unread_limit or self.machine.buffered > self._unread_limit:
+                await self._wait_for_room()
+
+    async def _receive(self, source: str, stream: EndpointStream) -> Event:
+        try:
+            return await stream.receive()
+        except EndpointError as error:
+            return StreamFailed(source, error)
+        except Exception as error:  # noqa: BLE001  a bug in an endpoint must reach the reader as an error, not as silence
+            failure = EndpointProtocolError(f"expected an event or an EndpointError, got {error!r}", endpoint=source)
+            failure.__cause__ = error
+            return StreamFailed(source, failure)
+
+    async def _cancel(self, source: str) -> None:
+        pump, stream = self._pumps[source], self._streams[source]
+        if not pump.done():
+            pump.cancel()
+            await asyncio.wait([pump])
+        try:
+            await stream.cancel()
+        except EndpointError as error:
+            self._step(StreamFailed(source, error))
+        else:
+            self._step(StreamCancelled(source))
+
+    async def _wait(self) -> None:
+        """Until there is something to read or an end."""
+        while not self._batches and not self._has_finished and not self._has_left:
+            if self._direct is None:
+                self._reader = self._loop.create_future()
+                try:
+                    await self._reader
+                finally:
+                    self._reader = None
+                continue
+            direct = self._direct
+            source, stream = direct
+            event = await self._receive(source, stream)
+            if self._direct is not direct:  # closed by another task in the meantime
+                return
+            self._step(event)
+
+    # Small helpers
+
+    def _spawn(self, coroutine: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+        task = self._loop.create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._loop.call_exception_handler({"message": "streamco session task failed", "exception": error, "task": task})
+        self._end_if_idle()
+
+    def _end_if_idle(self) -> None:
+        if self._is_over or self._tasks or not self.machine.is_over:
+            return
+        self._is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._on_over is not None:
+            self._on_over(self)
+
+    def _wake_reader(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def _make_room(self) -> None:
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+
+    async def _wait_for_room(self) -> None:
+        if self._room is None or self._room.done():
+            self._room = self._loop.create_future()
+        await asyncio.shield(self._room)  # shared by the legs: cancelling one of them must not cancel it

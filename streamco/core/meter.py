@@ -1,0 +1,104 @@
+"""What the reader got, as numbers: the same code live and in the simulator.
+
+A virtual reader begins with the first token and takes ``rate`` tokens per second: token n is expected at ``t_first + n / rate`` and seen
+at the later of that and its delivery (DiSCo 2.2 and Table 3; the timeline of Andes). A token is delayed when it is delivered after it is
+expected.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from msgspec import Struct
+
+from streamco.config import READING
+
+__all__ = ["Meter", "Quality"]
+
+_ROUNDING = 1e-9  # seconds; n / rate is not exact
+
+
+class Quality(Struct, frozen=True, kw_only=True):
+    """Smoothness of one answer at the virtual reader.
+
+    Args:
+        tbt_p50: median time between tokens, seconds; None below two tokens.
+        tbt_p99: its 99th percentile, seconds.
+        delayed_tokens: tokens delivered after they were expected (``delay_num`` of Table 3).
+        stalls: how often the reader had to wait: runs of delayed tokens.
+        score: 1 minus the share of the reader's time lost to delay, in [0, 1]; 1: never waited.
+    """
+
+    tbt_p50: float | None
+    tbt_p99: float | None
+    delayed_tokens: int
+    stalls: int
+    score: float
+
+
+class Meter:
+    """Collects deliveries: one entry a batch, whatever its size.
+
+    Args:
+        rate: tokens per second of the virtual reader.
+    """
+
+    def __init__(self, rate: float = READING) -> None:
+        self.rate = rate
+        self.tokens = 0
+        self._times: list[float] = []
+        self._counts: list[int] = []
+
+    def record(self, tokens: int, *, now: float) -> None:
+        """``tokens`` were delivered at ``now`` (seconds, not before the last call's)."""
+        self.tokens += tokens
+        self._times.append(now)
+        self._counts.append(tokens)
+
+    @property
+    def first(self) -> float | None:
+        """When the first token was delivered."""
+        return self._times[0] if self._times else None
+
+    @property
+    def last(self) -> float | None:
+        """When the newest token was delivered."""
+        return self._times[-1] if self._times else None
+
+    def quality(self) -> Quality:
+        """The figures so far."""
+        gaps: dict[float, int] = {}
+        delayed = stalls = 0
+        lost = 0.0
+        if not self._times:
+            return Quality(tbt_p50=None, tbt_p99=None, delayed_tokens=0, stalls=0, score=1.0)
+        first, period = self._times[0], 1.0 / self.rate
+        position, seen, was_late = 0, first, False
+        for time, count in zip(self._times, self._counts, strict=True):
+            for _ in range(count):
+                expected = first + position * period
+                is_late = time > expected + _ROUNDING
+                moment = time if is_late else expected
+                if position:
+                    gap = round(moment - seen, 9)
+                    gaps[gap] = gaps.get(gap, 0) + 1
+                if is_late:
+                    delayed += 1
+                    lost += time - expected
+                    stalls += not was_late
+                was_late, seen, position = is_late, moment, position + 1
+        # Andes: the area between the expected and the actual reading curve, over the area under the expected one up to the same end.
+        whole = lost + period * position * (position - 1) / 2
+        score = 1.0 - lost / whole if whole else 1.0
+        return Quality(tbt_p50=_quantile(gaps, 0.5), tbt_p99=_quantile(gaps, 0.99), delayed_tokens=delayed, stalls=stalls, score=score)
+
+
+def _quantile(gaps: dict[float, int], share: float) -> float | None:
+    """The smallest gap that at least ``share`` of all gaps do not exceed."""
+    if not gaps:
+        return None
+    values = sorted(gaps)
+    totals = [0]
+    for value in values:
+        totals.append(totals[-1] + gaps[value])
+    return values[bisect_left(totals, share * totals[-1], lo=1) - 1]

@@ -1,0 +1,158 @@
+"""The token buffer between producer and reader (DiSCo 4.3, "token buffer"; 2.2 for the rates).
+
+The reader's timeline is fixed by the first token: token n is due at ``t_first + n / rate``, so lateness never adds up. A token that could
+not be released when it was due (the buffer was empty) goes out on arrival; those behind it follow at ``catch_up`` times the rate until
+the timeline is reached again, so a burst after a stall is smoothed instead of dumped. The first token is never held back.
+
+A server's chunk may hold a whole burst of tokens. Such a chunk is cut at word ends, so that the pace holds within it; the pieces together
+are the chunk again, and what else it carried (finish reason, usage) rides on the last piece. Chunks without content keep their place
+between tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+
+from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice
+
+__all__ = ["Pacer", "split_chunk", "weigh_chunk"]
+
+# Chinese, Japanese and Korean write no spaces: there a character is a word, with what modifies it.
+_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
+_WORD = re.compile(rf"\s*(?:[{_CJK}][\ufe00-\ufe0f\u3099\u309a]*|[^\s{_CJK}]+)(?:\s+$)?|\s+")
+_CHARACTERS_A_TOKEN = 4  # OpenAI's rule of thumb for English text
+_LONGEST_TOKEN = 12  # characters; nearly every single token of cl100k is shorter
+
+
+def _estimate(text: str) -> int:
+    return 1 if len(text) <= _LONGEST_TOKEN else round(len(text) / _CHARACTERS_A_TOKEN)
+
+
+def weigh_chunk(chunk: ChatCompletionChunk) -> int:
+    """How many tokens of the reader's time a chunk takes; 0 when it has nothing to read."""
+    weight = 0
+    for choice in chunk.choices:
+        if choice.token_ids:
+            weight += len(choice.token_ids)
+            continue
+        delta = choice.delta
+        for text in (delta.content, delta.reasoning_content or delta.reasoning, delta.refusal):
+            if text:
+                weight += _estimate(text)
+        if delta.tool_calls or delta.function_call:
+            weight += 1
+    return weight
+
+
+def split_chunk(chunk: ChatCompletionChunk) -> list[ChatCompletionChunk]:
+    """Cut a chunk of plain text at word ends; anything else comes back whole.
+
+    The concatenated content of the pieces is the chunk's content. Log-probabilities and token ids belong to their text, so a chunk that has
+    them stays whole.
+    """
+    if len(chunk.choices) != 1:
+        return [chunk]
+    choice = chunk.choices[0]
+    delta = choice.delta
+    content, thinking = delta.content, delta.reasoning_content or delta.reasoning
+    text = content or thinking
+    if (
+        not text
+        or (content and thinking)
+        or choice.logprobs is not None
+        or choice.token_ids
+        or delta.tool_calls
+        or len(text) <= _LONGEST_TOKEN
+    ):
+        return [chunk]
+    words = _WORD.findall(text)
+    if len(words) < 2:
+        return [chunk]
+    pieces = [_piece(chunk, word, is_content=bool(content)) for word in words]
+    pieces[0].choices[0].delta.role = delta.role
+    last = pieces[-1]
+    last.choices[0].finish_reason = choice.finish_reason
+    last.usage = chunk.usage
+    return pieces
+
+
+def _piece(chunk: ChatCompletionChunk, text: str, *, is_content: bool) -> ChatCompletionChunk:
+    if is_content:
+        delta = ChoiceDelta(content=text)
+    else:
+        name_is_long = chunk.choices[0].delta.reasoning_content is not None
+        delta = ChoiceDelta(reasoning_content=text) if name_is_long else ChoiceDelta(reasoning=text)
+    return ChatCompletionChunk(
+        id=chunk.id,
+        choices=[ChunkChoice(delta=delta, index=chunk.choices[0].index)],
+        created=chunk.created,
+        model=chunk.model,
+        object=chunk.object,
+        system_fingerprint=chunk.system_fingerprint,
+        service_tier=chunk.service_tier,
+    )
+
+
+class Pacer:
+    """Holds chunks until they are due.
+
+    Args:
+        rate: tokens per second at the reader, > 0.
+        catch_up: how many times faster than ``rate`` overdue tokens may follow one another, >= 1.
+    """
+
+    def __init__(self, rate: float, *, catch_up: float = 2.0) -> None:
+        self._period = 1.0 / rate
+        self._closest = self._period / catch_up
+        self._slots: deque[tuple[int, str, ChatCompletionChunk]] = deque()
+        self._first: float | None = None  # release time of the first token
+        self._released = 0  # tokens
+        self._last = 0.0  # scheduled release of the newest token
+        self._last_weight = 0
+        self._starved = False
+        self.buffered = 0
+        """Tokens held."""
+
+    def feed(self, source: str, chunks: list[ChatCompletionChunk], *, now: float) -> None:
+        """Put chunks behind what is held."""
+        if not self.buffered and self._first is not None:
+            self._starved = True
+        for chunk in chunks:
+            for piece in split_chunk(chunk):
+                weight = weigh_chunk(piece)
+                if self._first is None and weight:
+                    self._first = self._last = now
+                self._slots.append((weight, source, piece))
+                self.buffered += weight
+        if self._starved and self.buffered:
+            self._starved = False
+            self._last = max(self._last, now - self._closest * self._last_weight)
+
+    def next_due(self) -> float | None:
+        """When the next chunk may go out; None when nothing is held."""
+        if not self._slots:
+            return None
+        if self._first is None or not self._slots[0][0]:
+            return self._last
+        return max(self._first + self._released * self._period, self._last + self._closest * self._last_weight)
+
+    def release(self, *, now: float) -> list[tuple[str, ChatCompletionChunk]]:
+        """Take out what is due, in order."""
+        released: list[tuple[str, ChatCompletionChunk]] = []
+        while (due := self.next_due()) is not None and due <= now:
+            weight, source, chunk = self._slots.popleft()
+            if weight:
+                self._last, self._last_weight = due, weight
+                self._released += weight
+                self.buffered -= weight
+            released.append((source, chunk))
+        return released
+
+    def flush(self) -> list[tuple[str, ChatCompletionChunk]]:
+        """Take out everything, due or not."""
+        released = [(source, chunk) for _, source, chunk in self._slots]
+        self._slots.clear()
+        self._released += self.buffered
+        self.buffered = 0
+        return released

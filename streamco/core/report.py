@@ -1,0 +1,90 @@
+"""What a caller is told about an answer: figures only, no text and no keys, ready for JSON."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct, field
+
+from streamco.core.meter import Quality
+
+__all__ = ["DispatchReport", "EndpointReport", "Outcome", "Report"]
+
+Outcome = Literal["won", "lost", "failed", "not started"]
+
+
+class DispatchReport(Struct, frozen=True, kw_only=True):
+    """What was decided before anything started.
+
+    Args:
+        policy: its name.
+        constraint: the side whose work the budget limits; None: no budget applies.
+        device_wait: seconds after the request; None: only if the other side fails.
+        server_wait: likewise.
+        reason: in words, also why a side was not eligible or the budget said no.
+        prompt_tokens: prompt length the decision was made for (tokens, the device's where known).
+        budget: allowed share of prompt tokens that the constrained side may process, 0 to 1.
+        budget_share: realised share of this client so far; None before the first request.
+    """
+
+    policy: str
+    constraint: str | None
+    device_wait: float | None
+    server_wait: float | None
+    reason: str
+    prompt_tokens: int
+    budget: float
+    budget_share: float | None
+
+
+class EndpointReport(Struct, frozen=True, kw_only=True):
+    """One endpoint's part.
+
+    Args:
+        opened: seconds after the request; None: not started.
+        ttft: seconds from opening to its first content token; None: it did not come that far.
+        completion_tokens: what it produced, tokens the reader never saw included.
+        is_estimated: the token counts are estimates (cancelled streams send no usage).
+        cost_usd: None where no prices are known.
+        energy_j: joules by the FLOPs model; None for servers.
+    """
+
+    name: str
+    kind: str
+    outcome: Outcome
+    opened: float | None = None
+    ttft: float | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    is_estimated: bool = False
+    cost_usd: float | None = None
+    energy_j: float | None = None
+    error: str | None = None
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """One answer, in figures; times in seconds.
+
+    Args:
+        winner: the endpoint whose tokens the reader got; None while undecided.
+        ttft: from the request to the first token at the reader.
+        duration: from the request to the end of the delivery.
+        tokens: delivered to the reader.
+        tokens_per_second: delivery rate after the first token; None below two tokens.
+        cost_usd: all endpoints together; None when one that worked has no known price.
+        wasted_tokens: completion tokens that nobody read.
+    """
+
+    winner: str | None
+    ttft: float | None
+    duration: float
+    tokens: int
+    tokens_per_second: float | None
+    finish_reason: str | None
+    dispatch: DispatchReport
+    endpoints: list[EndpointReport] = field(default_factory=list)
+    quality: Quality
+    cost_usd: float | None = None
+    energy_j: float | None = None
+    wasted_tokens: int = 0
+    is_final: bool = False
