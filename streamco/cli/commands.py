@@ -1,0 +1,150 @@
+"""The lines of a chat that begin with a slash: their names, their arguments, and what to say about a wrong one."""
+
+from __future__ import annotations
+
+import difflib
+
+from msgspec import Struct
+
+from streamco.config import Pace, parse_pace
+from streamco.errors import ConfigError
+
+__all__ = [
+    "COMMANDS",
+    "POLICIES",
+    "Call",
+    "Command",
+    "CommandError",
+    "help_lines",
+    "parse_budget",
+    "parse_line",
+    "parse_pace_text",
+    "parse_policy",
+]
+
+POLICIES = ("auto", "device_constrained", "server_constrained", "optimal", "stochastic", "device_only", "server_only")
+
+
+class Command(Struct, frozen=True):
+    """One command: what it is called, what follows it (for people), what it does."""
+
+    name: str
+    argument: str
+    help: str
+
+
+class Call(Struct, frozen=True):
+    """A command somebody typed. ``argument`` is "" when there was none."""
+
+    name: str
+    argument: str
+
+
+class CommandError(ValueError):
+    """A line can't be understood; the text says what would be."""
+
+
+COMMANDS = (
+    Command("help", "", "show this list"),
+    Command("new", "", "forget the conversation and begin a new one"),
+    Command("system", "[TEXT|off]", "show or set the system message"),
+    Command("report", "", "show the whole report of the last answer"),
+    Command("pace", "[N|reading|listening|off]", "show or set how fast text appears, in tokens per second"),
+    Command("budget", "[0..1]", "show or set the share of prompt tokens the constrained side may process"),
+    Command("policy", "[NAME]", "show or set who answers: " + ", ".join(POLICIES)),
+    Command("save", "FILE", "write the conversation to a Markdown file"),
+    Command("quit", "", "leave (so does Ctrl-D)"),
+)
+NAMES = tuple(command.name for command in COMMANDS)
+ALIASES = {"exit": "quit", "bye": "quit", "q": "quit", "?": "help", "reset": "new", "clear": "new"}
+
+
+def parse_line(line: str) -> Call | None:
+    """The command a line holds, or None when it is a prompt. ``//text`` is a prompt that begins with a slash.
+
+    Any unambiguous beginning of a name will do.
+
+    Raises:
+        CommandError: it begins with a slash and is no command.
+    """
+    if not line.startswith("/") or line.startswith("//"):
+        return None
+    typed, _, argument = line[1:].strip().partition(" ")
+    return Call(_resolve(typed.lower()), argument.strip())
+
+
+def _resolve(typed: str) -> str:
+    name = ALIASES.get(typed, typed)
+    if name in NAMES:
+        return name
+    matches = [candidate for candidate in NAMES if typed and candidate.startswith(typed)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise CommandError(f"/{typed} could be {' or '.join('/' + match for match in matches)}")
+    near = difflib.get_close_matches(typed, [*NAMES, *ALIASES], n=1, cutoff=0.5)
+    hint = f"did you mean /{near[0]}?" if near else "/help lists them all"
+    raise CommandError(f"unknown command /{typed}: {hint} (to send a line that begins with a slash, write two)")
+
+
+def help_lines() -> list[tuple[str, str]]:
+    """(what to type, what it does) of every command and key."""
+    commands = [(f"/{command.name} {command.argument}".rstrip(), command.help) for command in COMMANDS]
+    keys = [
+        ("Enter", "send"),
+        ("Alt-Enter", "new line (so does a backslash at the end of the line)"),
+        ("Ctrl-C", "stop the answer; what was said so far stays in the conversation"),
+        ("Up, Ctrl-R", "earlier prompts"),
+        ("//text", "a prompt that begins with a slash"),
+    ]
+    return commands + keys
+
+
+def parse_pace_text(text: str) -> Pace:
+    """A pace as people type it: ``off``, ``reading``, ``listening`` or tokens per second.
+
+    Raises:
+        ConfigError: none of these.
+    """
+    word = text.strip().lower()
+    if word in {"off", "none", "0"}:
+        return None
+    try:
+        pace: Pace = float(word)
+    except ValueError:
+        pace = word
+    try:
+        parse_pace(pace)
+    except ConfigError:
+        raise ConfigError(f"pace: expected off, reading, listening or tokens per second above 0, got {text!r}") from None
+    return pace
+
+
+def parse_budget(text: str) -> float:
+    """A budget as people type it: ``0.3`` or ``30%``.
+
+    Raises:
+        ConfigError: not a share from 0 to 1.
+    """
+    word = text.strip()
+    try:
+        share = float(word.removesuffix("%")) / (100 if word.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0.0 <= share <= 1.0:
+        raise ConfigError(f"budget: expected a share from 0 to 1, such as 0.3 or 30%, got {text!r}")
+    return share
+
+
+def parse_policy(text: str) -> str:
+    """A policy's name; hyphens will do for underscores.
+
+    Raises:
+        ConfigError: there is no such policy.
+    """
+    name = text.strip().lower().replace("-", "_")
+    if name in POLICIES:
+        return name
+    near = difflib.get_close_matches(name, POLICIES, n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    raise ConfigError(f"policy: expected one of {', '.join(POLICIES)}, got {text!r}{hint}")

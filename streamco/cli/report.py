@@ -1,0 +1,123 @@
+"""A report for people: one line under an answer, or all of it as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from streamco.core.report import EndpointReport, Report
+
+__all__ = ["Section", "format_joules", "format_seconds", "format_usd", "report_sections", "sections_to_text", "summary"]
+
+
+class Section(Struct, frozen=True):
+    """A table: its title, the heads of its columns (none: label and value), its rows."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+def format_seconds(seconds: float | None) -> str:
+    """A time for people; "-" for none."""
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1000:.0f} ms" if seconds < 0.9995 else f"{seconds:.2f} s"
+
+
+def format_usd(dollars: float | None) -> str:
+    """A cost for people: two digits that mean something, however small it is; "unknown" for none."""
+    if dollars is None:
+        return "unknown"
+    if dollars == 0 or dollars >= 0.01:
+        return f"${dollars:.4f}".rstrip("0").rstrip(".") if dollars else "$0"
+    places = next(places for places in range(3, 15) if dollars >= 10**-places or places == 14)
+    return f"${dollars:.{places + 1}f}"
+
+
+def format_joules(joules: float | None) -> str:
+    """Energy for people; "-" for none."""
+    return "-" if joules is None else f"{joules:.2g} J" if joules < 10 else f"{joules:.0f} J"
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+def summary(report: Report, *, is_stopped: bool = False) -> str:
+    """The answer in one line."""
+    parts = [f"{report.winner or 'nobody'} answered", f"first token {format_seconds(report.ttft)}"]
+    if report.tokens_per_second is not None:
+        parts.append(f"{report.tokens_per_second:.1f} tokens/s")
+    parts += [f"{report.tokens} tokens", format_usd(report.cost_usd) if report.cost_usd is not None else "cost unknown"]
+    if is_stopped:
+        parts.append("stopped")
+    return " · ".join(parts)
+
+
+def report_sections(report: Report) -> list[Section]:
+    """The whole report as tables."""
+    return [_answer_section(report), _dispatch_section(report), _endpoint_section(report.endpoints)]
+
+
+def _answer_section(report: Report) -> Section:
+    quality = report.quality
+    rows = [
+        ("answered by", report.winner or "nobody"),
+        ("first token after", format_seconds(report.ttft)),
+        ("whole answer after", format_seconds(report.duration)),
+        ("tokens", f"{report.tokens} ({report.tokens_per_second:.1f}/s)" if report.tokens_per_second else str(report.tokens)),
+        ("ended because of", report.finish_reason or "-"),
+        ("between tokens, median and p99", f"{format_seconds(quality.tbt_p50)}, {format_seconds(quality.tbt_p99)}"),
+        ("delayed tokens, stalls", f"{quality.delayed_tokens}, {quality.stalls}"),
+        ("smoothness (1: the reader never waited)", f"{quality.score:.3f}"),
+        ("cost", format_usd(report.cost_usd)),
+        ("energy on this device", format_joules(report.energy_j)),
+        ("tokens nobody read", str(report.wasted_tokens)),
+    ]
+    return Section("answer", (), list(rows))
+
+
+def _dispatch_section(report: Report) -> Section:
+    dispatch = report.dispatch
+    rows = [
+        ("policy", dispatch.policy),
+        ("why", dispatch.reason),
+        ("device starts", _start(dispatch.device_wait)),
+        ("server starts", _start(dispatch.server_wait)),
+        ("prompt", f"{dispatch.prompt_tokens} tokens"),
+        ("constrained side", dispatch.constraint or "none"),
+        ("its budget, its share so far", f"{_share(dispatch.budget)}, {_share(dispatch.budget_share)}"),
+    ]
+    return Section("who starts when", (), list(rows))
+
+
+def _start(wait: float | None) -> str:
+    if wait is None:
+        return "only if the other side fails"
+    return "at once" if wait == 0 else f"after {format_seconds(wait)}"
+
+
+def _endpoint_section(endpoints: Sequence[EndpointReport]) -> Section:
+    heads = ("endpoint", "outcome", "opened at", "first token", "prompt", "made", "cost", "energy")
+    rows: list[tuple[str, ...]] = []
+    for part in endpoints:
+        about = "~" if part.is_estimated else ""
+        counts = (f"{about}{part.prompt_tokens}", f"{about}{part.completion_tokens}")
+        times = (format_seconds(part.opened), format_seconds(part.ttft))
+        rows.append((part.name, part.outcome, *times, *counts, format_usd(part.cost_usd), format_joules(part.energy_j)))
+    rows += [(f"{part.name}: {part.error}",) for part in endpoints if part.error]
+    return Section("endpoints", heads, rows)
+
+
+def sections_to_text(sections: Sequence[Section]) -> str:
+    """Tables as plain text, columns aligned."""
+    return "\n\n".join("\n".join([section.title, *_aligned(section)]) for section in sections)
+
+
+def _aligned(section: Section) -> list[str]:
+    lines = [section.heads, *section.rows] if section.heads else section.rows
+    columns = [line for line in lines if len(line) > 1]  # a line of one cell runs over all columns
+    widths = [max(len(line[index]) for line in columns) for index in range(len(columns[0]))] if columns else []
+    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)).rstrip() for line in lines]

@@ -1,0 +1,50 @@
+"""Colours of the chat: who made a token is told by a tint that stays readable on dark and on light ground."""
+
+from __future__ import annotations
+
+import os
+
+from msgspec import Struct
+
+from streamco.errors import ConfigError
+
+__all__ = ["THEMES", "Theme", "pick_theme"]
+
+
+class Theme(Struct, frozen=True, kw_only=True):
+    """Styles in rich's notation."""
+
+    name: str
+    device: str
+    server: str
+    thinking: str = "dim italic"
+    quiet: str = "dim"
+    error: str = "bold red"
+    title: str = "bold"
+    inline_code: str = "bold"
+    code: str  # Pygments style; the ansi_* ones leave the ground as it is and follow the terminal's palette
+
+    def tint(self, kind: str) -> str:
+        """Style of text that this kind of endpoint made; "" for an unknown one."""
+        return {"device": self.device, "server": self.server}.get(kind, "")
+
+
+THEMES = {
+    "dark": Theme(name="dark", device="#a9dcb6", server="#a8c7fa", code="ansi_dark"),
+    "light": Theme(name="light", device="#1a6334", server="#1b4b96", code="ansi_light"),
+    "mono": Theme(name="mono", device="", server="", error="bold", code="bw"),
+}
+
+
+def pick_theme(name: str) -> Theme:
+    """The theme of that name; ``auto`` asks the terminal's ``COLORFGBG`` (rxvt's "foreground;background") and else takes dark.
+
+    Raises:
+        ConfigError: there is no such theme.
+    """
+    if name == "auto":
+        ground = os.environ.get("COLORFGBG", "").rpartition(";")[2]
+        name = "light" if ground in {"7", "15"} else "dark"
+    if name not in THEMES:
+        raise ConfigError(f"theme: expected auto, {', '.join(THEMES)}, got {name!r}")
+    return THEMES[name]
