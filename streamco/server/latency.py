@@ -1,0 +1,140 @@
+"""Latency replay: a local answer leaves at the times a measured remote server would have sent it.
+
+Generation runs ahead and ``Holdback`` holds its pieces back. What it keeps to are lower bounds: the first burst leaves no sooner than
+the sampled time to first token after the request began, each later one no sooner than the sampled gap after the one before. Where the
+model is slower than the profile, its own times show; since generation goes on while a burst is held, the rate is the slower of the two
+and not their sum.
+
+Real servers send in bursts: one network read brings several chunks (two or three at OpenAI, some fifteen behind Azure's content filter),
+then nothing for a while. A gap here is the silence between bursts, and a burst leaves whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+from random import Random
+from typing import Literal
+
+from msgspec import Struct
+
+from streamco.engines.base import GenerationEnd, TextPiece
+from streamco.errors import ConfigError
+
+__all__ = ["Holdback", "LatencyProfile", "quantile"]
+
+
+class LatencyProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Measured behaviour of a streaming server, as samples or evenly spaced quantiles (a sorted sample is both).
+
+    Args:
+        name: what the profile describes.
+        source: who measured it, and where it is published.
+        license: of the measurements.
+        ttft_s: seconds from request to first text.
+        gap_s: seconds of silence between two bursts.
+        gap_of: ``burst``: every gap is drawn anew; ``request``: one gap is drawn a request (for traces that hold only each request's mean).
+        burst_chunks: how many chunks arrive together.
+        note: what a reader of the figures should know.
+        kind: ``latency``, so that profiles of different kinds are not mixed up.
+    """
+
+    name: str
+    source: str
+    license: str
+    ttft_s: tuple[float, ...]
+    gap_s: tuple[float, ...] = (0.0,)
+    gap_of: Literal["burst", "request"] = "burst"
+    burst_chunks: tuple[float, ...] = (1.0,)
+    note: str = ""
+    kind: Literal["latency"] = "latency"
+
+    def __post_init__(self) -> None:
+        for field, least in (("ttft_s", 0.0), ("gap_s", 0.0), ("burst_chunks", 1.0)):
+            values = getattr(self, field)
+            if not values or not all(math.isfinite(value) and value >= least for value in values):
+                raise ConfigError(
+                    f"latency profile {self.name}: {field}: expected one or more numbers >= {least:g}, got {list(values)[:5]}"
+                )
+            if any(left > right for left, right in pairwise(values)):
+                raise ConfigError(f"latency profile {self.name}: {field}: expected ascending values")
+
+
+def quantile(table: Sequence[float], share: float) -> float:
+    """The value below which ``share`` (0..1) of the distribution lies; linear between the table's evenly spaced points."""
+    position = share * (len(table) - 1)
+    below = min(int(position), len(table) - 1)
+    above = min(below + 1, len(table) - 1)
+    return table[below] + (table[above] - table[below]) * (position - below)
+
+
+class Holdback:
+    """When the pieces of one answer may leave.
+
+    Args:
+        profile: what to behave like.
+        rng: the dice of this request alone, so that concurrent requests don't change each other's.
+        started: when the request came, in the caller's clock (seconds).
+    """
+
+    def __init__(self, profile: LatencyProfile, rng: Random, started: float) -> None:
+        self._profile = profile
+        self._rng = rng
+        self._due = started + quantile(profile.ttft_s, rng.random())
+        self._gap = quantile(profile.gap_s, rng.random()) if profile.gap_of == "request" else None
+        self._filling: list[TextPiece] = []
+        self._size = self._draw_size()
+        self._bursts: deque[tuple[float, list[TextPiece]]] = deque()
+        self._end: GenerationEnd | None = None
+        self._held = 0
+        self._was_started = False
+
+    @property
+    def held(self) -> int:
+        """Pieces in hand that have not left."""
+        return self._held
+
+    def push(self, pieces: Sequence[TextPiece], end: GenerationEnd | None, now: float) -> None:
+        """Take over what the engine made; ``end`` comes with the last pieces."""
+        self._held += len(pieces)
+        for piece in pieces:
+            self._filling.append(piece)
+            if len(self._filling) == self._size:
+                self._close_burst(now)
+        if end is not None:
+            self._end = end
+            if self._filling:
+                self._close_burst(now)
+
+    def due(self) -> float | None:
+        """When ``pop`` has something next; None: when more has been pushed."""
+        if self._bursts:
+            return self._bursts[0][0]
+        if self._end is None:
+            return None
+        # an empty answer still takes its time, an error is told at once
+        return self._due if self._end.reason in {"stop", "length"} and not self._was_started else 0.0
+
+    def pop(self, now: float) -> tuple[list[TextPiece], GenerationEnd | None]:
+        """What may leave by ``now``; the end comes with or after the last piece."""
+        ready: list[TextPiece] = []
+        while self._bursts and self._bursts[0][0] <= now:
+            ready += self._bursts.popleft()[1]
+        self._held -= len(ready)
+        due = self.due()
+        if self._bursts or due is None or due > now:
+            return ready, None
+        return ready, self._end
+
+    def _close_burst(self, now: float) -> None:
+        self._bursts.append((self._due, self._filling))
+        self._filling = []
+        self._was_started = True
+        gap = quantile(self._profile.gap_s, self._rng.random()) if self._gap is None else self._gap
+        self._due = max(self._due, now) + gap
+        self._size = self._draw_size()
+
+    def _draw_size(self) -> int:
+        return round(quantile(self._profile.burst_chunks, self._rng.random()))

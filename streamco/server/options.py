@@ -1,0 +1,73 @@
+"""Settings of the server."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from msgspec import Struct
+
+from streamco.errors import ConfigError
+from streamco.server.latency import LatencyProfile
+
+__all__ = ["ServeOptions", "is_loopback"]
+
+
+class ServeOptions(Struct, frozen=True, kw_only=True):
+    """How the server listens and what it refuses."""
+
+    host: str = "127.0.0.1"
+    port: int = 0  # 0: any free one
+    api_key: str | None = None  # None: anyone who can connect may ask
+    allow_open: bool = False  # listen beyond loopback without a key; somebody must have said so
+    model: str | None = None  # the name told to clients; None: the engine's
+    max_body_bytes: int = 1 << 20  # a prompt of a million characters is far beyond any context here
+    max_prompt_tokens: int | None = None  # None: what fits the context
+    max_tokens: int | None = None  # most a request may ask for; None: what fits the context
+    max_streams: int = 64  # requests running or queued; one more gets 429
+    retry_after: float = 1.0  # seconds a refused client is asked to wait
+    keepalive: float = 10.0  # seconds of silence before a comment is sent; proxies cut idle connections after 30 to 100
+    reader_timeout: float | None = 60.0  # seconds one write may wait for a reader that does not read, before it is dropped
+    shutdown: float = 5.0  # seconds handlers get to end their streams
+    latency: LatencyProfile | None = None
+    latency_seed: int = 0
+
+    def __post_init__(self) -> None:
+        for field, least in (("port", 0), ("max_body_bytes", 1), ("max_streams", 1), ("retry_after", 0)):
+            if getattr(self, field) < least:
+                raise ConfigError(f"{field}: expected at least {least}, got {getattr(self, field)}")
+        for field in ("max_prompt_tokens", "max_tokens"):
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise ConfigError(f"{field}: expected at least 1, got {value}")
+        for field in ("keepalive", "reader_timeout", "shutdown"):
+            value = getattr(self, field)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{field}: expected seconds > 0, got {value}")
+        if self.api_key is not None and not self.api_key.isascii():
+            raise ConfigError("api_key: expected ASCII, got other characters")
+        if self.api_key == "":
+            raise ConfigError("api_key: expected a key, got an empty text")
+
+    def check_exposure(self) -> None:
+        """Refuse to serve everyone by accident; called before the server listens.
+
+        Raises:
+            ConfigError: the host is not loopback, there is no key and ``allow_open`` is off.
+        """
+        if self.api_key is None and not self.allow_open and not is_loopback(self.host):
+            raise ConfigError(f"host: expected a loopback address while no api key is set, got {self.host}")
+
+    def __repr__(self) -> str:
+        """Without the key: options end up in logs."""
+        shown = ((name, getattr(self, name)) for name in self.__struct_fields__ if name != "api_key")
+        return f"ServeOptions({', '.join(f'{name}={value!r}' for name, value in shown)}, api_key={'***' if self.api_key else None})"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens on ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False  # a name may resolve to anything

@@ -1,0 +1,80 @@
+"""Step times: how long one batch step of a large model takes, imposed on the steps of a small one.
+
+A step's cost is that of one forward pass over its tokens: decoding reads all weights once whatever the number of rows, so it is nearly flat
+in rows; prefill is nearly linear in tokens past the point where arithmetic, not memory, is the limit. A step that does both costs what
+its slower part costs, since both share one pass over the weights (Splitwise, section 4; Sarathi-Serve, section 3).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+from msgspec import Struct
+
+from streamco.errors import ConfigError
+
+__all__ = ["StepTimes"]
+
+Points = tuple[tuple[int, float], ...]
+
+
+class StepTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Seconds of one step as a function of its decode rows and prefill tokens; call it with both.
+
+    Args:
+        name: model and hardware.
+        source: who measured it, and where it is published.
+        license: of the measurements.
+        decode_ms: (rows, milliseconds) points of a step that decodes one token in each row, rows ascending; at least one.
+        prefill_ms: (tokens, milliseconds) points of a step that prefills this many tokens, tokens ascending; may be empty.
+        note: what a reader of the figures should know.
+        kind: ``step_times``, so that profiles of different kinds are not mixed up.
+    """
+
+    name: str
+    source: str
+    license: str
+    decode_ms: Points
+    prefill_ms: Points = ()
+    note: str = ""
+    kind: Literal["step_times"] = "step_times"
+
+    def __post_init__(self) -> None:
+        if not self.decode_ms:
+            raise ConfigError(f"step times {self.name}: decode_ms: expected at least one (rows, milliseconds) point, got none")
+        for field in ("decode_ms", "prefill_ms"):
+            points: Points = getattr(self, field)
+            if any(count < 1 or not math.isfinite(ms) or ms < 0 for count, ms in points):
+                raise ConfigError(f"step times {self.name}: {field}: expected counts >= 1 and milliseconds >= 0")
+            if any(left[0] >= right[0] for left, right in pairwise(points)):
+                raise ConfigError(f"step times {self.name}: {field}: expected ascending counts")
+
+    def __call__(self, rows: int, prefill_tokens: int) -> float:
+        """Seconds of one step.
+
+        Args:
+            rows: sequences that decode one token in this step.
+            prefill_tokens: prompt tokens in the same batch; verifying a draft counts here too.
+        """
+        decode = _interpolate(self.decode_ms, rows) if rows else 0.0
+        if not prefill_tokens:
+            return decode / 1000
+        # a short prefill still reads all the weights: below the first measured point the cost falls to a decode step's, not to zero
+        floor = (1, self.decode_ms[0][1])
+        points = self.prefill_ms if self.prefill_ms and self.prefill_ms[0][0] == 1 else (floor, *self.prefill_ms)
+        return max(decode, _interpolate(points, prefill_tokens + rows)) / 1000
+
+
+def _interpolate(points: Sequence[tuple[int, float]], count: int) -> float:
+    """Linear between the points, the first value before them, the last slope beyond them."""
+    index = bisect_left(points, count, key=lambda point: point[0])
+    if index < len(points) and points[index][0] == count:
+        return points[index][1]
+    if index == 0 or len(points) == 1:
+        return points[0][1]
+    low, high = points[min(index, len(points) - 1) - 1], points[min(index, len(points) - 1)]
+    return low[1] + (high[1] - low[1]) * (count - low[0]) / (high[0] - low[0])
