@@ -1,0 +1,148 @@
+"""An endpoint that plays a script: for tests of applications and of the machines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage
+from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
+from streamco.errors import EndpointError
+from streamco.events import StreamEnded, TokensReceived
+
+__all__ = ["ScriptItem", "ScriptedEndpoint", "ScriptedStream", "text_chunk"]
+
+ScriptItem = str | ChatCompletionChunk | EndpointError | None
+"""Text of one token, a whole chunk, an error to raise, or None: silence until cancelled."""
+
+
+def text_chunk(text: str, *, finish_reason: str | None = None, ids: list[int] | None = None) -> ChatCompletionChunk:
+    """A chunk with this content."""
+    delta = ChoiceDelta(content=text) if text else ChoiceDelta()
+    return ChatCompletionChunk(
+        id="chatcmpl-scripted", model="scripted", choices=[ChunkChoice(delta=delta, finish_reason=finish_reason, token_ids=ids)]
+    )
+
+
+class ScriptedStream:
+    """One run of a script; times are measured from its opening, so a slow reader gets what is overdue at once."""
+
+    def __init__(self, endpoint: ScriptedEndpoint, request: Request) -> None:
+        self.request = request
+        self.is_cancelled = False
+        self.is_released = False
+        self._endpoint = endpoint
+        self._position = 0
+        self._text = ""
+        loop = asyncio.get_running_loop()
+        self._began = loop.time()
+        self._stop = loop.create_future()
+
+    async def receive(self) -> TokensReceived | StreamEnded:
+        """The next scripted item, when its time has come."""
+        script = self._endpoint.script
+        if self._position >= len(script):
+            await self._sleep_until(self._began + self._endpoint.ends_after if self._endpoint.ends_after is not None else None)
+            self._release()
+            return StreamEnded(self._endpoint.name, "stop", self._endpoint.usage)
+        at, item = script[self._position]
+        await self._sleep_until(None if item is None else self._began + at)
+        self._position += 1
+        if isinstance(item, EndpointError):
+            self._release()
+            item.partial = self._text
+            raise item
+        if item is None:
+            raise AssertionError("silence ends by a cancel only")
+        chunk = text_chunk(item) if isinstance(item, str) else item
+        content = "".join(choice.delta.content or choice.delta.reasoning_content or "" for choice in chunk.choices)
+        self._text += content
+        return TokensReceived(self._endpoint.name, [chunk], 1 if content else 0)
+
+    async def cancel(self) -> None:
+        """Stop; a waiting ``receive`` raises."""
+        self.is_cancelled = True
+        if not self._stop.done():
+            self._stop.set_result(None)
+        if self._endpoint.cancel_takes:
+            await asyncio.sleep(self._endpoint.cancel_takes)
+        self._release()
+
+    def _release(self) -> None:
+        if not self.is_released:
+            self.is_released = True
+            self._endpoint.active -= 1
+
+    async def _sleep_until(self, time: float | None) -> None:
+        delay = None if time is None else time - asyncio.get_running_loop().time()
+        if self.is_cancelled or delay is None or delay > 0:
+            await asyncio.wait([self._stop], timeout=delay)
+        if self.is_cancelled:
+            raise EndpointError("expected an open stream, got a read after its cancel", endpoint=self._endpoint.name, partial=self._text)
+
+
+class ScriptedEndpoint:
+    """Answers every request with the same script.
+
+    Args:
+        name: what reports call it.
+        script: (seconds after opening, item) in order; the stream ends properly after the last.
+        kind: which side it plays.
+        cancel_takes: seconds a cancel needs.
+        ends_after: seconds after opening before the end; None with an empty script: never.
+        tokens: prompt length that ``count_tokens`` reports.
+        usage: sent with the end.
+        start_error: raised by ``start``.
+
+    Attributes:
+        streams: every stream that was opened.
+        active: streams that hold their connection or sequence.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        script: Sequence[tuple[float, ScriptItem]] = (),
+        *,
+        kind: Kind = "server",
+        cancel_takes: float = 0.0,
+        ends_after: float | None = None,
+        tokens: int | None = None,
+        usage: CompletionUsage | None = None,
+        prices: TokenPrices | None = None,
+        capabilities: Capabilities | None = None,
+        start_error: EndpointError | None = None,
+    ) -> None:
+        self.name = name
+        self.kind: Kind = kind
+        self.script = list(script)
+        self.cancel_takes = cancel_takes
+        self.ends_after = ends_after if ends_after is not None or not self.script else 0.0
+        self.usage = usage
+        self.prices = prices or TokenPrices()
+        self.capabilities = capabilities or Capabilities()
+        self.streams: list[ScriptedStream] = []
+        self.active = 0
+        self.is_closed = False
+        self._tokens = tokens
+        self._start_error = start_error
+
+    async def start(self) -> None:
+        """Ready at once, or the scripted error."""
+        if self._start_error is not None:
+            raise self._start_error
+
+    def open(self, request: Request) -> ScriptedStream:
+        """Begin the script."""
+        stream = ScriptedStream(self, request)
+        self.streams.append(stream)
+        self.active += 1
+        return stream
+
+    def count_tokens(self, request: Request) -> int | None:
+        """The scripted prompt length."""
+        return self._tokens
+
+    async def aclose(self) -> None:
+        """Nothing to release."""
+        self.is_closed = True
