@@ -1,0 +1,174 @@
+"""Chunks that don't fit OpenAI's types, read for what they still say.
+
+The typed decoder refuses a chunk as a whole when one field has another type. This is the way round it: decode without types, keep
+what can be understood, drop the rest. It costs ten times as much, and only such chunks pay it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, TypeVar
+
+import msgspec
+
+from streamco.chunks import (
+    ChatCompletionChunk,
+    ChoiceDelta,
+    ChunkChoice,
+    CompletionTokensDetails,
+    CompletionUsage,
+    FunctionDelta,
+    PromptTokensDetails,
+    ToolCallDelta,
+)
+
+__all__ = ["build_chunk", "build_usage", "decode_object"]
+
+_Details = TypeVar("_Details", PromptTokensDetails, CompletionTokensDetails)
+
+
+def decode_object(data: bytes) -> Any:
+    """Decode JSON that may hold invalid UTF-8, lone surrogates, NaN or raw control characters.
+
+    Raises:
+        ValueError: it is not JSON at all.
+    """
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        text = data.decode("utf-8", "replace")
+        return _mend(json.loads(text, strict=False))
+
+
+def _mend(value: Any) -> Any:
+    """Replace lone surrogates, which no encoder takes, and join those that an escape had split."""
+    match value:
+        case str():
+            return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        case dict():
+            return {_mend(key): _mend(item) for key, item in value.items()}
+        case list():
+            return [_mend(item) for item in value]
+    return value
+
+
+def build_chunk(value: dict[str, Any]) -> ChatCompletionChunk:
+    """The chunk in a decoded object. Chat deltas, whole messages and the ``text`` of legacy completions all become deltas."""
+    choices = value.get("choices")
+    return ChatCompletionChunk(
+        id=_text(value.get("id")) or "",
+        choices=[_build_choice(choice) for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else [],
+        created=_count(value.get("created")),
+        model=_text(value.get("model")) or "",
+        usage=build_usage(value.get("usage")) or build_usage(_get(value.get("x_groq"), "usage")),
+        system_fingerprint=_text(value.get("system_fingerprint")),
+        service_tier=_text(value.get("service_tier")),
+    )
+
+
+def build_usage(value: Any) -> CompletionUsage | None:
+    """Token counts, None when there are none; counts that are null or of another type are 0."""
+    if not isinstance(value, dict):
+        return None
+    prompt = value.get("prompt_tokens_details")
+    completion = value.get("completion_tokens_details")
+    return CompletionUsage(
+        prompt_tokens=_count(value.get("prompt_tokens")),
+        completion_tokens=_count(value.get("completion_tokens")),
+        total_tokens=_count(value.get("total_tokens")),
+        prompt_tokens_details=_details(PromptTokensDetails, prompt),
+        completion_tokens_details=_details(CompletionTokensDetails, completion),
+    )
+
+
+def _details(kind: type[_Details], value: Any) -> _Details | None:
+    if not isinstance(value, dict):
+        return None
+    return kind(**{name: _count(value[name]) for name in kind.__struct_fields__ if isinstance(value.get(name), int | float)})
+
+
+def _build_choice(value: dict[str, Any]) -> ChunkChoice:
+    delta = value.get("delta")
+    if not isinstance(delta, dict):
+        delta = value.get("message")  # a whole message, as Perplexity and non-streamed answers have it
+    if not isinstance(delta, dict):
+        delta = {"content": value.get("text")}  # legacy completions
+    token_ids = value.get("token_ids")
+    return ChunkChoice(
+        delta=_build_delta(delta),
+        index=_count(value.get("index")),
+        finish_reason=_text(value.get("finish_reason")),
+        logprobs=value.get("logprobs"),
+        token_ids=token_ids if isinstance(token_ids, list) and all(type(token) is int for token in token_ids) else None,
+    )
+
+
+def _build_delta(value: dict[str, Any]) -> ChoiceDelta:
+    content, thinking = _split_content(value.get("content"))
+    calls = value.get("tool_calls")
+    if isinstance(calls, dict):
+        calls = [calls]
+    return ChoiceDelta(
+        content=content,
+        role=_text(value.get("role")),
+        refusal=_text(value.get("refusal")),
+        reasoning_content=_text(value.get("reasoning_content")) or thinking,
+        reasoning=_text(value.get("reasoning")),
+        tool_calls=[_build_call(call) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else None,
+        function_call=_build_function(value.get("function_call")),
+    )
+
+
+def _split_content(value: Any) -> tuple[str | None, str | None]:
+    """Text and thinking of a content that may be a list of parts (Mistral: ``text`` and ``thinking`` parts, the latter nested)."""
+    if not isinstance(value, list):
+        return _text(value), None
+    text: list[str] = []
+    thinking: list[str] = []
+    for part in value:
+        if isinstance(part, str):
+            text.append(part)
+        elif isinstance(part, dict):
+            if "thinking" in part:
+                thinking.append("".join(piece or "" for piece in _split_content(part["thinking"])))
+            else:
+                text.append(_text(part.get("text")) or "")
+    return "".join(text) or None, "".join(thinking) or None
+
+
+def _build_call(value: dict[str, Any]) -> ToolCallDelta:
+    index = value.get("index")
+    return ToolCallDelta(
+        index=_count(index) if isinstance(index, int | float) else None,
+        id=_text(value.get("id")),
+        type=_text(value.get("type")),
+        function=_build_function(value.get("function")),
+    )
+
+
+def _build_function(value: Any) -> FunctionDelta | None:
+    if not isinstance(value, dict):
+        return None
+    arguments = value.get("arguments")
+    if isinstance(arguments, dict | list):  # decoded already, as Ollama sends them
+        arguments = msgspec.json.encode(arguments).decode()
+    return FunctionDelta(name=_text(value.get("name")), arguments=_text(arguments))
+
+
+def _text(value: Any) -> str | None:
+    """A string; numbers and booleans where a string should be are written as JSON; anything else is None."""
+    if isinstance(value, str):
+        return value
+    return msgspec.json.encode(value).decode() if isinstance(value, bool | int | float) else None
+
+
+def _count(value: Any) -> int:
+    """A whole number out of 3, 3.0 or "3"; 0 for anything else."""
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        return int(value)
+    return int(value) if isinstance(value, int | float) and math.isfinite(value) else 0
+
+
+def _get(value: Any, key: str) -> Any:
+    return value.get(key) if isinstance(value, dict) else None
