@@ -43,6 +43,7 @@ class GenerationTimings(Struct, frozen=True, kw_only=True):
     completion_tokens: int
     prefill_s: float
     decode_s: float
+    queued_s: float = 0.0  # from submit until it had a place among the running sequences
 
 
 class GenerationEnd(Struct, frozen=True):
@@ -94,7 +95,9 @@ class Engine(Protocol):
     """A loaded model."""
 
     @property
-    def info(self) -> ModelInfo: ...
+    def info(self) -> ModelInfo:
+        """Facts of the model; ``context_tokens`` is what one sequence may use here."""
+        ...
 
     def tokenize(self, text: str, *, special: bool = False, bos: bool = False) -> list[int]:
         """Token ids of a text; thread-safe."""

@@ -1,0 +1,356 @@
+"""The model on this machine as an endpoint: an engine's thread on one side, the event loop on the other.
+
+The engine wakes the loop once a burst (``call_soon_threadsafe``); ``receive`` then takes everything that is there. Nothing blocks the loop:
+loading runs in a worker thread, and so does tokenising a long prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from time import time
+
+from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, PromptTokensDetails
+from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
+from streamco.engines.base import Engine, EngineOptions, Generation, GenerationEnd, GenerationRequest, GenerationTimings, TextPiece
+from streamco.errors import ConfigError, EndpointError, EngineError, StreamClosed, StreamConsumed, UsageError
+from streamco.events import StreamEnded, TokensReceived
+
+__all__ = ["DeviceEndpoint", "DeviceStream"]
+
+INLINE_CHARACTERS = 4096  # tokenising more than this takes over a millisecond: not on the loop
+FREE = TokenPrices(prompt=0.0, completion=0.0)
+
+
+class DeviceEndpoint:
+    """A model that runs here.
+
+    Args:
+        model: a GGUF file, loaded by ``start``, or an engine that is loaded (``aclose`` leaves it open: its owner closes it).
+        name: what reports and errors call it.
+        options: how a file is run.
+        prices: what its tokens cost.
+        on_progress: called with 0.0 to 1.0 while a file loads, from a worker thread.
+    """
+
+    kind: Kind = "device"
+
+    def __init__(
+        self,
+        model: str | Path | Engine,
+        *,
+        name: str = "device",
+        options: EngineOptions | None = None,
+        prices: TokenPrices = FREE,
+        on_progress: Callable[[float], None] | None = None,
+    ) -> None:
+        self._name = name
+        self._prices = prices
+        self._options = options or EngineOptions()
+        self._on_progress = on_progress
+        self._path = Path(model) if isinstance(model, str | Path) else None
+        self._engine: Engine | None = None if isinstance(model, str | Path) else model
+        self._loading: asyncio.Task[Engine] | None = None
+        self._streams: set[DeviceStream] = set()
+        self._is_closed = False
+        self._numbers = count(1)
+
+    @property
+    def name(self) -> str:
+        """Unique within a client."""
+        return self._name
+
+    @property
+    def prices(self) -> TokenPrices:
+        """What its tokens cost; nothing unless told otherwise."""
+        return self._prices
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine, None until it is loaded."""
+        return self._engine
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Vocabulary and context are known once the model is loaded."""
+        info = self._engine.info if self._engine is not None else None
+        return Capabilities(
+            vocabulary=info.vocabulary if info else None,
+            context_tokens=info.context_tokens if info else None,
+            takes_token_ids=True,
+            continuation="token_ids",
+        )
+
+    async def start(self) -> None:
+        """Load the model; idempotent, callers at the same time share one loading, and cancelling one leaves it to the others.
+
+        Raises:
+            EngineError: it can't be loaded; a later call tries again.
+        """
+        await self._loaded()
+
+    async def _loaded(self) -> Engine:
+        if self._is_closed:
+            raise StreamClosed(f"{self._name}: expected an open endpoint, got a closed one")
+        if self._engine is not None:
+            return self._engine
+        if self._loading is None:
+            self._loading = asyncio.create_task(self._load(), name=f"streamco load {self._name}")
+            self._loading.add_done_callback(_retrieve)
+        return await asyncio.shield(self._loading)
+
+    async def _load(self) -> Engine:
+        try:
+            engine = await asyncio.to_thread(self._load_file)
+        except EngineError as exc:
+            exc.endpoint = exc.endpoint or self._name
+            raise
+        finally:
+            self._loading = None
+        if self._is_closed:
+            await asyncio.to_thread(engine.close)
+            raise StreamClosed(f"{self._name}: expected an open endpoint, got one closed while it loaded")
+        self._engine = engine
+        return engine
+
+    def _load_file(self) -> Engine:
+        from streamco.engines.llama import LlamaEngine
+
+        if self._path is None:
+            raise AssertionError("an endpoint without an engine has a path")
+        return LlamaEngine(self._path, self._options, self._on_progress)
+
+    def open(self, request: Request) -> DeviceStream:
+        """Begin an answer; when the model is loaded and the prompt is short, the engine has it before this returns."""
+        stream = DeviceStream(self, request, f"{self._name}-{next(self._numbers)}")
+        self._streams.add(stream)
+        stream.begin()
+        return stream
+
+    def forget(self, stream: DeviceStream) -> None:
+        """A stream has ended."""
+        self._streams.discard(stream)
+
+    def count_tokens(self, request: Request) -> int | None:
+        """Prompt length in tokens, template included; None before the model is loaded.
+
+        Raises:
+            EngineError: the model's chat template refuses these messages.
+        """
+        return None if self._engine is None else len(prompt_ids(self._engine, request))
+
+    async def aclose(self) -> None:
+        """Cancel the streams and free the model; idempotent."""
+        self._is_closed = True
+        for stream in list(self._streams):
+            await stream.cancel()
+        loading, engine = self._loading, self._engine
+        if loading is not None:
+            await asyncio.wait([loading])  # its thread can't be stopped; it frees what it has loaded
+        if engine is not None and self._path is not None:
+            self._engine = None
+            await asyncio.to_thread(engine.close)
+
+
+class DeviceStream:
+    """One answer of an engine; see ``EndpointStream``. Made by ``DeviceEndpoint.open``."""
+
+    def __init__(self, endpoint: DeviceEndpoint, request: Request, number: str) -> None:
+        self._endpoint = endpoint
+        self._request = request
+        self._number = number
+        self._created = int(time())
+        self._loop = asyncio.get_running_loop()
+        self._preparing: asyncio.Task[None] | None = None
+        self._generation: Generation | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+        self._failure: Exception | None = None
+        self._end: GenerationEnd | None = None
+        self._partial: list[str] = []
+        self._has_begun = self._has_ended = self._is_cancelled = False
+
+    @property
+    def timings(self) -> GenerationTimings | None:
+        """What the engine measured; None until it has ended."""
+        return self._end.timings if self._end is not None else None
+
+    def begin(self) -> None:
+        """Submit at once if that is quick, else from a task."""
+        engine = self._endpoint.engine
+        if engine is not None and _is_short(self._request):
+            try:
+                self._submit(engine, prompt_ids(engine, self._request))
+            except (EndpointError, ConfigError, UsageError) as exc:
+                self._failure = exc
+        else:
+            self._preparing = self._loop.create_task(self._prepare(), name=f"streamco prepare {self._number}")
+
+    async def _prepare(self) -> None:
+        try:
+            engine = await self._endpoint._loaded()
+            ids = await asyncio.to_thread(prompt_ids, engine, self._request)
+            if not self._is_cancelled:
+                self._submit(engine, ids)
+        except (EndpointError, ConfigError, UsageError) as exc:
+            self._failure = exc
+
+    def _submit(self, engine: Engine, ids: list[int]) -> None:
+        request = GenerationRequest(
+            prompt_ids=ids, sampling=self._request.sampling, ignore_eos=bool(self._request.extra.get("ignore_eos", False))
+        )
+        self._generation = engine.submit(request, self._wake)
+
+    async def receive(self) -> TokensReceived | StreamEnded:
+        """Wait for what comes next; see ``EndpointStream.receive``.
+
+        Raises:
+            EngineError: the model can't be loaded, the prompt does not fit, or the engine failed.
+            StreamClosed: it was cancelled.
+            StreamConsumed: it had ended before.
+        """
+        if self._preparing is not None:
+            await asyncio.shield(self._preparing)
+        while True:
+            if self._is_cancelled:
+                raise StreamClosed(f"{self._endpoint.name}: expected a stream that runs, got a cancelled one")
+            if self._has_ended:
+                raise StreamConsumed(f"{self._endpoint.name}: expected a stream that goes on, got one read to its end")
+            if self._failure is not None:
+                self._close()
+                raise self._translate(self._failure)
+            pieces = self._take()
+            if pieces:
+                return self._tokens(pieces)
+            if self._end is not None:
+                return self._finish(self._end)
+            await self._woken()
+
+    async def cancel(self) -> None:
+        """Stop; returns when the engine has let go of the sequence. Idempotent, safe in every state."""
+        self._is_cancelled = self._is_cancelled or not self._has_ended
+        if self._preparing is not None:
+            await asyncio.shield(self._preparing)
+        if self._generation is not None and self._end is None:
+            self._generation.cancel()
+            while self._end is None:
+                self._take()
+                if self._end is None:
+                    await self._woken()
+        self._notify()  # a receive that waits hears of it
+        self._close()
+
+    def _take(self) -> list[TextPiece]:
+        if self._generation is None or self._end is not None:
+            return []
+        pieces, self._end = self._generation.take()
+        if self._end is not None:
+            self._notify()
+        return pieces
+
+    def _wake(self) -> None:
+        """From the engine's thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._notify)
+        except RuntimeError:  # the loop was closed without the stream: nobody is left to read
+            if self._generation is not None:
+                self._generation.cancel()
+
+    def _notify(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _woken(self) -> None:
+        waiter = self._loop.create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def _tokens(self, pieces: list[TextPiece]) -> TokensReceived:
+        chunks: list[ChatCompletionChunk] = []
+        if not self._has_begun:
+            self._has_begun = True
+            chunks.append(self._chunk(ChunkChoice(delta=ChoiceDelta(role="assistant", content=""))))
+        tokens = 0
+        for piece in pieces:
+            self._partial.append(piece.text)
+            tokens += len(piece.ids)
+            chunks.append(self._chunk(ChunkChoice(delta=ChoiceDelta(content=piece.text), token_ids=list(piece.ids))))
+        return TokensReceived(self._endpoint.name, chunks, tokens)
+
+    def _chunk(self, choice: ChunkChoice) -> ChatCompletionChunk:
+        return ChatCompletionChunk(id=self._number, choices=[choice], created=self._created, model=self._model_name())
+
+    def _model_name(self) -> str:
+        engine = self._endpoint.engine
+        return engine.info.name if engine is not None else self._endpoint.name
+
+    def _finish(self, end: GenerationEnd) -> StreamEnded:
+        self._has_ended = True
+        self._close()
+        match end.reason:
+            case "stop" | "length":
+                return StreamEnded(self._endpoint.name, end.reason, _usage(end.timings))
+            case "cancelled":  # not by this stream: the engine was closed
+                raise self._translate(EngineError("engine: expected it to finish the answer, got closed"))
+            case _:
+                raise self._translate(end.error or EngineError(f"engine: expected stop or length, got {end.reason}"))
+
+    def _translate(self, error: Exception) -> Exception:
+        if isinstance(error, UsageError):
+            return error
+        if not isinstance(error, EndpointError):
+            wrapped = EngineError(str(error))
+            wrapped.__cause__ = error
+            error = wrapped
+        error.endpoint = error.endpoint or self._endpoint.name
+        error.partial = error.partial or "".join(self._partial)
+        return error
+
+    def _close(self) -> None:
+        self._endpoint.forget(self)
+
+
+def prompt_ids(engine: Engine, request: Request) -> list[int]:
+    """The prompt as the engine gets it: messages through the chat template, control tokens recognised.
+
+    Raises:
+        EngineError: the model has no chat template, or it refused these messages.
+        UsageError: not exactly one of messages, prompt and prompt_ids.
+    """
+    given = [each for each in (request.messages, request.prompt, request.prompt_ids) if each is not None]
+    if len(given) != 1:
+        raise UsageError(f"request: expected exactly one of messages, prompt and prompt_ids, got {len(given)}")
+    if request.prompt_ids is not None:
+        return list(request.prompt_ids)
+    if request.prompt is not None:
+        return engine.tokenize(request.prompt, bos=True)
+    if request.messages is None:
+        raise AssertionError("one of the three is given")
+    text = engine.apply_template(request.messages)
+    return engine.tokenize(text, special=True, bos=True)
+
+
+def _is_short(request: Request) -> bool:
+    if request.prompt_ids is not None:
+        return True
+    if request.prompt is not None:
+        return len(request.prompt) <= INLINE_CHARACTERS
+    return sum(len(str(message.get("content"))) for message in request.messages or ()) <= INLINE_CHARACTERS
+
+
+def _usage(timings: GenerationTimings) -> CompletionUsage:
+    return CompletionUsage(
+        prompt_tokens=timings.prompt_tokens,
+        completion_tokens=timings.completion_tokens,
+        total_tokens=timings.prompt_tokens + timings.completion_tokens,
+        prompt_tokens_details=PromptTokensDetails(cached_tokens=timings.reused_tokens),
+    )
+
+
+def _retrieve(task: asyncio.Task[Engine]) -> None:
+    """Every waiter gets the error itself; when all of them left, it is nobody's."""
+    if not task.cancelled():
+        task.exception()

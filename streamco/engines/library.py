@@ -1,0 +1,76 @@
+"""llama-cpp-python, imported when the first model is loaded and kept quiet.
+
+llama.cpp logs through one process-wide callback; llama-cpp-python sets one in Python, which prints on stderr and takes the GIL from the
+engine's thread. Here a C function that does nothing stands in its place, except while a model is loaded: then the errors are collected,
+because they are the only account of what is wrong with a file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from streamco.errors import EngineError
+
+__all__ = ["collected_errors", "load_library", "native_function"]
+
+_lock = threading.Lock()
+_library: Any = None
+_ERROR_LEVEL = 3  # GGML_LOG_LEVEL_ERROR; GGML_LOG_LEVEL_CONT (5) goes on with the line before
+
+
+def native_function(name: str) -> Any:
+    """A function of the C library, for use as a callback that needs no Python."""
+    return getattr(ctypes.cdll.msvcrt if sys.platform == "win32" else ctypes.CDLL(None), name)
+
+
+def load_library() -> Any:
+    """The module ``llama_cpp``, its backend initialised and its logging silenced.
+
+    Raises:
+        EngineError: llama-cpp-python is not installed, or its shared library does not load.
+    """
+    global _library  # noqa: PLW0603  # one llama.cpp a process
+    with _lock:
+        if _library is None:
+            try:
+                import llama_cpp
+            except (ImportError, OSError, RuntimeError) as exc:
+                raise EngineError(f"device model: expected llama-cpp-python (pip install 'streamco[llama]'), got {exc}") from exc
+            _silence(llama_cpp)
+            llama_cpp.llama_backend_init()
+            _library = llama_cpp
+    return _library
+
+
+def _silence(library: Any) -> None:
+    # abs(level) has no effect, and C's calling conventions ignore the two further arguments
+    library.llama_log_set(ctypes.cast(native_function("abs"), library.llama_log_callback), None)
+
+
+_collecting = threading.Lock()
+
+
+@contextmanager
+def collected_errors(library: Any) -> Iterator[list[str]]:
+    """What llama.cpp logs as errors inside the block, line by line; one block at a time in a process."""
+    lines: list[str] = []
+    last = 0
+
+    def collect(level: int, text: bytes | None, _data: object) -> None:
+        nonlocal last
+        last = last if level == 5 else level
+        if last == _ERROR_LEVEL and text and len(lines) < 20:
+            lines.append(text.decode("utf-8", "replace").strip())
+
+    with _collecting:
+        callback = library.llama_log_callback(collect)
+        library.llama_log_set(callback, None)
+        try:
+            yield lines
+        finally:
+            _silence(library)

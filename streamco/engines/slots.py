@@ -1,0 +1,144 @@
+"""Which tokens lie in the KV cache, and which sequence a new prompt should take over.
+
+A slot is a sequence id of the context with the tokens decoded into it. When a generation ends its slot keeps them: the next turn of a chat
+begins with the same tokens, and only the rest has to be computed. Prefixes of slots at work are shared too (in a unified cache a shared
+prefix takes no cells of its own).
+
+Idle slots cost time even when nobody asks for them: attention runs over all cells in use. So together they keep at most one context's worth
+of tokens, least recently used first out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+__all__ = ["Memory", "Slot", "SlotTable", "common_prefix"]
+
+
+class Memory(Protocol):
+    """The part of a context that slots need."""
+
+    def remove(self, sequence: int, start: int, stop: int = -1) -> bool:
+        """Forget positions; False where that can't be done."""
+        ...
+
+    def copy(self, source: int, target: int, stop: int) -> None:
+        """Share the positions before ``stop``."""
+        ...
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    limit = min(len(first), len(second))
+    if first[:limit] == second[:limit]:
+        return limit
+    low, high = 0, limit  # the first `low` are equal, the first `high` are not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+class Slot:
+    """A sequence id and the tokens in its cells."""
+
+    __slots__ = ("ids", "is_busy", "sequence", "used")
+
+    def __init__(self, sequence: int) -> None:
+        self.sequence = sequence
+        self.ids: list[int] = []
+        self.is_busy = False
+        self.used = 0
+
+
+class SlotTable:
+    """All slots of a context.
+
+    Args:
+        memory: the context.
+        count: how many there are.
+        idle_tokens: how many tokens idle slots may keep together.
+        can_share: a prefix of a sequence's memory is that prefix's memory (see ``LlamaModel.can_share_prefixes``).
+    """
+
+    def __init__(self, memory: Memory, count: int, *, idle_tokens: int, can_share: bool = True) -> None:
+        self._memory = memory
+        self._slots = [Slot(sequence) for sequence in range(count)]
+        self._idle_tokens = idle_tokens
+        self._can_share = can_share
+        self._clock = 0
+
+    @property
+    def has_idle(self) -> bool:
+        """Whether ``acquire`` would find one."""
+        return any(not slot.is_busy for slot in self._slots)
+
+    def acquire(self, prompt: Sequence[int]) -> Slot:
+        """An idle slot, made busy, holding as much of the beginning of the prompt as can be had without its last token."""
+        prompt = list(prompt)
+        idle = [slot for slot in self._slots if not slot.is_busy]
+        if not idle:
+            raise AssertionError("acquire was called without an idle slot")
+        shared, donor = self._longest_shared(prompt)
+        slot = self._choose(idle, donor, shared)
+        slot.is_busy = True
+        if donor is None or slot is donor:
+            self.truncate(slot, shared)
+        else:
+            self.truncate(slot, 0)
+            self._memory.copy(donor.sequence, slot.sequence, shared)
+            slot.ids = donor.ids[:shared]
+        self._trim()
+        return slot
+
+    def _longest_shared(self, prompt: list[int]) -> tuple[int, Slot | None]:
+        """The longest beginning of the prompt that can be had, and the slot that has it (an idle one, if there is a choice)."""
+        best, donor = 0, None
+        for slot in self._slots:
+            if slot.is_busy and not self._can_share:
+                continue
+            shared = min(common_prefix(slot.ids, prompt), len(prompt) - 1)  # the last token's logits are wanted: it is always decoded
+            if shared > best or (shared == best and donor is not None and donor.is_busy and not slot.is_busy):
+                best, donor = shared, slot
+        return best, donor
+
+    def _choose(self, idle: list[Slot], donor: Slot | None, shared: int) -> Slot:
+        # A donor that would lose more than half of what it keeps stays as it is and lends its prefix, if there is another slot.
+        others = [slot for slot in idle if slot is not donor]
+        if donor is not None and not donor.is_busy and (not others or not self._can_share or 2 * shared >= len(donor.ids)):
+            return donor
+        return min(others, key=lambda slot: (bool(slot.ids), slot.used))
+
+    def release(self, slot: Slot) -> None:
+        """The slot's generation ended; its tokens stay for the next."""
+        self._clock += 1
+        slot.used = self._clock
+        slot.is_busy = False
+        self._trim()
+
+    def truncate(self, slot: Slot, length: int) -> None:
+        """Keep the first ``length`` tokens; where the model's memory can't be cut, none are kept and ``ids`` says so."""
+        if not self._memory.remove(slot.sequence, length):
+            self._memory.remove(slot.sequence, 0)
+            length = 0
+        del slot.ids[length:]
+
+    def forget_idle(self) -> bool:
+        """Empty every idle slot; False when there was nothing to gain."""
+        idle = [slot for slot in self._slots if not slot.is_busy and slot.ids]
+        for slot in idle:
+            self.truncate(slot, 0)
+        return bool(idle)
+
+    def _trim(self) -> None:
+        idle = sorted((slot for slot in self._slots if not slot.is_busy and slot.ids), key=lambda slot: slot.used)
+        kept = sum(len(slot.ids) for slot in idle)
+        for slot in idle[:-1]:
+            if kept <= self._idle_tokens:
+                break
+            kept -= len(slot.ids)
+            self.truncate(slot, 0)

@@ -1,0 +1,107 @@
+"""A model's chat template: messages in, the prompt's text out.
+
+GGUF files carry Hugging Face's Jinja templates; they are programs of strangers, so they run in Jinja's sandbox, with the names that
+transformers gives them (``apply_chat_template``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from streamco.errors import EngineError
+
+__all__ = ["ChatTemplate", "plain_messages"]
+
+
+class ChatTemplate:
+    """A compiled template; ``render`` is thread-safe.
+
+    Args:
+        source: Jinja text.
+        bos: text of the model's begin token, "" when it has none.
+        eos: text of its end token.
+
+    Raises:
+        EngineError: the template does not compile, or Jinja is not installed.
+    """
+
+    def __init__(self, source: str, *, bos: str = "", eos: str = "") -> None:
+        self._names = {"bos_token": bos, "eos_token": eos}
+        try:
+            from jinja2 import TemplateError, ext
+            from jinja2.sandbox import ImmutableSandboxedEnvironment
+        except ImportError as exc:
+            raise EngineError(f"chat template: expected jinja2 (pip install 'streamco[llama]'), got {exc}") from exc
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[ext.loopcontrols])
+        environment.filters["tojson"] = _to_json
+        environment.globals.update(raise_exception=_refuse, strftime_now=_strftime_now)
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as exc:
+            raise EngineError(f"chat template: expected Jinja that compiles, got {exc}") from exc
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        """The prompt's text.
+
+        Raises:
+            EngineError: the template refused these messages, or they hold something other than text.
+        """
+        plain = plain_messages(messages)
+        try:
+            return self._template.render(messages=plain, add_generation_prompt=add_generation_prompt, **self._names)
+        except Exception as exc:  # a template may fail with any error of the objects it touches
+            raise EngineError(f"chat template: expected messages it accepts, got {type(exc).__name__}: {exc}") from exc
+
+
+def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with their text parts joined, since templates of text models expect ``content`` to be a string.
+
+    Raises:
+        EngineError: no messages, a message without a role, or a content part that isn't text.
+    """
+    if not messages:
+        raise EngineError("messages: expected at least one, got none")
+    return [_plain_message(index, message) for index, message in enumerate(messages)]
+
+
+def _plain_message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(message.get("role"), str):
+        raise EngineError(f"messages[{index}].role: expected a string, got {message.get('role')!r}")
+    content = message.get("content")
+    if content is None:
+        content = ""
+    if isinstance(content, Sequence) and not isinstance(content, str | bytes):
+        content = "".join(_part_text(part, f"messages[{index}].content[{at}]") for at, part in enumerate(content))
+    if not isinstance(content, str):
+        raise EngineError(f"messages[{index}].content: expected a string or text parts, got {type(content).__name__}")
+    return {**message, "content": content}
+
+
+def _part_text(part: Any, where: str) -> str:
+    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+    if not isinstance(text, str):
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        raise EngineError(f"{where}: expected a part of type text, got {kind!r}")
+    return text
+
+
+def _refuse(message: str) -> None:
+    raise ValueError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _strftime_now(pattern: str) -> str:
+    from datetime import datetime
+
+    return datetime.now().astimezone().strftime(pattern)

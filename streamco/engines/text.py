@@ -1,0 +1,116 @@
+"""From token ids to text that a reader may see: whole code points, and nothing of a stop string.
+
+A code point may be split over tokens (an emoji is often three or four), and a stop string may end in the middle of one. What can't be
+shown yet is held: ids stay with the text they belong to, so that a piece's ids always decode to its text.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable
+
+from streamco.engines.base import TextPiece
+
+__all__ = ["StopMatcher", "TextAssembler"]
+
+Top = tuple[tuple[int, float], ...] | None
+
+
+class TextAssembler:
+    """Joins tokens until they are whole code points.
+
+    Args:
+        token_bytes: bytes of a token id; b"" for control tokens.
+    """
+
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        self._token_bytes = token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._text = ""
+        self._ids: list[int] = []
+
+    def add(self, token: int, top: Top = None) -> TextPiece | None:
+        """The piece that this token completes; None while a code point is open or the tokens so far have no text."""
+        data = self._token_bytes(token)
+        if not self._ids and data.isascii():
+            if data:
+                return TextPiece(data.decode("ascii"), (token,), top)
+            self._ids.append(token)
+            return None
+        self._text += self._decoder.decode(data)
+        self._ids.append(token)
+        if not self._text or self._decoder.getstate()[0]:
+            return None
+        return self._release(top)
+
+    def flush(self) -> TextPiece | None:
+        """What is left at the end; an open code point becomes U+FFFD."""
+        self._text += self._decoder.decode(b"", final=True)
+        return self._release(None) if self._ids else None
+
+    def _release(self, top: Top) -> TextPiece:
+        piece = TextPiece(self._text, tuple(self._ids), top)
+        self._text = ""
+        self._ids = []
+        return piece
+
+
+class StopMatcher:
+    """Holds pieces back while they may be the beginning of a stop string.
+
+    When a stop string is found, the text before it is let go. A token that lies partly before it goes with its text cut short (its id
+    stays, as it is needed to produce that text); tokens wholly inside are dropped.
+    """
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = tuple(stop for stop in stops if stop)
+        self._held: list[TextPiece] = []
+        self._text = ""
+
+    def add(self, piece: TextPiece) -> tuple[list[TextPiece], bool]:
+        """Pieces that can be shown now, and whether a stop string was found."""
+        if not self._stops:
+            return [piece], False
+        self._held.append(piece)
+        self._text += piece.text
+        at = min((found for found in map(self._text.find, self._stops) if found >= 0), default=-1)
+        if at >= 0:
+            return self._cut(at), True
+        return self._release(len(self._text) - self._open_length()), False
+
+    def flush(self) -> list[TextPiece]:
+        """Everything held: the answer ended without a stop string."""
+        held, self._held, self._text = self._held, [], ""
+        return held
+
+    def _open_length(self) -> int:
+        """Length of the longest end of the text that begins a stop string."""
+        longest = min(len(self._text), max(map(len, self._stops)) - 1)
+        for length in range(longest, 0, -1):
+            tail = self._text[-length:]
+            if any(len(stop) > length and stop.startswith(tail) for stop in self._stops):
+                return length
+        return 0
+
+    def _release(self, boundary: int) -> list[TextPiece]:
+        """Pieces that end at or before ``boundary``."""
+        count = end = 0
+        for piece in self._held:
+            if end + len(piece.text) > boundary:
+                break
+            end += len(piece.text)
+            count += 1
+        released = self._held[:count]
+        del self._held[:count]
+        self._text = self._text[end:]
+        return released
+
+    def _cut(self, boundary: int) -> list[TextPiece]:
+        released = self._release(boundary)
+        left = boundary - sum(len(piece.text) for piece in released)
+        if left > 0:
+            part = self._held[0]
+            released.append(TextPiece(part.text[:left], part.ids, part.top))
+        self._held = []
+        self._text = ""
+        return released
