@@ -1,0 +1,91 @@
+"""Request bodies for OpenAI-compatible servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from streamco.config import SamplingOptions
+
+__all__ = ["build_chat_request", "build_completion_request", "encode_request"]
+
+MaxTokensField = Literal["max_tokens", "max_completion_tokens"]
+
+_SAMPLING = SamplingOptions()
+
+
+def build_chat_request(
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    model: str | None,
+    stream: bool = True,
+    sampling: SamplingOptions = _SAMPLING,
+    extra: Mapping[str, Any] | None = None,
+    include_usage: bool = True,
+    max_tokens_field: MaxTokensField = "max_tokens",
+) -> dict[str, Any]:
+    """The body of ``POST /v1/chat/completions``: a new dict; the caller's objects are not changed.
+
+    Args:
+        messages: the conversation, passed on as it is.
+        model: the model's name; None leaves it out.
+        stream: ask for events.
+        sampling: options that are None are left out.
+        extra: further fields; they win over everything but ``stream``.
+        include_usage: ask for a last event with token counts (``stream_options``); other stream options in ``extra`` are kept.
+        max_tokens_field: what the server calls the limit; OpenAI's reasoning models refuse ``max_tokens``.
+    """
+    body: dict[str, Any] = {"messages": list(messages)}
+    if model is not None:
+        body["model"] = model
+    _add_sampling(body, sampling, max_tokens_field)
+    return _finish(body, stream, extra, include_usage)
+
+
+def build_completion_request(
+    prompt: str | Sequence[int],
+    *,
+    model: str | None,
+    stream: bool = True,
+    sampling: SamplingOptions = _SAMPLING,
+    extra: Mapping[str, Any] | None = None,
+    include_usage: bool = True,
+) -> dict[str, Any]:
+    """The body of ``POST /v1/completions``, the prompt as text or token ids; otherwise as ``build_chat_request``."""
+    body: dict[str, Any] = {"prompt": prompt if isinstance(prompt, str) else list(prompt)}
+    if model is not None:
+        body["model"] = model
+    _add_sampling(body, sampling, "max_tokens")
+    return _finish(body, stream, extra, include_usage)
+
+
+def encode_request(body: Mapping[str, Any]) -> bytes:
+    """A body as JSON bytes.
+
+    Raises:
+        TypeError: a value has no JSON form.
+    """
+    return msgspec.json.encode(body)
+
+
+def _add_sampling(body: dict[str, Any], sampling: SamplingOptions, max_tokens_field: MaxTokensField) -> None:
+    for name in ("temperature", "top_p", "top_k", "min_p", "seed"):
+        value = getattr(sampling, name)
+        if value is not None:
+            body[name] = value
+    if sampling.max_tokens is not None:
+        body[max_tokens_field] = sampling.max_tokens
+    if sampling.stop:
+        body["stop"] = list(sampling.stop)
+
+
+def _finish(body: dict[str, Any], stream: bool, extra: Mapping[str, Any] | None, include_usage: bool) -> dict[str, Any]:
+    body.update(extra or {})
+    body["stream"] = stream
+    if not stream:
+        body.pop("stream_options", None)  # OpenAI refuses it without stream
+    elif include_usage:
+        body["stream_options"] = {"include_usage": True, **(body.get("stream_options") or {})}
+    return body
