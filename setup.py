@@ -11,22 +11,22 @@ from setuptools import Extension, setup
 
 MODE = os.environ.get("STREAMCO_BUILD_NATIVE", "auto")
 SANITIZE = os.environ.get("STREAMCO_SANITIZE", "")
+HEADERS = sorted(str(path) for path in Path("streamco/_native").glob("*.h"))
 
 
 def extensions() -> list[Extension]:
+    """One extension a .pyx file."""
     sources = [] if MODE == "no" else sorted(Path("streamco/_native").glob("*.pyx"))
     flags = ["-O3", "-fno-strict-aliasing"]
     link: list[str] = []
     if SANITIZE:
         flags = ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all"]
         link = [f"-fsanitize={SANITIZE}"]
-    found = [
-        Extension(f"streamco._native.{path.stem}", [str(path)], extra_compile_args=flags, extra_link_args=link, optional=MODE != "yes")
-        for path in sources
-    ]
+    common = {"extra_compile_args": flags, "extra_link_args": link, "optional": MODE != "yes", "depends": HEADERS}
+    found = [Extension(f"streamco._native.{path.stem}", [str(path)], **common) for path in sources]
     if not found:
         return []
-    from Cython.Build import cythonize
+    from Cython.Build import cythonize  # noqa: PLC0415 - not needed, and not always there, without extensions
 
     return cythonize(found, language_level=3, compiler_directives={"boundscheck": False, "wraparound": False, "cdivision": True})
 
