@@ -21,6 +21,7 @@ from streamco.events import StreamEnded, TokensReceived
 __all__ = ["DeviceEndpoint", "DeviceStream"]
 
 INLINE_CHARACTERS = 4096  # tokenising more than this takes over a millisecond: not on the loop
+FINISHED = ("stop", "length")
 FREE = TokenPrices(prompt=0.0, completion=0.0)
 
 
@@ -54,6 +55,7 @@ class DeviceEndpoint:
         self._engine: Engine | None = None if isinstance(model, str | Path) else model
         self._loading: asyncio.Task[Engine] | None = None
         self._streams: set[DeviceStream] = set()
+        self._tokenized: tuple[Request, list[int]] | None = None
         self._is_closed = False
         self._numbers = count(1)
 
@@ -134,12 +136,20 @@ class DeviceEndpoint:
         self._streams.discard(stream)
 
     def count_tokens(self, request: Request) -> int | None:
-        """Prompt length in tokens, template included; None before the model is loaded.
+        """Prompt length in tokens, template included; None before the model is loaded, and for messages its template refuses."""
+        if self._engine is None:
+            return None
+        try:
+            return len(self.prompt_ids(self._engine, request))
+        except EngineError:
+            return None  # opening it tells why
 
-        Raises:
-            EngineError: the model's chat template refuses these messages.
-        """
-        return None if self._engine is None else len(prompt_ids(self._engine, request))
+    def prompt_ids(self, engine: Engine, request: Request) -> list[int]:
+        """``prompt_ids`` of the module, remembered for the last request: it is counted first and opened then."""
+        known = self._tokenized
+        if known is None or known[0] is not request:
+            self._tokenized = known = (request, prompt_ids(engine, request))
+        return known[1]
 
     async def aclose(self) -> None:
         """Cancel the streams and free the model; idempotent."""
@@ -169,7 +179,7 @@ class DeviceStream:
         self._failure: Exception | None = None
         self._end: GenerationEnd | None = None
         self._partial: list[str] = []
-        self._has_begun = self._has_ended = self._is_cancelled = False
+        self._has_begun = self._has_told = self._has_ended = self._is_cancelled = False
 
     @property
     def timings(self) -> GenerationTimings | None:
@@ -181,7 +191,7 @@ class DeviceStream:
         engine = self._endpoint.engine
         if engine is not None and _is_short(self._request):
             try:
-                self._submit(engine, prompt_ids(engine, self._request))
+                self._submit(engine, self._endpoint.prompt_ids(engine, self._request))
             except (EndpointError, ConfigError, UsageError) as exc:
                 self._failure = exc
         else:
@@ -190,7 +200,7 @@ class DeviceStream:
     async def _prepare(self) -> None:
         try:
             engine = await self._endpoint._loaded()
-            ids = await asyncio.to_thread(prompt_ids, engine, self._request)
+            ids = await asyncio.to_thread(self._endpoint.prompt_ids, engine, self._request)
             if not self._is_cancelled:
                 self._submit(engine, ids)
         except (EndpointError, ConfigError, UsageError) as exc:
@@ -221,7 +231,7 @@ class DeviceStream:
                 self._close()
                 raise self._translate(self._failure)
             pieces = self._take()
-            if pieces:
+            if pieces or (self._end is not None and self._end.reason in FINISHED and not self._has_told):
                 return self._tokens(pieces)
             if self._end is not None:
                 return self._finish(self._end)
@@ -278,6 +288,9 @@ class DeviceStream:
             self._partial.append(piece.text)
             tokens += len(piece.ids)
             chunks.append(self._chunk(ChunkChoice(delta=ChoiceDelta(content=piece.text), token_ids=list(piece.ids))))
+        if self._end is not None and self._end.reason in FINISHED:
+            self._has_told = True
+            chunks.append(self._chunk(ChunkChoice(finish_reason=self._end.reason)))
         return TokensReceived(self._endpoint.name, chunks, tokens)
 
     def _chunk(self, choice: ChunkChoice) -> ChatCompletionChunk:
@@ -290,13 +303,11 @@ class DeviceStream:
     def _finish(self, end: GenerationEnd) -> StreamEnded:
         self._has_ended = True
         self._close()
-        match end.reason:
-            case "stop" | "length":
-                return StreamEnded(self._endpoint.name, end.reason, _usage(end.timings))
-            case "cancelled":  # not by this stream: the engine was closed
-                raise self._translate(EngineError("engine: expected it to finish the answer, got closed"))
-            case _:
-                raise self._translate(end.error or EngineError(f"engine: expected stop or length, got {end.reason}"))
+        if end.reason in FINISHED:
+            return StreamEnded(self._endpoint.name, end.reason, _usage(end.timings))
+        if end.reason == "cancelled":  # not by this stream: the engine was closed
+            raise self._translate(end.error or EngineError("engine: expected it to finish the answer, got closed"))
+        raise self._translate(end.error or EngineError(f"engine: expected an end with stop or length, got {end.reason}"))
 
     def _translate(self, error: Exception) -> Exception:
         if isinstance(error, UsageError):
@@ -338,7 +349,7 @@ def _is_short(request: Request) -> bool:
         return True
     if request.prompt is not None:
         return len(request.prompt) <= INLINE_CHARACTERS
-    return sum(len(str(message.get("content"))) for message in request.messages or ()) <= INLINE_CHARACTERS
+    return sum(len(str(message)) for message in request.messages or ()) <= INLINE_CHARACTERS
 
 
 def _usage(timings: GenerationTimings) -> CompletionUsage:

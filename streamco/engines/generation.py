@@ -31,7 +31,7 @@ class RunningGeneration:
         model: for its vocabulary.
         limit: completion tokens at most.
         room: pieces buffered before the sequence is parked.
-        wake: tells the consumer that there is something to take.
+        wake: tells the consumer that there is something to take; when it raises, the generation is cancelled, and its end has the error.
         nudge: tells the engine that something changed on this side.
         interrupt: stops the decode that runs, if it runs for this sequence alone.
     """
@@ -65,6 +65,7 @@ class RunningGeneration:
         self._sampler = Sampler(request.sampling)
         self._assembler = TextAssembler(model.token_bytes)
         self._stops = StopMatcher(request.sampling.stop)
+        self._wake_failure: Exception | None = None
         self._made = 0
         self._reused = 0
         self._submitted = perf_counter()
@@ -143,7 +144,7 @@ class RunningGeneration:
         for index, piece in enumerate(pieces):
             flags = self._ring.push(piece)
             if flags & WAKE:
-                self._wake()
+                self._call_wake()
             if flags == FULL:
                 self._backlog = pieces[index:]
             if flags == FULL or flags & FILLED:
@@ -164,9 +165,16 @@ class RunningGeneration:
         if pieces is None:
             pieces = self._flush()
         self._tail = self._backlog + pieces
-        self._end = GenerationEnd(reason, self._timings(), error)
+        self._end = GenerationEnd(reason, self._timings(), error or self._wake_failure)
         if self._ring.finish() & WAKE:
+            self._call_wake()
+
+    def _call_wake(self) -> None:
+        try:
             self._wake()
+        except Exception as exc:  # noqa: BLE001  # the consumer's fault: it must not end the others' generations
+            self.is_cancelled = True
+            self._wake_failure = self._wake_failure or exc
 
     def _flush(self) -> list[TextPiece]:
         last = self._assembler.flush()

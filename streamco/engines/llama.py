@@ -14,8 +14,10 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
+from time import perf_counter
 from typing import Any
 
 from msgspec.structs import replace
@@ -24,6 +26,7 @@ from streamco.engines.base import EngineOptions, Generation, GenerationRequest, 
 from streamco.engines.context import ABORTED, NO_ROOM, LlamaContext
 from streamco.engines.generation import RunningGeneration
 from streamco.engines.model import LlamaModel
+from streamco.engines.pacing import StepPacer, StepTime
 from streamco.engines.slots import Slot, SlotTable
 from streamco.engines.threads import budget
 from streamco.errors import ConfigError, EngineError, UsageError
@@ -40,13 +43,21 @@ class LlamaEngine:
         path: the GGUF file.
         options: how it is run.
         on_progress: called with 0.0 to 1.0 while it loads.
+        step_time: seconds that one step of (decode rows, prefill tokens) takes at least, to behave like a larger model.
 
     Raises:
         EngineError: llama-cpp-python is missing, the file can't be loaded, or there is not enough memory.
         ConfigError: an option is out of range.
     """
 
-    def __init__(self, path: str | Path, options: EngineOptions | None = None, on_progress: Callable[[float], None] | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        options: EngineOptions | None = None,
+        on_progress: Callable[[float], None] | None = None,
+        *,
+        step_time: StepTime | None = None,
+    ) -> None:
         self.options = options = options or EngineOptions()
         _check_options(options)
         self._share = budget.claim(options.threads)
@@ -56,6 +67,7 @@ class LlamaEngine:
         except BaseException:
             self._share.release()
             raise
+        self._pacer = StepPacer(step_time)
         self._lock = threading.Lock()  # around _alone, _is_closing and _failure
         self._alone: RunningGeneration | None = None  # the batch being decoded holds this sequence and no other
         self._is_closing = False
@@ -198,9 +210,12 @@ class LlamaEngine:
     def _collect(self) -> bool:
         """Take in what arrived; sleeps while nothing can be done. False: the engine is closing."""
         self._drain_inbox()
+        was_idle = False
         while not self._is_closing and not self._has_work():
+            was_idle = True
             self._take_in(self._inbox.get())
             self._drain_inbox()
+        self._pacer.begin_round(was_idle=was_idle)
         return not self._is_closing
 
     def _drain_inbox(self) -> None:
@@ -246,7 +261,7 @@ class LlamaEngine:
             slot = _slot(sequence)
             assert sequence.next_token is not None
             context.add(sequence.next_token, len(slot.ids), slot.sequence, wants_logits=True)
-        if not self._compute(ready):
+        if not self._compute(ready, rows=len(ready)):
             return
         for row, sequence in enumerate(ready):
             assert sequence.next_token is not None
@@ -266,7 +281,7 @@ class LlamaEngine:
         ]
         is_last = len(chunk) == sequence.missing
         row = self._context.add_run(chunk, start, slot.sequence, wants_logits=is_last)
-        if self._compute([sequence]):
+        if self._compute([sequence], prefill_tokens=len(chunk)):
             slot.ids += chunk
             if is_last:
                 self._finish_prefill(sequence, row)
@@ -295,7 +310,7 @@ class LlamaEngine:
         self._slots.release(_slot(sequence))
         return True
 
-    def _compute(self, sequences: list[RunningGeneration]) -> bool:
+    def _compute(self, sequences: list[RunningGeneration], *, rows: int = 0, prefill_tokens: int = 0) -> bool:
         """Decode the batch, which holds rows of these sequences; False: not done, and the cache is as it was before."""
         context = self._context
         context.use_threads(self._share.threads)
@@ -308,6 +323,7 @@ class LlamaEngine:
                 context.count = 0
                 self._alone = None
                 return False
+        started = perf_counter()
         status = context.decode()
         with self._lock:
             self._alone = None
@@ -316,9 +332,16 @@ class LlamaEngine:
         if has_dummy:
             context.remove(self._dummy, 0)
         if status == 0:
+            self._pass_time(self._pacer.due(rows, prefill_tokens, started=started, now=perf_counter()), sequences)
             return True
         self._clean_up(sequences, status)
         return False
+
+    def _pass_time(self, until: float, sequences: list[RunningGeneration]) -> None:
+        """Wait as long as these sequences still want the result, taking in what arrives."""
+        while not self._is_closing and (left := until - perf_counter()) > 0 and not all(sequence.is_cancelled for sequence in sequences):
+            with suppress(Empty):
+                self._take_in(self._inbox.get(timeout=left))
 
     def _clean_up(self, sequences: list[RunningGeneration], status: int) -> None:
         for sequence in sequences:

@@ -66,7 +66,9 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     return [_plain_message(index, message) for index, message in enumerate(messages)]
 
 
-def _plain_message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
+def _plain_message(index: int, message: Any) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise EngineError(f"messages[{index}]: expected a mapping, got {type(message).__name__}")
     if not isinstance(message.get("role"), str):
         raise EngineError(f"messages[{index}].role: expected a string, got {message.get('role')!r}")
     content = message.get("content")

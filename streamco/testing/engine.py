@@ -1,0 +1,291 @@
+"""A scripted engine: what a model would say, when it would say it, without a model."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
+from typing import Any, Literal
+
+from streamco.engines.base import (
+    Generation,
+    GenerationEnd,
+    GenerationRequest,
+    GenerationTimings,
+    ModelInfo,
+    TextPiece,
+)
+from streamco.errors import ConfigError, EngineError
+
+__all__ = ["FakeEngine", "FakeGeneration", "FakeVocabulary"]
+
+Mode = Literal["instant", "thread", "manual"]
+Script = str | Sequence[str] | Callable[[GenerationRequest], Sequence[str]]
+
+
+class FakeVocabulary:
+    """Words with the space before them are tokens; ids are given in the order in which words are first seen. Thread-safe."""
+
+    def __init__(self, name: str = "words", size: int = 1 << 16) -> None:
+        self.name = name
+        self.size = size
+        self._words: list[str] = []
+        self._ids: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for vocabularies of one name and size."""
+        return f"{self.size}:{hashlib.sha256(self.name.encode()).hexdigest()[:16]}"
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids; ``decode`` gives the text back exactly."""
+        return [self.id_of(word) for word in re.findall(r"\s*\S+|\s+$", text)]
+
+    def id_of(self, word: str) -> int:
+        """The id of one token's text, new or known."""
+        with self._lock:
+            known = self._ids.get(word)
+            if known is None:
+                if len(self._words) >= self.size:
+                    raise EngineError(f"vocabulary: expected at most {self.size} different words, got one more")
+                known = self._ids[word] = len(self._words)
+                self._words.append(word)
+            return known
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids.
+
+        Raises:
+            EngineError: an id that no word has.
+        """
+        unknown = [token for token in ids if not 0 <= token < len(self._words)]
+        if unknown:
+            raise EngineError(f"vocabulary: expected ids below {len(self._words)}, got {unknown[0]}")
+        return "".join(self._words[token] for token in ids)
+
+
+WORDS = FakeVocabulary()
+
+
+class FakeEngine:
+    """Implements ``Engine``. Every request is answered with the script, one piece a token.
+
+    Args:
+        script: a text (split into words), the pieces themselves, or a function that makes the pieces from the request.
+        mode: ``instant``: all of it is there when ``submit`` returns; ``thread``: a thread writes it in time; ``manual``: it comes when the
+            test calls ``step``.
+        prefill_s: seconds per prompt token before the first piece (thread).
+        token_s: seconds before each further piece (thread).
+        ring_tokens: pieces buffered before the generation is parked.
+        fail_after: end with an error after this many pieces; None: don't.
+        context_tokens: longer prompts are refused.
+        vocabulary: engines with the same one understand each other's ids; None: one that all share.
+    """
+
+    def __init__(
+        self,
+        script: Script = "Hello there, how are you today?",
+        *,
+        mode: Mode = "instant",
+        prefill_s: float = 0.0,
+        token_s: float = 0.0,
+        ring_tokens: int = 512,
+        fail_after: int | None = None,
+        context_tokens: int = 2048,
+        vocabulary: FakeVocabulary | None = None,
+        name: str = "fake",
+    ) -> None:
+        if mode not in {"instant", "thread", "manual"}:
+            raise ConfigError(f"mode: expected instant, thread or manual, got {mode!r}")
+        self.script = script
+        self.mode = mode
+        self.prefill_s = prefill_s
+        self.token_s = token_s
+        self.ring_tokens = ring_tokens
+        self.fail_after = fail_after
+        self.vocabulary = vocabulary or WORDS
+        self.requests: list[GenerationRequest] = []
+        self.generations: list[FakeGeneration] = []
+        self.is_closed = False
+        self.info = ModelInfo(
+            name=name,
+            vocabulary_size=self.vocabulary.size,
+            vocabulary=self.vocabulary.fingerprint,
+            context_tokens=context_tokens,
+            has_chat_template=True,
+            parameters=1,
+            layers=1,
+            width=1,
+            heads=1,
+            ffn_width=1,
+        )
+
+    def tokenize(self, text: str, *, special: bool = False, bos: bool = False) -> list[int]:
+        """Words; there are no special tokens."""
+        return self.vocabulary.encode(text)
+
+    def detokenize(self, ids: Sequence[int]) -> bytes:
+        """The words of the ids."""
+        return self.vocabulary.decode(ids).encode()
+
+    def apply_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        """``role: content`` lines."""
+        lines = [f"{message['role']}: {_text(message.get('content'))}\n" for message in messages]
+        return "".join(lines) + ("assistant:" if add_generation_prompt else "")
+
+    def submit(self, request: GenerationRequest, wake: Callable[[], None]) -> Generation:
+        """Begin to answer with the script.
+
+        Raises:
+            EngineError: closed, an empty prompt, or one that does not fit the context.
+        """
+        if self.is_closed:
+            raise EngineError("engine: expected an open engine, got a closed one")
+        if not request.prompt_ids:
+            raise EngineError("prompt: expected at least one token, got none")
+        if len(request.prompt_ids) >= self.info.context_tokens:
+            limit = self.info.context_tokens
+            raise EngineError(f"prompt: expected at most {limit - 1} tokens (the context is {limit}), got {len(request.prompt_ids)}")
+        generation = FakeGeneration(self, request, self._pieces(request), wake)
+        self.requests.append(request)
+        self.generations.append(generation)
+        generation.begin(self.mode)
+        return generation
+
+    def _pieces(self, request: GenerationRequest) -> list[str]:
+        script = self.script(request) if callable(self.script) else self.script
+        return re.findall(r"\s*\S+|\s+$", script) if isinstance(script, str) else list(script)
+
+    def step(self, count: int = 1) -> None:
+        """Let every running generation write this many further pieces (manual)."""
+        for generation in list(self.generations):
+            generation.write(count)
+
+    def close(self) -> None:
+        """Cancel everything; idempotent."""
+        self.is_closed = True
+        for generation in self.generations:
+            generation.cancel()
+            generation.join()
+
+
+class FakeGeneration:
+    """Implements ``Generation``; made by ``FakeEngine.submit``."""
+
+    def __init__(self, engine: FakeEngine, request: GenerationRequest, pieces: list[str], wake: Callable[[], None]) -> None:
+        self.request = request
+        self._engine = engine
+        self._script = pieces
+        self._wake = wake
+        self._changed = threading.Condition()
+        self._ready: list[TextPiece] = []
+        self._is_awaited = True  # the consumer has taken everything: the next piece wakes it
+        self._end: GenerationEnd | None = None
+        self._is_cancelled = False
+        self._made = 0
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the consumer asked it to stop."""
+        return self._is_cancelled
+
+    def begin(self, mode: Mode) -> None:
+        """Start to write."""
+        if mode == "thread":
+            self._thread = threading.Thread(target=self._run, name="streamco-fake", daemon=True)
+            self._thread.start()
+        elif mode == "instant":
+            self.write(len(self._script) + 1)
+
+    def take(self) -> tuple[list[TextPiece], GenerationEnd | None]:
+        """All pieces since the last call and, with the last of them, the end."""
+        with self._changed:
+            pieces, self._ready = self._ready, []
+            self._is_awaited = True
+            self._changed.notify_all()
+            end = self._end
+        if end is None and self._engine.mode == "instant" and pieces:
+            self.write(len(self._script) + 1)  # it was parked
+        return pieces, end
+
+    def cancel(self) -> None:
+        """Ask to stop; idempotent."""
+        with self._changed:
+            self._is_cancelled = True
+            self._changed.notify_all()
+        if self._thread is None:
+            self.write(1)
+
+    def join(self) -> None:
+        """Wait for its thread, if it has one."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def write(self, count: int) -> None:
+        """Write up to ``count`` pieces (as many as there is room for); what comes after the last one is the end."""
+        wakes = False
+        with self._changed:
+            for _ in range(count):
+                if self._end is not None or (len(self._ready) >= self._engine.ring_tokens and not self._is_cancelled):
+                    break
+                self._write_one()
+                wakes = wakes or self._is_awaited
+                self._is_awaited = False
+        if wakes:
+            self._wake()
+
+    def _write_one(self) -> None:
+        reason = self._reason()
+        if reason is not None:
+            error = EngineError(f"engine: failed after {self._made} tokens, as it was told to") if reason == "error" else None
+            self._end = GenerationEnd(reason, self._timings(), error)
+            return
+        text = self._script[self._made]
+        token = self._engine.vocabulary.id_of(text)
+        top = ((token, 1.0),) if self.request.top else None
+        self._ready.append(TextPiece(text, (token,), top))
+        self._made += 1
+        reason = self._reason()
+        if reason in {"stop", "length"}:
+            self._end = GenerationEnd(reason, self._timings())
+
+    def _reason(self) -> str | None:
+        limit = self.request.sampling.max_tokens
+        if self._is_cancelled:
+            return "cancelled"
+        if self._engine.fail_after is not None and self._made >= self._engine.fail_after:
+            return "error"
+        if self.request.prefill_only or self._made >= len(self._script):
+            return "stop"
+        if limit is not None and self._made >= limit:
+            return "length"
+        return None
+
+    def _timings(self) -> GenerationTimings:
+        prompt = len(self.request.prompt_ids)
+        return GenerationTimings(
+            prompt_tokens=prompt,
+            reused_tokens=0,
+            completion_tokens=self._made,
+            prefill_s=self._engine.prefill_s * prompt,
+            decode_s=self._engine.token_s * self._made,
+        )
+
+    def _run(self) -> None:
+        due = monotonic() + self._engine.prefill_s * len(self.request.prompt_ids)
+        while self._end is None:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_cancelled, timeout=max(0.0, due - monotonic()))
+                self._changed.wait_for(lambda: self._is_cancelled or len(self._ready) < self._engine.ring_tokens)
+            self.write(1)
+            due += self._engine.token_s
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content or ())
