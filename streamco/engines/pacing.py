@@ -27,7 +27,7 @@ class StepPacer:
         self._charged = 0.0
 
     def begin_round(self, *, was_idle: bool) -> None:
-        """A new step. After idling it starts when its first decode does; otherwise where the last one ended, so that lateness doesn't add up."""
+        """A new step. It begins where the last one ended, so that lateness doesn't add up; after idling, with its first decode."""
         self._rows = 0
         self._charged = 0.0
         if was_idle:
@@ -51,3 +51,8 @@ class StepPacer:
         self._charged = max(self._charged, cost)
         self._ends = max(due, now)
         return due
+
+    def cut(self, now: float) -> None:
+        """Nobody waits for the step any more; the next one begins now."""
+        if self._ends is not None:
+            self._ends = min(self._ends, now)

@@ -1,0 +1,163 @@
+"""``streamco serve``: the OpenAI-compatible server over a model on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from streamco.errors import ConfigError, EngineError, StreamcoError
+
+if TYPE_CHECKING:
+    from streamco.engines.base import Engine
+    from streamco.server.options import ServeOptions
+    from streamco.server.steptimes import StepTimes
+
+__all__ = ["add_arguments", "run"]
+
+KEY_VARIABLE = "STREAMCO_API_KEY"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``streamco serve``."""
+    model = parser.add_argument_group("model")
+    model.add_argument("--model", metavar="PATH", help="a GGUF file (default: the packaged model, streamco[demo])")
+    model.add_argument("--model-name", metavar="NAME", help="what clients call it (default: the file's name without .gguf)")
+    model.add_argument("--threads", type=int, metavar="N", help="compute threads (default: a fair share of the cores)")
+    model.add_argument("--context", type=int, default=2048, metavar="N", help="tokens a sequence, prompt and answer (default: %(default)s)")
+    model.add_argument("--sequences", type=int, default=4, metavar="N", help="answers decoded together (default: %(default)s)")
+    model.add_argument("--prefill-chunk", type=int, metavar="N", help="prompt tokens a step (default: the engine's)")
+    model.add_argument("--exact", action="store_true", help="batching never changes the arithmetic; a little slower")
+    listen = parser.add_argument_group("listening")
+    listen.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    listen.add_argument("--port", type=int, default=8000, help="0: any free one (default: %(default)s)")
+    listen.add_argument("--api-key", metavar="KEY", help=f"what clients must send as bearer token (default: ${KEY_VARIABLE})")
+    listen.add_argument("--no-auth", action="store_true", help="serve other machines without a key")
+    listen.add_argument("--ready-fd", type=int, metavar="FD", help="write the address to this file descriptor and close it, once ready")
+    limits = parser.add_argument_group("limits")
+    limits.add_argument("--max-body", type=int, default=1 << 20, metavar="BYTES", help="largest request (default: %(default)s)")
+    limits.add_argument("--max-prompt-tokens", type=int, metavar="N", help="longest prompt (default: what fits the context)")
+    limits.add_argument("--max-tokens", type=int, metavar="N", help="longest answer (default: what fits the context)")
+    limits.add_argument("--max-streams", type=int, default=64, metavar="N", help="requests at once, queued ones too (default: %(default)s)")
+    limits.add_argument("--keepalive", type=float, default=10.0, metavar="S", help="silence before a comment (default: %(default)s)")
+    remote = parser.add_argument_group("behaving like a larger server")
+    remote.add_argument("--latency", metavar="PROFILE", help="times of a measured server: a packaged name, a JSON file, or 'list'")
+    remote.add_argument("--latency-seed", type=int, default=0, metavar="N", help="the dice of --latency (default: %(default)s)")
+    remote.add_argument("--step-times", metavar="PROFILE", help="a large model's time a step: a packaged name, a JSON file, or 'list'")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGINT or SIGTERM.
+
+    Returns:
+        0 after a clean shutdown, 1 when the model can't be loaded or the port is taken, 2 for settings that can't be.
+    """
+    if "list" in {args.latency, args.step_times}:
+        return _list_profiles()
+    try:
+        path = _model_path(args.model)
+        options = _options(args, path)
+        options.check_exposure()
+        engine = _load(args, path)
+    except ConfigError as error:
+        print(f"streamco serve: {error}", file=sys.stderr)
+        return 2
+    except StreamcoError as error:
+        print(f"streamco serve: {error}", file=sys.stderr)
+        return 1
+    try:
+        _run_loop(_serve(engine, options, args.ready_fd))
+    except OSError as error:
+        print(f"streamco serve: {options.host}:{options.port}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    finally:
+        engine.close()
+    return 0
+
+
+def _options(args: argparse.Namespace, path: Path) -> ServeOptions:
+    from streamco.server.options import ServeOptions
+    from streamco.server.packaged import load_latency
+
+    key = args.api_key or os.environ.get(KEY_VARIABLE) or None
+    return ServeOptions(
+        host=args.host,
+        port=args.port,
+        api_key=key,
+        allow_open=args.no_auth,
+        model=args.model_name or path.stem,
+        max_body_bytes=args.max_body,
+        max_prompt_tokens=args.max_prompt_tokens,
+        max_tokens=args.max_tokens,
+        max_streams=args.max_streams,
+        keepalive=args.keepalive,
+        latency=load_latency(args.latency) if args.latency else None,
+        latency_seed=args.latency_seed,
+    )
+
+
+def _load(args: argparse.Namespace, path: Path) -> Engine:
+    from streamco.engines.base import EngineOptions
+    from streamco.engines.llama import LlamaEngine
+    from streamco.server.packaged import load_step_times
+
+    step_time: StepTimes | None = load_step_times(args.step_times) if args.step_times else None
+    options = EngineOptions(
+        context_tokens=args.context,
+        max_sequences=args.sequences,
+        threads=args.threads,
+        exact=args.exact,
+        prefill_chunk=args.prefill_chunk or EngineOptions().prefill_chunk,
+    )
+    return LlamaEngine(path, options, step_time=step_time)
+
+
+def _model_path(path: str | None) -> Path:
+    from streamco.engines.packaged import packaged_model
+
+    if path is None:
+        return packaged_model()
+    if not Path(path).is_file():
+        raise EngineError(f"model: expected a GGUF file, got none at {path}")
+    return Path(path)
+
+
+async def _serve(engine: Engine, options: ServeOptions, ready_fd: int | None) -> None:
+    from streamco.server.app import serving
+
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    async with serving(engine, options) as base_url:
+        address = base_url.removesuffix("/v1")
+        print(f"listening on {address}", flush=True)
+        if ready_fd is not None:
+            with os.fdopen(ready_fd, "w") as ready:
+                ready.write(f"{address}\n")
+        await stopped.wait()
+
+
+def _run_loop(main: Coroutine[None, None, None]) -> None:
+    """On uvloop where it is installed."""
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        asyncio.run(main)
+        return
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(main)
+
+
+def _list_profiles() -> int:
+    from streamco.server.packaged import packaged_names
+
+    for option, kind in (("--latency", "latency"), ("--step-times", "step_times")):
+        for name in packaged_names(kind):
+            print(f"{option} {name}")
+    return 0

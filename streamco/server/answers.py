@@ -1,0 +1,237 @@
+"""Answers: what the engine made, in the shapes of OpenAI's chat completions and completions, whole and as server-sent events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from streamco.engines.base import GenerationTimings, TextPiece
+
+__all__ = ["DONE", "ChatAnswer", "CompletionAnswer", "Answer", "event", "usage_of"]
+
+DONE = b"data: [DONE]\n\n"
+UNLIKELY = -9999.0  # what OpenAI tells for a token that is not among the most likely ones
+
+_encode = msgspec.json.Encoder().encode
+
+Json = dict[str, Any]
+Detokenize = Callable[[Sequence[int]], bytes]
+
+
+def event(data: Json) -> bytes:
+    """One server-sent event."""
+    return b"data: %b\n\n" % _encode(data)
+
+
+def usage_of(timings: GenerationTimings) -> Json:
+    """OpenAI's usage object; ``cached_tokens`` are prompt tokens found in the KV cache."""
+    return {
+        "prompt_tokens": timings.prompt_tokens,
+        "completion_tokens": timings.completion_tokens,
+        "total_tokens": timings.prompt_tokens + timings.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": timings.reused_tokens},
+    }
+
+
+class Answer(Protocol):
+    """One answer in the making; ``add`` keeps what a whole answer needs."""
+
+    def opening(self) -> bytes:
+        """What comes before the first piece of a stream."""
+        ...
+
+    def add(self, pieces: Sequence[TextPiece]) -> None:
+        """Remember pieces for ``whole``."""
+        ...
+
+    def events(self, pieces: Sequence[TextPiece]) -> bytes:
+        """The pieces as events, one a piece."""
+        ...
+
+    def closing(self, finish_reason: str, timings: GenerationTimings) -> bytes:
+        """The last events of a stream: finish reason, usage when asked for, [DONE]."""
+        ...
+
+    def whole(self, finish_reason: str, timings: GenerationTimings) -> bytes:
+        """The answer as one JSON object."""
+        ...
+
+
+class _Answer:
+    """What both shapes share.
+
+    Args:
+        name: the answer's id.
+        model: the model's name as the client knows it.
+        created: seconds since the epoch.
+        detokenize: the engine's.
+        top: alternatives to tell with each token; None: no log-probabilities.
+        wants_ids: tell token ids (vLLM's ``return_token_ids``).
+        wants_usage: a stream ends with usage, and its other chunks say ``"usage": null``.
+        prompt_ids: the prompt, told with the first chunk when ids are wanted.
+    """
+
+    chunk_object: str
+    whole_object: str
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        model: str,
+        created: int,
+        detokenize: Detokenize,
+        top: int | None,
+        wants_ids: bool,
+        wants_usage: bool,
+        prompt_ids: Sequence[int],
+    ) -> None:
+        self._head: Json = {"id": name, "created": created, "model": model}
+        self._detokenize = detokenize
+        self._top = top
+        self._wants_ids = wants_ids
+        self._wants_usage = wants_usage
+        self._prompt_ids = prompt_ids
+        self._pieces: list[TextPiece] = []
+
+    def add(self, pieces: Sequence[TextPiece]) -> None:
+        self._pieces += pieces
+
+    def events(self, pieces: Sequence[TextPiece]) -> bytes:
+        return b"".join([event(self._chunk([self._piece_choice(piece)])) for piece in pieces])
+
+    def closing(self, finish_reason: str, timings: GenerationTimings) -> bytes:
+        last = event(self._chunk([self._final_choice(finish_reason)]))
+        if self._wants_usage:
+            last += event({**self._chunk([]), "usage": usage_of(timings)})
+        return last + DONE
+
+    def whole(self, finish_reason: str, timings: GenerationTimings) -> bytes:
+        choice: Json = {"index": 0, "finish_reason": finish_reason, "logprobs": None, **self._whole_choice()}
+        if self._top is not None:
+            choice["logprobs"] = self._logprobs(self._pieces)
+        if self._wants_ids:
+            choice["token_ids"] = [token for piece in self._pieces for token in piece.ids]
+            choice["prompt_token_ids"] = self._prompt_ids
+        return _encode({**self._head, "object": self.whole_object, "choices": [choice], "usage": usage_of(timings)})
+
+    def _text(self) -> str:
+        return "".join([piece.text for piece in self._pieces])
+
+    def _chunk(self, choices: list[Json]) -> Json:
+        chunk = {**self._head, "object": self.chunk_object, "choices": choices}
+        if self._wants_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def _choice(self, content: Json, finish_reason: str | None = None) -> Json:
+        return {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
+
+    def _piece_choice(self, piece: TextPiece) -> Json:
+        choice = self._choice(self._piece_content(piece.text))
+        if self._top is not None:
+            choice["logprobs"] = self._logprobs([piece])
+        if self._wants_ids:
+            choice["token_ids"] = piece.ids
+        return choice
+
+    def _piece_content(self, text: str) -> Json:
+        raise NotImplementedError
+
+    def _final_choice(self, finish_reason: str) -> Json:
+        raise NotImplementedError
+
+    def _whole_choice(self) -> Json:
+        raise NotImplementedError
+
+    def _logprobs(self, pieces: Sequence[TextPiece]) -> Json:
+        raise NotImplementedError
+
+    def _tokens(self, pieces: Sequence[TextPiece]) -> list[tuple[int, float, list[tuple[int, float]]]]:
+        """(id, log-probability, alternatives) of every token; a piece that is several tokens knows only its last one's."""
+        found: list[tuple[int, float, list[tuple[int, float]]]] = []
+        for piece in pieces:
+            found += [(token, UNLIKELY, []) for token in piece.ids[:-1]]
+            table = [(token, _log(probability)) for token, probability in piece.top or ()]
+            for token in piece.ids[-1:]:
+                found.append((token, dict(table).get(token, UNLIKELY), table[: self._top]))
+        return found
+
+
+class ChatAnswer(_Answer):
+    """``/v1/chat/completions``."""
+
+    chunk_object = "chat.completion.chunk"
+    whole_object = "chat.completion"
+
+    def opening(self) -> bytes:
+        """The role, as OpenAI sends it."""
+        chunk = self._chunk([self._choice({"delta": {"role": "assistant", "content": ""}})])
+        if self._wants_ids:
+            chunk["prompt_token_ids"] = self._prompt_ids
+        return event(chunk)
+
+    def _piece_content(self, text: str) -> Json:
+        return {"delta": {"content": text}}
+
+    def _final_choice(self, finish_reason: str) -> Json:
+        return self._choice({"delta": {}}, finish_reason)
+
+    def _whole_choice(self) -> Json:
+        return {"message": {"role": "assistant", "content": self._text(), "refusal": None}}
+
+    def _logprobs(self, pieces: Sequence[TextPiece]) -> Json:
+        content = [
+            {**self._entry(token, logprob), "top_logprobs": [self._entry(*other) for other in others]}
+            for token, logprob, others in self._tokens(pieces)
+        ]
+        return {"content": content, "refusal": None}
+
+    def _entry(self, token: int, logprob: float) -> Json:
+        data = self._detokenize([token])
+        return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
+
+
+class CompletionAnswer(_Answer):
+    """``/v1/completions``."""
+
+    chunk_object = "text_completion"
+    whole_object = "text_completion"
+    _offset = 0
+
+    def opening(self) -> bytes:
+        """Nothing, unless the prompt's ids are wanted."""
+        return event({**self._chunk([self._choice({"text": ""})]), "prompt_token_ids": self._prompt_ids}) if self._wants_ids else b""
+
+    def _piece_content(self, text: str) -> Json:
+        return {"text": text}
+
+    def _final_choice(self, finish_reason: str) -> Json:
+        return self._choice({"text": ""}, finish_reason)
+
+    def _whole_choice(self) -> Json:
+        return {"text": self._text()}
+
+    def _logprobs(self, pieces: Sequence[TextPiece]) -> Json:
+        tokens = self._tokens(pieces)
+        texts = [self._name(token) for token, _, _ in tokens]
+        offsets = []
+        for piece in pieces:
+            offsets += [self._offset] * len(piece.ids)
+            self._offset += len(piece.text)
+        return {
+            "tokens": texts,
+            "token_logprobs": [logprob for _, logprob, _ in tokens],
+            "top_logprobs": [{self._name(token): logprob for token, logprob in others} for _, _, others in tokens] if self._top else None,
+            "text_offset": offsets,
+        }
+
+    def _name(self, token: int) -> str:
+        return self._detokenize([token]).decode("utf-8", "replace")
+
+
+def _log(probability: float) -> float:
+    return max(math.log(probability), UNLIKELY) if probability > 0 else UNLIKELY

@@ -1,0 +1,202 @@
+"""The OpenAI-compatible HTTP server over one engine.
+
+``make_app`` gives the aiohttp application; ``serving`` runs it on a port of this process. The engine belongs to the caller, who closes it.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+
+from aiohttp import web
+
+from streamco.engines.base import Engine, GenerationRequest
+from streamco.errors import EngineError
+from streamco.server.answers import Answer, ChatAnswer, CompletionAnswer
+from streamco.server.latency import Holdback
+from streamco.server.limits import Admission, authorize, read_body, translate_errors
+from streamco.server.options import ServeOptions
+from streamco.server.prompts import ApiRequest, build_generation
+from streamco.server.refusals import RequestError
+from streamco.server.requests import ChatRequest, CompletionRequest, parse
+from streamco.server.streaming import answer_whole, stream_answer
+from streamco.server.worker import Clock, LoopClock, Waker, Work
+
+__all__ = ["SERVICE", "Service", "ServeOptions", "make_app", "serving"]
+
+
+class Service:
+    """The handlers and what they share.
+
+    Args:
+        engine: a loaded engine; stays the caller's.
+        options: limits, key, latency.
+        clock: time for holding back and keep-alives; tests bring their own.
+    """
+
+    def __init__(self, engine: Engine, options: ServeOptions, clock: Clock | None = None) -> None:
+        self.engine = engine
+        self.options = options
+        self.model = options.model or engine.info.name
+        self.admission = Admission(options)
+        self.clock = clock or LoopClock()
+        self.created = int(time.time())
+        self._works: set[Work] = set()
+        self._waker: Waker | None = None
+        self._requests = 0
+
+    @property
+    def active(self) -> int:
+        """Generations of the engine that are being read."""
+        return len(self._works)
+
+    def routes(self) -> list[web.RouteDef]:
+        """Path by path."""
+        return [
+            web.get("/health", self.health),
+            web.get("/v1/models", self.models),
+            web.get("/v1/models/{model:.+}", self.one_model),
+            web.post("/v1/chat/completions", self.chat_completions),
+            web.post("/v1/completions", self.completions),
+        ]
+
+    async def stop(self, _app: web.Application | None = None) -> None:
+        """Admit nobody, end every stream with an error its reader can tell from an end."""
+        self.admission.close()
+        for work in list(self._works):
+            work.stop("a shutdown")
+
+    async def health(self, _request: web.Request) -> web.Response:
+        """Alive, and how busy."""
+        return web.json_response({"status": "ok", "model": self.model, "requests": self.admission.present})
+
+    async def models(self, _request: web.Request) -> web.Response:
+        """The one model there is."""
+        return web.json_response({"object": "list", "data": [self._card()]})
+
+    async def one_model(self, request: web.Request) -> web.Response:
+        """That model by its name."""
+        self._check_model(request.match_info["model"])
+        return web.json_response(self._card())
+
+    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
+        """``POST /v1/chat/completions``."""
+        with self.admission.admitted():
+            arrived = self.clock.now()
+            body = await read_body(request)
+            return await self._answer(request, parse(body, ChatRequest), len(body), arrived)
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """``POST /v1/completions``."""
+        with self.admission.admitted():
+            arrived = self.clock.now()
+            body = await read_body(request)
+            return await self._answer(request, parse(body, CompletionRequest), len(body), arrived)
+
+    async def _answer(self, request: web.Request, asked: ApiRequest, body_bytes: int, arrived: float) -> web.StreamResponse:
+        if asked.model:
+            self._check_model(asked.model)
+        holdback = self._holdback(arrived)
+        generation = await build_generation(self.engine, asked, self.options, body_bytes)
+        answer = self._shape(asked, generation)
+        work = self._start(generation, holdback)
+        try:
+            respond = stream_answer if asked.is_streamed else answer_whole
+            return await respond(request, work, answer, self.options, self.clock)
+        finally:
+            work.stop("the reader's leaving")
+            self._works.discard(work)
+
+    def _start(self, generation: GenerationRequest, holdback: Holdback | None) -> Work:
+        if self._waker is None:
+            self._waker = Waker()
+        try:
+            work = Work(self.engine, generation, self._waker, self.clock, holdback)
+        except EngineError as error:
+            raise RequestError(503, str(error), code="engine_error") from error
+        self._works.add(work)
+        return work
+
+    def _holdback(self, arrived: float) -> Holdback | None:
+        if self.options.latency is None:
+            return None
+        self._requests += 1
+        # dice of its own for each request: what others do at the same time doesn't change its times
+        return Holdback(self.options.latency, Random(f"{self.options.latency_seed}/{self._requests}"), arrived)
+
+    def _shape(self, asked: ApiRequest, generation: GenerationRequest) -> Answer:
+        is_chat = isinstance(asked, ChatRequest)
+        shape = ChatAnswer if is_chat else CompletionAnswer
+        return shape(
+            name=f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",
+            model=self.model,
+            created=int(time.time()),
+            detokenize=self.engine.detokenize,
+            top=asked.wanted_top,
+            wants_ids=bool(asked.return_token_ids),
+            wants_usage=asked.wants_usage,
+            prompt_ids=generation.prompt_ids,
+        )
+
+    def _check_model(self, name: str) -> None:
+        if name != self.model:
+            raise RequestError(404, f"model: expected {self.model}, got {name}", param="model", code="model_not_found")
+
+    def _card(self) -> dict[str, object]:
+        info = self.engine.info
+        return {
+            "id": self.model,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "streamco",
+            "max_model_len": info.context_tokens,
+            "vocabulary": info.vocabulary,
+            "vocabulary_size": info.vocabulary_size,
+        }
+
+
+SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
+
+
+def make_app(engine: Engine, options: ServeOptions | None = None, *, clock: Clock | None = None) -> web.Application:
+    """The server as an aiohttp application; run it with ``handler_cancellation=True``, so that a client that leaves is noticed at once.
+
+    Args:
+        engine: a loaded engine; stays the caller's.
+        options: limits, key, latency; host and port are for ``serving``.
+        clock: time for holding back and keep-alives; None: the loop's.
+    """
+    options = options or ServeOptions()
+    service = Service(engine, options, clock)
+    app = web.Application(middlewares=[translate_errors, authorize(options)], client_max_size=options.max_body_bytes)
+    app[SERVICE] = service
+    app.add_routes(service.routes())
+    app.on_shutdown.append(service.stop)
+    return app
+
+
+@asynccontextmanager
+async def serving(engine: Engine, options: ServeOptions | None = None, *, clock: Clock | None = None) -> AsyncIterator[str]:
+    """Serve inside this process; the address to use as an OpenAI client's ``base_url`` (it ends in ``/v1``).
+
+    On leaving, running streams end with an error event; the engine stays open.
+
+    Raises:
+        ConfigError: the host is open to others and there is no key.
+        OSError: the port is taken.
+    """
+    options = options or ServeOptions()
+    options.check_exposure()
+    runner = web.AppRunner(
+        make_app(engine, options, clock=clock), handler_cancellation=True, access_log=None, shutdown_timeout=options.shutdown
+    )
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, options.host, options.port).start()
+        host, port = runner.addresses[0][:2]
+        yield f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
+    finally:
+        await runner.cleanup()

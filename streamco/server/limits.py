@@ -1,0 +1,130 @@
+"""Who may ask, how much, and how many at once: the middlewares and the admission of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from streamco.server.options import ServeOptions, is_loopback
+from streamco.server.refusals import RequestError, error_response, overloaded
+
+__all__ = ["Admission", "authorize", "read_body", "translate_errors"]
+
+logger = logging.getLogger("streamco.server")
+
+BODY_SECONDS = 30.0  # a megabyte at 280 kbit/s; slower than that is a client that holds a place open
+OPEN_PATHS = frozenset({"/health"})  # probes have no key
+REASONS = {404: "path: expected a path of the API, got {path}", 405: "method: expected {allowed}, got {method} on {path}"}
+
+
+@web.middleware
+async def translate_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every error leaves in OpenAI's form; the unexpected ones are logged and told without details."""
+    try:
+        return await handler(request)
+    except RequestError as refusal:
+        return error_response(refusal)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return error_response(_refusal_of(request, error))
+    except ConnectionError:
+        raise  # the client left: aiohttp ends the connection, and nobody is there to be told
+    except Exception:
+        logger.exception("%s %s failed", request.method, request.path)
+        return error_response(RequestError(500, "server: expected to answer, got an internal error"))
+
+
+def _refusal_of(request: web.Request, error: web.HTTPException) -> RequestError:
+    allowed = ", ".join(sorted(error.allowed_methods)) if isinstance(error, web.HTTPMethodNotAllowed) else ""
+    headers = {"Allow": allowed} if allowed else {}
+    text = REASONS.get(error.status, error.reason or "")
+    return RequestError(error.status, text.format(path=request.path, method=request.method, allowed=allowed), headers=headers)
+
+
+def authorize(options: ServeOptions) -> Middleware:
+    """A middleware that asks for the key; without one, it answers only clients who mean this machine.
+
+    Web pages can make a browser send requests to a loopback port under a name of their own (DNS rebinding); the Host header gives them
+    away.
+    """
+    expected = None if options.api_key is None else f"Bearer {options.api_key}".encode()
+    is_guarded = expected is None and not options.allow_open
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if expected is not None and request.path not in OPEN_PATHS:
+            given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+            if not hmac.compare_digest(given, expected):
+                message = "api key: expected a valid key, got " + ("another" if given else "none: send it as Authorization: Bearer KEY")
+                raise RequestError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        if is_guarded and not _means_loopback(request.headers.get("Host", "")):
+            raise RequestError(403, "host: expected a loopback name or address while the server has no api key")
+        return await handler(request)
+
+    return middleware
+
+
+def _means_loopback(host: str) -> bool:
+    name = host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
+    return not host or is_loopback(name.lower())
+
+
+async def read_body(request: web.Request) -> bytes:
+    """The body of a JSON request.
+
+    Raises:
+        RequestError: 415 another content type, 408 too slow.
+        web.HTTPRequestEntityTooLarge: beyond the limit (413).
+    """
+    if request.headers.get("Content-Type") and request.content_type != "application/json":
+        raise RequestError(415, f"content type: expected application/json, got {request.content_type}")
+    if (request.content_length or 0) > request.client_max_size:
+        raise web.HTTPRequestEntityTooLarge(request.client_max_size, request.content_length or 0)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await request.read()
+    except TimeoutError as error:
+        raise RequestError(408, f"body: expected all of it within {BODY_SECONDS:g} s") from error
+
+
+class Admission:
+    """How many requests are in the house."""
+
+    def __init__(self, options: ServeOptions) -> None:
+        self._most = options.max_streams
+        self._wait = options.retry_after
+        self._present = 0
+        self._is_closed = False
+
+    @property
+    def present(self) -> int:
+        """Requests admitted and not yet answered."""
+        return self._present
+
+    def close(self) -> None:
+        """Admit nobody any more."""
+        self._is_closed = True
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """A place for one request.
+
+        Raises:
+            RequestError: 429 all places are taken, 503 the server is shutting down.
+        """
+        if self._is_closed:
+            raise RequestError(503, "server: expected it to run, got a shutdown", headers={"Retry-After": "5"})
+        if self._present >= self._most:
+            raise overloaded(f"requests: expected at most {self._most} at once, got one more", self._wait)
+        self._present += 1
+        try:
+            yield
+        finally:
+            self._present -= 1

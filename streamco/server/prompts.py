@@ -1,0 +1,100 @@
+"""Prompts: a request's messages, text or ids as the tokens the engine gets, within the server's limits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from streamco.engines.base import Engine, GenerationRequest
+from streamco.errors import EngineError
+from streamco.server.options import ServeOptions
+from streamco.server.refusals import RequestError, invalid
+from streamco.server.requests import TOP_LOGPROBS, ChatRequest, CompletionRequest
+
+__all__ = ["build_generation"]
+
+INLINE_BYTES = 4096  # tokenising more takes over a millisecond: not on the loop
+
+ApiRequest = ChatRequest | CompletionRequest
+
+
+async def build_generation(engine: Engine, request: ApiRequest, options: ServeOptions, body_bytes: int) -> GenerationRequest:
+    """What the engine is asked for.
+
+    Raises:
+        RequestError: 400, naming the field that can't be served.
+    """
+    if body_bytes <= INLINE_BYTES:
+        ids = prompt_ids(engine, request)
+    else:
+        ids = await asyncio.to_thread(prompt_ids, engine, request)
+    field = "messages" if isinstance(request, ChatRequest) else "prompt"
+    top = request.wanted_top
+    return GenerationRequest(
+        prompt_ids=ids,
+        sampling=request.sampling(_limit(engine, request, options, field, len(ids))),
+        top=0 if top is None else TOP_LOGPROBS,  # the token that was drawn is told only if it is among them
+        ignore_eos=bool(request.ignore_eos),
+    )
+
+
+def _limit(engine: Engine, request: ApiRequest, options: ServeOptions, field: str, length: int) -> int:
+    """Completion tokens this request gets: what it asked for, as far as the context goes."""
+    context = engine.info.context_tokens
+    most = min(context - 1, options.max_prompt_tokens or context)
+    if length > most:
+        raise invalid(field, f"expected at most {most} tokens (the context is {context}), got {length}", code="context_length_exceeded")
+    name, wanted = request.wanted_tokens
+    if wanted is not None and options.max_tokens is not None and wanted > options.max_tokens:
+        raise invalid(name, f"expected at most {options.max_tokens}, got {wanted}")
+    return min(wanted or context, options.max_tokens or context, context - length)
+
+
+def prompt_ids(engine: Engine, request: ApiRequest) -> list[int]:
+    """Token ids of the prompt; control tokens in it are recognised, as at llama-server and vLLM. Thread-safe.
+
+    Raises:
+        RequestError: 400 no tokens, foreign ids, or messages the model's chat template refuses.
+    """
+    if isinstance(request, ChatRequest):
+        ids = engine.tokenize(_render(engine, request), special=True)
+    elif isinstance(prompt := request.single_prompt, str):
+        ids = engine.tokenize(prompt, special=True)
+    else:
+        return _checked(engine, prompt)
+    begin = engine.tokenize("", bos=True)  # empty for models that want none; many templates write it themselves
+    if ids[: len(begin)] != begin:
+        ids = begin + ids
+    return _checked(engine, ids)
+
+
+def _checked(engine: Engine, ids: list[int]) -> list[int]:
+    size = engine.info.vocabulary_size
+    if not ids:
+        raise invalid("prompt", "expected at least one token, got none")
+    if min(ids) < 0 or max(ids) >= size:
+        raise invalid("prompt", f"expected ids from 0 to {size - 1}, got {min(ids)} to {max(ids)}")
+    return ids
+
+
+def _render(engine: Engine, request: ChatRequest) -> str:
+    try:
+        if not request.continue_final_message:
+            return engine.apply_template(request.messages, add_generation_prompt=request.add_generation_prompt is not False)
+        return _render_open(engine, request.messages)
+    except EngineError as error:
+        raise invalid(None, str(error)) from error
+
+
+def _render_open(engine: Engine, messages: list[Mapping[str, Any]] | list[dict[str, Any]]) -> str:
+    """The template's text up to the end of the last message's content, so that the model goes on with it (as transformers does)."""
+    text = engine.apply_template(messages, add_generation_prompt=False)
+    content = str(messages[-1]["content"])
+    at = text.rfind(content)
+    if at < 0:  # templates may strip the content they are given
+        content = content.strip()
+        at = text.rfind(content)
+    if at < 0:
+        raise RequestError(400, "continue_final_message: expected the chat template to show the last message, got none of it")
+    return text[: at + len(content)]

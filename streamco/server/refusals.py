@@ -1,0 +1,58 @@
+"""What the server says no with: OpenAI's error object, and the exception that carries one from a handler to the middleware."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+from aiohttp import web
+
+__all__ = ["RequestError", "error_body", "error_response", "invalid", "overloaded"]
+
+_encode = msgspec.json.Encoder().encode
+
+TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+
+
+class RequestError(Exception):
+    """A request that gets an error instead of an answer; never leaves the server.
+
+    Args:
+        status: HTTP status.
+        message: expected, got, where; told to the client.
+        param: the field of the request that is at fault.
+        code: OpenAI's machine-readable reason.
+        headers: further headers of the answer.
+    """
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+
+def invalid(param: str | None, message: str, *, code: str | None = None) -> RequestError:
+    """400: the request says something that can't be done."""
+    return RequestError(400, f"{param}: {message}" if param else message, param=param, code=code)
+
+
+def overloaded(message: str, wait: float) -> RequestError:
+    """429: ask again in ``wait`` seconds."""
+    return RequestError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(max(1, math.ceil(wait)))})
+
+
+def error_body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
+    """OpenAI's error object as JSON: ``{"error": {"message", "type", "param", "code"}}``."""
+    kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return _encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+def error_response(refusal: RequestError) -> web.Response:
+    """The answer for a refusal."""
+    body = error_body(refusal.status, str(refusal), param=refusal.param, code=refusal.code)
+    return web.Response(status=refusal.status, body=body, content_type="application/json", headers=refusal.headers)

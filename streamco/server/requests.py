@@ -1,0 +1,225 @@
+"""Request bodies: JSON to typed fields, with OpenAI's names, ranges and error texts.
+
+Fields that OpenAI doesn't have keep the names other servers gave them: ``top_k``, ``min_p``, ``ignore_eos`` and ``return_token_ids`` are
+vLLM's. Unknown fields are ignored; known ones that would change the answer and can't be honoured are refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from streamco.config import SamplingOptions
+from streamco.server.refusals import RequestError, invalid
+
+__all__ = ["TOP_LOGPROBS", "ChatRequest", "CompletionRequest", "GenerateRequest", "StreamOptions", "parse"]
+
+TOP_LOGPROBS = 20  # most alternatives a request may ask for, as at OpenAI
+MOST_STOPS = 16  # OpenAI takes 4
+
+T = TypeVar("T", bound="GenerateRequest")
+Share = Annotated[float, Meta(ge=0, le=1)]
+Count = Annotated[int, Meta(ge=1)]
+
+
+class StreamOptions(Struct):
+    """``stream_options`` of a request."""
+
+    include_usage: bool | None = None
+
+
+class GenerateRequest(Struct, kw_only=True):
+    """What both APIs share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Share | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None  # -1 and 0: off
+    min_p: Share | None = None
+    seed: int | None = None
+    max_tokens: Count | None = None
+    stop: str | list[str] | None = None
+    n: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the answer comes as server-sent events."""
+        return bool(self.stream)
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with a usage chunk."""
+        return bool(self.stream_options is not None and self.stream_options.include_usage)
+
+    @property
+    def wanted_tokens(self) -> tuple[str, int | None]:
+        """Name and value of the field that limits the answer."""
+        return "max_tokens", self.max_tokens
+
+    @property
+    def wanted_top(self) -> int | None:
+        """Alternatives to tell with each token; None: no log-probabilities at all."""
+        raise NotImplementedError
+
+    def sampling(self, max_tokens: int) -> SamplingOptions:
+        """The engine's sampling options, limited to ``max_tokens``."""
+        top_k = None if self.top_k is None else max(0, self.top_k)
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return SamplingOptions(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=top_k,
+            min_p=self.min_p,
+            seed=self.seed,
+            max_tokens=max_tokens,
+            stop=stop,
+        )
+
+    def check(self) -> None:
+        """Refuse what can't be done.
+
+        Raises:
+            RequestError: 400, naming the field.
+        """
+        if self.n not in {None, 1}:
+            raise invalid("n", f"expected 1, got {self.n}: this server gives one choice a request")
+        for field in ("presence_penalty", "frequency_penalty", "logit_bias"):
+            if getattr(self, field):
+                raise unsupported(field)
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options", "expected none without stream, got some")
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if len(stops) > MOST_STOPS:
+            raise invalid("stop", f"expected at most {MOST_STOPS} strings, got {len(stops)}")
+        if "" in stops:
+            raise invalid("stop", "expected text, got an empty string")
+
+
+class ChatRequest(GenerateRequest, kw_only=True):
+    """Body of ``/v1/chat/completions``. ``continue_final_message`` (vLLM's) goes on with the last message instead of answering it."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    tools: list[Any] | None = None
+    functions: list[Any] | None = None
+    response_format: dict[str, Any] | None = None
+    audio: Any = None
+    modalities: list[str] | None = None
+
+    @property
+    def wanted_tokens(self) -> tuple[str, int | None]:
+        """``max_completion_tokens`` is the newer name and wins."""
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return "max_tokens", self.max_tokens
+
+    @property
+    def wanted_top(self) -> int | None:
+        """``top_logprobs`` when ``logprobs`` is set."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def check(self) -> None:
+        """See ``GenerateRequest.check``."""
+        GenerateRequest.check(self)
+        if not self.messages:
+            raise invalid("messages", "expected at least one message, got none")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise invalid("top_logprobs", "expected logprobs to be true with it")
+        for field in ("tools", "functions", "audio"):
+            if getattr(self, field):
+                raise unsupported(field)
+        if self.modalities and self.modalities != ["text"]:
+            raise invalid("modalities", f'expected ["text"], got {self.modalities}')
+        if self.response_format and self.response_format.get("type") != "text":
+            raise invalid("response_format", f"expected type text, got {self.response_format.get('type')!r}")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise invalid("continue_final_message", "expected add_generation_prompt to be false with it")
+        if self.continue_final_message and not isinstance(self.messages[-1].get("content"), str):
+            raise invalid("continue_final_message", "expected the last message's content to be text")
+
+
+class CompletionRequest(GenerateRequest, kw_only=True):
+    """Body of ``/v1/completions``; ``prompt`` is text, token ids, or a list of one of them."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS)] | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+
+    @property
+    def wanted_top(self) -> int | None:
+        """``logprobs`` is the count here."""
+        return self.logprobs
+
+    @property
+    def single_prompt(self) -> str | list[int]:
+        """The prompt, taken out of a list of one."""
+        if isinstance(self.prompt, str):
+            return self.prompt
+        match self.prompt:
+            case [str(text)]:
+                return text
+            case [list(ids)]:
+                return ids
+            case [int(), *_]:
+                ids = [token for token in self.prompt if isinstance(token, int)]
+                if len(ids) == len(self.prompt):
+                    return ids
+                raise invalid("prompt", "expected text or token ids, got a mixture")
+        raise invalid("prompt", f"expected one prompt, got {len(self.prompt)}")
+
+    def check(self) -> None:
+        """See ``GenerateRequest.check``."""
+        GenerateRequest.check(self)
+        if self.best_of not in {None, 1}:
+            raise invalid("best_of", f"expected 1, got {self.best_of}")
+        for field in ("echo", "suffix"):
+            if getattr(self, field):
+                raise unsupported(field)
+
+
+def unsupported(field: str) -> RequestError:
+    """400: a field of the API that this server doesn't offer."""
+    return invalid(field, "expected none, got some: this server doesn't offer it", code="unsupported_parameter")
+
+
+def parse(body: bytes, shape: type[T]) -> T:
+    """A request body as its fields, checked.
+
+    Raises:
+        RequestError: 400, naming the field where one is at fault.
+    """
+    try:
+        request = msgspec.json.decode(body, type=shape)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid(None, f"body: expected JSON, got {error}") from error
+    request.check()
+    return request
+
+
+def _explain(text: str) -> RequestError:
+    """``Expected `float` <= 2.0 - at `$.temperature``` in this server's words, with the field's name apart."""
+    reason, _, path = text.partition(" - at `$.")
+    path = path.removesuffix("`")
+    if missing := re.search(r"missing required field `(\w+)`", reason):
+        return invalid(missing[1], "expected a value, got none")
+    reason = reason.replace("`", "")
+    reason = reason[:1].lower() + reason[1:]
+    return invalid(path or None, reason if path else f"body: {reason}")

@@ -1,0 +1,139 @@
+"""One HTTP answer: server-sent events as the engine makes them, or one JSON object when it is done."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from streamco.engines.base import GenerationEnd, TextPiece
+from streamco.server.answers import Answer
+from streamco.server.options import ServeOptions
+from streamco.server.refusals import RequestError, error_body
+from streamco.server.worker import Clock, Work
+
+__all__ = ["EventStream", "answer_whole", "stream_answer"]
+
+HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # nginx would gather events into bursts
+}
+KEEPALIVE = b": keep-alive\n\n"
+
+
+class EventStream:
+    """The response to a streamed request; its headers leave with its first bytes, so that an early failure can still have a status."""
+
+    def __init__(self, request: web.Request, reader_timeout: float | None) -> None:
+        self._request = request
+        self._timeout = reader_timeout
+        self._response = web.StreamResponse(headers=HEADERS)
+
+    @property
+    def response(self) -> web.StreamResponse:
+        """What the handler returns."""
+        return self._response
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the status line is out."""
+        return self._response.prepared
+
+    async def write(self, data: bytes) -> None:
+        """Send; waits while the reader is behind.
+
+        Raises:
+            ConnectionError: the reader left, or did not read for too long.
+        """
+        if not self._response.prepared:
+            await self._response.prepare(self._request)
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._response.write(data)
+        except TimeoutError as error:
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            raise ConnectionAbortedError(f"reader: expected it to read within {self._timeout:g} s") from error
+
+    async def close(self) -> None:
+        """End the response properly."""
+        await self._response.write_eof()
+
+
+async def stream_answer(request: web.Request, work: Work, answer: Answer, options: ServeOptions, clock: Clock) -> web.StreamResponse:
+    """Send an answer as it is made.
+
+    Raises:
+        RequestError: it failed before anything was sent.
+        ConnectionError: the reader left.
+    """
+    stream = EventStream(request, options.reader_timeout)
+    has_opened = False
+    while True:
+        _check_reader(request)
+        burst = await work.receive(clock.now() + options.keepalive)
+        if burst is None and work.stopped_by is None:
+            await stream.write(KEEPALIVE)
+            continue
+        failure = _failure(work, burst)
+        if failure is not None:
+            return await _fail(stream, failure, answer.events(burst[0]) if burst is not None else b"")
+        assert burst is not None
+        pieces, end = burst
+        data = answer.events(pieces) if has_opened else answer.opening() + answer.events(pieces)
+        has_opened = True
+        if end is not None:
+            await stream.write(data + answer.closing(end.reason, end.timings))
+            await stream.close()
+            return stream.response
+        await stream.write(data)
+
+
+async def _fail(stream: EventStream, failure: RequestError, rest: bytes) -> web.StreamResponse:
+    """A failure in mid-stream is an event, and there is no [DONE]: a client that ignores it sees an answer that was cut."""
+    if not stream.has_begun:
+        raise failure
+    await stream.write(rest + b"data: %b\n\n" % error_body(failure.status, str(failure), code=failure.code))
+    await stream.close()
+    return stream.response
+
+
+async def answer_whole(request: web.Request, work: Work, answer: Answer, options: ServeOptions, clock: Clock) -> web.Response:
+    """Gather an answer and give it as one object.
+
+    Raises:
+        RequestError: it failed.
+        ConnectionError: the client left.
+    """
+    while True:
+        _check_reader(request)
+        burst = await work.receive(clock.now() + options.keepalive)
+        if burst is None and work.stopped_by is None:
+            continue
+        failure = _failure(work, burst)
+        if failure is not None:
+            raise failure
+        assert burst is not None
+        pieces, end = burst
+        answer.add(pieces)
+        if end is not None:
+            return web.Response(body=answer.whole(end.reason, end.timings), content_type="application/json")
+
+
+def _failure(work: Work, burst: tuple[list[TextPiece], GenerationEnd | None] | None) -> RequestError | None:
+    """What went wrong, if anything did."""
+    if burst is None:
+        return RequestError(503, f"server: expected to finish the answer, got {work.stopped_by}", code="shutdown")
+    end = burst[1]
+    if end is None or end.reason in {"stop", "length"}:
+        return None
+    if end.reason == "cancelled":
+        return RequestError(503, "engine: expected to finish the answer, got closed", code="shutdown")
+    return RequestError(500, f"engine: expected to finish the answer, got {end.error or end.reason}", code="engine_error")
+
+
+def _check_reader(request: web.Request) -> None:
+    """Without handler cancellation a lost connection shows only here; a dead reader must not keep a sequence busy."""
+    if request.transport is None or request.transport.is_closing():
+        raise ConnectionResetError("reader: expected a connection, got a closed one")
