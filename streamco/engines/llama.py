@@ -58,11 +58,12 @@ class LlamaEngine:
         *,
         step_time: StepTime | None = None,
     ) -> None:
+        self.path = Path(path)
         self.options = options = options or EngineOptions()
         _check_options(options)
         self._share = budget.claim(options.threads)
         try:
-            self._model = LlamaModel(Path(path), on_progress=on_progress)
+            self._model = LlamaModel(self.path, on_progress=on_progress)
             self._open_context(options)
         except BaseException:
             self._share.release()
@@ -342,6 +343,7 @@ class LlamaEngine:
         while not self._is_closing and (left := until - perf_counter()) > 0 and not all(sequence.is_cancelled for sequence in sequences):
             with suppress(Empty):
                 self._take_in(self._inbox.get(timeout=left))
+        self._pacer.cut(perf_counter())
 
     def _clean_up(self, sequences: list[RunningGeneration], status: int) -> None:
         for sequence in sequences:
