@@ -1,0 +1,165 @@
+"""Energy is what counts: the server starts at once, the device after a wait (DiSCo section 4.2, Algorithm 2).
+
+A share ``tail`` of the budget protects the tail: whatever the prompt, the device starts once the server is later than its
+(1 - tail) quantile. What is left of the budget lets the device start at once for the shortest prompts, which cost least each.
+
+Algorithm 2 as printed has F(w*) in line 18. The device starts only when the server has *not* answered by w*, so the factor here is
+1 - F(w*); and since waiting ``w_tail`` already spends the tail's share on every length, a wait of w costs only what it spends beyond
+that: (1 - F(w) - tail) p(l) l / E[l]. Budgets are shares of E[l], the mean prompt.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from random import Random
+
+import numpy as np
+from msgspec import Struct
+
+from streamco.errors import ConfigError
+from streamco.policies.dispatch import Decision, Outcomes
+from streamco.profiles import LengthDistribution, TTFTDistribution
+
+__all__ = ["TAIL", "DeviceConstrained", "ProportionalWait", "check_share"]
+
+TAIL = 0.05  # alpha: the slowest twentieth of answers is what people notice; the paper names no default
+
+_TIE = 1e-12  # rounding of sums of shares
+
+
+class DeviceConstrained(Struct, frozen=True, tag="device-constrained"):
+    """Algorithm 2, planned.
+
+    Args:
+        limits: prompt lengths (tokens) up to which the wait beside it applies; ascending.
+        waits: seconds, one more than limits; None: the device never starts by itself.
+        planned_share: which share of all prompt tokens the device is expected to process.
+    """
+
+    limits: tuple[int, ...]
+    waits: tuple[float | None, ...]
+    planned_share: float
+
+    @property
+    def name(self) -> str:
+        """``device-constrained``."""
+        return "device-constrained"
+
+    @classmethod
+    def plan(cls, ttft: TTFTDistribution, lengths: LengthDistribution, budget: float, tail: float = TAIL) -> DeviceConstrained:
+        """Plan for one server and one kind of prompts.
+
+        Args:
+            ttft: of the server.
+            lengths: of prompts.
+            budget: b, the share of prompt tokens the device may process, 0..1.
+            tail: alpha, the part of the budget kept for the tail, 0..1.
+
+        Raises:
+            ConfigError: a share outside 0..1.
+        """
+        check_share("budget", budget)
+        check_share("tail", tail)
+        latest = ttft.quantile(1.0 - min(tail, budget))
+        spent = ttft.survival_at(latest)  # at most ``tail``: the curve has steps
+        left = budget - spent
+        last = None if math.isinf(latest) else latest
+        if budget <= tail or left <= _TIE or last is None:
+            return cls((), (last,), spent if last is not None else 0.0)
+        shares = lengths.token_shares
+        costs = np.cumsum(shares) * (1.0 - spent)
+        immediate = int(np.searchsorted(costs, left + _TIE, "right"))
+        used = float(costs[immediate - 1]) if immediate else 0.0
+        if immediate == shares.size:
+            return cls((), (0.0,), 1.0)
+        wait = min(last, ttft.quantile(1.0 - spent - (left - used) / float(shares[immediate])))
+        used += float(shares[immediate]) * (ttft.survival_at(wait) - spent)
+        partial = int(lengths.lengths[immediate])
+        if not immediate:
+            return cls((partial,), (wait, last), spent + used)
+        return cls((int(lengths.lengths[immediate - 1]), partial), (0.0, wait, last), spent + used)
+
+    def outcomes(self, length: int) -> Outcomes:
+        """The one decision for this length."""
+        wait = self.waits[bisect_left(self.limits, length)]
+        return ((1.0, Decision(wait, 0.0, "device-constrained", _reason(wait))),)
+
+    def decide(self, length: int, rng: Random) -> Decision:
+        """The one decision for this length."""
+        wait = self.waits[bisect_left(self.limits, length)]
+        return Decision(wait, 0.0, "device-constrained", _reason(wait))
+
+
+class ProportionalWait(Struct, frozen=True, tag="proportional-wait"):
+    """Equations 1 and 2, the other rule the paper gives: w(l) = min(beta l, w_tail), and 0 up to a threshold.
+
+    Args:
+        threshold: l_th, tokens; up to here the device starts at once.
+        seconds_per_token: beta.
+        latest: w_tail, seconds; inf: no bound.
+        planned_share: which share of all prompt tokens the device is expected to process.
+    """
+
+    threshold: int
+    seconds_per_token: float
+    latest: float
+    planned_share: float
+
+    @property
+    def name(self) -> str:
+        """``proportional-wait``."""
+        return "proportional-wait"
+
+    @classmethod
+    def plan(
+        cls, ttft: TTFTDistribution, lengths: LengthDistribution, budget: float, tail: float = TAIL, threshold: int = 0
+    ) -> ProportionalWait:
+        """Find beta so that the whole budget is spent, the tail's part included; the paper leaves l_th open, so it is an argument.
+
+        Raises:
+            ConfigError: a share outside 0..1.
+        """
+        check_share("budget", budget)
+        check_share("tail", tail)
+        latest = ttft.quantile(1.0 - min(tail, budget))
+        shares, tokens = lengths.token_shares, lengths.lengths
+
+        def spent(slope: float) -> float:
+            waits = np.where(tokens <= threshold, 0.0, np.minimum(slope * tokens, latest))
+            found = np.searchsorted(ttft.times, waits, "right")
+            return float((shares * np.where(found > 0, ttft.survival[found - 1], 1.0)).sum())
+
+        low, high = 0.0, max(float(ttft.times[-1]), 1e-9)  # beta = the largest time: every prompt waits w_tail
+        if spent(low) <= budget + _TIE:
+            high = low
+        for _ in range(60 if high > low else 0):
+            middle = (low + high) / 2
+            low, high = (low, middle) if spent(middle) <= budget + _TIE else (middle, high)
+        return cls(threshold, high, latest, spent(high))
+
+    def outcomes(self, length: int) -> Outcomes:
+        """The one decision for this length."""
+        wait = 0.0 if length <= self.threshold else min(self.seconds_per_token * length, self.latest)
+        chosen = None if math.isinf(wait) else wait
+        return ((1.0, Decision(chosen, 0.0, "proportional-wait", _reason(chosen))),)
+
+    def decide(self, length: int, rng: Random) -> Decision:
+        """The one decision for this length."""
+        return self.outcomes(length)[0][1]
+
+
+def check_share(name: str, value: float) -> None:
+    """Refuse a share that is none.
+
+    Raises:
+        ConfigError: outside 0..1.
+    """
+    if not 0.0 <= value <= 1.0:
+        raise ConfigError(f"{name}: expected a share from 0 to 1, got {value!r}")
+
+
+def _reason(wait: float | None) -> str:
+    if wait is None:
+        return "server first, no budget for the device"
+    return f"server first, device after {wait:.3f} s" if wait else "short prompt, both at once"

@@ -1,0 +1,148 @@
+"""Which sides can serve a request at all, before anybody decides which should.
+
+A request goes to both sides only where both can serve it; otherwise to the one that can, and the reason goes into the report. A quality
+gate keeps requests away from a device model that isn't good enough for them: the paper assumes one that is (DiSCo section 6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from streamco.errors import ConfigError
+from streamco.policies.dispatch import Decision, one_side
+
+__all__ = ["Eligibility", "Gate", "QualityGate", "RequestFacts", "SideFacts", "judge", "restrict"]
+
+
+class RequestFacts(Struct, frozen=True, kw_only=True):
+    """What of a request decides who can serve it.
+
+    Args:
+        prompt_tokens: in the device's tokens, template included.
+        max_tokens: of the answer; None: no limit asked for.
+        prompt_chars: characters of the prompt; None: not counted.
+        task: what the caller says it is about; None: nothing said.
+        choices: OpenAI's ``n``.
+    """
+
+    prompt_tokens: int
+    max_tokens: int | None = None
+    prompt_chars: int | None = None
+    task: str | None = None
+    has_images: bool = False
+    has_tools: bool = False
+    has_json_schema: bool = False
+    choices: int = 1
+
+
+class SideFacts(Struct, frozen=True, kw_only=True):
+    """What a side can do; ``context_tokens`` is prompt and answer together, None: not known."""
+
+    context_tokens: int | None = None
+    tools: bool = False
+    json_schema: bool = False
+    images: bool = False
+    choices: bool = False
+
+
+Gate = Callable[[RequestFacts], bool]  # whether the device model is good enough for it
+
+
+class QualityGate(Struct, frozen=True, kw_only=True):
+    """A gate by thresholds; each that is set must hold for the device to be used.
+
+    Args:
+        longest_prompt_tokens: longer prompts are kept away from the device.
+        longest_prompt_chars: the same in characters; a request whose characters were not counted passes.
+        tasks: the tasks the device model is good enough for; a request without a task does not pass.
+    """
+
+    longest_prompt_tokens: int | None = None
+    longest_prompt_chars: int | None = None
+    tasks: frozenset[str] | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("longest_prompt_tokens", "longest_prompt_chars"):
+            value = getattr(self, field)
+            if value is not None and value < 0:
+                raise ConfigError(f"quality gate: {field}: expected >= 0 or None, got {value!r}")
+
+    def __call__(self, request: RequestFacts) -> bool:
+        """Whether the device model is good enough for this request."""
+        if self.longest_prompt_tokens is not None and request.prompt_tokens > self.longest_prompt_tokens:
+            return False
+        if self.longest_prompt_chars is not None and (request.prompt_chars or 0) > self.longest_prompt_chars:
+            return False
+        return self.tasks is None or request.task in self.tasks
+
+
+class Eligibility(Struct, frozen=True, kw_only=True):
+    """Who may serve a request.
+
+    Args:
+        device: whether the device may, as a stand-in too.
+        server: the same for the server.
+        hedge: whether both may run at once; False: one may only stand in for the other.
+        reason: why not everything is open; "" when it is.
+    """
+
+    device: bool
+    server: bool
+    hedge: bool
+    reason: str = ""
+
+
+def judge(
+    request: RequestFacts, *, device: SideFacts | None, server: SideFacts | None, gate: Gate | None = None, hedge_tools: bool = False
+) -> Eligibility:
+    """Find out who can serve a request.
+
+    Args:
+        request: what is asked.
+        device: what the device can do; None: there is no device.
+        server: the same of the server.
+        gate: the quality gate; None: the device model is good enough for everything.
+        hedge_tools: run both sides even for requests with tools, whose calls may have side effects.
+    """
+    from_device = "no device" if device is None else _obstacle(request, device)
+    if not from_device and gate is not None and not gate(request):
+        from_device = "quality gate"
+    from_server = "no server" if server is None else _obstacle(request, server)
+    held_back = request.has_tools and not hedge_tools
+    reasons = [f"device: {from_device}"] if from_device else []
+    reasons += [f"server: {from_server}"] if from_server else []
+    if held_back and not reasons:
+        reasons.append("tools are not hedged")
+    can_hedge = not (from_device or from_server or held_back)
+    return Eligibility(device=not from_device, server=not from_server, hedge=can_hedge, reason="; ".join(reasons))
+
+
+def restrict(decision: Decision, eligibility: Eligibility) -> Decision:
+    """The decision without what is not eligible.
+
+    Where both sides may serve but not at once, the one that would start first is kept (the server when both would at once). The caller
+    must not let a side that is not eligible stand in for the other.
+    """
+    if eligibility.device and not eligibility.server:
+        return one_side(decision, "device", eligibility.reason)
+    if eligibility.server and not eligibility.device:
+        return one_side(decision, "server", eligibility.reason)
+    if eligibility.hedge or decision.device_wait is None or decision.server_wait is None:
+        return decision
+    return one_side(decision, "device" if decision.device_wait < decision.server_wait else "server", eligibility.reason)
+
+
+def _obstacle(request: RequestFacts, side: SideFacts) -> str:
+    """Why a side can't serve a request; "" when it can."""
+    wanted = request.prompt_tokens + (request.max_tokens or 1)
+    if side.context_tokens is not None and wanted > side.context_tokens:
+        return f"{wanted} tokens in a context of {side.context_tokens}"
+    needs = (
+        ("images", request.has_images, side.images),
+        ("n > 1", request.choices > 1, side.choices),
+        ("tools", request.has_tools, side.tools),
+        ("json schema", request.has_json_schema, side.json_schema),
+    )
+    return ", ".join(name for name, is_wanted, is_offered in needs if is_wanted and not is_offered)

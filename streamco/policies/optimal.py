@@ -1,0 +1,230 @@
+"""What the paper's rules are compared with: for every prompt length the wait that pays most for what it costs.
+
+For each length the wait minimises E[TTFT] + mu * cost, with one price mu for all lengths, found by bisection so that the expected cost
+meets the budget. At that price two sets of waits are equally good, one just below the budget and one just above; rolling dice between
+them spends the budget to the end. That is the optimum of the linear program over all (randomised) waits, so no rule that knows the same
+curves does better on them.
+
+With E[min(T, x)] = G(x), the area below the server's survival curve up to x, d the device's time and w the wait of the side that joins:
+
+- the device joins:  E[min(T, w + d)] = G(w + d); it starts with probability P(T > w). Only the steps of the curve can be best.
+- the server joins:  E[min(d, w + T)] = min(w, d) + G(d - w); it starts with probability P(d > w). Only 0 and the steps of d can be
+  best, so with a device that always keeps to its line the server starts at once or never.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable
+from random import Random
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from streamco.errors import ConfigError
+from streamco.policies.device_constrained import check_share
+from streamco.policies.dispatch import Decision, Outcomes, Side
+from streamco.profiles import DeviceSpeed, LengthDistribution, TTFTDistribution
+
+__all__ = ["Optimal"]
+
+Floats = NDArray[np.float64]
+Choice = NDArray[np.int64]  # a candidate for each length
+
+_NEVER = 60.0  # seconds that a request without an answer counts: the default limit on first tokens
+_TAIL = 0.01  # tail_weight weighs the mean of the slowest hundredth
+_ROUNDS = 60  # of bisection: the price is then exact to the last bit
+
+
+class Optimal(Struct, frozen=True, tag="optimal"):
+    """The bound, planned.
+
+    Args:
+        constrained: the side whose start waits; the other starts at once.
+        limits: prompt lengths (tokens) up to which the waits beside it apply; ascending. The last waits hold for longer prompts too.
+        waits: seconds; None: not unless the other side fails.
+        costlier_waits: those of the set above the budget.
+        costlier_share: probability of taking that set.
+        planned_share: which share of all prompt tokens the constrained side is expected to process.
+        planned_ttft: expected time to first token on the plan's own curves, seconds.
+    """
+
+    constrained: Side
+    limits: tuple[int, ...]
+    waits: tuple[float | None, ...]
+    costlier_waits: tuple[float | None, ...]
+    costlier_share: float
+    planned_share: float
+    planned_ttft: float
+
+    @property
+    def name(self) -> str:
+        """``optimal``."""
+        return "optimal"
+
+    @classmethod
+    def plan(
+        cls,
+        ttft: TTFTDistribution,
+        lengths: LengthDistribution,
+        device: DeviceSpeed,
+        budget: float,
+        *,
+        constraint: Side,
+        tail_weight: float = 0.0,
+        candidates: int = 256,
+        groups: int = 256,
+    ) -> Optimal:
+        """Plan for one server, one device and one kind of prompts.
+
+        Args:
+            ttft: of the server.
+            lengths: of prompts.
+            device: its speed.
+            budget: share of prompt tokens the constrained side may process, 0..1.
+            constraint: the constrained side.
+            tail_weight: how much the mean of the slowest hundredth counts beside the mean of all; 0: not at all.
+            candidates: at most this many waits are tried; exact when the curve has no more steps.
+            groups: at most this many lengths are told apart; exact when there are no more.
+
+        Raises:
+            ConfigError: a share outside 0..1, a negative weight.
+        """
+        check_share("budget", budget)
+        if not tail_weight >= 0:
+            raise ConfigError(f"tail weight: expected >= 0, got {tail_weight!r}")
+        lengths = lengths.group(groups)
+        times = np.multiply.outer(device.seconds_per_token * lengths.lengths + device.overhead, np.array(device.jitter))
+        table = _device_joins(ttft, times, candidates) if constraint == "device" else _server_joins(ttft, times)
+        costs = table.starts * lengths.token_shares
+        low, high, share = _choose_waits(table, lengths.probabilities, costs, budget, tail_weight)
+        rows = np.arange(lengths.lengths.size)
+        mean = table.expected(math.inf) * lengths.probabilities
+        waits = [tuple(_wait(value) for value in table.waits[chosen, rows].tolist()) for chosen in (low, high)]
+        planned = [float((1 - share) * values[low, rows].sum() + share * values[high, rows].sum()) for values in (costs, mean)]
+        return cls(constraint, tuple(lengths.lengths.tolist()), waits[0], waits[1], share, planned[0], planned[1])
+
+    def outcomes(self, length: int) -> Outcomes:
+        """One decision, or the two that the dice choose from."""
+        index = min(bisect_left(self.limits, length), len(self.limits) - 1)
+        low, high = self.waits[index], self.costlier_waits[index]
+        if low == high:
+            return ((1.0, self._decision(low)),)
+        return ((1.0 - self.costlier_share, self._decision(low)), (self.costlier_share, self._decision(high)))
+
+    def decide(self, length: int, rng: Random) -> Decision:
+        """The decision for this length; dice only where the two sets differ."""
+        index = min(bisect_left(self.limits, length), len(self.limits) - 1)
+        low, high = self.waits[index], self.costlier_waits[index]
+        return self._decision(high if low != high and rng.random() < self.costlier_share else low)
+
+    def _decision(self, wait: float | None) -> Decision:
+        if self.constrained == "device":
+            reason = "server first" if wait is None else f"server first, device after {wait:.3f} s"
+            return Decision(wait, 0.0, "optimal", reason)
+        reason = "device alone" if wait is None else f"device first, server after {wait:.3f} s"
+        return Decision(0.0, wait, "optimal", reason)
+
+
+class _Table:
+    """What each candidate wait of each length means; arrays of shape (candidates, lengths).
+
+    Args:
+        waits: seconds, inf: never.
+        starts: probability that the side which waits is started.
+        expected: E[min(TTFT, limit)] in seconds.
+    """
+
+    def __init__(self, waits: Floats, starts: Floats, expected: Callable[[float], Floats]) -> None:
+        self.waits = waits
+        self.starts = starts
+        self.expected = expected
+
+
+def _device_joins(ttft: TTFTDistribution, times: Floats, candidates: int) -> _Table:
+    """Waits at steps of the server's curve; ``times`` of the device: (lengths, jitter)."""
+    curve = ttft.compress(candidates)
+    waits = np.unique(np.concatenate(([0.0], curve.times)))
+    starts = np.array([ttft.survival_at(wait) for wait in waits])
+    if starts[-1] > 0:
+        waits, starts = np.append(waits, math.inf), np.append(starts, 0.0)
+    longest = max(_NEVER, float(ttft.times[-1]))
+    answered = waits[:, None, None] + times[None, :, :]
+
+    def expected(limit: float) -> Floats:
+        mean: Floats = ttft.mean_within(np.minimum(answered, min(limit, longest))).mean(axis=2)
+        return mean
+
+    shape = (waits.size, times.shape[0])
+    return _Table(np.broadcast_to(waits[:, None], shape), np.broadcast_to(starts[:, None], shape), expected)
+
+
+def _server_joins(ttft: TTFTDistribution, times: Floats) -> _Table:
+    """Waits of 0 and at each of the device's equally likely times; after the last of them the server never starts."""
+    ordered = np.sort(times, axis=1)
+    waits = np.vstack([np.zeros(times.shape[0]), ordered.T])
+    starts = (ordered[None, :, :] > waits[:, :, None]).mean(axis=2)
+
+    def expected(limit: float) -> Floats:
+        wait, device = waits[:, :, None], ordered[None, :, :]
+        alone = np.minimum(np.minimum(wait, device), limit)
+        mean: Floats = (alone + ttft.mean_within(np.maximum(np.minimum(device, limit) - wait, 0.0))).mean(axis=2)
+        return mean
+
+    return _Table(np.where(starts > 0, waits, math.inf), starts, expected)
+
+
+def _choose_waits(table: _Table, weights: Floats, costs: Floats, budget: float, tail_weight: float) -> tuple[Choice, Choice, float]:
+    """The two sets of waits and the probability of the costlier one.
+
+    With a tail weight the mean of the slowest share s is min over q of q + E[(TTFT - q)+] / s (Rockafellar and Uryasev 2000), so every
+    q on a grid gives an ordinary problem, and the best of them is taken.
+    """
+    mean = table.expected(math.inf)
+    best = _solve(mean * weights, costs, budget)
+    if not tail_weight:
+        return best
+    lowest = math.inf
+    for level in np.unique(np.quantile(mean, np.linspace(0.25, 1.0, 24))):
+        beyond = mean - table.expected(float(level))
+        values = (mean + tail_weight * (level + beyond / _TAIL)) * weights
+        low, high, share = _solve(values, costs, budget)
+        rows = np.arange(weights.size)
+        value = float((1 - share) * values[low, rows].sum() + share * values[high, rows].sum())
+        if value < lowest:
+            lowest, best = value, (low, high, share)
+    return best
+
+
+def _solve(values: Floats, costs: Floats, budget: float) -> tuple[Choice, Choice, float]:
+    """Minimise the sum of values over one candidate a length, the sum of costs within the budget; the cheapest candidates cost nothing."""
+    rows = np.arange(values.shape[1])
+
+    def choose(price: float) -> tuple[Choice, float]:
+        chosen: Choice = np.argmin(values + price * costs, axis=0).astype(np.int64)
+        return chosen, float(costs[chosen, rows].sum())
+
+    cheapest = np.argmin(costs, axis=0).astype(np.int64)
+    low, low_cost = cheapest, float(costs[cheapest, rows].sum())
+    high, high_cost = choose(0.0)
+    if high_cost <= budget:
+        return high, high, 0.0
+    below, above = 0.0, 1.0
+    while (found := choose(above))[1] > budget and above < 1e18:
+        below, above = above, above * 4.0
+    if found[1] <= budget:
+        low, low_cost = found
+    for _ in range(_ROUNDS):
+        middle = (below + above) / 2
+        chosen, cost = choose(middle)
+        if cost <= budget:
+            above, low, low_cost = middle, chosen, cost
+        else:
+            below, high, high_cost = middle, chosen, cost
+    return low, high, max(0.0, budget - low_cost) / (high_cost - low_cost)
+
+
+def _wait(seconds: float) -> float | None:
+    return None if math.isinf(seconds) else seconds

@@ -1,0 +1,69 @@
+"""Money is what counts: the device always starts, the server joins for long prompts (DiSCo section 4.2, Algorithm 3).
+
+Server time to first token hardly depends on the prompt, the device's grows with it; so the server helps most where prompts are long.
+Lengths are whole numbers, and the prompts of one length can hold more tokens than the budget has left. "Consume exactly (1 - b)"
+(equation 3) is met by letting the server join a *part* of the prompts at that length.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+from msgspec import Struct
+
+from streamco.policies.device_constrained import check_share
+from streamco.policies.dispatch import Decision, Outcomes
+from streamco.profiles import LengthDistribution
+
+__all__ = ["ServerConstrained"]
+
+_DEVICE = Decision(0.0, None, "server-constrained", "short prompt, device alone")
+_BOTH = Decision(0.0, 0.0, "server-constrained", "long prompt, both at once")
+
+
+class ServerConstrained(Struct, frozen=True, tag="server-constrained"):
+    """Algorithm 3, planned.
+
+    Args:
+        threshold: l_th, tokens: longer prompts go to both sides, shorter ones to the device alone.
+        share_at_threshold: probability that a prompt of just this length goes to both.
+        planned_share: which share of all prompt tokens the server is expected to process.
+    """
+
+    threshold: int
+    share_at_threshold: float
+    planned_share: float
+
+    @property
+    def name(self) -> str:
+        """``server-constrained``."""
+        return "server-constrained"
+
+    @classmethod
+    def plan(cls, lengths: LengthDistribution, budget: float) -> ServerConstrained:
+        """Find l_th by equation 3; ``budget`` is the share of prompt tokens the server may process, 0..1.
+
+        Raises:
+            ConfigError: a budget outside 0..1.
+        """
+        check_share("budget", budget)
+        tokens = lengths.counts * lengths.lengths
+        upto = np.cumsum(tokens)
+        total = float(upto[-1])
+        index = min(int(np.searchsorted(upto, (1.0 - budget) * total, "right")), tokens.size - 1)
+        beyond = total - float(upto[index])
+        part = min(1.0, max(0.0, (budget * total - beyond) / float(tokens[index])))
+        return cls(int(lengths.lengths[index]), part, float(budget))
+
+    def outcomes(self, length: int) -> Outcomes:
+        """One decision, or two at the threshold."""
+        if length != self.threshold:
+            return ((1.0, _BOTH if length > self.threshold else _DEVICE),)
+        return ((self.share_at_threshold, _BOTH), (1.0 - self.share_at_threshold, _DEVICE))
+
+    def decide(self, length: int, rng: Random) -> Decision:
+        """The decision for this length; dice only at the threshold."""
+        if length == self.threshold:
+            return _BOTH if rng.random() < self.share_at_threshold else _DEVICE
+        return _BOTH if length > self.threshold else _DEVICE

@@ -1,0 +1,60 @@
+"""The paper's baselines: the constrained side joins by the roll of dice, whatever the prompt (DiSCo section 5.1)."""
+
+from __future__ import annotations
+
+from random import Random
+
+from msgspec import Struct
+
+from streamco.policies.device_constrained import check_share
+from streamco.policies.dispatch import Decision, Outcomes, Side
+
+__all__ = ["Stochastic"]
+
+_DEVICE = Decision(0.0, None, "stochastic", "device alone")
+_SERVER = Decision(None, 0.0, "stochastic", "server alone")
+_BOTH = Decision(0.0, 0.0, "stochastic", "both at once")
+
+
+class Stochastic(Struct, frozen=True, tag="stochastic"):
+    """The constrained side joins with a probability, and then both run at once.
+
+    Args:
+        constrained: the side that joins; the other always runs.
+        probability: b, the budget.
+    """
+
+    constrained: Side
+    probability: float
+
+    @property
+    def name(self) -> str:
+        """``stochastic``."""
+        return "stochastic"
+
+    @property
+    def planned_share(self) -> float:
+        """Which share of all prompt tokens the constrained side is expected to process."""
+        return self.probability
+
+    @classmethod
+    def plan(cls, constrained: Side, budget: float) -> Stochastic:
+        """Spend the whole budget.
+
+        Raises:
+            ConfigError: a budget outside 0..1.
+        """
+        check_share("budget", budget)
+        return cls(constrained, budget)
+
+    def outcomes(self, length: int) -> Outcomes:
+        """Two decisions, the same for every length."""
+        return ((self.probability, _BOTH), (1.0 - self.probability, self._alone))
+
+    def decide(self, length: int, rng: Random) -> Decision:
+        """Roll the dice."""
+        return _BOTH if rng.random() < self.probability else self._alone
+
+    @property
+    def _alone(self) -> Decision:
+        return _SERVER if self.constrained == "device" else _DEVICE

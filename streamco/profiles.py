@@ -1,0 +1,373 @@
+"""Measured behaviour as data: how soon a server answers, how fast a device is, how long prompts are, what it all costs.
+
+The distributions are what policies are planned from. A ``Profile`` holds them together and travels as JSON; who reads and writes the
+bytes is somebody else's business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from streamco.errors import ConfigError
+
+__all__ = ["PROFILE_VERSION", "DeviceSpeed", "LengthDistribution", "Link", "ModelShape", "Prices", "Profile", "TTFTDistribution"]
+
+PROFILE_VERSION = 1
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+_TIE = 1e-12  # probabilities closer than this are the same; sums of a million 1/n differ by less
+
+
+class TTFTDistribution:
+    """A distribution of time to first token: a step function that falls at ``times``.
+
+    Samples, a product-limit curve and published quantiles all take this form. Where the curve ends above zero, that share of requests
+    is never answered: their time is infinite.
+
+    Args:
+        times: seconds, ascending, at least one.
+        survival: probability that the first token comes later than the time beside it; not ascending, within 0..1.
+
+    Raises:
+        ConfigError: not such a curve.
+    """
+
+    __slots__ = ("_area", "_steps", "_upto", "survival", "times")
+
+    def __init__(self, times: Iterable[float], survival: Iterable[float]) -> None:
+        self.times: Floats = np.array(times if isinstance(times, np.ndarray) else list(times), dtype=np.float64)
+        self.survival: Floats = np.array(survival if isinstance(survival, np.ndarray) else list(survival), dtype=np.float64)
+        _check_curve(self.times, self.survival)
+        self._upto: Floats | None = None
+        self._steps: Floats | None = None
+        self._area: Floats | None = None
+
+    @classmethod
+    def from_samples(cls, samples: Sequence[float] | Floats) -> TTFTDistribution:
+        """The distribution that gives each sample (seconds) the same probability.
+
+        Raises:
+            ConfigError: no samples, or one that is negative or not finite.
+        """
+        times = np.sort(np.asarray(samples, dtype=np.float64))
+        if times.ndim != 1 or not times.size or not (times[0] >= 0 and math.isfinite(times[-1])):  # nan sorts last
+            raise ConfigError(f"time to first token: expected one or more finite samples >= 0 s, got {_shown(times)}")
+        made = cls.__new__(cls)
+        made.times = times
+        made.survival = np.arange(times.size - 1, -1, -1) / times.size
+        made._upto = made._steps = made._area = None
+        return made
+
+    def survival_at(self, time: float) -> float:
+        """Probability that the first token comes later than ``time`` seconds."""
+        index = int(np.searchsorted(self.times, time, "right"))
+        return float(self.survival[index - 1]) if index else 1.0
+
+    def cdf(self, time: float) -> float:
+        """Probability that the first token comes within ``time`` seconds."""
+        return 1.0 - self.survival_at(time)
+
+    def quantile(self, share: float) -> float:
+        """The least time (seconds) within which ``share`` of the requests have their first token; 0 for no share, inf where none is."""
+        if share <= _TIE:
+            return 0.0
+        index = int(np.searchsorted(-self.survival, share - 1.0 - _TIE, "left"))
+        return float(self.times[index]) if index < self.times.size else math.inf
+
+    @property
+    def mean(self) -> float:
+        """Seconds; inf where some requests are never answered."""
+        return math.inf if self.survival[-1] > _TIE else float(self.mean_within(self.times[-1]))
+
+    def mean_within(self, limit: float | Floats) -> Floats:
+        """E[min(T, limit)] in seconds, for one limit or an array of them: the area below the survival curve."""
+        if self._upto is None or self._steps is None or self._area is None:
+            self._upto = np.concatenate(([0.0], self.times))
+            self._steps = np.concatenate(([1.0], self.survival))
+            self._area = np.concatenate(([0.0], np.cumsum(np.diff(self._upto) * self._steps[:-1])))
+        limits = np.maximum(np.asarray(limit, dtype=np.float64), 0.0)
+        index = np.searchsorted(self._upto, limits, "right") - 1
+        area: Floats = self._area[index] + self._steps[index] * (limits - self._upto[index])
+        return area
+
+    def compress(self, points: int = 256) -> TTFTDistribution:
+        """About the same curve with at most ``points`` steps (at least two); each keeps its exact survival probability."""
+        if self.times.size <= points:
+            return self
+        kept = np.unique(np.linspace(0, self.times.size - 1, max(2, points)).round().astype(np.int64))
+        return TTFTDistribution(self.times[kept], self.survival[kept])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TTFTDistribution):
+            return NotImplemented
+        return np.array_equal(self.times, other.times) and np.array_equal(self.survival, other.survival)
+
+    __hash__ = None  # type: ignore[assignment]  # arrays can change
+
+    def __repr__(self) -> str:
+        return f"TTFTDistribution({self.times.size} steps, median {self.quantile(0.5):.3g} s, p99 {self.quantile(0.99):.3g} s)"
+
+
+class LengthDistribution:
+    """How long prompts are.
+
+    Args:
+        lengths: tokens, ascending, at least 1 each, without repetition.
+        counts: how often each was seen (or any other weight), above zero.
+
+    Raises:
+        ConfigError: not such a table.
+    """
+
+    __slots__ = ("counts", "lengths")
+
+    def __init__(self, lengths: Iterable[int], counts: Iterable[float]) -> None:
+        self.lengths: Integers = np.array(lengths if isinstance(lengths, np.ndarray) else list(lengths), dtype=np.int64)
+        self.counts: Floats = np.array(counts if isinstance(counts, np.ndarray) else list(counts), dtype=np.float64)
+        if self.lengths.ndim != 1 or not self.lengths.size or self.lengths[0] < 1 or (np.diff(self.lengths) < 1).any():
+            raise ConfigError(f"prompt lengths: expected ascending whole numbers >= 1, got {_shown(self.lengths)}")
+        if self.counts.shape != self.lengths.shape or not (np.isfinite(self.counts).all() and (self.counts > 0).all()):
+            raise ConfigError(f"prompt length counts: expected {self.lengths.size} finite numbers > 0, got {_shown(self.counts)}")
+
+    @classmethod
+    def from_samples(cls, samples: Sequence[int] | Integers) -> LengthDistribution:
+        """The distribution of prompts seen (tokens each).
+
+        Raises:
+            ConfigError: none, or one below 1.
+        """
+        values = np.asarray(samples, dtype=np.int64)
+        if values.ndim != 1 or not values.size or int(values.min()) < 1:
+            raise ConfigError(f"prompt lengths: expected one or more whole numbers >= 1, got {_shown(values)}")
+        if int(values.max()) > 1 << 20:  # a table of a million counts takes longer than sorting
+            lengths, counts = np.unique(values, return_counts=True)
+        else:
+            table = np.bincount(values)
+            lengths = np.flatnonzero(table)
+            counts = table[lengths]
+        made = cls.__new__(cls)
+        made.lengths, made.counts = lengths.astype(np.int64), counts.astype(np.float64)
+        return made
+
+    @property
+    def probabilities(self) -> Floats:
+        """p(l), beside ``lengths``."""
+        shares: Floats = self.counts / self.counts.sum()
+        return shares
+
+    @property
+    def token_shares(self) -> Floats:
+        """p(l) l / E[l]: which share of all prompt tokens the prompts of each length hold."""
+        tokens = self.counts * self.lengths
+        shares: Floats = tokens / tokens.sum()
+        return shares
+
+    @property
+    def mean(self) -> float:
+        """E[l] in tokens."""
+        return float((self.counts * self.lengths).sum() / self.counts.sum())
+
+    def group(self, groups: int) -> LengthDistribution:
+        """About the same distribution with at most ``groups`` lengths: neighbours are replaced by the longest of them."""
+        if self.lengths.size <= groups:
+            return self
+        ends = np.unique(np.linspace(0, self.lengths.size, groups + 1).round().astype(np.int64))
+        return LengthDistribution(self.lengths[ends[1:] - 1], np.add.reduceat(self.counts, ends[:-1]))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, LengthDistribution):
+            return NotImplemented
+        return np.array_equal(self.lengths, other.lengths) and np.array_equal(self.counts, other.counts)
+
+    __hash__ = None  # type: ignore[assignment]  # arrays can change
+
+    def __repr__(self) -> str:
+        return f"LengthDistribution({self.lengths.size} lengths, mean {self.mean:.1f} tokens, longest {self.lengths[-1]})"
+
+
+class DeviceSpeed(Struct, frozen=True, kw_only=True):
+    """How soon a device answers: k l + c (DiSCo section 4.2), times a factor for how it strays from that line.
+
+    Args:
+        seconds_per_token: k, of prefill.
+        overhead: c, seconds.
+        decode_tokens_per_s: tokens per second once it answers; None: not known.
+        jitter: measured / predicted time, equally likely values; (1.0,): always on the line.
+    """
+
+    seconds_per_token: float
+    overhead: float = 0.0
+    decode_tokens_per_s: float | None = None
+    jitter: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        if not (_is_number(self.seconds_per_token) and _is_number(self.overhead)):
+            raise ConfigError(
+                f"device speed: expected seconds per token >= 0 and overhead >= 0 s, got {self.seconds_per_token!r} and {self.overhead!r}"
+            )
+        if self.decode_tokens_per_s is not None and not (_is_number(self.decode_tokens_per_s) and self.decode_tokens_per_s > 0):
+            raise ConfigError(f"device speed: expected decode tokens per second > 0, got {self.decode_tokens_per_s!r}")
+        if not self.jitter or not all(_is_number(factor) and factor > 0 for factor in self.jitter):
+            raise ConfigError(f"device speed: expected one or more jitter factors > 0, got {list(self.jitter)[:5]}")
+
+    @classmethod
+    def from_rates(cls, prefill_tokens_per_s: float, decode_tokens_per_s: float | None = None, *, overhead: float = 0.0) -> DeviceSpeed:
+        """From the two rates that benchmarks print (tokens per second); ``overhead`` in seconds.
+
+        Raises:
+            ConfigError: a rate that is not above zero.
+        """
+        if not (_is_number(prefill_tokens_per_s) and prefill_tokens_per_s > 0):
+            raise ConfigError(f"device speed: expected prefill tokens per second > 0, got {prefill_tokens_per_s!r}")
+        return cls(seconds_per_token=1.0 / prefill_tokens_per_s, overhead=overhead, decode_tokens_per_s=decode_tokens_per_s)
+
+    def ttft(self, tokens: int) -> float:
+        """Seconds to the first token of a prompt of ``tokens``, on the line."""
+        return self.seconds_per_token * tokens + self.overhead
+
+
+class Link(Struct, frozen=True, kw_only=True):
+    """The network between device and server."""
+
+    rtt: float  # seconds
+    bytes_per_s: float | None = None  # upwards; None: not known
+
+
+class Prices(Struct, frozen=True, kw_only=True):
+    """US dollars per token of a server."""
+
+    prompt: float
+    completion: float
+    cached_prompt: float | None = None  # None: as ``prompt``
+
+    def __post_init__(self) -> None:
+        for field in ("prompt", "completion", "cached_prompt"):
+            value = getattr(self, field)
+            if not (_is_number(value) or (value is None and field == "cached_prompt")):
+                raise ConfigError(f"prices: {field}: expected US dollars per token >= 0, got {value!r}")
+
+
+class ModelShape(Struct, frozen=True, kw_only=True):
+    """What the arithmetic of a transformer follows from (DiSCo Appendix E.2)."""
+
+    layers: int
+    width: int  # d_model
+    ffn_width: int
+    vocabulary: int  # tokens
+    heads: int = 1
+
+    def __post_init__(self) -> None:
+        for field in self.__struct_fields__:
+            if getattr(self, field) < 1:
+                raise ConfigError(f"model shape: {field}: expected >= 1, got {getattr(self, field)!r}")
+
+
+class Profile(Struct, frozen=True, kw_only=True):
+    """What is known of one user's device, server and prompts; None: not known.
+
+    Args:
+        name: what it describes.
+        server_ttft: time to first token of the server.
+        server_tokens_per_s: its decode rate.
+        device: speed of the device.
+        lengths: of prompts, in tokens.
+        prices: of the server.
+        shape: of the device's model.
+        link: between the two.
+        note: what a reader of the figures should know.
+        version: of this format.
+    """
+
+    name: str = ""
+    server_ttft: TTFTDistribution | None = None
+    server_tokens_per_s: float | None = None
+    device: DeviceSpeed | None = None
+    lengths: LengthDistribution | None = None
+    prices: Prices | None = None
+    shape: ModelShape | None = None
+    link: Link | None = None
+    note: str = ""
+    version: int = PROFILE_VERSION
+
+    def to_json(self) -> bytes:
+        """UTF-8 JSON, indented; ``from_json`` gives an equal profile."""
+        return msgspec.json.format(msgspec.json.encode(self, enc_hook=_to_plain), indent=1) + b"\n"
+
+    @classmethod
+    def from_json(cls, data: bytes | str, *, where: str = "profile") -> Profile:
+        """Read a profile.
+
+        Args:
+            data: JSON.
+            where: what errors call it, such as the file's name.
+
+        Raises:
+            ConfigError: not JSON, not a profile, or a version this release doesn't know.
+        """
+        try:
+            version = msgspec.json.decode(data, type=_Versioned).version
+            if version != PROFILE_VERSION:
+                raise ConfigError(f"{where}: expected profile version {PROFILE_VERSION}, got {version}")
+            return msgspec.json.decode(data, type=cls, dec_hook=_from_plain)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{where}: expected a profile in JSON, got: {error}") from error
+
+
+class _Versioned(Struct):
+    version: int
+
+
+class _Curve(Struct):
+    times: list[float]
+    survival: list[float]
+
+
+class _Counts(Struct):
+    lengths: list[int]
+    counts: list[float]
+
+
+def _to_plain(value: Any) -> Any:
+    match value:
+        case TTFTDistribution():
+            return _Curve(value.times.tolist(), value.survival.tolist())
+        case LengthDistribution():
+            return _Counts(value.lengths.tolist(), value.counts.tolist())
+    raise NotImplementedError(f"expected part of a profile, got {type(value).__name__}")
+
+
+def _from_plain(kind: Any, value: Any) -> Any:
+    if kind is TTFTDistribution:
+        curve = msgspec.convert(value, _Curve)
+        return TTFTDistribution(curve.times, curve.survival)
+    if kind is LengthDistribution:
+        counts = msgspec.convert(value, _Counts)
+        return LengthDistribution(counts.lengths, counts.counts)
+    raise NotImplementedError(f"expected part of a profile, got {kind}")
+
+
+def _check_curve(times: Floats, survival: Floats) -> None:
+    if times.ndim != 1 or not times.size or not (np.isfinite(times).all() and times[0] >= 0 and (np.diff(times) >= 0).all()):
+        raise ConfigError(f"time to first token: expected one or more ascending times >= 0 s, got {_shown(times)}")
+    falls = survival.shape == times.shape and bool((np.diff(survival) <= 0).all())
+    if not (falls and survival[-1] >= 0 and survival[0] <= 1):
+        raise ConfigError(f"time to first token: expected {times.size} probabilities that never rise, got {_shown(survival)}")
+
+
+def _is_number(value: object) -> bool:
+    """A finite number, not below zero."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+
+
+def _shown(values: NDArray[Any]) -> str:
+    head = ", ".join(f"{value:g}" for value in values.ravel()[:5])
+    return f"[{head}{', ...' if values.size > 5 else ''}]"
