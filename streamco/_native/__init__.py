@@ -11,14 +11,27 @@ from typing import TYPE_CHECKING
 
 from streamco._native.ring_py import ACCEPTED, CLOSED, FILLED, FULL, WAKE
 
-__all__ = ["ACCEPTED", "CLOSED", "FILLED", "FULL", "HAS_NATIVE", "WAKE", "Ring", "pack", "packed_size", "unpack", "unpack_into"]
+__all__ = [
+    "ACCEPTED",
+    "CLOSED",
+    "FILLED",
+    "FULL",
+    "HAS_NATIVE",
+    "WAKE",
+    "Ring",
+    "pack",
+    "packed_size",
+    "scan_events",
+    "unpack",
+    "unpack_into",
+]
 
 
 def _is_built() -> bool:
     if os.environ.get("STREAMCO_NO_NATIVE", "") not in {"", "0"}:
         return False
     try:
-        for leaf in ("ring", "tokenpack"):
+        for leaf in ("ring", "ssescan", "tokenpack"):
             import_module(f"{__name__}.{leaf}")
     except ImportError:
         return False
@@ -29,7 +42,9 @@ HAS_NATIVE = _is_built()
 
 if TYPE_CHECKING or not HAS_NATIVE:
     from streamco._native.ring_py import Ring
+    from streamco._native.ssescan_py import scan_events
     from streamco._native.tokenpack_py import pack, packed_size, unpack, unpack_into
 else:
     from streamco._native.ring import Ring
+    from streamco._native.ssescan import scan_events
     from streamco._native.tokenpack import pack, packed_size, unpack, unpack_into

@@ -14,7 +14,7 @@ import msgspec
 
 from streamco.errors import EndpointStatusError
 
-__all__ = ["find_message", "find_status", "parse_retry_after", "status_error", "stream_error"]
+__all__ = ["find_error", "find_message", "find_status", "parse_retry_after", "status_error", "stream_error"]
 
 _BODY_BYTES = 64 << 10
 
@@ -93,13 +93,11 @@ def status_error(
     )
 
 
-def stream_error(value: Any, *, endpoint: str = "", partial: str = "") -> EndpointStatusError:
+def stream_error(value: Any) -> EndpointStatusError:
     """The error for an error object inside a stream that began with status 200.
 
     Args:
         value: the decoded event: an object with an ``error``.
-        endpoint: whose stream it is.
-        partial: text before it.
     """
     status = find_status(value)
     message = find_message(value) or "no message"
@@ -109,9 +107,18 @@ def stream_error(value: Any, *, endpoint: str = "", partial: str = "") -> Endpoi
         status=status,
         body=body,
         retry_after=parse_retry_after({}, body=value),
-        endpoint=endpoint,
-        partial=partial,
     )
+
+
+def find_error(value: Any) -> Any:
+    """The error in a decoded event or body: at the top, in a choice (OpenRouter) or in x_groq; None when there is none."""
+    if isinstance(value, list):
+        return next((found for item in value if (found := find_error(item)) is not None), None)
+    if not isinstance(value, dict):
+        return None
+    choices = value.get("choices")
+    holders = [value, *(choices if isinstance(choices, list) else ()), value.get("x_groq")]
+    return next((holder["error"] for holder in holders if isinstance(holder, dict) and holder.get("error")), None)
 
 
 def find_message(value: Any) -> str:

@@ -5,14 +5,15 @@ with two LF and the search for its end is one ``bytes.rfind``. Nothing here deco
 ``str.splitlines`` takes for line ends are data.
 
 An event that arrives in pieces is collected in one ``bytearray`` and joined once, when it is complete: a megabyte fed byte by byte
-costs as much as fed whole. A read that holds only ``data: ...`` events, which is what chat servers send, is split by one
-``bytes.split``; everything else goes through the field parser.
+costs as much as fed whole. Plain ``data: ...`` events, which is what chat servers send, are split off by a compiled scan; everything
+else goes through the field parser.
 """
 
 from __future__ import annotations
 
 from msgspec import Struct
 
+from streamco._native import scan_events
 from streamco.errors import EndpointProtocolError
 
 __all__ = ["SSEEvent", "SSEParser"]
@@ -20,6 +21,7 @@ __all__ = ["SSEEvent", "SSEParser"]
 _BOM = b"\xef\xbb\xbf"
 _LF = 0x0A
 _COLON = 0x3A
+_NOT_A_FIELD = b"{[<"  # how a line of JSON or HTML begins
 
 
 class SSEEvent(Struct, frozen=True):
@@ -57,7 +59,8 @@ class SSEParser:
         self.last_event_id = ""
         self._pending = bytearray()  # what came since the last event's end, line ends folded
         self._after_cr = False  # an LF that comes next belongs to the CR before it
-        self._begun = False  # past the place where a byte order mark may stand
+        self._has_begun = False  # past the place where a byte order mark may stand
+        self._is_between = False  # nothing is held: the next byte is the first of an event
         self._failure: EndpointProtocolError | None = None
 
     def feed(self, data: bytes) -> list[SSEEvent]:
@@ -67,20 +70,29 @@ class SSEParser:
             EndpointProtocolError: an event is too large, or the body is not an event stream. When events came before it in the same
                 bytes, they are returned and the error is raised by the next call.
         """
-        block = self._take(data)
-        return self._parse(block) if block else []
+        events = self._parse(self._take(data))
+        if self._failure is not None and not events:
+            raise self._failure
+        return events
 
     def feed_data(self, data: bytes) -> list[bytes]:
-        """Like ``feed``, but give only each event's data. May be mixed with ``feed``."""
-        block = self._take(data)
-        if not block:
-            return []
-        if len(block) <= self.limit_bytes:
-            payloads = _split_plain(block)
-            if payloads is not None:
-                self.events += len(payloads)
+        """Like ``feed``, but give only each event's data; several times as fast. May be mixed with ``feed``."""
+        payloads: list[bytes] = []
+        if self._is_between:
+            payloads, used = scan_events(data, self.limit_bytes)
+            self.events += len(payloads)
+            if used == len(data):
                 return payloads
-        return [event.data for event in self._parse(block)]
+            data = data[used:]
+        block = self._take(data)
+        if block:
+            more, used = scan_events(block, self.limit_bytes)
+            self.events += len(more)
+            payloads += more
+            payloads += [event.data for event in self._parse(block[used:])]
+        if self._failure is not None and not payloads:
+            raise self._failure
+        return payloads
 
     def close(self) -> list[SSEEvent]:
         """Take the end of the body; give the last event if it came without its blank line.
@@ -93,25 +105,20 @@ class SSEParser:
     def _take(self, data: bytes) -> bytes:
         """Add bytes; give every complete event, LF line ends only, or b""."""
         if self._failure is not None:
-            raise self._failure
-        if not self._begun:
+            return b""
+        if not self._has_begun:
             data = self._skip_bom(data)
         if self._after_cr or b"\r" in data:
             data = self._fold(data)
         pending = self._pending
-        if pending:
-            if b"\n\n" not in data and not (data[:1] == b"\n" and pending[-1] == _LF):
-                self._hold(data)
-                return b""
+        if pending and (b"\n\n" in data or (data[:1] == b"\n" and pending[-1] == _LF)):
             data = bytes(pending) + data
             pending.clear()
-        end = data.rfind(b"\n\n") + 2
-        if end == len(data) and end != 1:
-            return data
-        if end == 1:  # rfind gave -1
-            self._hold(data)
-            return b""
-        self._hold(data[end:], first=False)
+        end = 0 if pending else data.rfind(b"\n\n") + 2
+        if end < 2:
+            end = 0  # not found
+        self._hold(data[end:])
+        self._is_between = not (self._pending or self._after_cr) and self._has_begun
         return data[:end]
 
     def _skip_bom(self, data: bytes) -> bytes:
@@ -120,7 +127,7 @@ class SSEParser:
         if len(data) < len(_BOM) and _BOM.startswith(data):
             self._pending += data
             return b""
-        self._begun = True
+        self._has_begun = True
         return data.removeprefix(_BOM)
 
     def _fold(self, data: bytes) -> bytes:
@@ -132,23 +139,16 @@ class SSEParser:
         self._after_cr = data.endswith(b"\r")
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
-    def _hold(self, data: bytes, *, first: bool = True) -> None:
+    def _hold(self, data: bytes) -> None:
         """Keep an incomplete event; what is before its first field is used up at once, so that keep-alives never pile up."""
         pending = self._pending
         pending += data
         if b"\n" in data:
             self._drop_comments()
-        if not pending:
-            return
-        failure = None
-        if pending[0] in b"{[<":
-            failure = _not_events(bytes(pending[:80]))
+        if pending and pending[0] in _NOT_A_FIELD:
+            self._failure = _not_events(bytes(pending[:80]))
         elif len(pending) > self.limit_bytes + 1:  # + 1: the first LF of the two that end it
-            failure = _too_large(len(pending), self.limit_bytes)
-        if failure is not None:
-            self._failure = failure
-            if first:
-                raise failure
+            self._failure = _too_large(len(pending), self.limit_bytes)
 
     def _drop_comments(self) -> None:
         pending = self._pending
@@ -170,13 +170,11 @@ class SSEParser:
         events: list[SSEEvent] = []
         try:
             for piece in block.split(b"\n\n"):
-                event = self._parse_event(piece)
+                event = self._parse_event(piece) if piece else None
                 if event is not None:
                     events.append(event)
         except EndpointProtocolError as exc:
             self._failure = exc
-            if not events:
-                raise
         self.events += len(events)
         return events
 
@@ -188,42 +186,30 @@ class SSEParser:
         size = 0
         for line in piece.split(b"\n"):
             name, _, value = line.partition(b":")
-            if not line or not name:
+            value = value.removeprefix(b" ")
+            if not name:  # a comment, or a blank line more than needed
                 self.comments += bool(line)
                 size += len(line) + 1 if size else 0
                 continue
             size += len(line) + 1
-            value = value.removeprefix(b" ")
             if name == b"data":
                 data.append(value)
             elif name == b"event":
                 kind = value
-            elif name == b"id":
-                if b"\0" not in value:
-                    self.last_event_id = value.decode("utf-8", "replace")
-            elif name == b"retry":
-                retry = int(value) if value.isdigit() else None
+            elif name == b"id" and b"\0" not in value:
+                self.last_event_id = value.decode("utf-8", "replace")
+            elif name == b"retry" and value.isdigit():
+                retry = int(value)
             elif name == b"error":
                 kind = b"error"
                 data.append(b'{"error":' + value + b"}")
-            elif line[0] in b"{[<":
+            elif line[0] in _NOT_A_FIELD:
                 raise _not_events(line[:80])
         if size - 1 > self.limit_bytes:
             raise _too_large(size - 1, self.limit_bytes)
         if not data:
             return None
         return SSEEvent(b"\n".join(data), kind.decode("utf-8", "replace") or "message", self.last_event_id, retry)
-
-
-def _split_plain(block: bytes) -> list[bytes] | None:
-    """The data of events that are one ``data:`` line each, None when there is anything else in the block."""
-    if block.startswith(b"data: "):
-        payloads = block[6:-2].split(b"\n\ndata: ")
-    elif block.startswith(b"data:"):
-        payloads = [payload.removeprefix(b" ") for payload in block[5:-2].split(b"\n\ndata:")]
-    else:
-        return None
-    return payloads if block.count(b"\n") == 2 * len(payloads) else None
 
 
 def _too_large(size: int, limit: int) -> EndpointProtocolError:
