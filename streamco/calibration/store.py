@@ -1,0 +1,52 @@
+"""Profiles in files."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from streamco.errors import ConfigError
+from streamco.profiles import Profile
+
+__all__ = ["load_profile", "save_profile"]
+
+_LARGEST = 16 << 20  # bytes; a profile of a thousand steps takes 50 kB
+
+
+def load_profile(path: str | os.PathLike[str]) -> Profile:
+    """Read a profile.
+
+    Raises:
+        ConfigError: the file can't be read, is too large, or holds no profile.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(_LARGEST + 1)
+    except OSError as error:
+        raise ConfigError(f"{os.fspath(path)}: expected a readable profile, got: {error.strerror or error}") from error
+    if len(data) > _LARGEST:
+        raise ConfigError(f"{os.fspath(path)}: expected a profile of at most {_LARGEST} bytes, got more")
+    return Profile.from_json(data, where=os.fspath(path))
+
+
+def save_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
+    """Write a profile so that a reader, or a crash, sees the old file or the new one and nothing between.
+
+    Raises:
+        ConfigError: the folder or the file can't be written.
+    """
+    target = Path(path)
+    try:
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    except OSError as error:
+        raise ConfigError(f"{target}: expected a writable folder, got: {error.strerror or error}") from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(profile.to_json())
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(target)
+    except OSError as error:
+        Path(name).unlink(missing_ok=True)
+        raise ConfigError(f"{target}: expected to write a profile, got: {error.strerror or error}") from error

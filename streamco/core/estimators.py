@@ -1,0 +1,210 @@
+"""What is learned from one user's requests, over sliding windows.
+
+A server's time to first token is *right-censored* whenever the device won and the server was cancelled: all that is known is that it
+would have taken longer. Dropping those samples, or taking them as they are, would make the server look faster than it is, so the
+distribution is estimated by the product-limit method (Kaplan and Meier 1958). It needs that being cut off says nothing about the time
+itself, which holds here: when the device answers depends on the prompt's length, and the server's time hardly does (DiSCo section 3).
+
+Device times are a line through noise with outliers (another program took the CPU, the model was loaded): its slope is the median of the
+slopes between all pairs of samples (Theil 1950, Sen 1968), which up to 29 % of outliers can't move far.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamco.profiles import DeviceSpeed, LengthDistribution, TTFTDistribution
+
+__all__ = ["DeviceFit", "LengthWindow", "ProductLimit", "is_burst"]
+
+Floats = NDArray[np.float64]
+
+_TAIL_STEPS = 8
+_BURST_TOKENS = 16  # fewer may well come in one network read
+_BURST_SHARE = 0.02  # of the time before them: a server that decodes takes longer over its answer than this
+
+
+class ProductLimit:
+    """The server's time-to-first-token distribution from its latest samples, censored ones included.
+
+    Up to the last answer that was seen the curve is the product-limit estimate. Beyond it nobody was seen to answer, so the mass that
+    is left follows the prior's tail (the prior's survival from there on, scaled to meet the curve), or without a prior a Pareto tail of
+    index 2 from the longest time that was waited. A prior also counts like so many samples of its own in the body.
+
+    Args:
+        window: how many samples are kept.
+        prior_weight: how many samples the prior is worth.
+    """
+
+    def __init__(self, window: int = 1000, prior_weight: float = 20.0) -> None:
+        self._seconds: deque[float] = deque(maxlen=window)
+        self._is_censored: deque[bool] = deque(maxlen=window)
+        self._prior_weight = prior_weight
+        self.events = 0  # samples in the window that are not censored
+
+    def __len__(self) -> int:
+        return len(self._seconds)
+
+    def observe(self, seconds: float, *, is_censored: bool = False) -> None:
+        """Add a sample: the time to the first token, or, censored, a time within which it had not come."""
+        if len(self._seconds) == self._seconds.maxlen:
+            self.events -= not self._is_censored[0]
+        self._seconds.append(seconds)
+        self._is_censored.append(is_censored)
+        self.events += not is_censored
+
+    def estimate(self, prior: TTFTDistribution | None = None) -> TTFTDistribution | None:
+        """The distribution now; the prior itself while no answer was seen, None when there is neither."""
+        if not self.events:
+            return prior
+        seconds, was_censored = np.array(self._seconds), np.array(self._is_censored)
+        times, survival = _product_limit(seconds, was_censored)
+        times, survival = _add_tail(times, survival, float(seconds.max()), prior)
+        if prior is None or not self._prior_weight:
+            return TTFTDistribution(times, survival)
+        return _blend(times, survival, len(self), prior, self._prior_weight)
+
+
+class DeviceFit:
+    """The device's line k l + c from its latest samples.
+
+    With fewer than ``least`` samples, or all of about one length, two numbers can't be told apart: then the prior's line is scaled by the
+    median ratio, or without a prior the line goes through the origin.
+
+    Args:
+        window: how many samples are kept; the fit takes time quadratic in it (128: 0.3 ms).
+        least: samples needed for a line of its own.
+    """
+
+    def __init__(self, window: int = 128, least: int = 8) -> None:
+        self._tokens: deque[int] = deque(maxlen=window)
+        self._seconds: deque[float] = deque(maxlen=window)
+        self._least = least
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Add a sample: time to first token of a prompt of which ``tokens`` were prefilled (those found in the cache left out)."""
+        self._tokens.append(max(1, tokens))
+        self._seconds.append(seconds)
+
+    def estimate(self, prior: DeviceSpeed | None = None) -> DeviceSpeed | None:
+        """The line now, with how samples stray from it; the prior while there are no samples, None when there is neither."""
+        if not self._tokens:
+            return prior
+        tokens, seconds = np.array(self._tokens, dtype=np.float64), np.array(self._seconds)
+        slope, offset = self._line(tokens, seconds, prior)
+        rate = None if prior is None else prior.decode_tokens_per_s
+        return DeviceSpeed(
+            seconds_per_token=slope, overhead=offset, decode_tokens_per_s=rate, jitter=_jitter(seconds, slope * tokens + offset)
+        )
+
+    def _line(self, tokens: Floats, seconds: Floats, prior: DeviceSpeed | None) -> tuple[float, float]:
+        if tokens.size < self._least or tokens.max() < 1.5 * tokens.min():
+            if prior is None:
+                return float(np.median(seconds / tokens)), 0.0
+            expected = prior.seconds_per_token * tokens + prior.overhead
+            if not (expected > 0).all():
+                return float(np.median(seconds / tokens)), 0.0
+            scale = float(np.median(seconds / expected))
+            return prior.seconds_per_token * scale, prior.overhead * scale
+        return _theil_sen(tokens, seconds)
+
+
+class LengthWindow:
+    """Lengths of the latest prompts, in tokens."""
+
+    def __init__(self, window: int = 2000) -> None:
+        self._lengths: deque[int] = deque(maxlen=window)
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def observe(self, tokens: int) -> None:
+        """Add a prompt."""
+        self._lengths.append(max(1, tokens))
+
+    def estimate(self, prior: LengthDistribution | None = None, prior_weight: float = 20.0) -> LengthDistribution | None:
+        """The distribution now, the prior counting as ``prior_weight`` prompts; None when there is neither."""
+        if not self._lengths:
+            return prior
+        seen = LengthDistribution.from_samples(np.array(self._lengths))
+        if prior is None or not prior_weight:
+            return seen
+        lengths = np.concatenate((seen.lengths, prior.lengths))
+        unique, place = np.unique(lengths, return_inverse=True)
+        return LengthDistribution(unique, np.bincount(place, np.concatenate((seen.counts, prior.probabilities * prior_weight))))
+
+
+def is_burst(tokens: int, ttft: float, spread: float) -> bool:
+    """Whether an answer was held back by a proxy and came in one piece, so that its times say nothing about the server.
+
+    Args:
+        tokens: of the answer.
+        ttft: seconds to its first token.
+        spread: seconds from its first to its last token.
+    """
+    return tokens >= _BURST_TOKENS and spread < _BURST_SHARE * ttft
+
+
+def _product_limit(seconds: Floats, was_censored: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """Times of events, ascending and distinct, and the survival after each; at least one event is expected."""
+    times, place = np.unique(seconds, return_inverse=True)
+    leaving = np.bincount(place, minlength=times.size)
+    answers = np.bincount(place, weights=~was_censored, minlength=times.size)
+    at_risk = seconds.size - np.concatenate(([0], np.cumsum(leaving)[:-1]))  # a censored sample is at risk at its own time
+    survival = np.cumprod(1.0 - answers / at_risk)
+    is_event = answers > 0
+    return times[is_event], survival[is_event]
+
+
+def _add_tail(times: Floats, survival: Floats, longest: float, prior: TTFTDistribution | None) -> tuple[Floats, Floats]:
+    """The curve continued to zero beyond its last event; ``longest`` is the longest time anybody waited."""
+    left = float(survival[-1])
+    if left <= 1e-12:
+        return times, np.append(survival[:-1], 0.0)
+    last = float(times[-1])
+    if prior is not None and prior.survival_at(last) > 0 and prior.survival[-1] <= 1e-12:
+        is_later = prior.times > last
+        return np.append(times, prior.times[is_later]), np.append(survival, prior.survival[is_later] * (left / prior.survival_at(last)))
+    steps = np.arange(_TAIL_STEPS)
+    later = max(last, longest) / np.sqrt(1.0 - (steps + 0.5) / _TAIL_STEPS)
+    return np.append(times, later), np.append(survival, left * (1.0 - (steps + 1) / _TAIL_STEPS))
+
+
+def _blend(times: Floats, survival: Floats, samples: int, prior: TTFTDistribution, weight: float) -> TTFTDistribution:
+    """The mixture of a curve worth ``samples`` and a prior worth ``weight`` of them."""
+    merged = np.union1d(times, prior.times)
+
+    def at(step_times: Floats, steps: Floats) -> Floats:
+        found = np.searchsorted(step_times, merged, "right")
+        return np.concatenate(([1.0], steps))[found]
+
+    mixed = (samples * at(times, survival) + weight * at(prior.times, prior.survival)) / (samples + weight)
+    return TTFTDistribution(merged, np.minimum.accumulate(np.clip(mixed, 0.0, 1.0)))
+
+
+def _theil_sen(tokens: Floats, seconds: Floats) -> tuple[float, float]:
+    """Slope and offset, neither below zero."""
+    first, second = np.triu_indices(tokens.size, 1)
+    runs = tokens[second] - tokens[first]
+    is_apart = runs != 0
+    slope = float(np.median((seconds[second] - seconds[first])[is_apart] / runs[is_apart]))
+    offset = float(np.median(seconds - slope * tokens))
+    if slope < 0:
+        return 0.0, float(np.median(seconds))
+    if offset < 0:
+        return float(np.median(seconds / tokens)), 0.0
+    return slope, offset
+
+
+def _jitter(seconds: Floats, expected: Floats) -> tuple[float, ...]:
+    """Nine equally likely ratios of measured to expected time, from 20 samples on."""
+    if seconds.size < 20 or not (expected > 0).all():
+        return (1.0,)
+    ratios = np.quantile(seconds / expected, (np.arange(9) + 0.5) / 9)
+    return tuple(float(ratio) for ratio in np.maximum(ratios, 1e-3))

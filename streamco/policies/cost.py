@@ -1,0 +1,144 @@
+"""What an answer costs: money at the server, energy on the device, and both in one unit (DiSCo section 4.1 and Appendix E).
+
+Device energy is counted in floating-point operations a token and turned into money at an exchange rate. The appendix prints that rate as
+"$ per million FLOPs", which makes a device token cost some 10^8 dollars; read as $ per million *GFLOPs* a token of BLOOM-1.1B costs
+0.25 $ a million at the lower rate, beside 0.14 to 60 $ of servers, as the paper's two scenarios need it. Its equation 10 divides the
+L^2 d term by the number of heads, while its Table 6 comes without that division; here it is left out. The table's column for BLOOM-560M
+follows from no reading of the shape given for it (its Table 7 column adds up to 80 %).
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from streamco.errors import ConfigError
+from streamco.policies.dispatch import Side
+from streamco.profiles import ModelShape, Prices
+
+__all__ = ["RATE_DEVICE_CONSTRAINED", "RATE_SERVER_CONSTRAINED", "DeviceCosts", "RequestCost", "Usage", "constraint", "decode_flops"]
+__all__ += ["device_costs", "prefill_flops", "request_cost"]
+
+RATE_SERVER_CONSTRAINED = 0.3  # $ per million GFLOPs; Appendix E's rate for its server-constrained experiments
+RATE_DEVICE_CONSTRAINED = 5.0  # $ per million GFLOPs; for its device-constrained ones
+
+_REFERENCE_LENGTH = 64  # tokens; Table 6 covers 32 to 128
+_JOULES_PER_GFLOP = 0.35  # a phone decodes BLOOM-1.1B (0.82 GFLOPs a token) at 13.9 tokens/s with about 4 W; an estimate
+_FLOPS_PER_MILLION_GFLOPS = 1e15
+
+
+class DeviceCosts(Struct, frozen=True, kw_only=True):
+    """What a token costs on the device.
+
+    Args:
+        prompt: US dollars per prompt token, at the exchange rate.
+        completion: US dollars per generated token.
+        prompt_joules: energy per prompt token.
+        completion_joules: energy per generated token.
+    """
+
+    prompt: float
+    completion: float
+    prompt_joules: float = 0.0
+    completion_joules: float = 0.0
+
+
+class Usage(Struct, frozen=True, kw_only=True):
+    """Tokens of one request on both sides, those of the loser included; ``server_cached`` is the part of its prompt found in a cache."""
+
+    server_prompt: int = 0
+    server_completion: int = 0
+    server_cached: int = 0
+    device_prompt: int = 0
+    device_completion: int = 0
+
+
+class RequestCost(Struct, frozen=True, kw_only=True):
+    """What one request cost.
+
+    Args:
+        server: US dollars; None: the server's prices aren't known.
+        device_joules: energy, an estimate; None: the device model's shape isn't known.
+        device: that energy in US dollars at the exchange rate.
+        total: unified cost (equation 8) in US dollars; None: a part of it isn't known.
+    """
+
+    server: float | None
+    device_joules: float | None
+    device: float | None
+    total: float | None
+
+
+def prefill_flops(shape: ModelShape, length: int) -> float:
+    """FLOPs per token of a prompt of ``length`` tokens: equations 9 and 10, as Table 6 has them.
+
+    The L^2 d term is the whole prompt's, so this is meant for the short prompts of that table.
+    """
+    return _base_flops(shape) + shape.layers * (length * length + length) * shape.width
+
+
+def decode_flops(shape: ModelShape, length: int) -> float:
+    """FLOPs per generated token after ``length`` tokens: equations 9 and 11, as Table 6 has them."""
+    return _base_flops(shape) + shape.layers * 2 * length * shape.width
+
+
+def device_costs(
+    shape: ModelShape,
+    *,
+    exchange_rate: float = RATE_SERVER_CONSTRAINED,
+    length: int = _REFERENCE_LENGTH,
+    joules_per_gflop: float = _JOULES_PER_GFLOP,
+) -> DeviceCosts:
+    """Costs per token of a device model.
+
+    Args:
+        shape: of the model.
+        exchange_rate: lambda, US dollars per million GFLOPs: how much the user's battery is worth.
+        length: tokens at which the costs are taken; Algorithm 1 treats them as constants.
+        joules_per_gflop: of the device.
+
+    Raises:
+        ConfigError: a negative rate.
+    """
+    if not (exchange_rate >= 0 and joules_per_gflop >= 0):
+        raise ConfigError(f"device costs: expected rates >= 0, got {exchange_rate!r} $/MGFLOPs and {joules_per_gflop!r} J/GFLOP")
+    prompt, completion = prefill_flops(shape, length), decode_flops(shape, length)
+    price = exchange_rate / _FLOPS_PER_MILLION_GFLOPS
+    joules = joules_per_gflop / 1e9
+    return DeviceCosts(
+        prompt=prompt * price, completion=completion * price, prompt_joules=prompt * joules, completion_joules=completion * joules
+    )
+
+
+def constraint(prices: Prices | None, costs: DeviceCosts | None) -> Side:
+    """Which side must be spared (Algorithm 1): the device when its cheapest token costs more than the server's dearest.
+
+    Where one of the two isn't known it is the server: a bill is certain, the worth of a battery isn't.
+    """
+    if prices is None or costs is None:
+        return "server"
+    return "device" if min(costs.prompt, costs.completion) > max(prices.prompt, prices.completion) else "server"
+
+
+def request_cost(usage: Usage, prices: Prices | None, costs: DeviceCosts | None) -> RequestCost:
+    """Cost of one request (equation 8). A side that did nothing costs nothing, whether its prices are known or not."""
+    server = device = joules = None
+    if prices is not None:
+        cached = prices.prompt if prices.cached_prompt is None else prices.cached_prompt
+        fresh = usage.server_prompt - usage.server_cached
+        server = fresh * prices.prompt + usage.server_cached * cached + usage.server_completion * prices.completion
+    elif not (usage.server_prompt or usage.server_completion):
+        server = 0.0
+    if costs is not None:
+        device = usage.device_prompt * costs.prompt + usage.device_completion * costs.completion
+        joules = usage.device_prompt * costs.prompt_joules + usage.device_completion * costs.completion_joules
+    elif not (usage.device_prompt or usage.device_completion):
+        device = joules = 0.0
+    total = None if server is None or device is None else server + device
+    return RequestCost(server=server, device_joules=joules, device=device, total=total)
+
+
+def _base_flops(shape: ModelShape) -> float:
+    """What doesn't depend on the length: projections, feed-forward, norms, embedding and output."""
+    width = float(shape.width)
+    layer = 4 * width * width + 2 * width * shape.ffn_width + 2 * width
+    return shape.layers * layer + 2 * width * shape.vocabulary
