@@ -22,7 +22,7 @@ __all__ = [
     "parse_policy",
 ]
 
-POLICIES = ("auto", "device_constrained", "server_constrained", "optimal", "stochastic", "device_only", "server_only")
+POLICIES = ("auto", "device-constrained", "server-constrained", "optimal", "stochastic", "both", "device-only", "server-only")
 
 
 class Command(Struct, frozen=True):
@@ -137,12 +137,12 @@ def parse_budget(text: str) -> float:
 
 
 def parse_policy(text: str) -> str:
-    """A policy's name; hyphens will do for underscores.
+    """A policy's name; underscores will do for hyphens.
 
     Raises:
         ConfigError: there is no such policy.
     """
-    name = text.strip().lower().replace("-", "_")
+    name = text.strip().lower().replace("_", "-")
     if name in POLICIES:
         return name
     near = difflib.get_close_matches(name, POLICIES, n=1)

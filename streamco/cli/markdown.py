@@ -19,7 +19,7 @@ __all__ = ["blocks", "closed_end", "complete", "is_in_fence", "parse"]
 
 _PARSER = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])  # html off: <think> and <div> are text to show
 
-_MARKER_LINE = re.compile(r"[ \t>]*(?:[-+*=_~`#|:<]+|\d{1,3}[.)]?)[ \t]*")  # may yet be a list, heading, fence, rule, table or setext line
+_MARKER_LINE = re.compile(r"[ \t>]*(?:[-+*=_~`#|:<]+|\d{1,3}[.)]?)?[ \t]*")  # may yet be a list, heading, fence, rule, table or setext line
 _FENCE = re.compile(r"[ \t>]*(?:(?:[-+*]|\d{1,9}[.)])[ \t]+)?(`{3,}|~{3,})")
 _INLINE_START = re.compile(r"\n[ \t>]*(?:[-+*]|\d{1,9}[.)])[ \t]|\n[ \t>]*\n|\|(?!.*\n)")  # emphasis never reaches back across these
 _DANGLING_LINK = re.compile(r"!?\[([^\]\[\n]*)(?:\]\([^)\s]*)?$")

@@ -7,7 +7,9 @@ text around it, and is taken out again when the rendered segments get their colo
 from __future__ import annotations
 
 import re
-from typing import ClassVar, TextIO
+from bisect import bisect_right
+from itertools import accumulate
+from typing import ClassVar
 
 import rich.theme
 from msgspec import Struct
@@ -24,7 +26,7 @@ from streamco.cli.markdown import blocks, closed_end, complete, parse
 from streamco.cli.screen import Row
 from streamco.cli.theme import Theme
 
-__all__ = ["AnswerRenderer", "Frame", "make_console", "rows_of"]
+__all__ = ["AnswerRenderer", "Frame", "make_console", "markdown_styles", "rows_of"]
 
 WIDEST = 110  # cells; longer lines are hard to read
 _MARKS = {"\u2061": "device", "\u2062": "server"}  # invisible operators: no cells wide, and nothing a model writes
@@ -58,6 +60,8 @@ class AnswerRenderer:
         self._maker_of_source = ""  # who made its first character
         self._mark_due = False
         self._rows_done = 0  # rows of the open block that have scrolled away already
+        self._letters_done = 0  # and the visible characters in them, which stay the same when the width changes
+        self._width = console.width
         self._is_first = True
 
     def feed(self, text: str, maker: str, mode: str = "content") -> list[Row]:
@@ -86,8 +90,8 @@ class AnswerRenderer:
 
     def _append(self, text: str) -> None:
         if self._mark_due:
-            place = next((index for index, character in enumerate(text) if character.isalnum()), None)
-            if place is not None and not _is_address(self._source + text[:place]):
+            place = _place_for_mark(self._source, text)
+            if place is not None:
                 text = text[:place] + _MARK_OF.get(self._maker, "") + text[place:]
                 self._mark_due = False
         self._source += text
@@ -101,9 +105,20 @@ class AnswerRenderer:
             shown = complete(self._source)
         rows = self._render(shown)
         overflow = max(len(rows) - max(room, 0), self._rows_done)
-        done += rows[self._rows_done : overflow]
-        self._rows_done = overflow
+        done += self._mark_done(rows, overflow)
         return Frame(done, rows[overflow:])
+
+    def _mark_done(self, rows: list[Row], end: int) -> list[Row]:
+        new = rows[self._rows_done : end]
+        self._rows_done = end
+        self._letters_done += sum(map(_letters, new))
+        return new
+
+    def _refit(self, rows: list[Row]) -> None:
+        """After the width has changed, find the row that comes after what has scrolled away."""
+        totals = list(accumulate(map(_letters, rows)))
+        self._rows_done = bisect_right(totals, self._letters_done) if self._letters_done else 0
+        self._width = self._console.width
 
     def finish(self) -> list[Row]:
         """The rest of the rows, all final. More may be fed after it."""
@@ -116,7 +131,7 @@ class AnswerRenderer:
         for block in blocks(source) if self._mode == "content" else [source] * bool(source):
             rendered = self._render(block)
             rows += rendered[self._rows_done :]
-            self._rows_done = 0
+            self._rows_done = self._letters_done = 0
             self._is_first = self._is_first and not rendered
             self._maker_of_source = _last_maker(block, self._maker_of_source)
         return rows
@@ -131,22 +146,35 @@ class AnswerRenderer:
         else:
             block = Text(source.strip().translate(dict.fromkeys(map(ord, _MARKS))), style=self._theme.thinking)
         rows = rows_of(self._console, block)
-        return rows if self._is_first or not rows else [Row("", 0), *rows]
+        if rows and not self._is_first:
+            rows.insert(0, Row("", 0))
+        if self._width != self._console.width:
+            self._refit(rows)
+        return rows
 
 
-def _is_address(source: str) -> bool:
-    """Whether the text goes on inside a link's address or a fence's language, where a mark would be taken for a part of it."""
-    line = source.rpartition("\n")[2]
-    word = line.rpartition(" ")[2]
-    return line.lstrip(" >-+*").startswith(("```", "~~~")) or "](" in word or "://" in word
+def _letters(row: Row) -> int:
+    return sum(not character.isspace() for character in _ESCAPES.sub("", row.text))
+
+
+def _place_for_mark(before: str, text: str) -> int | None:
+    """Where a mark changes nothing: before a letter or digit that belongs to no marker, address or fence's language; None: not here."""
+    for place, character in enumerate(text):
+        if character.isalnum():
+            line = (before + text[:place]).rpartition("\n")[2]
+            word = line.rpartition(" ")[2]
+            is_marker = character.isdigit() and not line.strip(" >")
+            is_fence = line.lstrip(" >-+*").startswith(("```", "~~~"))
+            return None if is_marker or is_fence or "](" in word or "://" in word else place
+    return None
 
 
 def _last_maker(source: str, before: str) -> str:
     return next((_MARKS[character] for character in reversed(source) if character in _MARKS), before)
 
 
-def make_console(theme: Theme, *, file: TextIO | None = None, color: bool = True) -> Console:
-    """A console for ``file`` (stdout) with the theme's Markdown styles. ``color`` False, or ``NO_COLOR`` set: none."""
+def markdown_styles(theme: Theme) -> rich.theme.Theme:
+    """The theme's styles for Markdown, under rich's names."""
     styles = {
         "markdown.h1": f"{theme.title} underline",
         "markdown.h2": theme.title,
@@ -161,7 +189,12 @@ def make_console(theme: Theme, *, file: TextIO | None = None, color: bool = True
         "markdown.link": "underline",
         "markdown.link_url": theme.quiet,
     }
-    return Console(file=file, theme=rich.theme.Theme(styles), no_color=True if not color else None, highlight=False)
+    return rich.theme.Theme(styles)
+
+
+def make_console(theme: Theme, *, color: bool = True) -> Console:
+    """A console for stdout. ``color`` False, or ``NO_COLOR`` in the environment: no colours."""
+    return Console(theme=markdown_styles(theme), no_color=None if color else True, highlight=False)
 
 
 def rows_of(console: Console, renderable: RenderableType) -> list[Row]:

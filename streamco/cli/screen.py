@@ -41,7 +41,7 @@ class Region:
         while same < len(wanted) and same < len(drawn) and wanted[same] == drawn[same]:
             same += 1
         self._drawn = list(rows)
-        if same == len(wanted) == len(drawn) and not above:
+        if same == len(wanted) == len(drawn):
             return ""
         return f"{BEGIN_UPDATE}{self._rewrite(wanted, len(drawn), same)}{END_UPDATE}"
 

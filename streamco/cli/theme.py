@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from streamco.errors import ConfigError
 
@@ -27,6 +27,12 @@ class Theme(Struct, frozen=True, kw_only=True):
     def tint(self, kind: str) -> str:
         """Style of text that this kind of endpoint made; "" for an unknown one."""
         return {"device": self.device, "server": self.server}.get(kind, "")
+
+    def fit(self, colors: str | None) -> Theme:
+        """The theme for a terminal with so many colours (rich's name for it): with 16 of them, soft tints would all become white."""
+        if colors in {"truecolor", "256"} or not self.device:
+            return self
+        return structs.replace(self, device="green", server="cyan")
 
 
 THEMES = {

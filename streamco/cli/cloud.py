@@ -1,0 +1,120 @@
+"""A server in a process of its own that never outlives the command that started it.
+
+The child reads its stdin, a pipe that nobody writes to: when the parent ends, in whatever way, the pipe closes and the child stops. It
+is in a process group of its own, so that Ctrl-C at the terminal stops an answer and not the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import streamco
+from streamco.errors import EndpointConnectError
+
+__all__ = ["running_server"]
+
+READY = b"listening on "
+START_LIMIT = 120.0  # seconds; a cold disk and a busy machine load 100 MB slowly
+STOP_LIMIT = 5.0  # seconds between asking and killing
+LOG_TAIL = 2000  # characters of the child's log in an error
+
+
+@asynccontextmanager
+async def running_server(*options: str) -> AsyncIterator[str]:
+    """The base URL of a ``streamco serve`` with these options, until the block is left.
+
+    Raises:
+        EndpointConnectError: it ended, or did not listen in two minutes; the text holds the end of its log.
+    """
+    with tempfile.TemporaryFile() as log:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", __name__, *options),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+            env=_environment(),
+            start_new_session=True,
+        )
+        try:
+            yield f"{await _address(process, log)}/v1"
+        finally:
+            await _stop(process)
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with the folder this package was imported from: the child must find the same one."""
+    folder = str(Path(streamco.__file__).resolve().parents[1])
+    inherited = os.environ.get("PYTHONPATH", "")
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (folder, inherited)))}
+
+
+async def _address(process: asyncio.subprocess.Process, log: BinaryIO) -> str:
+    if process.stdout is None:
+        raise AssertionError("stdout is a pipe")
+    problem = "the end of its output"
+    try:
+        async with asyncio.timeout(START_LIMIT):
+            async for line in process.stdout:
+                if line.startswith(READY):
+                    return line.removeprefix(READY).decode().strip()
+    except TimeoutError:
+        problem = f"nothing in {START_LIMIT:g} s"
+    raise EndpointConnectError(f"expected a server that listens, got {problem}{_tail(log)}", endpoint="cloud")
+
+
+def _tail(log: BinaryIO) -> str:
+    log.seek(0)
+    text = log.read().decode(errors="replace").strip()[-LOG_TAIL:]
+    return f"; its log: {text}" if text else ""
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    """End the process for certain, whatever happens to us meanwhile."""
+    stopping = asyncio.ensure_future(_terminate(process))
+    try:
+        await asyncio.shield(stopping)
+    except asyncio.CancelledError:  # Ctrl-C while it stops: no more patience
+        with suppress(ProcessLookupError):
+            process.kill()
+        await stopping
+        raise
+
+
+async def _terminate(process: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(STOP_LIMIT):
+            await process.wait()
+    except TimeoutError:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def _serve(options: Sequence[str]) -> int:
+    """The child: serve until told to stop, or until nobody is left who could tell."""
+    from streamco.cli.main import main
+
+    threading.Thread(target=_stop_with_parent, name="streamco-parent", daemon=True).start()
+    return main(["serve", *options])
+
+
+def _stop_with_parent() -> None:
+    with suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(_serve(sys.argv[1:]))

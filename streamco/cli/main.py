@@ -1,0 +1,75 @@
+"""The ``streamco`` command: finds out which command is meant and loads that one only."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module, metadata
+
+from streamco.errors import ConfigError, StreamcoError
+
+__all__ = ["main"]
+
+COMMANDS = {
+    "chat": "talk to the model on this device and to a server at once",
+    "demo": "see it work: device and cloud on this machine, no key, no download",
+    "serve": "an OpenAI-compatible server over one GGUF model",
+}
+INTERRUPTED = 130  # 128 + SIGINT, as shells count it
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; the exit code is 0, or 1 (an endpoint failed), 2 (usage), 130 (Ctrl-C)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = _parser(_command_in(words)).parse_args(words)
+    try:
+        return _run(args)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # `streamco ... | head`: nobody reads on, which is no error
+        sys.stderr.close()
+        return 0
+    except StreamcoError as error:
+        if args.verbose > 1:
+            raise
+        print(f"streamco: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+
+
+def _command_in(words: Sequence[str]) -> str:
+    """The command's name, so that no other command has to be loaded to know the options."""
+    return next((word for word in words if word in COMMANDS), "")
+
+
+def _parser(chosen: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="streamco",
+        description="One streamed answer, made by a small model on this machine and a remote endpoint together.",
+        epilog="streamco COMMAND --help tells the options of a command.",
+    )
+    parser.add_argument("--version", action="version", version=f"streamco {_version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, text in COMMANDS.items():
+        command = commands.add_parser(name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+        command.add_argument("-v", "--verbose", action="count", default=0, help="log what happens; twice: everything, and tracebacks")
+        if name == chosen:
+            import_module(f"streamco.cli.{name}").add_arguments(command)
+    return parser
+
+
+def _version() -> str:
+    try:
+        return metadata.version("streamco")
+    except metadata.PackageNotFoundError:  # run from a source tree
+        return "(not installed)"
+
+
+def _run(args: argparse.Namespace) -> int:
+    from streamco.cli.runtime import set_up_log
+
+    set_up_log(args.verbose)
+    code = import_module(f"streamco.cli.{args.command}").run(args)
+    if not isinstance(code, int):
+        raise AssertionError(f"a command returns its exit code, got {code!r}")
+    return code

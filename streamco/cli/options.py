@@ -1,0 +1,134 @@
+"""The options that chat and demo share, and the endpoints they name."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from streamco.cli.commands import POLICIES, parse_budget, parse_pace_text, parse_policy
+from streamco.errors import ConfigError
+
+__all__ = ["add_answer_arguments", "add_look_arguments", "add_prompt_arguments", "api_key_of", "device_path_of", "number", "whole_number"]
+
+T = TypeVar("T")
+
+
+def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
+    """One prompt instead of a conversation."""
+    group = parser.add_argument_group("one prompt")
+    group.add_argument("--prompt", metavar="TEXT", help="answer this and leave")
+    group.add_argument("--json", action="store_true", help="with --prompt: print one JSON object, the text and the whole report, on stdout")
+
+
+def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
+    """How answers are made."""
+    group = parser.add_argument_group("answers")
+    group.add_argument(
+        "--budget",
+        type=option(parse_budget),
+        default=0.3,
+        metavar="SHARE",
+        help="share of prompt tokens the constrained side may process (0.3)",
+    )
+    group.add_argument(
+        "--policy", type=option(parse_policy), default="auto", metavar="NAME", help=f"who starts when: {', '.join(POLICIES)}"
+    )
+    group.add_argument(
+        "--pace",
+        type=option(parse_pace_text),
+        default=None,
+        metavar="RATE",
+        help="tokens per second, reading (4.8), listening (3.5) or off (off)",
+    )
+    group.add_argument("--system", metavar="TEXT", help="system message")
+    group.add_argument("--max-tokens", type=option(whole_number), metavar="N", help="longest answer, in tokens")
+    group.add_argument("--temperature", type=option(number), metavar="T", help="0: always the likeliest token")
+    group.add_argument("--seed", type=int, metavar="N", help="make sampling repeatable, where the endpoint can")
+
+
+def add_look_arguments(parser: argparse.ArgumentParser) -> None:
+    """How it looks."""
+    group = parser.add_argument_group("looks")
+    group.add_argument("--theme", choices=("auto", "dark", "light", "mono"), default="auto", help="tints for a dark or a light ground")
+    group.add_argument("--no-color", action="store_true", help="no colours (so does NO_COLOR in the environment)")
+
+
+def option(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """A parser of ours as an argparse type: its error becomes a usage error."""
+
+    def convert(text: str) -> T:
+        try:
+            return parse(text)
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return convert
+
+
+def whole_number(text: str) -> int:
+    """A number of things, at least one.
+
+    Raises:
+        ConfigError: it isn't.
+    """
+    if text.isascii() and text.isdigit() and int(text) > 0:
+        return int(text)
+    raise ConfigError(f"expected a whole number above 0, got {text!r}")
+
+
+def number(text: str) -> float:
+    """A number that isn't negative.
+
+    Raises:
+        ConfigError: it isn't.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if 0 <= value < float("inf"):
+        return value
+    raise ConfigError(f"expected a number, 0 or more, got {text!r}")
+
+
+def api_key_of(variable: str | None) -> str | None:
+    """The key in that environment variable; None leaves it to the endpoint's own default.
+
+    Raises:
+        ConfigError: the variable isn't set, or that is no variable's name (the text is not repeated: it may be a key).
+    """
+    if variable is None:
+        return None
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
+        raise ConfigError("--api-key-env: expected the name of an environment variable, got something else (a key does not belong here)")
+    key = os.environ.get(variable, "")
+    if not key:
+        raise ConfigError(f"--api-key-env: expected a key in the environment variable {variable}, got none")
+    return key
+
+
+def device_path_of(path: str | None, *, has_server: bool) -> Path | None:
+    """The device model: the named file, else the packaged one; None where there is none and a server can do without.
+
+    Raises:
+        ConfigError: the file isn't there, or there is neither model nor server.
+    """
+    if path is not None:
+        if not Path(path).is_file():
+            raise ConfigError(f"--device: expected a GGUF file, got nothing at {path}")
+        return Path(path)
+    from streamco.engines.packaged import packaged_model
+    from streamco.errors import EngineError
+
+    try:
+        return packaged_model()
+    except EngineError:
+        if has_server:
+            return None
+        raise ConfigError(
+            "expected a device model or a server, got neither: give --device FILE.gguf or --server MODEL, or pip install 'streamco[demo]'"
+        ) from None

@@ -1,0 +1,61 @@
+"""How a command runs: its event loop, its log, its waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from typing import Any, TextIO
+
+from streamco.cli.status import SPINNER, SPINS
+
+__all__ = ["run_async", "set_up_log", "waiting"]
+
+
+def run_async(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    """Run a command to its end, on uvloop where it is installed."""
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    with suppress(ImportError):
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(main())
+
+
+def set_up_log(verbosity: int) -> None:
+    """Log to stderr: warnings, with ``-v`` what happens, with ``-vv`` everything and tracebacks."""
+    level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
+    style = "%(asctime)s %(levelname)s %(name)s: %(message)s" if verbosity else "%(name)s: %(message)s"
+    logging.basicConfig(level=level, stream=sys.stderr, format=style)
+
+
+@asynccontextmanager
+async def waiting(text: str, file: TextIO | None = None) -> AsyncIterator[None]:
+    """Say on stderr that something takes a while: a spinner on a terminal, one line elsewhere."""
+    err = file or sys.stderr
+    if not err.isatty():
+        print(f"{text} ...", file=err, flush=True)
+        yield
+        return
+    spinning = asyncio.create_task(_spin(text, err))
+    try:
+        yield
+    finally:
+        spinning.cancel()
+        with suppress(asyncio.CancelledError):
+            await spinning
+        err.write("\r\x1b[K")
+        err.flush()
+
+
+async def _spin(text: str, err: TextIO) -> None:
+    began = time.monotonic()
+    while True:
+        spent = time.monotonic() - began
+        err.write(f"\r{SPINNER[int(spent * SPINS) % len(SPINNER)]} {text} · {spent:.1f} s\x1b[K")
+        err.flush()
+        await asyncio.sleep(1 / SPINS)
