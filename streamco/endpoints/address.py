@@ -1,0 +1,116 @@
+"""Where a server is and how one identifies oneself there: from arguments, the environment and the provider's entry."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from urllib.parse import SplitResult, urlsplit, urlunsplit
+
+from msgspec import Struct
+
+from streamco.endpoints.http import is_loopback
+from streamco.endpoints.providers import GENERIC, Provider, find_provider
+from streamco.errors import ConfigError
+
+__all__ = ["Address", "find_address"]
+
+_AZURE_VERSION = "2024-10-21"  # the first stable version with stream_options
+
+
+class Address(Struct, frozen=True):
+    """A server's address, without its key.
+
+    Args:
+        provider: what is known about such servers.
+        base_url: scheme, host, port and path, no trailing slash, no credentials.
+        query: appended to every URL (Azure's ``api-version``), "" for none.
+    """
+
+    provider: Provider
+    base_url: str
+    query: str = ""
+
+    @property
+    def host(self) -> str:
+        """Host name in lower case, without port."""
+        return urlsplit(self.base_url).hostname or ""
+
+    @property
+    def label(self) -> str:
+        """What to call the server: the provider's name, or host and port of an unknown one."""
+        return urlsplit(self.base_url).netloc if self.provider is GENERIC else self.provider.name
+
+    def url(self, path: str, *, model: str = "", base_url: str | None = None) -> str:
+        """The URL of ``path`` below the base URL; Azure names the deployment (here: the model) in it."""
+        base = base_url or self.base_url
+        if self.provider.name == "azure" and base.endswith("/openai") and path != "/models":
+            base += f"/deployments/{model}"
+        return base + path + (f"?{self.query}" if self.query else "")
+
+    def root_url(self, path: str) -> str:
+        """The URL of ``path`` beside the API, at the server's root."""
+        parts = urlsplit(self.base_url)
+        return urlunsplit((parts.scheme, parts.netloc, parts.path.removesuffix("/v1") + path, "", ""))
+
+
+def find_address(
+    base_url: str | None, api_key: str | None, provider: str | None, environ: Mapping[str, str] = os.environ
+) -> tuple[Address, str | None]:
+    """The address and the key to use there, None when there is none.
+
+    Without a base URL the provider's variable and default are used, without a provider ``OPENAI_BASE_URL`` or OpenAI itself. A key of the
+    environment goes only where it belongs: each known provider has its own variable, and a loopback server given by argument gets none.
+
+    Raises:
+        ConfigError: no or a malformed URL, an unknown provider, a missing or malformed key.
+    """
+    named = find_provider(provider) if provider is not None else None
+    chosen = base_url or _read_default_url(named or find_provider("openai"), environ)
+    parts = _split(chosen)
+    host = (parts.hostname or "").lower()
+    known = named or find_provider(host=host)
+    address = Address(known, *_complete(parts, known, environ))
+    is_given = base_url is not None
+    key = api_key if api_key is not None else None if is_loopback(host) and is_given else environ.get(known.key_variable)
+    if not key and api_key is None and not is_loopback(host):
+        raise ConfigError(f'api_key: expected a key for {host}, got none; set {known.key_variable} or pass api_key ("" for no key)')
+    if key and not (key.isascii() and key.isprintable() and key == key.strip()):
+        raise ConfigError(f"api_key: expected printable ASCII without blanks around it, got {len(key)} characters that are not")
+    return address, key or None
+
+
+def _read_default_url(provider: Provider, environ: Mapping[str, str]) -> str:
+    value = environ.get(provider.url_variable, "") if provider.url_variable else ""
+    url = value.strip() or provider.base_url
+    if not url:
+        hint = f"; set {provider.url_variable} or pass base_url" if provider.url_variable else ""
+        raise ConfigError(f"base_url: expected the server's URL for provider {provider.name!r}, got none{hint}")
+    return url
+
+
+def _split(url: str) -> SplitResult:
+    parts = urlsplit(url.strip())
+    try:
+        port_is_good = parts.port is None or parts.port > 0
+    except ValueError:
+        port_is_good = False
+    if parts.scheme not in {"http", "https"} or not parts.hostname or not port_is_good:
+        shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+        raise ConfigError(f'base_url: expected "https://host/v1" or alike, got {shown!r}')
+    if "@" in parts.netloc:
+        raise ConfigError(f"base_url: expected no user name or password in it, got one for {parts.hostname}; pass api_key or headers")
+    return parts
+
+
+def _complete(parts: SplitResult, provider: Provider, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Base URL and query with what people leave out: ``/v1`` of servers that all have it, Azure's path and version."""
+    path = parts.path.rstrip("/")
+    query = parts.query
+    if provider.name == "azure":
+        path = path or "/openai"
+        if not path.endswith("/v1") and "api-version=" not in query:
+            version = f"api-version={environ.get('OPENAI_API_VERSION', _AZURE_VERSION)}"
+            query = f"{query}&{version}" if query else version
+    elif not path and provider.base_url is None:
+        path = "/v1"
+    return urlunsplit((parts.scheme, parts.netloc, path, "", "")), query

@@ -1,0 +1,274 @@
+"""One pooled HTTP client: aiohttp, its errors in our words, and connections that are really given back.
+
+aiohttp is imported when the client starts, not with the package. Its own timeouts are off but for ``connect``; the phases of an answer
+are watched by ``watchdog``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import io
+import ssl
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from streamco.config import Timeouts
+from streamco.errors import (
+    EndpointConnectError,
+    EndpointError,
+    EndpointProtocolError,
+    EndpointStatusError,
+    EndpointTimeoutError,
+    StreamClosed,
+)
+
+if TYPE_CHECKING:
+    import aiohttp
+    from yarl import URL
+
+__all__ = ["HttpClient", "is_loopback", "translate"]
+
+_READ_BUFFER = 1 << 16  # bytes; aiohttp pauses the socket at twice this, so a slow reader holds the server back
+_KEEP_ALIVE = 60.0  # seconds an idle connection is kept; the usual limit of the servers in front of APIs is 60 to 75
+_REDIRECTS = 4  # requests in a row
+_LINGER = 2.0  # seconds for the formal end of a complete answer where no limit is set
+_LARGE_BODY = 1 << 20  # bytes; aiohttp wants larger ones as a file, to write them in pieces
+
+
+def is_loopback(host: str) -> bool:
+    """Whether this host is the machine itself."""
+    return host in {"localhost", "::1"} or host.endswith(".localhost") or host.startswith("127.")
+
+
+class HttpClient:
+    """The connection pool of one endpoint.
+
+    Args:
+        name: the endpoint's, for errors.
+        timeouts: ``connect`` and ``cancel`` in seconds.
+        session: use this one and leave it open at the end; None: an own one.
+        secret: the key, taken out of every error's text.
+    """
+
+    def __init__(self, name: str, *, timeouts: Timeouts, session: aiohttp.ClientSession | None = None, secret: str | None = None) -> None:
+        self._name = name
+        self._timeouts = timeouts
+        self._secret = secret
+        self._session = session
+        self._is_owner = session is None
+        self._is_closed = False
+        self._proxies: dict[str, URL | None] = {}
+        self._finishing: set[aiohttp.ClientResponse] = set()
+
+    async def start(self) -> None:
+        """Import aiohttp and make the session; idempotent.
+
+        Raises:
+            StreamClosed: it was closed.
+        """
+        if self._is_closed:
+            raise StreamClosed(f"{self._name}: expected an open endpoint, got one that was closed")
+        if self._session is not None:
+            return
+        if "aiohttp" not in sys.modules:
+            await asyncio.to_thread(importlib.import_module, "aiohttp")  # 0.2 s, and it loads the certificate store
+        if self._session is None:
+            self._session = self._make_session()
+
+    def _make_session(self) -> aiohttp.ClientSession:
+        import aiohttp
+
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, connect=self._timeouts.connect, sock_read=None),
+            auto_decompress=True,
+            read_bufsize=_READ_BUFFER,
+        )
+
+    async def request(self, method: str, url: URL, *, headers: Mapping[str, str], body: bytes | None = None) -> aiohttp.ClientResponse:
+        """Send a request and wait for the head of the answer.
+
+        A redirect (307, 308) is followed within the same scheme, host and port: never does a key or a prompt go elsewhere.
+
+        Raises:
+            EndpointConnectError: no connection, or it was lost before the head of the answer.
+            EndpointTimeoutError: connecting took too long.
+            EndpointProtocolError: the peer doesn't speak HTTP.
+        """
+        session = self._session
+        assert session is not None, "start comes before request"
+        proxy = self._proxies[url.host or ""] if url.host in self._proxies else await self._find_proxy(url)
+        data = io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY else body
+        with self._translated():
+            for _ in range(_REDIRECTS):
+                response = await session.request(method, url, data=data, headers=headers, allow_redirects=False, proxy=proxy)
+                if response.status not in {307, 308}:
+                    return response
+                response.close()
+                url = self._redirected(url, response.headers.get("Location", ""))
+                if isinstance(data, io.BytesIO):
+                    data.seek(0)
+        raise EndpointProtocolError(f"expected an answer after {_REDIRECTS} redirects, got another one", endpoint=self._name)
+
+    def _redirected(self, url: URL, location: str) -> URL:
+        target = url.join(type(url)(location))
+        if target.origin() != url.origin():
+            text = f"expected an answer, got a redirect to {target.origin()}, which is not followed because the key would go there"
+            raise EndpointProtocolError(f"{text}: set base_url to it if it is right", endpoint=self._name)
+        return target
+
+    async def read(self, response: aiohttp.ClientResponse, most: int) -> bytes:
+        """The body, or its first ``most`` bytes; the connection is given back, or closed when there was more.
+
+        Raises:
+            EndpointProtocolError: the body was cut.
+        """
+        body = bytearray()
+        with self._translated():
+            while len(body) <= most:
+                data = await response.content.readany()
+                if not data:
+                    return bytes(body)
+                body += data
+        response.close()
+        return bytes(body[:most])
+
+    def finish(self, response: aiohttp.ClientResponse) -> asyncio.Future[None] | None:
+        """Give the connection back once the last bytes of a complete answer have come; close it if they don't within ``timeouts.cancel``.
+
+        Returns:
+            A future that is done when the connection is back in the pool, or None: it is settled already.
+        """
+        content = response.content
+        if content.is_eof():
+            return None
+        if content.exception() is not None:
+            response.close()
+            return None
+        loop = asyncio.get_running_loop()
+        settled: asyncio.Future[None] = loop.create_future()
+        limit = _LINGER if self._timeouts.cancel is None else self._timeouts.cancel
+        handle = loop.call_later(limit, self._give_up, response)
+        self._finishing.add(response)
+
+        def settle() -> None:
+            handle.cancel()
+            self._finishing.discard(response)
+            if not settled.done():
+                settled.set_result(None)
+
+        content.on_eof(settle)
+        return settled
+
+    def _give_up(self, response: aiohttp.ClientResponse) -> None:
+        self._finishing.discard(response)
+        response.close()
+
+    async def drop(self, response: aiohttp.ClientResponse) -> None:
+        """Close the connection of an answer that is not wanted any more; returns when it is closed. The closing itself happens at once."""
+        connection = response.connection
+        if connection is None or connection.protocol is None:
+            response.close()
+            return
+        protocol = connection.protocol
+        transport, closed = protocol.transport, protocol.closed
+        response.close()
+        if closed is None or transport is None:
+            return
+        _, pending = await asyncio.wait([closed], timeout=self._timeouts.cancel)
+        if pending:  # the peer doesn't take what is still to be sent
+            transport.abort()
+            await asyncio.wait([closed])
+        closed.exception()
+
+    async def aclose(self) -> None:
+        """Close every connection; idempotent."""
+        self._is_closed = True
+        for response in list(self._finishing):
+            self._give_up(response)
+        session = self._session
+        if session is not None and self._is_owner:
+            self._session = None
+            await session.close()
+
+    def scrub(self, error: EndpointError) -> EndpointError:
+        """The same error without the key, which some servers repeat in their answers."""
+        if self._secret:
+            error.args = tuple(arg.replace(self._secret, "***") if isinstance(arg, str) else arg for arg in error.args)
+            if isinstance(error, EndpointStatusError):
+                error.body = error.body.replace(self._secret, "***")
+        return error
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as exc:
+            error = translate(exc, self._name, self._timeouts)
+            if error is None:
+                raise
+            raise self.scrub(error) from root_cause(exc)
+
+    async def _find_proxy(self, url: URL) -> URL | None:
+        """The proxy that the environment names for this host: looked up once, in a thread because the system's settings may be read."""
+        host = url.host or ""
+        if is_loopback(host):
+            self._proxies[host] = None
+        else:
+            self._proxies[host] = await asyncio.to_thread(_read_proxy, str(url.origin()))
+        return self._proxies[host]
+
+
+def _read_proxy(origin: str) -> URL | None:
+    from urllib.request import getproxies, proxy_bypass
+
+    from yarl import URL
+
+    parts = urlsplit(origin)
+    found = getproxies().get(parts.scheme)
+    return None if found is None or proxy_bypass(parts.hostname or "") else URL(found)
+
+
+def root_cause(exc: Exception) -> BaseException:
+    """The TLS error inside one of aiohttp's, else the exception itself."""
+    inner = getattr(exc, "certificate_error", None) or getattr(exc, "os_error", None)
+    return inner if isinstance(inner, ssl.SSLError) else exc
+
+
+def translate(exc: Exception, name: str, timeouts: Timeouts, *, partial: str = "") -> EndpointError | None:
+    """Our error for one of aiohttp's, None for any other exception."""
+    import aiohttp
+
+    match exc:
+        case EndpointError():
+            return exc
+        case aiohttp.ConnectionTimeoutError() | aiohttp.ServerTimeoutError():
+            limit = timeouts.connect or 0.0
+            text = f"expected a connection within {limit:g} s, got none"
+            return EndpointTimeoutError(text, phase="connect", limit=limit, endpoint=name)
+        case aiohttp.ClientConnectorCertificateError():
+            text = f"expected a trusted certificate from {exc.host}, got {exc.certificate_error}"
+        case aiohttp.ClientConnectorDNSError():
+            text = f"expected an address for the host {exc.host}, got {exc.os_error.strerror or exc.os_error}"
+        case aiohttp.ClientConnectorError():
+            text = f"expected a connection to {exc.host}:{exc.port}, got {exc.strerror or exc.os_error}"
+        case aiohttp.ClientHttpProxyError():
+            text = f"expected the proxy to connect, got status {exc.status}: {exc.message}"
+        case aiohttp.ServerDisconnectedError():
+            text = "expected an answer, got the connection closed"
+        case aiohttp.ClientPayloadError():
+            return EndpointProtocolError("expected the rest of the answer, got the connection cut", endpoint=name, partial=partial)
+        case aiohttp.ClientResponseError():
+            return EndpointProtocolError(f"expected an HTTP answer, got {exc.message!r}", endpoint=name, partial=partial)
+        case aiohttp.ClientError() | OSError():
+            text = f"expected the connection to last, got {exc.strerror if isinstance(exc, OSError) and exc.strerror else exc}"
+        case _:
+            return None
+    if partial:
+        return EndpointProtocolError(text, endpoint=name, partial=partial)
+    return EndpointConnectError(text, endpoint=name)

@@ -1,0 +1,264 @@
+"""Any server that speaks OpenAI's chat or completions API, as an endpoint.
+
+Providers differ in details (``providers``): what is known is data, what is refused is learned, what a local server is can be probed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from streamco.config import Limits, RetryPolicy, Timeouts
+from streamco.endpoints.address import Address, find_address
+from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
+from streamco.endpoints.http import HttpClient
+from streamco.endpoints.openai_stream import Call, OpenAIStream
+from streamco.endpoints.prices import find_prices
+from streamco.endpoints.probe import PROBED_PATHS, ServerInfo, identify
+from streamco.endpoints.providers import GENERIC, Dialect, find_provider
+from streamco.endpoints.retry import Retries
+from streamco.endpoints.tokens import TokenCounter
+from streamco.errors import ConfigError, EndpointError, EndpointProtocolError, UsageError
+from streamco.wire.failures import status_error
+from streamco.wire.openai import Api
+from streamco.wire.requests import build_chat_request, build_completion_request, encode_request
+
+if TYPE_CHECKING:
+    import aiohttp
+
+__all__ = ["OpenAIEndpoint"]
+
+_DEFAULTS = Timeouts(), RetryPolicy(), Limits()
+
+
+class OpenAIEndpoint:
+    """A remote model.
+
+    Args:
+        model: its name at the server; a request's own ``model`` goes first.
+        base_url: up to and including ``/v1``; None: the provider's, else ``OPENAI_BASE_URL``, else OpenAI. Azure: the resource's URL.
+        api_key: None: the provider's variable (``OPENAI_API_KEY``, ``DEEPSEEK_API_KEY``, ``OPENROUTER_API_KEY``,
+            ``AZURE_OPENAI_API_KEY`` ...); "": none. Servers on the loopback need none.
+        name: unique within a client; None: provider and model.
+        provider: a name in ``streamco.endpoints.providers``; None: told by the host.
+        api: "chat", or "completions" for base models: text in, text out.
+        timeouts: limits by phase, in seconds.
+        retry: retries before the first token.
+        limits: sizes of what is believed.
+        prices: US dollars per token; None: known ones of common models.
+        capabilities: what the model can do; None: the provider's usual.
+        session: an aiohttp session to use and leave open, with its proxies and certificates; None: an own one.
+        headers: sent with every request.
+        rng: the dice of the retries' jitter.
+
+    Raises:
+        ConfigError: a URL, key or name is missing or wrong.
+    """
+
+    kind: Kind = "server"
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        name: str | None = None,
+        provider: str | None = None,
+        api: Api = "chat",
+        timeouts: Timeouts = _DEFAULTS[0],
+        retry: RetryPolicy = _DEFAULTS[1],
+        limits: Limits = _DEFAULTS[2],
+        prices: TokenPrices | None = None,
+        capabilities: Capabilities | None = None,
+        session: aiohttp.ClientSession | None = None,
+        headers: Mapping[str, str] | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        if not model:
+            raise ConfigError("model: expected the name of a model, got an empty text")
+        if api not in {"chat", "completions"}:
+            raise ConfigError(f'api: expected "chat" or "completions", got {api!r}')
+        self.model = model
+        self._address, key = find_address(base_url, api_key, provider)
+        self._name = name or f"{self._address.label}/{model}"
+        self._api: Api = api
+        self._timeouts = timeouts
+        self._retry = retry
+        self._limits = limits
+        self._prices = find_prices(self._address.provider.name, model) if prices is None else prices
+        self._declared = capabilities
+        self._capabilities = self._address.provider.capabilities if capabilities is None else capabilities
+        self._dialect = Dialect(self._address.provider)
+        self._headers = _build_headers(self._address, key, headers)
+        self._client = HttpClient(self._name, timeouts=timeouts, session=session, secret=key)
+        self._counter = TokenCounter(model)
+        self._rng = rng or random.Random()
+        self._streams: set[OpenAIStream] = set()
+
+    def __repr__(self) -> str:
+        return f"OpenAIEndpoint({self.model!r}, base_url={self._address.base_url!r}, name={self._name!r})"
+
+    @property
+    def name(self) -> str:
+        """Unique within a client; what reports and errors call it."""
+        return self._name
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """As declared, else the provider's usual; ``probe`` adds what the server says."""
+        return self._capabilities
+
+    @property
+    def prices(self) -> TokenPrices:
+        """As given, else known ones of common models, else None throughout."""
+        return self._prices
+
+    async def start(self) -> None:
+        """Make ready what would slow the first request down: imports, certificates, the pool, the vocabulary. Sends nothing.
+
+        Raises:
+            StreamClosed: it was closed.
+        """
+        await self._client.start()
+        if self._counter.may_load:
+            await asyncio.to_thread(self._counter.load)
+
+    def open(self, request: Request) -> OpenAIStream:
+        """Begin an answer; the request goes out with the first ``receive``."""
+        stream = OpenAIStream(
+            self._name,
+            self._client,
+            lambda: self._prepare(request),
+            refine=self._dialect.learn,
+            retries=Retries(self._retry, self._rng),
+            timeouts=self._timeouts,
+            limits=self._limits,
+            on_over=self._streams.discard,
+        )
+        self._streams.add(stream)
+        return stream
+
+    def count_tokens(self, request: Request) -> int | None:
+        """Prompt tokens, chat framing included; None with images.
+
+        Counted by tiktoken where it is installed and has the model's vocabulary on this machine, else estimated from the text's size.
+        """
+        return self._counter.count(request)
+
+    async def models(self) -> list[str]:
+        """Ids of the models the server offers.
+
+        Raises:
+            EndpointError: it doesn't say.
+        """
+        return list(identify(await self._get_json(self._address.url("/models")), {}, model=self.model).models)
+
+    async def probe(self) -> ServerInfo:
+        """Ask an unknown server what it is, and go by that from now on: its dialect, its capabilities, its context size.
+
+        Raises:
+            EndpointError: it doesn't answer at all.
+        """
+        provider = self._address.provider
+        models = await self._get_json(self._address.url("/models"))
+        paths = PROBED_PATHS if provider is GENERIC or provider.base_url is None else ()
+        answers = await asyncio.gather(*(self._get_json(self._address.root_url(path)) for path in paths), return_exceptions=True)
+        facts = {}
+        for path, answer in zip(paths, answers, strict=True):
+            if not isinstance(answer, BaseException):
+                facts[path] = answer
+            elif not isinstance(answer, EndpointError):
+                raise answer
+        info = identify(models, facts, model=self.model)
+        self._adopt(info)
+        return info
+
+    async def aclose(self) -> None:
+        """Cancel every answer and close the pool; idempotent."""
+        await asyncio.gather(*(stream.cancel() for stream in list(self._streams)))
+        await self._client.aclose()
+
+    def _adopt(self, info: ServerInfo) -> None:
+        if self._address.provider is GENERIC and info.kind != GENERIC.name:
+            provider = find_provider(info.kind)
+            self._address = msgspec.structs.replace(self._address, provider=provider)
+            self._dialect = Dialect(provider)
+            if self._declared is None:
+                self._capabilities = provider.capabilities
+        if self._capabilities.context_tokens is None:
+            self._capabilities = msgspec.structs.replace(self._capabilities, context_tokens=info.context_tokens)
+
+    def _prepare(self, request: Request) -> Call:
+        from yarl import URL
+
+        model = request.model or self.model
+        api, path, body = self._build_body(request, model)
+        url = URL(self._address.url(path, model=model), encoded=True)
+        headers = {**self._headers, **request.headers} if request.headers else self._headers
+        try:
+            return Call(url, headers, encode_request(body), api)
+        except TypeError as exc:
+            raise UsageError(f"request: expected values that have a JSON form, got {exc}") from exc
+
+    def _build_body(self, request: Request, model: str) -> tuple[Api, str, dict[str, Any]]:
+        dialect = self._dialect
+        prompt = request.prompt_ids if request.prompt_ids is not None else request.prompt
+        if request.messages is None and (self._api == "completions" or request.prompt_ids is not None):
+            body = build_completion_request(
+                prompt or "", model=model, sampling=request.sampling, extra=request.extra, include_usage=dialect.has_stream_options
+            )
+            return "completions", "/completions", body
+        if self._api == "completions":
+            raise EndpointError("expected a prompt for the completions API, got chat messages", endpoint=self._name)
+        messages = [{"role": "user", "content": request.prompt or ""}] if request.messages is None else request.messages
+        body = build_chat_request(
+            messages,
+            model=model,
+            sampling=request.sampling,
+            extra=request.extra,
+            include_usage=dialect.has_stream_options,
+            max_tokens_field=dialect.max_tokens_field,
+        )
+        return "chat", "/chat/completions", body
+
+    async def _get_json(self, url: str) -> Any:
+        """GET a small JSON answer within the connect limit.
+
+        Raises:
+            EndpointError: no answer, an error status, or no JSON.
+        """
+        from yarl import URL
+
+        await self._client.start()
+        limit = self._timeouts.connect
+        try:
+            async with asyncio.timeout(limit):
+                response = await self._client.request("GET", URL(url, encoded=True), headers=self._headers)
+                body = await self._client.read(response, self._limits.event_bytes)
+        except TimeoutError:
+            raise EndpointError(f"expected an answer from {url} within {limit:g} s, got none", endpoint=self._name) from None
+        if response.status != 200:
+            raise self._client.scrub(status_error(response.status, response.headers, body, endpoint=self._name))
+        try:
+            return msgspec.json.decode(body)
+        except msgspec.DecodeError as exc:
+            raise EndpointProtocolError(f"expected JSON from {url}, got {body[:80]!r}", endpoint=self._name) from exc
+
+
+def _build_headers(address: Address, key: str | None, headers: Mapping[str, str] | None) -> dict[str, str]:
+    """The headers of every request; identity encoding because a compressing proxy holds events back."""
+    built = {
+        "Accept": "text/event-stream, application/json",
+        "Accept-Encoding": "identity",
+        "Content-Type": "application/json",
+        "User-Agent": "streamco",
+    }
+    if key is not None:
+        is_bearer = address.provider.key_header == "authorization"
+        built["Authorization" if is_bearer else address.provider.key_header] = f"Bearer {key}" if is_bearer else key
+    return {**built, **(headers or {})}

@@ -1,0 +1,352 @@
+"""One streamed answer over HTTP: connecting with retries, reading, ending, cancelling.
+
+The way to the first byte (connecting, waiting for the head, retrying) runs in a task, so that a cancelled ``receive`` loses nothing. From
+then on ``receive`` reads the socket itself: one network read, one parse, one event. Chunks before the first content (role, prompt
+filters) are held back until it comes: until then a failure can be mended by asking again, and nobody has seen anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from streamco.chunks import ChatCompletionChunk
+from streamco.config import Limits, Timeouts
+from streamco.endpoints.http import HttpClient, root_cause, translate
+from streamco.endpoints.retry import Retries, is_transient
+from streamco.endpoints.watchdog import Watchdog
+from streamco.errors import (
+    ConcurrentRead,
+    EndpointError,
+    EndpointProtocolError,
+    EndpointStatusError,
+    EndpointTimeoutError,
+    StreamClosed,
+    StreamConsumed,
+)
+from streamco.events import StreamEnded, TokensReceived
+from streamco.wire.failures import status_error
+from streamco.wire.openai import Api, ChatStreamParser
+
+if TYPE_CHECKING:
+    import aiohttp
+    from yarl import URL
+
+__all__ = ["Call", "OpenAIStream"]
+
+_ERROR_BYTES = 64 << 10  # of an error's body
+_EOF_GRACE = 0.02  # seconds the end of the stream is held for the last bytes, so that the next request finds the connection free
+_END_GRACE = 5.0  # seconds for usage and [DONE] after the last finish_reason; some servers send neither and keep the socket open
+
+
+class Call(Struct, frozen=True):
+    """What is sent: ``body`` is JSON."""
+
+    url: URL
+    headers: Mapping[str, str]
+    body: bytes
+    api: Api
+
+
+class OpenAIStream:
+    """One answer.
+
+    Args:
+        name: the endpoint's.
+        client: a client that may not be started yet.
+        prepare: builds the call; asked anew for each try.
+        refine: told of each error status; True: ``prepare`` will now build a call that avoids it.
+        retries: of this request.
+        timeouts: see ``Watchdog`` and ``HttpClient``.
+        limits: sizes.
+        on_over: called once when the connection is given back or closed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        client: HttpClient,
+        prepare: Callable[[], Call],
+        *,
+        refine: Callable[[EndpointStatusError], bool],
+        retries: Retries,
+        timeouts: Timeouts,
+        limits: Limits,
+        on_over: Callable[[OpenAIStream], None],
+    ) -> None:
+        self._name = name
+        self._client = client
+        self._prepare = prepare
+        self._refine = refine
+        self._retries = retries
+        self._timeouts = timeouts
+        self._limits = limits
+        self._on_over = on_over
+        self._loop = asyncio.get_running_loop()
+        self._watchdog = Watchdog(self._loop, timeouts, self._expire)
+        self._opening: asyncio.Task[None] | None = None
+        self._cancelling: asyncio.Task[None] | None = None
+        self._response: aiohttp.ClientResponse | None = None
+        self._content: aiohttp.StreamReader | None = None
+        self._parser = ChatStreamParser(endpoint=name, limits=limits)
+        self._head: list[ChatCompletionChunk] = []
+        self._has_content = False
+        self._is_complete = False
+        self._is_reading = False
+        self._is_closed = False
+        self._expired: EndpointTimeoutError | None = None
+        self._ending: StreamEnded | EndpointError | None = None
+        self._settled: asyncio.Future[None] | None = None
+        self._was_given = False
+
+    async def receive(self) -> TokensReceived | StreamEnded:
+        """Wait for what comes next; one network read gives one event. Cancelling loses nothing.
+
+        Raises:
+            EndpointError: the answer can't go on; ``partial`` is the text so far.
+            StreamClosed: the stream was cancelled.
+            StreamConsumed: it has ended before.
+            ConcurrentRead: another task is waiting here.
+        """
+        if self._is_reading:
+            raise ConcurrentRead(f"{self._name}: expected one reader at a time, got a second receive while one waits")
+        self._is_reading = True
+        try:
+            while self._ending is None:
+                content = self._content
+                if content is None:
+                    await self._wait_for_answer()
+                    continue
+                failure: Exception | None = None
+                self._watchdog.resume()
+                try:
+                    data = await content.readany()
+                except Exception as exc:  # noqa: BLE001  translated below; what was read before it is parsed first
+                    failure = exc
+                    data = content._read_nowait(-1)  # the reader raises its error first, and would withhold what came before
+                finally:
+                    self._watchdog.pause()
+                event = self._take(data, failure)
+                if event is not None:
+                    return event
+            if self._settled is not None:
+                settled, self._settled = self._settled, None
+                await asyncio.wait([settled], timeout=_EOF_GRACE)
+            return self._give_ending()
+        finally:
+            self._is_reading = False
+
+    async def cancel(self) -> None:
+        """Drop the connection and wait until it is closed, ``timeouts.cancel`` seconds at most; safe at any time, idempotent.
+
+        A ``receive`` that waits in another task raises ``StreamClosed``. After a proper end this does nothing: the connection is back
+        in the pool already.
+        """
+        self._is_closed = True
+        self._watchdog.stop()
+        if self._opening is None and self._response is None and self._cancelling is None:
+            self._on_over(self)
+            return
+        if self._cancelling is None:
+            if self._opening is not None:
+                self._opening.cancel()
+            self._cancelling = self._loop.create_task(self._drop())
+        await asyncio.shield(self._cancelling)
+
+    # The way to the answer
+
+    async def _wait_for_answer(self) -> None:
+        if self._is_closed:
+            raise StreamClosed(f"{self._name}: expected an open stream, got a receive after it was cancelled")
+        if self._opening is None:
+            self._opening = self._loop.create_task(self._open(0.0), name=f"streamco open {self._name}")
+        opening = self._opening
+        self._watchdog.resume()
+        try:
+            await asyncio.wait([opening])
+        finally:
+            self._watchdog.pause()
+        if self._is_closed:
+            raise StreamClosed(f"{self._name}: expected an open stream, got a receive while it was cancelled")
+        self._opening = None
+        if self._expired is not None:
+            self._fail(self._expired)
+        elif not opening.cancelled() and isinstance(error := opening.exception(), EndpointError):
+            self._fail(error)
+        else:
+            opening.result()
+
+    async def _open(self, wait: float) -> None:
+        """Try until an answer begins, or raise what stands against it."""
+        while True:
+            if wait:
+                self._watchdog.suspend()
+                await asyncio.sleep(wait)
+            self._watchdog.restart()
+            try:
+                call = self._prepare()
+                await self._client.start()
+                response = await self._client.request("POST", call.url, headers=call.headers, body=call.body)
+                await self._check(response)
+            except EndpointError as error:
+                retry_after = self._next_wait(error)
+                if retry_after is None:
+                    raise
+                wait = retry_after
+                continue
+            self._parser = ChatStreamParser(endpoint=self._name, limits=self._limits, api=call.api)
+            self._response = response
+            self._content = response.content
+            return
+
+    async def _check(self, response: aiohttp.ClientResponse) -> None:
+        """Let only a 200 pass whose body may be an answer; the parser tells events from JSON by the body itself."""
+        if response.status == 200 and response.content_type != "text/html":
+            return
+        try:
+            body = await self._client.read(response, _ERROR_BYTES)
+        except BaseException:
+            response.close()
+            raise
+        if response.status == 200:
+            text = " ".join(body[:200].decode("utf-8", "replace").split())
+            raise EndpointProtocolError(f"expected an event stream, got an HTML page: {text!r}", endpoint=self._name)
+        error = status_error(response.status, response.headers, body, now=time.time(), endpoint=self._name)
+        if response.headers.get("x-should-retry") == "false":  # OpenAI and Anthropic: the same request will fail again
+            self._retries.forbid()
+        raise error
+
+    def _next_wait(self, error: EndpointError) -> float | None:
+        if isinstance(error, EndpointStatusError) and self._refine(error):
+            return 0.0
+        return self._retries.next_wait(error) if is_transient(error) else None
+
+    # Reading
+
+    def _take(self, data: bytes, failure: Exception | None) -> TokensReceived | None:
+        """Parse what one read gave; None: nothing to show for it yet."""
+        parser = self._parser
+        chunks = parser.feed(data) if data else []
+        tokens = parser.tokens if data else 0
+        self._watchdog.feed(has_content=tokens > 0)
+        if parser.is_done:
+            self._finish()
+        elif parser.error is not None:
+            self._break(parser.error, tokens)
+        elif failure is not None:
+            self._lose(failure, tokens)
+        elif not data:
+            chunks, tokens = self._close_parser()
+        elif parser.finish_reason is not None and not self._is_complete and parser.is_complete:
+            self._is_complete = True
+            self._watchdog.expect_end(_END_GRACE)
+        return self._release(chunks, tokens)
+
+    def _release(self, chunks: list[ChatCompletionChunk], tokens: int) -> TokensReceived | None:
+        if not self._has_content:
+            if self._opening is not None:  # this try has failed, another one is under way
+                return None
+            if self._head:
+                chunks = self._head + chunks
+            if not tokens and self._ending is None:
+                self._head = chunks
+                return None
+            self._head = []
+            self._has_content = tokens > 0
+        return TokensReceived(self._name, chunks, tokens) if chunks else None
+
+    def _close_parser(self) -> tuple[list[ChatCompletionChunk], int]:
+        try:
+            chunks = self._parser.close()
+        except EndpointError as error:
+            self._break(error, 0)
+            return [], 0
+        self._finish()
+        return chunks, self._parser.tokens
+
+    def _lose(self, failure: Exception, tokens: int) -> None:
+        """Reading failed: the connection was lost, the time is over, or somebody closed it."""
+        if self._is_closed:
+            raise StreamClosed(f"{self._name}: expected an open stream, got a receive while it was cancelled")
+        parser = self._parser
+        if parser.is_complete:
+            self._finish()
+            return
+        if self._expired is not None:
+            self._expired.partial = parser.partial_text()
+            self._fail(self._expired)
+            return
+        error = translate(failure, self._name, self._timeouts, partial=parser.partial_text())
+        if error is None:
+            raise failure
+        error.__cause__ = root_cause(failure)
+        self._break(error, tokens)
+
+    def _break(self, error: EndpointError, tokens: int) -> None:
+        """The answer failed; ask again if nobody has seen any of it."""
+        if not self._has_content and not tokens:
+            wait = self._next_wait(error)
+            if wait is not None:
+                assert self._response is not None, "an answer breaks after it has begun"
+                self._response.close()
+                self._response = self._content = None
+                self._head = []
+                self._opening = self._loop.create_task(self._open(wait), name=f"streamco open {self._name}")
+                return
+        self._fail(error)
+
+    # Ends
+
+    def _finish(self) -> None:
+        parser = self._parser
+        self._ending = StreamEnded(self._name, parser.finish_reason, parser.usage)
+        if self._response is not None:
+            self._settled = self._client.finish(self._response)
+        self._leave()
+
+    def _fail(self, error: EndpointError) -> None:
+        error.endpoint = error.endpoint or self._name
+        self._ending = self._client.scrub(error)
+        if self._response is not None:
+            self._response.close()
+        self._leave()
+
+    def _leave(self) -> None:
+        self._response = self._content = None
+        self._watchdog.stop()
+        self._on_over(self)
+
+    def _give_ending(self) -> StreamEnded:
+        ending = self._ending
+        assert ending is not None, "an ending is given when there is one"
+        if isinstance(ending, EndpointError):
+            raise ending
+        if self._was_given:
+            raise StreamConsumed(f"{self._name}: expected no receive after the end, got one")
+        self._was_given = True
+        return ending
+
+    def _expire(self, error: EndpointTimeoutError) -> None:
+        """The watchdog's time is over: end the waiting, ``receive`` then sees why."""
+        error.endpoint = self._name
+        self._expired = error
+        if self._opening is not None:
+            self._opening.cancel()
+        elif self._response is not None:
+            self._response.close()
+
+    async def _drop(self) -> None:
+        opening, response = self._opening, self._response
+        if opening is not None:
+            await asyncio.wait([opening], timeout=self._timeouts.cancel)
+            if opening.done() and not opening.cancelled():
+                opening.exception()
+            response = self._response
+        if response is not None:
+            await self._client.drop(response)
+        self._opening = None
+        self._leave()

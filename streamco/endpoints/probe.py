@@ -1,0 +1,91 @@
+"""What kind of server answers at a URL, told from what it says about itself.
+
+``GET /v1/models`` exists everywhere; ``/props`` is llama.cpp's, ``/version`` vLLM's and Ollama's, ``/get_model_info`` SGLang's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+__all__ = ["PROBED_PATHS", "ServerInfo", "identify"]
+
+PROBED_PATHS = ("/props", "/version", "/get_model_info", "/api/version")
+
+_OWNERS = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "llamacpp": "llama-server",
+    "llama.cpp": "llama-server",
+    "me": "llama-cpp-python",
+    "library": "ollama",
+    "streamco": "streamco",
+}
+
+
+class ServerInfo(Struct, frozen=True, kw_only=True):
+    """What a server says about itself.
+
+    Args:
+        kind: a provider's name, "generic" when it can't be told.
+        models: ids of the models it offers.
+        context_tokens: prompt and answer together, of the model asked for; None: it doesn't say.
+        version: as it writes it, "" if it doesn't.
+    """
+
+    kind: str
+    models: tuple[str, ...] = ()
+    context_tokens: int | None = None
+    version: str = ""
+
+
+def identify(models: Any, facts: Mapping[str, Any], *, model: str) -> ServerInfo:
+    """Read the answers.
+
+    Args:
+        models: the JSON of ``/v1/models``, None if there was none.
+        facts: the JSON of each of ``PROBED_PATHS`` that gave any.
+        model: whose context size is wanted; the only model's where it is not listed.
+    """
+    entries = _read_models(models)
+    chosen = next((entry for entry in entries if entry.get("id") == model), entries[0] if len(entries) == 1 else {})
+    props = facts.get("/props")
+    return ServerInfo(
+        kind=_find_kind(entries, facts),
+        models=tuple(str(entry["id"]) for entry in entries),
+        context_tokens=_read_size(props, "default_generation_settings", "n_ctx")
+        or _read_size(chosen, "max_model_len")
+        or _read_size(chosen, "context_length")
+        or _read_size(chosen, "meta", "n_ctx")
+        or _read_size(facts.get("/get_model_info"), "context_length"),
+        version=str(_get(facts.get("/version"), "version") or _get(props, "build_info") or ""),
+    )
+
+
+def _find_kind(entries: list[dict[str, Any]], facts: Mapping[str, Any]) -> str:
+    if _get(facts.get("/props"), "default_generation_settings") is not None:
+        return "llama-server"
+    if _get(facts.get("/get_model_info"), "model_path") is not None:
+        return "sglang"
+    if _get(facts.get("/api/version"), "version") is not None:
+        return "ollama"
+    owners = {str(entry.get("owned_by", "")).lower() for entry in entries}
+    return next((kind for owner, kind in _OWNERS.items() if owner in owners), "generic")
+
+
+def _read_models(models: Any) -> list[dict[str, Any]]:
+    listed = models if isinstance(models, list) else _get(models, "data")
+    return [entry for entry in listed if isinstance(entry, dict) and entry.get("id")] if isinstance(listed, list) else []
+
+
+def _read_size(value: Any, *path: str) -> int | None:
+    found = _get(value, *path)
+    return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
+
+
+def _get(value: Any, *path: str) -> Any:
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value

@@ -1,0 +1,228 @@
+"""What is known about the servers that speak OpenAI's API: data, one entry each, with its source.
+
+A provider is found by the host of the base URL, or named. What an entry says is where a request starts from: a server that refuses an
+optional field (``stream_options``, the name of the length limit) is asked again without it, and remembered; see ``Dialect``.
+"""
+
+from __future__ import annotations
+
+import re
+
+from msgspec import Struct
+
+from streamco.endpoints.base import Capabilities
+from streamco.errors import ConfigError, EndpointStatusError
+from streamco.wire.requests import MaxTokensField
+
+__all__ = ["GENERIC", "PROVIDERS", "Dialect", "Provider", "find_provider"]
+
+_FULL = Capabilities(tools=True, json_schema=True, images=True, choices=True)
+_OPEN_WEIGHTS = Capabilities(tools=True, json_schema=True)
+
+
+class Provider(Struct, frozen=True, kw_only=True):
+    """One kind of server.
+
+    Args:
+        name: what ``provider=`` calls it.
+        hosts: host names it is known by; one that begins with a dot stands for all below it.
+        base_url: the default when only the name is given; None: there is none.
+        key_variable: environment variable of its key.
+        url_variable: environment variable of its base URL.
+        key_header: ``authorization`` (``Bearer KEY``) or the name of the header that holds the bare key.
+        has_stream_options: takes ``stream_options={"include_usage": true}``.
+        max_tokens_field: what it calls the limit of the answer's length.
+        capabilities: of a typical model there; ``Capabilities`` of the endpoint override them.
+        continuation_base_url: where continuations go if not to the base URL.
+        source: where this is known from.
+    """
+
+    name: str
+    hosts: tuple[str, ...] = ()
+    base_url: str | None = None
+    key_variable: str = "OPENAI_API_KEY"
+    url_variable: str | None = None
+    key_header: str = "authorization"
+    has_stream_options: bool = True
+    max_tokens_field: MaxTokensField = "max_tokens"
+    capabilities: Capabilities = Capabilities()
+    continuation_base_url: str | None = None
+    source: str
+
+
+GENERIC = Provider(
+    name="generic",
+    source="the least that servers calling themselves OpenAI-compatible agree on; tools and schemas are declared or probed, not assumed",
+)
+
+PROVIDERS: tuple[Provider, ...] = (
+    Provider(
+        name="openai",
+        hosts=("api.openai.com",),
+        base_url="https://api.openai.com/v1",
+        url_variable="OPENAI_BASE_URL",
+        max_tokens_field="max_completion_tokens",
+        capabilities=_FULL,
+        source="OpenAI API reference, chat/create: max_tokens is deprecated and refused by reasoning models",
+    ),
+    Provider(
+        name="azure",
+        hosts=(".openai.azure.com", ".cognitiveservices.azure.com", ".services.ai.azure.com"),
+        key_variable="AZURE_OPENAI_API_KEY",
+        url_variable="AZURE_OPENAI_ENDPOINT",
+        key_header="api-key",
+        capabilities=_FULL,
+        source="Azure OpenAI REST reference 2024-10-21 (the first stable version with stream_options; griptape#1640); "
+        "max_completion_tokens only for reasoning models there",
+    ),
+    Provider(
+        name="deepseek",
+        hosts=("api.deepseek.com",),
+        base_url="https://api.deepseek.com/v1",
+        key_variable="DEEPSEEK_API_KEY",
+        capabilities=Capabilities(tools=True, continuation="prefix"),
+        continuation_base_url="https://api.deepseek.com/beta",
+        source="api-docs.deepseek.com: create-chat-completion (stream_options, max_tokens), chat_prefix_completion (beta URL), "
+        "json_mode (json_object only), rate_limit (keep-alive comments)",
+    ),
+    Provider(
+        name="openrouter",
+        hosts=("openrouter.ai",),
+        base_url="https://openrouter.ai/api/v1",
+        key_variable="OPENROUTER_API_KEY",
+        capabilities=Capabilities(tools=True, json_schema=True, images=True),
+        source="openrouter.ai/docs: api-reference/streaming (comments, errors inside the stream), errors (codes)",
+    ),
+    Provider(
+        name="groq",
+        hosts=("api.groq.com",),
+        base_url="https://api.groq.com/openai/v1",
+        key_variable="GROQ_API_KEY",
+        max_tokens_field="max_completion_tokens",
+        capabilities=_OPEN_WEIGHTS,
+        source="console.groq.com/docs/openai: n must be 1, max_tokens deprecated; recorded streams carry usage in x_groq",
+    ),
+    Provider(
+        name="mistral",
+        hosts=("api.mistral.ai",),
+        base_url="https://api.mistral.ai/v1",
+        key_variable="MISTRAL_API_KEY",
+        has_stream_options=False,
+        capabilities=Capabilities(tools=True, json_schema=True, images=True, choices=True, continuation="prefix"),
+        source="status 422 extra_forbidden for stream_options (openai-agents-python#442) and for max_completion_tokens (eca#231); "
+        "usage comes unasked; docs.mistral.ai: prefix on the last assistant message",
+    ),
+    Provider(
+        name="perplexity",
+        hosts=("api.perplexity.ai",),
+        base_url="https://api.perplexity.ai",
+        key_variable="PERPLEXITY_API_KEY",
+        has_stream_options=False,
+        capabilities=Capabilities(json_schema=True, images=True),
+        source="recorded streams: usage in every chunk, no [DONE] (api-discussion#209)",
+    ),
+    Provider(
+        name="xai",
+        hosts=("api.x.ai",),
+        base_url="https://api.x.ai/v1",
+        key_variable="XAI_API_KEY",
+        max_tokens_field="max_completion_tokens",
+        capabilities=_FULL,
+        source="docs.x.ai: REST API reference, chat completions",
+    ),
+    Provider(
+        name="together",
+        hosts=("api.together.xyz", "api.together.ai"),
+        base_url="https://api.together.xyz/v1",
+        key_variable="TOGETHER_API_KEY",
+        capabilities=_OPEN_WEIGHTS,
+        source="docs.together.ai: OpenAI compatibility",
+    ),
+    Provider(
+        name="fireworks",
+        hosts=("api.fireworks.ai",),
+        base_url="https://api.fireworks.ai/inference/v1",
+        key_variable="FIREWORKS_API_KEY",
+        capabilities=_OPEN_WEIGHTS,
+        source="docs.fireworks.ai: OpenAI compatibility; usage comes unasked in the last chunk",
+    ),
+    Provider(
+        name="vllm",
+        capabilities=Capabilities(takes_token_ids=True, json_schema=True, choices=True, continuation="continue_final_message"),
+        source="docs.vllm.ai: openai_compatible_server (continue_final_message, prompt as token ids); "
+        "tools depend on --enable-auto-tool-choice",
+    ),
+    Provider(
+        name="sglang",
+        capabilities=Capabilities(json_schema=True, choices=True, continuation="continue_final_message"),
+        source="docs.sglang.ai: openai_api_completions (continue_final_message)",
+    ),
+    Provider(
+        name="llama-server",
+        capabilities=Capabilities(takes_token_ids=True, json_schema=True, continuation="continue_final_message"),
+        source="llama.cpp tools/server/README.md: prompt as token ids, response_format; continue_final_message since llama.cpp#23012, "
+        "a last assistant message is continued before that too; tools depend on --jinja",
+    ),
+    Provider(
+        name="llama-cpp-python",
+        has_stream_options=False,
+        capabilities=Capabilities(json_schema=True),
+        source="llama_cpp/server/types.py: prompt is a string, no stream_options field",
+    ),
+    Provider(
+        name="ollama",
+        capabilities=Capabilities(tools=True, json_schema=True),
+        source="docs.ollama.com/openai: stream_options, tools and response_format are supported, n is not",
+    ),
+    Provider(
+        name="streamco",
+        capabilities=Capabilities(takes_token_ids=True),
+        source="streamco serve",
+    ),
+)
+
+_REFUSAL = re.compile(
+    r"unsupported|not support|unrecogni[sz]ed|unknown|unexpected|not permitted|not allowed|forbidden|invalid", re.IGNORECASE
+)
+
+
+class Dialect:
+    """Which optional fields a server takes: its provider's entry, corrected by what it refuses."""
+
+    def __init__(self, provider: Provider) -> None:
+        self.has_stream_options = provider.has_stream_options
+        self.max_tokens_field: MaxTokensField = provider.max_tokens_field
+
+    def learn(self, error: EndpointStatusError) -> bool:
+        """Read a refusal; True: it was about a field that can be left out or renamed, so the request is worth sending again at once."""
+        if error.status not in {400, 422} or not _REFUSAL.search(error.body):
+            return False
+        if self.has_stream_options and "stream_options" in error.body:
+            self.has_stream_options = False
+            return True
+        if self.max_tokens_field == "max_tokens" and "max_completion_tokens" in error.body:
+            self.max_tokens_field = "max_completion_tokens"
+            return True
+        if self.max_tokens_field == "max_completion_tokens" and "max_completion_tokens" in error.body:
+            self.max_tokens_field = "max_tokens"
+            return True
+        return False
+
+
+_BY_NAME = {provider.name: provider for provider in (GENERIC, *PROVIDERS)}
+
+
+def find_provider(name: str | None = None, *, host: str = "") -> Provider:
+    """The provider of this name, else the one known by this host, else ``GENERIC``.
+
+    Raises:
+        ConfigError: no provider of this name.
+    """
+    if name is not None:
+        if name not in _BY_NAME:
+            raise ConfigError(f"provider: expected one of {', '.join(sorted(_BY_NAME))}, got {name!r}")
+        return _BY_NAME[name]
+    for provider in PROVIDERS:
+        if any(host == known or (known.startswith(".") and host.endswith(known)) for known in provider.hosts):
+            return provider
+    return GENERIC

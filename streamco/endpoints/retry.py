@@ -1,0 +1,75 @@
+"""Whether and when a request is tried again: a decision about one error, without doing anything.
+
+Only failures before the first content come here. After it a retry would show the reader text twice and break tool-call JSON; going on
+with another endpoint is the session's business then.
+"""
+
+from __future__ import annotations
+
+import random
+import ssl
+
+from streamco.config import RetryPolicy
+from streamco.errors import EndpointConnectError, EndpointError, EndpointProtocolError, EndpointStatusError, EndpointTimeoutError
+
+__all__ = ["Retries", "is_transient"]
+
+_TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})
+# A 429 of these kinds lasts until somebody pays (OpenAI error codes guide).
+_LASTING = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
+
+
+def is_transient(error: EndpointError) -> bool:
+    """Whether the same request may succeed a little later.
+
+    Yes: no connection, the connect limit, 408, 409, 425, 429, 5xx (529 included), an answer cut before its first content.
+    No: other 4xx, a used-up quota, a certificate that is not trusted, a server that was silent for the whole first-token limit (waiting
+    as long again helps nobody).
+    """
+    match error:
+        case EndpointStatusError(status=status, body=body):
+            is_lasting = any(code in body for code in _LASTING)
+            return (status in _TRANSIENT_STATUSES or status >= 500) and not is_lasting
+        case EndpointTimeoutError(phase=phase):
+            return phase == "connect"
+        case EndpointConnectError():
+            return not isinstance(error.__cause__, ssl.SSLError) or isinstance(error.__cause__, ssl.SSLEOFError)
+        case EndpointProtocolError():
+            return True
+    return False
+
+
+class Retries:
+    """The retries of one request.
+
+    Args:
+        policy: how many, how long.
+        rng: the source of the jitter.
+    """
+
+    __slots__ = ("_made", "_policy", "_rng")
+
+    def __init__(self, policy: RetryPolicy, rng: random.Random) -> None:
+        self._policy = policy
+        self._rng = rng
+        self._made = 0
+
+    def forbid(self) -> None:
+        """No further retry: the server said that it would be of no use."""
+        self._made = self._policy.attempts
+
+    def next_wait(self, error: EndpointError) -> float | None:
+        """Seconds to wait before the next try after this transient error; None: give up.
+
+        The server's own wish is kept to; one beyond ``longest_wait`` means giving up now rather than calling too early. Without one it is
+        exponential backoff with full jitter: uniform in [0, backoff * 2^n] (M. Brooker, AWS Architecture Blog, 2015).
+        """
+        policy = self._policy
+        if self._made >= policy.attempts:
+            return None
+        wished = error.retry_after if isinstance(error, EndpointStatusError) else None
+        if wished is not None and wished > policy.longest_wait:
+            return None
+        ceiling = min(policy.backoff * 2**self._made, policy.longest_wait)
+        self._made += 1
+        return self._rng.uniform(0.0, ceiling) if wished is None else wished

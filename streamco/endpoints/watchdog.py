@@ -1,0 +1,145 @@
+"""Limits on waiting, by phase, with one loop timer a stream.
+
+A limit is a moving deadline. Re-arming a timer for each network read (or wrapping each read in ``asyncio.timeout``) costs more than
+reading; here a read moves two numbers, and the one timer, when it fires, looks whether its deadline has moved and arms itself anew.
+
+Only waiting counts: the clock stands still while nobody awaits the stream, so a slow reader is never mistaken for a stalled server.
+Content alone feeds the token limits; keep-alive comments, role deltas and empty chunks feed only the socket limit, because servers send
+those for minutes while nothing happens (DeepSeek, OpenRouter).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from math import inf
+from typing import Literal
+
+from streamco.config import Timeouts
+from streamco.errors import EndpointTimeoutError
+
+__all__ = ["Watchdog"]
+
+
+class Watchdog:
+    """Watches one stream.
+
+    Args:
+        loop: whose clock and timers are used.
+        timeouts: ``first_token``, ``next_token`` and ``socket`` in seconds; ``connect`` and ``cancel`` are not its business.
+        on_expired: called once with the error when a limit is over; it must make the waiting end.
+    """
+
+    __slots__ = (
+        "_armed_for",
+        "_bytes_since",
+        "_content_limit",
+        "_content_since",
+        "_handle",
+        "_is_suspended",
+        "_left_at",
+        "_loop",
+        "_next_limit",
+        "_on_expired",
+        "_phase",
+        "_socket_limit",
+        "_timeouts",
+    )
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, timeouts: Timeouts, on_expired: Callable[[EndpointTimeoutError], None]) -> None:
+        self._loop = loop
+        self._timeouts = timeouts
+        self._on_expired = on_expired
+        self._handle: asyncio.TimerHandle | None = None
+        self._armed_for = inf
+        self._next_limit = inf if timeouts.next_token is None else timeouts.next_token
+        self._socket_limit = inf if timeouts.socket is None else timeouts.socket
+        self._left_at: float | None = loop.time()
+        self.restart()
+
+    def restart(self) -> None:
+        """A new attempt begins: everything counts from now, towards the first token."""
+        now = self._loop.time()
+        first = self._timeouts.first_token
+        self._content_limit = inf if first is None else first
+        self._phase: Literal["first_token", "next_token"] = "first_token"
+        self._content_since = self._bytes_since = now
+        self._is_suspended = False
+        if self._left_at is None:
+            self._watch()
+        else:
+            self._left_at = now
+
+    def suspend(self) -> None:
+        """Nothing is expected of the server until ``restart`` (the wait before a retry)."""
+        self._is_suspended = True
+
+    def resume(self) -> None:
+        """Somebody begins to wait."""
+        left_at = self._left_at
+        if left_at is not None:
+            idle = self._loop.time() - left_at
+            self._content_since += idle
+            self._bytes_since += idle
+            self._left_at = None
+        self._watch()
+
+    def pause(self) -> None:
+        """Nobody waits any more."""
+        self._left_at = self._loop.time()
+
+    def feed(self, *, has_content: bool) -> None:
+        """Bytes arrived; call it between ``pause`` and ``resume``."""
+        now = self._left_at
+        assert now is not None, "feed comes after pause"
+        self._bytes_since = now
+        if has_content:
+            self._content_since = now
+            self._content_limit = self._next_limit
+            self._phase = "next_token"
+
+    def expect_end(self, limit: float) -> None:
+        """The answer is complete but for its formal end: wait for that so many seconds at most."""
+        self._content_since = self._loop.time() if self._left_at is None else self._left_at
+        self._content_limit = min(self._content_limit, limit)
+
+    def stop(self) -> None:
+        """Watch no more; idempotent."""
+        self._is_suspended = True
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _deadline(self) -> float:
+        if self._is_suspended:
+            return inf
+        return min(self._content_since + self._content_limit, self._bytes_since + self._socket_limit)
+
+    def _watch(self) -> None:
+        deadline = self._deadline()
+        if self._handle is None:
+            self._arm(deadline)
+        elif deadline < self._armed_for:
+            self._handle.cancel()
+            self._arm(deadline)
+
+    def _arm(self, deadline: float) -> None:
+        self._armed_for = deadline
+        self._handle = None if deadline == inf else self._loop.call_at(deadline, self._look)
+
+    def _look(self) -> None:
+        self._handle = None
+        if self._left_at is not None:
+            return  # the next resume arms the timer anew
+        deadline = self._deadline()
+        if self._loop.time() < deadline:
+            self._arm(deadline)
+        else:
+            self._is_suspended = True
+            self._on_expired(self._error())
+
+    def _error(self) -> EndpointTimeoutError:
+        limit, wanted = self._content_limit, "the first token" if self._phase == "first_token" else "the next token"
+        if self._bytes_since + self._socket_limit < self._content_since + limit:
+            limit, wanted = self._socket_limit, "bytes of any kind"
+        return EndpointTimeoutError(f"expected {wanted} within {limit:g} s, got none", phase=self._phase, limit=limit)
