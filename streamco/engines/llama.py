@@ -124,6 +124,7 @@ class LlamaEngine:
 
         Raises:
             EngineError: the engine is closed or has failed, the prompt is empty, holds foreign ids or does not fit the context.
+            ConfigError: a sampling option is out of range.
         """
         limit = self._completion_limit(request)
         sequence = RunningGeneration(
@@ -153,8 +154,6 @@ class LlamaEngine:
         if room < (0 if request.prefill_only else 1):
             raise EngineError(f"prompt: expected at most {context - 1} tokens (the context is {context}), got {len(ids)}")
         wanted = request.sampling.max_tokens
-        if wanted is not None and wanted < 0:
-            raise EngineError(f"max_tokens: expected None or at least 0, got {wanted}")
         return room if wanted is None else min(wanted, room)
 
     def close(self) -> None:

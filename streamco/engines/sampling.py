@@ -10,7 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from streamco.config import SamplingOptions
-from streamco.errors import EngineError
+from streamco.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,7 +30,7 @@ MIN_P = 0.05
 def candidates(
     logits: Logits, *, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The tokens that may be drawn and their probabilities, best first; they sum to 1.
+    """The tokens that may be drawn and their probabilities, which sum to 1; best first (by id where nothing is cut off).
 
     Args:
         logits: one row, float32, shape (vocabulary,).
@@ -40,19 +40,25 @@ def candidates(
         min_p: only those at least this share of the best one's probability.
 
     Raises:
-        EngineError: no logit is finite, or one is NaN.
+        EngineError: the logits are not numbers.
     """
     import numpy as np
 
     size = logits.shape[0]
-    ids = np.argpartition(logits, size - top_k)[size - top_k :] if 0 < top_k < size else np.arange(size)
-    ids = ids[np.lexsort((ids, -logits[ids]))]
-    scaled = logits[ids].astype(np.float64)
-    if not np.isfinite(scaled[0]) or np.isnan(scaled[-1]):
-        raise EngineError(f"logits: expected finite numbers, got {scaled[0]} as the largest")
-    weights = np.exp((scaled - scaled[0]) / temperature)
+    best = _highest(logits)
+    if 0 < top_k < size:
+        ids = _largest(logits, best, top_k)
+    elif min_p > 0.0 and top_p >= 1.0:
+        # the float32 comparison lets a hair too many in; the exact one follows below
+        ids = _sorted(logits, np.flatnonzero(logits >= best + temperature * np.log(min_p) - 0.01))
+    else:
+        ids = np.arange(size)
+    weights = np.exp((logits[ids].astype(np.float64) - best) / temperature)
     weights /= weights.sum()
-    keep = size
+    if top_p < 1.0 and len(ids) == size:
+        ids = _nucleus(weights, top_p)
+        weights = weights[ids]
+    keep = len(ids)
     if top_p < 1.0:
         keep = int(np.searchsorted(np.cumsum(weights), top_p)) + 1
     if min_p > 0.0:
@@ -61,26 +67,74 @@ def candidates(
     return ids, weights / weights.sum()
 
 
+def _highest(logits: Logits) -> float:
+    best = float(logits.max())  # NaN if any is
+    if not abs(best) < float("inf"):
+        raise EngineError(f"logits: expected finite numbers, got {best} as the largest")
+    return best
+
+
+def _largest(logits: Logits, best: float, count: int) -> NDArray[np.int64]:
+    """Ids of the ``count`` largest logits, largest first, equal ones by id.
+
+    Partitioning the whole row takes 0.4 ms; the few near the best one are found in a fifteenth of that.
+    """
+    import numpy as np
+
+    for reach in (4.0, 8.0, 16.0):
+        near = np.flatnonzero(logits >= best - reach)
+        if len(near) >= count:
+            break
+    else:
+        near = np.arange(logits.shape[0])
+    values = logits[near]
+    if len(near) > count:
+        least = np.partition(values, len(near) - count)[len(near) - count]
+        near = near[values >= least]
+    return _sorted(logits, near)[:count]
+
+
+def _nucleus(weights: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
+    """Ids, likeliest first, whose probabilities reach ``top_p``; sorting only those that can be among them (all: 5 ms)."""
+    import numpy as np
+
+    best = weights.max()
+    for share in (1e-2, 1e-4, 1e-6, 0.0):
+        near = np.flatnonzero(weights >= share * best)
+        if weights[near].sum() >= top_p:
+            break
+    ordered: NDArray[np.int64] = near[np.argsort(-weights[near], kind="stable")]
+    return ordered
+
+
+def _sorted(logits: Logits, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    import numpy as np
+
+    ordered: NDArray[np.int64] = ids[np.argsort(-logits[ids], kind="stable")]  # ids come in ascending order: equal ones keep it
+    return ordered
+
+
 def top_probabilities(logits: Logits, count: int) -> tuple[tuple[int, float], ...]:
     """The ``count`` likeliest tokens with the model's own probabilities (temperature 1, nothing cut off), best first."""
     import numpy as np
 
-    size = logits.shape[0]
-    count = min(count, size)
-    ids = np.argpartition(logits, size - count)[size - count :]
-    ids = ids[np.lexsort((ids, -logits[ids]))]
-    highest = logits[ids[0]]
-    total = float(np.exp(logits - highest).sum(dtype=np.float64))
-    return tuple((int(token), float(np.exp(np.float64(logits[token]) - highest)) / total) for token in ids)
+    best = _highest(logits)
+    ids = _largest(logits, best, min(count, logits.shape[0]))
+    shares = np.exp(logits[ids].astype(np.float64) - best) / float(np.exp(logits - np.float32(best)).sum(dtype=np.float64))
+    return tuple(zip(ids.tolist(), shares.tolist(), strict=True))
 
 
 class Sampler:
     """Draws one sequence's tokens; the same seed and the same logits give the same tokens.
 
     Temperature 0 (or ``top_k`` 1) is greedy: the first of the largest logits.
+
+    Raises:
+        ConfigError: an option is out of range.
     """
 
     def __init__(self, options: SamplingOptions) -> None:
+        _check(options)
         self._temperature = TEMPERATURE if options.temperature is None else options.temperature
         self._top_k = TOP_K if options.top_k is None else options.top_k
         self._top_p = TOP_P if options.top_p is None else options.top_p
@@ -96,9 +150,22 @@ class Sampler:
         """
         if self.is_greedy:
             best = int(logits.argmax())
-            if not abs(float(logits[best])) < float("inf"):
-                raise EngineError(f"logits: expected finite numbers, got {logits[best]} as the largest")
+            _highest(logits[best : best + 1])
             return best
         ids, weights = candidates(logits, temperature=self._temperature, top_k=self._top_k, top_p=self._top_p, min_p=self._min_p)
         at = int(weights.cumsum().searchsorted(self._random.random(), side="right"))
         return int(ids[min(at, len(ids) - 1)])
+
+
+def _check(options: SamplingOptions) -> None:
+    endless = float("inf")
+    ranges = (
+        ("temperature", options.temperature, 0.0, endless, "at least 0"),
+        ("top_k", options.top_k, 0, endless, "at least 0 (0: all)"),
+        ("top_p", options.top_p, 1e-9, 1.0, "above 0 and at most 1"),
+        ("min_p", options.min_p, 0.0, 1.0, "from 0 to 1"),
+        ("max_tokens", options.max_tokens, 0, endless, "at least 0"),
+    )
+    for name, value, least, most, wanted in ranges:
+        if value is not None and (not least <= value <= most or value == endless):
+            raise ConfigError(f"{name}: expected None or a number {wanted}, got {value}")

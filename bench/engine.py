@@ -1,0 +1,211 @@
+"""How fast the engine writes (beside llama-cpp-python's own streaming and bare llama_decode), and how soon it stops.
+
+All figures are of the packaged model. Contenders take turns; each has a context of its own and the same number of threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from bench.report import Row, add_arguments, emit, interleave, rows_from, summarise
+from streamco.config import SamplingOptions
+from streamco.engines.base import EngineOptions, GenerationEnd, GenerationRequest
+from streamco.engines.context import LlamaContext
+from streamco.engines.llama import LlamaEngine
+from streamco.engines.model import LlamaModel
+from streamco.engines.packaged import packaged_model
+
+SEED = 7
+GREEDY = SamplingOptions(temperature=0)
+
+
+def prompt_of(tokens: int, seed: int) -> list[int]:
+    """Ordinary token ids that no cache holds."""
+    dice = Random(seed)
+    return [dice.randrange(1000, 40000) for _ in range(tokens)]
+
+
+def generate(engine: LlamaEngine, prompt: list[int], tokens: int, on_first: Callable[[], None] | None = None) -> GenerationEnd:
+    """One generation, read to its end by this thread."""
+    woken = threading.Event()
+    options = SamplingOptions(temperature=0, max_tokens=tokens)
+    generation = engine.submit(GenerationRequest(prompt_ids=prompt, sampling=options, ignore_eos=True), woken.set)
+    while True:
+        woken.wait()
+        woken.clear()
+        pieces, end = generation.take()
+        if pieces and on_first is not None:
+            on_first()
+            on_first = None
+        if end is not None:
+            return end
+
+
+class Numbers:
+    """Each call a number not given before, so that no two prompts are equal."""
+
+    def __init__(self) -> None:
+        self._last = SEED
+
+    def __call__(self) -> int:
+        """The next one."""
+        self._last += 1
+        return self._last
+
+
+def decode_rates(engine: LlamaEngine, path: str, threads: int, tokens: int, rounds: int) -> list[Row]:
+    """Milliseconds a token while writing, prompt of 32."""
+    numbers = Numbers()
+    own = _own_stream(path, threads)
+    raw = _raw_loop(engine, threads)
+
+    def streamco() -> float:
+        end = generate(engine, prompt_of(32, numbers()), tokens)
+        return end.timings.decode_s / (tokens - 1) * 1e3
+
+    samples = interleave(
+        {
+            "streamco": streamco,
+            "llama-cpp-python stream": lambda: own(prompt_of(32, numbers()), tokens),
+            "llama_decode + argmax": lambda: raw(prompt_of(32, numbers()), tokens),
+        },
+        rounds,
+    )
+    rows = rows_from("engine", f"decode, {threads} threads", "time a token", "ms", samples)
+    bare = samples["llama_decode + argmax"]
+    overheads = {name: [taken - base for taken, base in zip(values, bare, strict=True)] for name, values in samples.items()}
+    del overheads["llama_decode + argmax"]
+    return rows + rows_from("engine", f"decode, {threads} threads", "over bare llama_decode, a token", "ms", overheads)
+
+
+def _own_stream(path: str, threads: int) -> Callable[[list[int], int], float]:
+    import llama_cpp
+
+    model = llama_cpp.Llama(path, n_ctx=2048, n_threads=threads, n_threads_batch=threads, flash_attn=True, verbose=False)
+    ends = [token for token in range(model.n_vocab()) if llama_cpp.llama_vocab_is_eog(model._model.vocab, token)]
+
+    def run(prompt: list[int], tokens: int) -> float:
+        stream: Any = model.create_completion(prompt, max_tokens=tokens, temperature=0, stream=True, logit_bias=dict.fromkeys(ends, -1e9))
+        next(stream)
+        start = time.perf_counter()
+        count = sum(1 for _ in stream)
+        return (time.perf_counter() - start) / max(1, count) * 1e3
+
+    return run
+
+
+def _raw_loop(engine: LlamaEngine, threads: int) -> Callable[[list[int], int], float]:
+    model = LlamaModel(engine.path)
+    context = LlamaContext(model, cells=2048, sequences=1, rows=128, threads=threads)
+
+    def run(prompt: list[int], tokens: int) -> float:
+        context.clear()
+        row = context.add_run(prompt, 0, 0, wants_logits=True)
+        context.decode()
+        token = int(context.logits(row).argmax())
+        start = time.perf_counter()
+        for position in range(len(prompt), len(prompt) + tokens - 1):
+            context.add(token, position, 0, wants_logits=True)
+            context.decode()
+            token = int(context.logits(0).argmax())
+        return (time.perf_counter() - start) / (tokens - 1) * 1e3
+
+    return run
+
+
+def prefill_rates(engine: LlamaEngine, threads: int, rounds: int) -> list[Row]:
+    """Milliseconds for a prompt of 512: in chunks that can be stopped, and in one batch that can't."""
+    numbers = Numbers()
+    model = LlamaModel(engine.path)
+    context = LlamaContext(model, cells=2048, sequences=1, rows=512, threads=threads)
+
+    def one_batch() -> float:
+        context.clear()
+        context.add_run(prompt_of(512, numbers()), 0, 0, wants_logits=True)
+        start = time.perf_counter()
+        context.decode()
+        return (time.perf_counter() - start) * 1e3
+
+    def streamco() -> float:
+        return generate(engine, prompt_of(512, numbers()), 1).timings.prefill_s * 1e3
+
+    samples = interleave({"streamco": streamco, "llama_decode, one batch": one_batch}, rounds)
+    context.close()
+    model.close()
+    return rows_from("engine", f"prefill of 512, {threads} threads", "time", "ms", samples)
+
+
+def cancel_latency(engine: LlamaEngine, threads: int, times: int) -> list[Row]:
+    """From ``cancel`` to the end in the consumer's hands, at random moments of a prefill of 512."""
+    dice = Random(SEED)
+    whole = generate(engine, prompt_of(512, SEED), 1).timings.prefill_s
+    waits = [_cancel_once(engine, prompt_of(512, 1000 + turn), dice.uniform(0.05, 0.9) * whole) for turn in range(times)]
+    waits.sort()
+    case = f"cancel in prefill of 512, {threads} threads, {times} times"
+    return [
+        Row("engine", case, "streamco", "median", "ms", statistics.median(waits), waits[0], waits[-1]),
+        Row("engine", case, "streamco", "p99", "ms", waits[min(times - 1, int(0.99 * times))], waits[0], waits[-1]),
+    ]
+
+
+def _cancel_once(engine: LlamaEngine, prompt: list[int], wait: float) -> float:
+    woken = threading.Event()
+    generation = engine.submit(GenerationRequest(prompt_ids=prompt, sampling=GREEDY), woken.set)
+    time.sleep(wait)
+    start = time.perf_counter()
+    generation.cancel()
+    while generation.take()[1] is None:
+        woken.wait()
+        woken.clear()
+    return (time.perf_counter() - start) * 1e3
+
+
+def batch_rates(engine: LlamaEngine, threads: int, tokens: int, rounds: int) -> list[Row]:
+    """Tokens a second of all sequences together."""
+    numbers = Numbers()
+
+    def together(count: int) -> float:
+        workers = [threading.Thread(target=generate, args=(engine, prompt_of(16, numbers()), tokens)) for _ in range(count)]
+        start = time.perf_counter()
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        return count * tokens / (time.perf_counter() - start)
+
+    rows = []
+    for count in (1, 2, 4, 8):
+        rates = [together(count) for _ in range(rounds)]
+        rows.append(
+            summarise(
+                rates, bench="engine", case=f"together, {threads} threads", contender=f"streamco x{count}", metric="all", unit="tokens/s"
+            )
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    quick: bool = arguments.quick
+    threads: int = arguments.threads
+    path = packaged_model()
+    engine = LlamaEngine(path, EngineOptions(threads=threads, max_sequences=8, context_tokens=1024))
+    rows = decode_rates(engine, str(path), threads, 64 if quick else 128, 3 if quick else 9)
+    rows += prefill_rates(engine, threads, 2 if quick else 7)
+    rows += cancel_latency(engine, threads, 20 if quick else 200)
+    rows += batch_rates(engine, threads, 32 if quick else 64, 1 if quick else 3)
+    engine.close()
+    emit(rows, arguments.json)
+
+
+if __name__ == "__main__":
+    main()
