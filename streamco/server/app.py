@@ -111,6 +111,7 @@ class Service:
             self._works.discard(work)
 
     def _start(self, generation: GenerationRequest, holdback: Holdback | None) -> Work:
+        self.admission.check_open()  # it may have closed while the prompt was read
         if self._waker is None:
             self._waker = Waker()
         try:

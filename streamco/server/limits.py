@@ -35,7 +35,7 @@ async def translate_errors(request: web.Request, handler: Handler) -> web.Stream
             raise
         return error_response(_refusal_of(request, error))
     except ConnectionError:
-        raise  # the client left: aiohttp ends the connection, and nobody is there to be told
+        return web.Response(status=499, reason="Client Closed Request")  # for the record: nobody is there to be told
     except Exception:
         logger.exception("%s %s failed", request.method, request.path)
         return error_response(RequestError(500, "server: expected to answer, got an internal error"))
@@ -54,14 +54,15 @@ def authorize(options: ServeOptions) -> Middleware:
     Web pages can make a browser send requests to a loopback port under a name of their own (DNS rebinding); the Host header gives them
     away.
     """
-    expected = None if options.api_key is None else f"Bearer {options.api_key}".encode()
+    expected = None if options.api_key is None else options.api_key.encode()
     is_guarded = expected is None and not options.allow_open
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         if expected is not None and request.path not in OPEN_PATHS:
-            given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-            if not hmac.compare_digest(given, expected):
+            scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+            is_right = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), expected)
+            if not is_right or scheme.lower() != "bearer":
                 message = "api key: expected a valid key, got " + ("another" if given else "none: send it as Authorization: Bearer KEY")
                 raise RequestError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         if is_guarded and not _means_loopback(request.headers.get("Host", "")):
@@ -80,18 +81,26 @@ async def read_body(request: web.Request) -> bytes:
     """The body of a JSON request.
 
     Raises:
-        RequestError: 415 another content type, 408 too slow.
-        web.HTTPRequestEntityTooLarge: beyond the limit (413).
+        RequestError: 415 another content type, 413 too large, 408 too slow, 400 broken in transit.
     """
     if request.headers.get("Content-Type") and request.content_type != "application/json":
         raise RequestError(415, f"content type: expected application/json, got {request.content_type}")
-    if (request.content_length or 0) > request.client_max_size:
-        raise web.HTTPRequestEntityTooLarge(request.client_max_size, request.content_length or 0)
+    limit = request.client_max_size
+    if (request.content_length or 0) > limit:
+        raise _too_large(limit)
     try:
         async with asyncio.timeout(BODY_SECONDS):
             return await request.read()
     except TimeoutError as error:
         raise RequestError(408, f"body: expected all of it within {BODY_SECONDS:g} s") from error
+    except web.HTTPRequestEntityTooLarge as error:
+        raise _too_large(limit) from error
+    except web.RequestPayloadError as error:
+        raise RequestError(400, f"body: expected well-formed HTTP, got {error}") from error
+
+
+def _too_large(limit: int) -> RequestError:
+    return RequestError(413, f"body: expected at most {limit} bytes, got more")
 
 
 class Admission:
@@ -112,6 +121,11 @@ class Admission:
         """Admit nobody any more."""
         self._is_closed = True
 
+    def check_open(self) -> None:
+        """Raise 503 once the server is shutting down."""
+        if self._is_closed:
+            raise RequestError(503, "server: expected it to run, got a shutdown", code="shutdown", headers={"Retry-After": "5"})
+
     @contextmanager
     def admitted(self) -> Iterator[None]:
         """A place for one request.
@@ -119,8 +133,7 @@ class Admission:
         Raises:
             RequestError: 429 all places are taken, 503 the server is shutting down.
         """
-        if self._is_closed:
-            raise RequestError(503, "server: expected it to run, got a shutdown", headers={"Retry-After": "5"})
+        self.check_open()
         if self._present >= self._most:
             raise overloaded(f"requests: expected at most {self._most} at once, got one more", self._wait)
         self._present += 1

@@ -6,7 +6,7 @@ import asyncio
 
 from aiohttp import web
 
-from streamco.engines.base import GenerationEnd, TextPiece
+from streamco.engines.base import GenerationEnd
 from streamco.server.answers import Answer
 from streamco.server.options import ServeOptions
 from streamco.server.refusals import RequestError, error_body
@@ -76,27 +76,21 @@ async def stream_answer(request: web.Request, work: Work, answer: Answer, option
         if burst is None and work.stopped_by is None:
             await stream.write(KEEPALIVE)
             continue
-        failure = _failure(work, burst)
-        if failure is not None:
-            return await _fail(stream, failure, answer.events(burst[0]) if burst is not None else b"")
-        assert burst is not None
-        pieces, end = burst
+        pieces, end = burst or ([], None)
+        failure = _failure(work, end)
+        if failure is not None and not pieces and not stream.has_begun:
+            raise failure
         data = answer.events(pieces) if has_opened else answer.opening() + answer.events(pieces)
         has_opened = True
-        if end is not None:
-            await stream.write(data + answer.closing(end.reason, end.timings))
+        if failure is not None:
+            # an event, and no [DONE] after it: a client that ignores it sees an answer that was cut
+            data += b"data: %b\n\n" % error_body(failure.status, str(failure), code=failure.code)
+        elif end is not None:
+            data += answer.closing(end.reason, end.timings)
+        await stream.write(data)
+        if failure is not None or end is not None:
             await stream.close()
             return stream.response
-        await stream.write(data)
-
-
-async def _fail(stream: EventStream, failure: RequestError, rest: bytes) -> web.StreamResponse:
-    """A failure in mid-stream is an event, and there is no [DONE]: a client that ignores it sees an answer that was cut."""
-    if not stream.has_begun:
-        raise failure
-    await stream.write(rest + b"data: %b\n\n" % error_body(failure.status, str(failure), code=failure.code))
-    await stream.close()
-    return stream.response
 
 
 async def answer_whole(request: web.Request, work: Work, answer: Answer, options: ServeOptions, clock: Clock) -> web.Response:
@@ -111,21 +105,19 @@ async def answer_whole(request: web.Request, work: Work, answer: Answer, options
         burst = await work.receive(clock.now() + options.keepalive)
         if burst is None and work.stopped_by is None:
             continue
-        failure = _failure(work, burst)
+        pieces, end = burst or ([], None)
+        failure = _failure(work, end)
         if failure is not None:
             raise failure
-        assert burst is not None
-        pieces, end = burst
         answer.add(pieces)
         if end is not None:
             return web.Response(body=answer.whole(end.reason, end.timings), content_type="application/json")
 
 
-def _failure(work: Work, burst: tuple[list[TextPiece], GenerationEnd | None] | None) -> RequestError | None:
+def _failure(work: Work, end: GenerationEnd | None) -> RequestError | None:
     """What went wrong, if anything did."""
-    if burst is None:
+    if work.stopped_by is not None:
         return RequestError(503, f"server: expected to finish the answer, got {work.stopped_by}", code="shutdown")
-    end = burst[1]
     if end is None or end.reason in {"stop", "length"}:
         return None
     if end.reason == "cancelled":

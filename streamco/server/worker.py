@@ -159,17 +159,22 @@ class Work:
         """Cancel the generation and wake its reader; idempotent, the first reason stays."""
         if self._stopped_by is None:
             self._stopped_by = reason
-            self._generation.cancel()
+            if not self._has_ended:
+                self._generation.cancel()
             self._bell.ring()
 
     def _collect(self) -> tuple[list[TextPiece], GenerationEnd | None, float | None]:
         """What may leave now, and when there will be more that may."""
-        if self._holdback is None:
-            return *self._generation.take(), None
+        holdback = self._holdback
+        if holdback is None:
+            return *self._take(), None
         now = self._clock.now()
-        if self._holdback.held < AHEAD and not self._has_ended:
-            pieces, end = self._generation.take()
-            self._has_ended = end is not None
-            self._holdback.push(pieces, end, now)
-        pieces, end = self._holdback.pop(now)
-        return pieces, end, self._holdback.due()
+        if holdback.held < AHEAD and not self._has_ended:
+            holdback.push(*self._take(), now)
+        pieces, end = holdback.pop(now)
+        return pieces, end, holdback.due()
+
+    def _take(self) -> tuple[list[TextPiece], GenerationEnd | None]:
+        pieces, end = self._generation.take()
+        self._has_ended = self._has_ended or end is not None
+        return pieces, end

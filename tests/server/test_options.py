@@ -1,0 +1,44 @@
+"""Settings of the server: ranges, exposure, and a key that doesn't leak."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from streamco.errors import ConfigError
+from streamco.server.options import ServeOptions, is_loopback
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("127.8.8.8", True), ("::1", True), ("[::1]", True), ("localhost", True),
+     ("0.0.0.0", False), ("::", False), ("192.168.1.5", False), ("example.org", False), ("", False), ("localhost.evil.org", False)],
+)  # fmt: skip
+def test_loopback_is_what_only_this_machine_reaches(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected
+
+
+def test_an_open_host_needs_a_key_or_somebody_who_says_so() -> None:
+    with pytest.raises(ConfigError, match=r"expected a loopback address while no api key is set, got 0\.0\.0\.0"):
+        ServeOptions(host="0.0.0.0").check_exposure()
+    ServeOptions(host="0.0.0.0", api_key="k").check_exposure()
+    ServeOptions(host="0.0.0.0", allow_open=True).check_exposure()
+    ServeOptions().check_exposure()
+
+
+def test_the_key_is_not_shown() -> None:
+    shown = f"{ServeOptions(api_key='sk-very-secret')} {ServeOptions(api_key='sk-very-secret')!r}"
+    assert "sk-very-secret" not in shown
+    assert "***" in shown
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"port": -1}, {"max_streams": 0}, {"max_body_bytes": 0}, {"retry_after": -1.0}, {"max_tokens": 0}, {"max_prompt_tokens": -1},
+     {"keepalive": 0.0}, {"reader_timeout": -1.0}, {"shutdown": 0.0}, {"api_key": ""}, {"api_key": "schlüssel"}],
+)  # fmt: skip
+def test_settings_out_of_range_are_refused_by_name(changes: dict[str, Any]) -> None:
+    (name,) = changes
+    with pytest.raises(ConfigError, match=name):
+        ServeOptions(**changes)

@@ -1,0 +1,181 @@
+"""Request bodies: what is understood, what is refused, and how the refusal names the field."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamco.server.refusals import RequestError
+from streamco.server.requests import ChatRequest, CompletionRequest, GenerateRequest, parse
+
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return parse(json.dumps({"messages": MESSAGES, **fields}).encode(), ChatRequest)
+
+
+def text(**fields: Any) -> CompletionRequest:
+    return parse(json.dumps({"prompt": "Hello", **fields}).encode(), CompletionRequest)
+
+
+def refused(body: bytes | dict[str, Any], shape: type[GenerateRequest] = ChatRequest) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        parse(body if isinstance(body, bytes) else json.dumps(body).encode(), shape)
+    assert caught.value.status == 400
+    return caught.value
+
+
+def test_sampling_options_keep_their_names() -> None:
+    sampling = chat(temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, seed=-3, stop=["a", "b"]).sampling(11)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.seed) == (0.5, 0.9, 7, 0.1, -3)
+    assert sampling.stop == ("a", "b")
+    assert sampling.max_tokens == 11
+
+
+def test_what_is_left_out_stays_the_engines_default() -> None:
+    sampling = chat().sampling(5)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.seed, sampling.stop) == (None,) * 5 + ((),)
+
+
+def test_null_is_as_good_as_left_out() -> None:
+    request = chat(temperature=None, stop=None, n=None, stream=None, stream_options=None, logit_bias=None, tools=None, max_tokens=None)
+    assert not request.is_streamed
+    assert request.sampling(5).temperature is None
+
+
+def test_top_k_minus_one_turns_it_off_as_at_vllm() -> None:
+    assert chat(top_k=-1).sampling(5).top_k == 0
+
+
+def test_one_stop_string_needs_no_list() -> None:
+    assert chat(stop="END").sampling(5).stop == ("END",)
+
+
+def test_the_newer_name_of_the_token_limit_wins() -> None:
+    assert chat(max_tokens=5, max_completion_tokens=7).wanted_tokens == ("max_completion_tokens", 7)
+    assert chat(max_tokens=5).wanted_tokens == ("max_tokens", 5)
+    assert text(max_tokens=5).wanted_tokens == ("max_tokens", 5)
+
+
+def test_usage_is_sent_only_to_those_who_ask() -> None:
+    assert chat(stream=True, stream_options={"include_usage": True}).wants_usage
+    assert not chat(stream=True, stream_options={}).wants_usage
+    assert not chat(stream=True).wants_usage
+
+
+def test_unknown_fields_and_harmless_values_of_unsupported_ones_are_ignored() -> None:
+    chat(
+        user="me",
+        metadata={"a": 1},
+        presence_penalty=0,
+        logit_bias={},
+        tools=[],
+        n=1,
+        response_format={"type": "text"},
+        modalities=["text"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"n": 2}, "n"),
+        ({"temperature": 2.5}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": -1}, "min_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": -5}, "max_completion_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"seed": "dice"}, "seed"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a", ""]}, "stop"),
+        ({"stop": 3}, "stop"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"presence_penalty": 0.5}, "presence_penalty"),
+        ({"frequency_penalty": 1}, "frequency_penalty"),
+        ({"logit_bias": {"5": 10}}, "logit_bias"),
+        ({"messages": []}, "messages"),
+        ({"messages": "Hello"}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"functions": [{}]}, "functions"),
+        ({"audio": {"voice": "x"}}, "audio"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"continue_final_message": True, "messages": [{"role": "assistant"}]}, "continue_final_message"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_the_fields_name(fields: dict[str, Any], param: str) -> None:
+    error = refused({"messages": MESSAGES, **fields})
+    assert error.param is not None
+    assert error.param.split("[")[0] == param
+    assert str(error).startswith(param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"best_of": 3}, "best_of"),
+        ({"echo": True}, "echo"),
+        ({"suffix": "end"}, "suffix"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": [{}]}, "prompt"),
+    ],
+)
+def test_completions_refuse_theirs(fields: dict[str, Any], param: str) -> None:
+    error = refused({"prompt": "Hello", **fields}, CompletionRequest)
+    assert str(error).startswith(param)
+
+
+def test_a_missing_field_is_named() -> None:
+    assert (refused({}).param, refused({}, CompletionRequest).param) == ("messages", "prompt")
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"5", b"\xff\xfe", b'{"messages": [' * 3, b"[" * 100_000, b'{"messages": "\xff"}'])
+def test_a_body_that_is_not_a_json_object_is_refused(body: bytes) -> None:
+    assert refused(body).param in {None, "messages"}
+
+
+def test_a_deep_field_is_named_with_its_path() -> None:
+    error = refused({"messages": MESSAGES, "stream": True, "stream_options": {"include_usage": "yes"}})
+    assert error.param == "stream_options.include_usage"
+    assert str(error) == "stream_options.include_usage: expected bool | null, got str"
+
+
+@pytest.mark.parametrize(("prompt", "expected"), [("Hi", "Hi"), (["Hi"], "Hi"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2]), ("", "")])
+def test_one_prompt_is_taken_in_every_form(prompt: Any, expected: Any) -> None:
+    assert text(prompt=prompt).single_prompt == expected
+
+
+@pytest.mark.parametrize("prompt", [[], ["a", "b"], [[1], [2]], [1, "a"], ["a", 1], [1, [2]]])
+def test_several_prompts_and_mixtures_are_refused(prompt: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        _ = text(prompt=prompt).single_prompt
+    assert caught.value.param == "prompt"
+
+
+FIELDS = st.sampled_from(["messages", "prompt", "stop", "n", "stream", "top_k"])
+SCALARS = st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(max_size=5)
+
+
+@given(st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(FIELDS, inner, max_size=4)))
+def test_no_json_makes_the_parser_fail_otherwise(value: Any) -> None:
+    for shape in (ChatRequest, CompletionRequest):
+        with contextlib.suppress(RequestError):
+            parse(json.dumps(value).encode(), shape)
