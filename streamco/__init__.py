@@ -1,1 +1,129 @@
-"""One streamed answer, made by a small model on the user's machine and a remote endpoint together."""
+"""One streamed answer, made by a small model on the user's machine and a remote endpoint together.
+
+    async with streamco.Client(device="model.gguf", server=streamco.OpenAIEndpoint("gpt-4o-mini"), budget=0.3) as client:
+        stream = await client.chat.completions.create(messages=[...], stream=True)
+        async for chunk in stream:
+            print(chunk.choices[0].delta.content or "", end="")
+        print(stream.report)
+
+Public names are loaded when they are first used: importing the package costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from streamco.chunks import ChatCompletion, ChatCompletionChunk, CompletionUsage
+    from streamco.client.chat import Answer
+    from streamco.client.client import Client
+    from streamco.client.dispatcher import DispatchOptions
+    from streamco.client.stream import ChatStream, Token, TokenStream
+    from streamco.config import Limits, RetryPolicy, SamplingOptions, Timeouts
+    from streamco.core.report import DispatchReport, EndpointReport, Report
+    from streamco.endpoints.base import Capabilities, Endpoint, EndpointStream, Request, TokenPrices
+    from streamco.endpoints.device import DeviceEndpoint
+    from streamco.endpoints.openai import OpenAIEndpoint
+    from streamco.engines.base import EngineOptions
+    from streamco.errors import (
+        AllEndpointsFailed,
+        ConcurrentRead,
+        ConfigError,
+        EndpointConnectError,
+        EndpointError,
+        EndpointProtocolError,
+        EndpointStatusError,
+        EndpointTimeoutError,
+        EngineError,
+        StreamClosed,
+        StreamcoError,
+        StreamConsumed,
+        UsageError,
+    )
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "streamco.chunks": ("ChatCompletion", "ChatCompletionChunk", "CompletionUsage"),
+    "streamco.client.chat": ("Answer",),
+    "streamco.client.client": ("Client",),
+    "streamco.client.dispatcher": ("DispatchOptions",),
+    "streamco.client.stream": ("ChatStream", "Token", "TokenStream"),
+    "streamco.config": ("Limits", "RetryPolicy", "SamplingOptions", "Timeouts"),
+    "streamco.core.report": ("DispatchReport", "EndpointReport", "Report"),
+    "streamco.endpoints.base": ("Capabilities", "Endpoint", "EndpointStream", "Request", "TokenPrices"),
+    "streamco.endpoints.device": ("DeviceEndpoint",),
+    "streamco.endpoints.openai": ("OpenAIEndpoint",),
+    "streamco.engines.base": ("EngineOptions",),
+    "streamco.errors": (
+        "AllEndpointsFailed",
+        "ConcurrentRead",
+        "ConfigError",
+        "EndpointConnectError",
+        "EndpointError",
+        "EndpointProtocolError",
+        "EndpointStatusError",
+        "EndpointTimeoutError",
+        "EngineError",
+        "StreamClosed",
+        "StreamConsumed",
+        "StreamcoError",
+        "UsageError",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "AllEndpointsFailed",
+    "Answer",
+    "Capabilities",
+    "ChatCompletion",
+    "ChatCompletionChunk",
+    "ChatStream",
+    "Client",
+    "CompletionUsage",
+    "ConcurrentRead",
+    "ConfigError",
+    "DeviceEndpoint",
+    "DispatchOptions",
+    "DispatchReport",
+    "Endpoint",
+    "EndpointConnectError",
+    "EndpointError",
+    "EndpointProtocolError",
+    "EndpointReport",
+    "EndpointStatusError",
+    "EndpointStream",
+    "EndpointTimeoutError",
+    "EngineError",
+    "EngineOptions",
+    "Limits",
+    "OpenAIEndpoint",
+    "Report",
+    "Request",
+    "RetryPolicy",
+    "SamplingOptions",
+    "StreamClosed",
+    "StreamConsumed",
+    "StreamcoError",
+    "Timeouts",
+    "Token",
+    "TokenPrices",
+    "TokenStream",
+    "UsageError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'streamco' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

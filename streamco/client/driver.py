@@ -81,6 +81,11 @@ class SessionDriver:
         """Whether nothing of this session is at work any more."""
         return self._is_over
 
+    @property
+    def now(self) -> float:
+        """The driver's clock, seconds."""
+        return self._clock()
+
     def start(self) -> None:
         """Begin: opens what the plan opens at once."""
         now = self._clock()
@@ -107,8 +112,8 @@ class SessionDriver:
         if batches:
             batch = batches.popleft()
             self._unread -= len(batch[1])
-            if self._room is not None and self._unread <= self._unread_limit // 2:
-                self._make_room()
+            if self._room is not None:
+                self._make_room_if_read()
             return batch
         if self._error is not None:
             raise self._error
@@ -164,8 +169,7 @@ class SessionDriver:
             return
         self.machine.handle_deadline(now=now)
         self._carry_out(None, now)
-        if self._room is not None and self.machine.buffered <= self._unread_limit // 2:
-            self._make_room()
+        self._make_room_if_read()
 
     def _carry_out(self, event: Event | None, now: float) -> None:
         commands = self.machine.take_commands()
@@ -291,6 +295,10 @@ class SessionDriver:
     def _wake_reader(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
+
+    def _make_room_if_read(self) -> None:
+        if max(self._unread, self.machine.buffered) <= self._unread_limit // 2:
+            self._make_room()
 
     def _make_room(self) -> None:
         if self._room is not None and not self._room.done():

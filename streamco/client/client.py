@@ -1,0 +1,229 @@
+"""The SDK's front door: endpoints, budget and pace in one object that outlives many answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+from streamco.client.chat import UNSET, Chat, Unset, build_request
+from streamco.client.dispatcher import Dispatched, Dispatcher, DispatchOptions
+from streamco.client.driver import SessionDriver
+from streamco.client.reporting import build_report
+from streamco.client.stream import ChatStream, TokenStream
+from streamco.config import Limits, Pace, parse_pace
+from streamco.core.report import Report
+from streamco.core.session import SessionMachine, SessionPlan
+from streamco.endpoints.base import Endpoint, Message, Request
+from streamco.errors import AllEndpointsFailed, ConfigError, EndpointError, StreamClosed
+
+__all__ = ["Client"]
+
+_log = logging.getLogger("streamco")
+
+DeviceSetting = str | Path | Endpoint | None
+ServerSetting = str | Endpoint | Sequence[Endpoint] | None
+
+
+class Client:
+    """One answer from two places, for as many answers as you like, many at once.
+
+    Args:
+        device: the small model on this machine: a GGUF file, or an endpoint; None: there is none.
+        server: the remote model: an endpoint, an OpenAI model name, or a list of endpoints: the first takes part in the race, the others
+            stand in for it in their order; None: there is none.
+        budget: share of all prompt tokens that the constrained side may process, 0 to 1 (DiSCo 4.1, b).
+        policy: "auto", or a dispatch policy's name (docs/dispatch.md).
+        pace: tokens per second at the reader, "reading" (4.8), "listening" (3.5), or None: as fast as they come.
+        profile: JSON of what an earlier client learned (``Client.profile()``); None: learn from nothing.
+        dispatch: everything else that steers dispatch.
+        limits: bounds on what may be buffered.
+        seed: makes the policies' dice reproducible.
+
+    Raises:
+        ConfigError: neither device nor server, names that are not unique, a setting out of range.
+    """
+
+    def __init__(
+        self,
+        device: DeviceSetting = None,
+        server: ServerSetting = None,
+        *,
+        budget: float = 0.3,
+        policy: str = "auto",
+        pace: Pace = None,
+        profile: bytes | str | None = None,
+        dispatch: DispatchOptions | None = None,
+        limits: Limits | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self._shared = _Shared(_make_device(device), _make_servers(server))
+        self._dispatch = dispatch or DispatchOptions()
+        self._dispatcher = Dispatcher(self._dispatch, budget=budget, policy=policy, profile=profile, seed=seed)
+        self._pace = parse_pace(pace)
+        self._limits = limits or Limits()
+        self._owner: Client | None = None
+        self.chat = Chat(self)
+
+    # Life
+
+    async def start(self) -> None:
+        """Load the model and open the connection pools; idempotent. A side that can't start is left out, and reports say why.
+
+        Raises:
+            AllEndpointsFailed: no endpoint could start.
+            StreamClosed: the client was closed.
+        """
+        await self._shared.start()
+
+    async def aclose(self) -> None:
+        """Stop all answers, release every connection, model and task; idempotent. A client from ``with_options`` closes nothing."""
+        if self._owner is None:
+            await self._shared.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.aclose()
+
+    def with_options(
+        self,
+        *,
+        budget: float | None = None,
+        policy: str | None = None,
+        pace: Pace | Unset = UNSET,
+        dispatch: DispatchOptions | None = None,
+        limits: Limits | None = None,
+    ) -> Client:
+        """A client with other settings over the same endpoints; what is learned and spent is shared unless budget or policy differ."""
+        other = object.__new__(type(self))
+        other._shared = self._shared
+        other._owner = self._owner or self
+        other._dispatch = dispatch or self._dispatch
+        is_same = budget is None and policy is None and dispatch is None
+        other._dispatcher = self._dispatcher if is_same else self._dispatcher.copy(other._dispatch, budget=budget, policy=policy)
+        other._pace = self._pace if isinstance(pace, Unset) else parse_pace(pace)
+        other._limits = limits or self._limits
+        other.chat = Chat(other)
+        return other
+
+    def profile(self) -> bytes:
+        """What was learned so far, as JSON: the server's TTFT distribution, the device's speed, prompt lengths."""
+        return self._dispatcher.profile()
+
+    # Asking
+
+    def stream(
+        self, messages: str | Sequence[Message], *, model: str | None = None, pace: Pace | Unset = UNSET, **options: Any
+    ) -> TokenStream:
+        """Ask for an answer as tokens; nothing happens before the first read.
+
+        Args:
+            messages: a prompt, or a conversation in OpenAI's form.
+            model: the remote model's name; None: the server endpoint's own.
+            pace: overrides the client's.
+            options: as for ``chat.completions.create``.
+
+        Raises:
+            ConfigError: an argument is wrong.
+        """
+        request = build_request(messages, model=model, **options)
+        return TokenStream(*self._opener(request, pace))
+
+    def open_chat(self, request: Request, *, pace: Pace | Unset = UNSET, includes_usage: bool = False) -> ChatStream:
+        """Ask for an answer as chunks, from a request already built; nothing happens before the first read."""
+        return ChatStream(*self._opener(request, pace), includes_usage=includes_usage)
+
+    def _opener(self, request: Request, pace: Pace | Unset) -> tuple[Callable[[], Any], Callable[[SessionDriver], Report]]:
+        rate = self._pace if isinstance(pace, Unset) else parse_pace(pace)
+        chosen: list[Dispatched] = []
+
+        async def begin() -> SessionDriver:
+            if not self._shared.is_started:
+                await self._shared.start()
+            dispatched = self._dispatcher.decide(request, self._shared.device, self._shared.servers, self._shared.unavailable)
+            chosen.append(dispatched)
+            return self._run(request, dispatched, rate)
+
+        def report(driver: SessionDriver) -> Report:
+            return build_report(driver.machine, chosen[0], self._shared.endpoints, now=driver.now)
+
+        return begin, report
+
+    def _run(self, request: Request, dispatched: Dispatched, rate: float | None) -> SessionDriver:
+        plan = SessionPlan(starts=dispatched.starts, pace=rate, explore=dispatched.explore, reader_rate=rate or self._dispatch.reader_rate)
+
+        def settle(driver: SessionDriver) -> None:
+            self._shared.active.discard(driver)
+            self._dispatcher.settle(dispatched, driver.machine)
+
+        driver = SessionDriver(SessionMachine(plan), self._shared.endpoints, request, unread=self._limits.unread_tokens, on_over=settle)
+        self._shared.active.add(driver)
+        driver.start()
+        return driver
+
+
+class _Shared:
+    """Endpoints and the answers under way: what clients from ``with_options`` have in common."""
+
+    def __init__(self, device: Endpoint | None, servers: Sequence[Endpoint]) -> None:
+        self.device = device
+        self.servers = tuple(servers)
+        everyone = ([device] if device is not None else []) + list(servers)
+        if not everyone:
+            raise ConfigError("client: expected a device, a server or both, got neither")
+        self.endpoints: Mapping[str, Endpoint] = {endpoint.name: endpoint for endpoint in everyone}
+        if len(self.endpoints) != len(everyone):
+            raise ConfigError(f"client: expected endpoints with names of their own, got {[endpoint.name for endpoint in everyone]}")
+        self.unavailable: dict[str, EndpointError] = {}
+        self.active: set[SessionDriver] = set()
+        self.is_started = False
+        self._is_closed = False
+        self._lock = asyncio.Lock()
+
+    async def start(self) -> None:
+        async with self._lock:
+            if self._is_closed:
+                raise StreamClosed("expected an open client, got a request after it was closed")
+            if self.is_started:
+                return
+            results = await asyncio.gather(*(endpoint.start() for endpoint in self.endpoints.values()), return_exceptions=True)
+            self.unavailable = {}
+            for name, result in zip(self.endpoints, results, strict=True):
+                if isinstance(result, EndpointError):
+                    self.unavailable[name] = result
+                    _log.warning("endpoint left out, it could not start: %s", result)
+                elif isinstance(result, BaseException):
+                    raise result
+            if len(self.unavailable) == len(self.endpoints):
+                raise AllEndpointsFailed(self.unavailable) if len(self.unavailable) > 1 else next(iter(self.unavailable.values()))
+            self.is_started = True
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        self.is_started = False
+        await asyncio.gather(*(driver.aclose() for driver in list(self.active)))
+        await asyncio.gather(*(endpoint.aclose() for endpoint in self.endpoints.values()))
+
+
+def _make_device(setting: DeviceSetting) -> Endpoint | None:
+    if setting is None or not isinstance(setting, str | Path):
+        return setting
+    from streamco.endpoints.device import DeviceEndpoint
+
+    return DeviceEndpoint(setting)
+
+
+def _make_servers(setting: ServerSetting) -> Sequence[Endpoint]:
+    if setting is None:
+        return ()
+    if isinstance(setting, str):
+        from streamco.endpoints.openai import OpenAIEndpoint
+
+        return (OpenAIEndpoint(setting),)
+    return tuple(setting) if isinstance(setting, list | tuple) else (cast(Endpoint, setting),)

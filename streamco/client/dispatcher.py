@@ -1,0 +1,333 @@
+"""From a request to a session's plan, and from a finished session to what is learned: the client's side of dispatch.
+
+Everything that decides is in ``policies`` and ``core.learner``; this file collects the facts they ask for and keeps the account.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from random import Random, SystemRandom
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from streamco.config import READING
+from streamco.core.learner import DeviceTTFT, Learner, Plan, PromptLength, ServerTTFT
+from streamco.core.report import DispatchReport
+from streamco.core.session import Leg, SessionMachine, Start
+from streamco.endpoints.base import Endpoint, Request
+from streamco.errors import ConfigError, EndpointError
+from streamco.policies.cost import RATE_SERVER_CONSTRAINED, DeviceCosts, device_costs
+from streamco.policies.device_constrained import TAIL
+from streamco.policies.dispatch import Decision
+from streamco.policies.eligibility import Eligibility, Gate, RequestFacts, SideFacts, judge, restrict
+from streamco.policies.steering import BudgetSteering, Reservation, steer
+from streamco.profiles import ModelShape, Prices, Profile
+
+__all__ = ["DispatchOptions", "Dispatched", "Dispatcher"]
+
+_CHARACTERS_A_TOKEN = 4  # OpenAI's rule of thumb for English, where no tokenizer is at hand
+_MESSAGE_OVERHEAD = 4  # tokens a chat template adds to a message
+
+
+class DispatchOptions(Struct, frozen=True, kw_only=True):
+    """What steers dispatch beside budget and policy.
+
+    Args:
+        constrained: the side the budget limits; None: by the unified cost (DiSCo Algorithm 1).
+        tail: share of the budget kept for the slowest answers (alpha of Algorithm 2).
+        tail_weight: weight of the tail for the "optimal" policy.
+        explore: how often the loser of a race may run to its first token, so that its time is learned in full.
+        gate: whether the device model is good enough for a request; None: always (docs/dispatch.md).
+        hedge_tools: start both sides even for requests with tools, whose calls may have side effects.
+        exchange_rate: US dollars per million GFLOPs on the device (lambda of Appendix E).
+        reader_rate: tokens per second of the virtual reader that quality is measured with, where no pace is set.
+    """
+
+    constrained: Literal["device", "server"] | None = None
+    tail: float = TAIL
+    tail_weight: float = 0.0
+    explore: float = 0.05
+    gate: Gate | None = None
+    hedge_tools: bool = False
+    exchange_rate: float = RATE_SERVER_CONSTRAINED
+    reader_rate: float = READING
+
+
+class Dispatched:
+    """One request's decision and its place in the account.
+
+    Attributes:
+        starts: the session's legs.
+        device: name of the device endpoint.
+        prompt_tokens: as the device counts them where it can.
+    """
+
+    def __init__(
+        self,
+        decision: Decision,
+        starts: tuple[Start, ...],
+        *,
+        device: str | None,
+        plan: Plan,
+        prompt_tokens: int,
+        reservation: Reservation,
+        is_exempt: bool,
+        share: float | None,
+        costs: DeviceCosts | None,
+    ) -> None:
+        self.starts = starts
+        self.device = device
+        self.explore = decision.explore
+        self.prompt_tokens = prompt_tokens
+        self.reservation = reservation
+        self.is_exempt = is_exempt
+        self.plan = plan
+        self._decision = decision
+        self._share = share
+        self._costs = costs
+
+    def report(self) -> DispatchReport:
+        """What was decided."""
+        waits = {start.source: start.wait for start in self.starts}
+        return DispatchReport(
+            policy=self._decision.policy,
+            constraint=self.plan.constrained,
+            device_wait=self._decision.device_wait,
+            server_wait=self._decision.server_wait,
+            reason=self._decision.reason or ", ".join(waits),
+            prompt_tokens=self.prompt_tokens,
+            budget=self.plan.budget,
+            budget_share=self._share,
+        )
+
+    def cost(self, endpoint: Endpoint, prompt: int, completion: int, cached: int) -> tuple[float | None, float | None]:
+        """US dollars and joules of these tokens at this endpoint; None where prices or the model's shape are not known."""
+        if endpoint.kind == "device":
+            if self._costs is None:
+                return 0.0, None
+            return 0.0, prompt * self._costs.prompt_joules + completion * self._costs.completion_joules
+        prices = _prices(endpoint)
+        if prices is None:
+            return None, None
+        of_cached = prices.prompt if prices.cached_prompt is None else prices.cached_prompt
+        return (prompt - cached) * prices.prompt + cached * of_cached + completion * prices.completion, None
+
+
+class Dispatcher:
+    """Decides for one client and learns from its answers.
+
+    Args:
+        options: beside the two that follow.
+        budget: share of prompt tokens the constrained side may process, 0 to 1.
+        policy: "auto" or a policy's name.
+        profile: JSON of an earlier client.
+        seed: of the policies' dice; None: from the system.
+
+    Raises:
+        ConfigError: a setting out of range, an unknown policy, a profile that can't be read.
+    """
+
+    def __init__(
+        self,
+        options: DispatchOptions,
+        *,
+        budget: float,
+        policy: str,
+        profile: bytes | str | Profile | None = None,
+        seed: int | None = None,
+    ) -> None:
+        prior = Profile.from_json(profile) if isinstance(profile, bytes | str) else profile
+        self._options = options
+        self._learner = Learner(
+            budget,
+            policy=policy,
+            prior=prior,
+            constrained=options.constrained,
+            exchange_rate=options.exchange_rate,
+            tail=options.tail,
+            tail_weight=options.tail_weight,
+            explore=options.explore,
+        )
+        self._steering = BudgetSteering(budget)
+        self._constrained = self._learner.constrained
+        self._seed = SystemRandom().randrange(1 << 63) if seed is None else seed
+        self._count = 0
+        self._costs: DeviceCosts | None = None
+        self._known: tuple[Prices | None, ModelShape | None] = (None, None)
+
+    def copy(self, options: DispatchOptions, *, budget: float | None, policy: str | None) -> Dispatcher:
+        """A dispatcher with other settings that begins with what this one knows; it keeps an account of its own."""
+        return Dispatcher(
+            options,
+            budget=self._learner.budget if budget is None else budget,
+            policy=self._learner.policy if policy is None else policy,
+            profile=self._learner.profile(),
+            seed=self._seed + 1,
+        )
+
+    def profile(self) -> bytes:
+        """What is known now, as JSON."""
+        return self._learner.profile().to_json()
+
+    # Deciding
+
+    def decide(
+        self, request: Request, device: Endpoint | None, servers: Sequence[Endpoint], unavailable: Mapping[str, EndpointError]
+    ) -> Dispatched:
+        """Who starts when.
+
+        Args:
+            device: None: there is none.
+            servers: in the order in which they stand in for one another.
+            unavailable: endpoints that could not start, with their errors.
+
+        Raises:
+            ConfigError: no endpoint can serve this request; the text says why each can't.
+        """
+        device = None if device is not None and device.name in unavailable else device
+        servers = [server for server in servers if server.name not in unavailable]
+        self._note_costs(device, servers)
+        length, facts = self._facts(request, device, servers)
+        eligibility = judge(
+            facts,
+            device=_side_facts(device),
+            server=_side_facts(servers[0] if servers else None),
+            gate=self._options.gate,
+            hedge_tools=self._options.hedge_tools,
+        )
+        if not eligibility.device and not eligibility.server:
+            raise ConfigError(f"request: expected one that some endpoint can serve, got {eligibility.reason}{_missing(unavailable)}")
+        plan = self._learner.plan
+        self._count += 1
+        decision = restrict(plan.decide(length, Random(f"{self._seed}/{self._count}")), eligibility)
+        share = self._steering.share if self._steering.requests else None
+        reservation = self._steering.reserve(length, wanted=decision.wait(plan.constrained) is not None)
+        is_exempt = not (eligibility.device and eligibility.server)
+        if not is_exempt and decision.wait(plan.constrained) is not None:
+            decision = steer(decision, plan.constrained, is_allowed=reservation.is_allowed)
+        starts = _starts(decision, eligibility, device, servers)
+        return Dispatched(
+            decision,
+            starts,
+            device=device.name if device is not None else None,
+            plan=plan,
+            prompt_tokens=length,
+            reservation=reservation,
+            is_exempt=is_exempt,
+            share=share,
+            costs=self._costs,
+        )
+
+    def _facts(self, request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> tuple[int, RequestFacts]:
+        text, images = _text_of(request)
+        length = device.count_tokens(request) if device is not None else None
+        if length is None and servers:
+            length = servers[0].count_tokens(request)
+        if length is None:
+            length = len(text) // _CHARACTERS_A_TOKEN + _MESSAGE_OVERHEAD * len(request.messages or ()) + 1
+        shape = request.extra.get("response_format")
+        facts = RequestFacts(
+            prompt_tokens=length,
+            max_tokens=request.sampling.max_tokens,
+            prompt_chars=len(text),
+            has_images=images,
+            has_tools=bool(request.extra.get("tools") or request.extra.get("functions")),
+            has_json_schema=isinstance(shape, Mapping) and shape.get("type") not in {None, "text"},
+            choices=int(request.extra.get("n") or 1),
+        )
+        return length, facts
+
+    def _note_costs(self, device: Endpoint | None, servers: Sequence[Endpoint]) -> None:
+        known = (_prices(servers[0]) if servers else None, _shape(device))
+        if known == self._known:
+            return
+        self._known = known
+        self._learner.set_costs(*known)
+        if known[1] is not None:
+            self._costs = device_costs(known[1], exchange_rate=self._options.exchange_rate)
+        if self._learner.constrained != self._constrained:
+            self._constrained = self._learner.constrained
+            self._steering = BudgetSteering(self._learner.budget)
+
+    # Learning
+
+    def settle(self, dispatched: Dispatched, machine: SessionMachine) -> None:
+        """A session is over: close its account and learn from its times."""
+        legs = [leg for leg in machine.legs.values() if leg.opened is not None]
+        sides = {leg.source: "device" if leg.source == dispatched.device else "server" for leg in legs}
+        constrained = [leg for leg in legs if sides[leg.source] == dispatched.plan.constrained]
+        was_planned = any(leg.wait is not None for leg in constrained)
+        is_outage = bool(constrained) and not was_planned
+        if not dispatched.reservation.is_settled:
+            self._steering.settle(dispatched.reservation, started=bool(constrained), exempt=dispatched.is_exempt or is_outage)
+        self._learner.observe(PromptLength(dispatched.prompt_tokens))
+        for leg in legs:
+            self._learn(leg, sides[leg.source], dispatched)
+
+    def _learn(self, leg: Leg, side: str, dispatched: Dispatched) -> None:
+        if leg.opened is None or leg.error is not None:
+            return
+        if leg.ttft is not None:
+            details = leg.usage.prompt_tokens_details if leg.usage else None
+            fresh = dispatched.prompt_tokens - ((details.cached_tokens or 0) if details else 0)
+            self._learner.observe(DeviceTTFT(max(1, fresh), leg.ttft) if side == "device" else ServerTTFT(leg.ttft))
+        elif side == "server" and leg.stopped is not None and not leg.has_won:
+            self._learner.observe(ServerTTFT(leg.stopped - leg.opened, is_censored=True))
+
+
+def _starts(decision: Decision, eligibility: Eligibility, device: Endpoint | None, servers: Sequence[Endpoint]) -> tuple[Start, ...]:
+    starts = []
+    if servers and eligibility.server:
+        starts.append(Start(servers[0].name, decision.server_wait))
+    if device is not None and eligibility.device:
+        starts.append(Start(device.name, decision.device_wait))
+    return (*starts, *(Start(server.name, None) for server in servers[1:] if eligibility.server))
+
+
+def _side_facts(endpoint: Endpoint | None) -> SideFacts | None:
+    if endpoint is None:
+        return None
+    can = endpoint.capabilities
+    return SideFacts(
+        context_tokens=can.context_tokens, tools=can.tools, json_schema=can.json_schema, images=can.images, choices=can.choices
+    )
+
+
+def _prices(endpoint: Endpoint) -> Prices | None:
+    prices = endpoint.prices
+    if prices.prompt is None or prices.completion is None:
+        return None
+    return Prices(prompt=prices.prompt, completion=prices.completion, cached_prompt=prices.cached_prompt)
+
+
+def _shape(device: Endpoint | None) -> ModelShape | None:
+    """The device model's shape, where the endpoint has an engine that tells."""
+    info = getattr(getattr(device, "engine", None), "info", None)
+    if info is None:
+        return None
+    return ModelShape(layers=info.layers, width=info.width, ffn_width=info.ffn_width, vocabulary=info.vocabulary_size, heads=info.heads)
+
+
+def _missing(unavailable: Mapping[str, EndpointError]) -> str:
+    return "".join(f"; {error}" for error in unavailable.values())
+
+
+def _text_of(request: Request) -> tuple[str, bool]:
+    """All text of a request, and whether it has images."""
+    if request.prompt is not None:
+        return request.prompt, False
+    texts, has_images = [], False
+    for message in request.messages or ():
+        content: Any = message.get("content")
+        if isinstance(content, str):
+            texts.append(content)
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, Mapping) and part.get("type") == "text":
+                texts.append(str(part.get("text", "")))
+            else:
+                has_images = True
+    if tools := request.extra.get("tools"):
+        texts.append(json.dumps(tools))
+    return "\n".join(texts), has_images

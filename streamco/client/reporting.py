@@ -1,0 +1,76 @@
+"""Turns a session machine's record into a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from streamco.core.report import EndpointReport, Outcome, Report
+from streamco.core.session import Leg, LegState, SessionMachine
+from streamco.endpoints.base import Endpoint
+
+if TYPE_CHECKING:
+    from streamco.client.dispatcher import Dispatched
+
+__all__ = ["build_report", "describe_leg"]
+
+
+def build_report(machine: SessionMachine, dispatched: Dispatched, endpoints: Mapping[str, Endpoint], *, now: float) -> Report:
+    """The figures of an answer, finished or not."""
+    meter = machine.meter
+    parts = [describe_leg(leg, endpoints[leg.source], dispatched) for leg in machine.legs.values()]
+    span = (meter.last - meter.first) if meter.first is not None and meter.last is not None else 0.0
+    worked = [part for part in parts if part.opened is not None]
+    costs = [part.cost_usd for part in worked]
+    joules = [part.energy_j for part in worked if part.energy_j is not None]
+    return Report(
+        winner=machine.winner,
+        ttft=None if meter.first is None else meter.first - machine.began,
+        duration=(now if machine.finished is None else machine.finished) - machine.began,
+        tokens=meter.tokens,
+        tokens_per_second=(meter.tokens - 1) / span if meter.tokens > 1 and span > 0 else None,
+        finish_reason=machine.finish_reason,
+        dispatch=dispatched.report(),
+        endpoints=parts,
+        quality=meter.quality(),
+        cost_usd=None if any(cost is None for cost in costs) else sum(cost for cost in costs if cost is not None),
+        energy_j=sum(joules) if joules else None,
+        wasted_tokens=max(0, sum(part.completion_tokens for part in parts) - _useful(machine)),
+        is_final=machine.is_over,
+    )
+
+
+def describe_leg(leg: Leg, endpoint: Endpoint, dispatched: Dispatched) -> EndpointReport:
+    """One endpoint's part; usage it did not report is estimated from the prompt's length and the tokens that came."""
+    usage = leg.usage
+    prompt = 0 if leg.opened is None else usage.prompt_tokens if usage else dispatched.prompt_tokens
+    completion = usage.completion_tokens if usage else leg.tokens
+    cached = (usage.prompt_tokens_details.cached_tokens or 0) if usage and usage.prompt_tokens_details else 0
+    cost, joules = dispatched.cost(endpoint, prompt, completion, cached) if leg.opened is not None else (0.0, None)
+    return EndpointReport(
+        name=leg.source,
+        kind=endpoint.kind,
+        outcome=_outcome(leg),
+        opened=leg.opened,
+        ttft=leg.ttft,
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        is_estimated=usage is None and leg.opened is not None,
+        cost_usd=cost,
+        energy_j=joules,
+        error=None if leg.error is None else str(leg.error),
+    )
+
+
+def _outcome(leg: Leg) -> Outcome:
+    if leg.opened is None:
+        return "not started"
+    if leg.has_won:
+        return "won"
+    return "failed" if leg.state is LegState.FAILED else "lost"
+
+
+def _useful(machine: SessionMachine) -> int:
+    """Tokens that reached the reader, by the winner's own count where it gave one."""
+    leg = machine.legs.get(machine.winner or "")
+    return leg.usage.completion_tokens if leg and leg.usage else machine.meter.tokens

@@ -1,0 +1,42 @@
+"""`import streamco` stays light."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import streamco
+
+HEAVY = ("aiohttp", "websockets", "llama_cpp", "numpy", "simpy", "rich", "prompt_toolkit", "uvloop", "asyncio", "msgspec")
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+def test_importing_the_package_pulls_in_nothing_heavy() -> None:
+    loaded = run(f"import sys, streamco; print([name for name in {HEAVY!r} if name in sys.modules])")
+    assert loaded.strip() == "[]"
+
+
+def test_the_client_itself_waits_with_aiohttp_and_llama_until_they_are_needed() -> None:
+    loaded = run("import sys, streamco; streamco.Client; print([n for n in ('aiohttp', 'llama_cpp', 'simpy', 'rich') if n in sys.modules])")
+    assert loaded.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", streamco.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(streamco, name) is not None
+    assert name in dir(streamco)
+
+
+def test_all_is_sorted_and_complete() -> None:
+    assert streamco.__all__ == sorted(streamco.__all__)
+    assert set(streamco.__all__) - {"__version__"} == set(streamco._HOME_OF)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Clinet'"):
+        _ = streamco.Clinet  # type: ignore[attr-defined]
