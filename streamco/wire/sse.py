@@ -118,7 +118,7 @@ class SSEParser:
         if end < 2:
             end = 0  # not found
         self._hold(data[end:])
-        self._is_between = not (self._pending or self._after_cr) and self._has_begun
+        self._is_between = self._has_begun and not (self._pending or self._after_cr)
         return data[:end]
 
     def _skip_bom(self, data: bytes) -> bytes:
@@ -175,6 +175,7 @@ class SSEParser:
                     events.append(event)
         except EndpointProtocolError as exc:
             self._failure = exc
+            self._is_between = False
         self.events += len(events)
         return events
 
