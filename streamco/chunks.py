@@ -2,6 +2,7 @@
 
 A chunk is decoded once, at the wire, and handed on; nothing on the way makes a second object of it. Fields that OpenAI does not have
 but real servers send (``reasoning``, ``reasoning_content``, ``token_ids``) are optional fields here. Unknown fields are dropped.
+Chunks hold no cycles, so the garbage collector need not watch them (``gc=False``).
 Source: OpenAI API reference, chat/streaming; ``token_ids`` as vLLM's ``return_token_ids``.
 """
 
@@ -28,14 +29,14 @@ __all__ = [
 ]
 
 
-class FunctionDelta(Struct, omit_defaults=True):
+class FunctionDelta(Struct, omit_defaults=True, gc=False):
     """A piece of a tool call's function: ``arguments`` pieces are concatenated by the reader."""
 
     name: str | None = None
     arguments: str | None = None
 
 
-class ToolCallDelta(Struct, omit_defaults=True):
+class ToolCallDelta(Struct, omit_defaults=True, gc=False):
     """A piece of one tool call. ``index`` None means the server left it out."""
 
     index: int | None = None
@@ -44,7 +45,7 @@ class ToolCallDelta(Struct, omit_defaults=True):
     function: FunctionDelta | None = None
 
 
-class ChoiceDelta(Struct, omit_defaults=True):
+class ChoiceDelta(Struct, omit_defaults=True, gc=False):
     """What one chunk adds to the message. ``reasoning`` and ``reasoning_content`` are two names for thinking text."""
 
     content: str | None = None
@@ -56,7 +57,7 @@ class ChoiceDelta(Struct, omit_defaults=True):
     function_call: FunctionDelta | None = None
 
 
-class ChunkChoice(Struct):
+class ChunkChoice(Struct, gc=False):
     """One choice of a chunk. ``token_ids`` are the ids behind ``delta.content`` when the endpoint tells them."""
 
     delta: ChoiceDelta = field(default_factory=ChoiceDelta)
@@ -66,14 +67,14 @@ class ChunkChoice(Struct):
     token_ids: list[int] | None = None
 
 
-class PromptTokensDetails(Struct, omit_defaults=True):
+class PromptTokensDetails(Struct, omit_defaults=True, gc=False):
     """Where prompt tokens came from (tokens)."""
 
     cached_tokens: int | None = None
     audio_tokens: int | None = None
 
 
-class CompletionTokensDetails(Struct, omit_defaults=True):
+class CompletionTokensDetails(Struct, omit_defaults=True, gc=False):
     """What completion tokens were spent on (tokens)."""
 
     reasoning_tokens: int | None = None
@@ -82,7 +83,7 @@ class CompletionTokensDetails(Struct, omit_defaults=True):
     audio_tokens: int | None = None
 
 
-class CompletionUsage(Struct):
+class CompletionUsage(Struct, gc=False):
     """Tokens of one request. An explicit zero is a count, not "missing"."""
 
     prompt_tokens: int = 0
@@ -92,7 +93,7 @@ class CompletionUsage(Struct):
     completion_tokens_details: CompletionTokensDetails | None = None
 
 
-class ChatCompletionChunk(Struct):
+class ChatCompletionChunk(Struct, gc=False):
     """One event of a streamed answer, in the shape of OpenAI's ``chat.completion.chunk``."""
 
     id: str = ""
