@@ -5,17 +5,19 @@ import asyncio
 import streamco
 from streamco.engines.packaged import packaged_model
 
-UNREACHABLE = streamco.OpenAIEndpoint("gpt-4o-mini", base_url="http://127.0.0.1:9/v1", retry=streamco.RetryPolicy(attempts=0))
+
+def unreachable() -> streamco.OpenAIEndpoint:
+    return streamco.OpenAIEndpoint("gpt-4o-mini", base_url="http://127.0.0.1:9/v1", retry=streamco.RetryPolicy(attempts=0))
 
 
 async def main() -> None:
-    async with streamco.Client(device=packaged_model(), server=UNREACHABLE, policy="server-only") as client:
+    async with streamco.Client(device=packaged_model(), server=unreachable(), policy="server-only") as client:
         answer = await client.chat.completions.create(messages=[{"role": "user", "content": "Say hello."}], max_tokens=8)
         print(answer.choices[0].message.content)
         for part in answer.report.endpoints if answer.report else []:
             print(f"{part.name}: {part.outcome} {part.error or ''}")
 
-    async with streamco.Client(server=UNREACHABLE) as client:
+    async with streamco.Client(server=unreachable()) as client:
         try:
             await client.chat.completions.create(messages=[{"role": "user", "content": "Say hello."}])
         except streamco.EndpointError as error:

@@ -31,6 +31,8 @@ ServerSetting = str | Endpoint | Sequence[Endpoint] | None
 class Client:
     """One answer from two places, for as many answers as you like, many at once.
 
+    The client owns its endpoints: it starts them, and closing it closes them.
+
     Args:
         device: the small model on this machine: a GGUF file, or an endpoint; None: there is none.
         server: the remote model: an endpoint, an OpenAI model name, or a list of endpoints: the first takes part in the race, the others

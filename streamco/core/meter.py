@@ -13,9 +13,9 @@ from msgspec import Struct
 
 from streamco.config import READING
 
-__all__ = ["Meter", "Quality"]
+__all__ = ["FRAME", "Meter", "Quality"]
 
-_ROUNDING = 1e-9  # seconds; n / rate is not exact
+FRAME = 1 / 60  # seconds; what comes within one frame of a display is seen in time, and a timer is never exact
 
 
 class Quality(Struct, frozen=True, kw_only=True):
@@ -24,7 +24,7 @@ class Quality(Struct, frozen=True, kw_only=True):
     Args:
         tbt_p50: median time between tokens, seconds; None below two tokens.
         tbt_p99: its 99th percentile, seconds.
-        delayed_tokens: tokens delivered after they were expected (``delay_num`` of Table 3).
+        delayed_tokens: tokens delivered later than expected, by more than a frame (``delay_num`` of Table 3).
         stalls: how often the reader had to wait: runs of delayed tokens.
         score: 1 minus the share of the reader's time lost to delay, in [0, 1]; 1: never waited.
     """
@@ -77,8 +77,7 @@ class Meter:
         for time, count in zip(self._times, self._counts, strict=True):
             for _ in range(count):
                 expected = first + position * period
-                is_late = time > expected + _ROUNDING
-                moment = time if is_late else expected
+                is_late, moment = time > expected + FRAME, max(time, expected)
                 if position:
                     gap = round(moment - seen, 9)
                     gaps[gap] = gaps.get(gap, 0) + 1

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.core.meter import Meter
+from streamco.core.meter import FRAME, Meter
 
 
 def test_before_the_first_token_nothing_is_wrong() -> None:
@@ -38,6 +38,15 @@ def test_a_gap_longer_than_the_buffer_delays_the_tokens_behind_it_until_the_time
     assert 0 < quality.score < 1
 
 
+def test_a_timers_lateness_is_no_delay() -> None:
+    meter = Meter(10.0)
+    for index in range(100):
+        meter.record(1, now=index * 0.1 + (0.002 if index else 0.0))
+    quality = meter.quality()
+    assert (quality.delayed_tokens, quality.stalls) == (0, 0)
+    assert quality.tbt_p99 == pytest.approx(0.1, abs=0.0021)
+
+
 def test_every_wait_of_its_own_is_a_stall() -> None:
     meter = Meter(10.0)
     for time in (0.0, 0.25, 0.26, 0.27, 0.6):
@@ -63,7 +72,7 @@ def test_the_figures_agree_with_a_plain_reading_of_the_definition(arrivals: list
     seen = [max(time, times[0] + index / rate) for index, time in enumerate(times)]
     gaps = sorted(later - earlier for earlier, later in itertools.pairwise(seen))
     quality = meter.quality()
-    late = [time > times[0] + index / rate + 1e-9 for index, time in enumerate(times)]
+    late = [time > times[0] + index / rate + FRAME for index, time in enumerate(times)]
     assert quality.delayed_tokens == sum(late)
     assert quality.stalls == sum(is_late and not before for before, is_late in zip([False, *late], late, strict=False))
     if gaps:
