@@ -27,6 +27,10 @@ Integers = NDArray[np.int64]
 _TIE = 1e-12  # probabilities closer than this are the same; sums of a million 1/n differ by less
 
 
+_MANY = 4096  # samples; two quantiles of more are found sooner by selection than by sorting
+_UNSORTED: Floats = np.empty(0)
+
+
 class TTFTDistribution:
     """A distribution of time to first token: a step function that falls at ``times``.
 
@@ -41,12 +45,13 @@ class TTFTDistribution:
         ConfigError: not such a curve.
     """
 
-    __slots__ = ("_area", "_steps", "_upto", "survival", "times")
+    __slots__ = ("_area", "_samples", "_steps", "_survival", "_times", "_upto")
 
     def __init__(self, times: Iterable[float], survival: Iterable[float]) -> None:
-        self.times: Floats = np.array(times if isinstance(times, np.ndarray) else list(times), dtype=np.float64)
-        self.survival: Floats = np.array(survival if isinstance(survival, np.ndarray) else list(survival), dtype=np.float64)
-        _check_curve(self.times, self.survival)
+        self._times: Floats = np.array(times if isinstance(times, np.ndarray) else list(times), dtype=np.float64)
+        self._survival: Floats = np.array(survival if isinstance(survival, np.ndarray) else list(survival), dtype=np.float64)
+        _check_curve(self._times, self._survival)
+        self._samples: Floats | None = None
         self._upto: Floats | None = None
         self._steps: Floats | None = None
         self._area: Floats | None = None
@@ -58,17 +63,36 @@ class TTFTDistribution:
         Raises:
             ConfigError: no samples, or one that is negative or not finite.
         """
-        times = np.sort(np.asarray(samples, dtype=np.float64))
-        if times.ndim != 1 or not times.size or not (times[0] >= 0 and math.isfinite(times[-1])):  # nan sorts last
-            raise ConfigError(f"time to first token: expected one or more finite samples >= 0 s, got {_shown(times)}")
+        values = np.array(samples, dtype=np.float64)
+        if values.ndim != 1 or not values.size or not (values.min() >= 0 and math.isfinite(values.max())):  # nan is both
+            raise ConfigError(f"time to first token: expected one or more finite samples >= 0 s, got {_shown(values)}")
         made = cls.__new__(cls)
-        made.times = times
-        made.survival = np.arange(times.size - 1, -1, -1) / times.size
+        made._samples = values
+        made._times = made._survival = _UNSORTED
         made._upto = made._steps = made._area = None
         return made
 
+    @property
+    def times(self) -> Floats:
+        """Where the curve falls: seconds, ascending."""
+        self._sort()
+        return self._times
+
+    @property
+    def survival(self) -> Floats:
+        """Probability of a later first token, beside ``times``."""
+        self._sort()
+        return self._survival
+
+    def _sort(self) -> None:
+        if self._samples is not None:
+            self._times, self._samples = np.sort(self._samples), None
+            self._survival = np.arange(self._times.size - 1, -1, -1) / self._times.size
+
     def survival_at(self, time: float) -> float:
         """Probability that the first token comes later than ``time`` seconds."""
+        if self._samples is not None and self._samples.size >= _MANY:
+            return float(np.count_nonzero(self._samples > time)) / self._samples.size
         index = int(np.searchsorted(self.times, time, "right"))
         return float(self.survival[index - 1]) if index else 1.0
 
@@ -80,6 +104,10 @@ class TTFTDistribution:
         """The least time (seconds) within which ``share`` of the requests have their first token; 0 for no share, inf where none is."""
         if share <= _TIE:
             return 0.0
+        if self._samples is not None and self._samples.size >= _MANY and share <= 1.0:
+            rank = max(0, math.ceil((share - _TIE) * self._samples.size) - 1)
+            self._samples.partition(rank)
+            return float(self._samples[rank])
         index = int(np.searchsorted(-self.survival, share - 1.0 - _TIE, "left"))
         return float(self.times[index]) if index < self.times.size else math.inf
 
