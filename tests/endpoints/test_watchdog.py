@@ -1,0 +1,254 @@
+"""The watchdog on a clock that is moved by hand: no test here waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from streamco.config import Timeouts
+from streamco.endpoints.watchdog import Watchdog
+from streamco.errors import EndpointTimeoutError
+
+
+class Timer:
+    def __init__(self, when: float, callback: Callable[[], None]) -> None:
+        self.when = when
+        self.callback = callback
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class Clock:
+    """The part of an event loop the watchdog uses, its time moved by ``move_to``."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.timers: list[Timer] = []
+        self.armed = 0
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, when: float, callback: Callable[[], None], *args: Any) -> Timer:
+        self.armed += 1
+        timer = Timer(when, lambda: callback(*args))
+        self.timers.append(timer)
+        return timer
+
+    def pending(self) -> list[float]:
+        return sorted(timer.when for timer in self.timers if not timer.is_cancelled)
+
+    def move_to(self, when: float) -> None:
+        while due := [timer for timer in self.timers if not timer.is_cancelled and timer.when <= when]:
+            timer = min(due, key=lambda timer: timer.when)
+            self.timers.remove(timer)
+            self.now = max(self.now, timer.when)
+            timer.callback()
+        self.now = when
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def expired() -> list[EndpointTimeoutError]:
+    return []
+
+
+def watch(clock: Clock, expired: list[EndpointTimeoutError], **limits: float | None) -> Watchdog:
+    timeouts = Timeouts(**{"first_token": 10.0, "next_token": 5.0, "socket": 100.0, **limits})
+    return Watchdog(cast(asyncio.AbstractEventLoop, clock), timeouts, expired.append)
+
+
+def test_nothing_is_armed_before_somebody_waits(clock: Clock, expired: list[EndpointTimeoutError]) -> None:
+    watch(clock, expired)
+    assert clock.pending() == []
+
+
+def test_the_first_token_limit_ends_the_waiting_once(clock: Clock, expired: list[EndpointTimeoutError]) -> None:
+    watch(clock, expired).resume()
+    clock.move_to(109.9)
+    assert expired == []
+    clock.move_to(130)
+    assert [(error.phase, error.limit) for error in expired] == [("first_token", 10.0)]
+    assert str(expired[0]) == "expected the first token within 10 s, got none"
+    assert clock.pending() == []
+
+
+def test_content_moves_on_to_the_next_token_limit(clock: Clock, expired: list[EndpointTimeoutError]) -> None:
+    watchdog = watch(clock, expired)
+    watchdog.resume()
+    clock.move_to(109)
+    watchdog.pause()
+    watchdog.feed(has_content=True)
+    watchdog.resume()
+    clock.move_to(113.9)
+    assert expired == []
+    clock.move_to(114)
+    assert [(error.phase, error.limit) for error in expired] == [("next_token", 5.0)]
+
+
+def test_bytes_without_content_do_not_move_the_token_limit(clock: Clock, expired: list[EndpointTimeoutError]) -> None:
+    watchdog = watch(clock, expired, socket=4.0)
+    watchdog.resume()
+    for now in (103, 106, 109):
+        clock.move_to(now)
+        watchdog.pause()
+        watchdog.feed(has_content=False)
+        watchdog.resume()
+    clock.move_to(110)
+    assert [error.phase for error in expired] == ["first_token"]
+    assert expired[0].limit == 10.0
+
+
+def test_the_socket_limit_names_itself_and_the_phase_it_fell_in(clock: Clock, expired: list[EndpointTimeoutError]) -> None:
+    watchdog = watch(clock, expired, socket=3.0)
+    watchdog.resume()
+    clock.move_to(103)
+    assert [(error.phase, error.limit) for error in expired] == [("first_token", 3.0)]
+    assert "bytes of any kind" in str(expired[0])
+
+
+def test_time_without_a_waiter_does_not_count(clock: Clock, expired: list[EndpointTimeoutError]) -> None:
+    watchdog = watch(clock, expired)
+    watchdog.resume()
+    clock.move_to(104)
+    watchdog.pause()
+    clock.move_to(1000)
+    assert expired == []
+    watchdog.resume()
+    clock.move_to(1005.9)
+    assert expired == []
+    clock.move_to(1006)
+    assert len(expired) == 1
+
+
+def test_time_before_the_first_wait_does_not_count(clock: Clock, expired: list[EndpointTimeoutError]) -> None:
+    watchdog = watch(clock, expired)
+    clock.move_to(500)
+    watchdog.resume()
+    clock.move_to(509.9)
+    assert expired == []
+    clock.move_to(510)
+    assert len(expired) == 1
+
+
+def test_many_short_waits_add_up(clock: Clock, expired: list[EndpointTimeoutError]) -> None:
+    watchdog = watch(clock, expired)
+    for start in range(110, 310, 20):
+        clock.move_to(start)
+        watchdog.resume()
+        clock.move_to(start + 0.99)
+        watchdog.pause()
+    clock.move_to(400)
+    watchdog.resume()
+    clock.move_to(400.05)
+    assert expired == []
+    clock.move_to(400.2)
+    assert len(expired) == 1
+
+
+def test_a_thousand_reads_arm_few_timers(clock: Clock, expired: list[EndpointTimeoutError]) -> None:
+    watchdog = watch(clock, expired)
+    watchdog.resume()
+    for n in range(1000):
+        clock.move_to(100 + n * 0.01)
+        watchdog.pause()
+        watchdog.feed(has_content=True)
+        watchdog.resume()
+    assert clock.armed <= 6
+    assert expired == []
+    assert len(clock.pending()) == 1
+    clock.move_to(114.98)
+    assert expired == []
+    clock.move_to(115)
+    assert len(expired) == 1
+
+
+def test_nothing_is_expected_while_suspended(clock: Clock, expired: list[EndpointTimeoutError]) -> None:
+    watchdog = watch(clock, expired)
+    watchdog.resume()
+    clock.move_to(105)
+    watchdog.suspend()
+    clock.move_to(200)
+    assert expired == []
+    watchdog.restart()
+    clock.move_to(209.9)
+    assert expired == []
+    clock.move_to(210)
+    assert len(expired) == 1
+
+
+def test_a_restart_goes_back_to_the_first_token(clock: Clock, expired: list[EndpointTimeoutError]) -> None:
+    watchdog = watch(clock, expired)
+    watchdog.resume()
+    watchdog.pause()
+    watchdog.feed(has_content=True)
+    watchdog.restart()
+    watchdog.resume()
+    clock.move_to(109)
+    assert expired == []
+    clock.move_to(110)
+    assert expired[0].phase == "first_token"
+
+
+def test_a_restart_while_nobody_waits_counts_from_the_next_wait(clock: Clock, expired: list[EndpointTimeoutError]) -> None:
+    watchdog = watch(clock, expired)
+    clock.move_to(200)
+    watchdog.restart()
+    clock.move_to(300)
+    watchdog.resume()
+    clock.move_to(309)
+    assert expired == []
+    clock.move_to(310)
+    assert len(expired) == 1
+
+
+def test_a_complete_answer_waits_shortly_for_its_formal_end(clock: Clock, expired: list[EndpointTimeoutError]) -> None:
+    watchdog = watch(clock, expired)
+    watchdog.resume()
+    watchdog.pause()
+    watchdog.feed(has_content=True)
+    watchdog.expect_end(2.0)
+    watchdog.resume()
+    clock.move_to(102)
+    assert len(expired) == 1
+
+
+def test_stopped_is_stopped(clock: Clock, expired: list[EndpointTimeoutError]) -> None:
+    watchdog = watch(clock, expired)
+    watchdog.resume()
+    watchdog.stop()
+    watchdog.stop()
+    watchdog.pause()
+    watchdog.resume()
+    clock.move_to(1000)
+    assert expired == []
+    assert clock.pending() == []
+
+
+def test_no_limits_arm_no_timer(clock: Clock, expired: list[EndpointTimeoutError]) -> None:
+    watchdog = watch(clock, expired, first_token=None, next_token=None, socket=None)
+    watchdog.resume()
+    watchdog.pause()
+    watchdog.feed(has_content=True)
+    watchdog.resume()
+    assert clock.armed == 0
+
+
+def test_a_timer_that_fires_early_is_armed_again(clock: Clock, expired: list[EndpointTimeoutError]) -> None:
+    """uvloop rounds timers to milliseconds and may fire up to one early."""
+    watch(clock, expired).resume()
+    timer = clock.timers.pop()
+    clock.now = 109.9995
+    timer.callback()
+    assert expired == []
+    clock.move_to(110)
+    assert len(expired) == 1
