@@ -209,6 +209,9 @@ class ChatStreamParser:
         if tokens:
             self.tokens += tokens
             self._seen.add(0)
+        if self.is_done and not self._seen:
+            self.is_done = False
+            self._fail(EndpointProtocolError(f"expected chunks with choices before [DONE], got {self.events} events without"))
         return chunks
 
     def _decode_cumulative(self, payload: bytes) -> ChatCompletionChunk:

@@ -152,8 +152,9 @@ def answer_slowly(body: bytes) -> SlowAnswer:
 
 
 def _read_choice(answer: SlowAnswer, choice: dict[str, Any]) -> None:
-    answer.choices.add(choice["index"])
-    if choice["index"] != 0:
+    index = choice.get("index", 0)
+    answer.choices.add(index)
+    if index != 0:
         return
     delta = choice.get("delta") or {"content": choice.get("text")}
     content = delta.get("content")

@@ -193,9 +193,10 @@ def test_an_event_of_many_lines_is_measured_as_a_whole() -> None:
 
 def test_an_event_that_never_ends_is_refused_while_it_grows() -> None:
     parser = SSEParser(limit_bytes=1000)
+    for _ in range(10):
+        assert parser.feed(b"data: " + b"x" * 94) == []
     with pytest.raises(EndpointProtocolError, match="expected an event of at most 1000 bytes"):
-        for _ in range(20):
-            parser.feed(b"data: " + b"x" * 94)
+        parser.feed(b"data: " + b"x" * 94)
 
 
 def test_events_before_a_failure_come_first_and_the_failure_with_the_next_call() -> None:
