@@ -1,0 +1,220 @@
+"""``streamco serve`` as a process: its first line, its settings, its end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamco.cli import serve
+from streamco.errors import EngineError
+from streamco.testing.engine import FakeEngine
+
+FAKE = """
+import argparse, sys
+from streamco.cli import serve
+from streamco.testing.engine import FakeEngine
+engine = FakeEngine("one two three", mode={mode!r}, token_s=0.05)
+serve._load = lambda args, path: engine
+parser = argparse.ArgumentParser()
+serve.add_arguments(parser)
+status = serve.run(parser.parse_args())
+print("closed" if engine.is_closed else "open", flush=True)
+sys.exit(status)
+"""
+REAL = """
+import argparse, sys
+from streamco.cli import serve
+parser = argparse.ArgumentParser()
+serve.add_arguments(parser)
+sys.exit(serve.run(parser.parse_args()))
+"""
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    path = tmp_path / "tiny.Q4.gguf"
+    path.touch()
+    return str(path)
+
+
+@contextmanager
+def process(code: str, *words: str, env: dict[str, str] | None = None, fds: Sequence[int] = ()) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(env or {})},
+        pass_fds=fds,
+    ) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def address_of(running: subprocess.Popen[str]) -> str:
+    assert running.stdout is not None
+    line = running.stdout.readline()
+    assert line.startswith("listening on http://127.0.0.1:"), line + (running.stderr.read() if running.stderr else "")
+    return line.removeprefix("listening on ").strip()
+
+
+def ask(address: str, **headers: str) -> dict[str, Any]:
+    body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}).encode()
+    request = urllib.request.Request(f"{address}/v1/chat/completions", body, {"Content-Type": "application/json", **headers})
+    with urllib.request.urlopen(request, timeout=30) as response:
+        return dict(json.load(response))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_says_where_it_listens_answers_and_ends_on_a_signal(model: str, number: int) -> None:
+    with process(FAKE.format(mode="instant"), "--model", model, "--port", "0") as running:
+        answer = ask(address_of(running))
+        assert answer["choices"][0]["message"]["content"] == "one two"
+        assert answer["model"] == "tiny.Q4"
+        running.send_signal(number)
+        rest, errors = running.communicate(timeout=30)
+    assert (running.returncode, rest, errors) == (0, "closed\n", "")
+
+
+def test_a_signal_ends_a_running_stream_with_an_error_its_reader_can_tell(model: str) -> None:
+    with process(FAKE.format(mode="manual"), "--model", model, "--port", "0", "--keepalive", "0.05") as running:
+        body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "stream": True}).encode()
+        request = urllib.request.Request(f"{address_of(running)}/v1/chat/completions", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=30) as response:
+            assert response.readline() == b": keep-alive\n"
+            running.terminate()
+            rest = response.read()
+        assert running.wait(timeout=30) == 0
+    assert b'"code":"shutdown"' in rest
+    assert b"[DONE]" not in rest
+
+
+def test_a_ready_descriptor_gets_the_address_and_is_closed(model: str) -> None:
+    reading, writing = os.pipe()
+    with process(FAKE.format(mode="instant"), "--model", model, "--port", "0", "--ready-fd", str(writing), fds=[writing]) as running:
+        os.close(writing)
+        with os.fdopen(reading) as ready:
+            address = ready.read()
+        assert address == address_of(running) + "\n"
+
+
+def test_the_key_comes_from_the_environment_and_is_not_shown(model: str) -> None:
+    with process(FAKE.format(mode="instant"), "--model", model, "--port", "0", env={serve.KEY_VARIABLE: "sk-secret"}) as running:
+        address = address_of(running)
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            ask(address)
+        assert ask(address, Authorization="Bearer sk-secret")["object"] == "chat.completion"
+        running.terminate()
+        assert "sk-secret" not in "".join(running.communicate(timeout=30))
+
+
+def test_an_option_goes_before_the_environment(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(serve.KEY_VARIABLE, "from-the-environment")
+    assert serve._options(parse("--api-key", "given"), Path(model)).api_key == "given"
+    assert serve._options(parse(), Path(model)).api_key == "from-the-environment"
+    monkeypatch.setenv(serve.KEY_VARIABLE, "")
+    assert serve._options(parse(), Path(model)).api_key is None
+
+
+def test_options_reach_the_server(model: str) -> None:
+    words = "--port 0 --max-body 100 --max-prompt-tokens 5 --max-tokens 6 --max-streams 7 --keepalive 3 --latency-seed 9 --model-name mine"
+    options = serve._options(parse(*words.split(), "--latency", "openai-gpt-4-0125-preview"), Path(model))
+    assert (options.max_body_bytes, options.max_prompt_tokens, options.max_tokens, options.max_streams) == (100, 5, 6, 7)
+    assert (options.keepalive, options.latency_seed, options.model) == (3.0, 9, "mine")
+    assert options.latency is not None
+    assert options.latency.name == "openai-gpt-4-0125-preview"
+
+
+def test_settings_reach_the_engine(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+
+    def load(path: Path, options: Any, *, step_time: Any = None) -> FakeEngine:
+        seen.update(path=path, options=options, step_time=step_time)
+        return FakeEngine()
+
+    monkeypatch.setattr("streamco.engines.llama.LlamaEngine", load)
+    words = "--context 300 --sequences 3 --threads 1 --exact --prefill-chunk 64 --step-times llama2-70b-a100x4"
+    serve._load(parse(*words.split()), Path(model))
+    options = seen["options"]
+    assert (options.context_tokens, options.max_sequences, options.threads, options.exact, options.prefill_chunk) == (300, 3, 1, True, 64)
+    assert seen["step_time"].name == "llama2-70b-a100x4"
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "text"),
+    [
+        (["--host", "0.0.0.0"], 2, "expected a loopback address"),
+        (["--latency", "gpt-9"], 2, "got 'gpt-9'"),
+        (["--max-streams", "0"], 2, "max_streams: expected at least 1"),
+    ],
+)
+def test_settings_that_cannot_be_are_said_in_one_line(
+    words: list[str], status: int, text: str, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert serve.run(parse("--model", model, *words)) == status
+    errors = capsys.readouterr().err
+    assert text in errors
+    assert errors.count("\n") == 1
+
+
+def test_a_missing_model_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve.run(parse("--model", "/nowhere/model.gguf")) == 1
+    assert capsys.readouterr().err == "streamco serve: model: expected a GGUF file, got none at /nowhere/model.gguf\n"
+
+
+def test_a_model_that_cannot_be_loaded_is_said_in_one_line(
+    model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_args: object, _path: object) -> None:
+        raise EngineError("model: expected a GGUF file, got an empty one")
+
+    monkeypatch.setattr(serve, "_load", fail)
+    assert serve.run(parse("--model", model)) == 1
+    assert "got an empty one" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_said_in_one_line_and_the_engine_is_closed(model: str) -> None:
+    with process(FAKE.format(mode="instant"), "--model", model, "--port", "0") as first:
+        port = address_of(first).rpartition(":")[2]
+        with process(FAKE.format(mode="instant"), "--model", model, "--port", port) as second:
+            out, errors = second.communicate(timeout=30)
+    assert second.returncode == 1
+    assert out == "closed\n"
+    assert errors.startswith(f"streamco serve: 127.0.0.1:{port}: ")
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["--latency", "list"], ["--step-times", "list"]])
+def test_profiles_are_listed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve.run(parse(*words)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "--latency openai-gpt-4-0125-preview" in lines
+    assert "--step-times llama2-70b-a100x4" in lines
+
+
+@pytest.mark.model
+def test_the_packaged_model_is_served_without_any_setting_but_the_port() -> None:
+    with process(REAL, "--port", "0", "--threads", "1", "--context", "256", "--sequences", "1") as running:
+        answer = ask(address_of(running))
+        assert answer["usage"]["completion_tokens"] == 2
+        running.terminate()
+        assert running.wait(timeout=30) == 0

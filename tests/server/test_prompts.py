@@ -1,0 +1,135 @@
+"""Prompts as tokens, within the server's limits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from streamco.errors import EngineError
+from streamco.server.options import ServeOptions
+from streamco.server.prompts import build_generation, prompt_ids
+from streamco.server.refusals import RequestError
+from streamco.server.requests import ChatRequest, CompletionRequest, parse
+from streamco.testing.engine import FakeEngine
+
+CONTEXT = 20
+
+
+class BosEngine(FakeEngine):
+    """A model that wants a begin token."""
+
+    begin = 7
+
+    def tokenize(self, text: str, *, special: bool = False, bos: bool = False) -> list[int]:
+        return ([self.begin] if bos else []) + super().tokenize(text, special=special)
+
+
+class RefusingEngine(FakeEngine):
+    def apply_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        raise EngineError("chat template: expected alternating roles")
+
+
+class StrippingEngine(FakeEngine):
+    def apply_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        return "".join(f"<{message['content'].strip()}>" for message in messages)
+
+
+def text(prompt: Any, **fields: Any) -> CompletionRequest:
+    return parse(json.dumps({"prompt": prompt, **fields}).encode(), CompletionRequest)
+
+
+def chat(*contents: str, **fields: Any) -> ChatRequest:
+    messages = [{"role": "user" if number % 2 == 0 else "assistant", "content": content} for number, content in enumerate(contents)]
+    return parse(json.dumps({"messages": messages, **fields}).encode(), ChatRequest)
+
+
+def shown(engine: FakeEngine, request: ChatRequest | CompletionRequest) -> str:
+    return engine.detokenize(prompt_ids(engine, request)).decode()
+
+
+async def limit(request: ChatRequest | CompletionRequest, **options: Any) -> int | None:
+    generation = await build_generation(FakeEngine(context_tokens=CONTEXT), request, ServeOptions(**options), 10)
+    return generation.sampling.max_tokens
+
+
+def test_messages_go_through_the_chat_template() -> None:
+    assert shown(FakeEngine(), chat("Hello")) == "user: Hello\nassistant:"
+
+
+def test_without_a_generation_prompt_the_answer_is_not_opened() -> None:
+    assert shown(FakeEngine(), chat("Hello", add_generation_prompt=False)).strip() == "user: Hello"
+
+
+def test_a_final_message_can_be_continued() -> None:
+    assert shown(FakeEngine(), chat("Say it", "It begins", continue_final_message=True)) == "user: Say it\nassistant: It begins"
+
+
+def test_a_final_message_is_continued_though_the_template_strips_it() -> None:
+    assert shown(StrippingEngine(), chat("Say it", " It begins ", continue_final_message=True)) == "<Say it><It begins"
+
+
+def test_text_and_ids_are_the_same_prompt() -> None:
+    engine = FakeEngine()
+    ids = engine.tokenize("Hello there")
+    assert prompt_ids(engine, text("Hello there")) == prompt_ids(engine, text(ids)) == ids
+
+
+def test_a_begin_token_comes_first_and_once() -> None:
+    engine = BosEngine()
+    ids = FakeEngine().tokenize("Hello there")
+    assert prompt_ids(engine, text("Hello there")) == [7, *ids]
+    assert prompt_ids(engine, chat("Hello"))[0] == 7
+    engine.begin = ids[0]
+    assert prompt_ids(engine, text("Hello there")) == ids
+    assert prompt_ids(engine, text([5, 6])) == [5, 6]
+
+
+@pytest.mark.parametrize("prompt", ["", [[]], [-1, 5], [5, 1 << 16]])
+def test_no_tokens_and_foreign_ids_are_refused(prompt: Any) -> None:
+    with pytest.raises(RequestError, match="prompt") as caught:
+        prompt_ids(FakeEngine(), text(prompt))
+    assert caught.value.status == 400
+
+
+def test_messages_the_template_refuses_are_the_clients_fault() -> None:
+    with pytest.raises(RequestError, match="alternating roles") as caught:
+        prompt_ids(RefusingEngine(), chat("Hello"))
+    assert caught.value.status == 400
+
+
+async def test_a_long_body_is_tokenised_off_the_loop() -> None:
+    generation = await build_generation(FakeEngine(), text("Hello there"), ServeOptions(), 1 << 20)
+    assert len(generation.prompt_ids) == 2
+
+
+async def test_the_answer_is_limited_by_request_server_and_context_whichever_is_least() -> None:
+    assert await limit(text("one two", max_tokens=5)) == 5
+    assert await limit(text("one two", max_tokens=500)) == CONTEXT - 2
+    assert await limit(text("one two")) == CONTEXT - 2
+    assert await limit(text("one two"), max_tokens=7) == 7
+    assert await limit(chat("one", max_completion_tokens=3, max_tokens=9), max_tokens=7) == 3
+
+
+async def test_more_than_the_servers_limit_is_refused_by_the_name_the_client_used() -> None:
+    with pytest.raises(RequestError, match="max_completion_tokens: expected at most 7, got 8"):
+        await limit(chat("one", max_completion_tokens=8), max_tokens=7)
+
+
+@pytest.mark.parametrize(("words", "options"), [(CONTEXT, {}), (6, {"max_prompt_tokens": 5})])
+async def test_a_prompt_that_is_too_long_is_refused_with_openais_code(words: int, options: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as caught:
+        await limit(text(" ".join(["word"] * words)), **options)
+    assert (caught.value.status, caught.value.code, caught.value.param) == (400, "context_length_exceeded", "prompt")
+
+
+async def test_log_probabilities_ask_the_engine_for_enough_to_find_the_drawn_token() -> None:
+    for request, top in ((text("a"), 0), (text("a", logprobs=0), 20), (chat("a", logprobs=True, top_logprobs=2), 20), (chat("a"), 0)):
+        assert (await build_generation(FakeEngine(), request, ServeOptions(), 10)).top == top
+
+
+async def test_ignoring_the_end_token_is_passed_on() -> None:
+    assert (await build_generation(FakeEngine(), text("a", ignore_eos=True), ServeOptions(), 10)).ignore_eos
+    assert not (await build_generation(FakeEngine(), text("a"), ServeOptions(), 10)).ignore_eos
