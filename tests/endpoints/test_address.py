@@ -1,0 +1,158 @@
+"""Where a request goes and which key goes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from streamco.endpoints.address import Address, find_address
+from streamco.endpoints.providers import PROVIDERS, find_provider
+from streamco.errors import ConfigError
+
+KEYS = {
+    "OPENAI_API_KEY": "sk-openai",
+    "DEEPSEEK_API_KEY": "sk-deepseek",
+    "OPENROUTER_API_KEY": "sk-openrouter",
+    "AZURE_OPENAI_API_KEY": "azure-key",
+}
+
+
+def find(
+    base_url: str | None = None, api_key: str | None = None, provider: str | None = None, environ: Mapping[str, str] = KEYS
+) -> tuple[Address, str | None]:
+    return find_address(base_url, api_key, provider, environ)
+
+
+def test_without_anything_it_is_openai_with_its_key() -> None:
+    address, key = find()
+    assert (address.base_url, address.provider.name, key) == ("https://api.openai.com/v1", "openai", "sk-openai")
+    assert address.url("/chat/completions") == "https://api.openai.com/v1/chat/completions"
+    assert address.label == "openai"
+
+
+def test_the_environment_names_another_url() -> None:
+    address, key = find(environ={**KEYS, "OPENAI_BASE_URL": "http://127.0.0.1:8000/v1/"})
+    assert (address.base_url, address.provider.name, key) == ("http://127.0.0.1:8000/v1", "generic", "sk-openai")
+
+
+def test_a_provider_by_name_has_its_url_and_its_own_key() -> None:
+    address, key = find(provider="deepseek")
+    assert (address.base_url, key) == ("https://api.deepseek.com/v1", "sk-deepseek")
+
+
+def test_a_provider_is_known_by_its_host_and_gets_its_own_key() -> None:
+    address, key = find("https://openrouter.ai/api/v1")
+    assert (address.provider.name, key) == ("openrouter", "sk-openrouter")
+
+
+def test_an_argument_goes_before_the_environment() -> None:
+    assert find("https://api.deepseek.com", "sk-mine")[1] == "sk-mine"
+
+
+def test_a_known_provider_never_gets_the_key_of_another() -> None:
+    with pytest.raises(ConfigError, match=r"expected a key for api\.mistral\.ai, got none; set MISTRAL_API_KEY"):
+        find("https://api.mistral.ai/v1")
+
+
+@pytest.mark.parametrize("provider", [provider for provider in PROVIDERS if provider.base_url], ids=lambda provider: provider.name)
+def test_a_missing_key_names_the_variable(provider: object) -> None:
+    assert isinstance(provider, type(PROVIDERS[0]))
+    with pytest.raises(ConfigError, match=f"set {provider.key_variable} or pass api_key"):
+        find(provider=provider.name, environ={})
+    assert find(provider=provider.name, environ={provider.key_variable: "k"})[1] == "k"
+
+
+def test_an_unknown_remote_server_gets_openais_key_and_needs_one() -> None:
+    assert find("https://llm.example.com/v1")[1] == "sk-openai"
+    with pytest.raises(ConfigError, match=r"expected a key for llm\.example\.com, got none; set OPENAI_API_KEY"):
+        find("https://llm.example.com/v1", environ={})
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8080/v1", "http://localhost:8080/v1", "http://[::1]:8080/v1", "http://a.localhost/v1"])
+def test_a_loopback_server_needs_no_key_and_gets_none_unasked(url: str) -> None:
+    assert find(url)[1] is None
+    assert find(url, environ={})[1] is None
+    assert find(url, "local")[1] == "local"
+
+
+def test_an_empty_key_means_no_key() -> None:
+    assert find("http://192.168.1.5:8000/v1", "")[1] is None
+
+
+@pytest.mark.parametrize("key", ["sk-\u00e9", "sk-a\nb", " sk-a", "sk-a\r\n", "sk-a "])
+def test_a_malformed_key_is_refused_without_being_shown(key: str) -> None:
+    with pytest.raises(ConfigError) as info:
+        find(api_key=key)
+    assert "printable ASCII" in str(info.value)
+    assert key.strip() not in str(info.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["api.openai.com/v1", "ftp://x/v1", "https://", "https://x:99999/v1", "https://x:a/v1", "/v1", "http://:80"]
+)
+def test_a_malformed_url_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="base_url: expected"):
+        find(url, "k")
+
+
+def test_credentials_in_the_url_are_refused_and_not_shown() -> None:
+    for url in ("https://user:pass@host.example/v1", "ftp://user:pass@host.example/v1"):
+        with pytest.raises(ConfigError) as info:
+            find(url, "k")
+        assert "pass@" not in str(info.value)
+
+
+def test_v1_is_added_where_everybody_has_it_and_nowhere_else() -> None:
+    assert find("http://127.0.0.1:8080")[0].base_url == "http://127.0.0.1:8080/v1"
+    assert find("http://127.0.0.1:8080/")[0].base_url == "http://127.0.0.1:8080/v1"
+    assert find("http://127.0.0.1:8080/api")[0].base_url == "http://127.0.0.1:8080/api"
+    assert find("https://api.perplexity.ai", "k")[0].url("/chat/completions") == "https://api.perplexity.ai/chat/completions"
+    assert find("https://api.deepseek.com")[0].base_url == "https://api.deepseek.com"
+
+
+def test_azure_names_deployment_and_version_in_the_url() -> None:
+    address, key = find("https://my.openai.azure.com/")
+    assert (address.provider.name, key) == ("azure", "azure-key")
+    assert address.url("/chat/completions", model="gpt4o-prod") == (
+        "https://my.openai.azure.com/openai/deployments/gpt4o-prod/chat/completions?api-version=2024-10-21"
+    )
+
+
+def test_azure_takes_endpoint_and_version_from_the_environment() -> None:
+    environ = {**KEYS, "AZURE_OPENAI_ENDPOINT": "https://my.openai.azure.com", "OPENAI_API_VERSION": "2025-01-01-preview"}
+    address, _ = find(provider="azure", environ=environ)
+    assert address.url("/completions", model="d").endswith("/openai/deployments/d/completions?api-version=2025-01-01-preview")
+
+
+def test_azure_urls_that_say_more_are_kept() -> None:
+    full = find("https://my.openai.azure.com/openai/deployments/mine?api-version=2024-12-01-preview")[0]
+    assert full.url("/chat/completions", model="m") == (
+        "https://my.openai.azure.com/openai/deployments/mine/chat/completions?api-version=2024-12-01-preview"
+    )
+    newer = find("https://my.openai.azure.com/openai/v1/")[0]
+    assert newer.url("/chat/completions", model="m") == "https://my.openai.azure.com/openai/v1/chat/completions"
+
+
+def test_azure_without_an_endpoint_names_the_variable() -> None:
+    with pytest.raises(ConfigError, match="set AZURE_OPENAI_ENDPOINT or pass base_url"):
+        find(provider="azure")
+
+
+def test_a_local_provider_without_a_url_says_so() -> None:
+    with pytest.raises(ConfigError, match="expected the server's URL for provider 'vllm', got none"):
+        find(provider="vllm")
+
+
+def test_a_query_is_kept() -> None:
+    assert find("https://llm.example.com/v1?team=a")[0].url("/models") == "https://llm.example.com/v1/models?team=a"
+
+
+def test_root_urls_lie_beside_the_api() -> None:
+    assert find("http://127.0.0.1:8080/v1")[0].root_url("/props") == "http://127.0.0.1:8080/props"
+    assert find("http://127.0.0.1:8080/base/v1")[0].root_url("/props") == "http://127.0.0.1:8080/base/props"
+
+
+def test_a_label_tells_unknown_servers_apart() -> None:
+    assert find("http://127.0.0.1:8080/v1")[0].label == "127.0.0.1:8080"
+    assert Address(find_provider("vllm"), "http://127.0.0.1:8080/v1").label == "vllm"
