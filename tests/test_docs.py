@@ -1,0 +1,66 @@
+"""The documentation names things that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import streamco
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "bench").glob("*.md"))]
+
+
+def resolve(dotted: str) -> object:
+    """The object behind a dotted name; the longest importable part is the module."""
+    parts = dotted.split(".")
+    for size in range(len(parts), 0, -1):
+        try:
+            found: object = import_module(".".join(parts[:size]))
+        except ModuleNotFoundError:
+            continue
+        for name in parts[size:]:
+            found = getattr(found, name)
+        return found
+    raise ModuleNotFoundError(dotted)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith(("http://", "https://")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_dotted_name_and_file_exists(page: Path) -> None:
+    text = page.read_text()
+    for name in re.findall(r"`(streamco(?:\.[A-Za-z_]\w*)+)`", text):
+        resolve(name)
+    for path in re.findall(r"`((?:streamco|tests|bench|examples|docs)/[\w/.]+\.(?:py|md|pyx))`", text):
+        assert (ROOT / path).exists(), f"{page.name} names {path}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_python_block_parses_and_uses_public_names(page: Path) -> None:
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
+        source = re.sub(r"=\[\.\.\.\]", "=[]", block)
+        tree = ast.parse(f"async def main():\n    client = None\n{indent(source)}")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "streamco":
+                assert hasattr(streamco, node.attr), f"{page.name} uses streamco.{node.attr}"
+
+
+def indent(source: str) -> str:
+    return "".join(f"    {line}" for line in source.splitlines(keepends=True))
+
+
+def test_every_paper_names_functions_that_exist() -> None:
+    names = re.findall(r"`(streamco\.[\w.]+)`", (ROOT / "docs" / "papers.md").read_text())
+    assert len(names) > 15
+    for name in names:
+        assert resolve(name) is not None
