@@ -22,7 +22,17 @@ __all__ = [
     "parse_policy",
 ]
 
-POLICIES = ("auto", "device-constrained", "server-constrained", "optimal", "stochastic", "both", "device-only", "server-only")
+POLICIES = (
+    "auto",
+    "device-constrained",
+    "server-constrained",
+    "optimal",
+    "stochastic",
+    "both",
+    "proportional-wait",
+    "device-only",
+    "server-only",
+)
 
 
 class Command(Struct, frozen=True):
@@ -51,7 +61,7 @@ COMMANDS = (
     Command("report", "", "show the whole report of the last answer"),
     Command("pace", "[N|reading|listening|off]", "show or set how fast text appears, in tokens per second"),
     Command("budget", "[0..1]", "show or set the share of prompt tokens the constrained side may process"),
-    Command("policy", "[NAME]", "show or set who answers: " + ", ".join(POLICIES)),
+    Command("policy", "[NAME]", "show or set the rule for who starts when"),
     Command("save", "FILE", "write the conversation to a Markdown file"),
     Command("quit", "", "leave (so does Ctrl-D)"),
 )

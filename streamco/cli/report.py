@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 
 from msgspec import Struct
 
@@ -30,10 +31,9 @@ def format_usd(dollars: float | None) -> str:
     """A cost for people: two digits that mean something, however small it is; "unknown" for none."""
     if dollars is None:
         return "unknown"
-    if dollars == 0 or dollars >= 0.01:
-        return f"${dollars:.4f}".rstrip("0").rstrip(".") if dollars else "$0"
-    places = next(places for places in range(3, 15) if dollars >= 10**-places or places == 14)
-    return f"${dollars:.{places + 1}f}"
+    if dollars >= 0.01:
+        return f"${dollars:.4f}".rstrip("0").rstrip(".")
+    return f"${Decimal(f'{dollars:.1e}'):f}".rstrip("0").rstrip(".") if dollars else "$0"
 
 
 def format_joules(joules: float | None) -> str:
@@ -45,14 +45,17 @@ def _share(share: float | None) -> str:
     return "-" if share is None else f"{share:.1%}"
 
 
-def summary(report: Report, *, is_stopped: bool = False) -> str:
-    """The answer in one line."""
+def summary(report: Report, *, ending: str = "") -> str:
+    """The answer in one line. ``ending``: stopped | failed, "" when it is whole."""
     parts = [f"{report.winner or 'nobody'} answered", f"first token {format_seconds(report.ttft)}"]
     if report.tokens_per_second is not None:
         parts.append(f"{report.tokens_per_second:.1f} tokens/s")
-    parts += [f"{report.tokens} tokens", format_usd(report.cost_usd) if report.cost_usd is not None else "cost unknown"]
-    if is_stopped:
-        parts.append("stopped")
+    parts += [
+        f"{report.tokens} token{'s' if report.tokens != 1 else ''}",
+        format_usd(report.cost_usd) if report.cost_usd is not None else "cost unknown",
+    ]
+    if ending:
+        parts.append(ending)
     return " · ".join(parts)
 
 
@@ -100,7 +103,7 @@ def _start(wait: float | None) -> str:
 
 
 def _endpoint_section(endpoints: Sequence[EndpointReport]) -> Section:
-    heads = ("endpoint", "outcome", "opened at", "first token", "prompt", "made", "cost", "energy")
+    heads = ("endpoint", "outcome", "started", "TTFT", "prompt", "made", "cost", "energy")
     rows: list[tuple[str, ...]] = []
     for part in endpoints:
         about = "~" if part.is_estimated else ""

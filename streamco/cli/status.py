@@ -55,7 +55,7 @@ class Progress:
         parts = [f"{self._spin(now)} {self._makers()}", f"first token {first}"]
         if self.rate is not None:
             parts.append(f"{self.rate:.1f} tokens/s")
-        parts.append(f"{self.tokens} tokens")
+        parts.append(f"{self.tokens} token{'s' if self.tokens != 1 else ''}")
         if cost:
             parts.append(cost)
         return " · ".join([*parts, "Ctrl-C stops"])

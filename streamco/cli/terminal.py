@@ -124,17 +124,27 @@ class TerminalView:
 
     # What the chat says
 
+    def welcome(self, who: Mapping[str, str]) -> None:
+        """The legend of the tints, and the keys one has to know."""
+        self.console.print()
+        for name, what in who.items():
+            tint = self._theme.tint(self._kinds.get(name, "")) or self._theme.title
+            self.console.print(Text.assemble((f"■ {name}", tint), (f"  {what}", self._theme.quiet)))
+        self.console.print(Text("/help lists commands · Alt-Enter: new line · Ctrl-C stops an answer · Ctrl-D leaves", self._theme.quiet))
+        self.console.print()
+
     def feed(self, token: Token) -> None:
         """Take a token; the drawing task shows it."""
         self._progress.record(token.source, now=self._clock())
         self._done += self._renderer.feed(token.text, self._kinds.get(token.source, ""), token.kind)
         self._changed.set()
 
-    def end(self, report: Report | None, *, is_stopped: bool = False) -> None:
+    def end(self, report: Report | None, *, ending: str = "") -> None:
         """Sum up under the answer."""
+        self.console.print()
         if report is not None:
+            self.console.print(self._tinted(summary(report, ending=ending)))
             self.console.print()
-            self.console.print(self._tinted(summary(report, is_stopped=is_stopped)))
 
     def note(self, text: str) -> None:
         """Print quietly."""
@@ -150,11 +160,14 @@ class TerminalView:
             self.console.print()
             self.console.print(Text(section.title, style=self._theme.title))
             self.console.print(self._table(section))
+        self.console.print()
 
     def _table(self, section: Section) -> Table:
-        table = Table(box=None, show_header=bool(section.heads), header_style=self._theme.quiet, padding=(0, 2, 0, 2))
+        table = Table(box=None, show_header=bool(section.heads), header_style=self._theme.quiet, padding=(0, 1))
         for head in section.heads or ("", ""):
             table.add_column(head, overflow="fold")
         for row in section.rows:
-            table.add_row(*(self._tinted(cell) if index == 0 else Text(cell) for index, cell in enumerate(row)))
+            kind = self._kinds.get(row[0], "")
+            style = self._theme.tint(kind) if kind else self._theme.quiet
+            table.add_row(*(Text(cell, style if index == 0 else "") for index, cell in enumerate(row)))
         return table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol, TextIO
 
@@ -17,6 +17,10 @@ __all__ = ["PlainView", "View"]
 class View(Protocol):
     """What the chat shows things on."""
 
+    def welcome(self, who: Mapping[str, str]) -> None:
+        """Begin a conversation. ``who``: what each endpoint is, by its name."""
+        ...
+
     def answering(self, report: Callable[[], Report | None]) -> AbstractAsyncContextManager[None]:
         """While an answer is on its way: shows that something happens. ``report``: its figures so far."""
         ...
@@ -25,8 +29,8 @@ class View(Protocol):
         """Show a token."""
         ...
 
-    def end(self, report: Report | None, *, is_stopped: bool = False) -> None:
-        """The answer is over: show what it was like."""
+    def end(self, report: Report | None, *, ending: str = "") -> None:
+        """The answer is over: show what it was like. ``ending``: stopped | failed, "" when it is whole."""
         ...
 
     def note(self, text: str) -> None:
@@ -51,6 +55,9 @@ class PlainView:
         self._is_silent = is_silent  # collect, but print no answer text
         self._at_line_start = True
 
+    def welcome(self, who: Mapping[str, str]) -> None:
+        """Nobody reads it."""
+
     @asynccontextmanager
     async def answering(self, report: Callable[[], Report | None]) -> AsyncIterator[None]:
         """Nothing to animate."""
@@ -63,11 +70,11 @@ class PlainView:
             self._out.flush()
             self._at_line_start = token.text.endswith("\n")
 
-    def end(self, report: Report | None, *, is_stopped: bool = False) -> None:
+    def end(self, report: Report | None, *, ending: str = "") -> None:
         """End the line, and sum up on ``err``."""
         self._end_line()
         if report is not None:
-            print(f"[{summary(report, is_stopped=is_stopped)}]", file=self._err, flush=True)
+            print(f"[{summary(report, ending=ending)}]", file=self._err, flush=True)
 
     def note(self, text: str) -> None:
         """Print on ``err``."""

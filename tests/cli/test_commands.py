@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +19,7 @@ from streamco.cli.commands import (
     parse_pace_text,
     parse_policy,
 )
+from streamco.core.learner import PolicyName
 from streamco.errors import ConfigError
 
 
@@ -103,6 +106,10 @@ def test_a_budget_is_a_share_or_a_percentage(text: str, share: float) -> None:
 def test_a_budget_beyond_a_share_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="budget: expected a share from 0 to 1"):
         parse_budget(text)
+
+
+def test_the_policies_on_offer_are_the_ones_there_are() -> None:
+    assert sorted(POLICIES) == sorted(get_args(PolicyName))
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -1,0 +1,108 @@
+"""``streamco chat``: talk to the model on this device and to a server at once."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import nullcontext
+from pathlib import Path
+
+from streamco.cli.options import (
+    add_answer_arguments,
+    add_look_arguments,
+    add_prompt_arguments,
+    api_key_of,
+    device_path_of,
+    option,
+    whole_number,
+)
+from streamco.cli.runtime import run_async, waiting
+from streamco.cli.talk import answer_prompt, converse, make_view
+from streamco.client.client import Client
+from streamco.endpoints.base import Endpoint
+from streamco.errors import ConfigError
+
+__all__ = ["add_arguments", "run"]
+
+DESCRIPTION = """\
+Each prompt goes to a small model on this machine and to a server; whichever has the first word answers, and the other is cancelled.
+On a terminal this is a conversation; with --prompt, or with prompts on stdin (a line each), the answers go to stdout as plain text.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``streamco chat``."""
+    parser.description = DESCRIPTION
+    group = parser.add_argument_group("who answers")
+    group.add_argument("--device", metavar="PATH", help="GGUF file of the model on this machine (the packaged one, where it is installed)")
+    group.add_argument("--no-device", action="store_true", help="the server alone")
+    group.add_argument("--threads", type=option(whole_number), default=1, metavar="N", help="threads of the device model (1)")
+    group.add_argument("--server", metavar="MODEL", help="name of a remote model, such as gpt-4o-mini")
+    group.add_argument("--base-url", metavar="URL", help="of any server that speaks the OpenAI API (OpenAI itself)")
+    group.add_argument("--api-key-env", metavar="VAR", help="environment variable that holds the server's key (OPENAI_API_KEY)")
+    add_answer_arguments(parser)
+    add_prompt_arguments(parser)
+    add_look_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Chat; the exit code is 0, or 1 when an endpoint failed, 130 after Ctrl-C.
+
+    Raises:
+        StreamcoError: it can't begin.
+    """
+    if args.json and args.prompt is None:
+        raise ConfigError("--json: expected --prompt TEXT beside it, got none")
+    return run_async(lambda: _chat(args))
+
+
+async def _chat(args: argparse.Namespace) -> int:
+    device, server = make_device(args), make_server(args)
+    kinds = {endpoint.name: endpoint.kind for endpoint in (device, server) if endpoint is not None}
+    view = make_view(args, kinds)
+    client = Client(device, server, budget=args.budget, policy=args.policy, seed=args.seed)
+    try:
+        async with waiting("loading the model") if device is not None else nullcontext():
+            await client.__aenter__()
+        if args.prompt is not None:
+            return await answer_prompt(client, args, view)
+        return await converse(client, args, view, {name: _describe(args, kind) for name, kind in kinds.items()})
+    finally:
+        await client.aclose()
+
+
+def _describe(args: argparse.Namespace, kind: str) -> str:
+    if kind == "server":
+        return f"the server's model {args.server}"
+    return f"the model on this machine: {Path(args.device).name if args.device else 'the packaged one'}"
+
+
+def make_device(args: argparse.Namespace) -> Endpoint | None:
+    """The device side as the options name it.
+
+    Raises:
+        ConfigError: it can't be used.
+    """
+    if args.no_device:
+        return None
+    path = device_path_of(args.device, has_server=args.server is not None)
+    if path is None:
+        return None
+    from streamco.endpoints.device import DeviceEndpoint
+    from streamco.engines.base import EngineOptions
+
+    return DeviceEndpoint(path, options=EngineOptions(threads=args.threads))
+
+
+def make_server(args: argparse.Namespace) -> Endpoint | None:
+    """The server side as the options name it.
+
+    Raises:
+        ConfigError: the key is not where it should be, or there is nobody at all.
+    """
+    if args.server is None:
+        if args.no_device:
+            raise ConfigError("--no-device: expected --server MODEL beside it, got none")
+        return None
+    from streamco.endpoints.openai import OpenAIEndpoint
+
+    return OpenAIEndpoint(args.server, base_url=args.base_url, api_key=api_key_of(args.api_key_env))

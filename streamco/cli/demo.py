@@ -1,0 +1,194 @@
+"""``streamco demo``: the whole thing on one machine, with no key and no download.
+
+The cloud is ``streamco serve`` in a process of its own, with the packaged model and the measured latency of a real server; the device is a
+smaller quantisation of the same model. Each has one thread, so that they share two cores as two machines would not have to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from msgspec import Struct
+
+from streamco.cli.answer import AnswerSettings, read_answer
+from streamco.cli.cloud import running_server
+from streamco.cli.options import add_answer_arguments, add_look_arguments, add_prompt_arguments
+from streamco.cli.report import format_seconds, format_usd
+from streamco.cli.runtime import run_async, waiting
+from streamco.cli.talk import answer_prompt, converse, is_interactive, make_view
+from streamco.cli.view import View
+from streamco.client.client import Client
+from streamco.client.dispatcher import DispatchOptions
+from streamco.core.report import EndpointReport, Report
+from streamco.endpoints.base import TokenPrices
+from streamco.errors import ConfigError
+
+__all__ = ["add_arguments", "run"]
+
+DESCRIPTION = """\
+A cloud and a device on this machine: a server with the measured latency of a real one, and a smaller copy of its model beside it.
+Two prompts show who answers when; on a terminal you can go on asking.
+"""
+CLOUD = "openai-gpt-3.5-turbo-0125"
+PRICES = TokenPrices(prompt=0.5e-6, completion=1.5e-6)  # OpenAI's list price of that model, US dollars per token
+DEVICE_KIND = "Q2_K"
+PACE = 12.0  # tokens/s: a brisk reader; fast enough not to bore, slow enough to see that nothing stutters
+MAX_TOKENS = 60
+PROMPT_LENGTHS = (30, 35, 40, 45, 50, 60, 80, 120, 200, 400)  # tokens, each as likely: what the plan expects before it has seen any
+
+
+class Scene(Struct, frozen=True):
+    """A prompt, and what it is there to show."""
+
+    title: str
+    prompt: str
+
+
+SCENES = (
+    Scene("a short prompt: the device starts at once and is sooner than the cloud", "What is the capital of France?"),
+    Scene(
+        "a long prompt: reading it would take the device too long, so it waits, and the cloud answers",
+        "Sum up this message in one sentence: Dear team, the move to the new building begins on Monday morning. Please pack your desk on"
+        " Friday afternoon, put a label with your name and your new room on every box, and leave your computer where it is: the technicians"
+        " will carry it over during the weekend. The parking lot behind the old building stays open until the end of the month. Keys are"
+        " handed out at the front desk from eight o'clock on. If something is missing on Monday, tell Maria in room 204.",
+    ),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``streamco demo``."""
+    parser.description = DESCRIPTION
+    parser.add_argument(
+        "--latency", default=CLOUD, metavar="PROFILE", help=f"whose times the cloud keeps to ({CLOUD}); list names them all"
+    )
+    add_answer_arguments(parser)
+    add_prompt_arguments(parser)
+    add_look_arguments(parser)
+    parser.set_defaults(policy="device-constrained", pace=PACE)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show it; the exit code is 0, or 1 when an endpoint failed, 130 after Ctrl-C.
+
+    Raises:
+        StreamcoError: it can't begin.
+    """
+    from streamco.server.packaged import packaged_names
+
+    if args.latency == "list":
+        print("\n".join(packaged_names("latency")))
+        return 0
+    if args.json and args.prompt is None:
+        raise ConfigError("--json: expected --prompt TEXT beside it, got none")
+    return run_async(lambda: _demo(args))
+
+
+async def _demo(args: argparse.Namespace) -> int:
+    view = make_view(args, {"device": "device", "cloud": "server"}, notes=sys.stdout if args.prompt is None else None)
+    async with _client(args) as client:
+        if args.prompt is not None:
+            return await answer_prompt(client, args, view)
+        view.note("\n".join(_cast(args)))
+        code = await _play(client, args, view)
+        if code == 0 and is_interactive(args):
+            view.note("now you: ask anything, /report tells all about an answer")
+            return await converse(client, args, view, {"device": "the small model", "cloud": "the server"})
+        return code
+
+
+def _cast(args: argparse.Namespace) -> list[str]:
+    return [
+        "",
+        "device  a small model on this machine: SmolLM2-135M as " + DEVICE_KIND + ", one thread",
+        f"cloud   streamco serve, on this machine too: the same model as Q4_1, one thread, as slow to answer as {args.latency} was measured",
+        f"policy  {args.policy}: the device may read {args.budget:.0%} of all prompt tokens, the cloud reads every prompt",
+        f"pace    text appears at {args.pace or 'any number of'} tokens a second, whoever made it",
+    ]
+
+
+@asynccontextmanager
+async def _client(args: argparse.Namespace) -> AsyncIterator[Client]:
+    """A client over the two, everything it needs started, and everything stopped at the end."""
+    from streamco.endpoints.device import DeviceEndpoint
+    from streamco.endpoints.openai import OpenAIEndpoint
+    from streamco.engines.base import EngineOptions
+    from streamco.engines.gguf import derived
+    from streamco.engines.packaged import packaged_model
+
+    options = ("--port", "0", "--threads", "1", "--latency", args.latency, "--latency-seed", str(args.seed or 0))
+    model = packaged_model()
+    async with AsyncExitStack() as stack:
+        async with waiting(f"deriving the device's model ({DEVICE_KIND})"):
+            small = await asyncio.to_thread(derived, model, DEVICE_KIND)
+        async with waiting("starting the cloud"):
+            url = await stack.enter_async_context(running_server("--model", str(model), *options))
+        device = DeviceEndpoint(small, options=EngineOptions(threads=1))
+        cloud = OpenAIEndpoint(model.stem, base_url=url, name="cloud", prices=PRICES)
+        client = Client(
+            device,
+            cloud,
+            budget=args.budget,
+            policy=args.policy,
+            profile=_prior(args.latency),
+            dispatch=DispatchOptions(explore=1.0),  # the loser runs to its first token, so that both times can be shown
+            seed=args.seed,
+        )
+        async with waiting("loading the device's model"):
+            await stack.enter_async_context(client)
+        yield client
+
+
+def _prior(latency: str) -> bytes:
+    """What a client would know after a while: the cloud's times to first token, and what prompts are like."""
+    from streamco.profiles import LengthDistribution, Profile, TTFTDistribution
+    from streamco.server.packaged import load_latency
+
+    times = TTFTDistribution.from_samples(load_latency(latency).ttft_s)
+    return Profile(name=latency, server_ttft=times, lengths=LengthDistribution.from_samples(PROMPT_LENGTHS)).to_json()
+
+
+async def _play(client: Client, args: argparse.Namespace, view: View) -> int:
+    """Answer the built-in prompts and say what happened."""
+    settings = AnswerSettings(pace=args.pace, max_tokens=args.max_tokens or MAX_TOKENS, temperature=args.temperature or 0.0, seed=args.seed)
+    for number, scene in enumerate(SCENES, 1):
+        view.note(f"\n{number}. {scene.title}\n> {scene.prompt}\n")
+        system = [{"role": "system", "content": args.system}] if args.system else []
+        answer = await read_answer(client, [*system, {"role": "user", "content": scene.prompt}], settings, view)
+        if answer.ending:
+            return answer.exit_code
+        if answer.report is not None:
+            view.note("\n".join(_explain(answer.report)))
+    return 0
+
+
+def _explain(report: Report) -> list[str]:
+    """What happened, in plain lines."""
+    lines = [_endpoint_line(part) for part in sorted(report.endpoints, key=lambda part: part.outcome != "won")]
+    if report.tokens_per_second:
+        quality = report.quality
+        lines.append(f"pacing: {report.tokens_per_second:.1f} tokens/s, {quality.stalls} stalls, {quality.delayed_tokens} late tokens")
+    lines.append(f"cost: {format_usd(report.cost_usd)}; the cloud alone would have cost {format_usd(_cloud_alone(report))}")
+    return [f"  {line}" for line in lines]
+
+
+def _endpoint_line(part: EndpointReport) -> str:
+    if part.opened is None:
+        return f"{part.name}: not asked, the other one was in time"
+    when = "at once" if part.opened < 0.005 else f"after {format_seconds(part.opened)}"
+    first = f"first token {format_seconds(part.ttft)} later" if part.ttft is not None else "stopped before its first token"
+    verb = {"won": "answered", "lost": "lost the race and was stopped", "failed": "failed"}[part.outcome]
+    return f"{part.name}: asked {when}, {first}; {verb}, {part.completion_tokens} tokens made"
+
+
+def _cloud_alone(report: Report) -> float | None:
+    """US dollars for the same answer from the cloud."""
+    prompts = [part.prompt_tokens for part in report.endpoints if part.kind == "server" and part.opened is not None]
+    prompt = prompts[0] if prompts else report.dispatch.prompt_tokens
+    if PRICES.prompt is None or PRICES.completion is None:
+        return None
+    return prompt * PRICES.prompt + report.tokens * PRICES.completion

@@ -1,0 +1,119 @@
+"""One prompt, the lines of a pipe, or a person at a terminal: what chat and demo do with a client that is ready."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TextIO
+
+from streamco.cli.answer import AnswerSettings, read_answer
+from streamco.cli.dialogue import Dialogue
+from streamco.cli.history import Conversation, state_path
+from streamco.cli.lines import lines_of
+from streamco.cli.view import PlainView, View
+from streamco.client.client import Client
+from streamco.errors import ConfigError
+
+__all__ = ["answer_prompt", "converse", "is_interactive", "make_view", "settings_of"]
+
+
+def is_interactive(args: argparse.Namespace) -> bool:
+    """Whether a person sits at both ends."""
+    return args.prompt is None and sys.stdin.isatty() and _is_live()
+
+
+def _is_live() -> bool:
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in {"dumb", ""}
+
+
+def settings_of(args: argparse.Namespace) -> AnswerSettings:
+    """What prompts are sent with."""
+    return AnswerSettings(pace=args.pace, max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
+
+
+def make_view(args: argparse.Namespace, kinds: Mapping[str, str], *, notes: TextIO | None = None) -> View:
+    """Live on a terminal, plain text elsewhere.
+
+    Args:
+        args: the command's options.
+        kinds: endpoint name to ``device`` or ``server``.
+        notes: where plain text other than the answers' goes (stderr).
+
+    Raises:
+        ConfigError: a person at a terminal, and no rich.
+    """
+    if args.json or not _is_live():
+        return PlainView(err=notes, is_silent=args.json)
+    try:
+        from streamco.cli.render import make_console
+        from streamco.cli.terminal import TerminalView
+        from streamco.cli.theme import pick_theme
+    except ImportError as error:
+        raise _missing(error) from error
+    theme = pick_theme(args.theme)
+    console = make_console(theme, color=not args.no_color)
+    return TerminalView(console, theme.fit(console.color_system), kinds)
+
+
+def _missing(error: ImportError) -> ConfigError:
+    return ConfigError(f"expected rich and prompt_toolkit for a chat on a terminal (pip install 'streamco[cli]'), got: {error}")
+
+
+async def answer_prompt(client: Client, args: argparse.Namespace, view: View) -> int:
+    """Answer ``--prompt``; the exit code tells how it went."""
+    conversation = Conversation(args.system)
+    conversation.ask(args.prompt)
+    answer = await read_answer(client, conversation.messages(), settings_of(args), view)
+    if args.json:
+        print(answer.to_json(), flush=True)
+    return answer.exit_code
+
+
+async def converse(client: Client, args: argparse.Namespace, view: View, who: Mapping[str, str]) -> int:
+    """Talk until the user leaves, or until the pipe ends; the exit code tells whether an answer of the pipe failed.
+
+    Args:
+        client: started.
+        args: the command's options.
+        view: where it appears.
+        who: what each endpoint is, by its name.
+    """
+    dialogue = Dialogue(client, view, Conversation(args.system), settings_of(args), budget=args.budget, policy=args.policy)
+    if is_interactive(args):
+        await _talk_to_person(dialogue, view, who)
+        return 0
+    async for line in lines_of():
+        if not await dialogue.handle(line):
+            break
+        if dialogue.was_stopped:
+            return 130
+    return 1 if dialogue.has_failed else 0
+
+
+async def _talk_to_person(dialogue: Dialogue, view: View, who: Mapping[str, str]) -> None:
+    try:
+        from streamco.cli.prompt import Editor
+    except ImportError as error:
+        raise _missing(error) from error
+    editor = Editor(_history_path(), lambda: dialogue.settings_line)
+    view.welcome(who)
+    while True:
+        try:
+            line = await editor.read()
+        except KeyboardInterrupt:
+            view.note("Ctrl-D or /quit leaves")
+            continue
+        except EOFError:
+            return
+        if line and not await dialogue.handle(line):
+            return
+
+
+def _history_path() -> Path | None:
+    try:
+        return state_path("history")
+    except OSError:  # no home to write to: prompts are remembered for this run
+        return None

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import pytest
+
+from streamco.cli.report import format_joules, format_seconds, format_usd, report_sections, sections_to_text, summary
+from streamco.core.meter import Quality
+from streamco.core.report import DispatchReport, EndpointReport, Report
+
+
+def make_report(**changes: object) -> Report:
+    fields: dict[str, object] = {
+        "winner": "device",
+        "ttft": 0.0384,
+        "duration": 2.5,
+        "tokens": 132,
+        "tokens_per_second": 48.06,
+        "finish_reason": "stop",
+        "dispatch": DispatchReport(
+            policy="device-constrained",
+            constraint="device",
+            device_wait=0.0,
+            server_wait=0.25,
+            reason="short prompt",
+            prompt_tokens=31,
+            budget=0.3,
+            budget_share=0.125,
+        ),
+        "endpoints": [
+            EndpointReport(
+                name="device",
+                kind="device",
+                outcome="won",
+                opened=0.0,
+                ttft=0.038,
+                prompt_tokens=31,
+                completion_tokens=132,
+                cost_usd=0.0,
+                energy_j=2.345,
+            ),
+            EndpointReport(
+                name="cloud",
+                kind="server",
+                outcome="lost",
+                opened=0.25,
+                prompt_tokens=30,
+                is_estimated=True,
+                cost_usd=0.0000045,
+                error="cut short",
+            ),
+        ],
+        "quality": Quality(tbt_p50=0.02, tbt_p99=0.11, delayed_tokens=3, stalls=1, score=0.987),
+        "cost_usd": 0.0000045,
+        "energy_j": 2.345,
+        "wasted_tokens": 7,
+    }
+    return Report(**(fields | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(None, "-"), (0.0, "0 ms"), (0.0384, "38 ms"), (0.9994, "999 ms"), (0.9996, "1.00 s"), (12.345, "12.35 s")]
+)
+def test_times_are_milliseconds_below_a_second(seconds: float | None, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("dollars", "text"),
+    [
+        (None, "unknown"),
+        (0.0, "$0"),
+        (1.5, "$1.5"),
+        (2.0, "$2"),
+        (0.0123, "$0.0123"),
+        (0.00234, "$0.0023"),
+        (0.0000045, "$0.0000045"),
+        (0.000012, "$0.000012"),
+        (1e-6 * 10, "$0.00001"),
+    ],
+)
+def test_costs_keep_two_digits_that_mean_something(dollars: float | None, text: str) -> None:
+    assert format_usd(dollars) == text
+
+
+@pytest.mark.parametrize(("joules", "text"), [(None, "-"), (0.0, "0 J"), (2.345, "2.3 J"), (123.4, "123 J")])
+def test_energy_is_rounded(joules: float | None, text: str) -> None:
+    assert format_joules(joules) == text
+
+
+def test_the_summary_is_one_line_with_who_how_soon_how_fast_and_how_much() -> None:
+    assert summary(make_report()) == "device answered · first token 38 ms · 48.1 tokens/s · 132 tokens · $0.0000045"
+
+
+def test_the_summary_of_a_stopped_answer_says_so() -> None:
+    assert summary(make_report(), ending="stopped").endswith(" · stopped")
+
+
+def test_the_summary_of_no_answer_at_all_is_honest() -> None:
+    report = make_report(winner=None, ttft=None, tokens=0, tokens_per_second=None, cost_usd=None)
+    assert summary(report) == "nobody answered · first token - · 0 tokens · cost unknown"
+
+
+def test_the_whole_report_is_told_in_three_tables() -> None:
+    text = sections_to_text(report_sections(make_report()))
+    lines = text.split("\n")
+    assert [line for line in lines if line and not line.startswith(" ")] == ["answer", "who starts when", "endpoints"]
+    for words in (
+        "answered by                              device",
+        "first token after                        38 ms",
+        "between tokens, median and p99           20 ms, 110 ms",
+        "delayed tokens, stalls                   3, 1",
+        "tokens nobody read                       7",
+        "why                           short prompt",
+        "device starts                 at once",
+        "server starts                 after 250 ms",
+        "its budget, its share so far  30.0%, 12.5%",
+        "device    won      0 ms     38 ms  31      132   $0          2.3 J",
+        "cloud     lost     250 ms   -      ~30     ~0    $0.0000045  -",
+        "cloud: cut short",
+    ):
+        assert f"  {words}" in lines, text
+
+
+def test_an_endpoint_that_waits_for_a_failure_is_told_as_such() -> None:
+    dispatch = DispatchReport(
+        policy="server-only",
+        constraint=None,
+        device_wait=None,
+        server_wait=0.0,
+        reason="server alone",
+        prompt_tokens=9,
+        budget=0.3,
+        budget_share=None,
+    )
+    text = sections_to_text(report_sections(make_report(dispatch=dispatch, endpoints=[])))
+    assert "device starts                 only if the other side fails" in text
+    assert "constrained side              none" in text
+    assert "its budget, its share so far  30.0%, -" in text
