@@ -1,0 +1,35 @@
+"""Every bench, one after the other: ``python -m bench [--quick] [--json] [name ...]``."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+BENCHES = ("stream", "wire", "handoff", "tokenpack", "topk", "pacing", "dispatch", "gate", "engine")
+
+
+def main() -> int:
+    """Run them in processes of their own; a failing one fails the whole, after the others have run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[*BENCHES, []], help="these benches (default: all)")
+    parser.add_argument("--quick", action="store_true", help="under 40 s each")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    args = parser.parse_args()
+    flags = [flag for flag in ("--quick", "--json") if getattr(args, flag[2:])]
+    failed = []
+    for name in args.names or BENCHES:
+        assert find_spec(f"bench.{name}") is not None, f"no bench {name}"
+        print(f"== {name}", file=sys.stderr)
+        done = subprocess.run([sys.executable, "-m", f"bench.{name}", *flags], cwd=Path(__file__).resolve().parents[1], check=False)
+        if done.returncode:
+            failed.append(name)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
