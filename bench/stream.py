@@ -11,17 +11,20 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from importlib.util import find_spec
+from typing import Any
 
 from bench.report import Row, add_arguments, emit, summarise
 
 Read = Callable[[str], Awaitable[int]]
 """Ask for a model's stream, read all of it, return the number of chunks with choices."""
 
-MESSAGES = [{"role": "user", "content": "Say something."}]
+MESSAGES: Any = [{"role": "user", "content": "Say something."}]
 
 
 @contextlib.contextmanager
@@ -66,7 +69,7 @@ async def open_openai(stack: contextlib.AsyncExitStack, port: int) -> Read:
             messages=MESSAGES,
             model=model,
             stream=True,
-            stream_options={"include_usage": True},  # type: ignore[arg-type]
+            stream_options={"include_usage": True},
         )
         async for chunk in stream:
             for choice in chunk.choices:
@@ -128,6 +131,7 @@ async def open_httpx_sse(stack: contextlib.AsyncExitStack, port: int) -> Read:
 
 
 async def open_litellm(stack: contextlib.AsyncExitStack, port: int) -> Read:
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise its import asks the network for prices
     import litellm
 
     litellm.suppress_debug_info = True
@@ -247,11 +251,9 @@ def main() -> None:
     args = parser.parse_args()
     contenders = {name: opener for name, opener in CONTENDERS.items() if not args.only or name in args.only}
     for name, module in (("litellm", "litellm"), ("httpx-sse + json", "httpx_sse")):
-        try:
-            __import__(module)
-        except ImportError:
-            if contenders.pop(name, None):
-                print(f"{name}: not installed, left out", file=sys.stderr)
+        if name in contenders and find_spec(module) is None:
+            del contenders[name]
+            print(f"{name}: not installed, left out", file=sys.stderr)
     with server() as port:
         rows = asyncio.run(run(contenders, port, quick=args.quick))
         samples: dict[str, list[float]] = {name: [] for name in contenders if name != "litellm"}

@@ -328,7 +328,8 @@ class SessionMachine:
                 if leg.state is LegState.WAITING:
                     leg.state = LegState.SPARED
             self.winner, self._winning, empty.has_won = empty.source, empty, True
-            self._deliver(empty.source, empty.held, 0, now)
+            if empty.held:
+                self._deliver(empty.source, empty.held, 0, now)
             self._complete(empty, now)
             return
         self._fail(self._combine_errors(list(legs)), now)
