@@ -19,6 +19,7 @@ from streamco.core.report import Report
 from streamco.core.session import SessionMachine, SessionPlan
 from streamco.endpoints.base import Endpoint, Message, Request
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointError, StreamClosed
+from streamco.profiles import Profile
 
 __all__ = ["Client"]
 
@@ -40,7 +41,7 @@ class Client:
         budget: share of all prompt tokens that the constrained side may process, 0 to 1 (DiSCo 4.1, b).
         policy: "auto", or a dispatch policy's name (docs/dispatch.md).
         pace: tokens per second at the reader, "reading" (4.8), "listening" (3.5), or None: as fast as they come.
-        profile: JSON of what an earlier client learned (``Client.profile()``); None: learn from nothing.
+        profile: what an earlier client learned (``Client.profile()``), or the file it was written to; None: learn from nothing.
         dispatch: everything else that steers dispatch.
         limits: bounds on what may be buffered.
         seed: makes the policies' dice reproducible.
@@ -57,14 +58,15 @@ class Client:
         budget: float = 0.3,
         policy: str = "auto",
         pace: Pace = None,
-        profile: bytes | str | None = None,
+        profile: bytes | Path | None = None,
         dispatch: DispatchOptions | None = None,
         limits: Limits | None = None,
         seed: int | None = None,
     ) -> None:
         self._shared = _Shared(_make_device(device), _make_servers(server))
         self._dispatch = dispatch or DispatchOptions()
-        self._dispatcher = Dispatcher(self._dispatch, budget=budget, policy=policy, profile=profile, seed=seed)
+        prior = None if profile is None else _read_profile(profile)
+        self._dispatcher = Dispatcher(self._dispatch, budget=budget, policy=policy, profile=prior, seed=seed)
         self._pace = parse_pace(pace)
         self._limits = limits or Limits()
         self._owner: Client | None = None
@@ -211,6 +213,15 @@ class _Shared:
         self.is_started = False
         await asyncio.gather(*(driver.aclose() for driver in list(self.active)))
         await asyncio.gather(*(endpoint.aclose() for endpoint in self.endpoints.values()))
+
+
+def _read_profile(setting: bytes | Path) -> Profile:
+    if isinstance(setting, bytes):
+        return Profile.from_json(setting)
+    try:
+        return Profile.from_json(setting.read_bytes(), where=str(setting))
+    except OSError as error:
+        raise ConfigError(f"profile: expected a file that can be read, got {error}") from error
 
 
 def _make_device(setting: DeviceSetting) -> Endpoint | None:

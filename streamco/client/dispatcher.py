@@ -122,11 +122,11 @@ class Dispatcher:
         options: beside the two that follow.
         budget: share of prompt tokens the constrained side may process, 0 to 1.
         policy: "auto" or a policy's name.
-        profile: JSON of an earlier client.
+        profile: what is known from before.
         seed: of the policies' dice; None: from the system.
 
     Raises:
-        ConfigError: a setting out of range, an unknown policy, a profile that can't be read.
+        ConfigError: a setting out of range, an unknown policy.
     """
 
     def __init__(
@@ -138,12 +138,11 @@ class Dispatcher:
         profile: bytes | str | Profile | None = None,
         seed: int | None = None,
     ) -> None:
-        prior = Profile.from_json(profile) if isinstance(profile, bytes | str) else profile
         self._options = options
         self._learner = Learner(
             budget,
             policy=policy,
-            prior=prior,
+            prior=profile,
             constrained=options.constrained,
             exchange_rate=options.exchange_rate,
             tail=options.tail,
