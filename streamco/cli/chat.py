@@ -16,7 +16,7 @@ from streamco.cli.options import (
     whole_number,
 )
 from streamco.cli.runtime import run_async, waiting
-from streamco.cli.talk import answer_prompt, converse, make_view
+from streamco.cli.talk import answer_prompt, converse, is_interactive, make_view
 from streamco.client.client import Client
 from streamco.endpoints.base import Endpoint
 from streamco.errors import ConfigError
@@ -65,7 +65,9 @@ async def _chat(args: argparse.Namespace) -> int:
             await client.__aenter__()
         if args.prompt is not None:
             return await answer_prompt(client, args, view)
-        return await converse(client, args, view, {name: _describe(args, kind) for name, kind in kinds.items()})
+        if is_interactive(args):
+            view.legend({name: _describe(args, kind) for name, kind in kinds.items()})
+        return await converse(client, args, view)
     finally:
         await client.aclose()
 

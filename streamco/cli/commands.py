@@ -16,6 +16,7 @@ __all__ = [
     "Command",
     "CommandError",
     "help_lines",
+    "pace_text",
     "parse_budget",
     "parse_line",
     "parse_pace_text",
@@ -128,6 +129,11 @@ def parse_pace_text(text: str) -> Pace:
     except ConfigError:
         raise ConfigError(f"pace: expected off, reading, listening or tokens per second above 0, got {text!r}") from None
     return pace
+
+
+def pace_text(pace: Pace) -> str:
+    """A pace for people."""
+    return "off" if pace is None else pace if isinstance(pace, str) else f"{pace:g} tokens/s"
 
 
 def parse_budget(text: str) -> float:

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from streamco.cli.answer import AnswerSettings, read_answer
 from streamco.cli.cloud import running_server
+from streamco.cli.commands import pace_text
 from streamco.cli.options import add_answer_arguments, add_look_arguments, add_prompt_arguments
 from streamco.cli.report import format_seconds, format_usd
 from streamco.cli.runtime import run_async, waiting
@@ -49,9 +50,9 @@ class Scene(Struct, frozen=True):
 
 
 SCENES = (
-    Scene("a short prompt: the device starts at once and is sooner than the cloud", "What is the capital of France?"),
+    Scene("a short prompt", "What is the capital of France?"),
     Scene(
-        "a long prompt: reading it would take the device too long, so it waits, and the cloud answers",
+        "a long prompt",
         "Sum up this message in one sentence: Dear team, the move to the new building begins on Monday morning. Please pack your desk on"
         " Friday afternoon, put a label with your name and your new room on every box, and leave your computer where it is: the technicians"
         " will carry it over during the weekend. The parking lot behind the old building stays open until the end of the month. Keys are"
@@ -93,22 +94,27 @@ async def _demo(args: argparse.Namespace) -> int:
     async with _client(args) as client:
         if args.prompt is not None:
             return await answer_prompt(client, args, view)
-        view.note("\n".join(_cast(args)))
+        _introduce(args, view)
         code = await _play(client, args, view)
         if code == 0 and is_interactive(args):
-            view.note("now you: ask anything, /report tells all about an answer")
-            return await converse(client, args, view, {"device": "the small model", "cloud": "the server"})
+            view.heading("now you: ask anything, /report tells all about an answer")
+            return await converse(client, args, view)
         return code
 
 
-def _cast(args: argparse.Namespace) -> list[str]:
-    return [
-        "",
-        "device  a small model on this machine: SmolLM2-135M as " + DEVICE_KIND + ", one thread",
-        f"cloud   streamco serve, on this machine too: the same model as Q4_1, one thread, as slow to answer as {args.latency} was measured",
-        f"policy  {args.policy}: the device may read {args.budget:.0%} of all prompt tokens, the cloud reads every prompt",
-        f"pace    text appears at {args.pace or 'any number of'} tokens a second, whoever made it",
-    ]
+def _introduce(args: argparse.Namespace, view: View) -> None:
+    view.legend(
+        {
+            "device": f"SmolLM2-135M as {DEVICE_KIND} on this machine, one thread",
+            "cloud": f"the same model as Q4_1 behind HTTP, one thread, timed like {args.latency}",
+        }
+    )
+    view.note(f"policy {args.policy}: the {_spared(args.policy)} may read {args.budget:.0%} of all prompt tokens")
+    view.note(f"pace   {pace_text(args.pace)}, whoever made the text")
+
+
+def _spared(policy: str) -> str:
+    return "cloud" if policy == "server-constrained" else "device"
 
 
 @asynccontextmanager
@@ -156,7 +162,8 @@ async def _play(client: Client, args: argparse.Namespace, view: View) -> int:
     """Answer the built-in prompts and say what happened."""
     settings = AnswerSettings(pace=args.pace, max_tokens=args.max_tokens or MAX_TOKENS, temperature=args.temperature or 0.0, seed=args.seed)
     for number, scene in enumerate(SCENES, 1):
-        view.note(f"\n{number}. {scene.title}\n> {scene.prompt}\n")
+        view.heading(f"{number}. {scene.title}")
+        view.note(f"> {scene.prompt}")
         system = [{"role": "system", "content": args.system}] if args.system else []
         answer = await read_answer(client, [*system, {"role": "user", "content": scene.prompt}], settings, view)
         if answer.ending:
@@ -168,7 +175,9 @@ async def _play(client: Client, args: argparse.Namespace, view: View) -> int:
 
 def _explain(report: Report) -> list[str]:
     """What happened, in plain lines."""
-    lines = [_endpoint_line(part) for part in sorted(report.endpoints, key=lambda part: part.outcome != "won")]
+    waits = {"device": report.dispatch.device_wait, "cloud": report.dispatch.server_wait}
+    lines = ["plan: " + ", ".join(f"{name} {_when(wait)}" for name, wait in waits.items())]
+    lines += [_endpoint_line(part) for part in sorted(report.endpoints, key=lambda part: part.outcome != "won")]
     if report.tokens_per_second:
         quality = report.quality
         lines.append(f"pacing: {report.tokens_per_second:.1f} tokens/s, {quality.stalls} stalls, {quality.delayed_tokens} late tokens")
@@ -176,13 +185,19 @@ def _explain(report: Report) -> list[str]:
     return [f"  {line}" for line in lines]
 
 
+def _when(wait: float | None) -> str:
+    if wait is None:
+        return "only if the other fails"
+    return "at once" if wait < 0.005 else f"after {format_seconds(wait)} if nothing has come by then"
+
+
 def _endpoint_line(part: EndpointReport) -> str:
     if part.opened is None:
         return f"{part.name}: not asked, the other one was in time"
     when = "at once" if part.opened < 0.005 else f"after {format_seconds(part.opened)}"
     first = f"first token {format_seconds(part.ttft)} later" if part.ttft is not None else "stopped before its first token"
-    verb = {"won": "answered", "lost": "lost the race and was stopped", "failed": "failed"}[part.outcome]
-    return f"{part.name}: asked {when}, {first}; {verb}, {part.completion_tokens} tokens made"
+    verb = {"won": "done", "lost": "stopped", "failed": "failed"}[part.outcome]
+    return f"{part.name}: asked {when}, {first}; {verb} after {part.completion_tokens} tokens"
 
 
 def _cloud_alone(report: Report) -> float | None:

@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from streamco.cli.answer import Answer, AnswerSettings, read_answer
-from streamco.cli.commands import POLICIES, CommandError, help_lines, parse_budget, parse_line, parse_pace_text, parse_policy
+from streamco.cli.commands import POLICIES, CommandError, help_lines, pace_text, parse_budget, parse_line, parse_pace_text, parse_policy
 from streamco.cli.history import Conversation
 from streamco.cli.report import Section, report_sections
 from streamco.cli.view import View
 from streamco.client.client import Client
-from streamco.config import Pace
 from streamco.core.report import Report
 from streamco.errors import ConfigError
 
@@ -83,7 +82,7 @@ class Dialogue:
     @property
     def settings_line(self) -> str:
         """The settings in force."""
-        return f"policy {self._policy_name} · budget {self._budget_share:g} · pace {_pace_text(self._settings.pace)}"
+        return f"policy {self._policy_name} · budget {self._budget_share:g} · pace {pace_text(self._settings.pace)}"
 
     # Commands: each takes what follows its name and says whether to go on
 
@@ -112,7 +111,7 @@ class Dialogue:
     def _pace(self, text: str) -> bool:
         if text:
             self._settings.pace = parse_pace_text(text)
-        self._view.note(f"pace: {_pace_text(self._settings.pace)}")
+        self._view.note(f"pace: {pace_text(self._settings.pace)}")
         return True
 
     def _budget(self, text: str) -> bool:
@@ -141,12 +140,3 @@ class Dialogue:
         path.write_text(self._conversation.to_markdown(), encoding="utf-8")
         self._view.note(f"saved {len(self._conversation.turns)} turns to {path}")
         return True
-
-
-def _pace_text(pace: Pace) -> str:
-    match pace:
-        case None:
-            return "off"
-        case str():
-            return pace
-    return f"{pace:g} tokens/s"

@@ -19,6 +19,8 @@ from streamco.errors import ConfigError
 
 __all__ = ["answer_prompt", "converse", "is_interactive", "make_view", "settings_of"]
 
+KEYS = "/help lists commands · Alt-Enter: new line · Ctrl-C stops an answer · Ctrl-D leaves"
+
 
 def is_interactive(args: argparse.Namespace) -> bool:
     """Whether a person sits at both ends."""
@@ -72,18 +74,11 @@ async def answer_prompt(client: Client, args: argparse.Namespace, view: View) ->
     return answer.exit_code
 
 
-async def converse(client: Client, args: argparse.Namespace, view: View, who: Mapping[str, str]) -> int:
-    """Talk until the user leaves, or until the pipe ends; the exit code tells whether an answer of the pipe failed.
-
-    Args:
-        client: started.
-        args: the command's options.
-        view: where it appears.
-        who: what each endpoint is, by its name.
-    """
+async def converse(client: Client, args: argparse.Namespace, view: View) -> int:
+    """Talk until the user leaves, or until the pipe ends; the exit code tells whether an answer of the pipe failed."""
     dialogue = Dialogue(client, view, Conversation(args.system), settings_of(args), budget=args.budget, policy=args.policy)
     if is_interactive(args):
-        await _talk_to_person(dialogue, view, who)
+        await _talk_to_person(dialogue, view)
         return 0
     async for line in lines_of():
         if not await dialogue.handle(line):
@@ -93,13 +88,13 @@ async def converse(client: Client, args: argparse.Namespace, view: View, who: Ma
     return 1 if dialogue.has_failed else 0
 
 
-async def _talk_to_person(dialogue: Dialogue, view: View, who: Mapping[str, str]) -> None:
+async def _talk_to_person(dialogue: Dialogue, view: View) -> None:
     try:
         from streamco.cli.prompt import Editor
     except ImportError as error:
         raise _missing(error) from error
     editor = Editor(_history_path(), lambda: dialogue.settings_line)
-    view.welcome(who)
+    view.note(f"{KEYS}\n")
     while True:
         try:
             line = await editor.read()

@@ -124,14 +124,18 @@ class TerminalView:
 
     # What the chat says
 
-    def welcome(self, who: Mapping[str, str]) -> None:
-        """The legend of the tints, and the keys one has to know."""
+    def legend(self, who: Mapping[str, str]) -> None:
+        """Print each with its tint."""
         self.console.print()
+        width = max(map(len, who), default=0)
         for name, what in who.items():
             tint = self._theme.tint(self._kinds.get(name, "")) or self._theme.title
-            self.console.print(Text.assemble((f"■ {name}", tint), (f"  {what}", self._theme.quiet)))
-        self.console.print(Text("/help lists commands · Alt-Enter: new line · Ctrl-C stops an answer · Ctrl-D leaves", self._theme.quiet))
+            self.console.print(Text.assemble((f"■ {name.ljust(width)}", tint), (f"  {what}", self._theme.quiet)))
+
+    def heading(self, text: str) -> None:
+        """Print it bold."""
         self.console.print()
+        self.console.print(Text(text, self._theme.title))
 
     def feed(self, token: Token) -> None:
         """Take a token; the drawing task shows it."""

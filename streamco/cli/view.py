@@ -17,8 +17,12 @@ __all__ = ["PlainView", "View"]
 class View(Protocol):
     """What the chat shows things on."""
 
-    def welcome(self, who: Mapping[str, str]) -> None:
-        """Begin a conversation. ``who``: what each endpoint is, by its name."""
+    def legend(self, who: Mapping[str, str]) -> None:
+        """Introduce the endpoints. ``who``: what each is, by its name."""
+        ...
+
+    def heading(self, text: str) -> None:
+        """Begin a section."""
         ...
 
     def answering(self, report: Callable[[], Report | None]) -> AbstractAsyncContextManager[None]:
@@ -55,8 +59,15 @@ class PlainView:
         self._is_silent = is_silent  # collect, but print no answer text
         self._at_line_start = True
 
-    def welcome(self, who: Mapping[str, str]) -> None:
-        """Nobody reads it."""
+    def legend(self, who: Mapping[str, str]) -> None:
+        """Print on ``err``."""
+        width = max(map(len, who), default=0)
+        for name, what in who.items():
+            self.note(f"{name.ljust(width)}  {what}")
+
+    def heading(self, text: str) -> None:
+        """Print on ``err``, after a blank line."""
+        self.note(f"\n{text}")
 
     @asynccontextmanager
     async def answering(self, report: Callable[[], Report | None]) -> AsyncIterator[None]:
