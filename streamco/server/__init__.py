@@ -1,1 +1,1 @@
-"""What runs on the remote side: an OpenAI-compatible server over an engine."""
+"""An OpenAI-compatible HTTP server over one engine: ``app.make_app``, ``app.serving``, and ``streamco serve`` on the command line."""

@@ -112,16 +112,17 @@ async def test_an_overloaded_server_is_a_rate_limit_error() -> None:
 
 
 async def test_a_failure_in_mid_stream_raises_after_the_text_so_far() -> None:
-    got: list[str] = []
+    got = ""
 
     async def read(client: openai.AsyncOpenAI) -> None:
+        nonlocal got
         async for chunk in await client.chat.completions.create(model="fake", messages=MESSAGES, stream=True):
-            got.append(chunk.choices[0].delta.content or "")
+            got += chunk.choices[0].delta.content or ""
 
     async with client_of(FakeEngine("one two three", fail_after=2)) as client:
         with pytest.raises(openai.APIError, match="failed after 2 tokens"):
             await read(client)
-    assert "".join(got) == "one two"
+    assert got == "one two"
 
 
 async def test_closing_its_stream_cancels_the_sequence() -> None:

@@ -79,3 +79,20 @@ def test_gaps_before_the_first_text_are_not_gaps_between_tokens() -> None:
 
 def test_chunks_of_one_network_read_are_one_burst() -> None:
     assert bursts([0.0002, 0.0002, 0.03, 0.0001, 0.03]) == ([0.03, 0.03], [3, 2, 1])
+
+
+@pytest.mark.parametrize("kind", ["latency", "step_times"])
+def test_the_documented_examples_are_valid_profiles(tmp_path: Path, kind: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text(encoding="utf-8")
+    blocks = [block.partition("\n```")[0] for block in text.split("```json\n")[1:]]
+    (example,) = (block for block in blocks if json.loads(block)["kind"] == kind)
+    load = load_latency if kind == "latency" else load_step_times
+    assert load(write(tmp_path, example)).name == "mine"
+
+
+def test_every_packaged_family_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "profiles.md").read_text(encoding="utf-8")
+    for name in packaged_names("latency"):
+        assert f"`{name.split('-')[0]}-*`" in text
+    for name in packaged_names("step_times"):
+        assert name.rsplit("-", 1)[1] in text
