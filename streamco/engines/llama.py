@@ -74,6 +74,7 @@ class LlamaEngine:
         self._is_closing = False
         self._failure: BaseException | None = None
         self._inbox: SimpleQueue[RunningGeneration | None] = SimpleQueue()
+        self._live: set[RunningGeneration] = set()  # everybody in the three queues below, and whoever is between them
         self._waiting: deque[RunningGeneration] = deque()
         self._prefilling: deque[RunningGeneration] = deque()
         self._writing: list[RunningGeneration] = []
@@ -200,7 +201,7 @@ class LlamaEngine:
         if failure is not None:
             error = EngineError(f"engine: expected its thread to go on, got {type(failure).__name__}: {failure}")
             error.__cause__ = failure
-        for sequence in (*self._waiting, *self._prefilling, *self._writing):
+        for sequence in self._live:
             sequence.finish("error" if error else "cancelled", error=error)
         self._context.close()
         self._model.close()
@@ -224,6 +225,7 @@ class LlamaEngine:
 
     def _take_in(self, arrived: RunningGeneration | None) -> None:
         if arrived is not None:
+            self._live.add(arrived)
             self._waiting.append(arrived)
             return
         for sequence in self._writing:
@@ -242,8 +244,7 @@ class LlamaEngine:
             for sequence in [each for each in queue if each.is_cancelled or each.is_done]:
                 sequence.finish("cancelled")
                 queue.remove(sequence)
-                if sequence.slot is not None:
-                    self._slots.release(sequence.slot)
+                self._release(sequence)
 
     def _admit(self) -> None:
         while self._waiting and self._slots.has_idle:
@@ -305,10 +306,15 @@ class LlamaEngine:
 
     def _is_over(self, sequence: RunningGeneration) -> bool:
         """Whether it has ended; its slot is then free."""
-        if not sequence.is_done:
-            return False
-        self._slots.release(_slot(sequence))
-        return True
+        if sequence.is_done:
+            self._release(sequence)
+        return sequence.is_done
+
+    def _release(self, sequence: RunningGeneration) -> None:
+        self._live.discard(sequence)
+        if sequence.slot is not None:
+            self._slots.release(sequence.slot)
+            sequence.slot = None
 
     def _compute(self, sequences: list[RunningGeneration], *, rows: int = 0, prefill_tokens: int = 0) -> bool:
         """Decode the batch, which holds rows of these sequences; False: not done, and the cache is as it was before."""

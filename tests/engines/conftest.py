@@ -1,0 +1,49 @@
+"""Engines for the tests: on fakes, and on the packaged model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from streamco.engines.base import EngineOptions
+from streamco.engines.llama import LlamaEngine
+from streamco.engines.packaged import packaged_model
+from streamco.errors import EngineError
+from tests.engines import fakes
+
+MakeEngine = Callable[..., LlamaEngine]
+
+
+@pytest.fixture
+def make_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeEngine]:
+    """Engines on ``FakeContext``; closed after the test."""
+    fakes.install(monkeypatch)
+    made: list[tuple[LlamaEngine, fakes.FakeContext]] = []
+
+    def make(**changes: Any) -> LlamaEngine:
+        engine = LlamaEngine("bytes.gguf", fakes.options(**changes))
+        made.append((engine, fakes.FakeContext.last))
+        fakes.FakeContext.last.batches.clear()  # the warm-up
+        while fakes.FakeContext.last.entered.acquire(blocking=False):
+            pass
+        return engine
+
+    yield make
+    for engine, context in made:
+        context.let_go()
+        engine.close()
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[LlamaEngine]:
+    """The packaged model, one thread; skips where it isn't installed."""
+    pytest.importorskip("llama_cpp")
+    try:
+        path = packaged_model()
+    except EngineError as exc:
+        pytest.skip(str(exc))
+    loaded = LlamaEngine(path, EngineOptions(threads=1, context_tokens=512, max_sequences=4))
+    yield loaded
+    loaded.close()
