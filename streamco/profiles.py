@@ -123,16 +123,21 @@ class TTFTDistribution:
             self._steps = np.concatenate(([1.0], self.survival))
             self._area = np.concatenate(([0.0], np.cumsum(np.diff(self._upto) * self._steps[:-1])))
         limits = np.maximum(np.asarray(limit, dtype=np.float64), 0.0)
+        if self._steps[-1] <= 0:  # nothing beyond the last step, and no infinity times zero
+            limits = np.minimum(limits, self._upto[-1])
         index = np.searchsorted(self._upto, limits, "right") - 1
         area: Floats = self._area[index] + self._steps[index] * (limits - self._upto[index])
         return area
 
     def compress(self, points: int = 256) -> TTFTDistribution:
-        """About the same curve with at most ``points`` steps (at least two); each keeps its exact survival probability."""
+        """About the same curve with at most ``points`` steps: neighbouring steps fall together at their mean time, so means are kept."""
         if self.times.size <= points:
             return self
-        kept = np.unique(np.linspace(0, self.times.size - 1, max(2, points)).round().astype(np.int64))
-        return TTFTDistribution(self.times[kept], self.survival[kept])
+        ends = np.unique(np.linspace(0, self.times.size, points + 1).round().astype(np.int64))[1:]
+        starts = np.concatenate(([0], ends[:-1]))
+        mass = -np.diff(np.concatenate(([1.0], self.survival))) + 1e-300  # a step of no height still has a place
+        times = np.add.reduceat(mass * self.times, starts) / np.add.reduceat(mass, starts)
+        return TTFTDistribution(np.maximum.accumulate(times), self.survival[ends - 1])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TTFTDistribution):
@@ -374,12 +379,15 @@ def _to_plain(value: Any) -> Any:
 
 
 def _from_plain(kind: Any, value: Any) -> Any:
-    if kind is TTFTDistribution:
-        curve = msgspec.convert(value, _Curve)
-        return TTFTDistribution(curve.times, curve.survival)
-    if kind is LengthDistribution:
-        counts = msgspec.convert(value, _Counts)
-        return LengthDistribution(counts.lengths, counts.counts)
+    try:
+        if kind is TTFTDistribution:
+            curve = msgspec.convert(value, _Curve)
+            return TTFTDistribution(curve.times, curve.survival)
+        if kind is LengthDistribution:
+            table = msgspec.convert(value, _Counts)
+            return LengthDistribution(table.lengths, table.counts)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error  # the decoder adds where to anything but its own error
     raise NotImplementedError(f"expected part of a profile, got {kind}")
 
 

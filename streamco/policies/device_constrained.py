@@ -61,6 +61,8 @@ class DeviceConstrained(Struct, frozen=True, tag="device-constrained"):
         """
         check_share("budget", budget)
         check_share("tail", tail)
+        if not budget:
+            return cls((), (None,), 0.0)
         latest = ttft.quantile(1.0 - min(tail, budget))
         spent = ttft.survival_at(latest)  # at most ``tail``: the curve has steps
         left = budget - spent
@@ -97,13 +99,13 @@ class ProportionalWait(Struct, frozen=True, tag="proportional-wait"):
     Args:
         threshold: l_th, tokens; up to here the device starts at once.
         seconds_per_token: beta.
-        latest: w_tail, seconds; inf: no bound.
+        latest: w_tail, seconds; None: the device never starts by itself.
         planned_share: which share of all prompt tokens the device is expected to process.
     """
 
     threshold: int
     seconds_per_token: float
-    latest: float
+    latest: float | None
     planned_share: float
 
     @property
@@ -123,6 +125,8 @@ class ProportionalWait(Struct, frozen=True, tag="proportional-wait"):
         check_share("budget", budget)
         check_share("tail", tail)
         latest = ttft.quantile(1.0 - min(tail, budget))
+        if not budget or math.isinf(latest):
+            return cls(0, 0.0, None, 0.0)
         shares, tokens = lengths.token_shares, lengths.lengths
 
         def spent(slope: float) -> float:
@@ -140,9 +144,10 @@ class ProportionalWait(Struct, frozen=True, tag="proportional-wait"):
 
     def outcomes(self, length: int) -> Outcomes:
         """The one decision for this length."""
-        wait = 0.0 if length <= self.threshold else min(self.seconds_per_token * length, self.latest)
-        chosen = None if math.isinf(wait) else wait
-        return ((1.0, Decision(chosen, 0.0, "proportional-wait", _reason(chosen))),)
+        wait = self.latest
+        if wait is not None:
+            wait = 0.0 if length <= self.threshold else min(self.seconds_per_token * length, wait)
+        return ((1.0, Decision(wait, 0.0, "proportional-wait", _reason(wait))),)
 
     def decide(self, length: int, rng: Random) -> Decision:
         """The one decision for this length."""

@@ -35,6 +35,7 @@ Choice = NDArray[np.int64]  # a candidate for each length
 
 _NEVER = 60.0  # seconds that a request without an answer counts: the default limit on first tokens
 _TAIL = 0.01  # tail_weight weighs the mean of the slowest hundredth
+_LEVELS = 9  # of either grid
 _ROUNDS = 60  # of bisection: the price is then exact to the last bit
 
 
@@ -102,8 +103,8 @@ class Optimal(Struct, frozen=True, tag="optimal"):
         low, high, share = _choose_waits(table, lengths.probabilities, costs, budget, tail_weight)
         rows = np.arange(lengths.lengths.size)
         mean = table.expected(math.inf) * lengths.probabilities
-        waits = [tuple(_wait(value) for value in table.waits[chosen, rows].tolist()) for chosen in (low, high)]
-        planned = [float((1 - share) * values[low, rows].sum() + share * values[high, rows].sum()) for values in (costs, mean)]
+        waits = [tuple(_wait(value) if budget else None for value in table.waits[chosen, rows].tolist()) for chosen in (low, high)]
+        planned = [_mix(values, rows, low, high, share) for values in (costs, mean)]
         return cls(constraint, tuple(lengths.lengths.tolist()), waits[0], waits[1], share, planned[0], planned[1])
 
     def outcomes(self, length: int) -> Outcomes:
@@ -135,12 +136,14 @@ class _Table:
         waits: seconds, inf: never.
         starts: probability that the side which waits is started.
         expected: E[min(TTFT, limit)] in seconds.
+        levels: seconds that the time to first token can take.
     """
 
-    def __init__(self, waits: Floats, starts: Floats, expected: Callable[[float], Floats]) -> None:
+    def __init__(self, waits: Floats, starts: Floats, expected: Callable[[float], Floats], levels: Floats) -> None:
         self.waits = waits
         self.starts = starts
         self.expected = expected
+        self.levels = levels
 
 
 def _device_joins(ttft: TTFTDistribution, times: Floats, candidates: int) -> _Table:
@@ -158,7 +161,7 @@ def _device_joins(ttft: TTFTDistribution, times: Floats, candidates: int) -> _Ta
         return mean
 
     shape = (waits.size, times.shape[0])
-    return _Table(np.broadcast_to(waits[:, None], shape), np.broadcast_to(starts[:, None], shape), expected)
+    return _Table(np.broadcast_to(waits[:, None], shape), np.broadcast_to(starts[:, None], shape), expected, curve.times)
 
 
 def _server_joins(ttft: TTFTDistribution, times: Floats) -> _Table:
@@ -173,29 +176,36 @@ def _server_joins(ttft: TTFTDistribution, times: Floats) -> _Table:
         mean: Floats = (alone + ttft.mean_within(np.maximum(np.minimum(device, limit) - wait, 0.0))).mean(axis=2)
         return mean
 
-    return _Table(np.where(starts > 0, waits, math.inf), starts, expected)
+    return _Table(np.where(starts > 0, waits, math.inf), starts, expected, np.concatenate((ttft.times, times.ravel())))
 
 
 def _choose_waits(table: _Table, weights: Floats, costs: Floats, budget: float, tail_weight: float) -> tuple[Choice, Choice, float]:
     """The two sets of waits and the probability of the costlier one.
 
     With a tail weight the mean of the slowest share s is min over q of q + E[(TTFT - q)+] / s (Rockafellar and Uryasev 2000), so every
-    q on a grid gives an ordinary problem, and the best of them is taken.
+    q gives an ordinary problem. A coarse grid of q is tried, then a fine one around the best.
     """
     mean = table.expected(math.inf)
     best = _solve(mean * weights, costs, budget)
     if not tail_weight:
         return best
-    lowest = math.inf
-    for level in np.unique(np.quantile(mean, np.linspace(0.25, 1.0, 24))):
-        beyond = mean - table.expected(float(level))
-        values = (mean + tail_weight * (level + beyond / _TAIL)) * weights
-        low, high, share = _solve(values, costs, budget)
-        rows = np.arange(weights.size)
-        value = float((1 - share) * values[low, rows].sum() + share * values[high, rows].sum())
-        if value < lowest:
-            lowest, best = value, (low, high, share)
-    return best
+    rows = np.arange(weights.size)
+
+    def weigh(level: float) -> tuple[float, tuple[Choice, Choice, float]]:
+        values = (mean + tail_weight * (level + (mean - table.expected(level)) / _TAIL)) * weights
+        chosen = _solve(values, costs, budget)
+        return min(((_mix(values, rows, *choice), choice) for choice in (chosen, best)), key=lambda pair: pair[0])
+
+    levels = np.quantile(table.levels, np.linspace(0.5, 1.0, _LEVELS))
+    coarse = [weigh(level) for level in levels.tolist()]
+    place = min(range(_LEVELS), key=lambda index: coarse[index][0])
+    around = np.linspace(levels[max(0, place - 1)], levels[min(place + 1, _LEVELS - 1)], _LEVELS)
+    return min([*coarse, *(weigh(level) for level in around.tolist())], key=lambda pair: pair[0])[1]
+
+
+def _mix(values: Floats, rows: Choice, low: Choice, high: Choice, share: float) -> float:
+    """The sum of values when the second choice is taken with probability ``share``."""
+    return float((1 - share) * values[low, rows].sum() + share * values[high, rows].sum())
 
 
 def _solve(values: Floats, costs: Floats, budget: float) -> tuple[Choice, Choice, float]:

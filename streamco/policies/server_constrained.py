@@ -18,6 +18,7 @@ from streamco.profiles import LengthDistribution
 
 __all__ = ["ServerConstrained"]
 
+_ENDLESS = 1 << 62  # tokens; no prompt is that long
 _DEVICE = Decision(0.0, None, "server-constrained", "short prompt, device alone")
 _BOTH = Decision(0.0, 0.0, "server-constrained", "long prompt, both at once")
 
@@ -48,6 +49,8 @@ class ServerConstrained(Struct, frozen=True, tag="server-constrained"):
             ConfigError: a budget outside 0..1.
         """
         check_share("budget", budget)
+        if not budget:
+            return cls(_ENDLESS, 0.0, 0.0)
         tokens = lengths.counts * lengths.lengths
         upto = np.cumsum(tokens)
         total = float(upto[-1])

@@ -1,0 +1,288 @@
+"""Distributions and speeds hold what they say, and a profile survives its JSON."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamco.errors import ConfigError
+from streamco.profiles import PROFILE_VERSION, DeviceSpeed, LengthDistribution, Link, ModelShape, Prices, Profile, TTFTDistribution
+
+samples = st.lists(st.floats(0.0, 100.0), min_size=1, max_size=50)
+
+FULL = Profile(
+    name="phone",
+    server_ttft=TTFTDistribution([0.2, 0.5, 1.5], [0.6, 0.1, 0.0]),
+    server_tokens_per_s=42.0,
+    device=DeviceSpeed(seconds_per_token=0.03, overhead=0.1, decode_tokens_per_s=14.0, jitter=(0.9, 1.0, 1.2)),
+    lengths=LengthDistribution([3, 9, 20], [5, 2, 1]),
+    prices=Prices(prompt=0.15e-6, completion=0.6e-6),
+    shape=ModelShape(layers=24, width=1024, heads=16, ffn_width=4096, vocabulary=250_880),
+    link=Link(rtt=0.04, bytes_per_s=1e6),
+    note="made up",
+)
+
+
+# Time to first token
+
+
+@given(samples, st.floats(0.0, 100.0))
+def test_samples_are_counted_exactly(values: list[float], time: float) -> None:
+    distribution = TTFTDistribution.from_samples(values)
+    assert distribution.survival_at(time) == pytest.approx(sum(value > time for value in values) / len(values))
+    assert distribution.cdf(time) == pytest.approx(sum(value <= time for value in values) / len(values))
+
+
+@given(samples, st.floats(0.001, 1.0))
+def test_a_quantile_is_the_least_time_that_covers_its_share(values: list[float], share: float) -> None:
+    distribution = TTFTDistribution.from_samples(values)
+    time = distribution.quantile(share)
+    assert sum(value <= time for value in values) / len(values) >= share - 1e-9
+    assert sum(value < time for value in values) / len(values) < share + 1e-9
+
+
+@given(samples, st.floats(0.0, 150.0))
+def test_mean_within_a_limit_is_the_mean_of_the_cut_samples(values: list[float], limit: float) -> None:
+    distribution = TTFTDistribution.from_samples(values)
+    assert float(distribution.mean_within(limit)) == pytest.approx(np.minimum(values, limit).mean(), abs=1e-9)
+    assert distribution.mean == pytest.approx(np.mean(values), abs=1e-9)
+
+
+def test_mean_within_takes_arrays_of_any_shape() -> None:
+    distribution = TTFTDistribution.from_samples([1.0, 3.0])
+    assert distribution.mean_within(np.array([[0.0, 1.0], [2.0, math.inf]])).tolist() == [[0.0, 1.0], [1.5, 2.0]]
+
+
+@pytest.mark.parametrize("size", [4095, 4096, 20_000])
+def test_selection_and_sorting_give_the_same_answers(size: int) -> None:
+    values = np.random.default_rng(3).lognormal(0, 1, size)
+    ordered = np.sort(values)
+    for share in (0.001, 0.25, 0.5, 0.95, 1.0):
+        selected, by_sorting = TTFTDistribution.from_samples(values), TTFTDistribution.from_samples(values)
+        assert by_sorting.times.size == size
+        assert selected.quantile(share) == by_sorting.quantile(share) == ordered[math.ceil(share * size - 1e-9) - 1]
+        assert selected.survival_at(1.0) == pytest.approx(by_sorting.survival_at(1.0))
+        assert selected == by_sorting
+
+
+def test_the_callers_samples_are_left_alone() -> None:
+    values = np.array([3.0, 1.0, 2.0] * 3000)
+    distribution = TTFTDistribution.from_samples(values)
+    distribution.quantile(0.5)
+    assert distribution.times[0] == 1.0
+    assert values[:3].tolist() == [3.0, 1.0, 2.0]
+
+
+def test_a_curve_that_ends_above_zero_never_answers_that_share() -> None:
+    distribution = TTFTDistribution([1.0, 2.0], [0.5, 0.25])
+    assert distribution.mean == math.inf
+    assert distribution.quantile(0.75) == 2.0
+    assert distribution.quantile(0.76) == math.inf
+    assert distribution.survival_at(1e9) == 0.25
+    assert float(distribution.mean_within(10.0)) == pytest.approx(1 + 0.5 + 0.25 * 8)
+
+
+def test_no_share_needs_no_time() -> None:
+    assert TTFTDistribution.from_samples([1.0]).quantile(0.0) == 0.0
+
+
+def test_compressing_keeps_the_mean_and_exact_probabilities() -> None:
+    distribution = TTFTDistribution.from_samples(np.random.default_rng(5).lognormal(0, 1, 5000))
+    small = distribution.compress(100)
+    assert small.times.size == 100
+    assert small.mean == pytest.approx(distribution.mean)
+    assert set(small.survival.tolist()) <= set(distribution.survival.tolist())
+    assert small.quantile(0.5) == pytest.approx(distribution.quantile(0.5), rel=0.03)
+    assert small.compress(100) is small
+
+
+def test_compressing_bears_flat_stretches_and_an_end_above_zero() -> None:
+    distribution = TTFTDistribution(np.arange(1.0, 301.0), np.repeat([0.8, 0.8, 0.3], 100))
+    small = distribution.compress(30)
+    assert small.times.size == 30
+    assert small.survival[-1] == 0.3
+    assert small.survival_at(150.0) == 0.8
+
+
+@pytest.mark.parametrize("values", [[], [1.0, -0.1], [math.nan, 1.0], [1.0, math.nan], [math.inf], [[1.0]]])
+def test_samples_that_are_no_times_are_refused(values: list[float]) -> None:
+    with pytest.raises(ConfigError, match="time to first token: expected one or more finite samples >= 0 s, got"):
+        TTFTDistribution.from_samples(values)
+
+
+@pytest.mark.parametrize(
+    ("times", "survival"),
+    [
+        ([], []),
+        ([2.0, 1.0], [0.5, 0.0]),
+        ([-1.0], [0.0]),
+        ([math.inf], [0.0]),
+        ([1.0], [1.5]),
+        ([1.0, 2.0], [0.2, 0.3]),
+        ([1.0, 2.0], [0.5]),
+        ([1.0], [-0.1]),
+        ([1.0], [math.nan]),
+    ],
+)
+def test_what_is_no_survival_curve_is_refused(times: list[float], survival: list[float]) -> None:
+    with pytest.raises(ConfigError, match="time to first token: expected"):
+        TTFTDistribution(times, survival)
+
+
+def test_distributions_compare_by_value_and_describe_themselves() -> None:
+    one, same, other = (TTFTDistribution.from_samples(values) for values in ([1.0, 2.0], [2.0, 1.0], [1.0, 3.0]))
+    assert one == same
+    assert one != other
+    assert one != 3
+    assert repr(one) == "TTFTDistribution(2 steps, median 1 s, p99 2 s)"
+    with pytest.raises(TypeError):
+        hash(one)
+
+
+# Lengths
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=100))
+def test_lengths_are_counted_exactly(values: list[int]) -> None:
+    distribution = LengthDistribution.from_samples(values)
+    assert dict(zip(distribution.lengths.tolist(), distribution.counts.tolist(), strict=True)) == {v: values.count(v) for v in values}
+    assert distribution.mean == pytest.approx(np.mean(values))
+    assert distribution.probabilities.sum() == pytest.approx(1)
+    shares = distribution.probabilities * distribution.lengths / distribution.mean
+    assert distribution.token_shares == pytest.approx(shares)
+
+
+def test_very_long_prompts_need_no_very_long_table() -> None:
+    distribution = LengthDistribution.from_samples([5, 1 << 40, 5])
+    assert distribution.lengths.tolist() == [5, 1 << 40]
+    assert distribution.counts.tolist() == [2, 1]
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=100), st.integers(1, 20))
+def test_grouping_keeps_the_counts_and_never_shortens_a_prompt(values: list[int], groups: int) -> None:
+    distribution = LengthDistribution.from_samples(values)
+    grouped = distribution.group(groups)
+    assert grouped.lengths.size <= max(groups, 1)
+    assert grouped.counts.sum() == distribution.counts.sum()
+    assert grouped.lengths[-1] == distribution.lengths[-1]
+    assert grouped.mean >= distribution.mean - 1e-9
+
+
+@pytest.mark.parametrize("values", [[], [0], [-3, 4]])
+def test_prompts_without_a_token_are_refused(values: list[int]) -> None:
+    with pytest.raises(ConfigError, match="prompt lengths: expected one or more whole numbers >= 1"):
+        LengthDistribution.from_samples(values)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "counts"), [([], []), ([2, 1], [1, 1]), ([1, 1], [1, 1]), ([0], [1]), ([1], [0]), ([1], [1, 2]), ([1], [math.inf])]
+)
+def test_what_is_no_table_of_lengths_is_refused(lengths: list[int], counts: list[float]) -> None:
+    with pytest.raises(ConfigError, match="prompt length"):
+        LengthDistribution(lengths, counts)
+
+
+def test_length_distributions_compare_by_value_and_describe_themselves() -> None:
+    assert LengthDistribution([1, 2], [1, 3]) == LengthDistribution.from_samples([2, 1, 2, 2])
+    assert LengthDistribution([1, 2], [1, 3]) != LengthDistribution([1, 2], [1, 2])
+    assert LengthDistribution([1], [1]) != "x"
+    assert repr(LengthDistribution([1, 2], [1, 3])) == "LengthDistribution(2 lengths, mean 1.8 tokens, longest 2)"
+
+
+# Speeds, prices, shapes
+
+
+def test_device_time_is_a_line() -> None:
+    device = DeviceSpeed.from_rates(50.0, 20.0, overhead=0.25)
+    assert device.ttft(100) == pytest.approx(2.25)
+    assert device.decode_tokens_per_s == 20.0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"seconds_per_token": -0.1},
+        {"seconds_per_token": math.nan},
+        {"seconds_per_token": 0.1, "overhead": -1.0},
+        {"seconds_per_token": 0.1, "decode_tokens_per_s": 0.0},
+        {"seconds_per_token": 0.1, "jitter": ()},
+        {"seconds_per_token": 0.1, "jitter": (1.0, 0.0)},
+    ],
+)
+def test_impossible_speeds_are_refused(fields: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="device speed: expected"):
+        DeviceSpeed(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, math.inf, math.nan])
+def test_impossible_rates_are_refused(rate: float) -> None:
+    with pytest.raises(ConfigError, match="expected prefill tokens per second > 0"):
+        DeviceSpeed.from_rates(rate)
+
+
+def test_negative_prices_are_refused() -> None:
+    with pytest.raises(ConfigError, match="prices: completion: expected US dollars per token >= 0, got -1"):
+        Prices(prompt=0.0, completion=-1)
+    with pytest.raises(ConfigError, match="prices: cached_prompt"):
+        Prices(prompt=0.0, completion=0.0, cached_prompt=math.nan)
+
+
+def test_a_shape_without_layers_is_refused() -> None:
+    with pytest.raises(ConfigError, match="model shape: layers: expected >= 1, got 0"):
+        ModelShape(layers=0, width=8, ffn_width=8, vocabulary=8)
+
+
+# Profiles
+
+
+def test_a_profile_survives_its_json() -> None:
+    assert Profile.from_json(FULL.to_json()) == FULL
+    assert Profile.from_json(FULL.to_json().decode()) == FULL
+    assert Profile.from_json(Profile().to_json()) == Profile()
+
+
+@given(samples, st.lists(st.integers(1, 5000), min_size=1, max_size=50))
+def test_learned_distributions_survive_bit_for_bit(values: list[float], lengths: list[int]) -> None:
+    profile = Profile(server_ttft=TTFTDistribution.from_samples(values), lengths=LengthDistribution.from_samples(lengths))
+    again = Profile.from_json(profile.to_json())
+    assert again == profile
+    assert again.to_json() == profile.to_json()
+
+
+def test_the_json_is_meant_to_be_read() -> None:
+    written = msgspec.json.decode(FULL.to_json())
+    assert written["version"] == PROFILE_VERSION
+    assert written["server_ttft"] == {"times": [0.2, 0.5, 1.5], "survival": [0.6, 0.1, 0.0]}
+    assert written["lengths"] == {"lengths": [3, 9, 20], "counts": [5.0, 2.0, 1.0]}
+    assert FULL.to_json().count(b"\n") > 20
+
+
+def test_fields_of_later_releases_are_ignored() -> None:
+    assert Profile.from_json(b'{"version": 1, "name": "x", "colour": "red"}') == Profile(name="x")
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "expected a profile in JSON"),
+        (b"{", "expected a profile in JSON"),
+        (b"\xff\xfe", "expected a profile in JSON"),
+        (b"[]", "Expected `object`, got `array`"),
+        (b"{}", "missing required field `version`"),
+        (b'{"version": 2}', "expected profile version 1, got 2"),
+        (b'{"version": 1, "name": 3}', r"Expected `str`, got `int` - at `\$.name`"),
+        (b'{"version": 1, "device": {"seconds_per_token": -1}}', r"expected seconds per token >= 0.*\$.device"),
+        (b'{"version": 1, "server_ttft": {"times": [1]}}', r"survival.*\$.server_ttft"),
+        (b'{"version": 1, "server_ttft": {"times": [2, 1], "survival": [1, 0]}}', r"ascending times.*\$.server_ttft"),
+        (b'{"version": 1, "lengths": {"lengths": [0], "counts": [1]}}', r">= 1, got \[0\].*\$.lengths"),
+        (b'{"version": 1, "prices": {"prompt": -1, "completion": 0}}', r"prices: prompt.*\$.prices"),
+    ],
+)
+def test_a_bad_profile_is_refused_with_what_and_where(data: bytes, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^phone.json: .*{said}"):
+        Profile.from_json(data, where="phone.json")
