@@ -67,7 +67,7 @@ def split_answer(value: Any) -> list[ChatCompletionChunk]:
     Raises:
         EndpointProtocolError: it has no choices.
     """
-    if not isinstance(value, dict) or not isinstance(value.get("choices"), list):
+    if not isinstance(value, dict) or not isinstance(value.get("choices"), list) or not value["choices"]:
         raise EndpointProtocolError(f"expected a JSON answer with choices, got {excerpt(msgspec.json.encode(value))}")
     whole = build_chunk(value)
     ends = [ChunkChoice(index=choice.index, finish_reason=choice.finish_reason) for choice in whole.choices]

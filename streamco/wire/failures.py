@@ -150,11 +150,13 @@ def _find_status(value: Any) -> int | None:
     inner = _find_status(value.get("error"))
     if inner is not None:
         return inner
-    names = [value.get(key) for key in ("code", "status_code", "status", "http_code", "type")]
-    numbers = (_read_number(name) for name in names)
-    return next((n for n in numbers if n is not None), None) or next(
-        (_STATUS_BY_NAME[name.lower()] for name in names if isinstance(name, str) and name.lower() in _STATUS_BY_NAME), None
-    )
+    named = [value.get(key) for key in ("code", "status_code", "status", "http_code", "type")]
+    meant = [_read_number(name) for name in named] + [_STATUS_BY_NAME.get(_fold(name)) for name in named]
+    return next((status for status in meant if status is not None), None)
+
+
+def _fold(name: Any) -> str:
+    return name.lower().replace("-", "_") if isinstance(name, str) else ""
 
 
 def _read_number(value: Any) -> int | None:

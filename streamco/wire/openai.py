@@ -180,28 +180,24 @@ class ChatStreamParser:
             try:
                 chunk = decode(payload)
             except (msgspec.DecodeError, UnicodeDecodeError):
-                odd = self._read_odd(payload)
-                if odd is None:
-                    if self._is_streaming:
-                        continue
-                    break
-                chunk = odd
-            choices = chunk.choices
-            if len(choices) == 1 and chunk.usage is None:
-                choice = choices[0]
-                if choice.finish_reason is None and not choice.index:
-                    delta = choice.delta
-                    piece = delta.content
-                    if piece:
-                        self._text.append(piece)
-                    else:
-                        piece = delta.reasoning_content or delta.reasoning
-                    if piece:
-                        ids = choice.token_ids
-                        tokens += len(ids) if ids else 1 if len(piece) <= ONE_TOKEN else estimate_tokens(piece)
-                        chunks.append(chunk)
-                        continue
-            kept = self._read_rest(chunk, payload)
+                kept = self._read_odd(payload)
+            else:
+                choices = chunk.choices
+                if len(choices) == 1 and chunk.usage is None:
+                    choice = choices[0]
+                    if choice.finish_reason is None and not choice.index:
+                        delta = choice.delta
+                        piece = delta.content
+                        if piece:
+                            self._text.append(piece)
+                        else:
+                            piece = delta.reasoning_content or delta.reasoning
+                        if piece:
+                            ids = choice.token_ids
+                            tokens += len(ids) if ids else 1 if len(piece) <= ONE_TOKEN else estimate_tokens(piece)
+                            chunks.append(chunk)
+                            continue
+                kept = self._read_rest(chunk, payload)
             if kept is not None:
                 chunks.append(kept)
             if not self._is_streaming:
@@ -209,10 +205,14 @@ class ChatStreamParser:
         if tokens:
             self.tokens += tokens
             self._seen.add(0)
+        self._check_end()
+        return chunks
+
+    def _check_end(self) -> None:
+        """[DONE] without a single choice is another API's stream, or an answer that never began."""
         if self.is_done and not self._seen:
             self.is_done = False
             self._fail(EndpointProtocolError(f"expected chunks with choices before [DONE], got {self.events} events without"))
-        return chunks
 
     def _decode_cumulative(self, payload: bytes) -> ChatCompletionChunk:
         chunk = self._decode_typed(payload)
@@ -220,7 +220,7 @@ class ChatStreamParser:
         return chunk
 
     def _read_odd(self, payload: bytes) -> ChatCompletionChunk | None:
-        """An event that the typed decoder refused; None when there is nothing in it, or the stream is over."""
+        """An event that the typed decoder refused; None when there is nothing to give for it."""
         payload = payload.strip()
         if payload == _DONE:
             self.is_done = True
@@ -234,15 +234,17 @@ class ChatStreamParser:
             return None
         if not isinstance(value, dict) or self._notice_error(value):
             return None
-        chunk = build_chunk(value)
-        if self._is_cumulative:
-            self._cumulative.keep_new(chunk)
-        return chunk
+        return self._read_rest(build_chunk(value), payload, is_built=True)
 
-    def _read_rest(self, chunk: ChatCompletionChunk, payload: bytes) -> ChatCompletionChunk | None:
-        """An event that is not plain content: account for it; look without types at one that seems empty. None: drop it."""
-        if chunk.choices and b'"delta"' not in payload and b'"message"' in payload:
+    def _read_rest(self, chunk: ChatCompletionChunk, payload: bytes, *, is_built: bool = False) -> ChatCompletionChunk | None:
+        """An event that is not plain content: account for it; look without types at one that seems empty. None: drop it.
+
+        ``is_built``: the chunk came from ``build_chunk``, not from the typed decoder.
+        """
+        is_whole = bool(chunk.choices) and b'"delta"' not in payload and b'"message"' in payload
+        if is_whole and not is_built:
             chunk = build_chunk(decode_object(payload))
+        if is_whole or (is_built and self._is_cumulative):
             self._cumulative.keep_new(chunk, given=self.partial_text())
         before = self.tokens
         self._account(chunk)

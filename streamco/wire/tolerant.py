@@ -106,6 +106,7 @@ def _build_choice(value: dict[str, Any]) -> ChunkChoice:
 
 def _build_delta(value: dict[str, Any]) -> ChoiceDelta:
     content, thinking = _split_content(value.get("content"))
+    reasoning_content = _text(value.get("reasoning_content"))
     calls = value.get("tool_calls")
     if isinstance(calls, dict):
         calls = [calls]
@@ -113,7 +114,7 @@ def _build_delta(value: dict[str, Any]) -> ChoiceDelta:
         content=content,
         role=_text(value.get("role")),
         refusal=_text(value.get("refusal")),
-        reasoning_content=_text(value.get("reasoning_content")) or thinking,
+        reasoning_content=thinking if reasoning_content is None else reasoning_content,
         reasoning=_text(value.get("reasoning")),
         tool_calls=[_build_call(call) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else None,
         function_call=_build_function(value.get("function_call")),
