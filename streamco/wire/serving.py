@@ -149,11 +149,13 @@ def decode_request(body: bytes, kind: type[_Request]) -> _Request:
     """
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as exc:
-        raise _explain(str(exc), body) from exc
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        shown = body[:60].decode("utf-8", "replace")
-        raise RequestError(f"expected a JSON object as the body, got {shown!r} ({len(body)} bytes): {exc}") from exc
+        try:
+            value = msgspec.json.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as malformed:
+            shown = body[:60].decode("utf-8", "replace")
+            raise RequestError(f"expected a JSON object as the body, got {shown!r} ({len(body)} bytes): {malformed}") from malformed
+        raise _explain(str(exc), value) from exc
 
 
 def _plain_message(message: ChatMessage, where: str) -> dict[str, Any]:
@@ -178,18 +180,17 @@ def _check_ids(ids: list[Any], where: str) -> list[int]:
     return ids
 
 
-def _explain(message: str, body: bytes) -> RequestError:
+def _explain(message: str, body: Any) -> RequestError:
     """Put msgspec's "Expected `int`, got `str` - at `$.n`" in this package's words, with the value where it has none."""
     what, _, path = message.partition(" - at `$")
     path = path.removesuffix("`").lstrip(".")
-    what = what[:1].lower() + what[1:]
-    if ", got" not in what and path:
-        what = f"{what}, got {_shown_value(body, path)}"
-    return RequestError(f"{path or 'body'}: {what}".replace("`", ""), param=path or None)
+    what = what.replace("Object missing required field", "Expected an object with the field").replace("`", "")
+    if ", got" not in what:
+        what = f"{what}, got {_show(body, path)}"
+    return RequestError(f"{path or 'body'}: {what[:1].lower()}{what[1:]}", param=path or None)
 
 
-def _shown_value(body: bytes, path: str) -> str:
-    value = msgspec.json.decode(body)
+def _show(value: Any, path: str) -> str:
     for name, index in re.findall(r"(\w+)|\[(\d+)\]", path):
         value = value[name] if name else value[int(index)]
     shown = msgspec.json.encode(value).decode()
