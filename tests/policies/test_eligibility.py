@@ -1,0 +1,134 @@
+"""Who can serve a request, and what is left of a decision then."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamco.errors import ConfigError
+from streamco.policies.dispatch import Decision
+from streamco.policies.eligibility import Eligibility, QualityGate, RequestFacts, SideFacts, judge, restrict
+
+DEVICE = SideFacts(context_tokens=2048)
+SERVER = SideFacts(context_tokens=128_000, tools=True, json_schema=True, images=True, choices=True)
+PLAIN = RequestFacts(prompt_tokens=40, max_tokens=128)
+BOTH = Decision(0.25, 0.0, "p", "both")
+
+
+def test_a_plain_request_goes_to_both() -> None:
+    assert judge(PLAIN, device=DEVICE, server=SERVER) == Eligibility(device=True, server=True, hedge=True)
+
+
+@pytest.mark.parametrize(
+    ("request_facts", "reason"),
+    [
+        (RequestFacts(prompt_tokens=2000, max_tokens=100), "device: 2100 tokens in a context of 2048"),
+        (RequestFacts(prompt_tokens=2048), "device: 2049 tokens in a context of 2048"),
+        (RequestFacts(prompt_tokens=4, has_images=True), "device: images"),
+        (RequestFacts(prompt_tokens=4, choices=2), "device: n > 1"),
+        (RequestFacts(prompt_tokens=4, has_tools=True), "device: tools"),
+        (RequestFacts(prompt_tokens=4, has_json_schema=True), "device: json schema"),
+        (RequestFacts(prompt_tokens=4, has_images=True, choices=3), "device: images, n > 1"),
+    ],
+)
+def test_what_the_device_lacks_goes_to_the_server(request_facts: RequestFacts, reason: str) -> None:
+    found = judge(request_facts, device=DEVICE, server=SERVER)
+    assert found == Eligibility(device=False, server=True, hedge=False, reason=reason)
+
+
+def test_what_the_server_lacks_goes_to_the_device() -> None:
+    found = judge(RequestFacts(prompt_tokens=1500), device=DEVICE, server=SideFacts(context_tokens=1024))
+    assert found == Eligibility(device=True, server=False, hedge=False, reason="server: 1501 tokens in a context of 1024")
+
+
+def test_a_context_that_is_not_known_is_no_obstacle() -> None:
+    assert judge(RequestFacts(prompt_tokens=10**6), device=SideFacts(), server=SERVER).device
+
+
+def test_what_nobody_can_serve_says_why_for_each() -> None:
+    found = judge(RequestFacts(prompt_tokens=4, has_images=True), device=DEVICE, server=SideFacts())
+    assert found == Eligibility(device=False, server=False, hedge=False, reason="device: images; server: images")
+
+
+def test_a_side_that_is_not_there_can_not_serve() -> None:
+    assert judge(PLAIN, device=None, server=SERVER) == Eligibility(device=False, server=True, hedge=False, reason="device: no device")
+    assert judge(PLAIN, device=DEVICE, server=None) == Eligibility(device=True, server=False, hedge=False, reason="server: no server")
+
+
+def test_tools_are_hedged_only_when_asked_for() -> None:
+    capable = SideFacts(context_tokens=2048, tools=True)
+    request = RequestFacts(prompt_tokens=4, has_tools=True)
+    found = judge(request, device=capable, server=SERVER)
+    assert found == Eligibility(device=True, server=True, hedge=False, reason="tools are not hedged")
+    assert judge(request, device=capable, server=SERVER, hedge_tools=True) == Eligibility(device=True, server=True, hedge=True)
+
+
+# The gate
+
+
+def test_a_gate_keeps_requests_from_the_device() -> None:
+    found = judge(PLAIN, device=DEVICE, server=SERVER, gate=lambda request: request.prompt_tokens < 10)
+    assert found == Eligibility(device=False, server=True, hedge=False, reason="device: quality gate")
+    assert judge(RequestFacts(prompt_tokens=4), device=DEVICE, server=SERVER, gate=lambda request: request.prompt_tokens < 10).device
+
+
+def test_a_gate_is_not_asked_about_what_the_device_can_not_do() -> None:
+    asked: list[RequestFacts] = []
+
+    def gate(request: RequestFacts) -> bool:
+        asked.append(request)
+        return True
+
+    judge(RequestFacts(prompt_tokens=4, has_images=True), device=DEVICE, server=SERVER, gate=gate)
+    judge(PLAIN, device=None, server=SERVER, gate=gate)
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("gate", "request_facts", "passes"),
+    [
+        (QualityGate(), RequestFacts(prompt_tokens=10**6), True),
+        (QualityGate(longest_prompt_tokens=50), RequestFacts(prompt_tokens=50), True),
+        (QualityGate(longest_prompt_tokens=50), RequestFacts(prompt_tokens=51), False),
+        (QualityGate(longest_prompt_chars=200), RequestFacts(prompt_tokens=1, prompt_chars=200), True),
+        (QualityGate(longest_prompt_chars=200), RequestFacts(prompt_tokens=1, prompt_chars=201), False),
+        (QualityGate(longest_prompt_chars=200), RequestFacts(prompt_tokens=1), True),
+        (QualityGate(tasks=frozenset({"chat"})), RequestFacts(prompt_tokens=1, task="chat"), True),
+        (QualityGate(tasks=frozenset({"chat"})), RequestFacts(prompt_tokens=1, task="math"), False),
+        (QualityGate(tasks=frozenset({"chat"})), RequestFacts(prompt_tokens=1), False),
+        (QualityGate(longest_prompt_tokens=50, tasks=frozenset({"chat"})), RequestFacts(prompt_tokens=60, task="chat"), False),
+    ],
+)
+def test_thresholds_hold_together(gate: QualityGate, request_facts: RequestFacts, passes: bool) -> None:
+    assert gate(request_facts) is passes
+
+
+def test_a_negative_threshold_is_refused() -> None:
+    with pytest.raises(ConfigError, match="quality gate: longest_prompt_chars: expected >= 0 or None, got -1"):
+        QualityGate(longest_prompt_chars=-1)
+
+
+# Decisions
+
+
+def restricted(decision: Decision, *, device: bool, server: bool, hedge: bool) -> tuple[float | None, float | None]:
+    found = restrict(decision, Eligibility(device=device, server=server, hedge=hedge, reason="why"))
+    return found.device_wait, found.server_wait
+
+
+def test_what_is_eligible_stays_as_decided() -> None:
+    assert restrict(BOTH, Eligibility(device=True, server=True, hedge=True)) is BOTH
+
+
+def test_one_eligible_side_starts_at_once_whatever_was_decided() -> None:
+    for decision in (BOTH, Decision(None, 0.0, "p", "r"), Decision(0.0, None, "p", "r")):
+        assert restricted(decision, device=True, server=False, hedge=False) == (0.0, None)
+        assert restricted(decision, device=False, server=True, hedge=False) == (None, 0.0)
+    assert restrict(BOTH, Eligibility(device=False, server=True, hedge=False, reason="device: images")).reason == "device: images"
+
+
+def test_without_a_hedge_the_side_that_would_start_first_is_kept() -> None:
+    assert restricted(Decision(0.25, 0.0, "p", "r"), device=True, server=True, hedge=False) == (None, 0.0)
+    assert restricted(Decision(0.0, 0.25, "p", "r"), device=True, server=True, hedge=False) == (0.0, None)
+    assert restricted(Decision(0.0, 0.0, "p", "r"), device=True, server=True, hedge=False) == (None, 0.0)
+    alone = Decision(0.0, None, "p", "r")
+    assert restrict(alone, Eligibility(device=True, server=True, hedge=False)) is alone
