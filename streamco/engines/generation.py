@@ -145,9 +145,8 @@ class RunningGeneration:
             flags = self._ring.push(piece)
             if flags & WAKE:
                 self._call_wake()
-            if flags == FULL:
-                self._backlog = pieces[index:]
             if flags == FULL or flags & FILLED:
+                self._backlog = pieces[index + (flags != FULL) :]  # a full ring did not keep this one
                 self.is_parked = True
                 return
 

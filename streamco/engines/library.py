@@ -20,7 +20,7 @@ __all__ = ["collected_errors", "load_library", "native_function"]
 
 _lock = threading.Lock()
 _library: Any = None
-_ERROR_LEVEL = 3  # GGML_LOG_LEVEL_ERROR; GGML_LOG_LEVEL_CONT (5) goes on with the line before
+_ERROR_LEVEL = 4  # GGML_LOG_LEVEL_ERROR; GGML_LOG_LEVEL_CONT (5) goes on with the line before
 
 
 def native_function(name: str) -> Any:

@@ -12,7 +12,7 @@ from streamco.config import SamplingOptions
 from streamco.engines.base import Engine, EngineOptions, GenerationRequest
 from streamco.engines.context import ABORTED, NO_ROOM
 from streamco.engines.llama import LlamaEngine
-from streamco.engines.threads import available_cores
+from streamco.engines.threads import ThreadBudget
 from streamco.errors import ConfigError, EngineError, UsageError
 from tests.engines.conftest import MakeEngine
 from tests.engines.fakes import FakeContext, complete, start
@@ -359,17 +359,18 @@ def test_exact_mode_never_decodes_a_single_row(make_engine: MakeEngine) -> None:
     assert FakeContext.last.kv[2] == []
 
 
-def test_it_follows_its_share_of_the_threads(make_engine: MakeEngine) -> None:
+def test_it_follows_its_share_of_the_threads(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamco.engines.llama.budget", ThreadBudget(6))
     first = make_engine(threads=None)
     context = FakeContext.last
     complete(first, "abc", max_tokens=1)
-    assert context.threads == available_cores()
+    assert context.threads == 6
     second = make_engine(threads=None)
     complete(first, "abcd", max_tokens=1)
-    assert context.threads == max(1, -(-available_cores() // 2))
+    assert context.threads == 3
     second.close()
     complete(first, "abcde", max_tokens=1)
-    assert context.threads == available_cores()
+    assert context.threads == 6
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,116 @@
+"""The engine on a real model: the answers are llama.cpp's, whatever else runs beside them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from streamco.engines.base import EngineOptions
+from streamco.engines.context import LlamaContext
+from streamco.engines.llama import LlamaEngine
+from streamco.engines.model import LlamaModel
+from tests.engines.fakes import complete, start
+
+pytestmark = pytest.mark.model
+
+
+def chat(engine: LlamaEngine, question: str) -> list[int]:
+    return engine.tokenize(engine.apply_template([{"role": "user", "content": question}]), special=True)
+
+
+def reference(model: LlamaModel, prompt: list[int], count: int) -> list[int]:
+    """Greedy decoding with nothing but llama_decode."""
+    context = LlamaContext(model, cells=512, sequences=1, rows=512, threads=1)
+    row = context.add_run(prompt, 0, 0, wants_logits=True)
+    ids: list[int] = []
+    for position in range(len(prompt), len(prompt) + count):
+        assert context.decode() == 0
+        ids.append(int(context.logits(row).argmax()))
+        row = context.add(ids[-1], position, 0, wants_logits=True)
+    context.close()
+    return ids
+
+
+def test_a_greedy_answer_is_what_plain_decoding_gives(engine: LlamaEngine) -> None:
+    prompt = chat(engine, "What is the boiling point of water?")
+    reader = complete(engine, prompt, max_tokens=24, ignore_eos=True)
+    assert reader.ids == reference(engine._model, prompt, 24)
+    assert reader.text.encode() == engine.detokenize(reader.ids)
+
+
+def test_every_piece_is_what_its_ids_decode_to(engine: LlamaEngine) -> None:
+    reader = complete(
+        engine, chat(engine, "Answer with ten different emoji and Chinese characters: 🐈🐕🦊"), max_tokens=40, ignore_eos=True
+    )
+    for piece in reader.pieces[:-1]:
+        assert piece.text.encode() == engine.detokenize(piece.ids)
+    assert any(len(piece.ids) > 1 for piece in reader.pieces) or reader.text.isascii()
+
+
+def test_the_same_seed_gives_the_same_answer(engine: LlamaEngine) -> None:
+    prompt = chat(engine, "Tell me a story.")
+    complete(engine, prompt, prefill_only=True)  # so that all three find the same cells
+    answers = [complete(engine, prompt, temperature=1.0, seed=seed, max_tokens=16).ids for seed in (5, 5, 6)]
+    assert answers[0] == answers[1] != answers[2]
+
+
+def test_an_answer_ends_at_the_end_token(engine: LlamaEngine) -> None:
+    reader = complete(engine, chat(engine, "Say only the word yes."), max_tokens=200)
+    assert reader.end is not None
+    assert reader.end.reason in {"stop", "length"}
+    assert not set(reader.ids) & engine._model.end_ids
+
+
+def test_a_second_turn_reuses_the_first(engine: LlamaEngine) -> None:
+    first = [{"role": "user", "content": "Name a colour."}]
+    prompt = engine.tokenize(engine.apply_template(first), special=True)
+    answer = complete(engine, prompt, max_tokens=8)
+    turns = [*first, {"role": "assistant", "content": answer.text}, {"role": "user", "content": "Another."}]
+    second = complete(engine, engine.tokenize(engine.apply_template(turns), special=True), max_tokens=4)
+    assert second.end is not None
+    assert second.end.timings.reused_tokens >= len(prompt)
+
+
+def test_reuse_does_not_change_the_answer(engine: LlamaEngine) -> None:
+    prompt = chat(engine, "Why is the sky blue?")
+    fresh = reference(engine._model, prompt, 12)
+    for _ in range(2):
+        assert complete(engine, prompt, max_tokens=12, ignore_eos=True).ids == fresh
+
+
+def test_several_answers_at_once_are_those_of_one_at_a_time() -> None:
+    pytest.importorskip("llama_cpp")
+    from streamco.engines.packaged import packaged_model
+
+    engine = LlamaEngine(packaged_model(), EngineOptions(threads=1, context_tokens=256, exact=True))
+    prompts = [chat(engine, f"What is {thing}?") for thing in ("rain", "a lighthouse", "bread", "the number nine")]
+    alone = [complete(engine, prompt, max_tokens=10, ignore_eos=True).ids for prompt in prompts]
+    runs = [start(engine, prompt, max_tokens=10, ignore_eos=True) for prompt in prompts]
+    for generation, reader in runs:
+        reader.read(generation)
+    engine.close()
+    assert [reader.ids for _, reader in runs] == alone
+
+
+def test_a_cancelled_prefill_leaves_a_working_cache(engine: LlamaEngine) -> None:
+    prompt = [1000 + 7 * index for index in range(400)]
+    for _ in range(3):
+        generation, reader = start(engine, prompt, max_tokens=4)
+        generation.cancel()
+        assert reader.read(generation).reason == "cancelled"
+    assert complete(engine, prompt, max_tokens=4, ignore_eos=True).ids == reference(engine._model, prompt, 4)
+
+
+def test_the_likeliest_tokens_have_probabilities_in_order(engine: LlamaEngine) -> None:
+    reader = complete(engine, chat(engine, "Count to five."), max_tokens=5, top=8)
+    for piece in reader.pieces:
+        assert piece.top is not None
+        assert piece.top[0][0] == piece.ids[-1]  # greedy
+        assert all(first[1] >= second[1] for first, second in pairwise(piece.top))
+        assert 0 < sum(share for _, share in piece.top) <= 1.0 + 1e-6
+
+
+def test_nothing_is_printed(engine: LlamaEngine, capfd: pytest.CaptureFixture[str]) -> None:
+    complete(engine, chat(engine, "Hello"), max_tokens=3)
+    assert capfd.readouterr() == ("", "")

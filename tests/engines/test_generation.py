@@ -1,0 +1,228 @@
+"""One generation's two sides, without a thread between them: what is shown, held and counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamco.config import SamplingOptions
+from streamco.engines.base import GenerationRequest
+from streamco.engines.generation import RunningGeneration
+from streamco.engines.model import LlamaModel
+from streamco.engines.slots import Slot
+from tests.engines.fakes import FakeModel
+
+
+@dataclass
+class Bench:
+    """A generation and what it told its neighbours."""
+
+    room: int = 8
+    limit: int = 100
+    stop: tuple[str, ...] = ()
+    wakes: int = 0
+    nudges: int = 0
+    interrupts: list[RunningGeneration] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        request = GenerationRequest(prompt_ids=[1, 2, 3], sampling=SamplingOptions(temperature=0, stop=self.stop))
+        self.generation = RunningGeneration(
+            request,
+            cast(LlamaModel, FakeModel(Path("bytes.gguf"))),
+            limit=self.limit,
+            room=self.room,
+            wake=self.wake,
+            nudge=self.nudge,
+            interrupt=self.interrupts.append,
+        )
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+    def nudge(self) -> None:
+        self.nudges += 1
+
+    def write(self, text: str | bytes) -> None:
+        for token in text.encode() if isinstance(text, str) else text:
+            logits = np.zeros(256, dtype=np.float32)
+            logits[token] = 9.0
+            self.generation.accept(logits)
+
+    def taken(self) -> str:
+        return "".join(piece.text for piece in self.generation.take()[0])
+
+
+def test_pieces_are_taken_once() -> None:
+    bench = Bench()
+    bench.write("ab")
+    assert bench.taken() == "ab"
+    assert bench.taken() == ""
+
+
+def test_a_burst_wakes_once_and_the_next_one_again() -> None:
+    bench = Bench()
+    bench.write("abc")
+    assert bench.wakes == 1
+    bench.taken()
+    bench.write("de")
+    assert bench.wakes == 2
+
+
+def test_an_open_code_point_wakes_nobody() -> None:
+    bench = Bench()
+    bench.write("é".encode()[:1])
+    assert bench.wakes == 0
+    bench.write("é".encode()[1:])
+    assert bench.taken() == "é"
+
+
+def test_a_full_ring_parks_and_a_drained_one_nudges() -> None:
+    bench = Bench(room=4)
+    bench.write("abcd")
+    assert bench.generation.is_parked
+    bench.generation.unpark()
+    assert bench.generation.is_parked  # nothing was drained yet
+    assert bench.taken() == "abcd"
+    assert bench.nudges == 1
+    bench.generation.unpark()
+    assert not bench.generation.is_parked
+
+
+def test_pieces_released_together_beyond_the_room_wait_for_it() -> None:
+    bench = Bench(room=2, stop=("abcdX",))
+    bench.write("abcd")  # all may be the stop string
+    assert bench.taken() == ""
+    bench.write("!")
+    assert bench.generation.is_parked
+    assert bench.taken() == "ab"
+    bench.generation.unpark()
+    assert bench.taken() == "cd"
+    bench.generation.unpark()
+    assert bench.taken() == "!"
+    bench.generation.unpark()
+    assert not bench.generation.is_parked
+
+
+def test_the_end_brings_everything_whatever_the_room() -> None:
+    bench = Bench(room=2, stop=("abcdX",))
+    bench.write("abcd!")
+    bench.generation.finish("length")
+    pieces, end = bench.generation.take()
+    assert "".join(piece.text for piece in pieces) == "abcd!"
+    assert end is not None
+    assert end.reason == "length"
+    assert bench.generation.take() == ([], end)
+
+
+def test_only_the_first_end_counts() -> None:
+    bench = Bench()
+    bench.generation.finish("stop")
+    bench.generation.finish("error", error=ValueError("late"))
+    _, end = bench.generation.take()
+    assert end is not None
+    assert (end.reason, end.error) == ("stop", None)
+
+
+def test_the_end_wakes_a_consumer_that_has_taken_everything() -> None:
+    bench = Bench()
+    bench.write("a")
+    bench.taken()
+    bench.generation.finish("stop")
+    assert bench.wakes == 2
+
+
+def test_an_end_without_anything_before_it_wakes_too() -> None:
+    bench = Bench()
+    bench.generation.finish("cancelled")
+    assert bench.wakes == 1
+
+
+def test_an_open_code_point_at_the_end_is_replaced() -> None:
+    bench = Bench(limit=2)
+    bench.write(b"a\xf0")
+    pieces, end = bench.generation.take()
+    assert [(piece.text, piece.ids) for piece in pieces] == [("a", (97,)), ("\ufffd", (0xF0,))]
+    assert end is not None
+    assert end.reason == "length"
+
+
+def test_a_replacement_character_can_complete_a_stop_string() -> None:
+    bench = Bench(limit=2, stop=("a\ufffd",))
+    bench.write(b"a\xf0")
+    assert bench.taken() == ""
+
+
+def test_cancelling_interrupts_and_nudges_once() -> None:
+    bench = Bench()
+    bench.generation.cancel()
+    bench.generation.cancel()
+    assert bench.generation.is_cancelled
+    assert bench.interrupts == [bench.generation]
+    assert bench.nudges == 1
+
+
+def test_timings_count_what_happened() -> None:
+    bench = Bench()
+    slot = Slot(0)
+    slot.ids = [1, 2]
+    bench.generation.admit(slot)
+    assert bench.generation.missing == 1
+    bench.write("abc")
+    bench.generation.finish("stop")
+    _, end = bench.generation.take()
+    assert end is not None
+    timings = end.timings
+    assert (timings.prompt_tokens, timings.reused_tokens, timings.completion_tokens) == (3, 2, 3)
+    assert timings.prefill_s >= 0 <= timings.decode_s
+    assert timings.queued_s >= 0
+
+
+def test_a_generation_that_never_began_has_only_waited() -> None:
+    bench = Bench()
+    bench.generation.finish("cancelled")
+    _, end = bench.generation.take()
+    assert end is not None
+    assert (end.timings.prefill_s, end.timings.decode_s) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_wake_up_that_raises_cancels_and_is_told(times: int) -> None:
+    bench = Bench()
+    calls: list[Any] = []
+
+    def fail() -> None:
+        calls.append(None)
+        raise RuntimeError(f"call {len(calls)}")
+
+    bench.generation._wake = fail
+    for _ in range(times):
+        bench.write("a")
+        bench.taken()
+    assert bench.generation.is_cancelled
+    bench.generation.finish("cancelled")
+    _, end = bench.generation.take()
+    assert end is not None
+    assert str(end.error) == "call 1"
+
+
+@given(st.lists(st.one_of(st.text("abX", min_size=1, max_size=5), st.none()), max_size=30), st.integers(1, 5))
+def test_whatever_the_rhythm_every_token_arrives_once_and_in_order(steps: list[str | None], room: int) -> None:
+    bench = Bench(room=room, limit=1000, stop=("ababab",))
+    written = shown = ""
+    for step in steps:
+        if step is None:
+            shown += bench.taken()
+            bench.generation.unpark()
+        elif not bench.generation.is_parked and not bench.generation.is_done:
+            written += step[0]
+            bench.write(step[0])
+    bench.generation.finish("length")
+    pieces, _ = bench.generation.take()
+    shown += "".join(piece.text for piece in pieces)
+    assert shown == written.split("ababab")[0]

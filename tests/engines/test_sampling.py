@@ -1,0 +1,133 @@
+"""Drawing tokens: the right distribution, the same again for the same seed, and none from numbers that aren't."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from streamco.config import SamplingOptions
+from streamco.engines.sampling import Sampler, candidates, top_probabilities
+from streamco.errors import ConfigError, EngineError
+
+rows = st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=200).map(lambda values: np.array(values, dtype=np.float32))
+
+
+def softmax(logits: NDArray[np.float32], temperature: float = 1.0) -> NDArray[np.float64]:
+    weights = np.exp((logits.astype(np.float64) - logits.max()) / temperature)
+    return np.asarray(weights / weights.sum())
+
+
+def row(seed: int = 1, size: int = 5000) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).normal(size=size).astype(np.float32) * 3
+
+
+def test_greedy_takes_the_first_of_the_largest() -> None:
+    assert Sampler(SamplingOptions(temperature=0)).draw(np.array([1, 5, 2, 5], dtype=np.float32)) == 1
+    assert Sampler(SamplingOptions(top_k=1)).draw(np.array([1, 5, 2, 5], dtype=np.float32)) == 1
+
+
+def test_the_same_seed_draws_the_same_tokens_and_another_seed_others() -> None:
+    def drawn(seed: int | None) -> list[int]:
+        sampler = Sampler(SamplingOptions(seed=seed))
+        return [sampler.draw(row(step)) for step in range(30)]
+
+    assert drawn(3) == drawn(3)
+    assert drawn(3) != drawn(4)
+    assert drawn(None) != drawn(None)
+
+
+def test_frequencies_are_the_probabilities() -> None:
+    logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], dtype=np.float32))
+    sampler = Sampler(SamplingOptions(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=11))
+    counts = np.bincount([sampler.draw(logits) for _ in range(20_000)], minlength=4)
+    assert np.abs(counts / 20_000 - [0.5, 0.3, 0.15, 0.05]).max() < 0.012  # more than three deviations
+
+
+def test_temperature_comes_before_the_cuts() -> None:
+    logits = np.log(np.array([0.6, 0.3, 0.1], dtype=np.float32))
+    ids, _ = candidates(logits, temperature=1.0, top_p=0.85)
+    assert ids.tolist() == [0, 1]
+    ids, weights = candidates(logits, temperature=10.0, top_p=0.85)  # nearly flat: two no longer reach 0.85
+    assert ids.tolist() == [0, 1, 2]
+    assert weights == pytest.approx(softmax(logits, 10.0))
+
+
+@given(rows, st.integers(1, 220))
+def test_top_k_keeps_the_k_largest_and_equal_ones_by_id(logits: NDArray[np.float32], count: int) -> None:
+    ids, weights = candidates(logits, temperature=1.0, top_k=count)
+    best = sorted(range(len(logits)), key=lambda token: (-logits[token], token))[:count]
+    assert set(ids.tolist()) == set(best)
+    if count < len(logits):
+        assert ids.tolist() == best
+    assert weights.sum() == pytest.approx(1.0)
+
+
+@given(rows, st.floats(0.05, 0.99), st.floats(0.1, 3))
+def test_top_p_keeps_the_smallest_set_that_reaches_it(logits: NDArray[np.float32], top_p: float, temperature: float) -> None:
+    ids, weights = candidates(logits, temperature=temperature, top_p=top_p)
+    everything = softmax(logits, temperature)
+    assert everything[ids].sum() >= top_p - 1e-9
+    assert everything[ids[:-1]].sum() < top_p + 1e-9
+    assert everything[ids].min() >= np.delete(everything, ids).max(initial=0.0) - 1e-12
+    assert weights == pytest.approx(everything[ids] / everything[ids].sum())
+
+
+@given(rows, st.floats(0.001, 1.0), st.floats(0.1, 3))
+def test_min_p_keeps_those_near_the_best(logits: NDArray[np.float32], min_p: float, temperature: float) -> None:
+    ids, _ = candidates(logits, temperature=temperature, min_p=min_p)
+    everything = softmax(logits, temperature)
+    for token, share in enumerate(everything / everything.max()):
+        if abs(share - min_p) > 1e-6:
+            assert (token in ids) == (share > min_p)
+
+
+def test_nothing_cut_off_is_the_whole_distribution() -> None:
+    ids, weights = candidates(row(), temperature=0.7)
+    assert ids.tolist() == list(range(5000))
+    assert weights == pytest.approx(softmax(row(), 0.7))
+
+
+def test_forbidden_tokens_are_never_drawn() -> None:
+    logits = row(size=50)
+    logits[::2] = -np.inf
+    for options in ({}, {"top_k": 0}, {"top_k": 0, "top_p": 1.0, "min_p": 0.0}, {"temperature": 0.0}):
+        sampler = Sampler(SamplingOptions(seed=5, **options))
+        assert all(sampler.draw(logits) % 2 for _ in range(200))
+
+
+@given(rows, st.integers(1, 50))
+def test_the_likeliest_tokens_have_the_models_own_probabilities(logits: NDArray[np.float32], count: int) -> None:
+    top = top_probabilities(logits, count)
+    everything = softmax(logits)
+    assert [share for _, share in top] == pytest.approx(sorted(everything, reverse=True)[:count], abs=1e-6)
+    assert [share for _, share in top] == pytest.approx([everything[token] for token, _ in top], abs=1e-6)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("options", [SamplingOptions(temperature=0), SamplingOptions(), SamplingOptions(top_k=0, top_p=1.0, min_p=0.0)])
+def test_logits_that_are_not_numbers_are_an_error(bad: float, options: SamplingOptions) -> None:
+    logits = np.full(100, bad, dtype=np.float32)
+    with pytest.raises(EngineError, match="expected finite numbers"):
+        Sampler(options).draw(logits)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", float("inf")),
+        ("temperature", float("nan")),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("max_tokens", -1),
+    ],
+)
+def test_options_out_of_range_name_themselves(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: expected None or a number"):
+        Sampler(SamplingOptions(**{name: value}))  # type: ignore[arg-type]
