@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from streamco.client.chat import UNSET, Chat, Unset, build_request
 from streamco.client.dispatcher import Dispatched, Dispatcher, DispatchOptions
 from streamco.client.driver import SessionDriver
 from streamco.client.reporting import build_report
-from streamco.client.stream import ChatStream, TokenStream
+from streamco.client.shared import DeviceSetting, ServerSetting, SharedEndpoints
+from streamco.client.stream import ChatStream, TokenStream, Work
 from streamco.config import Limits, Pace, parse_pace
 from streamco.core.report import Report
 from streamco.core.session import SessionMachine, SessionPlan
-from streamco.endpoints.base import Endpoint, Message, Request
-from streamco.errors import AllEndpointsFailed, ConfigError, EndpointError, StreamClosed
+from streamco.endpoints.base import Message, Request
+from streamco.errors import ConfigError
 from streamco.profiles import Profile
 
 __all__ = ["Client"]
-
-_log = logging.getLogger("streamco")
-
-DeviceSetting = str | Path | Endpoint | None
-ServerSetting = str | Endpoint | Sequence[Endpoint] | None
 
 
 class Client:
@@ -63,7 +57,7 @@ class Client:
         limits: Limits | None = None,
         seed: int | None = None,
     ) -> None:
-        self._shared = _Shared(_make_device(device), _make_servers(server))
+        self._shared = SharedEndpoints(device, server)
         self._dispatch = dispatch or DispatchOptions()
         prior = None if profile is None else _read_profile(profile)
         self._dispatcher = Dispatcher(self._dispatch, budget=budget, policy=policy, profile=prior, seed=seed)
@@ -89,7 +83,11 @@ class Client:
             await self._shared.aclose()
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:
+            await self.aclose()  # nobody will call __aexit__; a side that did start must not stay behind
+            raise
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -137,30 +135,37 @@ class Client:
             ConfigError: an argument is wrong.
         """
         request = build_request(messages, model=model, **options)
-        return TokenStream(*self._opener(request, pace))
+        if request.extra.get("n", 1) != 1:
+            raise ConfigError(f"n: expected 1 for a stream of tokens, got {request.extra['n']!r} (chat.completions.create gives them all)")
+        return TokenStream(self._work(request, pace))
 
     def open_chat(self, request: Request, *, pace: Pace | Unset = UNSET, includes_usage: bool = False) -> ChatStream:
         """Ask for an answer as chunks, from a request already built; nothing happens before the first read."""
-        return ChatStream(*self._opener(request, pace), includes_usage=includes_usage)
+        return ChatStream(self._work(request, pace), includes_usage=includes_usage)
 
-    def _opener(self, request: Request, pace: Pace | Unset) -> tuple[Callable[[], Any], Callable[[SessionDriver], Report]]:
+    def _work(self, request: Request, pace: Pace | Unset) -> Work:
         rate = self._pace if isinstance(pace, Unset) else parse_pace(pace)
+        shared = self._shared
         chosen: list[Dispatched] = []
 
-        async def begin() -> SessionDriver:
-            if not self._shared.is_started:
-                await self._shared.start()
-            dispatched = self._dispatcher.decide(request, self._shared.device, self._shared.servers, self._shared.unavailable)
+        def begin() -> SessionDriver:
+            dispatched = self._dispatcher.decide(request, shared.device, shared.servers, shared.unavailable)
             chosen.append(dispatched)
             return self._run(request, dispatched, rate)
 
         def report(driver: SessionDriver) -> Report:
-            return build_report(driver.machine, chosen[0], self._shared.endpoints, now=driver.now)
+            return build_report(driver.machine, chosen[0], shared.endpoints, now=driver.now)
 
-        return begin, report
+        return Work(shared.ready, begin, report)
 
     def _run(self, request: Request, dispatched: Dispatched, rate: float | None) -> SessionDriver:
-        plan = SessionPlan(starts=dispatched.starts, pace=rate, explore=dispatched.explore, reader_rate=rate or self._dispatch.reader_rate)
+        plan = SessionPlan(
+            starts=dispatched.starts,
+            pace=rate,
+            explore=dispatched.explore,
+            reader_rate=rate or self._dispatch.reader_rate,
+            missing=tuple(self._shared.unavailable.items()),
+        )
 
         def settle(driver: SessionDriver) -> None:
             self._shared.active.discard(driver)
@@ -172,49 +177,6 @@ class Client:
         return driver
 
 
-class _Shared:
-    """Endpoints and the answers under way: what clients from ``with_options`` have in common."""
-
-    def __init__(self, device: Endpoint | None, servers: Sequence[Endpoint]) -> None:
-        self.device = device
-        self.servers = tuple(servers)
-        everyone = ([device] if device is not None else []) + list(servers)
-        if not everyone:
-            raise ConfigError("client: expected a device, a server or both, got neither")
-        self.endpoints: Mapping[str, Endpoint] = {endpoint.name: endpoint for endpoint in everyone}
-        if len(self.endpoints) != len(everyone):
-            raise ConfigError(f"client: expected endpoints with names of their own, got {[endpoint.name for endpoint in everyone]}")
-        self.unavailable: dict[str, EndpointError] = {}
-        self.active: set[SessionDriver] = set()
-        self.is_started = False
-        self._is_closed = False
-        self._lock = asyncio.Lock()
-
-    async def start(self) -> None:
-        async with self._lock:
-            if self._is_closed:
-                raise StreamClosed("expected an open client, got a request after it was closed")
-            if self.is_started:
-                return
-            results = await asyncio.gather(*(endpoint.start() for endpoint in self.endpoints.values()), return_exceptions=True)
-            self.unavailable = {}
-            for name, result in zip(self.endpoints, results, strict=True):
-                if isinstance(result, EndpointError):
-                    self.unavailable[name] = result
-                    _log.warning("endpoint left out, it could not start: %s", result)
-                elif isinstance(result, BaseException):
-                    raise result
-            if len(self.unavailable) == len(self.endpoints):
-                raise AllEndpointsFailed(self.unavailable) if len(self.unavailable) > 1 else next(iter(self.unavailable.values()))
-            self.is_started = True
-
-    async def aclose(self) -> None:
-        self._is_closed = True
-        self.is_started = False
-        await asyncio.gather(*(driver.aclose() for driver in list(self.active)))
-        await asyncio.gather(*(endpoint.aclose() for endpoint in self.endpoints.values()))
-
-
 def _read_profile(setting: bytes | Path) -> Profile:
     if isinstance(setting, bytes):
         return Profile.from_json(setting)
@@ -222,21 +184,3 @@ def _read_profile(setting: bytes | Path) -> Profile:
         return Profile.from_json(setting.read_bytes(), where=str(setting))
     except OSError as error:
         raise ConfigError(f"profile: expected a file that can be read, got {error}") from error
-
-
-def _make_device(setting: DeviceSetting) -> Endpoint | None:
-    if setting is None or not isinstance(setting, str | Path):
-        return setting
-    from streamco.endpoints.device import DeviceEndpoint
-
-    return DeviceEndpoint(setting)
-
-
-def _make_servers(setting: ServerSetting) -> Sequence[Endpoint]:
-    if setting is None:
-        return ()
-    if isinstance(setting, str):
-        from streamco.endpoints.openai import OpenAIEndpoint
-
-        return (OpenAIEndpoint(setting),)
-    return tuple(setting) if isinstance(setting, list | tuple) else (cast(Endpoint, setting),)

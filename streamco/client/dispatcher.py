@@ -72,31 +72,34 @@ class Dispatched:
         device: str | None,
         plan: Plan,
         prompt_tokens: int,
+        steering: BudgetSteering,
         reservation: Reservation,
         is_exempt: bool,
-        share: float | None,
         costs: DeviceCosts | None,
+        note: str,
     ) -> None:
         self.starts = starts
         self.device = device
         self.explore = decision.explore
         self.prompt_tokens = prompt_tokens
+        self.steering = steering  # the account it is in; a client that learns what its sides cost may open another one
         self.reservation = reservation
         self.is_exempt = is_exempt
         self.plan = plan
         self._decision = decision
-        self._share = share
+        self._share = steering.share if steering.requests else None
         self._costs = costs
+        self._note = note
 
     def report(self) -> DispatchReport:
         """What was decided."""
-        waits = {start.source: start.wait for start in self.starts}
+        reason = self._decision.reason or ", ".join(start.source for start in self.starts)
         return DispatchReport(
             policy=self._decision.policy,
             constraint=self.plan.constrained,
             device_wait=self._decision.device_wait,
             server_wait=self._decision.server_wait,
-            reason=self._decision.reason or ", ".join(waits),
+            reason=reason + self._note,
             prompt_tokens=self.prompt_tokens,
             budget=self.plan.budget,
             budget_share=self._share,
@@ -135,7 +138,7 @@ class Dispatcher:
         *,
         budget: float,
         policy: str,
-        profile: bytes | str | Profile | None = None,
+        profile: Profile | None = None,
         seed: int | None = None,
     ) -> None:
         self._options = options
@@ -197,11 +200,10 @@ class Dispatcher:
             hedge_tools=self._options.hedge_tools,
         )
         if not eligibility.device and not eligibility.server:
-            raise ConfigError(f"request: expected one that some endpoint can serve, got {eligibility.reason}{_missing(unavailable)}")
+            raise ConfigError(f"request: expected one that some endpoint can serve, got {eligibility.reason}{_note(unavailable)}")
         plan = self._learner.plan
         self._count += 1
         decision = restrict(plan.decide(length, Random(f"{self._seed}/{self._count}")), eligibility)
-        share = self._steering.share if self._steering.requests else None
         reservation = self._steering.reserve(length, wanted=decision.wait(plan.constrained) is not None)
         is_exempt = not (eligibility.device and eligibility.server)
         if not is_exempt and decision.wait(plan.constrained) is not None:
@@ -213,10 +215,11 @@ class Dispatcher:
             device=device.name if device is not None else None,
             plan=plan,
             prompt_tokens=length,
+            steering=self._steering,
             reservation=reservation,
             is_exempt=is_exempt,
-            share=share,
             costs=self._costs,
+            note=_note(unavailable),
         )
 
     def _facts(self, request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> tuple[int, RequestFacts]:
@@ -260,7 +263,7 @@ class Dispatcher:
         was_planned = any(leg.wait is not None for leg in constrained)
         is_outage = bool(constrained) and not was_planned
         if not dispatched.reservation.is_settled:
-            self._steering.settle(dispatched.reservation, started=bool(constrained), exempt=dispatched.is_exempt or is_outage)
+            dispatched.steering.settle(dispatched.reservation, started=bool(constrained), exempt=dispatched.is_exempt or is_outage)
         self._learner.observe(PromptLength(dispatched.prompt_tokens))
         for leg in legs:
             self._learn(leg, sides[leg.source], dispatched)
@@ -309,8 +312,9 @@ def _shape(device: Endpoint | None) -> ModelShape | None:
     return ModelShape(layers=info.layers, width=info.width, ffn_width=info.ffn_width, vocabulary=info.vocabulary_size, heads=info.heads)
 
 
-def _missing(unavailable: Mapping[str, EndpointError]) -> str:
-    return "".join(f"; {error}" for error in unavailable.values())
+def _note(unavailable: Mapping[str, EndpointError]) -> str:
+    """Why endpoints are left out."""
+    return "".join(f"; left out: {error}" for error in unavailable.values())
 
 
 def _text_of(request: Request) -> tuple[str, bool]:
@@ -328,5 +332,5 @@ def _text_of(request: Request) -> tuple[str, bool]:
             else:
                 has_images = True
     if tools := request.extra.get("tools"):
-        texts.append(json.dumps(tools))
+        texts.append(json.dumps(tools, default=str))
     return "\n".join(texts), has_images

@@ -12,12 +12,14 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 
 from streamco.chunks import ChatCompletionChunk
+from streamco.client.failures import Unopened, translate
 from streamco.commands import CancelStream, Command, DeliverTokens, FailDelivery, FinishDelivery, OpenStream
 from streamco.core.session import SessionMachine
 from streamco.endpoints.base import Endpoint, EndpointStream, Request
-from streamco.errors import ConcurrentRead, EndpointError, EndpointProtocolError, StreamClosed, StreamcoError
+from streamco.errors import ConcurrentRead, StreamClosed, StreamcoError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed
 
 __all__ = ["Batch", "SessionDriver"]
@@ -71,6 +73,7 @@ class SessionDriver:
         self._is_reading = False
         self._has_left = False
         self._has_finished = False
+        self._has_crashed = False
         self._error: StreamcoError | None = None
         self._is_over = False
 
@@ -102,13 +105,7 @@ class SessionDriver:
         """
         batches = self._batches
         if not batches:
-            if self._is_reading:
-                raise ConcurrentRead("expected one reader at a time, got a second read while one waits")
-            self._is_reading = True
-            try:
-                await self._wait()
-            finally:
-                self._is_reading = False
+            await self._wait()
         if batches:
             batch = batches.popleft()
             self._unread -= len(batch[1])
@@ -126,11 +123,15 @@ class SessionDriver:
 
         Raises:
             StreamcoError: the answer failed before anything was delivered.
+            StreamClosed: the session was closed.
+            ConcurrentRead: another task is waiting here.
         """
         if not self._batches:
             await self._wait()
         if not self._batches and self._error is not None:
             raise self._error
+        if self._has_left:
+            raise StreamClosed("expected an open stream, got a read after it was closed")
 
     async def aclose(self) -> None:
         """Stop all work of this session and wait for its end; idempotent."""
@@ -139,27 +140,37 @@ class SessionDriver:
             await asyncio.wait(self._tasks)
 
     def leave(self) -> None:
-        """Stop all work of this session without waiting; must run in the loop's thread."""
-        if not self._has_left and not self._is_over:
+        """Stop all work of this session without waiting; what was not read is dropped. Must run in the loop's thread."""
+        if not self._has_left:
             self._has_left = True
             self._batches.clear()
             self._unread = 0
             self._direct = None
-            self._step(ReaderLeft())
+            if not self._is_over:
+                self._step(ReaderLeft())
             self._make_room()
             self._wake_reader()
 
     def leave_soon(self) -> None:
         """``leave`` from anywhere, a finaliser in another thread included; does nothing once the loop is closed."""
-        if not self._loop.is_closed():
+        with suppress(RuntimeError):  # the loop is closed: nothing of this session can be at work
             self._loop.call_soon_threadsafe(self.leave)
 
     # The machine's clockwork
 
-    def _step(self, event: Event) -> None:
+    def _step(self, event: Event | None) -> None:
+        """Tell the machine what happened (None: its deadline has come) and do what it commands."""
+        if self._has_crashed:
+            return
         now = self._clock()
-        self.machine.receive(event, now=now)
-        self._carry_out(event, now)
+        try:
+            if event is None:
+                self.machine.handle_deadline(now=now)
+            else:
+                self.machine.receive(event, now=now)
+            self._carry_out(event, now)
+        except Exception as error:  # noqa: BLE001  whatever it is must reach the reader as an error, not as silence
+            self._crash(error)
 
     def _on_deadline(self) -> None:
         self._timer = None
@@ -167,8 +178,7 @@ class SessionDriver:
         if self._armed is not None and now < self._armed:  # uvloop's timers may fire up to a millisecond early
             self._arm(now)
             return
-        self.machine.handle_deadline(now=now)
-        self._carry_out(None, now)
+        self._step(None)
         self._make_room_if_read()
 
     def _carry_out(self, event: Event | None, now: float) -> None:
@@ -191,7 +201,7 @@ class SessionDriver:
     def _obey(self, command: Command) -> None:
         match command:
             case OpenStream(source):
-                self._streams[source] = self._endpoints[source].open(self.request)
+                self._streams[source] = self._open(source)
                 self._pumps[source] = self._spawn(self._pump(source), f"streamco read {source}")
             case CancelStream(source):
                 self._spawn(self._cancel(source), f"streamco cancel {source}")
@@ -232,12 +242,14 @@ class SessionDriver:
     async def _receive(self, source: str, stream: EndpointStream) -> Event:
         try:
             return await stream.receive()
-        except EndpointError as error:
-            return StreamFailed(source, error)
         except Exception as error:  # noqa: BLE001  a bug in an endpoint must reach the reader as an error, not as silence
-            failure = EndpointProtocolError(f"expected an event or an EndpointError, got {error!r}", endpoint=source)
-            failure.__cause__ = error
-            return StreamFailed(source, failure)
+            return StreamFailed(source, translate(error, source))
+
+    def _open(self, source: str) -> EndpointStream:
+        try:
+            return self._endpoints[source].open(self.request)
+        except Exception as error:  # noqa: BLE001  it should not fail; if it does, it is this leg that failed
+            return Unopened(translate(error, source))
 
     async def _cancel(self, source: str) -> None:
         pump, stream = self._pumps[source], self._streams[source]
@@ -246,27 +258,31 @@ class SessionDriver:
             await asyncio.wait([pump])
         try:
             await stream.cancel()
-        except EndpointError as error:
-            self._step(StreamFailed(source, error))
+        except Exception as error:  # noqa: BLE001  the leg must end all the same
+            self._step(StreamFailed(source, translate(error, source)))
         else:
             self._step(StreamCancelled(source))
 
     async def _wait(self) -> None:
         """Until there is something to read or an end."""
-        while not self._batches and not self._has_finished and not self._has_left:
-            if self._direct is None:
-                self._reader = self._loop.create_future()
-                try:
+        if self._is_reading:
+            raise ConcurrentRead("expected one reader at a time, got a second read while one waits")
+        self._is_reading = True
+        try:
+            while not self._batches and not self._has_finished and not self._has_left:
+                if self._direct is None:
+                    self._reader = self._loop.create_future()
                     await self._reader
-                finally:
-                    self._reader = None
-                continue
-            direct = self._direct
-            source, stream = direct
-            event = await self._receive(source, stream)
-            if self._direct is not direct:  # closed by another task in the meantime
-                return
-            self._step(event)
+                    continue
+                direct = self._direct
+                source, stream = direct
+                event = await self._receive(source, stream)
+                if self._direct is not direct:  # closed by another task in the meantime
+                    return
+                self._step(event)
+        finally:
+            self._reader = None
+            self._is_reading = False
 
     # Small helpers
 
@@ -279,18 +295,39 @@ class SessionDriver:
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._loop.call_exception_handler({"message": "streamco session task failed", "exception": error, "task": task})
+            self._crash(error)
         self._end_if_idle()
 
+    def _crash(self, error: BaseException) -> None:
+        """The machine could not take what came (a bug here or in an endpoint): end with that error, whatever its state."""
+        if self._has_left or self._has_finished:  # nobody would see it
+            self._report("streamco session failed", error)
+        if self._has_crashed:
+            return
+        if not self._has_finished:
+            self._error = StreamcoError(f"session: expected events it can handle, got {error!r}")
+            self._error.__cause__ = error
+        self._has_crashed = self._has_finished = True
+        self._direct = None
+        for source in self._streams:
+            self._spawn(self._cancel(source), f"streamco cancel {source}")
+        self._wake_reader()
+
     def _end_if_idle(self) -> None:
-        if self._is_over or self._tasks or not self.machine.is_over:
+        if self._is_over or self._tasks or not (self.machine.is_over or self._has_crashed):
             return
         self._is_over = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._on_over is not None:
-            self._on_over(self)
+            try:
+                self._on_over(self)
+            except Exception as error:  # noqa: BLE001  the answer is complete: what follows it must not take it away
+                self._report("streamco could not settle a session", error)
+
+    def _report(self, message: str, error: BaseException) -> None:
+        self._loop.call_exception_handler({"message": message, "exception": error})
 
     def _wake_reader(self) -> None:
         if self._reader is not None and not self._reader.done():

@@ -19,6 +19,8 @@ def build_report(machine: SessionMachine, dispatched: Dispatched, endpoints: Map
     """The figures of an answer, finished or not."""
     meter = machine.meter
     parts = [describe_leg(leg, endpoints[leg.source], dispatched) for leg in machine.legs.values()]
+    for name, error in machine.plan.missing:
+        parts.append(EndpointReport(name=name, kind=endpoints[name].kind, outcome="failed", error=str(error)))
     span = (meter.last - meter.first) if meter.first is not None and meter.last is not None else 0.0
     worked = [part for part in parts if part.opened is not None]
     costs = [part.cost_usd for part in worked]

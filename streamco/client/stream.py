@@ -13,9 +13,9 @@ from msgspec import Struct
 from streamco.chunks import ChatCompletionChunk
 from streamco.client.driver import Batch, SessionDriver
 from streamco.core.report import Report
-from streamco.errors import StreamClosed, StreamConsumed
+from streamco.errors import ConcurrentRead, StreamClosed, StreamConsumed
 
-__all__ = ["AnswerStream", "ChatStream", "Token", "TokenStream"]
+__all__ = ["AnswerStream", "ChatStream", "Token", "TokenStream", "Work"]
 
 Item = TypeVar("Item")
 
@@ -38,68 +38,118 @@ class Token(Struct, frozen=True):
     kind: Literal["content", "reasoning"] = "content"
 
 
+class Work:
+    """What goes on behind a stream.
+
+    A stream and the generator that its reader iterates both hold this, and neither holds the other: so a dropped stream ends at once,
+    without waiting for the cyclic garbage collector, and a loop over a stream that nobody else holds goes on.
+
+    Args:
+        ready: waits until the client can begin.
+        begin: starts the session.
+        report: describes it.
+    """
+
+    def __init__(
+        self, ready: Callable[[], Awaitable[None]], begin: Callable[[], SessionDriver], report: Callable[[SessionDriver], Report]
+    ) -> None:
+        self.driver: SessionDriver | None = None
+        self.is_closed = False
+        self._ready = ready
+        self._begin = begin
+        self._describe = report
+
+    async def start(self) -> SessionDriver:
+        """The session, begun if it was not.
+
+        Raises:
+            StreamClosed: the stream was closed before.
+        """
+        if self.driver is None:
+            await self._ready()
+            if self.is_closed:
+                raise StreamClosed("expected an open stream, got one that was closed before it began")
+            if self.driver is None:
+                self.driver = self._begin()
+        return self.driver
+
+    async def aclose(self) -> None:
+        """End it and wait for the end."""
+        self.is_closed = True
+        if self.driver is not None:
+            await self.driver.aclose()
+
+    def report(self) -> Report:
+        """Its figures.
+
+        Raises:
+            StreamConsumed: it has not begun.
+        """
+        if self.driver is None:
+            raise StreamConsumed("expected a stream that has begun, got a report asked for before the first read")
+        return self._describe(self.driver)
+
+    def __del__(self) -> None:
+        driver = self.driver
+        if driver is not None and not driver.is_over:
+            driver.leave_soon()
+
+
 class AnswerStream(ABC, Generic[Item]):
     """An answer on its way. Iterate it once; leaving the loop early (``break``, an exception, task cancel) stops all work behind it.
 
-    Use it as an async context manager where the end of the work must be certain before the program goes on.
+    Use it as an async context manager where the end of the work must be certain before the program goes on. ``anext`` takes single
+    items; an ``async for`` after it goes on where it stopped.
     """
 
-    def __init__(self, begin: Callable[[], Awaitable[SessionDriver]], report: Callable[[SessionDriver], Report]) -> None:
-        self._begin = begin
-        self._make_report = report
-        self._driver: SessionDriver | None = None
+    def __init__(self, work: Work) -> None:
+        self._work = work
         self._iterator: AsyncGenerator[Item, None] | None = None
-        self._is_closed = False
         self._has_reader = False
+        self._is_reading = False
 
     # Reading
 
     def __aiter__(self) -> AsyncGenerator[Item, None]:
         # The generator belongs to the loop alone, so that a `break` drops it, and dropping it ends the work.
-        self._check_unread()
+        if self._work.is_closed:
+            raise StreamClosed("expected an open stream, got a read after it was closed")
+        if self._is_reading:
+            raise ConcurrentRead("expected one reader at a time, got a second read while one waits")
+        if self._iterator is not None:
+            iterator, self._iterator = self._iterator, None
+            return iterator
+        if self._has_reader:
+            raise StreamConsumed("expected a fresh stream, got a second iteration")
         self._has_reader = True
         return self._iterate()
 
     async def __anext__(self) -> Item:
+        if self._is_reading:
+            raise ConcurrentRead("expected one reader at a time, got a second read while one waits")
         if self._iterator is None:
             self._iterator = self.__aiter__()
-        return await anext(self._iterator)
-
-    def _check_unread(self) -> None:
-        if self._is_closed:
-            raise StreamClosed("expected an open stream, got a read after it was closed")
-        if self._has_reader:
-            raise StreamConsumed("expected a fresh stream, got a second iteration")
-
-    async def _start(self) -> SessionDriver:
-        if self._driver is None:
-            self._driver = await self._begin()
-            if self._is_closed:
-                self._driver.leave()
-        return self._driver
+        self._is_reading = True
+        try:
+            return await anext(self._iterator)
+        finally:
+            self._is_reading = False
 
     @abstractmethod
     def _iterate(self) -> AsyncGenerator[Item, None]:
-        """What the caller gets of each batch."""
+        """What the caller gets of each batch; must not hold the stream."""
 
     # Ending
 
     async def aclose(self) -> None:
         """Stop all work behind this answer and wait until connections and sequences are released; idempotent."""
-        self._is_closed = True
-        if self._driver is not None:
-            await self._driver.aclose()
+        await self._work.aclose()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.aclose()
-
-    def __del__(self) -> None:
-        driver = self._driver
-        if driver is not None and not driver.is_over:
-            driver.leave_soon()
 
     # Afterwards
 
@@ -110,9 +160,7 @@ class AnswerStream(ABC, Generic[Item]):
         Raises:
             StreamConsumed: nothing was asked yet: iterate first.
         """
-        if self._driver is None:
-            raise StreamConsumed("expected a stream that has begun, got a report asked for before the first read")
-        return self._make_report(self._driver)
+        return self._work.report()
 
 
 class ChatStream(AnswerStream[ChatCompletionChunk]):
@@ -122,10 +170,8 @@ class ChatStream(AnswerStream[ChatCompletionChunk]):
     ``stream_options={"include_usage": True}``; then the last chunk has it, whoever won.
     """
 
-    def __init__(
-        self, begin: Callable[[], Awaitable[SessionDriver]], report: Callable[[SessionDriver], Report], *, includes_usage: bool = False
-    ) -> None:
-        super().__init__(begin, report)
+    def __init__(self, work: Work, *, includes_usage: bool = False) -> None:
+        super().__init__(work)
         self._includes_usage = includes_usage
 
     async def first(self) -> None:
@@ -134,25 +180,36 @@ class ChatStream(AnswerStream[ChatCompletionChunk]):
         Raises:
             StreamcoError: no endpoint could give the answer.
         """
-        await (await self._start()).peek()
+        await (await self._work.start()).peek()
 
-    async def _iterate(self) -> AsyncGenerator[ChatCompletionChunk, None]:
-        driver = await self._start()
-        shows_all, last = self._includes_usage, None
-        try:
-            while (batch := await driver.next_batch()) is not None:
-                for chunk in batch[1]:
-                    if chunk.choices:
-                        yield chunk
-                        last = chunk
-                    elif shows_all and chunk.usage is not None:
-                        shows_all = False
-                        yield chunk
-            if shows_all and last is not None and (final := _usage_chunk(driver, last)) is not None:
-                yield final
-        finally:
-            if not driver.is_over:
-                await _leave(driver)
+    def _iterate(self) -> AsyncGenerator[ChatCompletionChunk, None]:
+        return _read_chunks(self._work, includes_usage=self._includes_usage)
+
+
+class TokenStream(AnswerStream[Token]):
+    """The answer's text piece by piece, thinking text marked by ``kind``."""
+
+    def _iterate(self) -> AsyncGenerator[Token, None]:
+        return _read_tokens(self._work)
+
+
+async def _read_chunks(work: Work, *, includes_usage: bool) -> AsyncGenerator[ChatCompletionChunk, None]:
+    driver = await work.start()
+    last = None
+    try:
+        while (batch := await driver.next_batch()) is not None:
+            for chunk in batch[1]:
+                if chunk.choices:
+                    yield chunk
+                    last = chunk
+                elif includes_usage and chunk.usage is not None:
+                    includes_usage = False
+                    yield chunk
+        if includes_usage and last is not None and (final := _usage_chunk(driver, last)) is not None:
+            yield final
+    finally:
+        if not driver.is_over:
+            await _leave(driver)
 
 
 def _usage_chunk(driver: SessionDriver, last: ChatCompletionChunk) -> ChatCompletionChunk | None:
@@ -163,18 +220,15 @@ def _usage_chunk(driver: SessionDriver, last: ChatCompletionChunk) -> ChatComple
     return ChatCompletionChunk(id=last.id, created=last.created, model=last.model, usage=usage) if usage else None
 
 
-class TokenStream(AnswerStream[Token]):
-    """The answer's text piece by piece, thinking text marked by ``kind``."""
-
-    async def _iterate(self) -> AsyncGenerator[Token, None]:
-        driver = await self._start()
-        try:
-            while (batch := await driver.next_batch()) is not None:
-                for token in _tokens(batch):
-                    yield token
-        finally:
-            if not driver.is_over:
-                await _leave(driver)
+async def _read_tokens(work: Work) -> AsyncGenerator[Token, None]:
+    driver = await work.start()
+    try:
+        while (batch := await driver.next_batch()) is not None:
+            for token in _tokens(batch):
+                yield token
+    finally:
+        if not driver.is_over:
+            await _leave(driver)
 
 
 def _tokens(batch: Batch) -> list[Token]:

@@ -44,12 +44,14 @@ class SessionPlan(Struct, frozen=True, kw_only=True):
         pace: tokens per second at the reader, None: deliver at once.
         explore: let a losing leg run to its first token, to learn how long that takes.
         reader_rate: tokens per second of the virtual reader that quality is measured with; None: the pace, or the reading speed.
+        missing: endpoints that could take no part, with their errors; told to the reader when those that could fail too.
     """
 
     starts: tuple[Start, ...]
     pace: float | None = None
     explore: bool = False
     reader_rate: float | None = None
+    missing: tuple[tuple[str, EndpointError], ...] = ()
 
 
 class LegState(Enum):
@@ -80,6 +82,7 @@ class Leg:
         self.stopped: float | None = None
         self.tokens = 0
         self.has_won = False
+        self.is_stopping = False  # its cancel was commanded
         self.finish_reason: str | None = None
         self.usage: CompletionUsage | None = None
         self.error: EndpointError | None = None
@@ -197,7 +200,7 @@ class SessionMachine:
             leg.first_token = now - self.began
         if leg.state is LegState.LOST:
             if event.tokens and self.plan.explore:
-                self._commands.append(CancelStream(leg.source, "explored"))
+                self._stop(leg, "explored")
         elif leg.state is LegState.OPEN:
             leg.held += event.chunks
             if event.tokens:
@@ -211,7 +214,7 @@ class SessionMachine:
             elif other.state is LegState.OPEN:
                 other.state = LegState.LOST
                 if not self.plan.explore:
-                    self._commands.append(CancelStream(other.source, "lost"))
+                    self._stop(other, "lost")
         held, leg.held = leg.held, []
         self._deliver(leg.source, held, tokens, now)
 
@@ -296,9 +299,15 @@ class SessionMachine:
             if leg.state is LegState.WAITING:
                 leg.state = LegState.SPARED
             elif leg.is_live:
-                self._commands.append(CancelStream(leg.source, "reader left"))
+                self._stop(leg, "reader left")
         if self._pacer:
             self._pacer.flush()
+
+    def _stop(self, leg: Leg, reason: str) -> None:
+        """Have a leg cancelled, once: further reasons change nothing."""
+        if not leg.is_stopping:
+            leg.is_stopping = True
+            self._commands.append(CancelStream(leg.source, reason))
 
     # Starts
 
@@ -335,9 +344,8 @@ class SessionMachine:
         self._fail(self._combine_errors(list(legs)), now)
 
     def _combine_errors(self, legs: Sequence[Leg]) -> StreamcoError:
-        errors = {leg.source: leg.error for leg in legs if leg.error is not None}
-        if not errors:
+        failed = {leg.source: leg.error for leg in legs if leg.error is not None}
+        if not failed:
             return EndpointProtocolError("expected an answer or an error, got neither")
-        if len(legs) == 1:
-            return next(iter(errors.values()))
-        return AllEndpointsFailed(errors)
+        errors = {**dict(self.plan.missing), **failed}
+        return AllEndpointsFailed(errors) if len(errors) > 1 else next(iter(failed.values()))

@@ -1,0 +1,37 @@
+"""What an endpoint raised, in the words of the error tree: a bug in one must reach the reader as an error, not as silence."""
+
+from __future__ import annotations
+
+from streamco.errors import EndpointError, EndpointProtocolError, StreamcoError
+from streamco.events import StreamEnded, TokensReceived
+
+__all__ = ["Unopened", "translate"]
+
+
+def translate(error: Exception, source: str) -> EndpointError:
+    """An endpoint's error with the endpoint's name; anything else becomes a protocol error whose cause it is."""
+    if isinstance(error, EndpointError):
+        error.endpoint = error.endpoint or source
+        return error
+    text = str(error) if isinstance(error, StreamcoError) else f"expected an event or an EndpointError, got {error!r}"
+    failure = EndpointProtocolError(text, endpoint=source)
+    failure.__cause__ = error
+    return failure
+
+
+class Unopened:
+    """The stream of an endpoint that failed to open one: its first ``receive`` raises why."""
+
+    def __init__(self, error: EndpointError) -> None:
+        self._error = error
+
+    async def receive(self) -> TokensReceived | StreamEnded:
+        """Raise it.
+
+        Raises:
+            EndpointError: always.
+        """
+        raise self._error
+
+    async def cancel(self) -> None:
+        """There is nothing to release."""
