@@ -12,7 +12,7 @@ import io
 import ssl
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -63,6 +63,7 @@ class HttpClient:
         self._is_closed = False
         self._proxies: dict[str, URL | None] = {}
         self._finishing: set[aiohttp.ClientResponse] = set()
+        self._warming: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Import aiohttp and make the session; idempotent.
@@ -102,7 +103,7 @@ class HttpClient:
         """
         session = self._session
         assert session is not None, "start comes before request"
-        proxy = self._proxies[url.host or ""] if url.host in self._proxies else await self._find_proxy(url)
+        proxy = await self._find_proxy(url)
         data = io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY else body
         with self._translated():
             for _ in range(_REDIRECTS):
@@ -122,6 +123,34 @@ class HttpClient:
             raise EndpointProtocolError(f"{text}: set base_url to it if it is right", endpoint=self._name)
         return target
 
+    def warm(self, url: URL) -> None:
+        """Open a connection in the background if none is idle, so that the next request finds one: DNS, TCP and TLS take two or three
+        round trips, and a cancelled answer has cost its connection. Nothing is sent. Failures are left for that request to find.
+
+        Does nothing on the loopback, where connecting is free, and in a session that is not its own.
+        """
+        if self._warming is None and self._is_owner and not self._is_closed and not is_loopback(url.host or ""):
+            self._warming = asyncio.get_running_loop().create_task(self._warm(url), name=f"streamco warm {self._name}")
+            self._warming.add_done_callback(self._end_warming)
+
+    async def _warm(self, url: URL) -> None:
+        import aiohttp
+
+        session = self._session
+        assert session is not None, "start comes before warm"
+        assert session.connector is not None, "an own session has a connector"
+        proxy = await self._find_proxy(url)
+        loop = asyncio.get_running_loop()
+        request = aiohttp.ClientRequest("GET", url, loop=loop, proxy=proxy, session=session, headers={})
+        with suppress(EndpointError), self._translated():
+            connection = await session.connector.connect(request, traces=[], timeout=session.timeout)
+            connection.release()
+
+    def _end_warming(self, task: asyncio.Task[None]) -> None:
+        self._warming = None
+        if not task.cancelled():
+            task.result()
+
     async def read(self, response: aiohttp.ClientResponse, most: int) -> bytes:
         """The body, or its first ``most`` bytes; the connection is given back, or closed when there was more.
 
@@ -129,14 +158,16 @@ class HttpClient:
             EndpointProtocolError: the body was cut.
         """
         body = bytearray()
-        with self._translated():
-            while len(body) <= most:
-                data = await response.content.readany()
-                if not data:
-                    return bytes(body)
-                body += data
-        response.close()
-        return bytes(body[:most])
+        try:
+            with self._translated():
+                while len(body) <= most:
+                    data = await response.content.readany()
+                    if not data:
+                        return bytes(body)
+                    body += data
+            return bytes(body[:most])
+        finally:
+            response.close()  # does nothing after the end of the body: the connection is back in the pool
 
     def finish(self, response: aiohttp.ClientResponse) -> asyncio.Future[None] | None:
         """Give the connection back once the last bytes of a complete answer have come; close it if they don't within ``timeouts.cancel``.
@@ -189,6 +220,9 @@ class HttpClient:
     async def aclose(self) -> None:
         """Close every connection; idempotent."""
         self._is_closed = True
+        if self._warming is not None:
+            self._warming.cancel()
+            await asyncio.wait([self._warming])
         for response in list(self._finishing):
             self._give_up(response)
         session = self._session
@@ -217,10 +251,8 @@ class HttpClient:
     async def _find_proxy(self, url: URL) -> URL | None:
         """The proxy that the environment names for this host: looked up once, in a thread because the system's settings may be read."""
         host = url.host or ""
-        if is_loopback(host):
-            self._proxies[host] = None
-        else:
-            self._proxies[host] = await asyncio.to_thread(_read_proxy, str(url.origin()))
+        if host not in self._proxies:
+            self._proxies[host] = None if is_loopback(host) else await asyncio.to_thread(_read_proxy, str(url.origin()))
         return self._proxies[host]
 
 
@@ -262,7 +294,8 @@ def translate(exc: Exception, name: str, timeouts: Timeouts, *, partial: str = "
         case aiohttp.ServerDisconnectedError():
             text = "expected an answer, got the connection closed"
         case aiohttp.ClientPayloadError():
-            return EndpointProtocolError("expected the rest of the answer, got the connection cut", endpoint=name, partial=partial)
+            got = "the connection cut" if "not completed" in str(exc) else f"a body that can't be read: {exc}"
+            return EndpointProtocolError(f"expected the rest of the answer, got {got}", endpoint=name, partial=partial)
         case aiohttp.ClientResponseError():
             return EndpointProtocolError(f"expected an HTTP answer, got {exc.message!r}", endpoint=name, partial=partial)
         case aiohttp.ClientError() | OSError():

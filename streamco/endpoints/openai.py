@@ -29,6 +29,7 @@ from streamco.wire.requests import build_chat_request, build_completion_request,
 
 if TYPE_CHECKING:
     import aiohttp
+    from yarl import URL
 
 __all__ = ["OpenAIEndpoint"]
 
@@ -99,6 +100,7 @@ class OpenAIEndpoint:
         self._counter = TokenCounter(model)
         self._rng = rng or random.Random()
         self._streams: set[OpenAIStream] = set()
+        self._is_started = False
 
     def __repr__(self) -> str:
         return f"OpenAIEndpoint({self.model!r}, base_url={self._address.base_url!r}, name={self._name!r})"
@@ -119,14 +121,19 @@ class OpenAIEndpoint:
         return self._prices
 
     async def start(self) -> None:
-        """Make ready what would slow the first request down: imports, certificates, the pool, the vocabulary. Sends nothing.
+        """Make ready what would slow the first request down: imports, certificates, the vocabulary, in the background a connection.
+
+        Sends nothing, and doesn't fail when the server can't be reached: that is for the first request to find. Idempotent.
 
         Raises:
             StreamClosed: it was closed.
         """
+        if self._is_started:
+            return
         await self._client.start()
-        if self._counter.may_load:
-            await asyncio.to_thread(self._counter.load)
+        await asyncio.to_thread(self._counter.load)
+        self._client.warm(self._url("/models", self.model))
+        self._is_started = True
 
     def open(self, request: Request) -> OpenAIStream:
         """Begin an answer; the request goes out with the first ``receive``."""
@@ -180,6 +187,7 @@ class OpenAIEndpoint:
 
     async def aclose(self) -> None:
         """Cancel every answer and close the pool; idempotent."""
+        self._is_started = False
         await asyncio.gather(*(stream.cancel() for stream in list(self._streams)))
         await self._client.aclose()
 
@@ -194,16 +202,20 @@ class OpenAIEndpoint:
             self._capabilities = msgspec.structs.replace(self._capabilities, context_tokens=info.context_tokens)
 
     def _prepare(self, request: Request) -> Call:
-        from yarl import URL
-
         model = request.model or self.model
         api, path, body = self._build_body(request, model)
-        url = URL(self._address.url(path, model=model), encoded=True)
+        last = request.messages[-1] if request.messages else {}
+        url = self._url(path, model, base_url=self._address.provider.continuation_base_url if last.get("prefix") else None)
         headers = {**self._headers, **request.headers} if request.headers else self._headers
         try:
             return Call(url, headers, encode_request(body), api)
         except TypeError as exc:
             raise UsageError(f"request: expected values that have a JSON form, got {exc}") from exc
+
+    def _url(self, path: str, model: str, *, base_url: str | None = None) -> URL:
+        from yarl import URL
+
+        return URL(self._address.url(path, model=model, base_url=base_url), encoded=True)
 
     def _build_body(self, request: Request, model: str) -> tuple[Api, str, dict[str, Any]]:
         dialect = self._dialect

@@ -90,6 +90,7 @@ class OpenAIStream:
         self._watchdog = Watchdog(self._loop, timeouts, self._expire)
         self._opening: asyncio.Task[None] | None = None
         self._cancelling: asyncio.Task[None] | None = None
+        self._url: URL | None = None
         self._response: aiohttp.ClientResponse | None = None
         self._content: aiohttp.StreamReader | None = None
         self._parser = ChatStreamParser(endpoint=name, limits=limits)
@@ -99,7 +100,7 @@ class OpenAIStream:
         self._is_reading = False
         self._is_closed = False
         self._expired: EndpointTimeoutError | None = None
-        self._ending: StreamEnded | EndpointError | None = None
+        self._ending: StreamEnded | Exception | None = None
         self._settled: asyncio.Future[None] | None = None
         self._was_given = False
 
@@ -175,10 +176,10 @@ class OpenAIStream:
         self._opening = None
         if self._expired is not None:
             self._fail(self._expired)
-        elif not opening.cancelled() and isinstance(error := opening.exception(), EndpointError):
+        elif opening.cancelled():
+            raise asyncio.CancelledError  # by somebody who cancels every task
+        elif isinstance(error := opening.exception(), Exception):
             self._fail(error)
-        else:
-            opening.result()
 
     async def _open(self, wait: float) -> None:
         """Try until an answer begins, or raise what stands against it."""
@@ -189,6 +190,7 @@ class OpenAIStream:
             self._watchdog.restart()
             try:
                 call = self._prepare()
+                self._url = call.url
                 await self._client.start()
                 response = await self._client.request("POST", call.url, headers=call.headers, body=call.body)
                 await self._check(response)
@@ -207,11 +209,7 @@ class OpenAIStream:
         """Let only a 200 pass whose body may be an answer; the parser tells events from JSON by the body itself."""
         if response.status == 200 and response.content_type != "text/html":
             return
-        try:
-            body = await self._client.read(response, _ERROR_BYTES)
-        except BaseException:
-            response.close()
-            raise
+        body = await self._client.read(response, _ERROR_BYTES)
         if response.status == 200:
             text = " ".join(body[:200].decode("utf-8", "replace").split())
             raise EndpointProtocolError(f"expected an event stream, got an HTML page: {text!r}", endpoint=self._name)
@@ -282,9 +280,10 @@ class OpenAIStream:
             return
         error = translate(failure, self._name, self._timeouts, partial=parser.partial_text())
         if error is None:
-            raise failure
-        error.__cause__ = root_cause(failure)
-        self._break(error, tokens)
+            self._fail(failure)
+        else:
+            error.__cause__ = root_cause(failure)
+            self._break(error, tokens)
 
     def _break(self, error: EndpointError, tokens: int) -> None:
         """The answer failed; ask again if nobody has seen any of it."""
@@ -308,9 +307,11 @@ class OpenAIStream:
             self._settled = self._client.finish(self._response)
         self._leave()
 
-    def _fail(self, error: EndpointError) -> None:
-        error.endpoint = error.endpoint or self._name
-        self._ending = self._client.scrub(error)
+    def _fail(self, error: Exception) -> None:
+        if isinstance(error, EndpointError):
+            error.endpoint = error.endpoint or self._name
+            self._client.scrub(error)
+        self._ending = error
         if self._response is not None:
             self._response.close()
         self._leave()
@@ -323,7 +324,7 @@ class OpenAIStream:
     def _give_ending(self) -> StreamEnded:
         ending = self._ending
         assert ending is not None, "an ending is given when there is one"
-        if isinstance(ending, EndpointError):
+        if isinstance(ending, Exception):
             raise ending
         if self._was_given:
             raise StreamConsumed(f"{self._name}: expected no receive after the end, got one")
@@ -350,3 +351,5 @@ class OpenAIStream:
             await self._client.drop(response)
         self._opening = None
         self._leave()
+        if self._url is not None:
+            self._client.warm(self._url)

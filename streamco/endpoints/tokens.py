@@ -12,7 +12,6 @@ import os
 import tempfile
 import threading
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,18 +84,11 @@ class TokenCounter:
     def __init__(self, model: str) -> None:
         self._model = model
         self._encoding: tiktoken.Encoding | None = None
-        self._was_tried = False
         self.is_exact = False
         """The text is counted in the model's own vocabulary; framing and tools are estimates in any case."""
 
-    @property
-    def may_load(self) -> bool:
-        """Whether ``load`` has something to try: tiktoken is installed and nothing is loaded yet."""
-        return self._encoding is None and not self._was_tried and find_spec("tiktoken") is not None
-
     def load(self) -> None:
-        """Take the vocabulary into use if it is here; blocks, call it in a thread. Until then counts are estimates."""
-        self._was_tried = True
+        """Take the vocabulary into use if it is here; idempotent; blocks, call it in a thread. Until then counts are estimates."""
         found = load_encoding(self._model)
         if found is not None:
             self._encoding, self.is_exact = found

@@ -9,6 +9,7 @@ import pytest
 
 from streamco.config import SamplingOptions, Timeouts
 from streamco.endpoints.base import Request
+from streamco.endpoints.continuation import continue_request
 from streamco.errors import EndpointProtocolError, EndpointStatusError, StreamClosed
 from streamco.events import TokensReceived
 from tests.endpoints.helpers import NO_RETRIES, ask, opened
@@ -65,6 +66,18 @@ async def test_token_ids_are_taken_where_it_says_so(kind: str, url: str) -> None
         if endpoint.capabilities.takes_token_ids:
             request = Request(prompt_ids=[504, 3575, 282, 4649, 314], sampling=SamplingOptions(temperature=0, max_tokens=2))
             assert (await ask(endpoint, request)).text
+
+
+async def test_an_answer_is_continued_where_it_says_so(kind: str, url: str) -> None:
+    async with opened(url, model="smollm2", timeouts=PATIENT) as endpoint:
+        await endpoint.probe()
+        assert (endpoint.capabilities.continuation == "none") == (kind == "llama-cpp-python")
+        if endpoint.capabilities.continuation != "none":
+            request = say("Write a sentence about the sea.", 12)
+            whole = (await ask(endpoint, request)).text
+            begun = whole[: whole.index(" ", len(whole) // 2)]  # between words: a cut word is tokenised in another way
+            rest = (await ask(endpoint, continue_request(request, begun, endpoint.capabilities.continuation))).text
+            assert (begun + rest).startswith(whole)
 
 
 async def test_it_is_recognised(kind: str, url: str) -> None:

@@ -112,16 +112,6 @@ def test_the_models_own_vocabulary_is_exact() -> None:
     assert counter.count(chat("hello world")) == 2 + 1 + 3 + 3
 
 
-@pytest.mark.usefixtures("empty_cache")
-def test_loading_is_tried_once() -> None:
-    pytest.importorskip("tiktoken")
-    counter = TokenCounter("unknown")
-    tries = [counter.may_load]
-    counter.load()
-    tries.append(counter.may_load)
-    assert tries == [True, False]
-
-
 @pytest.mark.usefixtures("cache")
 def test_special_tokens_in_a_text_are_text() -> None:
     counter = TokenCounter("gpt-4o")
