@@ -3,7 +3,8 @@
 This twin is the specification. Plain is what chat servers send: one ``data:`` line, then a blank line, both ended by LF or both by CRLF.
 Whatever else comes (comments, other fields, several lines, lone CR, an event that is not complete) stops the scan and is the caller's.
 
-Compiled against this twin, with 250-byte events (bench/wire.py): 5 times as fast for events in bulk, 4 times for one a call.
+With 250-byte events (bench/wire.py) the event layer on the compiled scanner is 14 times as fast as on this twin for events in bulk, 5
+times for one event a read; against the best pure Python found (one bytes.split) 4 times.
 """
 
 from __future__ import annotations

@@ -205,12 +205,13 @@ class ChatStreamParser:
         if tokens:
             self.tokens += tokens
             self._seen.add(0)
-        self._check_end()
+        elif self.is_done:
+            self._check_end()
         return chunks
 
     def _check_end(self) -> None:
         """[DONE] without a single choice is another API's stream, or an answer that never began."""
-        if self.is_done and not self._seen:
+        if not self._seen:
             self.is_done = False
             self._fail(EndpointProtocolError(f"expected chunks with choices before [DONE], got {self.events} events without"))
 

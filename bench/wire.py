@@ -1,0 +1,143 @@
+"""What does one streamed event cost, from the bytes of a network read to a chunk object?
+
+Three shapes of reads: 64 KiB (a fast server, a proxy that buffers), 1460 bytes cut anywhere (TCP segments), one event a read (the usual
+case). ``split`` is the event layer alone, ``chunks`` all of it. ``decode alone`` is msgspec's typed decode of payloads that are split
+already: the floor. The other contenders do what their clients do with the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Callable, Sequence
+from unittest.mock import patch
+
+from bench.report import Row, add_arguments, emit, interleave, per_call, rows_from
+from streamco._native import HAS_NATIVE, ssescan_py
+from streamco.wire import sse
+from streamco.wire.openai import ChatStreamParser
+from streamco.wire.typed import decode_chat_chunk
+
+BENCH = "wire"
+SEED = 20_240_601
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "then", "runs", "away", "from", "it"]
+
+Contender = Callable[[], object]
+
+
+def make_events(count: int, rng: random.Random) -> list[bytes]:
+    """Events as OpenAI writes them, about 250 bytes each, one word an event."""
+    head = {"id": "chatcmpl-9rT3kQb0", "object": "chat.completion.chunk", "created": 1718000000, "model": "gpt-4o-mini-2024-07-18"}
+    events = []
+    for _ in range(count):
+        choice = {"index": 0, "delta": {"content": " " + rng.choice(WORDS)}, "logprobs": None, "finish_reason": None}
+        value = {**head, "system_fingerprint": "fp_44709d6fcb", "choices": [choice]}
+        events.append(b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n")
+    return events
+
+
+def make_reads(events: Sequence[bytes]) -> dict[str, list[bytes]]:
+    """The same stream in three shapes of reads."""
+    body = b"".join(events)
+    shapes = {f"{size} bytes a read": [body[at : at + size] for at in range(0, len(body), size)] for size in (65536, 1460)}
+    return {**shapes, "one event a read": list(events)}
+
+
+def with_twin(function: Contender) -> Contender:
+    """The same with the Python twin of the scanner in place."""
+
+    def run() -> object:
+        with patch.object(sse, "scan_events", ssescan_py.scan_events):
+            return function()
+
+    return run
+
+
+def splitters(reads: list[bytes]) -> dict[str, Contender]:
+    """Bytes to events' data."""
+
+    def streamco() -> int:
+        parser = sse.SSEParser()
+        return sum(len(parser.feed_data(data)) for data in reads)
+
+    def httpx_sse() -> int:
+        return sum(1 for _ in read_with_httpx_sse(reads))
+
+    def openai_python() -> int:
+        from openai._streaming import SSEDecoder
+
+        return sum(1 for _ in SSEDecoder().iter_bytes(iter(reads)))
+
+    found: dict[str, Contender] = {"streamco": streamco, "httpx-sse": httpx_sse, "openai-python": openai_python}
+    if HAS_NATIVE:
+        found["streamco, python twin"] = with_twin(streamco)
+    return found
+
+
+def read_with_httpx_sse(reads: list[bytes]) -> list[str]:
+    """What ``EventSource.iter_sse`` does with decoded text."""
+    from httpx_sse._decoders import SSEDecoder, SSELineDecoder
+
+    lines, decoder = SSELineDecoder(), SSEDecoder()
+    return [event.data for data in reads for line in lines.decode(data.decode()) if (event := decoder.decode(line)) is not None]
+
+
+def readers(reads: list[bytes], payloads: list[bytes]) -> dict[str, Contender]:
+    """Bytes to chunk objects."""
+
+    def streamco() -> int:
+        parser = ChatStreamParser()
+        return sum(len(parser.feed(data)) for data in reads)
+
+    def decode_alone() -> int:
+        return len([decode_chat_chunk(payload) for payload in payloads])
+
+    def httpx_sse() -> int:
+        return len([decode_chat_chunk(data.encode()) for data in read_with_httpx_sse(reads)])
+
+    def openai_python() -> int:
+        from openai._models import construct_type
+        from openai._streaming import SSEDecoder
+        from openai.types.chat import ChatCompletionChunk
+
+        events = SSEDecoder().iter_bytes(iter(reads))
+        return len([construct_type(type_=ChatCompletionChunk, value=json.loads(event.data)) for event in events])
+
+    found: dict[str, Contender] = {
+        "streamco": streamco,
+        "decode alone": decode_alone,
+        "httpx-sse + msgspec": httpx_sse,
+        "openai-python": openai_python,
+    }
+    if HAS_NATIVE:
+        found["streamco, python twin"] = with_twin(streamco)
+    return found
+
+
+def measure(name: str, contenders: dict[str, Contender], events: int, rounds: int) -> list[Row]:
+    """Microseconds an event; every contender must find every event."""
+    for contender, function in contenders.items():
+        found = function()
+        if found != events:
+            raise AssertionError(f"{name}: {contender} found {found} of {events} events")
+    timed = {contender: per_call(function, 1, scale=1e6 / events) for contender, function in contenders.items()}
+    return rows_from(BENCH, name, "cost", "us an event", interleave(timed, rounds))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    options = parser.parse_args()
+    count, rounds = (500, 9) if options.quick else (2000, 25)
+    events = make_events(count, random.Random(SEED))
+    payloads = [event[6:-2] for event in events]
+    rows: list[Row] = []
+    for shape, reads in make_reads(events).items():
+        rows += measure(f"split, {shape}", splitters(reads), count, rounds)
+        rows += measure(f"chunks, {shape}", readers(reads, payloads), count, rounds)
+    emit(rows, options.json)
+
+
+if __name__ == "__main__":
+    main()
