@@ -43,7 +43,7 @@ class SSEEvent(Struct, frozen=True):
 class SSEParser:
     """An incremental parser of one ``text/event-stream`` body.
 
-    A line ``error: {...}`` (llama.cpp's server before 2025, llama-box) is not in the standard; it is given as an event of type
+    A line ``error: {...}`` (llama.cpp's server at times, llama-box) is not in the standard; it is given as an event of type
     "error" with the data ``{"error":{...}}``, so that no failure is mistaken for the end of the answer.
 
     Args:
