@@ -1,0 +1,401 @@
+"""The device endpoint: an engine's thread on one side, the loop on the other, and every way of leaving."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blockbuster import blockbuster_ctx
+
+from streamco.chunks import ChatCompletionChunk
+from streamco.config import SamplingOptions
+from streamco.endpoints.base import Endpoint, Request, TokenPrices
+from streamco.endpoints.device import DeviceEndpoint, DeviceStream, prompt_ids
+from streamco.engines.base import Engine, EngineOptions
+from streamco.engines.packaged import packaged_model
+from streamco.errors import EngineError, StreamClosed, StreamConsumed, UsageError
+from streamco.events import StreamEnded, TokensReceived
+from streamco.testing.engine import FakeEngine
+
+HELLO = Request(messages=[{"role": "user", "content": "hello"}])
+
+
+@asynccontextmanager
+async def device(engine: Engine | str | Path, **options: Any) -> AsyncIterator[DeviceEndpoint]:
+    endpoint = DeviceEndpoint(engine, **options)
+    try:
+        yield endpoint
+    finally:
+        await endpoint.aclose()
+        if isinstance(engine, FakeEngine):
+            engine.close()
+
+
+async def read(stream: DeviceStream) -> tuple[list[ChatCompletionChunk], StreamEnded, list[TokensReceived]]:
+    batches: list[TokensReceived] = []
+    while True:
+        event = await stream.receive()
+        if isinstance(event, StreamEnded):
+            return [chunk for batch in batches for chunk in batch.chunks], event, batches
+        batches.append(event)
+
+
+def text_of(chunks: list[ChatCompletionChunk]) -> str:
+    return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+
+
+def in_background(monkeypatch: pytest.MonkeyPatch, load: Any) -> None:
+    """Let a path be loaded by this function."""
+    monkeypatch.setattr(DeviceEndpoint, "_load_file", lambda _self: load())
+
+
+async def test_it_is_an_endpoint() -> None:
+    endpoint: Endpoint = DeviceEndpoint(FakeEngine())
+    assert (endpoint.name, endpoint.kind) == ("device", "device")
+    assert endpoint.prices == TokenPrices(prompt=0, completion=0)
+    await endpoint.aclose()
+
+
+@pytest.mark.parametrize("mode", ["instant", "thread"])
+async def test_an_answer_is_openais_chunks(mode: Any) -> None:
+    async with device(FakeEngine("Hello there, reader.", mode=mode), name="phone") as endpoint:
+        chunks, end, batches = await read(endpoint.open(HELLO))
+    assert text_of(chunks) == "Hello there, reader."
+    first, *words, last = [chunk.choices[0] for chunk in chunks]
+    assert (first.delta.role, first.delta.content, first.token_ids) == ("assistant", "", None)
+    assert [word.delta.content for word in words] == ["Hello", " there,", " reader."]
+    assert all(word.token_ids and word.finish_reason is None for word in words)
+    assert (last.finish_reason, last.delta.content) == ("stop", None)
+    assert sum(batch.tokens for batch in batches) == 3
+    assert {batch.source for batch in batches} == {"phone"} == {end.source}
+    assert end.finish_reason == "stop"
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert {chunk.model for chunk in chunks} == {"fake"}
+
+
+async def test_the_end_has_the_engines_own_count() -> None:
+    async with device(FakeEngine("one two three")) as endpoint:
+        stream = endpoint.open(Request(prompt="a b c d", sampling=SamplingOptions(max_tokens=2)))
+        before = stream.timings
+        _, end, _ = await read(stream)
+    assert before is None
+    assert end.finish_reason == "length"
+    assert end.usage is not None
+    assert (end.usage.prompt_tokens, end.usage.completion_tokens, end.usage.total_tokens) == (4, 2, 6)
+    assert stream.timings is not None
+    assert stream.timings.completion_tokens == 2
+
+
+async def test_an_answer_without_words_still_ends_properly() -> None:
+    async with device(FakeEngine([])) as endpoint:
+        chunks, end, batches = await read(endpoint.open(HELLO))
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, "stop"]
+    assert [batch.tokens for batch in batches] == [0]
+    assert end.finish_reason == "stop"
+
+
+async def test_what_is_there_comes_in_one_batch() -> None:
+    engine = FakeEngine("one two three four", mode="manual")
+    async with device(engine) as endpoint:
+        stream = endpoint.open(HELLO)
+        engine.step(3)
+        event = await stream.receive()
+        assert isinstance(event, TokensReceived)
+        assert event.tokens == 3
+        assert len(event.chunks) == 4  # with the role
+
+
+async def test_the_engine_gets_the_request_as_it_is() -> None:
+    engine = FakeEngine()
+    sampling = SamplingOptions(temperature=0.5, seed=3, stop=("x",))
+    async with device(engine) as endpoint:
+        await read(endpoint.open(Request(prompt_ids=[0, 1], sampling=sampling, extra={"ignore_eos": True})))
+        await read(endpoint.open(HELLO))
+    assert list(engine.requests[0].prompt_ids) == [0, 1]
+    assert engine.requests[0].sampling == sampling
+    assert engine.requests[0].ignore_eos
+    assert engine.detokenize(engine.requests[1].prompt_ids) == b"user: hello\nassistant:"
+    assert not engine.requests[1].ignore_eos
+
+
+async def test_a_short_prompt_is_with_the_engine_when_open_returns() -> None:
+    engine = FakeEngine()
+    async with device(engine) as endpoint:
+        endpoint.open(HELLO)
+        assert len(engine.requests) == 1
+
+
+async def test_a_long_prompt_is_tokenised_elsewhere() -> None:
+    threads: list[str] = []
+
+    class Watched(FakeEngine):
+        def tokenize(self, text: str, *, special: bool = False, bos: bool = False) -> list[int]:
+            threads.append(threading.current_thread().name)
+            return super().tokenize(text, special=special, bos=bos)
+
+    async with device(Watched()) as endpoint:
+        await read(endpoint.open(Request(prompt="word " * 1500)))
+        await read(endpoint.open(HELLO))
+    assert threads[0] != threading.main_thread().name == threads[1]
+
+
+async def test_counting_and_opening_tokenise_once() -> None:
+    calls: list[str] = []
+
+    class Counted(FakeEngine):
+        def tokenize(self, text: str, *, special: bool = False, bos: bool = False) -> list[int]:
+            calls.append(text)
+            return super().tokenize(text, special=special, bos=bos)
+
+    async with device(Counted()) as endpoint:
+        assert endpoint.count_tokens(HELLO) == 3
+        await read(endpoint.open(HELLO))
+    assert len(calls) == 1
+
+
+async def test_what_cannot_be_counted_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_background(monkeypatch, FakeEngine)
+    async with device("model.gguf") as endpoint:
+        assert endpoint.count_tokens(HELLO) is None
+
+    class Refusing(FakeEngine):
+        def apply_template(self, messages: Any, *, add_generation_prompt: bool = True) -> str:
+            raise EngineError("no template")
+
+    async with device(Refusing()) as endpoint:
+        assert endpoint.count_tokens(HELLO) is None
+        with pytest.raises(EngineError, match="device: no template"):
+            await endpoint.open(HELLO).receive()
+
+
+async def test_capabilities_are_known_when_the_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_background(monkeypatch, lambda: FakeEngine(context_tokens=100))
+    async with device("model.gguf") as endpoint:
+        before = endpoint.capabilities
+        assert (before.vocabulary, before.context_tokens, before.takes_token_ids) == (None, None, True)
+        assert before.continuation == "token_ids"
+        await endpoint.start()
+        after = endpoint.capabilities
+    assert after.context_tokens == 100
+    assert after.vocabulary == FakeEngine().info.vocabulary
+
+
+async def test_loading_happens_once_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[FakeEngine] = []
+    gate = threading.Event()
+
+    def load() -> FakeEngine:
+        assert gate.wait(30)
+        made.append(FakeEngine("hi"))
+        return made[-1]
+
+    in_background(monkeypatch, load)
+    async with device("model.gguf") as endpoint:
+        waiting = [asyncio.create_task(endpoint.start()) for _ in range(3)]
+        stream = endpoint.open(HELLO)
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        gate.set()
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert isinstance(results[0], asyncio.CancelledError)
+        assert results[1:] == [None, None]
+        chunks, _, _ = await read(stream)
+        assert text_of(chunks) == "hi"
+        await endpoint.start()
+    assert len(made) == 1
+    assert made[0].is_closed
+
+
+async def test_a_model_that_cannot_be_loaded_says_so_to_everybody_and_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    engines: list[Exception | FakeEngine] = [EngineError("no such file"), FakeEngine("hi")]
+
+    def load() -> FakeEngine:
+        loaded = engines.pop(0)
+        if isinstance(loaded, Exception):
+            raise loaded
+        return loaded
+
+    in_background(monkeypatch, load)
+    async with device("model.gguf", name="phone") as endpoint:
+        stream = endpoint.open(HELLO)
+        with pytest.raises(EngineError, match="phone: no such file"):
+            await stream.receive()
+        await stream.cancel()
+        await endpoint.start()
+        assert text_of((await read(endpoint.open(HELLO)))[0]) == "hi"
+
+
+async def test_a_prompt_that_does_not_fit_fails_with_the_numbers() -> None:
+    async with device(FakeEngine(context_tokens=4), name="phone") as endpoint:
+        stream = endpoint.open(Request(prompt="one two three four five"))
+        with pytest.raises(EngineError, match=r"phone: prompt: expected at most 3 tokens \(the context is 4\), got 5"):
+            await stream.receive()
+
+
+@pytest.mark.parametrize("request_", [Request(), Request(prompt="a", prompt_ids=[1])])
+async def test_not_exactly_one_prompt_is_the_callers_fault(request_: Request) -> None:
+    with pytest.raises(UsageError, match="expected exactly one of messages, prompt and prompt_ids"):
+        prompt_ids(FakeEngine(), request_)
+    async with device(FakeEngine()) as endpoint:
+        with pytest.raises(UsageError):
+            await endpoint.open(request_).receive()
+
+
+async def test_an_engine_that_fails_leaves_the_text_so_far() -> None:
+    async with device(FakeEngine("one two three", fail_after=2)) as endpoint:
+        stream = endpoint.open(HELLO)
+        assert isinstance(await stream.receive(), TokensReceived)
+        with pytest.raises(EngineError, match="failed after 2 tokens") as caught:
+            await stream.receive()
+    assert caught.value.partial == "one two"
+    assert caught.value.endpoint == "device"
+
+
+async def test_reading_on_after_the_end_is_refused() -> None:
+    async with device(FakeEngine("hi")) as endpoint:
+        stream = endpoint.open(HELLO)
+        await read(stream)
+        with pytest.raises(StreamConsumed):
+            await stream.receive()
+        await stream.cancel()  # nothing left to do
+
+
+async def test_cancelling_waits_for_the_engine_to_let_go() -> None:
+    engine = FakeEngine("word " * 100, mode="thread", token_s=10.0)
+    async with device(engine) as endpoint:
+        stream = endpoint.open(HELLO)
+        await stream.receive()
+        await asyncio.gather(stream.cancel(), stream.cancel())
+        assert stream.timings is not None
+        with pytest.raises(StreamClosed):
+            await stream.receive()
+
+
+async def test_cancelling_wakes_a_reader_that_waits() -> None:
+    engine = FakeEngine("word", mode="manual")
+    async with device(engine) as endpoint:
+        stream = endpoint.open(HELLO)
+        reader = asyncio.create_task(stream.receive())
+        await asyncio.sleep(0)
+        await stream.cancel()
+        with pytest.raises(StreamClosed):
+            await reader
+        assert engine.generations[0].is_cancelled
+
+
+async def test_cancelling_before_the_model_is_loaded_submits_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    engine = FakeEngine()
+
+    def load() -> FakeEngine:
+        assert gate.wait(30)
+        return engine
+
+    in_background(monkeypatch, load)
+    async with device("model.gguf") as endpoint:
+        stream = endpoint.open(HELLO)
+        cancelling = asyncio.create_task(stream.cancel())
+        await asyncio.sleep(0)
+        gate.set()
+        await cancelling
+        await endpoint.start()
+        assert engine.requests == []
+
+
+async def test_a_receive_that_is_cancelled_loses_nothing() -> None:
+    engine = FakeEngine("one two", mode="manual")
+    async with device(engine) as endpoint:
+        stream = endpoint.open(HELLO)
+        for _ in range(3):
+            waiting = asyncio.create_task(stream.receive())
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        engine.step(3)
+        assert text_of((await read(stream))[0]) == "one two"
+
+
+async def test_closing_the_endpoint_cancels_its_streams_and_leaves_a_foreign_engine_open() -> None:
+    engine = FakeEngine("word " * 100, mode="thread", token_s=10.0)
+    endpoint = DeviceEndpoint(engine)
+    stream = endpoint.open(HELLO)
+    await endpoint.aclose()
+    await endpoint.aclose()
+    assert engine.generations[0].is_cancelled
+    assert not engine.is_closed
+    with pytest.raises(StreamClosed):
+        await stream.receive()
+    with pytest.raises(StreamClosed, match="expected an open endpoint"):
+        await endpoint.start()
+    engine.close()
+
+
+async def test_closing_while_the_model_loads_frees_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    engine = FakeEngine()
+
+    def load() -> FakeEngine:
+        assert gate.wait(30)
+        return engine
+
+    in_background(monkeypatch, load)
+    endpoint = DeviceEndpoint("model.gguf")
+    starting = asyncio.create_task(endpoint.start())
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(endpoint.aclose())
+    await asyncio.sleep(0)
+    gate.set()
+    await closing
+    with pytest.raises(StreamClosed):
+        await starting
+    assert engine.is_closed
+
+
+async def test_an_engine_closed_under_a_stream_is_an_error_of_the_stream() -> None:
+    engine = FakeEngine("word " * 100, mode="thread", token_s=10.0)
+    async with device(engine) as endpoint:
+        stream = endpoint.open(HELLO)
+        await stream.receive()
+        await asyncio.to_thread(engine.close)
+        with pytest.raises(EngineError, match="got closed"):
+            await stream.receive()
+
+
+def test_a_loop_that_ends_without_its_stream_stops_the_engine() -> None:
+    engine = FakeEngine("one two three four", mode="manual")
+
+    async def leave() -> None:
+        DeviceEndpoint(engine).open(HELLO)
+
+    asyncio.run(leave())
+    engine.step()
+    assert engine.generations[0].is_cancelled
+
+
+@pytest.mark.model
+async def test_a_real_model_answers_and_stops_without_blocking_the_loop() -> None:
+    pytest.importorskip("llama_cpp")
+    path = packaged_model()
+    with blockbuster_ctx():
+        endpoint = DeviceEndpoint(path, options=EngineOptions(threads=1, context_tokens=512))
+        await endpoint.start()
+        question = Request(
+            messages=[{"role": "user", "content": "Name three colours."}], sampling=SamplingOptions(temperature=0, max_tokens=12)
+        )
+        chunks, end, batches = await read(endpoint.open(question))
+        assert text_of(chunks)
+        assert end.usage is not None
+        assert end.usage.completion_tokens == sum(batch.tokens for batch in batches)
+        assert end.usage.prompt_tokens == endpoint.count_tokens(question)
+        stream = endpoint.open(Request(prompt="many words " * 200))
+        await asyncio.sleep(0.05)
+        await stream.cancel()
+        assert stream.timings is not None
+        assert stream.timings.completion_tokens == 0
+        await endpoint.aclose()
