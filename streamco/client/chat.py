@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from streamco.chunks import ChatCompletion
+from streamco.client.arguments import build_request, check_mapping
 from streamco.client.stream import ChatStream
-from streamco.config import Pace, SamplingOptions
+from streamco.config import Pace
 from streamco.core.report import Report
-from streamco.endpoints.base import Message, Request
-from streamco.errors import ConfigError
+from streamco.endpoints.base import Message
 from streamco.wire.completion import CompletionAssembler
 
 if TYPE_CHECKING:
     from streamco.client.client import Client
 
-__all__ = ["Answer", "Chat", "Completions", "Unset", "build_request"]
+__all__ = ["UNSET", "Answer", "Chat", "Completions", "Unset"]
 
 
 class Unset:
@@ -30,63 +30,6 @@ class Answer(ChatCompletion):
     """A whole answer, OpenAI's ``chat.completion``, with streamco's report beside it."""
 
     report: Report | None = None
-
-
-def build_request(
-    messages: Sequence[Message] | str,
-    *,
-    model: str | None = None,
-    temperature: float | None = None,
-    top_p: float | None = None,
-    top_k: int | None = None,
-    min_p: float | None = None,
-    seed: int | None = None,
-    max_tokens: int | None = None,
-    max_completion_tokens: int | None = None,
-    stop: str | Sequence[str] | None = None,
-    extra_body: Mapping[str, Any] | None = None,
-    extra_headers: Mapping[str, str] | None = None,
-    **extra: Any,
-) -> Request:
-    """One request from OpenAI's arguments; a plain text becomes a user message.
-
-    Args:
-        extra: other fields of OpenAI's request body (``tools``, ``response_format``, ``n`` ...); None means not given.
-
-    Raises:
-        ConfigError: an argument has a wrong type or range.
-    """
-    if isinstance(messages, str):
-        messages = [{"role": "user", "content": messages}]
-    _check_messages(messages)
-    limit = max_completion_tokens if max_completion_tokens is not None else max_tokens
-    if limit is not None and (not isinstance(limit, int) or limit < 1):
-        raise ConfigError(f"max_tokens: expected an integer >= 1, got {limit!r}")
-    if temperature is not None and not 0 <= temperature <= 2:
-        raise ConfigError(f"temperature: expected 0 to 2, got {temperature!r}")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ConfigError(f"top_p: expected more than 0, at most 1, got {top_p!r}")
-    sampling = SamplingOptions(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        seed=seed,
-        max_tokens=limit,
-        stop=(stop,) if isinstance(stop, str) else tuple(stop or ()),
-    )
-    fields = {name: value for name, value in extra.items() if value is not None}
-    return Request(
-        messages=list(messages), model=model, sampling=sampling, extra={**fields, **(extra_body or {})}, headers=extra_headers or {}
-    )
-
-
-def _check_messages(messages: Sequence[Message]) -> None:
-    if not messages:
-        raise ConfigError("messages: expected at least one message, got none")
-    for index, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise ConfigError(f'messages[{index}]: expected a mapping with "role" and "content", got {type(message).__name__}')
 
 
 class Completions:
@@ -121,7 +64,7 @@ class Completions:
             StreamcoError: no endpoint could begin the answer; or, with ``stream=False``, finish it (``partial`` holds the text).
             ConfigError: an argument is wrong.
         """
-        wants_usage = bool((options.pop("stream_options", None) or {}).get("include_usage"))
+        wants_usage = bool(check_mapping("stream_options", options.pop("stream_options", None)).get("include_usage"))
         request = build_request(messages, model=model, **options)
         answer = self._client.open_chat(request, pace=pace if stream else None, includes_usage=wants_usage or not stream)
         if stream:

@@ -7,7 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from streamco.client.chat import UNSET, Chat, Unset, build_request
+from streamco.client.arguments import build_request
+from streamco.client.chat import UNSET, Chat, Unset
 from streamco.client.dispatcher import Dispatched, Dispatcher, DispatchOptions
 from streamco.client.driver import SessionDriver
 from streamco.client.reporting import build_report
@@ -57,6 +58,7 @@ class Client:
         limits: Limits | None = None,
         seed: int | None = None,
     ) -> None:
+        _check_options(dispatch, limits)
         self._shared = SharedEndpoints(device, server)
         self._dispatch = dispatch or DispatchOptions()
         prior = None if profile is None else _read_profile(profile)
@@ -103,6 +105,7 @@ class Client:
         limits: Limits | None = None,
     ) -> Client:
         """A client with other settings over the same endpoints; what is learned and spent is shared unless budget or policy differ."""
+        _check_options(dispatch, limits)
         other = object.__new__(type(self))
         other._shared = self._shared
         other._owner = self._owner or self
@@ -177,9 +180,17 @@ class Client:
         return driver
 
 
+def _check_options(dispatch: object, limits: object) -> None:
+    for name, value, kind in (("dispatch", dispatch, DispatchOptions), ("limits", limits, Limits)):
+        if value is not None and not isinstance(value, kind):
+            raise ConfigError(f"{name}: expected {kind.__name__} or None, got {type(value).__name__}")
+
+
 def _read_profile(setting: bytes | Path) -> Profile:
     if isinstance(setting, bytes):
         return Profile.from_json(setting)
+    if not isinstance(setting, Path):
+        raise ConfigError(f"profile: expected the bytes of one or a Path, got {type(setting).__name__}")
     try:
         return Profile.from_json(setting.read_bytes(), where=str(setting))
     except OSError as error:

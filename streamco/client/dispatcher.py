@@ -13,9 +13,10 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from streamco.config import READING
+from streamco.core.estimators import is_burst
 from streamco.core.learner import DeviceTTFT, Learner, Plan, PromptLength, ServerTTFT
 from streamco.core.report import DispatchReport
-from streamco.core.session import Leg, SessionMachine, Start
+from streamco.core.session import Leg, LegState, SessionMachine, Start
 from streamco.endpoints.base import Endpoint, Request
 from streamco.errors import ConfigError, EndpointError
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED, DeviceCosts, device_costs
@@ -272,11 +273,21 @@ class Dispatcher:
         if leg.opened is None or leg.error is not None:
             return
         if leg.ttft is not None:
-            details = leg.usage.prompt_tokens_details if leg.usage else None
-            fresh = dispatched.prompt_tokens - ((details.cached_tokens or 0) if details else 0)
-            self._learner.observe(DeviceTTFT(max(1, fresh), leg.ttft) if side == "device" else ServerTTFT(leg.ttft))
+            self._learner.observe(_device_sample(leg, leg.ttft, dispatched) if side == "device" else _server_sample(leg, leg.ttft))
         elif side == "server" and leg.stopped is not None and not leg.has_won:
             self._learner.observe(ServerTTFT(leg.stopped - leg.opened, is_censored=True))
+
+
+def _device_sample(leg: Leg, ttft: float, dispatched: Dispatched) -> DeviceTTFT:
+    details = leg.usage.prompt_tokens_details if leg.usage else None
+    fresh = dispatched.prompt_tokens - ((details.cached_tokens or 0) if details else 0)
+    return DeviceTTFT(max(1, fresh), ttft)
+
+
+def _server_sample(leg: Leg, ttft: float) -> ServerTTFT:
+    if leg.state is not LegState.ENDED or leg.first_token is None or leg.stopped is None:
+        return ServerTTFT(ttft)
+    return ServerTTFT(ttft, is_burst=is_burst(leg.tokens, ttft, leg.stopped - leg.first_token))
 
 
 def _starts(decision: Decision, eligibility: Eligibility, device: Endpoint | None, servers: Sequence[Endpoint]) -> tuple[Start, ...]:

@@ -160,7 +160,7 @@ def check_share(name: str, value: float) -> None:
     Raises:
         ConfigError: outside 0..1.
     """
-    if not 0.0 <= value <= 1.0:
+    if not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
         raise ConfigError(f"{name}: expected a share from 0 to 1, got {value!r}")
 
 
