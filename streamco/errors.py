@@ -12,7 +12,6 @@
     ├── AllEndpointsFailed        .errors, .partial
     ├── VerifierError
     ├── ConfigError(ValueError)   your settings
-    ├── RequestError(ValueError)  a client of our own server; .param
     └── UsageError(RuntimeError)  your code
         ├── StreamClosed
         ├── StreamConsumed
@@ -36,7 +35,6 @@ __all__ = [
     "EndpointStatusError",
     "EndpointTimeoutError",
     "EngineError",
-    "RequestError",
     "StreamClosed",
     "StreamConsumed",
     "StreamcoError",
@@ -135,18 +133,6 @@ class VerifierError(StreamcoError):
 
 class ConfigError(StreamcoError, ValueError):
     """A setting is wrong: the text names the setting, what was expected and what was got."""
-
-
-class RequestError(StreamcoError, ValueError):
-    """A request that our own server got is wrong: the text says what was expected and what was got.
-
-    Args:
-        param: the field it is about, as a path ("messages[0].content"); None: the body as a whole.
-    """
-
-    def __init__(self, message: str, *, param: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
 
 
 class UsageError(StreamcoError, RuntimeError):

@@ -6,12 +6,15 @@ import contextlib
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamco.config import SamplingOptions
 from streamco.server.refusals import RequestError
 from streamco.server.requests import ChatRequest, CompletionRequest, GenerateRequest, parse
+from streamco.wire.requests import build_chat_request, build_completion_request, encode_request
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 
@@ -179,3 +182,15 @@ def test_no_json_makes_the_parser_fail_otherwise(value: Any) -> None:
     for shape in (ChatRequest, CompletionRequest):
         with contextlib.suppress(RequestError):
             parse(json.dumps(value).encode(), shape)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [SamplingOptions(), SamplingOptions(temperature=0.0, top_p=0.9, top_k=40, min_p=0.05, seed=7, max_tokens=16, stop=("a", "b"))],
+)
+def test_what_our_own_client_builds_is_read_back(sampling: SamplingOptions) -> None:
+    asked = parse(encode_request(build_chat_request([{"role": "user", "content": "hi"}], model="m", sampling=sampling)), ChatRequest)
+    assert asked.sampling(16) == msgspec.structs.replace(sampling, max_tokens=16)
+    assert (asked.is_streamed, asked.wants_usage, asked.wanted_tokens[1]) == (True, True, sampling.max_tokens)
+    plain = parse(encode_request(build_completion_request([1, 2], model="m", sampling=sampling, stream=False)), CompletionRequest)
+    assert (plain.sampling(16), plain.is_streamed, plain.single_prompt()) == (asked.sampling(16), False, [1, 2])

@@ -7,12 +7,9 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from streamco.config import SamplingOptions
 from streamco.wire.requests import build_chat_request, build_completion_request, encode_request
-from streamco.wire.serving import ChatRequest, CompletionRequest, decode_request
 
 MESSAGES: list[dict[str, Any]] = [{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
 FULL = SamplingOptions(temperature=0.0, top_p=0.9, top_k=40, min_p=0.05, seed=7, max_tokens=16, stop=("\n", "END"))
@@ -80,31 +77,6 @@ def test_the_callers_objects_are_not_changed() -> None:
 def test_what_has_no_json_form_is_a_type_error() -> None:
     with pytest.raises(TypeError):
         encode_request(build_chat_request(MESSAGES, model="m", extra={"x": object()}))
-
-
-@given(
-    st.builds(
-        SamplingOptions,
-        temperature=st.none() | st.floats(0, 2),
-        top_p=st.none() | st.floats(0, 1),
-        top_k=st.none() | st.integers(-1, 100),
-        min_p=st.none() | st.floats(0, 1),
-        seed=st.none() | st.integers(-(2**63), 2**63 - 1),
-        max_tokens=st.none() | st.integers(0, 10**6),
-        stop=st.lists(st.text(max_size=5), max_size=4).map(tuple),
-    ),
-    st.text(max_size=30),
-)
-def test_our_own_server_reads_back_what_was_built(sampling: SamplingOptions, text: str) -> None:
-    chat = decode_request(
-        encode_request(build_chat_request([{"role": "user", "content": text}], model="m", sampling=sampling)), ChatRequest
-    )
-    assert (chat.sampling(), chat.stream, chat.include_usage, chat.model) == (sampling, True, True, "m")
-    assert chat.plain_messages() == [{"role": "user", "content": text}]
-    completion = decode_request(
-        encode_request(build_completion_request(text, model="m", sampling=sampling, stream=False)), CompletionRequest
-    )
-    assert (completion.sampling(), completion.stream, completion.include_usage, completion.prompts()) == (sampling, False, False, [text])
 
 
 def test_a_body_is_plain_json() -> None:
