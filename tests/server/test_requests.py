@@ -193,4 +193,4 @@ def test_what_our_own_client_builds_is_read_back(sampling: SamplingOptions) -> N
     assert asked.sampling(16) == msgspec.structs.replace(sampling, max_tokens=16)
     assert (asked.is_streamed, asked.wants_usage, asked.wanted_tokens[1]) == (True, True, sampling.max_tokens)
     plain = parse(encode_request(build_completion_request([1, 2], model="m", sampling=sampling, stream=False)), CompletionRequest)
-    assert (plain.sampling(16), plain.is_streamed, plain.single_prompt()) == (asked.sampling(16), False, [1, 2])
+    assert (plain.sampling(16), plain.is_streamed, plain.single_prompt) == (asked.sampling(16), False, [1, 2])
