@@ -20,7 +20,7 @@ def extensions() -> list[Extension]:
     flags = ["-O3", "-fno-strict-aliasing"]
     link: list[str] = []
     if SANITIZE:
-        flags = ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all"]
+        flags = ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all", "-DSTREAMCO_SANITIZE"]
         link = [f"-fsanitize={SANITIZE}"]
     common = {"extra_compile_args": flags, "extra_link_args": link, "optional": MODE != "yes", "depends": HEADERS}
     found = [Extension(f"streamco._native.{path.stem}", [str(path)], **common) for path in sources]

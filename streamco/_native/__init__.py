@@ -19,9 +19,15 @@ __all__ = [
     "HAS_NATIVE",
     "WAKE",
     "Ring",
+    "argmax",
+    "log_probability",
     "pack",
     "packed_size",
+    "row_at",
+    "sample_row",
     "scan_events",
+    "softmax_into",
+    "top_k",
     "unpack",
     "unpack_into",
 ]
@@ -31,7 +37,7 @@ def _is_built() -> bool:
     if os.environ.get("STREAMCO_NO_NATIVE", "") not in {"", "0"}:
         return False
     try:
-        for leaf in ("ring", "ssescan", "tokenpack"):
+        for leaf in ("ring", "ssescan", "tokenpack", "topk"):
             import_module(f"{__name__}.{leaf}")
     except ImportError:
         return False
@@ -44,7 +50,9 @@ if TYPE_CHECKING or not HAS_NATIVE:
     from streamco._native.ring_py import Ring
     from streamco._native.ssescan_py import scan_events
     from streamco._native.tokenpack_py import pack, packed_size, unpack, unpack_into
+    from streamco._native.topk_py import argmax, log_probability, row_at, sample_row, softmax_into, top_k
 else:
     from streamco._native.ring import Ring
     from streamco._native.ssescan import scan_events
     from streamco._native.tokenpack import pack, packed_size, unpack, unpack_into
+    from streamco._native.topk import argmax, log_probability, row_at, sample_row, softmax_into, top_k
