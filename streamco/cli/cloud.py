@@ -51,10 +51,11 @@ async def running_server(*options: str) -> AsyncIterator[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with the folder this package was imported from: the child must find the same one."""
+    """Ours, with the folder this package was imported from, where the child must find it, and without a key of the user's own server."""
     folder = str(Path(streamco.__file__).resolve().parents[1])
     inherited = os.environ.get("PYTHONPATH", "")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (folder, inherited)))}
+    ours = {name: value for name, value in os.environ.items() if name != "STREAMCO_API_KEY"}
+    return {**ours, "PYTHONPATH": os.pathsep.join(filter(None, (folder, inherited)))}
 
 
 async def _address(process: asyncio.subprocess.Process, log: BinaryIO) -> str:
