@@ -12,7 +12,7 @@ For the windows one token a request would be certain too, but then a prompt of m
 (499 prompts of one token might follow it). So by default it is a low estimate from the last 500 prompts, the higher of
 
 - 4/5 of their mean without the longest tenth, for each;
-- their mean less three standard errors, which lets rare long prompts count where they keep coming;
+- their mean less 2.5 errors of such a forecast, which lets rare long prompts count where they keep coming;
 
 and, as soon as the last 16 prompts show shorter traffic, only the mean of those. ``floor=1`` makes the window rule certain as well.
 
@@ -39,7 +39,7 @@ _WINDOW_SLACK = 0.05
 _MARGIN = 0.01  # kept back of it where the traffic to come is only estimated
 _TIE = 1e-6  # tokens; sums of a million floats stray by less
 _CAUTION = 0.8  # of the mean without the longest tenth
-_ERRORS = 3.0  # standard errors below the mean
+_ERRORS = 2.5  # standard errors of the forecast
 _RECENT = 16  # prompts that show a change of traffic
 _REFRESH = 32  # requests between two estimates
 
@@ -261,7 +261,8 @@ class _Traffic:
         self._typical = max(1.0, _CAUTION * float(short.mean())) if short.size else 1.0
         self._estimate = self._counts * self._typical
         if lengths.size >= _REFRESH:
-            errors = _ERRORS * float(lengths.std()) * np.sqrt(self._counts)
+            spread = np.sqrt(self._counts + self._counts**2 / lengths.size)  # of a sum to come, and of the mean it is told from
+            errors = _ERRORS * float(lengths.std()) * spread
             self._estimate = np.maximum(self._estimate, float(lengths.mean()) * self._counts - errors)
 
 
