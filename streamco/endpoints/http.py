@@ -13,6 +13,7 @@ import ssl
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -34,9 +35,12 @@ __all__ = ["HttpClient", "is_loopback", "translate"]
 
 _READ_BUFFER = 1 << 16  # bytes; aiohttp pauses the socket at twice this, so a slow reader holds the server back
 _KEEP_ALIVE = 60.0  # seconds an idle connection is kept; the usual limit of the servers in front of APIs is 60 to 75
+_POLL = 0.005  # seconds; seldom needed, a request is sent long before its answer is cancelled
 _REDIRECTS = 4  # requests in a row
 _LINGER = 2.0  # seconds for the formal end of a complete answer where no limit is set
 _LARGE_BODY = 1 << 20  # bytes; aiohttp wants larger ones as a file, to write them in pieces
+
+_taken: ContextVar[list[asyncio.Transport]] = ContextVar("taken")
 
 
 def is_loopback(host: str) -> bool:
@@ -83,8 +87,19 @@ class HttpClient:
     def _make_session(self) -> aiohttp.ClientSession:
         import aiohttp
 
+        class Connector(aiohttp.TCPConnector):
+            async def connect(
+                self,
+                req: aiohttp.ClientRequest,
+                traces: list[aiohttp.tracing.Trace],
+                timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109  aiohttp's name
+            ) -> aiohttp.connector.Connection:
+                connection = await super().connect(req, traces, timeout)
+                _note_transport(connection)
+                return connection
+
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE),
+            connector=Connector(limit=0, keepalive_timeout=_KEEP_ALIVE),
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, connect=self._timeouts.connect, sock_read=None),
             auto_decompress=True,
@@ -104,16 +119,14 @@ class HttpClient:
         session = self._session
         assert session is not None, "start comes before request"
         proxy = await self._find_proxy(url)
-        data = io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY else body
-        with self._translated():
+        with self._translated(), _aborting_unless_answered():
             for _ in range(_REDIRECTS):
+                data = io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY else body
                 response = await session.request(method, url, data=data, headers=headers, allow_redirects=False, proxy=proxy)
                 if response.status not in {307, 308}:
                     return response
                 response.close()
                 url = self._redirected(url, response.headers.get("Location", ""))
-                if isinstance(data, io.BytesIO):
-                    data.seek(0)
         raise EndpointProtocolError(f"expected an answer after {_REDIRECTS} redirects, got another one", endpoint=self._name)
 
     def _redirected(self, url: URL, location: str) -> URL:
@@ -203,19 +216,19 @@ class HttpClient:
     async def drop(self, response: aiohttp.ClientResponse) -> None:
         """Close the connection of an answer that is not wanted any more; returns when it is closed. The closing itself happens at once."""
         connection = response.connection
-        if connection is None or connection.protocol is None:
-            response.close()
-            return
-        protocol = connection.protocol
-        transport, closed = protocol.transport, protocol.closed
+        transport = connection.transport if connection is not None else None
         response.close()
-        if closed is None or transport is None:
+        if transport is None:
             return
-        _, pending = await asyncio.wait([closed], timeout=self._timeouts.cancel)
-        if pending:  # the peer doesn't take what is still to be sent
+        if transport.get_extra_info("sslcontext") is not None:
+            transport.abort()  # an orderly end of TLS waits for the peer, for up to 30 s
+        try:
+            async with asyncio.timeout(self._timeouts.cancel):
+                while transport.get_write_buffer_size():  # noqa: ASYNC110  a transport has no event for it
+                    await asyncio.sleep(_POLL)
+        except TimeoutError:  # the peer doesn't take what is still to be sent
             transport.abort()
-            await asyncio.wait([closed])
-        closed.exception()
+        await asyncio.sleep(0)  # the loop closes the socket in its next turn
 
     async def aclose(self) -> None:
         """Close every connection; idempotent."""
@@ -254,6 +267,29 @@ class HttpClient:
         if host not in self._proxies:
             self._proxies[host] = None if is_loopback(host) else await asyncio.to_thread(_read_proxy, str(url.origin()))
         return self._proxies[host]
+
+
+@contextmanager
+def _aborting_unless_answered() -> Iterator[None]:
+    """Abort the connections taken inside when it fails or is cancelled. aiohttp only closes them, and a close waits for unsent bytes, for
+    ever when the peer has stopped reading.
+    """
+    taken: list[asyncio.Transport] = []
+    token = _taken.set(taken)
+    try:
+        yield
+    except BaseException:
+        for transport in taken:
+            transport.abort()
+        raise
+    finally:
+        _taken.reset(token)
+
+
+def _note_transport(connection: aiohttp.connector.Connection) -> None:
+    taken = _taken.get(None)
+    if taken is not None and connection.transport is not None:
+        taken.append(connection.transport)
 
 
 def _read_proxy(origin: str) -> URL | None:

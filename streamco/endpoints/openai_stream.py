@@ -246,12 +246,10 @@ class OpenAIStream:
 
     def _release(self, chunks: list[ChatCompletionChunk], tokens: int) -> TokensReceived | None:
         if not self._has_content:
-            if self._opening is not None:  # this try has failed, another one is under way
-                return None
             if self._head:
                 chunks = self._head + chunks
-            if not tokens and self._ending is None:
-                self._head = chunks
+            if not tokens and not isinstance(self._ending, StreamEnded):
+                self._head = [] if self._content is None else chunks  # None: this try has failed
                 return None
             self._head = []
             self._has_content = tokens > 0
@@ -293,7 +291,6 @@ class OpenAIStream:
                 assert self._response is not None, "an answer breaks after it has begun"
                 self._response.close()
                 self._response = self._content = None
-                self._head = []
                 self._opening = self._loop.create_task(self._open(wait), name=f"streamco open {self._name}")
                 return
         self._fail(error)

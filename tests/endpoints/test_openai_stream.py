@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -658,34 +659,44 @@ async def test_a_polling_reader_still_meets_the_limit() -> None:
         assert error.phase == "next_token"
 
 
-async def test_a_peer_that_takes_no_bytes_does_not_hold_a_cancel_up() -> None:
+async def test_a_peer_that_takes_no_bytes_does_not_hold_a_cancel_up_nor_keep_the_socket() -> None:
     """The request is larger than the socket's buffers and nobody reads it: only an abort ends that connection."""
-    accepted: list[asyncio.BaseTransport] = []
-
-    class Deaf(asyncio.Protocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            assert isinstance(transport, asyncio.Transport)
-            transport.pause_reading()
-            accepted.append(transport)
-
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(Deaf, "127.0.0.1", 0)
+    descriptors = Path("/proc/self/fd")
+    if not descriptors.exists():
+        pytest.skip("open sockets can't be counted here")
+    deaf = Deaf()
+    server = await asyncio.get_running_loop().create_server(lambda: deaf, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
     request = Request(messages=[{"role": "user", "content": "x" * (24 << 20)}])
-    async with opened(url, timeouts=Timeouts(cancel=0.05)) as endpoint:
+    async with opened(url) as endpoint:
         stream = endpoint.open(request)
+        before = len(list(descriptors.iterdir()))
         waiting = asyncio.create_task(stream.receive())
-        while not accepted:
-            await asyncio.sleep(0.005)
+        await deaf.connected.wait()
         await asyncio.sleep(0.02)
+        assert len(list(descriptors.iterdir())) == before + 2
         async with asyncio.timeout(5):
             await stream.cancel()
         with pytest.raises(StreamClosed):
             await waiting
-    for transport in accepted:
-        transport.close()
+        await asyncio.sleep(0.01)
+        assert len(list(descriptors.iterdir())) == before + 1
+    deaf.transport.abort()
     server.close()
     await server.wait_closed()
+
+
+class Deaf(asyncio.Protocol):
+    """A peer that reads nothing."""
+
+    def __init__(self) -> None:
+        self.connected = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.pause_reading()
+        self.connected.set()
 
 
 async def test_closing_the_endpoint_cancels_its_answers_and_leaves_no_connection() -> None:
