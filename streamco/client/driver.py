@@ -37,7 +37,7 @@ class SessionDriver:
         request: what they are asked.
         unread: chunks delivered and not read, or tokens held for the pace, beyond which endpoints are not read on.
         on_over: called once when the session and all its work have ended.
-        clock: seconds, monotonic; the loop's own is truncated to milliseconds on uvloop.
+        clock: seconds, monotonic; None: the system's, or the loop's where the loop has one of its own (virtual time).
         log: collects (now, event or None, commands) of every step, for replay.
     """
 
@@ -49,7 +49,7 @@ class SessionDriver:
         *,
         unread: int = 4096,
         on_over: Callable[[SessionDriver], None] | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
         log: list[tuple[float, Event | None, list[Command]]] | None = None,
     ) -> None:
         self.machine = machine
@@ -57,9 +57,9 @@ class SessionDriver:
         self._endpoints = endpoints
         self._unread_limit = unread
         self._on_over = on_over
-        self._clock = clock
         self._log = log
         self._loop = asyncio.get_running_loop()
+        self._clock = clock or _clock_of(self._loop)
         self._batches: deque[Batch] = deque()
         self._unread = 0
         self._streams: dict[str, EndpointStream] = {}
@@ -345,3 +345,9 @@ class SessionDriver:
         if self._room is None or self._room.done():
             self._room = self._loop.create_future()
         await asyncio.shield(self._room)  # shared by the legs: cancelling one of them must not cancel it
+
+
+def _clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
+    """uvloop's own time is truncated to milliseconds, asyncio's is the system's behind one more call."""
+    has_own = isinstance(loop, asyncio.BaseEventLoop) and type(loop).time is not asyncio.BaseEventLoop.time
+    return loop.time if has_own else time.monotonic

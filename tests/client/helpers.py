@@ -1,0 +1,76 @@
+"""What the client's tests share: scripted sides, whole answers, a client that is closed again and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from streamco.client.client import Client
+from streamco.client.stream import ChatStream, TokenStream
+from streamco.endpoints.base import Capabilities
+from streamco.engines.base import ModelInfo
+from streamco.testing.endpoint import ScriptedEndpoint
+from tests.support.leaks import holding_nothing_new
+
+HELLO = [{"role": "user", "content": "hello"}]
+EVERYTHING = Capabilities(tools=True, json_schema=True, images=True, choices=True)
+
+
+def words(*times: float, prefix: str = "w") -> list[tuple[float, str]]:
+    """A word at each of these seconds."""
+    return [(time, f"{prefix}{index} ") for index, time in enumerate(times)]
+
+
+def server(script: Iterable[tuple[float, Any]] = ((0.0, "S"),), name: str = "server", **options: Any) -> ScriptedEndpoint:
+    options.setdefault("capabilities", EVERYTHING)
+    return ScriptedEndpoint(name, list(script), **options)
+
+
+def device(script: Iterable[tuple[float, Any]] = ((0.0, "D"),), name: str = "device", **options: Any) -> ScriptedEndpoint:
+    options.setdefault("tokens", 10)
+    return ScriptedEndpoint(name, list(script), kind="device", **options)
+
+
+class ShapedDevice(ScriptedEndpoint):
+    """A scripted device whose model has a shape, so that its energy can be told."""
+
+    @property
+    def engine(self) -> Any:
+        """Only ``info`` is asked for."""
+        info = ModelInfo(
+            name="m",
+            vocabulary_size=49152,
+            vocabulary="49152:x",
+            context_tokens=2048,
+            has_chat_template=True,
+            parameters=135_000_000,
+            layers=30,
+            width=576,
+            heads=9,
+            ffn_width=1536,
+        )
+        return type("Engine", (), {"info": info})
+
+
+@asynccontextmanager
+async def opened(device: Any = None, server: Any = None, **options: Any) -> AsyncIterator[Client]:
+    """A client over these sides; afterwards nothing of it is left in this process."""
+    options.setdefault("seed", 1)
+    async with holding_nothing_new(), Client(device, server, **options) as client:
+        yield client
+
+
+async def chunks_text(stream: ChatStream) -> str:
+    """The text of all chunks."""
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
+
+
+async def tokens_text(stream: TokenStream) -> str:
+    """The text of all tokens."""
+    return "".join([token.text async for token in stream])
+
+
+async def ask(client: Client, prompt: str = "hello", **options: Any) -> str:
+    """One whole answer as text."""
+    return await tokens_text(client.stream(prompt, **options))
