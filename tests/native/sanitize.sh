@@ -11,9 +11,9 @@ tree=build/sanitize
 asan=$("${CC:-gcc}" -print-file-name=libasan.so)
 case $asan in /*) ;; *) echo "sanitize: expected libasan.so beside ${CC:-gcc}, found none" >&2; exit 1 ;; esac
 
-# A fresh copy of the sources; object files of the last run are kept, so that an unchanged leaf isn't compiled again.
+# A fresh copy each time: an object file left over from another version of a header would be taken for a new one.
+rm -rf "$tree"
 mkdir -p "$tree"
-rm -rf "$tree/streamco" "$tree/tests"
 cp -pR pyproject.toml setup.py README.md LICENSE streamco tests "$tree"
 export STREAMCO_DATA="${STREAMCO_DATA:-$PWD/../shared/data}"
 find "$tree/streamco" -name '*.so' -exec rm {} +
