@@ -12,6 +12,7 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.styles import Style
 
 from streamco.cli.commands import COMMANDS, POLICIES
@@ -68,9 +69,10 @@ class Editor:
     Args:
         history: file that remembers prompts; None, or one that can't be written: only this run does.
         toolbar: what the line at the bottom says, asked again for each prompt.
+        color: False: none, whatever the terminal can.
     """
 
-    def __init__(self, history: Path | None, toolbar: Callable[[], str]) -> None:
+    def __init__(self, history: Path | None, toolbar: Callable[[], str], *, color: bool = True) -> None:
         self._session: PromptSession[str] = PromptSession(
             history=_history(history),
             auto_suggest=AutoSuggestFromHistory(),
@@ -81,6 +83,7 @@ class Editor:
             prompt_continuation="  ",
             bottom_toolbar=toolbar,
             style=_STYLE,
+            color_depth=None if color else ColorDepth.DEPTH_1_BIT,
             enable_open_in_editor=True,
         )
 

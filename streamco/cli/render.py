@@ -193,8 +193,8 @@ def markdown_styles(theme: Theme) -> rich.theme.Theme:
 
 
 def make_console(theme: Theme, *, color: bool = True) -> Console:
-    """A console for stdout. ``color`` False, or ``NO_COLOR`` in the environment: no colours."""
-    return Console(theme=markdown_styles(theme), no_color=None if color else True, highlight=False)
+    """A console for stdout. ``color`` False, a theme without tints, or ``NO_COLOR`` in the environment: no colours."""
+    return Console(theme=markdown_styles(theme), no_color=None if color and theme.device else True, highlight=False)
 
 
 def rows_of(console: Console, renderable: RenderableType) -> list[Row]:

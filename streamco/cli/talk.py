@@ -19,7 +19,7 @@ from streamco.errors import ConfigError
 
 __all__ = ["answer_prompt", "converse", "is_interactive", "make_view", "settings_of"]
 
-KEYS = "/help lists commands · Alt-Enter: new line · Ctrl-C stops an answer · Ctrl-D leaves"
+KEYS = "/help: commands · Alt-Enter: new line · Ctrl-C stops an answer · Ctrl-D quits"
 
 
 def is_interactive(args: argparse.Namespace) -> bool:
@@ -78,7 +78,7 @@ async def converse(client: Client, args: argparse.Namespace, view: View) -> int:
     """Talk until the user leaves, or until the pipe ends; the exit code tells whether an answer of the pipe failed."""
     dialogue = Dialogue(client, view, Conversation(args.system), settings_of(args), budget=args.budget, policy=args.policy)
     if is_interactive(args):
-        await _talk_to_person(dialogue, view)
+        await _talk_to_person(dialogue, view, color=not args.no_color and args.theme != "mono")
         return 0
     async for line in lines_of():
         if not await dialogue.handle(line):
@@ -88,12 +88,12 @@ async def converse(client: Client, args: argparse.Namespace, view: View) -> int:
     return 1 if dialogue.has_failed else 0
 
 
-async def _talk_to_person(dialogue: Dialogue, view: View) -> None:
+async def _talk_to_person(dialogue: Dialogue, view: View, *, color: bool) -> None:
     try:
         from streamco.cli.prompt import Editor
     except ImportError as error:
         raise _missing(error) from error
-    editor = Editor(_history_path(), lambda: dialogue.settings_line)
+    editor = Editor(_history_path(), lambda: dialogue.settings_line, color=color)
     view.note(f"{KEYS}\n")
     while True:
         try:

@@ -59,17 +59,17 @@ class Terminal:
         """Press keys."""
         os.write(self._master, text.encode())
 
-    def expect(self, text: str, limit: float = 20.0) -> str:
+    def expect(self, text: str, limit: float = 10.0) -> str:
         """Wait until the program has written this (colours aside) since the last ``expect``; what came before it."""
         deadline = time.monotonic() + limit
-        while text not in (fresh := plain(self.raw[self._seen :])):
+        while text not in (fresh := plain(self.raw)[self._seen :]):
             if not self._read(deadline - time.monotonic()):
                 raise AssertionError(f"expected {text!r}, got {fresh!r}")
         before = fresh[: fresh.index(text)]
-        self._seen = len(self.raw)
+        self._seen += len(before) + len(text)
         return before
 
-    def wait(self, limit: float = 20.0) -> int:
+    def wait(self, limit: float = 10.0) -> int:
         """The exit code."""
         deadline = time.monotonic() + limit
         while self._read(deadline - time.monotonic()):

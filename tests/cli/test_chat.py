@@ -1,0 +1,335 @@
+"""The real program in a real terminal, its endpoints scripted."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.terminal import ROOT, Terminal, terminal
+
+PROGRAM = ("-m", "tests.cli.program")
+
+
+@pytest.fixture
+def chat(tmp_path: Path) -> Iterator[Terminal]:
+    with terminal(*PROGRAM, width=200, env={"XDG_STATE_HOME": str(tmp_path)}) as driven:
+        driven.expect("Ctrl-D quits")
+        driven.expect("pace off")
+        yield driven
+
+
+def ask(chat: Terminal, prompt: str, answer: str) -> None:
+    chat.type(f"{prompt}\r")
+    chat.expect(answer)
+    chat.expect("budget ")  # the toolbar: the next prompt is ready
+
+
+def run(*words: str, stdin: str = "", env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *PROGRAM, *words],
+        input=stdin,
+        text=True,
+        capture_output=True,
+        cwd=ROOT,
+        timeout=60,
+        check=False,
+        env=os.environ | (env or {}),
+    )
+
+
+# A person at a terminal
+
+
+def test_five_turns_keep_the_conversation(chat: Terminal) -> None:
+    for turn, word in enumerate(("one", "two", "three", "four", "five")):
+        ask(chat, word, f"You said '{word}' in {2 * turn + 1} messages.")
+    chat.type("\x04")
+    assert chat.wait() == 0
+
+
+def test_the_line_under_an_answer_tells_who_made_it_and_the_text_has_their_tint(chat: Terminal) -> None:
+    ask(chat, "hello", "device answered · first token")
+    assert "38;2;169;220;182" in chat.raw
+    assert re.search(r"first token \d+ ms · \d+\.\d tokens/s · 4 tokens · \$0\.00001", chat.raw.replace("\x1b[0m", ""))
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(chat: Terminal, tmp_path: Path) -> None:
+    chat.type("slow\r")
+    chat.expect("word5 ")
+    chat.type("\x03")
+    chat.expect("stopped")
+    chat.expect("policy auto")
+    ask(chat, "still there?", "You said 'still there?' in 3 messages.")
+    ask(chat, f"/save {tmp_path}/talk.md", "saved 4 turns")
+    saved = (tmp_path / "talk.md").read_text()
+    assert "## Answer (stopped)\n\nword0 word1 word2" in saved
+    assert "word399" not in saved
+    chat.type("/quit\r")
+    assert chat.wait() == 0
+
+
+def test_ctrl_c_before_the_first_token_withdraws_the_question(chat: Terminal) -> None:
+    chat.type("silence\r")
+    chat.expect("waiting for")
+    chat.type("\x03")
+    chat.expect("stopped")
+    chat.expect("policy auto")
+    ask(chat, "next", "You said 'next' in 1 messages.")
+
+
+def test_ctrl_c_at_the_prompt_only_clears_the_line(chat: Terminal) -> None:
+    chat.type("half a line\x03")
+    chat.expect("Ctrl-D or /quit leaves")
+    ask(chat, "whole", "You said 'whole' in 1 messages.")
+
+
+def test_an_endpoint_that_fails_leaves_its_text_and_the_program_goes_on(chat: Terminal) -> None:
+    chat.type("broken\r")
+    chat.expect("Half an answer")
+    chat.expect("failed")
+    chat.expect("error: device: expected a token within 30 s, got none")
+    chat.expect("the text so far is kept")
+    chat.expect("policy auto")
+    ask(chat, "and now", "You said 'and now' in 3 messages.")
+
+
+def test_when_nobody_answers_the_error_names_each_and_the_program_goes_on(chat: Terminal) -> None:
+    chat.type("dead\r")
+    message = chat.expect("device: expected a connection, got it refused")
+    assert "error: no endpoint could give the answer: cloud: expected a connection, got it refused" in message
+    chat.expect("policy auto")
+    ask(chat, "again", "You said 'again' in 1 messages.")
+
+
+def test_markdown_is_rendered_and_the_spinner_leaves_nothing_behind(chat: Terminal) -> None:
+    chat.type("markdown\r")
+    chat.expect("• two")
+    chat.expect("device answered")
+    assert "\x1b[?25h" in chat.raw.rpartition("\x1b[?25l")[2]  # the cursor is back
+
+
+def test_a_long_answer_scrolls_and_is_never_cut_short(chat: Terminal) -> None:
+    chat.type("long\r")
+    chat.expect("device answered")
+    numbers = [int(number) for number in re.findall(r"item number (\d+)", chat.raw)]
+    assert sorted(set(numbers)) == list(range(1, 121))
+
+
+def test_several_lines_make_one_prompt(chat: Terminal) -> None:
+    chat.type("first\x1b\rsecond\\\rthird\r")
+    chat.expect("You said 'first")
+    chat.expect("third' in 1 messages.")
+
+
+def test_a_prompt_typed_while_an_answer_is_written_is_the_next_one(chat: Terminal) -> None:
+    chat.type("markdown\r")
+    chat.expect("Title")
+    chat.type("typed ahead\r")
+    chat.expect("You said 'typed ahead' in 3 messages.")
+
+
+def test_prompts_are_remembered_from_one_run_to_the_next(tmp_path: Path) -> None:
+    env = {"XDG_STATE_HOME": str(tmp_path)}
+    with terminal(*PROGRAM, env=env) as first:
+        first.expect("Ctrl-D quits")
+        first.expect("pace off")
+        ask(first, "remember me", "You said 'remember me'")
+        first.type("\x04")
+        first.wait()
+    history = tmp_path / "streamco" / "history"
+    assert "remember me" in history.read_text()
+    assert history.stat().st_mode & 0o077 == 0
+    with terminal(*PROGRAM, env=env) as second:
+        second.expect("Ctrl-D quits")
+        second.expect("pace off")
+        second.type("\x1b[A\r")
+        second.expect("You said 'remember me' in 1 messages.")
+
+
+# Commands
+
+
+def test_help_lists_the_commands_and_keys(chat: Terminal) -> None:
+    chat.type("/help\r")
+    text = chat.expect("policy auto")
+    for words in ("/new", "/system [TEXT|off]", "/report", "/pace", "/budget", "/policy", "/save FILE", "/quit", "Ctrl-C", "Alt-Enter"):
+        assert words in text
+
+
+def test_a_misspelt_command_gets_a_suggestion(chat: Terminal) -> None:
+    ask(chat, "/hlep", "error: unknown command /hlep: did you mean /help?")
+    ask(chat, "//home is a path", "You said '/home is a path' in 1 messages.")
+
+
+def test_new_forgets_the_conversation(chat: Terminal) -> None:
+    ask(chat, "one", "in 1 messages.")
+    ask(chat, "/new", "a new conversation")
+    ask(chat, "two", "in 1 messages.")
+
+
+def test_a_system_message_is_sent_with_every_prompt(chat: Terminal) -> None:
+    ask(chat, "/system", "system message: none")
+    ask(chat, "/system Be terse.", "system message: Be terse.")
+    ask(chat, "one", "in 2 messages.")
+    ask(chat, "/system off", "system message: none")
+    ask(chat, "two", "in 3 messages.")
+
+
+def test_report_tells_everything_about_the_last_answer(chat: Terminal) -> None:
+    ask(chat, "/report", "no answer yet")
+    ask(chat, "one", "You said 'one'")
+    chat.type("/report\r")
+    text = chat.expect("policy auto")
+    for words in ("answered by", "who starts when", "endpoints", "smoothness", "both at once", "TTFT"):
+        assert words in text
+
+
+def test_settings_are_shown_and_changed(chat: Terminal) -> None:
+    for typed, said in (
+        ("/pace", "pace: off"),
+        ("/pace 50", "pace: 50 tokens/s"),
+        ("/pace fast", "error: pace: expected off, reading, listening or tokens per second above 0, got 'fast'"),
+        ("/budget", "budget: 30%"),
+        ("/budget 50%", "budget: 50%"),
+        ("/budget 2", "error: budget: expected a share from 0 to 1, such as 0.3 or 30%, got '2'"),
+        ("/policy", "policy: auto (others: device-constrained,"),
+        ("/save", "error: /save: expected a file name, got nothing"),
+        ("/save /nowhere/at/all", "error: [Errno 2] No such file or directory"),
+    ):
+        ask(chat, typed, said)
+    chat.type("/policy server-only\r")
+    chat.expect("policy: server-only")
+    chat.expect("policy server-only · budget 0.5 · pace 50 tokens/s")
+    chat.type("one\r")
+    chat.expect("cloud answered")
+
+
+# Without colours
+
+
+def test_no_color_means_none(tmp_path: Path) -> None:
+    for words, env in ((("--no-color",), {}), ((), {"NO_COLOR": "1"}), (("--theme", "mono"), {})):
+        with terminal(*PROGRAM, *words, env={"XDG_STATE_HOME": str(tmp_path), **env}) as plain:
+            plain.expect("Ctrl-D quits")
+            plain.expect("pace off")
+            ask(plain, "markdown", "• two")
+            assert not re.search(r"\x1b\[(?:[0-9;]*;)?(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[0-9;]*m", plain.raw)
+
+
+def test_a_dumb_terminal_gets_plain_text() -> None:
+    with terminal(*PROGRAM, "--prompt", "hello", env={"TERM": "dumb"}) as plain:
+        assert plain.wait() == 0
+        assert "You said 'hello' in 1 messages." in plain.raw
+        assert "\x1b[38" not in plain.raw
+
+
+# Pipes
+
+
+def test_prompts_from_a_pipe_are_answered_line_by_line_in_plain_text() -> None:
+    done = run(stdin="one\n\ntwo\n/new\nthree")
+    assert done.returncode == 0
+    assert done.stdout == "You said 'one' in 1 messages.\nYou said 'two' in 3 messages.\nYou said 'three' in 1 messages.\n"
+    assert "\x1b" not in done.stdout + done.stderr
+    assert done.stderr.count("device answered") == 3
+
+
+def test_a_failure_in_a_pipe_is_told_on_stderr_and_by_the_exit_code() -> None:
+    done = run(stdin="broken\none\n/nosuch\n")
+    assert done.returncode == 1
+    assert done.stdout == "Half an answer\nYou said 'one' in 3 messages.\n"
+    assert "error: device: expected a token within 30 s, got none" in done.stderr
+    assert "unknown command /nosuch" in done.stderr
+
+
+def test_quit_in_a_pipe_ends_it() -> None:
+    assert run(stdin="/quit\nnever\n").stdout == ""
+
+
+# One prompt
+
+
+def test_one_prompt_streams_its_text_and_nothing_else_to_stdout() -> None:
+    done = run("--prompt", "hello", "--system", "Be terse.")
+    assert (done.returncode, done.stdout) == (0, "You said 'hello' in 2 messages.\n")
+
+
+def test_json_is_one_object_with_the_text_and_the_whole_report() -> None:
+    done = run("--prompt", "hello", "--json")
+    assert done.returncode == 0
+    assert done.stdout.count("\n") == 1
+    answer = json.loads(done.stdout)
+    assert answer["text"] == "You said 'hello' in 1 messages."
+    assert answer["error"] is None
+    report = answer["report"]
+    assert report["winner"] == "device"
+    assert {part["name"]: part["outcome"] for part in report["endpoints"]} == {"device": "won", "cloud": "lost"}
+    assert {"ttft", "duration", "tokens", "dispatch", "quality", "cost_usd", "energy_j", "wasted_tokens"} <= report.keys()
+
+
+def test_json_of_a_failure_holds_the_partial_text_and_the_error() -> None:
+    done = run("--prompt", "broken", "--json")
+    assert done.returncode == 1
+    answer = json.loads(done.stdout)
+    assert answer["text"] == "Half an answer"
+    assert answer["error"] == {"type": "EndpointTimeoutError", "message": "device: expected a token within 30 s, got none"}
+    assert answer["report"]["winner"] == "device"
+
+
+def test_ctrl_c_during_one_prompt_keeps_what_came_and_exits_130() -> None:
+    with subprocess.Popen(
+        [sys.executable, *PROGRAM, "--prompt", "slow"], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    ) as process:
+        assert process.stdout is not None
+        first = process.stdout.read(18)
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert (first + rest).startswith("word0 word1 word2")
+    assert rest.endswith("\n")
+
+
+def test_ctrl_c_during_json_still_prints_the_object() -> None:
+    with subprocess.Popen(
+        [sys.executable, *PROGRAM, "--prompt", "silence", "--json"], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    ) as process:
+        assert process.stderr is not None
+        process.stderr.readline()  # loading the model ...
+        import time
+
+        time.sleep(0.7)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert json.loads(out)["is_stopped"] is True
+
+
+# Usage
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--json",), "streamco: --json: expected --prompt TEXT beside it, got none"),
+        (("--budget", "2"), "budget: expected a share from 0 to 1"),
+        (("--pace", "fast"), "pace: expected off, reading, listening"),
+        (("--policy", "nosuch"), "policy: expected one of auto"),
+        (("--max-tokens", "0"), "expected a whole number above 0, got '0'"),
+        (("--temperature", "-1"), "expected a number, 0 or more, got '-1'"),
+        (("--theme", "pink"), "invalid choice: 'pink'"),
+    ],
+)
+def test_wrong_usage_is_told_in_a_line_and_exits_2(words: tuple[str, ...], message: str) -> None:
+    done = run(*words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
