@@ -1,4 +1,4 @@
-"""One pooled HTTP client: aiohttp, its errors in our words, and connections that are really given back.
+"""One pooled HTTP client: connections that are really given back, and opened before they are needed.
 
 aiohttp is imported when the client starts, not with the package. Its own timeouts are off but for ``connect``; the phases of an answer
 are watched by ``watchdog``.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import io
-import ssl
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,20 +17,14 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from streamco.config import Timeouts
-from streamco.errors import (
-    EndpointConnectError,
-    EndpointError,
-    EndpointProtocolError,
-    EndpointStatusError,
-    EndpointTimeoutError,
-    StreamClosed,
-)
+from streamco.endpoints.http_errors import root_cause, translate
+from streamco.errors import EndpointError, EndpointProtocolError, EndpointStatusError, StreamClosed
 
 if TYPE_CHECKING:
     import aiohttp
     from yarl import URL
 
-__all__ = ["HttpClient", "is_loopback", "translate"]
+__all__ = ["HttpClient", "is_loopback"]
 
 _READ_BUFFER = 1 << 16  # bytes; aiohttp pauses the socket at twice this, so a slow reader holds the server back
 _KEEP_ALIVE = 60.0  # seconds an idle connection is kept; the usual limit of the servers in front of APIs is 60 to 75
@@ -300,44 +293,3 @@ def _read_proxy(origin: str) -> URL | None:
     parts = urlsplit(origin)
     found = getproxies().get(parts.scheme)
     return None if found is None or proxy_bypass(parts.hostname or "") else URL(found)
-
-
-def root_cause(exc: Exception) -> BaseException:
-    """The TLS error inside one of aiohttp's, else the exception itself."""
-    inner = getattr(exc, "certificate_error", None) or getattr(exc, "os_error", None)
-    return inner if isinstance(inner, ssl.SSLError) else exc
-
-
-def translate(exc: Exception, name: str, timeouts: Timeouts, *, partial: str = "") -> EndpointError | None:
-    """Our error for one of aiohttp's, None for any other exception."""
-    import aiohttp
-
-    match exc:
-        case EndpointError():
-            return exc
-        case aiohttp.ConnectionTimeoutError() | aiohttp.ServerTimeoutError():
-            limit = timeouts.connect or 0.0
-            text = f"expected a connection within {limit:g} s, got none"
-            return EndpointTimeoutError(text, phase="connect", limit=limit, endpoint=name)
-        case aiohttp.ClientConnectorCertificateError():
-            text = f"expected a trusted certificate from {exc.host}, got {exc.certificate_error}"
-        case aiohttp.ClientConnectorDNSError():
-            text = f"expected an address for the host {exc.host}, got {exc.os_error.strerror or exc.os_error}"
-        case aiohttp.ClientConnectorError():
-            text = f"expected a connection to {exc.host}:{exc.port}, got {exc.strerror or exc.os_error}"
-        case aiohttp.ClientHttpProxyError():
-            text = f"expected the proxy to connect, got status {exc.status}: {exc.message}"
-        case aiohttp.ServerDisconnectedError():
-            text = "expected an answer, got the connection closed"
-        case aiohttp.ClientPayloadError():
-            got = "the connection cut" if "not completed" in str(exc) else f"a body that can't be read: {exc}"
-            return EndpointProtocolError(f"expected the rest of the answer, got {got}", endpoint=name, partial=partial)
-        case aiohttp.ClientResponseError():
-            return EndpointProtocolError(f"expected an HTTP answer, got {exc.message!r}", endpoint=name, partial=partial)
-        case aiohttp.ClientError() | OSError():
-            text = f"expected the connection to last, got {exc.strerror if isinstance(exc, OSError) and exc.strerror else exc}"
-        case _:
-            return None
-    if partial:
-        return EndpointProtocolError(text, endpoint=name, partial=partial)
-    return EndpointConnectError(text, endpoint=name)

@@ -16,7 +16,8 @@ from msgspec import Struct
 
 from streamco.chunks import ChatCompletionChunk
 from streamco.config import Limits, Timeouts
-from streamco.endpoints.http import HttpClient, root_cause, translate
+from streamco.endpoints.http import HttpClient
+from streamco.endpoints.http_errors import root_cause, translate
 from streamco.endpoints.retry import Retries, is_transient
 from streamco.endpoints.watchdog import Watchdog
 from streamco.errors import (
@@ -207,7 +208,8 @@ class OpenAIStream:
 
     async def _check(self, response: aiohttp.ClientResponse) -> None:
         """Let only a 200 pass whose body may be an answer; the parser tells events from JSON by the body itself."""
-        if response.status == 200 and response.content_type != "text/html":
+        kind = response.headers.get("Content-Type", "")  # aiohttp's content_type parses it as e-mail, a millisecond the first time
+        if response.status == 200 and not kind.lower().startswith("text/html"):
             return
         body = await self._client.read(response, _ERROR_BYTES)
         if response.status == 200:

@@ -160,7 +160,7 @@ async def test_keep_alive_comments_are_not_tokens() -> None:
 async def test_comments_do_not_feed_the_first_token_limit() -> None:
     """Pitfall 1: they prove that the server lives, not that it answers."""
     answer = events(*[b": keep-alive\n\n", Pause(0.03)] * 100)
-    timeouts = Timeouts(first_token=0.1, socket=0.08)
+    timeouts = Timeouts(first_token=0.1, socket=5)
     async with ScriptedServer(answer) as server, opened(server.url, timeouts=timeouts) as endpoint:
         error = (await ask(endpoint)).failure()
         assert isinstance(error, EndpointTimeoutError)
@@ -169,7 +169,7 @@ async def test_comments_do_not_feed_the_first_token_limit() -> None:
 
 async def test_empty_chunks_do_not_feed_the_token_limit() -> None:
     answer = events(chunk_event("Hi"), *[chunk_event(""), Pause(0.03)] * 100)
-    timeouts = Timeouts(next_token=0.1, socket=0.08)
+    timeouts = Timeouts(next_token=0.1, socket=5)
     async with ScriptedServer(answer) as server, opened(server.url, timeouts=timeouts) as endpoint:
         answered = await ask(endpoint)
         error = answered.failure()
@@ -533,25 +533,25 @@ async def test_the_socket_limit_ends_a_dead_connection() -> None:
 
 async def test_comments_feed_the_socket_limit() -> None:
     """Pitfall 1, the other half: they keep the socket limit from ending a connection that lives."""
-    answer = events(*[b": keep-alive\n\n", Pause(0.03)] * 10, *stream_answer(["Hi"]).steps)
-    async with ScriptedServer(answer) as server, opened(server.url, timeouts=Timeouts(socket=0.2)) as endpoint:
+    answer = events(*[b": keep-alive\n\n", Pause(0.07)] * 8, *stream_answer(["Hi"]).steps)
+    async with ScriptedServer(answer) as server, opened(server.url, timeouts=Timeouts(socket=0.5)) as endpoint:
         assert (await ask(endpoint)).text == "Hi"
 
 
 async def test_reasoning_feeds_the_token_limit() -> None:
-    steps = [step for n in range(6) for step in (chunk_event(reasoning_content=f"r{n}"), Pause(0.03))]
+    steps = [step for n in range(8) for step in (chunk_event(reasoning_content=f"r{n}"), Pause(0.07))]
     answer = events(*steps, *stream_answer(["Hi"]).steps)
-    async with ScriptedServer(answer) as server, opened(server.url, timeouts=Timeouts(next_token=0.12)) as endpoint:
+    async with ScriptedServer(answer) as server, opened(server.url, timeouts=Timeouts(next_token=0.5)) as endpoint:
         assert (await ask(endpoint)).text == "Hi"
 
 
 async def test_a_slow_reader_is_not_a_stalled_server() -> None:
-    timeouts = Timeouts(first_token=0.1, next_token=0.1, socket=0.1)
-    answer = events(chunk_event("a"), Pause(0.15), chunk_event("b"), Pause(0.02), chunk_event("c"), chunk_event(finish_reason="stop"), DONE)
+    timeouts = Timeouts(first_token=0.5, next_token=0.5, socket=0.5)
+    answer = events(chunk_event("a"), Pause(0.6), chunk_event("b"), Pause(0.02), chunk_event("c"), chunk_event(finish_reason="stop"), DONE)
     async with ScriptedServer(answer) as server, opened(server.url, timeouts=timeouts) as endpoint:
         stream = endpoint.open(HELLO)
         await stream.receive()
-        await asyncio.sleep(0.25)
+        await asyncio.sleep(0.7)
         assert (await read_all(stream)).text == "bc"
 
 

@@ -1,0 +1,51 @@
+"""aiohttp's errors in our words: expected, got, where."""
+
+from __future__ import annotations
+
+import ssl
+
+from streamco.config import Timeouts
+from streamco.errors import EndpointConnectError, EndpointError, EndpointProtocolError, EndpointTimeoutError
+
+__all__ = ["root_cause", "translate"]
+
+
+def root_cause(exc: Exception) -> BaseException:
+    """The TLS error inside one of aiohttp's, else the exception itself."""
+    inner = getattr(exc, "certificate_error", None) or getattr(exc, "os_error", None)
+    return inner if isinstance(inner, ssl.SSLError) else exc
+
+
+def translate(exc: Exception, name: str, timeouts: Timeouts, *, partial: str = "") -> EndpointError | None:
+    """Our error for one of aiohttp's, None for any other exception."""
+    import aiohttp
+
+    match exc:
+        case EndpointError():
+            return exc
+        case aiohttp.ConnectionTimeoutError() | aiohttp.ServerTimeoutError():
+            limit = timeouts.connect or 0.0
+            text = f"expected a connection within {limit:g} s, got none"
+            return EndpointTimeoutError(text, phase="connect", limit=limit, endpoint=name)
+        case aiohttp.ClientConnectorCertificateError():
+            text = f"expected a trusted certificate from {exc.host}, got {exc.certificate_error}"
+        case aiohttp.ClientConnectorDNSError():
+            text = f"expected an address for the host {exc.host}, got {exc.os_error.strerror or exc.os_error}"
+        case aiohttp.ClientConnectorError():
+            text = f"expected a connection to {exc.host}:{exc.port}, got {exc.strerror or exc.os_error}"
+        case aiohttp.ClientHttpProxyError():
+            text = f"expected the proxy to connect, got status {exc.status}: {exc.message}"
+        case aiohttp.ServerDisconnectedError():
+            text = "expected an answer, got the connection closed"
+        case aiohttp.ClientPayloadError():
+            got = "the connection cut" if "not completed" in str(exc) else f"a body that can't be read: {exc}"
+            return EndpointProtocolError(f"expected the rest of the answer, got {got}", endpoint=name, partial=partial)
+        case aiohttp.ClientResponseError():
+            return EndpointProtocolError(f"expected an HTTP answer, got {exc.message!r}", endpoint=name, partial=partial)
+        case aiohttp.ClientError() | OSError():
+            text = f"expected the connection to last, got {exc.strerror if isinstance(exc, OSError) and exc.strerror else exc}"
+        case _:
+            return None
+    if partial:
+        return EndpointProtocolError(text, endpoint=name, partial=partial)
+    return EndpointConnectError(text, endpoint=name)
