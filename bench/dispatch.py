@@ -19,6 +19,7 @@ from importlib import import_module
 from random import Random
 from statistics import fmean
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +35,7 @@ from streamco.policies.steering import BudgetSteering, steer
 from streamco.policies.stochastic import Stochastic
 from streamco.profiles import DeviceSpeed, LengthDistribution, TTFTDistribution
 
-__all__ = ["Judged", "judge", "main", "plan_all", "realise"]
+__all__ = ["Judged", "Realised", "judge", "main", "plan_all", "realise"]
 
 Floats = NDArray[np.float64]
 
@@ -238,45 +239,55 @@ def _cut_row(phone: str, case: str, policy: str, metric: str, cuts: Sequence[flo
 # 3. The budget
 
 
+class Realised(NamedTuple):
+    """One run: how far the constrained side's share exceeded the budget in total and in the worst window of 500, and mean TTFT [s]."""
+
+    total: float
+    window: float
+    mean: float
+
+
 def bench_steering(traces: Mapping[str, Halves], prompts: Halves, budgets: Sequence[float]) -> list[Row]:
-    """The realised share less the budget: the whole from the 500th request on, and the worst window of 500."""
-    over: dict[tuple[str, str, str], list[float]] = {}
+    """The realised share less the budget: the whole from the 500th request on, and the worst window of 500; and what steering costs."""
+    found: dict[tuple[str, str, str, str], list[float]] = {}
     device = PHONES["pixel7-bloom-560m"]
     for side in SIDES:
         for trace in traces.values():
             for budget in budgets:
                 for name, policy in plan_all(trace, prompts, device, budget, side).items():
-                    for is_steered in (True, False):
-                        contender = name if is_steered else f"{name}, not steered"
-                        total, window = realise(
-                            policy, trace.judged, prompts.judged, device=device, side=side, budget=budget, is_steered=is_steered
-                        )
-                        over.setdefault((side, contender, "total over budget"), []).append(total)
-                        over.setdefault((side, contender, "worst window over budget"), []).append(window)
+                    run = partial(realise, policy, trace.judged, prompts.judged, device=device, side=side, budget=budget)
+                    steered, plain = run(), run(is_steered=False)
+                    for contender, result in ((name, steered), (f"{name}, not steered", plain)):
+                        found.setdefault((side, contender, "total over budget", "share"), []).append(result.total)
+                        found.setdefault((side, contender, "worst window over budget", "share"), []).append(result.window)
+                    found.setdefault((side, name, "mean ttft, steered / not", "ratio"), []).append(steered.mean / plain.mean)
     return [
-        summarise(values, bench="dispatch", case=f"realised budget, {side}-constrained", contender=contender, metric=metric, unit="share")
-        for (side, contender, metric), values in over.items()
+        summarise(values, bench="dispatch", case=f"realised budget, {side}-constrained", contender=contender, metric=metric, unit=unit)
+        for (side, contender, metric, unit), values in found.items()
     ]
 
 
 def realise(
     policy: Policy, times: Floats, lengths: Iterable[int], *, device: DeviceSpeed, side: Side, budget: float, is_steered: bool = True
-) -> tuple[float, float]:
-    """Run the prompts one after another; how far the share exceeds the budget in total and in the worst window of 500."""
+) -> Realised:
+    """Run the prompts one after another."""
     rng, steering = Random(SEED), BudgetSteering(budget)
     tokens = np.array(list(lengths), dtype=np.int64)
     was_started = np.zeros(tokens.size, dtype=bool)
-    for index, length in enumerate(tokens.tolist()):
+    server_times = np.random.default_rng(SEED).choice(times, tokens.size).tolist()
+    waited = 0.0
+    for index, (length, server_time) in enumerate(zip(tokens.tolist(), server_times, strict=True)):
         decision = policy.decide(length, rng)
-        wait = decision.wait(side)
         if is_steered:
-            reservation = steering.reserve(length, wanted=wait is not None)
-            wait = steer(decision, side, is_allowed=reservation.is_allowed).wait(side)
-        other = rng.choice(times) if side == "device" else device.ttft(length)
-        was_started[index] = wait is not None and other > wait
+            reservation = steering.reserve(length, wanted=decision.wait(side) is not None)
+            decision = steer(decision, side, is_allowed=reservation.is_allowed)
+        on_device, on_server = _start(decision.device_wait) + device.ttft(length), _start(decision.server_wait) + server_time
+        waited += min(on_device, on_server)
+        was_started[index] = (on_server if side == "device" else on_device) > _start(decision.wait(side))
         if is_steered:
             steering.settle(reservation, started=bool(was_started[index]))
-    return _overshoot(tokens, np.where(was_started, tokens, 0), budget)
+    total, window = _overshoot(tokens, np.where(was_started, tokens, 0), budget)
+    return Realised(total, window, waited / tokens.size)
 
 
 def _overshoot(tokens: NDArray[np.int64], spent: NDArray[np.int64], budget: float, window: int = 500) -> tuple[float, float]:

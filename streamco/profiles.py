@@ -27,7 +27,8 @@ Integers = NDArray[np.int64]
 _TIE = 1e-12  # probabilities closer than this are the same; sums of a million 1/n differ by less
 
 
-_MANY = 4096  # samples; two quantiles of more are found sooner by selection than by sorting
+_MANY = 4096  # samples; two quantiles of more are selected sooner than sorted
+_RADIX_SHIFT = 48  # bits of a double: exponent and the first 4 of the fraction stay, 16 buckets an octave
 _UNSORTED: Floats = np.empty(0)
 
 
@@ -45,13 +46,14 @@ class TTFTDistribution:
         ConfigError: not such a curve.
     """
 
-    __slots__ = ("_area", "_samples", "_steps", "_survival", "_times", "_upto")
+    __slots__ = ("_area", "_radix", "_samples", "_steps", "_survival", "_times", "_upto")
 
     def __init__(self, times: Iterable[float], survival: Iterable[float]) -> None:
         self._times: Floats = np.array(times if isinstance(times, np.ndarray) else list(times), dtype=np.float64)
         self._survival: Floats = np.array(survival if isinstance(survival, np.ndarray) else list(survival), dtype=np.float64)
         _check_curve(self._times, self._survival)
         self._samples: Floats | None = None
+        self._radix: tuple[Integers, NDArray[np.intp]] | None = None
         self._upto: Floats | None = None
         self._steps: Floats | None = None
         self._area: Floats | None = None
@@ -63,13 +65,13 @@ class TTFTDistribution:
         Raises:
             ConfigError: no samples, or one that is negative or not finite.
         """
-        values = np.array(samples, dtype=np.float64)
+        values = np.asarray(samples, dtype=np.float64) + 0.0  # a copy, and -0.0 becomes 0.0
         if values.ndim != 1 or not values.size or not (values.min() >= 0 and math.isfinite(values.max())):  # nan is both
             raise ConfigError(f"time to first token: expected one or more finite samples >= 0 s, got {_shown(values)}")
         made = cls.__new__(cls)
         made._samples = values
         made._times = made._survival = _UNSORTED
-        made._upto = made._steps = made._area = None
+        made._radix = made._upto = made._steps = made._area = None
         return made
 
     @property
@@ -86,7 +88,7 @@ class TTFTDistribution:
 
     def _sort(self) -> None:
         if self._samples is not None:
-            self._times, self._samples = np.sort(self._samples), None
+            self._times, self._samples, self._radix = np.sort(self._samples), None, None
             self._survival = np.arange(self._times.size - 1, -1, -1) / self._times.size
 
     def survival_at(self, time: float) -> float:
@@ -105,11 +107,20 @@ class TTFTDistribution:
         if share <= _TIE:
             return 0.0
         if self._samples is not None and self._samples.size >= _MANY and share <= 1.0:
-            rank = max(0, math.ceil((share - _TIE) * self._samples.size) - 1)
-            self._samples.partition(rank)
-            return float(self._samples[rank])
+            return self._select(self._samples, max(0, math.ceil((share - _TIE) * self._samples.size) - 1))
         index = int(np.searchsorted(-self.survival, share - 1.0 - _TIE, "left"))
         return float(self.times[index]) if index < self.times.size else math.inf
+
+    def _select(self, samples: Floats, rank: int) -> float:
+        """The sample of this rank, found by radix: floats that are not negative are ordered as their bits are."""
+        if self._radix is None:
+            buckets = samples.view(np.int64) >> _RADIX_SHIFT
+            self._radix = buckets, np.cumsum(np.bincount(buckets))
+        buckets, upto = self._radix
+        bucket = int(np.searchsorted(upto, rank, "right"))
+        members = samples[buckets == bucket]
+        place = rank - (int(upto[bucket - 1]) if bucket else 0)
+        return float(np.partition(members, place)[place])
 
     @property
     def mean(self) -> float:

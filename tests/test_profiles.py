@@ -70,6 +70,14 @@ def test_selection_and_sorting_give_the_same_answers(size: int) -> None:
         assert selected == by_sorting
 
 
+@pytest.mark.parametrize("values", [[0.5] * 5000, [0.0, -0.0] * 3000, [0.0] * 4000 + [1e-300, 1e300] * 1000, np.linspace(1.0, 1.01, 6000)])
+def test_selection_bears_ties_zeros_and_extremes(values: list[float]) -> None:
+    ordered = np.sort(values)
+    for share in (1e-6, 0.3, 0.5, 0.9, 1.0):
+        rank = math.ceil(share * len(values) - 1e-9) - 1
+        assert TTFTDistribution.from_samples(values).quantile(share) == ordered[rank]
+
+
 def test_the_callers_samples_are_left_alone() -> None:
     values = np.array([3.0, 1.0, 2.0] * 3000)
     distribution = TTFTDistribution.from_samples(values)

@@ -79,9 +79,9 @@ def test_with_steering_the_budget_holds_for_every_policy_and_trace(traces: dict[
     for index, trace in enumerate(traces.values()):
         budget = BUDGETS[index % len(BUDGETS)]
         for name, policy in plan_all(trace, prompts, device, budget, side).items():
-            total, window = realise(policy, trace.judged, prompts.judged[:1200], device=device, side=side, budget=budget)
-            assert total <= 0.01 + 1e-9, (name, budget)
-            assert window <= 0.05 + 1e-9, (name, budget)
+            run = realise(policy, trace.judged, prompts.judged[:1200], device=device, side=side, budget=budget)
+            assert run.total <= 0.01 + 1e-9, (name, budget)
+            assert run.window <= 0.05 + 1e-9, (name, budget)
 
 
 def test_a_judged_share_is_what_a_run_without_steering_comes_to(traces: dict[str, Halves], prompts: Halves) -> None:
@@ -90,8 +90,8 @@ def test_a_judged_share_is_what_a_run_without_steering_comes_to(traces: dict[str
     for side in SIDES:
         for policy in plan_all(trace, prompts, device, 0.5, side).values():
             share = judge(policy, trace.judged, lengths, device, side).share
-            total, _ = realise(policy, trace.judged, prompts.judged, device=device, side=side, budget=0.0, is_steered=False)
-            assert total == pytest.approx(share, abs=0.06)
+            run = realise(policy, trace.judged, prompts.judged, device=device, side=side, budget=0.0, is_steered=False)
+            assert run.total == pytest.approx(share, abs=0.06)
 
 
 # The gate
