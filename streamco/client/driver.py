@@ -85,6 +85,11 @@ class SessionDriver:
         return self._is_over
 
     @property
+    def was_broken_off(self) -> bool:
+        """Whether it was left before its answer had come to an end."""
+        return self._has_left and not self._has_finished
+
+    @property
     def now(self) -> float:
         """The driver's clock, seconds."""
         return self._clock()
@@ -348,6 +353,6 @@ class SessionDriver:
 
 
 def _clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
-    """uvloop's own time is truncated to milliseconds, asyncio's is the system's behind one more call."""
+    """The system's, unless the loop has one of its own: uvloop's is truncated to milliseconds, asyncio's costs one more call."""
     has_own = isinstance(loop, asyncio.BaseEventLoop) and type(loop).time is not asyncio.BaseEventLoop.time
     return loop.time if has_own else time.monotonic

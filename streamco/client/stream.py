@@ -73,6 +73,11 @@ class Work:
                 self.driver = self._begin()
         return self.driver
 
+    @property
+    def was_broken_off(self) -> bool:
+        """Whether it was ended before the answer had come to its end."""
+        return self.driver is not None and self.driver.was_broken_off
+
     async def aclose(self) -> None:
         """End it and wait for the end."""
         self.is_closed = True
@@ -99,7 +104,7 @@ class AnswerStream(ABC, Generic[Item]):
     """An answer on its way. Iterate it once; leaving the loop early (``break``, an exception, task cancel) stops all work behind it.
 
     Use it as an async context manager where the end of the work must be certain before the program goes on. ``anext`` takes single
-    items; an ``async for`` after it goes on where it stopped.
+    items; an ``async for`` after it goes on where it stopped. Cancelling a read, by a timeout say, ends the stream.
     """
 
     def __init__(self, work: Work) -> None:
@@ -132,6 +137,10 @@ class AnswerStream(ABC, Generic[Item]):
         self._is_reading = True
         try:
             return await anext(self._iterator)
+        except StopAsyncIteration:
+            if self._work.was_broken_off:  # by a cancelled read: the text so far must not pass for the whole answer
+                raise StreamClosed("expected an open stream, got a read after one that was cancelled") from None
+            raise
         finally:
             self._is_reading = False
 

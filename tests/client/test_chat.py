@@ -1,0 +1,275 @@
+"""OpenAI's shapes at the client: requests as servers get them, chunks and whole answers as callers read them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
+from streamco.client.chat import Answer
+from streamco.client.client import Client
+from streamco.client.stream import ChatStream
+from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.errors import AllEndpointsFailed, ConfigError, EndpointConnectError, EndpointProtocolError, EndpointStatusError, StreamClosed
+from streamco.testing import Answer as HttpAnswer
+from streamco.testing import Cut, Pause, ScriptedServer, chunk_event, json_answer, stream_answer
+from streamco.testing.answers import Step
+from streamco.testing.endpoint import text_chunk
+from tests.client.helpers import EVERYTHING, HELLO, chunks_text, device, opened, server, words
+
+USAGE = CompletionUsage(prompt_tokens=5, completion_tokens=2, total_tokens=7)
+
+
+async def create(client: Client, **options: Any) -> ChatStream:
+    return await client.chat.completions.create(messages=HELLO, stream=True, **options)
+
+
+async def whole(client: Client, **options: Any) -> Answer:
+    answer: Answer = await client.chat.completions.create(messages=HELLO, **options)
+    return answer
+
+
+@asynccontextmanager
+async def answering(*answers: HttpAnswer) -> AsyncIterator[tuple[Client, ScriptedServer]]:
+    """A client and the HTTP server that gives it these answers."""
+    async with ScriptedServer(*answers) as scripted:
+        remote = OpenAIEndpoint("m", base_url=scripted.url, name="server", capabilities=EVERYTHING)
+        async with opened(server=remote) as client:
+            yield client, scripted
+
+
+# What goes out
+
+
+async def test_the_server_gets_openais_request() -> None:
+    async with answering() as (client, scripted):
+        stream = await create(
+            client,
+            model="other",
+            temperature=0.5,
+            top_p=0.9,
+            max_tokens=20,
+            seed=7,
+            stop=["\n", "END"],
+            user="somebody",
+            logit_bias=None,
+            extra_body={"provider": {"order": ["x"]}},
+            extra_headers={"X-Trace": "1"},
+        )
+        assert await chunks_text(stream) == "Hello world"
+    (request,) = scripted.requests
+    body = request.json()
+    assert request.path == "/v1/chat/completions"
+    assert request.headers["x-trace"] == "1"
+    assert body["messages"] == HELLO
+    expected = {"model": "other", "temperature": 0.5, "top_p": 0.9, "seed": 7, "stop": ["\n", "END"], "user": "somebody", "stream": True}
+    assert {name: body[name] for name in expected} == expected
+    assert 20 in {body.get("max_tokens"), body.get("max_completion_tokens")}
+    assert body["provider"] == {"order": ["x"]}
+    assert "logit_bias" not in body, "None means not given, as in OpenAI's SDK"
+
+
+async def test_max_completion_tokens_is_max_tokens_by_its_newer_name() -> None:
+    both = server(), device()
+    async with opened(both[1], both[0], policy="both", budget=1.0) as client:
+        await whole(client, max_completion_tokens=9)
+    assert both[0].streams[0].request.sampling.max_tokens == 9
+
+
+# What comes back, streamed
+
+
+async def test_chunks_read_as_openais() -> None:
+    async with answering(stream_answer(["Hello", " world"], usage=msgspec.to_builtins(USAGE))) as (client, _scripted):
+        stream = await create(client)
+        chunks = [chunk async for chunk in stream]
+    assert [chunk.choices[0].delta.content for chunk in chunks] == ["", "Hello", " world", None]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, None, "stop"]
+    assert {chunk.id for chunk in chunks} == {"chatcmpl-1"}
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    assert all(chunk.usage is None for chunk in chunks), "usage was not asked for: no chunk without choices"
+    assert stream.report.finish_reason == "stop"
+
+
+async def test_usage_is_the_last_chunk_when_it_is_asked_for_whoever_wins() -> None:
+    sides = [server([(0.0, "a"), (0.0, "b")], usage=USAGE), device([(0.0, "a"), (0.0, "b")], usage=USAGE)]
+    for winner in sides:
+        async with opened(**{winner.kind: winner}) as client:
+            *chunks, last = [chunk async for chunk in await create(client, stream_options={"include_usage": True})]
+            assert last.choices == []
+            assert last.usage == USAGE
+            assert last.id == chunks[-1].id
+            assert all(chunk.choices for chunk in chunks)
+            assert all(chunk.choices for chunk in [c async for c in await create(client)])
+            assert all(chunk.choices for chunk in [c async for c in await create(client, stream_options={"include_usage": False})])
+
+
+async def test_usage_on_the_wire_is_not_given_twice() -> None:
+    async with answering(stream_answer(["Hi"], usage=msgspec.to_builtins(USAGE))) as (client, _scripted):
+        chunks = [chunk async for chunk in await create(client, stream_options={"include_usage": True})]
+    assert [chunk.usage for chunk in chunks if chunk.usage is not None] == [USAGE]
+
+
+async def test_create_returns_when_the_first_token_is_there_and_not_later() -> None:
+    async with answering(HttpAnswer(steps=[chunk_event("a"), Pause(30), chunk_event("b")])) as (client, _scripted):
+        async with await create(client) as stream:
+            assert (await anext(stream)).choices[0].delta.content == "a"
+            assert stream.report.ttft is not None
+        assert stream.report.winner == "server"
+
+
+async def test_an_answer_that_can_not_begin_is_an_error_of_create() -> None:
+    async with answering(json_answer({"error": {"message": "no such model"}}, status=404)) as (client, _scripted):
+        with pytest.raises(EndpointStatusError, match="no such model") as caught:
+            await create(client)
+        assert caught.value.status == 404
+
+
+async def test_a_cancelled_create_leaves_nothing_behind() -> None:
+    silent, idle = server([(0.0, None)]), device([(0.0, None)])
+    async with opened(idle, silent, policy="both", budget=1.0) as client:
+        asking = asyncio.ensure_future(create(client))
+        await asyncio.sleep(0.01)
+        assert (silent.active, idle.active) == (1, 1)
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert asking.cancelled()
+        assert (silent.active, idle.active) == (0, 0)
+
+
+async def test_a_client_closed_while_create_waits_ends_it() -> None:
+    silent = server([(0.0, None)])
+    async with opened(server=silent) as client:
+        asking = asyncio.ensure_future(create(client))
+        await asyncio.sleep(0.01)
+        await client.aclose()
+        with pytest.raises(StreamClosed):
+            await asking
+
+
+async def test_choices_beyond_the_first_come_through() -> None:
+    choices = [ChatCompletionChunk(choices=[ChunkChoice(index=index % 2, delta=ChoiceDelta(content=f"{index}"))]) for index in range(6)]
+    several = server([(0.0, choice) for choice in choices])
+    async with opened(server=several) as client:
+        chunks = [chunk async for chunk in await create(client, n=2)]
+        assert [chunk.choices[0].index for chunk in chunks] == [0, 1, 0, 1, 0, 1]
+        answer = await whole(client, n=2)
+        assert [choice.message.content for choice in answer.choices] == ["024", "135"]
+    assert several.streams[0].request.extra == {"n": 2}
+
+
+# What comes back, whole
+
+
+async def test_a_whole_answer_reads_as_openais_with_the_report_beside_it() -> None:
+    async with answering(stream_answer(["Hello", " world"], usage=msgspec.to_builtins(USAGE))) as (client, _scripted):
+        answer = await whole(client)
+    assert answer.choices[0].message.content == "Hello world"
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage == USAGE
+    assert answer.object == "chat.completion"
+    assert answer.id == "chatcmpl-1"
+    assert answer.report is not None
+    assert answer.report.winner == "server"
+    assert answer.report.is_final
+    assert b'"content":"Hello world"' in msgspec.json.encode(answer)
+
+
+async def test_a_whole_answer_of_the_device_has_usage_too() -> None:
+    async with opened(device([(0.0, "Hi")], usage=USAGE)) as client:
+        assert (await whole(client)).usage == USAGE
+
+
+async def test_tool_calls_are_assembled_in_a_whole_answer() -> None:
+    def call(**fields: Any) -> ChatCompletionChunk:
+        return ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(tool_calls=[ToolCallDelta(**fields)]))])
+
+    pieces = [
+        call(index=0, id="call_1", type="function", function=FunctionDelta(name="weather", arguments="")),
+        call(index=0, function=FunctionDelta(arguments='{"city":')),
+        call(index=1, id="call_2", type="function", function=FunctionDelta(name="time", arguments="{}")),
+        call(index=0, function=FunctionDelta(arguments='"Oslo"}')),
+        text_chunk("", finish_reason="tool_calls"),
+    ]
+    tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("weather", "time")]
+    steps: list[Step] = [_event(piece) for piece in pieces]
+    async with answering(HttpAnswer(steps=steps)) as (client, scripted):
+        answer = await whole(client, tools=tools)
+        streamed = [chunk async for chunk in await create(client, tools=tools)]
+    assert scripted.requests[0].json()["tools"] == tools
+    (choice,) = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    assert [(c.id, c.function.name, c.function.arguments) for c in choice.message.tool_calls or ()] == [
+        ("call_1", "weather", '{"city":"Oslo"}'),
+        ("call_2", "time", "{}"),
+    ]
+    assert sum(bool(chunk.choices[0].delta.tool_calls) for chunk in streamed) == 4, "streamed pieces come as they are"
+
+
+def _event(chunk: ChatCompletionChunk) -> bytes:
+    return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+
+
+async def test_thinking_text_is_kept_apart_from_the_answer() -> None:
+    steps: list[Step] = [chunk_event(reasoning_content="Let me see. "), chunk_event("42"), chunk_event(finish_reason="stop")]
+    async with answering(HttpAnswer(steps=steps)) as (client, _scripted):
+        answer = await whole(client)
+    assert answer.choices[0].message.content == "42"
+    assert answer.choices[0].message.reasoning_content == "Let me see. "
+
+
+async def test_an_answer_that_breaks_off_is_an_error_with_the_text_so_far() -> None:
+    steps: list[Step] = [chunk_event("Once "), chunk_event("upon "), Cut()]
+    async with answering(HttpAnswer(steps=steps)) as (client, _scripted):
+        with pytest.raises(EndpointProtocolError) as caught:
+            await whole(client)
+        assert caught.value.partial == "Once upon "
+
+
+async def test_all_failing_is_one_error_for_whole_answers_as_well() -> None:
+    broken = [server([(0.0, EndpointConnectError("refused", endpoint=name))], name=name) for name in ("a", "b")]
+    async with opened(server=broken) as client:
+        with pytest.raises(AllEndpointsFailed, match="a: refused; b: refused"):
+            await whole(client)
+
+
+async def test_a_cancelled_whole_answer_leaves_nothing_behind() -> None:
+    silent = server([(0.0, "a"), (0.0, None)])
+    async with opened(server=silent) as client:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await whole(client)
+        assert silent.active == 0
+
+
+async def test_an_empty_answer_is_an_answer() -> None:
+    async with opened(server=server([(0.0, text_chunk("", finish_reason="stop"))])) as client:
+        answer = await whole(client)
+        assert answer.choices[0].message.content is None
+        assert answer.choices[0].finish_reason == "stop"
+        assert len([chunk async for chunk in await create(client)]) == 1
+
+
+async def test_the_callers_messages_are_not_changed_and_later_changes_do_not_count() -> None:
+    messages = [{"role": "user", "content": "one"}]
+    scripted = server(words(0.0, 0.01))
+    async with opened(server=scripted) as client:
+        stream = await client.chat.completions.create(messages=messages, stream=True)
+        messages.append({"role": "user", "content": "two"})
+        await chunks_text(stream)
+    assert len(scripted.streams[0].request.messages or ()) == 1
+    assert messages[0] == {"role": "user", "content": "one"}
+
+
+async def test_wrong_stream_options_are_refused() -> None:
+    client = Client(server=server())
+    with pytest.raises(ConfigError, match="stream_options: expected a mapping, got bool"):
+        await create(client, stream_options=True)
