@@ -9,6 +9,7 @@ import asyncio
 import random
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import msgspec
 
@@ -99,7 +100,7 @@ class OpenAIEndpoint:
         self._client = HttpClient(self._name, timeouts=timeouts, session=session, secret=key)
         self._counter = TokenCounter(model)
         self._rng = rng or random.Random()
-        self._streams: set[OpenAIStream] = set()
+        self._streams: WeakSet[OpenAIStream] = WeakSet()  # a stream that nobody reads or cancels is nobody's
         self._is_started = False
 
     def __repr__(self) -> str:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Call", "OpenAIStream"]
 
 _ERROR_BYTES = 64 << 10  # of an error's body
+_REFINEMENTS = 3  # of one request: each optional field once
 _EOF_GRACE = 0.02  # seconds the end of the stream is held for the last bytes, so that the next request finds the connection free
 _END_GRACE = 5.0  # seconds for usage and [DONE] after the last finish_reason; some servers send neither and keep the socket open
 
@@ -91,6 +92,7 @@ class OpenAIStream:
         self._watchdog = Watchdog(self._loop, timeouts, self._expire)
         self._opening: asyncio.Task[None] | None = None
         self._cancelling: asyncio.Task[None] | None = None
+        self._refined = 0
         self._url: URL | None = None
         self._response: aiohttp.ClientResponse | None = None
         self._content: aiohttp.StreamReader | None = None
@@ -221,7 +223,8 @@ class OpenAIStream:
         raise error
 
     def _next_wait(self, error: EndpointError) -> float | None:
-        if isinstance(error, EndpointStatusError) and self._refine(error):
+        if isinstance(error, EndpointStatusError) and self._refined < _REFINEMENTS and self._refine(error):
+            self._refined += 1
             return 0.0
         return self._retries.next_wait(error) if is_transient(error) else None
 

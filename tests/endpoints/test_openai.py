@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import subprocess
 import sys
@@ -190,6 +191,18 @@ async def test_a_refused_field_is_left_out_at_once_and_from_then_on() -> None:
         assert ["stream_options" in request.json() for request in server.requests] == [True, False, False]
 
 
+async def test_a_server_that_refuses_a_field_under_either_name_is_not_asked_for_ever() -> None:
+    def stubborn(request: RecordedRequest) -> Answer:
+        field = "max_tokens" if "max_tokens" in request.json() else "max_completion_tokens"
+        text = f"Unsupported parameter: '{field}'. Neither max_tokens nor max_completion_tokens is supported."
+        return json_answer({"error": {"message": text}}, status=400)
+
+    async with ScriptedServer(stubborn) as server, opened(server.url) as endpoint:
+        error = (await ask(endpoint, Request(messages=[], sampling=SamplingOptions(max_tokens=5)))).failure()
+        assert isinstance(error, EndpointStatusError)
+        assert len(server.requests) == 4
+
+
 # Keys
 
 
@@ -289,6 +302,14 @@ async def test_a_closed_endpoint_can_not_start() -> None:
     await endpoint.aclose()
     with pytest.raises(StreamClosed):
         await endpoint.start()
+
+
+async def test_a_stream_that_was_never_used_is_forgotten() -> None:
+    async with ScriptedServer() as server, opened(server.url) as endpoint:
+        for _ in range(10):
+            endpoint.open(HELLO)
+        gc.collect()
+        assert len(endpoint._streams) == 0
 
 
 async def test_a_session_of_the_callers_is_used_and_left_open() -> None:
