@@ -6,7 +6,7 @@ What stands above the line is written by hand and kept; tables of benches that w
 from __future__ import annotations
 
 import argparse
-import datetime
+import datetime as dt
 import json
 import os
 import platform
@@ -59,7 +59,7 @@ def figure(value: float) -> str:
 def section(name: str, rows: list[Row], *, quick: bool) -> str:
     """A bench's tables in Markdown."""
     title = re.sub(r"\s+", " ", (HERE / f"{name}.py").read_text().split('"""')[1].split("\n\n")[0].strip())
-    today = datetime.datetime.now(tz=datetime.UTC).date()
+    today = dt.datetime.now(tz=dt.UTC).date()
     lines = [f"## {name}", "", title, "", f"{machine()}; {today}; commit {commit()}{'; --quick' if quick else ''}.", ""]
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
