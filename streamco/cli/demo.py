@@ -79,13 +79,14 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         StreamcoError: it can't begin.
     """
-    from streamco.server.packaged import packaged_names
+    from streamco.server.packaged import load_latency, packaged_names
 
     if args.latency == "list":
         print("\n".join(packaged_names("latency")))
         return 0
     if args.json and args.prompt is None:
         raise ConfigError("--json: expected --prompt TEXT beside it, got none")
+    load_latency(args.latency)  # a wrong name is told before anything starts
     return run_async(lambda: _demo(args))
 
 

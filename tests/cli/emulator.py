@@ -40,6 +40,13 @@ class Emulator:
         """What is visible."""
         return ["".join(line).rstrip() for line in self.lines[-self.height :]]
 
+    def resize(self, width: int) -> None:
+        """Change the width; rows that are too long now are wrapped, as most terminals do."""
+        self.width = width
+        self.lines = [line[start : start + width] for line in self.lines for start in range(0, max(1, len(line)), width)]
+        self.row = len(self.lines) - 1
+        self.column = len(self.lines[-1])
+
     def write(self, text: str) -> None:
         """Interpret; an unknown sequence is an error."""
         position = 0

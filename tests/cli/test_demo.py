@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from streamco.cli.demo import PRICES, SCENES
+from tests.cli.terminal import ROOT, terminal
+
+DEMO = ("-m", "streamco", "demo")
+pytestmark = pytest.mark.timeout(180)
+
+
+def servers(mark: str) -> list[int]:
+    """Process ids of everything that inherited this mark in its environment and still runs."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"STREAMCO_TEST_MARK={mark}".encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.fixture
+def mark(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Marks what this test starts."""
+    value = uuid.uuid4().hex
+    monkeypatch.setenv("STREAMCO_TEST_MARK", value)
+    return value
+
+
+@pytest.mark.model
+def test_one_prompt_as_json_is_the_text_and_the_whole_report(mark: str) -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            *DEMO,
+            "--prompt",
+            "What is the capital of France?",
+            "--json",
+            "--pace",
+            "off",
+            "--max-tokens",
+            "12",
+            "--temperature",
+            "0",
+        ],
+        text=True,
+        capture_output=True,
+        cwd=ROOT,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert done.stdout.count("\n") == 1
+    assert "Paris" in answer["text"]
+    report = answer["report"]
+    assert {part["name"] for part in report["endpoints"]} == {"device", "cloud"}
+    assert report["winner"] in {"device", "cloud"}
+    assert report["tokens"] <= 12
+    assert report["cost_usd"] >= 0
+    assert report["dispatch"]["policy"] == "device-constrained"
+    assert servers(mark) == []
+
+
+@pytest.mark.model
+def test_without_a_prompt_the_built_in_ones_show_both_sides_and_explain_it() -> None:
+    done = subprocess.run(
+        [sys.executable, *DEMO, "--pace", "off", "--max-tokens", "16"],
+        text=True,
+        capture_output=True,
+        cwd=ROOT,
+        timeout=150,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stderr
+    text = done.stdout
+    for scene in SCENES:
+        assert scene.title in text
+    for words in (
+        "device  SmolLM2-135M",
+        "cloud   the same model",
+        "plan: device at once, cloud at once",
+        "the cloud alone would have cost $",
+    ):
+        assert words in text
+    assert "answered · first token" in text
+    assert "\x1b" not in text
+
+
+@pytest.mark.model
+def test_ctrl_c_at_any_time_leaves_no_server_behind(mark: str) -> None:
+    for delay in (0.5, 4.0):
+        with subprocess.Popen(
+            [sys.executable, *DEMO, "--prompt", "Count to one hundred.", "--pace", "2"],
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
+        ) as process:
+            try:
+                process.wait(delay)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert servers(mark) == []
+
+
+@pytest.mark.model
+def test_on_a_terminal_the_chat_opens_after_the_built_in_prompts() -> None:
+    with terminal(
+        *DEMO, "--pace", "off", "--max-tokens", "8", width=200, env={"XDG_STATE_HOME": os.environ.get("TMPDIR", "/tmp")}
+    ) as driven:
+        driven.expect("1. a short prompt", limit=60)
+        driven.expect("2. a long prompt", limit=60)
+        driven.expect("now you: ask anything", limit=60)
+        driven.expect("Ctrl-D quits")
+        driven.expect("policy device-constrained")
+        driven.type("Hello!\r")
+        driven.expect("answered · first token", limit=60)
+        driven.expect("policy device-constrained")
+        driven.type("\x04")
+        assert driven.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("--json",), 2, "--json: expected --prompt TEXT beside it"),
+        (("--latency", "nosuch", "--prompt", "x"), 2, "expected a JSON file or one of"),
+    ],
+)
+def test_wrong_usage_is_told_before_anything_starts(words: tuple[str, ...], code: int, message: str) -> None:
+    done = subprocess.run([sys.executable, *DEMO, *words], text=True, capture_output=True, cwd=ROOT, timeout=60, check=False)
+    assert done.returncode == code
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_latency_profiles_are_listed() -> None:
+    done = subprocess.run([sys.executable, *DEMO, "--latency", "list"], text=True, capture_output=True, cwd=ROOT, timeout=60, check=True)
+    assert "openai-gpt-3.5-turbo-0125" in done.stdout.split("\n")
+
+
+def test_the_price_is_that_of_the_model_whose_times_are_replayed() -> None:
+    assert (PRICES.prompt, PRICES.completion) == (0.5e-6, 1.5e-6)

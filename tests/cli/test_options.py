@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from streamco.cli import options
+from streamco.cli.options import (
+    add_answer_arguments,
+    add_look_arguments,
+    add_prompt_arguments,
+    api_key_of,
+    device_path_of,
+    number,
+    whole_number,
+)
+from streamco.engines import packaged
+from streamco.errors import ConfigError, EngineError
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_prompt_arguments(parser)
+    add_answer_arguments(parser)
+    add_look_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_the_defaults_leave_everything_to_the_endpoints() -> None:
+    args = parse()
+    assert (args.prompt, args.json, args.pace, args.max_tokens, args.temperature, args.seed, args.system) == (None, False, *[None] * 5)
+    assert (args.budget, args.policy, args.theme, args.no_color) == (0.3, "auto", "auto", False)
+
+
+def test_values_are_read_as_people_write_them() -> None:
+    args = parse("--budget", "20%", "--policy", "device_only", "--pace", "reading", "--max-tokens", "9", "--temperature", "0")
+    assert (args.budget, args.policy, args.pace, args.max_tokens, args.temperature) == (0.2, "device-only", "reading", 9, 0.0)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "", "x", "\N{ARABIC-INDIC DIGIT ONE}"])
+def test_a_whole_number_is_above_zero(text: str) -> None:
+    with pytest.raises(ConfigError, match="expected a whole number above 0"):
+        whole_number(text)
+
+
+@pytest.mark.parametrize("text", ["-0.1", "nan", "inf", "x", ""])
+def test_a_number_is_finite_and_not_negative(text: str) -> None:
+    with pytest.raises(ConfigError, match="expected a number, 0 or more"):
+        number(text)
+
+
+def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "secret")
+    assert api_key_of("MY_KEY") == "secret"
+    assert api_key_of(None) is None
+
+
+def test_a_missing_key_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MY_KEY", raising=False)
+    with pytest.raises(ConfigError, match="expected a key in the environment variable MY_KEY, got none"):
+        api_key_of("MY_KEY")
+
+
+def test_a_key_given_in_place_of_a_variable_is_not_repeated() -> None:
+    with pytest.raises(ConfigError) as caught:
+        api_key_of("sk-very-secret")
+    assert "secret" not in str(caught.value)
+
+
+def test_a_device_file_must_be_there(tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    with pytest.raises(ConfigError, match="--device: expected a GGUF file, got nothing at"):
+        device_path_of(str(model), has_server=True)
+    model.touch()
+    assert device_path_of(str(model), has_server=False) == model
+
+
+def test_without_a_file_the_packaged_model_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packaged, "packaged_model", lambda: Path("/models/small.gguf"))
+    assert device_path_of(None, has_server=False) == Path("/models/small.gguf")
+
+
+def test_without_any_model_a_server_will_do_and_nothing_at_all_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> Path:
+        raise EngineError("packaged model: no such package")
+
+    monkeypatch.setattr(packaged, "packaged_model", absent)
+    assert device_path_of(None, has_server=True) is None
+    with pytest.raises(ConfigError, match=r"expected a device model or a server, got neither.*streamco\[demo\]"):
+        device_path_of(None, has_server=False)
+
+
+def test_every_public_name_is_there() -> None:
+    assert all(hasattr(options, name) for name in options.__all__)
