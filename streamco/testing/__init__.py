@@ -15,6 +15,9 @@ from streamco.testing.answers import (
     sse_event,
     stream_answer,
 )
+from streamco.testing.clock import VirtualTimeLoop, run_in_virtual_time
+from streamco.testing.endpoint import ScriptedEndpoint, text_chunk
+from streamco.testing.engine import FakeEngine
 from streamco.testing.network import FaultProxy, Faults
 from streamco.testing.server import ScriptedServer
 
@@ -22,15 +25,20 @@ __all__ = [
     "DONE",
     "Answer",
     "Cut",
+    "FakeEngine",
     "FaultProxy",
     "Faults",
     "Pause",
     "RecordedRequest",
     "Reset",
+    "ScriptedEndpoint",
     "ScriptedServer",
     "Stall",
+    "VirtualTimeLoop",
     "chunk_event",
     "json_answer",
+    "run_in_virtual_time",
     "sse_event",
     "stream_answer",
+    "text_chunk",
 ]
