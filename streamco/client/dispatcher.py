@@ -19,7 +19,7 @@ from streamco.core.report import DispatchReport
 from streamco.core.session import Leg, LegState, SessionMachine, Start
 from streamco.endpoints.base import Endpoint, Request
 from streamco.errors import ConfigError, EndpointError
-from streamco.policies.cost import RATE_SERVER_CONSTRAINED, DeviceCosts, device_costs
+from streamco.policies.cost import RATE_SERVER_CONSTRAINED, DeviceCosts, RequestCost, Usage, device_costs, request_cost
 from streamco.policies.device_constrained import TAIL
 from streamco.policies.dispatch import Decision
 from streamco.policies.eligibility import Eligibility, Gate, RequestFacts, SideFacts, judge, restrict
@@ -106,17 +106,12 @@ class Dispatched:
             budget_share=self._share,
         )
 
-    def cost(self, endpoint: Endpoint, prompt: int, completion: int, cached: int) -> tuple[float | None, float | None]:
-        """US dollars and joules of these tokens at this endpoint; None where prices or the model's shape are not known."""
+    def cost(self, endpoint: Endpoint, prompt: int, completion: int, cached: int) -> RequestCost:
+        """Cost of these tokens at this endpoint, money and energy; None where prices or the model's shape are not known."""
         if endpoint.kind == "device":
-            if self._costs is None:
-                return 0.0, None
-            return 0.0, prompt * self._costs.prompt_joules + completion * self._costs.completion_joules
-        prices = _prices(endpoint)
-        if prices is None:
-            return None, None
-        of_cached = prices.prompt if prices.cached_prompt is None else prices.cached_prompt
-        return (prompt - cached) * prices.prompt + cached * of_cached + completion * prices.completion, None
+            return request_cost(Usage(device_prompt=prompt, device_completion=completion), None, self._costs)
+        usage = Usage(server_prompt=prompt, server_completion=completion, server_cached=cached)
+        return request_cost(usage, _prices(endpoint), None)
 
 
 class Dispatcher:
@@ -205,9 +200,10 @@ class Dispatcher:
         plan = self._learner.plan
         self._count += 1
         decision = restrict(plan.decide(length, Random(f"{self._seed}/{self._count}")), eligibility)
-        reservation = self._steering.reserve(length, wanted=decision.wait(plan.constrained) is not None)
         is_exempt = not (eligibility.device and eligibility.server)
-        if not is_exempt and decision.wait(plan.constrained) is not None:
+        is_wanted = not is_exempt and decision.wait(plan.constrained) is not None
+        reservation = self._steering.reserve(length, wanted=is_wanted)
+        if is_wanted:
             decision = steer(decision, plan.constrained, is_allowed=reservation.is_allowed)
         starts = _starts(decision, eligibility, device, servers)
         return Dispatched(

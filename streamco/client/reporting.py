@@ -23,7 +23,6 @@ def build_report(machine: SessionMachine, dispatched: Dispatched, endpoints: Map
         parts.append(EndpointReport(name=name, kind=endpoints[name].kind, outcome="failed", error=str(error)))
     span = (meter.last - meter.first) if meter.first is not None and meter.last is not None else 0.0
     worked = [part for part in parts if part.opened is not None]
-    costs = [part.cost_usd for part in worked]
     joules = [part.energy_j for part in worked if part.energy_j is not None]
     return Report(
         winner=machine.winner,
@@ -35,7 +34,8 @@ def build_report(machine: SessionMachine, dispatched: Dispatched, endpoints: Map
         dispatch=dispatched.report(),
         endpoints=parts,
         quality=meter.quality(),
-        cost_usd=None if any(cost is None for cost in costs) else sum(cost for cost in costs if cost is not None),
+        cost_usd=_total([part.cost_usd for part in worked]),
+        unified_cost_usd=_total([part.unified_cost_usd for part in worked]),
         energy_j=sum(joules) if joules else None,
         wasted_tokens=max(0, sum(part.completion_tokens for part in parts) - _useful(machine)),
         is_final=machine.is_over,
@@ -45,10 +45,12 @@ def build_report(machine: SessionMachine, dispatched: Dispatched, endpoints: Map
 def describe_leg(leg: Leg, endpoint: Endpoint, dispatched: Dispatched) -> EndpointReport:
     """One endpoint's part; usage it did not report is estimated from the prompt's length and the tokens that came."""
     usage = leg.usage
-    prompt = 0 if leg.opened is None else usage.prompt_tokens if usage else dispatched.prompt_tokens
+    prompt = usage.prompt_tokens if usage else dispatched.prompt_tokens
     completion = usage.completion_tokens if usage else leg.tokens
     cached = (usage.prompt_tokens_details.cached_tokens or 0) if usage and usage.prompt_tokens_details else 0
-    cost, joules = dispatched.cost(endpoint, prompt, completion, cached) if leg.opened is not None else (0.0, None)
+    if leg.opened is None:
+        prompt = completion = cached = 0
+    cost = dispatched.cost(endpoint, prompt, completion, cached)
     return EndpointReport(
         name=leg.source,
         kind=endpoint.kind,
@@ -58,10 +60,17 @@ def describe_leg(leg: Leg, endpoint: Endpoint, dispatched: Dispatched) -> Endpoi
         prompt_tokens=prompt,
         completion_tokens=completion,
         is_estimated=usage is None and leg.opened is not None,
-        cost_usd=cost,
-        energy_j=joules,
+        cost_usd=cost.server,
+        energy_j=cost.device_joules if endpoint.kind == "device" else None,
+        unified_cost_usd=cost.total,
         error=None if leg.error is None else str(leg.error),
     )
+
+
+def _total(costs: list[float | None]) -> float | None:
+    """The sum, unless a part of it is not known."""
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) if len(known) == len(costs) else None
 
 
 def _outcome(leg: Leg) -> Outcome:

@@ -45,8 +45,9 @@ class EndpointReport(Struct, frozen=True, kw_only=True):
         ttft: seconds from opening to its first content token; None: it did not come that far.
         completion_tokens: what it produced, tokens the reader never saw included.
         is_estimated: the token counts are estimates (cancelled streams send no usage).
-        cost_usd: None where no prices are known.
-        energy_j: joules by the FLOPs model; None for servers.
+        cost_usd: money; None where no prices are known.
+        energy_j: joules by the FLOPs model; None for servers, and where the model's shape is not known.
+        unified_cost_usd: money, and energy at the exchange rate (DiSCo Appendix E, equation 8); None where either is not known.
     """
 
     name: str
@@ -59,6 +60,7 @@ class EndpointReport(Struct, frozen=True, kw_only=True):
     is_estimated: bool = False
     cost_usd: float | None = None
     energy_j: float | None = None
+    unified_cost_usd: float | None = None
     error: str | None = None
 
 
@@ -72,6 +74,7 @@ class Report(Struct, frozen=True, kw_only=True):
         tokens: delivered to the reader.
         tokens_per_second: delivery rate after the first token; None below two tokens.
         cost_usd: all endpoints together; None when one that worked has no known price.
+        unified_cost_usd: money and energy together, likewise.
         wasted_tokens: completion tokens that nobody read.
     """
 
@@ -86,5 +89,6 @@ class Report(Struct, frozen=True, kw_only=True):
     quality: Quality
     cost_usd: float | None = None
     energy_j: float | None = None
+    unified_cost_usd: float | None = None
     wasted_tokens: int = 0
     is_final: bool = False
