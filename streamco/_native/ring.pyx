@@ -14,21 +14,21 @@ from cpython.sequence cimport PySequence_Fast_GET_ITEM, PySequence_Fast_GET_SIZE
 cdef extern from *:
     """
     #define SLOT(list, index) (((PyListObject *)(list))->ob_item[index])
-    /* Put a new reference to item into a slot that holds None. */
-    static inline void slot_fill(PyObject *slots, Py_ssize_t index, PyObject *item) {
+    /* Put a new reference to item into a slot that holds None. Slots come as a bare pointer, or each call would count a reference to them. */
+    static inline void slot_fill(void *slots, Py_ssize_t index, PyObject *item) {
         Py_INCREF(item);
         SLOT(slots, index) = item;
         Py_DECREF(Py_None);
     }
     /* Move the reference of a slot into a list under construction; None takes its place. */
-    static inline void slot_move(PyObject *slots, Py_ssize_t index, PyObject *into, Py_ssize_t place) {
+    static inline void slot_move(void *slots, Py_ssize_t index, PyObject *into, Py_ssize_t place) {
         SLOT(into, place) = SLOT(slots, index);
         Py_INCREF(Py_None);
         SLOT(slots, index) = Py_None;
     }
     """
-    void slot_fill(list slots, Py_ssize_t index, object item)
-    void slot_move(list slots, Py_ssize_t index, list into, Py_ssize_t place)
+    void slot_fill(void *slots, Py_ssize_t index, object item)
+    void slot_move(void *slots, Py_ssize_t index, list into, Py_ssize_t place)
 
 cdef enum:
     FULL = 0
@@ -79,7 +79,7 @@ cdef class Ring:
 
     cdef inline void _keep(self, object item) noexcept:
         cdef Py_ssize_t place = self._first + self._count
-        slot_fill(self._slots, place - self.capacity if place >= self.capacity else place, item)
+        slot_fill(<void *>self._slots, place - self.capacity if place >= self.capacity else place, item)
         self._count += 1
 
     cdef inline int _kept(self) noexcept:
@@ -98,7 +98,8 @@ cdef class Ring:
         if answer != ACCEPTED:
             return answer
         self._keep(item)
-        return self._kept()
+        answer = self._kept()
+        return 1 if answer == ACCEPTED else answer  # a constant costs less than a conversion, and this is the usual answer
 
     def push_many(self, items, /):
         if not isinstance(items, (list, tuple)):
@@ -132,7 +133,7 @@ cdef class Ring:
         if self._count != present:  # allocating may run the collector, that a finaliser, and that lets other threads push or drain
             return self.drain(limit)
         for index in range(count):
-            slot_move(self._slots, self._first, taken, index)
+            slot_move(<void *>self._slots, self._first, taken, index)
             self._first += 1
             if self._first == self.capacity:
                 self._first = 0
