@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("who answers")
     group.add_argument("--device", metavar="PATH", help="GGUF file of the model on this machine (the packaged one, where it is installed)")
     group.add_argument("--no-device", action="store_true", help="the server alone")
-    group.add_argument("--threads", type=option(whole_number), default=1, metavar="N", help="threads of the device model (1)")
+    group.add_argument("--threads", type=option(whole_number), metavar="N", help="threads of the device model (a fair share of the cores)")
     group.add_argument("--server", metavar="MODEL", help="name of a remote model, such as gpt-4o-mini")
     group.add_argument("--base-url", metavar="URL", help="of any server that speaks the OpenAI API (OpenAI itself)")
     group.add_argument("--api-key-env", metavar="VAR", help="environment variable that holds the server's key (OPENAI_API_KEY)")
@@ -74,7 +74,7 @@ async def _chat(args: argparse.Namespace) -> int:
 
 def _describe(args: argparse.Namespace, kind: str) -> str:
     if kind == "server":
-        return f"the server's model {args.server}"
+        return f"the model at {args.base_url}" if args.base_url else "the remote model"
     return f"the model on this machine: {Path(args.device).name if args.device else 'the packaged one'}"
 
 
@@ -107,4 +107,4 @@ def make_server(args: argparse.Namespace) -> Endpoint | None:
         return None
     from streamco.endpoints.openai import OpenAIEndpoint
 
-    return OpenAIEndpoint(args.server, base_url=args.base_url, api_key=api_key_of(args.api_key_env))
+    return OpenAIEndpoint(args.server, base_url=args.base_url, api_key=api_key_of(args.api_key_env), name=args.server)
