@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from streamco.client.driver import SessionDriver
 from streamco.core.session import SessionMachine, SessionPlan, Start
 from streamco.endpoints.base import Request
-from streamco.errors import ConcurrentRead, EndpointConnectError, EndpointProtocolError, StreamClosed
+from streamco.errors import ConcurrentRead, EndpointConnectError, EndpointProtocolError, StreamClosed, StreamcoError
 from streamco.events import StreamEnded, TokensReceived
 from streamco.testing.clock import run_in_virtual_time
-from streamco.testing.endpoint import ScriptedEndpoint, ScriptedStream
+from streamco.testing.endpoint import ScriptedEndpoint, ScriptedStream, text_chunk
 
 
 def begin(
-    *endpoints: ScriptedEndpoint, waits: tuple[float | None, ...] = (), pace: float | None = None, unread: int = 4096
+    *endpoints: ScriptedEndpoint,
+    waits: tuple[float | None, ...] = (),
+    pace: float | None = None,
+    unread: int = 4096,
+    on_over: Callable[[SessionDriver], None] | None = None,
+    own_clock: bool = False,
 ) -> SessionDriver:
     starts = tuple(Start(e.name, w) for e, w in zip(endpoints, waits or (0.0,) * len(endpoints), strict=True))
     driver = SessionDriver(
@@ -25,7 +33,8 @@ def begin(
         {endpoint.name: endpoint for endpoint in endpoints},
         Request(prompt="p"),
         unread=unread,
-        clock=asyncio.get_running_loop().time,
+        on_over=on_over,
+        clock=None if own_clock else asyncio.get_running_loop().time,
     )
     driver.start()
     return driver
@@ -265,3 +274,212 @@ def test_a_dropped_driver_leaves_no_task_behind() -> None:
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     run_in_virtual_time(main())
+
+
+def test_an_endpoint_that_fails_to_open_is_a_leg_that_failed() -> None:
+    class Unopenable(ScriptedEndpoint):
+        def open(self, request: Request) -> ScriptedStream:
+            raise RuntimeError("no room")
+
+    async def main() -> None:
+        driver = begin(Unopenable("server"), ScriptedEndpoint("device", words(0.1)))
+        assert await read_all(driver) == "w0 "
+        error = driver.machine.legs["server"].error
+        assert isinstance(error, EndpointProtocolError)
+        assert isinstance(error.__cause__, RuntimeError)
+        alone = begin(Unopenable("server"))
+        with pytest.raises(EndpointProtocolError, match="no room"):
+            await alone.next_batch()
+        await alone.aclose()
+        assert alone.is_over
+
+    run_in_virtual_time(main())
+
+
+def test_an_endpoint_that_fails_to_cancel_does_not_keep_the_session_alive() -> None:
+    class Clinging(ScriptedStream):
+        async def cancel(self) -> None:
+            await super().cancel()
+            raise OSError("can't let go")
+
+    class ClingingEndpoint(ScriptedEndpoint):
+        def open(self, request: Request) -> ScriptedStream:
+            self.active += 1
+            return Clinging(self, request)
+
+    async def main() -> None:
+        calls: list[SessionDriver] = []
+        driver = begin(ClingingEndpoint("server", [(0.1, "a"), (9.0, "b")]), on_over=calls.append)
+        await driver.next_batch()
+        await driver.aclose()
+        assert driver.is_over
+        assert calls == [driver]
+        assert "can't let go" in str(driver.machine.legs["server"].error)
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_events_that_no_machine_can_take_end_the_answer_with_an_error_and_all_work(direct: bool) -> None:
+    class Confused(ScriptedStream):
+        async def receive(self) -> TokensReceived | StreamEnded:
+            event = await super().receive()
+            return TokensReceived("somebody else", [text_chunk("x")], 1) if self._position > 1 else event
+
+    class ConfusedEndpoint(ScriptedEndpoint):
+        def open(self, request: Request) -> ScriptedStream:
+            self.active += 1
+            return Confused(self, request)
+
+    async def main() -> None:
+        calls: list[SessionDriver] = []
+        confused, rival = ConfusedEndpoint("server", words(0.1, 0.2, 0.3)), ScriptedEndpoint("device", [(0.1, None)])
+        driver = begin(*([confused] if direct else [confused, rival]), pace=None if direct else 100.0, on_over=calls.append)
+        with pytest.raises(StreamcoError, match="expected events it can handle") as caught:
+            await read_all(driver)
+        assert isinstance(caught.value.__cause__, KeyError)
+        await driver.aclose()
+        assert driver.is_over
+        assert calls == [driver]
+        assert (confused.active, rival.active) == (0, 0)
+
+    run_in_virtual_time(main())
+
+
+def test_a_machine_that_breaks_at_a_deadline_ends_the_answer_with_an_error() -> None:
+    class Brittle(SessionMachine):
+        def handle_deadline(self, *, now: float) -> None:
+            raise ZeroDivisionError
+
+    async def main() -> None:
+        endpoint = ScriptedEndpoint("server", [(9.0, "a")])
+        plan = SessionPlan(starts=(Start("server", 0.0), Start("late", 1.0)))
+        driver = SessionDriver(Brittle(plan), {"server": endpoint, "late": ScriptedEndpoint("late")}, Request(prompt="p"))
+        driver.start()
+        with pytest.raises(StreamcoError) as caught:
+            await driver.next_batch()
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+        await driver.aclose()
+        assert endpoint.active == 0
+
+    run_in_virtual_time(main())
+
+
+def test_what_fails_after_the_end_is_told_to_the_loop_and_does_not_spoil_the_answer() -> None:
+    def spoil(driver: SessionDriver) -> None:
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        told: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+        driver = begin(ScriptedEndpoint("server", words(0.1)), on_over=spoil)
+        assert await read_all(driver) == "w0 "
+        await driver.aclose()
+        assert driver.is_over
+        assert [type(context["exception"]) for context in told] == [ZeroDivisionError]
+
+    run_in_virtual_time(main())
+
+
+def test_peek_and_read_at_once_are_two_readers() -> None:
+    async def main() -> None:
+        driver = begin(ScriptedEndpoint("server", words(1.0)))
+        first = asyncio.ensure_future(driver.peek())
+        await asyncio.sleep(0)
+        with pytest.raises(ConcurrentRead):
+            await driver.next_batch()
+        await first
+        assert await read_all(driver) == "w0 "
+
+    run_in_virtual_time(main())
+
+
+def test_peek_hears_of_a_close() -> None:
+    async def main() -> None:
+        driver = begin(ScriptedEndpoint("server", [(0.0, None)]))
+        peek = asyncio.ensure_future(driver.peek())
+        await asyncio.sleep(0.1)
+        await driver.aclose()
+        with pytest.raises(StreamClosed):
+            await peek
+
+    run_in_virtual_time(main())
+
+
+def test_each_leg_is_cancelled_once_whoever_asks_for_it() -> None:
+    cancels: list[str] = []
+
+    class Counting(ScriptedStream):
+        async def cancel(self) -> None:
+            cancels.append(self._endpoint.name)
+            await super().cancel()
+
+    class CountingEndpoint(ScriptedEndpoint):
+        def open(self, request: Request) -> ScriptedStream:
+            self.active += 1
+            return Counting(self, request)
+
+    async def main() -> None:
+        slow = CountingEndpoint("server", words(5.0), cancel_takes=2.0)
+        driver = begin(slow, CountingEndpoint("device", words(0.1, 0.2)))
+        assert await read_all(driver) == "w0 w1 "
+        await asyncio.gather(driver.aclose(), driver.aclose())
+        driver.leave()
+        assert cancels == ["server"]
+
+    run_in_virtual_time(main())
+
+
+def test_closing_after_the_end_drops_what_was_not_read() -> None:
+    async def main() -> None:
+        driver = begin(ScriptedEndpoint("server", words(0.1, 0.1)), ScriptedEndpoint("device", [(0.1, None)]), pace=100.0)
+        await asyncio.sleep(1.0)
+        assert driver.is_over
+        assert not driver.was_broken_off
+        await driver.aclose()
+        with pytest.raises(StreamClosed):
+            await driver.next_batch()
+
+    run_in_virtual_time(main())
+
+
+def test_a_log_holds_neither_the_prompt_nor_a_key() -> None:
+    async def main() -> None:
+        log: list[Any] = []
+        request = Request(messages=[{"role": "user", "content": "my secret"}], headers={"Authorization": "Bearer sk-123"})
+        failing = ScriptedEndpoint("server", [(0.1, EndpointConnectError("refused", endpoint="server"))])
+        device = ScriptedEndpoint("device", words(0.2, 0.3))
+        driver = SessionDriver(
+            SessionMachine(SessionPlan(starts=(Start("server", 0.0), Start("device", 0.0)))),
+            {"server": failing, "device": device},
+            request,
+            log=log,
+        )
+        driver.start()
+        assert await read_all(driver) == "w0 w1 "
+        assert "my secret" not in repr(log)
+        assert "sk-123" not in repr(log)
+        assert "w0 " in repr(log), "what was answered is in it"
+
+    run_in_virtual_time(main())
+
+
+def test_leaving_from_another_thread_after_the_loop_has_closed_is_no_error() -> None:
+    async def main() -> SessionDriver:
+        driver = begin(ScriptedEndpoint("server", words(0.1)))
+        assert await read_all(driver) == "w0 "
+        return driver
+
+    driver = run_in_virtual_time(main())
+    driver.leave_soon()
+
+
+def test_the_clock_is_the_systems_unless_the_loop_has_its_own() -> None:
+    async def main() -> float:
+        driver = begin(ScriptedEndpoint("server", words(0.1)), own_clock=True)
+        await read_all(driver)
+        return driver.now
+
+    assert run_in_virtual_time(main()) == pytest.approx(0.1)
+    before = time.monotonic()
+    assert before <= asyncio.run(main()) <= time.monotonic()

@@ -154,6 +154,30 @@ def test_a_single_endpoints_error_is_raised_as_it_is() -> None:
     assert machine.take_commands()[-1] == FailDelivery(error)
 
 
+def test_endpoints_that_could_take_no_part_are_told_when_the_others_fail() -> None:
+    missing = EndpointConnectError("no such file", endpoint="device")
+    machine = SessionMachine(SessionPlan(starts=(Start("server", 0.0),), missing=(("device", missing),)))
+    machine.start(now=0.0)
+    error = EndpointStatusError("bad key", status=401)
+    machine.receive(StreamFailed("server", error), now=0.1)
+    (command,) = machine.take_commands()[-1:]
+    assert isinstance(command, FailDelivery)
+    assert isinstance(command.error, AllEndpointsFailed)
+    assert command.error.errors == {"device": missing, "server": error}
+
+
+def test_a_leg_is_told_to_stop_once() -> None:
+    machine = make(("server", 0.0), ("device", 0.0), explore=True)
+    machine.start(now=0.0)
+    machine.receive(tokens("device", "Hi"), now=0.1)
+    machine.take_commands()
+    machine.receive(tokens("server", "Yo"), now=0.2)
+    machine.receive(tokens("server", "!"), now=0.3)
+    machine.receive(ReaderLeft(), now=0.4)
+    cancels = [command for command in machine.take_commands() if isinstance(command, CancelStream)]
+    assert cancels == [CancelStream("server", "explored"), CancelStream("device", "reader left")]
+
+
 def test_a_winner_that_fails_delivers_what_is_buffered_before_the_error() -> None:
     machine = make(("server", 0.0), pace=1.0)
     machine.start(now=0.0)
