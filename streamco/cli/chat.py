@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("who answers")
     group.add_argument("--device", metavar="PATH", help="GGUF file of the model on this machine (the packaged one, where it is installed)")
     group.add_argument("--no-device", action="store_true", help="the server alone")
-    group.add_argument("--threads", type=option(whole_number), metavar="N", help="threads of the device model (a fair share of the cores)")
+    group.add_argument("--threads", type=option(whole_number), metavar="N", help="threads of the device model (half of the cores)")
     group.add_argument("--server", metavar="MODEL", help="name of a remote model, such as gpt-4o-mini")
     group.add_argument("--base-url", metavar="URL", help="of any server that speaks the OpenAI API (OpenAI itself)")
     group.add_argument("--api-key-env", metavar="VAR", help="environment variable that holds the server's key (OPENAI_API_KEY)")
@@ -92,7 +93,13 @@ def make_device(args: argparse.Namespace) -> Endpoint | None:
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.engines.base import EngineOptions
 
-    return DeviceEndpoint(path, options=EngineOptions(threads=args.threads))
+    return DeviceEndpoint(path, options=EngineOptions(threads=args.threads or default_threads()))
+
+
+def default_threads() -> int:
+    """Half of the cores: an engine whose threads have to wait for each other on busy cores falls to a few tokens a second."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // 2)
 
 
 def make_server(args: argparse.Namespace) -> Endpoint | None:
