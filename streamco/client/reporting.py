@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from streamco.core.report import EndpointReport, Outcome, Report
@@ -37,7 +37,7 @@ def build_report(machine: SessionMachine, dispatched: Dispatched, endpoints: Map
         cost_usd=_total([part.cost_usd for part in worked]),
         unified_cost_usd=_total([part.unified_cost_usd for part in worked]),
         energy_j=sum(joules) if joules else None,
-        wasted_tokens=max(0, sum(part.completion_tokens for part in parts) - _useful(machine)),
+        wasted_tokens=_wasted(machine, parts),
         is_final=machine.is_over,
     )
 
@@ -81,7 +81,10 @@ def _outcome(leg: Leg) -> Outcome:
     return "failed" if leg.state is LegState.FAILED else "lost"
 
 
-def _useful(machine: SessionMachine) -> int:
-    """Tokens that reached the reader, by the winner's own count where it gave one."""
-    leg = machine.legs.get(machine.winner or "")
-    return leg.usage.completion_tokens if leg and leg.usage else machine.meter.tokens
+def _wasted(machine: SessionMachine, parts: Sequence[EndpointReport]) -> int:
+    """Tokens that nobody read: the losers', and of the winner's those that were held for a reader who left."""
+    lost = sum(part.completion_tokens for part in parts if part.name != machine.winner)
+    if not machine.dropped:
+        return lost
+    won = sum(part.completion_tokens for part in parts if part.name == machine.winner)
+    return lost + round(won * machine.dropped / (machine.meter.tokens + machine.dropped))

@@ -117,6 +117,7 @@ class SessionMachine:
         self.finished: float | None = None
         self.error: StreamcoError | None = None
         self.finish_reason: str | None = None
+        self.dropped = 0  # tokens that were held for the reader's pace when the reader left
         self._winning: Leg | None = None
         self._pacer = Pacer(plan.pace) if plan.pace else None
         self._commands: list[Command] = []
@@ -301,6 +302,7 @@ class SessionMachine:
             elif leg.is_live:
                 self._stop(leg, "reader left")
         if self._pacer:
+            self.dropped += self._pacer.buffered
             self._pacer.flush()
 
     def _stop(self, leg: Leg, reason: str) -> None:

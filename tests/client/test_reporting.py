@@ -1,0 +1,191 @@
+"""Reports, from session machines that were called by hand."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from streamco.chunks import CompletionUsage, PromptTokensDetails
+from streamco.client.arguments import build_request
+from streamco.client.dispatcher import Dispatched, Dispatcher, DispatchOptions
+from streamco.client.reporting import build_report, describe_leg
+from streamco.core.report import EndpointReport, Report
+from streamco.core.session import SessionMachine, SessionPlan, Start
+from streamco.endpoints.base import Endpoint, TokenPrices
+from streamco.errors import EndpointConnectError, EngineError
+from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
+from streamco.testing.endpoint import text_chunk
+from tests.client.helpers import ShapedDevice, server
+
+PRICES = TokenPrices(prompt=1e-6, completion=4e-6, cached_prompt=5e-7)
+SIDES: dict[str, Endpoint] = {
+    "server": server(prices=PRICES),
+    "device": ShapedDevice("device", kind="device", tokens=10),
+    "spare": server(name="spare"),
+}
+
+
+def tokens(source: str, count: int = 1) -> TokensReceived:
+    return TokensReceived(source, [text_chunk("word ") for _ in range(count)], count)
+
+
+def run(
+    *events: tuple[float, Event],
+    starts: tuple[Start, ...] = (Start("server", 0.0), Start("device", 0.0)),
+    pace: float | None = None,
+    missing: tuple[tuple[str, EngineError], ...] = (),
+) -> SessionMachine:
+    machine = SessionMachine(SessionPlan(starts=starts, pace=pace, missing=missing))
+    machine.start(now=100.0)
+    for now, event in events:
+        machine.receive(event, now=100.0 + now)
+    return machine
+
+
+def dispatched() -> Dispatched:
+    dispatcher = Dispatcher(DispatchOptions(), budget=1.0, policy="both", seed=1)
+    return dispatcher.decide(build_request("hello"), SIDES["device"], [SIDES["server"]], {})
+
+
+def report_on(machine: SessionMachine, now: float = 200.0) -> Report:
+    return build_report(machine, dispatched(), SIDES, now=now)
+
+
+def part(report: Report, name: str) -> EndpointReport:
+    return next(part for part in report.endpoints if part.name == name)
+
+
+WON: list[tuple[float, Event]] = [(0.4, tokens("server", 3)), (0.5, StreamCancelled("device")), (0.9, tokens("server", 2))]
+
+
+def test_times_are_counted_from_the_request() -> None:
+    report = report_on(run(*WON, (1.0, StreamEnded("server", "stop"))))
+    assert report.winner == "server"
+    assert report.ttft == pytest.approx(0.4)
+    assert report.duration == pytest.approx(1.0)
+    assert report.tokens == 5
+    assert report.tokens_per_second == pytest.approx(4 / 0.5)
+    assert report.finish_reason == "stop"
+    assert report.is_final
+    assert report.quality.tbt_p50 is not None
+
+
+def test_an_answer_under_way_has_figures_so_far() -> None:
+    report = report_on(run(*WON[:1]), now=100.6)
+    assert report.duration == pytest.approx(0.6)
+    assert report.tokens == 3
+    assert report.tokens_per_second is None, "all of one moment"
+    assert not report.is_final
+    nothing = report_on(run(), now=100.1)
+    assert (nothing.winner, nothing.ttft, nothing.tokens) == (None, None, 0)
+
+
+def test_each_endpoint_has_its_outcome() -> None:
+    starts = (Start("server", 0.0), Start("device", 0.2), Start("spare", None))
+    failed = StreamFailed("server", EndpointConnectError("refused", endpoint="server"))
+    report = report_on(run((0.1, failed), (0.6, tokens("device")), (0.7, StreamEnded("device", "stop")), starts=starts))
+    outcomes = {part.name: (part.outcome, part.opened, part.ttft) for part in report.endpoints}
+    assert outcomes["server"] == ("failed", 0.0, None)
+    assert outcomes["device"][0] == "won"
+    assert outcomes["device"][1:] == pytest.approx((0.1, 0.5)), "the time to first token counts from the endpoint's own start"
+    assert outcomes["spare"] == ("not started", None, None)
+    assert part(report, "server").error == "server: refused"
+    assert [part.kind for part in report.endpoints] == ["server", "device", "server"]
+
+
+def test_a_winner_that_fails_afterwards_has_won_and_says_what_happened() -> None:
+    report = report_on(run(*WON, (1.0, StreamFailed("server", EndpointConnectError("cut", endpoint="server")))))
+    assert part(report, "server").outcome == "won"
+    assert part(report, "server").error == "server: cut"
+    assert report.finish_reason is None
+
+
+def test_a_loser_has_lost_and_its_tokens_are_waste() -> None:
+    report = report_on(
+        run((0.4, tokens("server")), (0.41, tokens("device", 4)), (0.5, StreamCancelled("device")), (0.6, StreamEnded("server")))
+    )
+    assert part(report, "device").outcome == "lost"
+    assert part(report, "device").completion_tokens == 4
+    assert part(report, "device").is_estimated
+    assert report.wasted_tokens == 4
+
+
+def test_an_endpoint_that_could_not_start_is_in_the_report() -> None:
+    report = report_on(run(WON[0], starts=(Start("server", 0.0),), missing=(("device", EngineError("no such file", endpoint="device")),)))
+    gone = part(report, "device")
+    assert (gone.outcome, gone.opened, gone.kind) == ("failed", None, "device")
+    assert gone.error == "device: no such file"
+    assert gone.prompt_tokens == 0
+
+
+def test_an_endpoints_own_count_goes_before_the_estimate() -> None:
+    usage = CompletionUsage(
+        prompt_tokens=1000, completion_tokens=50, total_tokens=1050, prompt_tokens_details=PromptTokensDetails(cached_tokens=400)
+    )
+    report = report_on(run(*WON, (1.0, StreamEnded("server", "stop", usage))))
+    won = part(report, "server")
+    assert (won.prompt_tokens, won.completion_tokens, won.is_estimated) == (1000, 50, False)
+    assert won.cost_usd == pytest.approx(600e-6 + 400 * 5e-7 + 50 * 4e-6)
+    lost = part(report, "device")
+    assert (lost.prompt_tokens, lost.completion_tokens, lost.is_estimated) == (10, 0, True)
+    assert report.wasted_tokens == 0
+
+
+def test_costs_add_up_over_everybody_who_worked() -> None:
+    report = report_on(run(*WON, (1.0, StreamEnded("server", "stop"))))
+    won, lost = part(report, "server"), part(report, "device")
+    assert won.cost_usd == pytest.approx(10e-6 + 5 * 4e-6)
+    assert lost.cost_usd == 0.0
+    assert report.cost_usd == won.cost_usd
+    assert lost.energy_j is not None
+    assert lost.energy_j > 0
+    assert won.energy_j is None
+    assert report.energy_j == lost.energy_j
+    assert report.unified_cost_usd is not None
+    assert report.unified_cost_usd > (report.cost_usd or 0.0)
+
+
+def test_a_cost_that_is_not_known_makes_the_sum_unknown_but_only_if_it_was_incurred() -> None:
+    starts = (Start("server", 0.0), Start("spare", None))
+    spared = report_on(run((0.1, tokens("server")), (0.2, StreamEnded("server")), starts=starts))
+    assert spared.cost_usd is not None
+    failed = StreamFailed("server", EndpointConnectError("refused"))
+    used = report_on(run((0.1, failed), (0.2, tokens("spare")), (0.3, StreamEnded("spare")), starts=starts))
+    assert used.cost_usd is None
+
+
+def test_what_was_held_for_a_reader_who_left_is_waste() -> None:
+    usage = CompletionUsage(prompt_tokens=10, completion_tokens=20, total_tokens=30)
+    starts = (Start("server", 0.0),)
+    machine = run((0.0, tokens("server", 10)), (0.1, StreamEnded("server", "stop", usage)), starts=starts, pace=1.0)
+    machine.handle_deadline(now=104.0)
+    assert report_on(machine).wasted_tokens == 0, "still to be delivered"
+    machine.receive(ReaderLeft(), now=104.5)
+    assert machine.meter.tokens == 5
+    assert report_on(machine).wasted_tokens == 10
+
+
+@pytest.mark.parametrize("pace", [None, 1000.0])
+def test_an_answer_that_was_read_whole_has_no_waste_however_its_tokens_were_estimated(pace: float | None) -> None:
+    burst = TokensReceived("server", [text_chunk("a chunk that holds a good many words at once")], 3)
+    machine = run((0.0, burst), (0.1, StreamEnded("server", "stop")), starts=(Start("server", 0.0),), pace=pace)
+    while (deadline := machine.next_deadline()) is not None:
+        machine.handle_deadline(now=deadline)
+    report = report_on(machine)
+    assert report.is_final
+    assert report.wasted_tokens == 0
+
+
+def test_a_leg_that_never_opened_costs_nothing() -> None:
+    machine = run((0.1, tokens("server")), starts=(Start("server", 0.0), Start("device", 9.0)))
+    described = describe_leg(machine.legs["device"], SIDES["device"], dispatched())
+    assert (described.prompt_tokens, described.completion_tokens, described.cost_usd) == (0, 0, 0.0)
+    assert not described.is_estimated
+
+
+def test_a_report_is_figures_only_and_goes_to_json_and_back() -> None:
+    report = report_on(run(*WON, (1.0, StreamEnded("server", "stop"))))
+    encoded = msgspec.json.encode(report)
+    assert msgspec.json.decode(encoded, type=Report) == report
+    assert b"word" not in encoded
+    assert b"hello" not in encoded
