@@ -12,7 +12,6 @@ The compiled twin adds up exponentials in float32 and double: its probabilities 
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from array import array
 from heapq import nsmallest
@@ -33,6 +32,8 @@ def row_at(address: int, length: int, /) -> memoryview[float]:
     """
     if address <= 0 or not 1 <= length < 1 << 31:
         raise ValueError(f"row: expected an address and 1 to 2**31 - 1 logits, got address {address} and length {length}")
+    import ctypes
+
     return memoryview((ctypes.c_float * length).from_address(address)).cast("B").cast("f")
 
 
