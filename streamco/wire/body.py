@@ -23,7 +23,8 @@ class JSONBody:
     def __init__(self, *, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self._data = bytearray()
-        self._is_checked = False  # its first line is not a whole object
+        self._has_line = False
+        self._whole_line: str | None = None  # how the first line begins, where it is a whole value
 
     def feed(self, data: bytes) -> None:
         """Take bytes.
@@ -34,15 +35,19 @@ class JSONBody:
         self._data += data
         if len(self._data) > self.limit_bytes:
             raise EndpointProtocolError(f"expected an answer of at most {self.limit_bytes} bytes, got {len(self._data)} bytes and more")
-        if not self._is_checked and b"\n" in data:
-            self._check_lines()
+        if not self._has_line and b"\n" in data:
+            data = self._take_line()
+        if self._whole_line is not None and data.strip():
+            expected = 'server-sent events ("data: ..." lines) or one JSON answer'
+            raise EndpointProtocolError(f"expected {expected}, got NDJSON: {self._whole_line}")
 
-    def _check_lines(self) -> None:
+    def _take_line(self) -> bytes:
+        """Look at the first line, once; give what follows it."""
+        self._has_line = True
         line, _, rest = bytes(self._data).partition(b"\n")
-        if not is_json(line):
-            self._is_checked = True
-        elif rest.strip():
-            raise EndpointProtocolError(f'expected server-sent events ("data: ..." lines) or one JSON answer, got NDJSON: {excerpt(line)}')
+        if is_json(line):
+            self._whole_line = excerpt(line)
+        return rest
 
     def take(self) -> bytes:
         """The whole body."""

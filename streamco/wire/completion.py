@@ -146,12 +146,15 @@ class _ToolCalls:
     def __init__(self) -> None:
         self._calls: list[_Call] = []
         self._by_index: dict[int, _Call] = {}
+        self._by_id: dict[str, _Call] = {}
 
     def add(self, delta: ToolCallDelta) -> None:
         call = self._find(delta) or self._begin()
         if delta.index is not None:
             self._by_index[delta.index] = call
-        call.id = call.id or delta.id or ""
+        if delta.id and not call.id:
+            call.id = delta.id
+            self._by_id.setdefault(delta.id, call)
         call.kind = delta.type or call.kind
         function = delta.function
         if function is None:
@@ -166,7 +169,7 @@ class _ToolCalls:
             call = self._by_index.get(delta.index)
             return None if call is not None and delta.id and call.id and delta.id != call.id else call
         if delta.id:
-            return next((known for known in self._calls if known.id == delta.id), None)
+            return self._by_id.get(delta.id)
         last = self._calls[-1] if self._calls else None
         has_new_name = delta.function is not None and bool(delta.function.name)
         return None if last is not None and last.arguments and has_new_name else last

@@ -16,18 +16,22 @@ class CumulativeText:
     def __init__(self) -> None:
         self._given: dict[int, str] = {}  # by choice
 
-    def keep_new(self, chunk: ChatCompletionChunk, *, given: str = "") -> None:
-        """Change the chunk's contents to what is new in them.
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was given of the first choice."""
+        return 0 in self._given
 
-        Args:
-            chunk: its ``delta.content`` is the text so far.
-            given: what the first choice had been given as proper deltas before the first call.
-        """
+    def begin(self, text: str) -> None:
+        """Take what the first choice was given as proper deltas before its first repetition."""
+        self._given[0] = text
+
+    def keep_new(self, chunk: ChatCompletionChunk) -> None:
+        """Change the chunk's contents, each the text so far, to what is new in them."""
         for choice in chunk.choices:
             content = choice.delta.content
             if not content:
                 continue
-            known = self._given.get(choice.index, "" if choice.index else given)
+            known = self._given.get(choice.index, "")
             if content.startswith(known):
                 self._given[choice.index] = content
                 choice.delta.content = content[len(known) :]

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from streamco.errors import EndpointStatusError
+from streamco.wire.tolerant import decode_object
 
 __all__ = ["find_error", "find_message", "find_status", "parse_retry_after", "status_error", "stream_error"]
 
@@ -161,7 +162,7 @@ def _fold(name: Any) -> str:
 
 def _read_number(value: Any) -> int | None:
     """An HTTP error status written as 429, 429.0 or "429"."""
-    if isinstance(value, str) and value.isdigit():
+    if isinstance(value, str) and len(value) == 3 and value.isascii() and value.isdigit():
         value = int(value)
     return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and 400 <= value <= 599 else None
 
@@ -218,8 +219,8 @@ def _find_retry_delay(value: Any) -> float | None:
 
 def _decode(body: bytes) -> Any:
     try:
-        return msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        return decode_object(body)
+    except ValueError:
         return None
 
 

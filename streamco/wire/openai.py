@@ -18,7 +18,7 @@ from streamco.wire.cumulative import CumulativeText
 from streamco.wire.estimate import ONE_TOKEN, estimate_delta, estimate_tokens
 from streamco.wire.failures import find_error, stream_error
 from streamco.wire.sse import SSEParser
-from streamco.wire.tolerant import build_chunk, build_usage, decode_object
+from streamco.wire.tolerant import build_chunk, decode_object, find_usage
 from streamco.wire.typed import Api, decode_chat_chunk, decode_text_chunk
 
 __all__ = ["Api", "ChatStreamParser"]
@@ -167,8 +167,10 @@ class ChatStreamParser:
             return []
         given = len(self._text)
         chunks = self._read([payload for payload in payloads if is_json(payload) or payload.strip() == _DONE])
-        if not self.is_complete:
+        if self.error is not None or not self.is_complete:  # close raises: nobody is given these chunks
             del self._text[given:]
+        if self.error is not None:
+            self.error.partial = self.partial_text()
         return chunks
 
     def _read(self, payloads: list[bytes]) -> list[ChatCompletionChunk]:
@@ -179,7 +181,7 @@ class ChatStreamParser:
         for payload in payloads:
             try:
                 chunk = decode(payload)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 kept = self._read_odd(payload)
             else:
                 choices = chunk.choices
@@ -228,12 +230,8 @@ class ChatStreamParser:
             self._is_streaming = False
         if self.is_done or not payload:
             return None
-        try:
-            value = decode_object(payload)
-        except ValueError:
-            self._fail(EndpointProtocolError(f"expected a JSON chunk, got {excerpt(payload)}"))
-            return None
-        if not isinstance(value, dict) or self._notice_error(value):
+        value = self._decode_freely(payload)
+        if not value or self._notice_error(value):
             return None
         return self._read_rest(build_chunk(value), payload, is_built=True)
 
@@ -244,21 +242,32 @@ class ChatStreamParser:
         """
         is_whole = bool(chunk.choices) and b'"delta"' not in payload and b'"message"' in payload
         if is_whole and not is_built:
-            chunk = build_chunk(decode_object(payload))
+            chunk = build_chunk(self._decode_freely(payload))
         if is_whole or (is_built and self._is_cumulative):
-            self._cumulative.keep_new(chunk, given=self.partial_text())
+            if not self._cumulative.has_begun:
+                self._cumulative.begin(self.partial_text())
+            self._cumulative.keep_new(chunk)
         before = self.tokens
         self._account(chunk)
         is_empty = self.tokens == before
         if any(choice.finish_reason == "error" for choice in chunk.choices):
-            self._notice_error(decode_object(payload), otherwise='finish_reason "error" without an error object')
+            self._notice_error(self._decode_freely(payload), otherwise='finish_reason "error" without an error object')
         elif is_empty and b'"error"' in payload:
-            self._notice_error(decode_object(payload))
+            self._notice_error(self._decode_freely(payload))
         elif chunk.usage is None and b'"x_groq"' in payload:
-            chunk.usage = build_usage((decode_object(payload).get("x_groq") or {}).get("usage"))
+            chunk.usage = find_usage(self._decode_freely(payload))
             self.usage = chunk.usage or self.usage
         is_known = chunk.choices or chunk.usage is not None or b'"choices"' in payload
         return chunk if is_known and not (is_empty and self.error is not None) else None
+
+    def _decode_freely(self, payload: bytes) -> dict[str, Any]:
+        """An event's object without types; empty when it is none, and ``error`` is set when it isn't JSON."""
+        try:
+            value = decode_object(payload)
+        except ValueError:
+            self._fail(EndpointProtocolError(f"expected a JSON chunk, got {excerpt(payload)}"))
+            return {}
+        return value if isinstance(value, dict) else {}
 
     def _account(self, chunk: ChatCompletionChunk) -> None:
         if chunk.usage is not None:

@@ -22,6 +22,7 @@ _BOM = b"\xef\xbb\xbf"
 _LF = 0x0A
 _COLON = 0x3A
 _NOT_A_FIELD = b"{[<"  # how a line of JSON or HTML begins
+_MOST_DIGITS = 18  # of a number of milliseconds; int() refuses some thousand digits
 
 
 class SSEEvent(Struct, frozen=True):
@@ -47,7 +48,7 @@ class SSEParser:
     "error" with the data ``{"error":{...}}``, so that no failure is mistaken for the end of the answer.
 
     Args:
-        limit_bytes: largest event, in bytes, leading comments not counted.
+        limit_bytes: largest event, in bytes, leading comments not counted: those are never kept.
     """
 
     def __init__(self, *, limit_bytes: int = 1 << 20) -> None:
@@ -143,7 +144,7 @@ class SSEParser:
         """Keep an incomplete event; what is before its first field is used up at once, so that keep-alives never pile up."""
         pending = self._pending
         pending += data
-        if b"\n" in data:
+        if pending and (pending[0] == _COLON or b"\n" in data):
             self._drop_comments()
         if pending and pending[0] in _NOT_A_FIELD:
             self._failure = _not_events(bytes(pending[:80]))
@@ -161,6 +162,7 @@ class SSEParser:
                 break
             end = pending.find(b"\n", start)
             if end < 0:
+                del pending[start + 1 :]  # nobody reads the rest of it, however long it grows
                 break
             self.comments += 1
             start = end + 1
@@ -199,7 +201,7 @@ class SSEParser:
                 kind = value
             elif name == b"id" and b"\0" not in value:
                 self.last_event_id = value.decode("utf-8", "replace")
-            elif name == b"retry" and value.isdigit():
+            elif name == b"retry" and value.isdigit() and len(value) <= _MOST_DIGITS:
                 retry = int(value)
             elif name == b"error":
                 kind = b"error"

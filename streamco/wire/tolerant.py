@@ -7,7 +7,6 @@ what can be understood, drop the rest. It costs ten times as much, and only such
 from __future__ import annotations
 
 import json
-import math
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,7 +22,10 @@ from streamco.chunks import (
     ToolCallDelta,
 )
 
-__all__ = ["build_chunk", "build_usage", "decode_object"]
+__all__ = ["build_chunk", "build_usage", "decode_object", "find_usage"]
+
+_MOST_LEVELS = 100  # real answers have ten; what walks a value calls itself a level, and Python's stack is the caller's too
+_SAFE_DIGITS = 18  # of integers that fit 64 bits whatever the digits are
 
 _Details = TypeVar("_Details", PromptTokensDetails, CompletionTokensDetails)
 
@@ -32,13 +34,46 @@ def decode_object(data: bytes) -> Any:
     """Decode JSON that may hold invalid UTF-8, lone surrogates, NaN or raw control characters.
 
     Raises:
-        ValueError: it is not JSON at all.
+        ValueError: it is not JSON at all, or nested deeper than 100 levels.
     """
+    try:
+        value = _decode_sound(data)
+        if value is None:
+            value = json.loads(data.decode("utf-8", "replace"), strict=False, parse_int=_read_integer)
+            return _mend(_check_depth(value, data))
+        return _check_depth(value, data)
+    except RecursionError as exc:
+        raise _too_deep() from exc
+
+
+def _decode_sound(data: bytes) -> Any:
+    """The value, None where it is null or where there is a fault in it."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        text = data.decode("utf-8", "replace")
-        return _mend(json.loads(text, strict=False))
+        return None
+
+
+def _read_integer(digits: str) -> int | float:
+    """Long ones become floats: ``int`` refuses thousands of digits, and an answer has no use for them."""
+    return int(digits) if len(digits) <= _SAFE_DIGITS else float(digits)
+
+
+def _check_depth(value: Any, data: bytes) -> Any:
+    """Give the value back, level by level looked at where its text has brackets enough to be deep."""
+    if data.count(b"[") + data.count(b"{") <= _MOST_LEVELS:
+        return value
+    level = [value]
+    for _ in range(_MOST_LEVELS + 1):
+        holders = [item for item in level if isinstance(item, dict | list)]
+        level = [item for holder in holders for item in (holder.values() if isinstance(holder, dict) else holder)]
+    if level:
+        raise _too_deep()
+    return value
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"expected JSON of at most {_MOST_LEVELS} levels, got more")
 
 
 def _mend(value: Any) -> Any:
@@ -61,10 +96,15 @@ def build_chunk(value: dict[str, Any]) -> ChatCompletionChunk:
         choices=[_build_choice(choice) for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else [],
         created=_count(value.get("created")),
         model=_text(value.get("model")) or "",
-        usage=build_usage(value.get("usage")) or build_usage(_get(value.get("x_groq"), "usage")),
+        usage=find_usage(value),
         system_fingerprint=_text(value.get("system_fingerprint")),
         service_tier=_text(value.get("service_tier")),
     )
+
+
+def find_usage(value: dict[str, Any]) -> CompletionUsage | None:
+    """The token counts of a decoded chunk: its ``usage``, else Groq's under ``x_groq``."""
+    return build_usage(value.get("usage")) or build_usage(_get(value.get("x_groq"), "usage"))
 
 
 def build_usage(value: Any) -> CompletionUsage | None:
@@ -165,10 +205,10 @@ def _text(value: Any) -> str | None:
 
 
 def _count(value: Any) -> int:
-    """A whole number out of 3, 3.0 or "3"; 0 for anything else."""
-    if isinstance(value, str) and value.isascii() and value.isdigit():
+    """A whole number out of 3, 3.0 or "3"; 0 for anything else, and for what no counter reaches."""
+    if isinstance(value, str) and len(value) <= _SAFE_DIGITS and value.isascii() and value.isdigit():
         return int(value)
-    return int(value) if isinstance(value, int | float) and math.isfinite(value) else 0
+    return int(value) if isinstance(value, int | float) and abs(value) < 10**_SAFE_DIGITS else 0
 
 
 def _get(value: Any, key: str) -> Any:

@@ -104,6 +104,11 @@ def test_a_name_in_pieces_is_joined() -> None:
     assert calls_of(call(0, "a", "get_"), call(0, None, "weather"), call(0, None, None, "{}")) == [("a", "get_weather", "{}")]
 
 
+def test_a_call_without_index_is_found_by_its_id() -> None:
+    calls = [call(None, "a", "f", "1"), call(None, "b", "g", "2"), call(None, "a", None, "3"), call(None, "b", None, "4")]
+    assert calls_of(*calls) == [("a", "f", "13"), ("b", "g", "24")]
+
+
 def test_an_id_that_comes_late_is_taken() -> None:
     assert calls_of(call(0, None, "f"), call(0, "a", None, "{}")) == [("a", "f", "{}")]
 

@@ -9,9 +9,9 @@ from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice
 from streamco.wire.cumulative import CumulativeText
 
 
-def keep(texts: CumulativeText, content: str | None, index: int = 0, given: str = "") -> str | None:
+def keep(texts: CumulativeText, content: str | None, index: int = 0) -> str | None:
     chunk = ChatCompletionChunk(choices=[ChunkChoice(ChoiceDelta(content), index)])
-    texts.keep_new(chunk, given=given)
+    texts.keep_new(chunk)
     return chunk.choices[0].delta.content
 
 
@@ -38,5 +38,10 @@ def test_revised_text_gives_nothing_until_it_goes_on_from_what_was_given() -> No
 
 
 def test_what_came_as_deltas_before_is_not_repeated() -> None:
-    assert keep(CumulativeText(), "The cat", given="The") == " cat"
-    assert keep(CumulativeText(), "The cat", index=1, given="The") == "The cat"
+    texts = CumulativeText()
+    begun = [texts.has_begun]
+    texts.begin("The")
+    begun.append(texts.has_begun)
+    assert begun == [False, True]
+    assert keep(texts, "The cat") == " cat"
+    assert keep(texts, "The cat", index=1) == "The cat"

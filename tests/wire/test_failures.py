@@ -84,6 +84,9 @@ def test_at_most_64_kib_of_the_body_are_kept() -> None:
         ({"code": 1302, "type": "rate_limit_error"}, 429),  # a provider's own number is no status
         ({"code": True, "type": "timeout"}, 504),
         ({"code": 200}, 500),
+        ({"code": "²"}, 500),
+        ({"code": "9" * 5_000}, 500),
+        ({"code": 10**30}, 500),
         ({"code": "weird"}, 500),
         ("just words", 500),
         ({}, 500),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -170,6 +171,13 @@ def test_an_unfinished_last_event_of_a_truncated_answer_is_neither_given_nor_in_
     assert caught.value.partial == "Hel" == text_of(chunks)
 
 
+def test_an_unfinished_last_event_with_an_error_is_not_in_the_partial_text_either() -> None:
+    parser, chunks = read(chunk("Hel") + chunk("lo", finish="error", top={"error": {"code": 503}}).rstrip())
+    with pytest.raises(EndpointStatusError) as caught:
+        parser.close()
+    assert caught.value.partial == parser.partial_text() == text_of(chunks) == "Hel"
+
+
 def test_an_event_cut_after_the_answer_was_complete_is_forgotten() -> None:
     parser, _ = read(HELLO + usage_chunk()[:-30])
     assert parser.close() == []
@@ -219,6 +227,42 @@ def test_malformed_json_is_a_protocol_error_after_the_chunks_before_it() -> None
     assert isinstance(parser.error, EndpointProtocolError)
     assert str(parser.error) == "openai: expected a JSON chunk, got '{oops}'"
     assert parser.error.partial == "Hel"
+
+
+def nested(levels: int) -> bytes:
+    return b"[" * levels + b"]" * levels
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"[" * 100_000,
+        nested(300),
+        b'{"choices":[],"x":' + nested(100_000) + b"}",
+        b'{"choices":[],"error":' + nested(300) + b"}",
+        b'{"choices":[{"message":{"content":"x"}}],"x":' + nested(300) + b"}",
+        b'{"choices":[{"delta":{},"finish_reason":"error"}],"x":' + b"9" * 5_000 + b',"y":"\xff"}',
+        b'{"choices":[{"delta":{},"finish_reason":"length"}],"x_groq":' + nested(300) + b"}",
+    ],
+)
+def test_json_too_deep_is_an_error_like_any_other(payload: bytes) -> None:
+    parser, chunks = read(chunk("Hel") + b"data: " + payload + b"\n\n", endpoint="openai")
+    assert text_of(chunks) == "Hel"
+    assert parser.error is not None
+    assert parser.error.partial == "Hel"
+
+
+def test_json_too_deep_instead_of_a_stream_is_an_error_too() -> None:
+    for body in (nested(100_000), nested(300) + b"\n{}", b'{"choices":' + nested(300) + b"}"):
+        parser, _ = read(body)
+        with pytest.raises(EndpointProtocolError):
+            parser.close()
+
+
+@pytest.mark.parametrize("odd", ["abc", [1], {"usage": []}, {"usage": "x"}, 1])
+def test_an_x_groq_of_another_shape_is_no_usage(odd: Any) -> None:
+    parser, _ = read(chunk("a") + chunk(finish="stop", top={"x_groq": odd}))
+    assert (parser.error, parser.usage, parser.is_complete) == (None, None, True)
 
 
 def test_events_that_are_no_chunks_are_dropped() -> None:

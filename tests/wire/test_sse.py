@@ -73,6 +73,10 @@ def test_an_id_with_a_nul_and_a_retry_that_is_no_number_are_ignored() -> None:
     assert every_way(b"id: 1\0\nretry: 1s\nretry:\ndata: a\n\n") == [SSEEvent(b"a")]
 
 
+def test_a_retry_of_thousands_of_digits_is_ignored() -> None:
+    assert [event.retry for event in every_way(b"retry: " + b"9" * 5_000 + b"\ndata: x\n\n")] == [None]
+
+
 def test_an_event_without_data_is_not_dispatched_and_its_type_is_forgotten() -> None:
     assert every_way(b"event: ping\n\ndata: a\n\n") == [SSEEvent(b"a")]
 
@@ -172,6 +176,14 @@ def test_keep_alives_for_hours_never_reach_the_limit(piece: bytes) -> None:
 
 
 # Limits and refusals
+
+
+def test_a_comment_is_never_too_long_however_it_is_cut() -> None:
+    body = b": " + b"x" * 1000 + b"\n: y\ndata: a\n\n"
+    for size in (1, 7, 100, len(body)):
+        parser = SSEParser(limit_bytes=64)
+        assert [event.data for piece in cuts(body, size) for event in parser.feed(piece)] == [b"a"]
+        assert parser.comments == 2
 
 
 def test_an_event_as_large_as_the_limit_passes_and_one_byte_more_is_refused_however_it_is_cut() -> None:

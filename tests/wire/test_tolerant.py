@@ -47,6 +47,28 @@ def test_nan_is_read_as_nan() -> None:
     assert math.isnan(decode_object(b'{"a": NaN}')["a"])
 
 
+def test_json_is_read_to_a_hundred_levels_sound_or_not_and_refused_beyond() -> None:
+    for fault in (b"", b"\xff"):
+        for levels in (99, 100, 5_000, 200_000):
+            data = b'{"a": "' + fault + b'", "b": ' + b"[" * (levels - 1) + b"]" * (levels - 1) + b"}"
+            if levels <= 100:
+                assert decode_object(data)["b"] is not None
+            else:
+                with pytest.raises(ValueError, match="at most 100 levels, got more"):
+                    decode_object(data)
+
+
+def test_brackets_in_strings_and_beside_each_other_are_not_levels() -> None:
+    assert decode_object(b'{"a": "' + b"[{" * 5_000 + b'"}') == {"a": "[{" * 5_000}
+    assert decode_object(b"[" + b"[]," * 5_000 + b"[]]") == [[]] * 5_001
+
+
+def test_integers_are_read_however_many_digits_they_have() -> None:
+    for fault in (b"", b"\xff"):
+        for digits, value in ((b"9" * 30, 1e30), (b"-" + b"9" * 5_000, -math.inf), (b"9" * 18, 10**18 - 1)):
+            assert decode_object(b'{"a": "' + fault + b'", "b": ' + digits + b"}")["b"] == pytest.approx(value)
+
+
 @pytest.mark.parametrize("data", [b"", b"{", b"{'a': 1}", b"data", b'{"a":1}{"b":2}', b"\xff\xfe"])
 def test_what_is_no_json_is_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
@@ -91,6 +113,12 @@ def test_numbers_where_strings_should_be_and_the_other_way_round() -> None:
     assert (chunk.id, chunk.created, chunk.model, chunk.choices[0].index, chunk.choices[0].delta.content) == ("7", 12, "true", 1, "5")
     assert build_chunk({"created": 1.9}).created == 1
     assert build_chunk({"created": math.nan}).created == 0
+
+
+def test_numbers_no_counter_reaches_are_no_counts() -> None:
+    for huge in ("9" * 5_000, 10**30, 1e300, math.inf, math.nan, "²"):
+        assert build_chunk({"created": huge}).created == 0
+    assert build_chunk({"created": "1792567680"}).created == build_chunk({"created": 1792567680.5}).created == 1792567680
 
 
 def test_missing_null_and_unknown_parts_are_empty() -> None:
