@@ -7,15 +7,19 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from streamco.cli.answer import AnswerSettings, read_answer
 from streamco.cli.dialogue import Dialogue
 from streamco.cli.history import Conversation, state_path
+from streamco.cli.interrupt import quiet_keyboard
 from streamco.cli.lines import lines_of
 from streamco.cli.view import PlainView, View
 from streamco.client.client import Client
 from streamco.errors import ConfigError
+
+if TYPE_CHECKING:
+    from streamco.cli.prompt import Editor
 
 __all__ = ["answer_prompt", "converse", "is_interactive", "make_view", "settings_of"]
 
@@ -95,6 +99,11 @@ async def _talk_to_person(dialogue: Dialogue, view: View, *, color: bool) -> Non
         raise _missing(error) from error
     editor = Editor(_history_path(), lambda: dialogue.settings_line, color=color)
     view.note(f"{KEYS}\n")
+    with quiet_keyboard():  # between two prompts too: an Enter typed ahead has to arrive as an Enter
+        await _talk(dialogue, view, editor)
+
+
+async def _talk(dialogue: Dialogue, view: View, editor: Editor) -> None:
     while True:
         try:
             line = await editor.read()
