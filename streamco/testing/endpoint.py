@@ -50,8 +50,7 @@ class ScriptedStream:
         self._position += 1
         if isinstance(item, EndpointError):
             self._release()
-            item.partial = self._text
-            raise item
+            raise _copy(item, self._text)
         if item is None:
             raise AssertionError("silence ends by a cancel only")
         chunk = text_chunk(item) if isinstance(item, str) else item
@@ -79,6 +78,13 @@ class ScriptedStream:
             await asyncio.wait([self._stop], timeout=delay)
         if self.is_cancelled:
             raise EndpointError("expected an open stream, got a read after its cancel", endpoint=self._endpoint.name, partial=self._text)
+
+
+def _copy(error: EndpointError, partial: str) -> EndpointError:
+    """Streams of one script fail each with an error of its own, as real ones do."""
+    copy = type(error).__new__(type(error), *error.args)
+    copy.__dict__.update(error.__dict__, partial=partial)
+    return copy
 
 
 class ScriptedEndpoint:
