@@ -1,0 +1,65 @@
+"""Every example runs as it stands, without a network, and prints what it says it does."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+PRINTS = {
+    "errors": [
+        r"^device: won $",
+        r"^127\.0\.0\.1:9/gpt-4o-mini: failed .*expected a connection to 127\.0\.0\.1:9",
+        r"^EndpointConnectError: .*; text so far: ''$",
+    ],
+    "many": [r"^What is rain\? \w", r"^What is snow\? \w", r"^What is wind\? \w"],
+    "paced": [r"^median gap 0\.\d{3} s, \d+ tokens late, score [01]\.\d\d$"],
+    "quickstart": [r"^device won, first token after \d+\.\d\d s, \d+ tokens$"],
+}
+
+
+def run(example: Path) -> str:
+    """Its output; no key and no endpoint of whoever runs the tests reaches it."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "MODEL"))}
+    environment["PYTHONPATH"] = str(ROOT)
+    finished = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error::RuntimeWarning", str(example)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    for trouble in ("Traceback", "never awaited", "Unclosed", "was destroyed but it is pending"):
+        assert trouble not in finished.stderr, finished.stderr
+    return finished.stdout
+
+
+def test_every_example_is_checked() -> None:
+    assert {example.stem for example in EXAMPLES} == set(PRINTS)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_short_and_says_what_it_shows(example: Path) -> None:
+    source = example.read_text()
+    assert len(source.splitlines()) <= 40
+    assert ast.get_docstring(ast.parse(source))
+    assert '__name__ == "__main__"' in source
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs_and_prints_what_it_should(example: Path) -> None:
+    output = run(example)
+    for pattern in PRINTS[example.stem]:
+        assert re.search(pattern, output, re.MULTILINE), f"expected {pattern!r} in {output!r}"
