@@ -8,7 +8,6 @@ a drain only moves references, and ``close`` lets go of the items after the ring
 from types import GenericAlias
 
 from cpython.list cimport PyList_New
-from cpython.ref cimport Py_INCREF
 from cpython.sequence cimport PySequence_Fast_GET_ITEM, PySequence_Fast_GET_SIZE
 
 cdef extern from *:
