@@ -39,4 +39,4 @@ def test_all_is_sorted_and_complete() -> None:
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Clinet'"):
-        _ = streamco.Clinet  # type: ignore[attr-defined]
+        _ = streamco.Clinet
