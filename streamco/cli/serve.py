@@ -63,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
         path = _model_path(args.model)
         options = _options(args, path)
         options.check_exposure()
+        _check_descriptor(args.ready_fd)
         engine = _load(args, path)
     except ConfigError as error:
         print(f"streamco serve: {error}", file=sys.stderr)
@@ -84,7 +85,7 @@ def _options(args: argparse.Namespace, path: Path) -> ServeOptions:
     from streamco.server.options import ServeOptions
     from streamco.server.packaged import load_latency
 
-    key = args.api_key or os.environ.get(KEY_VARIABLE) or None
+    key = args.api_key if args.api_key is not None else os.environ.get(KEY_VARIABLE) or None
     return ServeOptions(
         host=args.host,
         port=args.port,
@@ -112,9 +113,18 @@ def _load(args: argparse.Namespace, path: Path) -> Engine:
         max_sequences=args.sequences,
         threads=args.threads,
         exact=args.exact,
-        prefill_chunk=args.prefill_chunk or EngineOptions().prefill_chunk,
+        prefill_chunk=EngineOptions().prefill_chunk if args.prefill_chunk is None else args.prefill_chunk,
     )
     return LlamaEngine(path, options, step_time=step_time)
+
+
+def _check_descriptor(number: int | None) -> None:
+    """Before the model is loaded, and not as an error of the network."""
+    try:
+        if number is not None:
+            os.fstat(number)
+    except OSError as error:
+        raise ConfigError(f"ready-fd: expected an open file descriptor, got {number}") from error
 
 
 def _model_path(path: str | None) -> Path:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ from contextlib import asynccontextmanager
 from random import Random
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from streamco.engines.base import Engine, GenerationRequest
 from streamco.errors import EngineError
@@ -25,7 +27,16 @@ from streamco.server.requests import ChatRequest, CompletionRequest, parse
 from streamco.server.streaming import answer_whole, stream_answer
 from streamco.server.worker import Clock, LoopClock, Waker, Work
 
-__all__ = ["SERVICE", "Service", "ServeOptions", "make_app", "serving"]
+__all__ = ["SERVICE", "Service", "ServeOptions", "make_app", "make_runner", "serving"]
+
+
+def _quotes_no_client(record: logging.LogRecord) -> bool:
+    """False for malformed HTTP, which is told to the client: aiohttp's errors quote header lines, keys included, and logs are kept."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+http_logger = logging.getLogger("streamco.server.http")
+http_logger.addFilter(_quotes_no_client)
 
 
 class Service:
@@ -163,7 +174,7 @@ SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
 
 
 def make_app(engine: Engine, options: ServeOptions | None = None, *, clock: Clock | None = None) -> web.Application:
-    """The server as an aiohttp application; run it with ``handler_cancellation=True``, so that a client that leaves is noticed at once.
+    """The server as an aiohttp application; ``make_runner`` runs it as it should be run.
 
     Args:
         engine: a loaded engine; stays the caller's.
@@ -179,6 +190,18 @@ def make_app(engine: Engine, options: ServeOptions | None = None, *, clock: Cloc
     return app
 
 
+def make_runner(app: web.Application, options: ServeOptions) -> web.AppRunner:
+    """A runner for the application: a client that leaves is noticed at once, idle connections end, logs quote no requests."""
+    return web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        logger=http_logger,
+        keepalive_timeout=options.idle_timeout,
+        shutdown_timeout=options.shutdown,
+    )
+
+
 @asynccontextmanager
 async def serving(engine: Engine, options: ServeOptions | None = None, *, clock: Clock | None = None) -> AsyncIterator[str]:
     """Serve inside this process; the address to use as an OpenAI client's ``base_url`` (it ends in ``/v1``).
@@ -191,9 +214,7 @@ async def serving(engine: Engine, options: ServeOptions | None = None, *, clock:
     """
     options = options or ServeOptions()
     options.check_exposure()
-    runner = web.AppRunner(
-        make_app(engine, options, clock=clock), handler_cancellation=True, access_log=None, shutdown_timeout=options.shutdown
-    )
+    runner = make_runner(make_app(engine, options, clock=clock), options)
     await runner.setup()
     try:
         await web.TCPSite(runner, options.host, options.port).start()

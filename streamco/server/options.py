@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 
 from msgspec import Struct
 
@@ -10,6 +11,8 @@ from streamco.errors import ConfigError
 from streamco.server.latency import LatencyProfile
 
 __all__ = ["ServeOptions", "is_loopback"]
+
+_LAST_PORT = 65535  # uvloop takes larger ones modulo 65536
 
 
 class ServeOptions(Struct, frozen=True, kw_only=True):
@@ -26,6 +29,7 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
     max_streams: int = 64  # requests running or queued; one more gets 429
     retry_after: float = 1.0  # seconds a refused client is asked to wait
     keepalive: float = 10.0  # seconds of silence before a comment is sent; proxies cut idle connections after 30 to 100
+    idle_timeout: float = 75.0  # seconds a connection may be without a whole request head: a slow client holds no descriptor for ever
     reader_timeout: float | None = 60.0  # seconds one write may wait for a reader that does not read, before it is dropped
     shutdown: float = 5.0  # seconds handlers get to end their streams
     latency: LatencyProfile | None = None
@@ -39,14 +43,18 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise ConfigError(f"{field}: expected at least 1, got {value}")
-        for field in ("keepalive", "reader_timeout", "shutdown"):
+        if self.port > _LAST_PORT:
+            raise ConfigError(f"port: expected at most {_LAST_PORT}, got {self.port}")
+        for field in ("keepalive", "idle_timeout", "reader_timeout", "shutdown"):
             value = getattr(self, field)
-            if value is not None and not value > 0:
+            if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{field}: expected seconds > 0, got {value}")
-        if self.api_key is not None and not self.api_key.isascii():
-            raise ConfigError("api_key: expected ASCII, got other characters")
         if self.api_key == "":
             raise ConfigError("api_key: expected a key, got an empty text")
+        if self.api_key is not None and not (
+            self.api_key.isascii() and self.api_key.isprintable() and self.api_key.strip() == self.api_key
+        ):
+            raise ConfigError("api_key: expected printable ASCII that a header can carry, got other characters or spaces around it")
 
     def check_exposure(self) -> None:
         """Refuse to serve everyone by accident; called before the server listens.

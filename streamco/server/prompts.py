@@ -12,8 +12,9 @@ from streamco.server.options import ServeOptions
 from streamco.server.refusals import RequestError, invalid
 from streamco.server.requests import TOP_LOGPROBS, ChatRequest, CompletionRequest
 
-__all__ = ["build_generation"]
+__all__ = ["build_generation", "prompt_ids", "render"]
 
+_END = "\ue000"  # stands behind a message to be continued while it goes through the template; a character of private use
 INLINE_BYTES = 4096  # tokenising more takes over a millisecond: not on the loop
 
 ApiRequest = ChatRequest | CompletionRequest
@@ -58,7 +59,7 @@ def prompt_ids(engine: Engine, request: ApiRequest) -> list[int]:
         RequestError: 400 no tokens, foreign ids, or messages the model's chat template refuses.
     """
     if isinstance(request, ChatRequest):
-        ids = engine.tokenize(_render(engine, request), special=True)
+        ids = engine.tokenize(render(engine, request), special=True)
     elif isinstance(prompt := request.single_prompt, str):
         ids = engine.tokenize(prompt, special=True)
     else:
@@ -78,23 +79,24 @@ def _checked(engine: Engine, ids: list[int]) -> list[int]:
     return ids
 
 
-def _render(engine: Engine, request: ChatRequest) -> str:
+def render(engine: Engine, request: ChatRequest) -> str:
+    """A request's messages through the chat template.
+
+    Raises:
+        RequestError: 400 the template refuses them, or doesn't show the message to be continued.
+    """
     try:
         if not request.continue_final_message:
             return engine.apply_template(request.messages, add_generation_prompt=request.add_generation_prompt is not False)
         return _render_open(engine, request.messages)
     except EngineError as error:
-        raise invalid(None, str(error)) from error
+        raise RequestError(400, str(error), param="messages") from error
 
 
 def _render_open(engine: Engine, messages: list[Mapping[str, Any]] | list[dict[str, Any]]) -> str:
     """The template's text up to the end of the last message's content, so that the model goes on with it (as transformers does)."""
-    text = engine.apply_template(messages, add_generation_prompt=False)
-    content = str(messages[-1]["content"])
-    at = text.rfind(content)
-    if at < 0:  # templates may strip the content they are given
-        content = content.strip()
-        at = text.rfind(content)
-    if at < 0:
+    last = {**messages[-1], "content": f"{messages[-1]['content']}{_END}"}
+    text, found, _ = engine.apply_template([*messages[:-1], last], add_generation_prompt=False).rpartition(_END)
+    if not found:
         raise RequestError(400, "continue_final_message: expected the chat template to show the last message, got none of it")
-    return text[: at + len(content)]
+    return text

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from streamco.cli import serve
-from streamco.errors import EngineError
+from streamco.errors import ConfigError, EngineError
 from streamco.testing.engine import FakeEngine
 
 FAKE = """
@@ -133,6 +133,8 @@ def test_an_option_goes_before_the_environment(model: str, monkeypatch: pytest.M
     assert serve._options(parse(), Path(model)).api_key == "from-the-environment"
     monkeypatch.setenv(serve.KEY_VARIABLE, "")
     assert serve._options(parse(), Path(model)).api_key is None
+    with pytest.raises(ConfigError, match="api_key: expected a key"):
+        serve._options(parse("--api-key", ""), Path(model))
 
 
 def test_options_reach_the_server(model: str) -> None:
@@ -165,6 +167,9 @@ def test_settings_reach_the_engine(model: str, monkeypatch: pytest.MonkeyPatch) 
         (["--host", "0.0.0.0"], 2, "expected a loopback address"),
         (["--latency", "gpt-9"], 2, "got 'gpt-9'"),
         (["--max-streams", "0"], 2, "max_streams: expected at least 1"),
+        (["--port", "70000"], 2, "port: expected at most 65535, got 70000"),
+        (["--ready-fd", "9999"], 2, "ready-fd: expected an open file descriptor, got 9999"),
+        (["--prefill-chunk", "0"], 2, "prefill_chunk: expected at least 1, got 0"),
     ],
 )
 def test_settings_that_cannot_be_are_said_in_one_line(

@@ -12,7 +12,7 @@ import aiohttp
 from aiohttp import web
 
 from streamco.engines.base import Engine
-from streamco.server.app import SERVICE, ServeOptions, Service, make_app
+from streamco.server.app import SERVICE, ServeOptions, Service, make_app, make_runner
 from streamco.server.worker import Bell, Clock
 from streamco.testing.engine import FakeEngine
 
@@ -106,8 +106,9 @@ async def running(
     engine: Engine | None = None, *, clock: Clock | None = None, cancels: bool = True, **options: Any
 ) -> AsyncIterator[Running]:
     """A server on a free port and a client for it; everything but the engine is released at the end."""
-    app = make_app(engine or FakeEngine(), ServeOptions(**options), clock=clock)
-    runner = web.AppRunner(app, handler_cancellation=cancels, access_log=None, shutdown_timeout=5.0)
+    settings = ServeOptions(**options)
+    app = make_app(engine or FakeEngine(), settings, clock=clock)
+    runner = make_runner(app, settings) if cancels else web.AppRunner(app, access_log=None, shutdown_timeout=settings.shutdown)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -13,9 +13,19 @@ from streamco.server.limits import Admission
 from streamco.server.options import ServeOptions
 from streamco.server.refusals import RequestError
 from streamco.testing.engine import FakeEngine
-from tests.server.support import CHAT, HELLO, TEXT, running, until
+from tests.server.support import CHAT, HELLO, TEXT, Running, running, until
 
 KEY = {"Authorization": "Bearer sk-right"}
+
+
+async def send(server: Running, data: bytes) -> bytes:
+    """Bytes on a connection of their own, and all that comes back until the server closes it."""
+    reader, writer = await asyncio.open_connection(*server.runner.addresses[0][:2])
+    writer.write(data)
+    answer = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return answer
 
 
 def check_error(status: int, body: dict[str, Any], *, of: int, kind: str) -> str:
@@ -65,6 +75,31 @@ async def test_the_key_is_never_logged(caplog: pytest.LogCaptureFixture) -> None
     assert "sk-other" not in caplog.text
 
 
+MALFORMED = [
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer sk-right\x01\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization : Bearer sk-right\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer sk-right" + b"t" * 10_000 + b"\r\n\r\n",
+    b"POST a secret prompt HTTP/1.1\r\nHost: x\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("head", MALFORMED)
+async def test_malformed_http_is_refused_and_not_quoted_in_the_log(head: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with running(api_key="sk-right") as server:
+        answer = await send(server, head)
+    assert b" 400 " in answer.partition(b"\r\n")[0]
+    assert "sk-right" not in caplog.text
+    assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("head", [b"", b"POST /v1/comp", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+async def test_a_connection_without_a_whole_request_is_closed_after_a_while(head: bytes) -> None:
+    async with running(idle_timeout=0.05) as server:
+        answer = await send(server, head)
+    assert answer.startswith(b"HTTP/1.1 200") if head.endswith(b"\n") else answer == b""
+
+
 @pytest.mark.parametrize(("host", "expected"), [("127.0.0.1:80", 200), ("localhost", 200), ("LOCALHOST:8000", 200), ("[::1]:8000", 200),
                                                 ("evil.example:8000", 403), ("192.168.0.7", 403)])  # fmt: skip
 async def test_a_server_without_a_key_answers_only_those_who_mean_this_machine(host: str, expected: int) -> None:
@@ -102,6 +137,17 @@ async def test_a_body_within_the_limit_passes() -> None:
 async def test_another_content_type_is_415(kind: str) -> None:
     async with running() as server, server.client.post(CHAT, data=json.dumps(HELLO), headers={"Content-Type": kind}) as response:
         check_error(response.status, await response.json(), of=415, kind="invalid_request_error")
+
+
+async def test_no_content_type_is_415_since_web_pages_may_send_that_anywhere() -> None:
+    engine = FakeEngine()
+    async with (
+        running(engine) as server,
+        server.client.post(CHAT, data=json.dumps(HELLO), skip_auto_headers=["Content-Type"]) as response,
+    ):
+        message = check_error(response.status, await response.json(), of=415, kind="invalid_request_error")
+        assert message == "content type: expected application/json, got none"
+    assert engine.requests == []
 
 
 async def test_json_with_a_charset_is_json() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -36,7 +37,8 @@ def test_the_key_is_not_shown() -> None:
 @pytest.mark.parametrize(
     "changes",
     [{"port": -1}, {"max_streams": 0}, {"max_body_bytes": 0}, {"retry_after": -1.0}, {"max_tokens": 0}, {"max_prompt_tokens": -1},
-     {"keepalive": 0.0}, {"reader_timeout": -1.0}, {"shutdown": 0.0}, {"api_key": ""}, {"api_key": "schlüssel"}],
+     {"keepalive": 0.0}, {"reader_timeout": -1.0}, {"shutdown": 0.0}, {"api_key": ""}, {"api_key": "schlüssel"}, {"port": 65536},
+     {"keepalive": math.inf}, {"idle_timeout": math.nan}, {"api_key": " k"}, {"api_key": "k\n"}],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused_by_name(changes: dict[str, Any]) -> None:
     (name,) = changes

@@ -10,7 +10,7 @@ import pytest
 
 from streamco.errors import EngineError
 from streamco.server.options import ServeOptions
-from streamco.server.prompts import build_generation, prompt_ids
+from streamco.server.prompts import build_generation, prompt_ids, render
 from streamco.server.refusals import RequestError
 from streamco.server.requests import ChatRequest, CompletionRequest, parse
 from streamco.testing.engine import FakeEngine
@@ -35,6 +35,11 @@ class RefusingEngine(FakeEngine):
 class StrippingEngine(FakeEngine):
     def apply_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
         return "".join(f"<{message['content'].strip()}>" for message in messages)
+
+
+class ForgetfulEngine(FakeEngine):
+    def apply_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        return str(messages[0]["content"])
 
 
 def text(prompt: Any, **fields: Any) -> CompletionRequest:
@@ -68,7 +73,19 @@ def test_a_final_message_can_be_continued() -> None:
 
 
 def test_a_final_message_is_continued_though_the_template_strips_it() -> None:
-    assert shown(StrippingEngine(), chat("Say it", " It begins ", continue_final_message=True)) == "<Say it><It begins"
+    assert shown(StrippingEngine(), chat("Say it", " It begins ", continue_final_message=True)) == "<Say it><It begins "
+
+
+@pytest.mark.parametrize("content", ["", " ", ">", "<", "\ue000", "\n"])
+def test_a_final_message_is_not_mistaken_for_what_the_template_writes_after_it(content: str) -> None:
+    request = chat("Say it", content, continue_final_message=True)
+    assert render(StrippingEngine(), request) == f"<Say it><{content.lstrip()}"
+    assert request.messages[-1]["content"] == content
+
+
+def test_a_final_message_that_the_template_leaves_out_cannot_be_continued() -> None:
+    with pytest.raises(RequestError, match="continue_final_message: expected the chat template to show the last message"):
+        render(ForgetfulEngine(), chat("Say it", "It begins", continue_final_message=True))
 
 
 def test_text_and_ids_are_the_same_prompt() -> None:
@@ -97,7 +114,7 @@ def test_no_tokens_and_foreign_ids_are_refused(prompt: Any) -> None:
 def test_messages_the_template_refuses_are_the_clients_fault() -> None:
     with pytest.raises(RequestError, match="alternating roles") as caught:
         prompt_ids(RefusingEngine(), chat("Hello"))
-    assert caught.value.status == 400
+    assert (caught.value.status, caught.value.param) == (400, "messages")
 
 
 async def test_a_long_body_is_tokenised_off_the_loop() -> None:
