@@ -13,7 +13,7 @@ from cpython.sequence cimport PySequence_Fast_GET_ITEM, PySequence_Fast_GET_SIZE
 cdef extern from *:
     """
     #define SLOT(list, index) (((PyListObject *)(list))->ob_item[index])
-    /* Put a new reference to item into a slot that holds None. Slots come as a bare pointer, or each call would count a reference to them. */
+    /* Put a new reference to item into a slot that holds None. Slots come as a bare pointer: no references to them are counted. */
     static inline void slot_fill(void *slots, Py_ssize_t index, PyObject *item) {
         Py_INCREF(item);
         SLOT(slots, index) = item;
@@ -39,9 +39,10 @@ cdef enum:
 
 cdef class Ring:
     cdef list _slots
-    cdef Py_ssize_t _first, _count
+    cdef Py_ssize_t _first, _next, _count
+    cdef Py_ssize_t _plain  # a push into a ring of fewer items than this, and not of none, has nothing to tell; 0 when no push may succeed
     cdef readonly Py_ssize_t capacity, low_water
-    cdef bint _armed, _starved, _finished, _closed
+    cdef bint _starved, _finished, _closed
 
     __class_getitem__ = classmethod(GenericAlias)
 
@@ -54,7 +55,7 @@ cdef class Ring:
         self.capacity = capacity
         self.low_water = mark
         self._slots = [None] * capacity
-        self._armed = True
+        self._plain = capacity - 1
 
     def __len__(self):
         return self._count
@@ -67,8 +68,13 @@ cdef class Ring:
     def is_finished(self):
         return self._finished and self._count == 0
 
-    cdef inline int _admit(self, Py_ssize_t wanted) noexcept:
-        """ACCEPTED when there is room for ``wanted`` items, else the refusal."""
+    cdef inline void _keep(self, object item) noexcept:
+        slot_fill(<void *>self._slots, self._next, item)
+        self._next = self._next + 1 if self._next + 1 < self.capacity else 0
+        self._count += 1
+
+    cdef int _refusal(self, Py_ssize_t wanted) noexcept:
+        """Why so many items can't be kept; ACCEPTED when they can."""
         if self._closed or self._finished:
             return CLOSED
         if self._count + wanted > self.capacity:
@@ -76,52 +82,45 @@ cdef class Ring:
             return FULL
         return ACCEPTED
 
-    cdef inline void _keep(self, object item) noexcept:
-        cdef Py_ssize_t place = self._first + self._count
-        slot_fill(<void *>self._slots, place - self.capacity if place >= self.capacity else place, item)
-        self._count += 1
-
-    cdef inline int _kept(self) noexcept:
-        """The flags of a push that kept something."""
-        cdef int flags = ACCEPTED
+    cdef int _flags(self, bint was_empty) noexcept:
+        """What a push that kept something has to tell. Under the GIL an empty ring is an armed one: its consumer knows that it is empty."""
+        cdef int flags = ACCEPTED | WAKE if was_empty else ACCEPTED
         if self._count == self.capacity:
             self._starved = True
             flags |= FILLED
-        if self._armed:
-            self._armed = False
-            flags |= WAKE
         return flags
 
     def push(self, item, /):
-        cdef int answer = self._admit(1)
-        if answer != ACCEPTED:
-            return answer
-        self._keep(item)
-        answer = self._kept()
-        return 1 if answer == ACCEPTED else answer  # a constant costs less than a conversion, and this is the usual answer
+        if 0 < self._count < self._plain:
+            self._keep(item)
+            return 1  # ACCEPTED, and as a constant, not a conversion
+        cdef int answer = self._refusal(1)
+        cdef bint was_empty = self._count == 0
+        if answer == ACCEPTED:
+            self._keep(item)
+            answer = self._flags(was_empty)
+        return answer
 
     def push_many(self, items, /):
         if not isinstance(items, (list, tuple)):
             raise TypeError(f"ring push_many: expected a list or tuple, got {type(items).__name__}")
-        cdef Py_ssize_t count = PySequence_Fast_GET_SIZE(items)
+        cdef Py_ssize_t index, count = PySequence_Fast_GET_SIZE(items)
         if count > self.capacity:
             raise ValueError(f"ring push_many: expected at most {self.capacity} items, got {count}")
-        cdef int answer = self._admit(count)
+        cdef int answer = self._refusal(count)
         if answer != ACCEPTED or count == 0:
             return answer
-        cdef Py_ssize_t index
+        cdef bint was_empty = self._count == 0
         for index in range(count):
             self._keep(<object>PySequence_Fast_GET_ITEM(items, index))
-        return self._kept()
+        return self._flags(was_empty)
 
     def finish(self):
         if self._finished or self._closed:
             return 0
         self._finished = True
-        if not self._armed:
-            return 0
-        self._armed = False
-        return WAKE
+        self._plain = 0
+        return WAKE if self._count == 0 else 0
 
     def drain(self, Py_ssize_t limit=0, /):
         if limit < 0:
@@ -137,7 +136,6 @@ cdef class Ring:
             if self._first == self.capacity:
                 self._first = 0
         self._count -= count
-        self._armed = self._count == 0
         return taken
 
     def take_unpark(self):
@@ -148,4 +146,5 @@ cdef class Ring:
 
     def close(self):
         self._closed = True
+        self._plain = 0
         self.drain()

@@ -1,7 +1,8 @@
 /* One pass over a row of float32 logits: the highest, the sum of exponentials, the best k. See topk_py.py for what they mean.
  *
- * NaN and -inf are never chosen and weigh nothing; +inf counts as FLT_MAX. Each loop works on lanes that don't depend on one another, so that
- * the compiler may use whatever vectors there are; on x86-64 with glibc each is compiled for AVX-512 and AVX2 too, and the loader picks one.
+ * NaN and -inf are never chosen and weigh nothing; +inf counts as FLT_MAX. Each loop works on lanes that don't depend on one another, so
+ * that the compiler may use whatever vectors there are; on x86-64 with glibc each is compiled for AVX-512 and AVX2 too, and the loader
+ * picks one.
  */
 #ifndef STREAMCO_TOPK_H
 #define STREAMCO_TOPK_H
@@ -173,8 +174,9 @@ VERSIONS static ptrdiff_t best_choices(const row_float *row, ptrdiff_t count, Ch
     return found;
 }
 
-/* Draw from the best choices of a row. is_all: no others may be drawn; else total is the weight of all that may, and -1 asks for more of them. */
-static ptrdiff_t draw_choice(const Choice *best, ptrdiff_t found, int is_all, double total, double temperature, double top_p, double min_p, double u) {
+/* Draw from the best choices of a row. is_all: no others may be drawn; else total is the weight of all that may, and -1 asks for more. */
+static ptrdiff_t draw_choice(const Choice *best, ptrdiff_t found, int is_all, double total, double temperature,
+                             double top_p, double min_p, double u) {
     double share = 0.0, drawn = 0.0;
     ptrdiff_t kept = 0, at = 0;
     if (is_all)

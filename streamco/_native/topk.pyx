@@ -141,7 +141,8 @@ def sample_row(row, double temperature, Py_ssize_t top_k, double top_p, double m
     return drawn
 
 
-cdef Py_ssize_t _draw(_Row row, Py_ssize_t room, bint is_all, double total, double temperature, double top_p, double min_p, double u) except -2:
+cdef Py_ssize_t _draw(_Row row, Py_ssize_t room, bint is_all, double total, double temperature,
+                      double top_p, double min_p, double u) except -2:
     """The id drawn among the best few; -1: it takes more of them to know."""
     cdef Choice *kept = _allocate(room)
     cdef Py_ssize_t found = best_choices(row.logits, row.count, kept, room)
