@@ -1,0 +1,1 @@
+"""One question a file; ``python -m bench`` runs them all."""
