@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Coroutine
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,7 +73,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"streamco serve: {error}", file=sys.stderr)
         return 1
     try:
-        _run_loop(_serve(engine, options, args.ready_fd))
+        from streamco.server.app import serving  # a tenth of a second: not inside the loop
+
+        _run_loop(_serve(serving(engine, options), args.ready_fd))
     except OSError as error:
         print(f"streamco serve: {options.host}:{options.port}: {error.strerror or error}", file=sys.stderr)
         return 1
@@ -137,14 +140,12 @@ def _model_path(path: str | None) -> Path:
     return Path(path)
 
 
-async def _serve(engine: Engine, options: ServeOptions, ready_fd: int | None) -> None:
-    from streamco.server.app import serving
-
+async def _serve(server: AbstractAsyncContextManager[str], ready_fd: int | None) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
-    async with serving(engine, options) as base_url:
+    async with server as base_url:
         address = base_url.removesuffix("/v1")
         print(f"listening on {address}", flush=True)
         if ready_fd is not None:
