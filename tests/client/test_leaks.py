@@ -132,7 +132,8 @@ async def test_two_hundred_streams_leave_a_real_engine_without_a_sequence() -> N
     from streamco.engines.llama import LlamaEngine
     from streamco.engines.packaged import packaged_model
 
-    engine = await asyncio.to_thread(LlamaEngine, packaged_model(), EngineOptions(threads=1, max_sequences=8, context_tokens=256))
+    options = EngineOptions(threads=1, max_sequences=8, context_tokens=256)
+    engine = await asyncio.to_thread(lambda: LlamaEngine(packaged_model(), options))
     try:
         async with holding_nothing_new(), serving(engine) as url:
             endpoint = OpenAIEndpoint(engine.info.name, base_url=url, name="server")

@@ -1,0 +1,15 @@
+"""Whatever the client does, it may not block its caller's event loop: a call that would is a failure of the test that made it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from blockbuster import blockbuster_ctx
+
+
+@pytest.fixture(autouse=True)
+def _no_blocked_loop() -> Iterator[None]:
+    # The virtual clock's loop runs whole tests, their own blocking calls too.
+    with blockbuster_ctx("streamco", excluded_modules=["streamco.testing", "streamco.cli"]):
+        yield
