@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from aiohttp import web
 
@@ -11,6 +12,8 @@ from streamco.server.answers import Answer
 from streamco.server.options import ServeOptions
 from streamco.server.refusals import RequestError, error_body
 from streamco.server.worker import Clock, Work
+
+logger = logging.getLogger("streamco.server")
 
 __all__ = ["EventStream", "answer_whole", "stream_answer"]
 
@@ -26,7 +29,7 @@ class EventStream:
     """The response to a streamed request; its headers leave with its first bytes, so that an early failure can still have a status."""
 
     def __init__(self, request: web.Request, reader_timeout: float | None) -> None:
-        self._request = request
+        self.request = request
         self._timeout = reader_timeout
         self._response = web.StreamResponse(headers=HEADERS)
 
@@ -47,13 +50,13 @@ class EventStream:
             ConnectionError: the reader left, or did not read for too long.
         """
         if not self._response.prepared:
-            await self._response.prepare(self._request)
+            await self._response.prepare(self.request)
         try:
             async with asyncio.timeout(self._timeout):
                 await self._response.write(data)
         except TimeoutError as error:
-            if self._request.transport is not None:
-                self._request.transport.abort()
+            if self.request.transport is not None:
+                self.request.transport.abort()
             raise ConnectionAbortedError(f"reader: expected it to read within {self._timeout:g} s") from error
 
     async def close(self) -> None:
@@ -69,10 +72,25 @@ async def stream_answer(request: web.Request, work: Work, answer: Answer, option
         ConnectionError: the reader left.
     """
     stream = EventStream(request, options.reader_timeout)
+    try:
+        await _send(stream, work, answer, options.keepalive, clock)
+    except ConnectionError:
+        raise
+    except Exception:
+        if not stream.has_begun:
+            raise
+        # too late for a status: another response inside this one would be no HTTP
+        logger.exception("%s %s failed in mid-stream", request.method, request.path)
+        await stream.write(_error_event(RequestError(500, "server: expected to finish the answer, got an internal error")))
+        await stream.close()
+    return stream.response
+
+
+async def _send(stream: EventStream, work: Work, answer: Answer, keepalive: float, clock: Clock) -> None:
     has_opened = False
     while True:
-        _check_reader(request)
-        burst = await work.receive(clock.now() + options.keepalive)
+        _check_reader(stream.request)
+        burst = await work.receive(clock.now() + keepalive)
         if burst is None and work.stopped_by is None:
             await stream.write(KEEPALIVE)
             continue
@@ -83,14 +101,18 @@ async def stream_answer(request: web.Request, work: Work, answer: Answer, option
         data = answer.events(pieces) if has_opened else answer.opening() + answer.events(pieces)
         has_opened = True
         if failure is not None:
-            # an event, and no [DONE] after it: a client that ignores it sees an answer that was cut
-            data += b"data: %b\n\n" % error_body(failure.status, str(failure), code=failure.code)
+            data += _error_event(failure)
         elif end is not None:
             data += answer.closing(end.reason, end.timings)
         await stream.write(data)
         if failure is not None or end is not None:
             await stream.close()
-            return stream.response
+            return
+
+
+def _error_event(failure: RequestError) -> bytes:
+    """An event, and no [DONE] after it: a client that ignores it sees an answer that was cut."""
+    return b"data: %b\n\n" % error_body(failure.status, str(failure), code=failure.code)
 
 
 async def answer_whole(request: web.Request, work: Work, answer: Answer, options: ServeOptions, clock: Clock) -> web.Response:

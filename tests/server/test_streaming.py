@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
@@ -15,6 +16,17 @@ from tests.server.support import CHAT, HELLO, TEXT, ManualClock, contents, next_
 
 STREAM = {**HELLO, "stream": True}
 PROFILE = LatencyProfile(name="made", source="here", license="MIT", ttft_s=(1.0,), gap_s=(0.5,))
+
+
+class BrokenEngine(FakeEngine):
+    """An engine with a bug that shows when told to."""
+
+    is_broken = False
+
+    def detokenize(self, ids: Sequence[int]) -> bytes:
+        if self.is_broken:
+            raise ZeroDivisionError("secret details")
+        return super().detokenize(ids)
 
 
 async def test_a_streamed_chat_is_role_pieces_finish_and_done() -> None:
@@ -124,6 +136,23 @@ async def test_a_failure_in_mid_stream_keeps_the_text_and_is_an_event_without_do
     assert events[-1]["error"]["type"] == "server_error"
     assert "failed after 2 tokens" in events[-1]["error"]["message"]
     assert "[DONE]" not in events
+
+
+async def test_a_bug_in_mid_stream_is_logged_and_told_as_an_event_inside_the_response(caplog: pytest.LogCaptureFixture) -> None:
+    engine = BrokenEngine("one two three", mode="manual")
+    async with running(engine) as server:
+        posting = asyncio.ensure_future(server.client.post(CHAT, json={**STREAM, "logprobs": True}))
+        await until(lambda: engine.generations)
+        engine.step(1)
+        response = await posting
+        head = await next_event(response) + await next_event(response)
+        engine.is_broken = True
+        engine.step(1)
+        (event,) = parse_events(await response.content.read())
+        assert server.service.active == server.service.admission.present == 0
+    assert '"content":"one"' in head
+    assert event["error"]["message"] == "server: expected to finish the answer, got an internal error"
+    assert "secret details" in caplog.text
 
 
 async def test_a_failure_after_a_comment_is_an_event_too() -> None:
