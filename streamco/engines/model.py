@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from streamco.engines.library import collected_errors, load_library
 from streamco.engines.probe import allows_repacking
 from streamco.engines.template import ChatTemplate
 from streamco.errors import EngineError
+from streamco.wire.tokens import vocabulary_fingerprint
 
 __all__ = ["LlamaModel"]
 
@@ -145,13 +145,8 @@ class LlamaModel:
         )
 
     def _fingerprint(self) -> str:
-        """Size and hash of the vocabulary's entries, each with its length before it."""
-        digest = hashlib.sha256()
         read = self.library.llama_vocab_get_text
-        for token in range(self.vocabulary_size):
-            entry = read(self._vocab, token) or b""
-            digest.update(b"%d:%b" % (len(entry), entry))
-        return f"{self.vocabulary_size}:{digest.hexdigest()[:16]}"
+        return vocabulary_fingerprint(read(self._vocab, token) or b"" for token in range(self.vocabulary_size))
 
     def _read_template(self) -> ChatTemplate | None:
         source = self.library.llama_model_chat_template(self.handle, None)
