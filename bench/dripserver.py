@@ -57,8 +57,8 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
                     await asyncio.sleep(0.001)
             writer.write(b"0\r\n\r\n")
             await writer.drain()
-    except (asyncio.IncompleteReadError, ConnectionError):
-        writer.close()
+    except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+        writer.close()  # the client has what it wanted, or the bench is over
 
 
 async def main() -> None:

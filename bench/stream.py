@@ -162,11 +162,12 @@ async def open_floor(stack: contextlib.AsyncExitStack, port: int) -> Read:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         body = json.dumps({"model": model, "messages": MESSAGES, "stream": True}).encode()
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        mark = b'"choices":[{'
         count, tail = 0, b""
         while not tail.endswith(b"0\r\n\r\n"):
-            data = await reader.read(1 << 16)
-            count += data.count(b'"choices":[{')
-            tail = (tail + data)[-8:]
+            data = tail + await reader.read(1 << 16)
+            count += data.count(mark)
+            tail = data[1 - len(mark) :]
         writer.close()
         return count
 
