@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +12,7 @@ from streamco.client.arguments import build_request
 from streamco.client.chat import UNSET, Chat, Unset
 from streamco.client.dispatcher import Dispatched, Dispatcher, DispatchOptions
 from streamco.client.driver import SessionDriver
+from streamco.client.facts import describe_request, takes_long
 from streamco.client.reporting import build_report
 from streamco.client.shared import DeviceSetting, ServerSetting, SharedEndpoints
 from streamco.client.stream import ChatStream, TokenStream, Work
@@ -19,6 +21,7 @@ from streamco.core.report import Report
 from streamco.core.session import SessionMachine, SessionPlan
 from streamco.endpoints.base import Message, Request
 from streamco.errors import ConfigError
+from streamco.policies.eligibility import RequestFacts
 from streamco.profiles import Profile
 
 __all__ = ["Client"]
@@ -149,17 +152,26 @@ class Client:
     def _work(self, request: Request, pace: Pace | Unset) -> Work:
         rate = self._pace if isinstance(pace, Unset) else parse_pace(pace)
         shared = self._shared
+        counted: list[RequestFacts] = []
         chosen: list[Dispatched] = []
 
+        async def ready() -> None:
+            if not shared.is_started:
+                await shared.start()
+            if takes_long(request):
+                counted.append(await asyncio.to_thread(describe_request, request, *shared.available()))
+
         def begin() -> SessionDriver:
-            dispatched = self._dispatcher.decide(request, shared.device, shared.servers, shared.unavailable)
+            shared.check_open()  # it may have been closed while the prompt was counted
+            facts = counted[0] if counted else None
+            dispatched = self._dispatcher.decide(request, shared.device, shared.servers, shared.unavailable, facts)
             chosen.append(dispatched)
             return self._run(request, dispatched, rate)
 
         def report(driver: SessionDriver) -> Report:
             return build_report(driver.machine, chosen[0], shared.endpoints, now=driver.now)
 
-        return Work(shared.ready, begin, report)
+        return Work(ready, begin, report)
 
     def _run(self, request: Request, dispatched: Dispatched, rate: float | None) -> SessionDriver:
         plan = SessionPlan(

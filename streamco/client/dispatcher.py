@@ -5,13 +5,13 @@ Everything that decides is in ``policies`` and ``core.learner``; this file colle
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from random import Random, SystemRandom
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import Struct
 
+from streamco.client.facts import describe_request
 from streamco.config import READING
 from streamco.core.estimators import is_burst
 from streamco.core.learner import DeviceTTFT, Learner, Plan, PromptLength, ServerTTFT
@@ -27,9 +27,6 @@ from streamco.policies.steering import BudgetSteering, Reservation, steer
 from streamco.profiles import ModelShape, Prices, Profile
 
 __all__ = ["DispatchOptions", "Dispatched", "Dispatcher"]
-
-_CHARACTERS_A_TOKEN = 4  # OpenAI's rule of thumb for English, where no tokenizer is at hand
-_MESSAGE_OVERHEAD = 4  # tokens a chat template adds to a message
 
 
 class DispatchOptions(Struct, frozen=True, kw_only=True):
@@ -172,7 +169,12 @@ class Dispatcher:
     # Deciding
 
     def decide(
-        self, request: Request, device: Endpoint | None, servers: Sequence[Endpoint], unavailable: Mapping[str, EndpointError]
+        self,
+        request: Request,
+        device: Endpoint | None,
+        servers: Sequence[Endpoint],
+        unavailable: Mapping[str, EndpointError],
+        facts: RequestFacts | None = None,
     ) -> Dispatched:
         """Who starts when.
 
@@ -180,6 +182,7 @@ class Dispatcher:
             device: None: there is none.
             servers: in the order in which they stand in for one another.
             unavailable: endpoints that could not start, with their errors.
+            facts: ``describe_request``'s, where they were found before.
 
         Raises:
             ConfigError: no endpoint can serve this request; the text says why each can't.
@@ -187,17 +190,18 @@ class Dispatcher:
         device = None if device is not None and device.name in unavailable else device
         servers = [server for server in servers if server.name not in unavailable]
         self._note_costs(device, servers)
-        length, facts = self._facts(request, device, servers)
+        facts = facts or describe_request(request, device, servers)
+        able = [server for server in servers if judge(facts, device=None, server=_side_facts(server)).server]
         eligibility = judge(
             facts,
             device=_side_facts(device),
-            server=_side_facts(servers[0] if servers else None),
+            server=_side_facts(next(iter(able or servers), None)),
             gate=self._options.gate,
             hedge_tools=self._options.hedge_tools,
         )
         if not eligibility.device and not eligibility.server:
             raise ConfigError(f"request: expected one that some endpoint can serve, got {eligibility.reason}{_note(unavailable)}")
-        plan = self._learner.plan
+        plan, length = self._learner.plan, facts.prompt_tokens
         self._count += 1
         decision = restrict(plan.decide(length, Random(f"{self._seed}/{self._count}")), eligibility)
         is_exempt = not (eligibility.device and eligibility.server)
@@ -205,7 +209,7 @@ class Dispatcher:
         reservation = self._steering.reserve(length, wanted=is_wanted)
         if is_wanted:
             decision = steer(decision, plan.constrained, is_allowed=reservation.is_allowed)
-        starts = _starts(decision, eligibility, device, servers)
+        starts = _starts(decision, eligibility, device, able)
         return Dispatched(
             decision,
             starts,
@@ -216,27 +220,8 @@ class Dispatcher:
             reservation=reservation,
             is_exempt=is_exempt,
             costs=self._costs,
-            note=_note(unavailable),
+            note=_note(unavailable) + "".join(f"; not for {server.name}" for server in servers if able and server not in able),
         )
-
-    def _facts(self, request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> tuple[int, RequestFacts]:
-        text, images = _text_of(request)
-        length = device.count_tokens(request) if device is not None else None
-        if length is None and servers:
-            length = servers[0].count_tokens(request)
-        if length is None:
-            length = len(text) // _CHARACTERS_A_TOKEN + _MESSAGE_OVERHEAD * len(request.messages or ()) + 1
-        shape = request.extra.get("response_format")
-        facts = RequestFacts(
-            prompt_tokens=length,
-            max_tokens=request.sampling.max_tokens,
-            prompt_chars=len(text),
-            has_images=images,
-            has_tools=bool(request.extra.get("tools") or request.extra.get("functions")),
-            has_json_schema=isinstance(shape, Mapping) and shape.get("type") not in {None, "text"},
-            choices=int(request.extra.get("n") or 1),
-        )
-        return length, facts
 
     def _note_costs(self, device: Endpoint | None, servers: Sequence[Endpoint]) -> None:
         known = (_prices(servers[0]) if servers else None, _shape(device))
@@ -288,11 +273,11 @@ def _server_sample(leg: Leg, ttft: float) -> ServerTTFT:
 
 def _starts(decision: Decision, eligibility: Eligibility, device: Endpoint | None, servers: Sequence[Endpoint]) -> tuple[Start, ...]:
     starts = []
-    if servers and eligibility.server:
+    if servers:
         starts.append(Start(servers[0].name, decision.server_wait))
     if device is not None and eligibility.device:
         starts.append(Start(device.name, decision.device_wait))
-    return (*starts, *(Start(server.name, None) for server in servers[1:] if eligibility.server))
+    return (*starts, *(Start(server.name, None) for server in servers[1:]))
 
 
 def _side_facts(endpoint: Endpoint | None) -> SideFacts | None:
@@ -322,22 +307,3 @@ def _shape(device: Endpoint | None) -> ModelShape | None:
 def _note(unavailable: Mapping[str, EndpointError]) -> str:
     """Why endpoints are left out."""
     return "".join(f"; left out: {error}" for error in unavailable.values())
-
-
-def _text_of(request: Request) -> tuple[str, bool]:
-    """All text of a request, and whether it has images."""
-    if request.prompt is not None:
-        return request.prompt, False
-    texts, has_images = [], False
-    for message in request.messages or ():
-        content: Any = message.get("content")
-        if isinstance(content, str):
-            texts.append(content)
-        for part in content if isinstance(content, list) else ():
-            if isinstance(part, Mapping) and part.get("type") == "text":
-                texts.append(str(part.get("text", "")))
-            else:
-                has_images = True
-    if tools := request.extra.get("tools"):
-        texts.append(json.dumps(tools, default=str))
-    return "\n".join(texts), has_images

@@ -51,10 +51,10 @@ class SharedEndpoints:
         self._is_closed = False
         self._lock = asyncio.Lock()
 
-    async def ready(self) -> None:
-        """``start``, where it is still needed."""
-        if not self.is_started:
-            await self.start()
+    def available(self) -> tuple[Endpoint | None, list[Endpoint]]:
+        """The device and the servers without those that could not start."""
+        device = self.device if self.device is not None and self.device.name not in self.unavailable else None
+        return device, [server for server in self.servers if server.name not in self.unavailable]
 
     async def start(self) -> None:
         """Start every endpoint, at once.
@@ -64,13 +64,13 @@ class SharedEndpoints:
             StreamClosed: it was closed.
         """
         async with self._lock:
-            self._check_open()
+            self.check_open()
             if self.is_started:
                 return
             results = await asyncio.gather(*(endpoint.start() for endpoint in self.endpoints.values()), return_exceptions=True)
             if self._is_closed:  # in the meantime; what has started since must not stay behind
                 await self._close_endpoints()
-                self._check_open()
+                self.check_open()
             self.unavailable = self._sort_out(results)
             self.is_started = True
 
@@ -88,7 +88,12 @@ class SharedEndpoints:
             _log.warning("endpoint left out, it could not start: %s", error)
         return failed
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Refuse what comes after closing.
+
+        Raises:
+            StreamClosed: it was closed.
+        """
         if self._is_closed:
             raise StreamClosed("expected an open client, got a request after it was closed")
 

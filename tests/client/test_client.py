@@ -8,6 +8,7 @@ import itertools
 import json
 import logging
 import random
+import threading
 import weakref
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -20,7 +21,7 @@ from streamco.client.client import Client
 from streamco.client.dispatcher import DispatchOptions
 from streamco.client.stream import Token, TokenStream
 from streamco.config import Limits
-from streamco.endpoints.base import Capabilities, TokenPrices
+from streamco.endpoints.base import Capabilities, Request, TokenPrices
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.errors import (
     AllEndpointsFailed,
@@ -409,6 +410,54 @@ async def test_requests_with_tools_are_not_started_twice_unless_asked_to() -> No
         hedged = client.with_options(dispatch=DispatchOptions(hedge_tools=True))
         assert await ask(hedged, **tools) == "D"
         assert len(remote.streams) == 2
+
+
+async def test_a_server_that_can_not_serve_a_request_is_passed_over_for_one_that_can() -> None:
+    blind, seeing = server(name="blind", capabilities=Capabilities()), server(name="seeing")
+    spare = server(name="spare")
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
+    async with opened(server=[blind, seeing, spare]) as client:
+        stream = client.stream(image)
+        assert await tokens_text(stream) == "S"
+        assert {part.name: part.outcome for part in stream.report.endpoints} == {"seeing": "won", "spare": "not started"}
+        assert stream.report.dispatch.reason.endswith("; not for blind")
+        assert (await report_of(client)).winner == "blind"
+
+
+class Counting(ScriptedEndpoint):
+    """Notes which thread counts its tokens, and takes its time over it."""
+
+    def __init__(self) -> None:
+        super().__init__("device", [(0.0, "D")], kind="device")
+        self.threads: list[threading.Thread] = []
+        self.may_count = threading.Event()
+
+    def count_tokens(self, request: Request) -> int:
+        self.threads.append(threading.current_thread())
+        if threading.current_thread() is not threading.main_thread():
+            self.may_count.wait(10)
+        return 1234
+
+
+async def test_a_long_prompt_is_counted_in_a_thread_and_a_short_one_at_once() -> None:
+    local = Counting()
+    local.may_count.set()
+    async with opened(local) as client:
+        assert (await report_of(client)).dispatch.prompt_tokens == 1234
+        assert await ask(client, "word " * 2000) == "D"
+    assert [thread is threading.main_thread() for thread in local.threads] == [True, False]
+
+
+async def test_a_client_closed_while_a_prompt_is_counted_begins_nothing() -> None:
+    local = Counting()
+    async with opened(local) as client:
+        reader = asyncio.ensure_future(ask(client, "word " * 2000))
+        await settled(lambda: local.threads)
+        await client.aclose()
+        local.may_count.set()
+        with pytest.raises(StreamClosed):
+            await reader
+        assert not local.streams
 
 
 # Options
