@@ -33,7 +33,7 @@ from streamco.errors import (
     StreamClosed,
 )
 from streamco.policies.eligibility import QualityGate, RequestFacts
-from streamco.testing import Cut, ScriptedServer, chunk_event, stream_answer
+from streamco.testing import Answer, Cut, RecordedRequest, ScriptedServer, chunk_event, json_answer, stream_answer
 from streamco.testing.clock import run_in_virtual_time
 from streamco.testing.endpoint import ScriptedEndpoint
 from tests.client.helpers import HELLO, ShapedDevice, ask, chunks_text, device, opened, server, tokens_text, words
@@ -333,9 +333,7 @@ async def collect(stream: TokenStream, seen: list[Token]) -> None:
         seen.append(token)  # noqa: PERF401  what was seen before the error counts
 
 
-def cut_answer() -> Any:
-    from streamco.testing import Answer
-
+def cut_answer() -> Answer:
     return Answer(steps=[chunk_event("Once "), chunk_event("upon "), Cut()], headers={"Content-Type": "text/event-stream"})
 
 
@@ -347,6 +345,24 @@ async def test_answers_go_on_after_one_failed() -> None:
         with pytest.raises(EndpointError):
             await ask(client)
         assert await ask(client) == "fine"
+
+
+async def test_a_key_that_a_server_repeats_is_in_no_error_report_or_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "streamco")
+
+    def refuse(request: RecordedRequest) -> Answer:
+        return json_answer({"error": {"message": f"bad key {request.headers['authorization']}"}}, status=401)
+
+    async with ScriptedServer(refuse) as scripted:
+        remote = OpenAIEndpoint("m", base_url=scripted.url, api_key="sk-very-secret", name="server")
+        async with opened(device(), remote, policy="server-only", budget=1.0) as client:
+            stream = client.stream("my private question")
+            assert await tokens_text(stream) == "D"
+            report = repr(stream.report)
+    assert "bad key" in report
+    for told in (report, caplog.text):
+        assert "sk-very-secret" not in told
+        assert "my private question" not in told
 
 
 # Who may serve

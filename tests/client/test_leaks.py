@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from collections import Counter
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from streamco.client.client import Client
 from streamco.client.stream import TokenStream
 from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.errors import StreamClosed
 from streamco.server.app import ServeOptions, serving
 from streamco.testing import ScriptedServer, Stall, chunk_event, stream_answer
 from streamco.testing.answers import Answer, RecordedRequest
@@ -107,6 +109,37 @@ async def test_races_by_the_hundred_leave_no_loser_behind() -> None:
             assert not endpoint._streams
             assert client._dispatcher._steering._pending == set(), "every reservation is settled"
         await settled(lambda: not scripted.connections_open)
+
+
+async def test_closing_a_client_with_two_hundred_answers_under_way_leaves_no_socket() -> None:
+    async with ScriptedServer(answer) as scripted, holding_nothing_new():
+        endpoint = OpenAIEndpoint("m", base_url=scripted.url, name="server")
+        async with Client(server=endpoint, seed=1) as client:
+            streams = [client.stream("stall") for _ in range(200)]
+            await asyncio.gather(*(anext(stream) for stream in streams[:100]))
+            waiting = [asyncio.ensure_future(finish(stream)) for stream in streams]
+            await settled(lambda: len(scripted.requests) == 200)
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert {type(result) for result in results} == {StreamClosed}
+        assert not client._shared.active
+        await settled(lambda: not scripted.connections_open)
+
+
+async def test_dropped_streams_free_their_sockets_without_the_cyclic_collector() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        async with ScriptedServer(answer) as scripted, holding_nothing_new():
+            endpoint = OpenAIEndpoint("m", base_url=scripted.url, name="server")
+            async with Client(server=endpoint, seed=1) as client:
+                streams = [client.stream("stall") for _ in range(50)]
+                await asyncio.gather(*(anext(stream) for stream in streams))
+                assert scripted.connections_open >= 50
+                del streams
+                await settled(lambda: not client._shared.active and not endpoint._streams)
+                await settled(lambda: scripted.connections_open <= 1)  # one may be kept warm for the next request
+    finally:
+        gc.enable()
 
 
 async def test_two_hundred_streams_leave_the_server_without_a_sequence() -> None:
