@@ -203,17 +203,19 @@ async def first_token(read: Read) -> float:
 
 async def run(contenders: dict[str, Opener], port: int, *, quick: bool) -> list[Row]:
     rows: list[Row] = []
-    rounds = 3 if quick else 7
-    cases = [("bulk, one stream", "bulk", 2000 if quick else 20_000, 1), ("bulk, 100 streams", "bulk", 100 if quick else 500, 100)]
-    cases += [("one event a wake-up", "drip", 300 if quick else 1500, 1)]
+    rounds = 3 if quick else 6
+    cases = [("bulk, one stream", "bulk", 2000 if quick else 5000, 1), ("bulk, 100 streams", "bulk", 100 if quick else 500, 100)]
+    cases += [("one event a wake-up", "drip", 300 if quick else 600, 1)]
     async with contextlib.AsyncExitStack() as stack:
         readers = {name: await opener(stack, port) for name, opener in contenders.items()}
         for read in readers.values():
             await read("bulk-10")
         for case, mode, events, streams in cases:
             samples: dict[str, list[float]] = {name: [] for name in readers}
-            for _ in range(rounds):
+            for turn in range(rounds):
                 for name, read in readers.items():
+                    if name == "litellm" and turn % 3:  # a third of the rounds: it takes longer than all the others together
+                        continue
                     samples[name].append(await cost(read, mode, events, streams))
             rows += [summarise(s, bench="stream", case=case, contender=n, metric="CPU an event", unit="us") for n, s in samples.items()]
         waits: dict[str, list[float]] = {name: [] for name in readers}
