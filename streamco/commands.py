@@ -7,13 +7,36 @@ from msgspec import Struct
 from streamco.chunks import ChatCompletionChunk
 from streamco.errors import StreamcoError
 
-__all__ = ["CancelStream", "Command", "DeliverTokens", "FailDelivery", "FinishDelivery", "OpenStream"]
+__all__ = ["CancelStream", "Command", "ContinueStream", "DeliverTokens", "FailDelivery", "FinishDelivery", "OpenStream", "Partial"]
+
+
+class Partial(Struct, frozen=True, kw_only=True):
+    """The beginning of an answer that somebody else is to go on with.
+
+    Args:
+        text: whole code points.
+        ids: the tokens behind the text; None: not all of them are known, or they come from several vocabularies.
+        vocabulary: fingerprint of the tokenizer that ``ids`` belong to.
+        tokens: the position: how many tokens the answer has so far, estimated where ids are unknown.
+    """
+
+    text: str
+    ids: tuple[int, ...] | None = None
+    vocabulary: str | None = None
+    tokens: int = 0
 
 
 class OpenStream(Struct, frozen=True):
     """Send the request to this endpoint now."""
 
     source: str
+
+
+class ContinueStream(Struct, frozen=True):
+    """Send the request to this endpoint with the answer's beginning; what it sends comes behind that. An empty beginning: anew."""
+
+    source: str
+    partial: Partial
 
 
 class CancelStream(Struct, frozen=True):
@@ -40,4 +63,4 @@ class FailDelivery(Struct, frozen=True):
     error: StreamcoError
 
 
-Command = OpenStream | CancelStream | DeliverTokens | FinishDelivery | FailDelivery
+Command = OpenStream | ContinueStream | CancelStream | DeliverTokens | FinishDelivery | FailDelivery

@@ -14,13 +14,15 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 
+from msgspec.structs import replace
+
 from streamco.chunks import ChatCompletionChunk
 from streamco.client.failures import Unopened, translate
-from streamco.commands import CancelStream, Command, DeliverTokens, FailDelivery, FinishDelivery, OpenStream
+from streamco.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream, Partial
 from streamco.core.session import SessionMachine
 from streamco.endpoints.base import Endpoint, EndpointStream, Request
 from streamco.errors import ConcurrentRead, StreamClosed, StreamcoError
-from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed
+from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
 
 __all__ = ["Batch", "SessionDriver"]
 
@@ -206,10 +208,12 @@ class SessionDriver:
     def _obey(self, command: Command) -> None:
         match command:
             case OpenStream(source):
-                self._streams[source] = self._open(source)
-                self._pumps[source] = self._spawn(self._pump(source), f"streamco read {source}")
+                self._begin(source, self.request)
+            case ContinueStream(source, partial):
+                self._direct = None
+                self._begin(source, _continued(self.request, partial))
             case CancelStream(source):
-                self._spawn(self._cancel(source), f"streamco cancel {source}")
+                self._begin_cancel(source)
             case FinishDelivery():
                 self._has_finished = True
             case FailDelivery(error):
@@ -250,14 +254,20 @@ class SessionDriver:
         except Exception as error:  # noqa: BLE001  a bug in an endpoint must reach the reader as an error, not as silence
             return StreamFailed(source, translate(error, source))
 
-    def _open(self, source: str) -> EndpointStream:
+    def _begin(self, source: str, request: Request) -> None:
+        self._streams[source] = self._open(source, request)
+        self._pumps[source] = self._spawn(self._pump(source), f"streamco read {source}")
+
+    def _open(self, source: str, request: Request) -> EndpointStream:
         try:
-            return self._endpoints[source].open(self.request)
+            return self._endpoints[source].open(request)
         except Exception as error:  # noqa: BLE001  it should not fail; if it does, it is this leg that failed
             return Unopened(translate(error, source))
 
-    async def _cancel(self, source: str) -> None:
-        pump, stream = self._pumps[source], self._streams[source]
+    def _begin_cancel(self, source: str) -> None:
+        self._spawn(self._cancel(source, self._pumps[source], self._streams[source]), f"streamco cancel {source}")
+
+    async def _cancel(self, source: str, pump: asyncio.Task[None], stream: EndpointStream) -> None:
         if not pump.done():
             pump.cancel()
             await asyncio.wait([pump])
@@ -281,8 +291,18 @@ class SessionDriver:
                     continue
                 direct = self._direct
                 source, stream = direct
-                event = await self._receive(source, stream)
+                event: Event
+                try:  # as ``_receive`` does; this is the path of every token, and each coroutine on it costs
+                    event = await stream.receive()
+                except Exception as error:  # noqa: BLE001
+                    event = StreamFailed(source, translate(error, source))
                 if self._direct is not direct:  # closed by another task in the meantime
+                    return
+                if not isinstance(event, TokensReceived):
+                    self._direct = None
+                elif self._log is None and self.machine.pass_on(event, now=(now := self._clock())):
+                    self._batches.append((source, event.chunks, now))
+                    self._unread += len(event.chunks)
                     return
                 self._step(event)
         finally:
@@ -315,7 +335,7 @@ class SessionDriver:
         self._has_crashed = self._has_finished = True
         self._direct = None
         for source in self._streams:
-            self._spawn(self._cancel(source), f"streamco cancel {source}")
+            self._begin_cancel(source)
         self._wake_reader()
 
     def _end_if_idle(self) -> None:
@@ -356,3 +376,12 @@ def _clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
     """The system's, unless the loop has one of its own: uvloop's is truncated to milliseconds, asyncio's costs one more call."""
     has_own = isinstance(loop, asyncio.BaseEventLoop) and type(loop).time is not asyncio.BaseEventLoop.time
     return loop.time if has_own else time.monotonic
+
+
+def _continued(request: Request, partial: Partial) -> Request:
+    """The request as somebody gets it who goes on with its answer; an answer of which nothing was seen begins anew."""
+    if not partial.text and not partial.ids:
+        return request
+    limit = request.sampling.max_tokens
+    sampling = request.sampling if limit is None else replace(request.sampling, max_tokens=max(1, limit - partial.tokens))
+    return replace(request, partial=partial, sampling=sampling)

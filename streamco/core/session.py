@@ -16,42 +16,74 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum, auto
+from typing import Literal
 
 from msgspec import Struct
 
 from streamco.chunks import ChatCompletionChunk, CompletionUsage
-from streamco.commands import CancelStream, Command, DeliverTokens, FailDelivery, FinishDelivery, OpenStream
+from streamco.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream
 from streamco.core.meter import Meter
 from streamco.core.pacer import Pacer, weigh_chunk
+from streamco.core.transcript import Transcript
 from streamco.errors import AllEndpointsFailed, EndpointError, EndpointProtocolError, StreamcoError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
 
-__all__ = ["Leg", "LegState", "SessionMachine", "SessionPlan", "Start"]
+__all__ = ["HandOver", "Leg", "LegState", "SessionMachine", "SessionPlan", "Start"]
 
 
 class Start(Struct, frozen=True):
-    """When a leg starts: ``wait`` seconds after the request; None: only if the others fail."""
+    """When a leg starts, and what it can do.
+
+    Args:
+        source: the endpoint's name.
+        wait: seconds after the request; None: only if the others fail.
+        continues: it can go on with an answer that another leg has begun.
+        vocabulary: fingerprint of its tokenizer; None: not known.
+    """
 
     source: str
     wait: float | None
+    continues: bool = False
+    vocabulary: str | None = None
 
 
 class SessionPlan(Struct, frozen=True, kw_only=True):
     """Everything a session is told at its beginning; with the events it reproduces the session.
 
     Args:
-        starts: the legs; those without a wait stand in for failed ones, in this order.
-        pace: tokens per second at the reader, None: deliver at once.
-        explore: let a losing leg run to its first token, to learn how long that takes.
-        reader_rate: tokens per second of the virtual reader that quality is measured with; None: the pace, or the reading speed.
-        missing: endpoints that could take no part, with their errors; told to the reader when those that could fail too.
+        starts: the legs; those without a wait stand in for failed ones, in this order. pace: tokens per second at the reader, None:
+        deliver at once. explore: let a losing leg run to its first token, to learn how long that takes. reader_rate: tokens per second of
+        the virtual reader that quality is measured with; None: the pace, or the reading speed. on_failure: what becomes of an answer
+        whose endpoint fails in the middle: another leg that can goes on with it, or the error is raised. max_tokens: limit of the
+        answer's length; a leg that takes over gets what is left of it. missing: endpoints that could take no part, with their errors;
+        told to the reader when those that could fail too.
     """
 
     starts: tuple[Start, ...]
     pace: float | None = None
     explore: bool = False
     reader_rate: float | None = None
+    on_failure: Literal["migrate", "raise"] = "raise"
+    max_tokens: int | None = None
     missing: tuple[tuple[str, EndpointError], ...] = ()
+
+
+class HandOver(Struct, frozen=True, kw_only=True):
+    """An answer went from one endpoint to another.
+
+    Args:
+        source: who had made it so far.
+        target: who goes on.
+        position: tokens made before it.
+        at: seconds after the request.
+        reason: why.
+    """
+
+    source: str
+    target: str
+    position: int
+    at: float
+    reason: str
 
 
 class LegState(Enum):
@@ -68,20 +100,24 @@ class LegState(Enum):
 
 
 _LIVE = (LegState.OPEN, LegState.WON, LegState.LOST)
+_OUT = (LegState.FAILED, LegState.ENDED, LegState.WON)
 
 
 class Leg:
     """One endpoint's part: times in seconds since the request began, tokens as far as they are known."""
 
-    def __init__(self, source: str, wait: float | None) -> None:
-        self.source = source
-        self.wait = wait
+    def __init__(self, start: Start) -> None:
+        self.source = start.source
+        self.wait = start.wait
+        self.continues = start.continues
+        self.vocabulary = start.vocabulary
         self.state = LegState.WAITING
         self.opened: float | None = None
         self.first_token: float | None = None
         self.stopped: float | None = None
         self.tokens = 0
         self.has_won = False
+        self.has_taken_over = False
         self.is_stopping = False  # its cancel was commanded
         self.finish_reason: str | None = None
         self.usage: CompletionUsage | None = None
@@ -110,17 +146,20 @@ class SessionMachine:
         if not plan.starts:
             raise AssertionError("a session needs a leg")
         self.plan = plan
-        self.legs = {start.source: Leg(start.source, start.wait) for start in plan.starts}
+        self.legs = {start.source: Leg(start) for start in plan.starts}
         self.meter = Meter(plan.reader_rate or plan.pace or 4.8)
         self.winner: str | None = None
         self.began = 0.0
         self.finished: float | None = None
         self.error: StreamcoError | None = None
         self.finish_reason: str | None = None
+        self.hand_overs: list[HandOver] = []
         self.dropped = 0  # tokens that were held for the reader's pace when the reader left
         self._winning: Leg | None = None
         self._pacer = Pacer(plan.pace) if plan.pace else None
         self._commands: list[Command] = []
+        self._transcript = Transcript() if plan.on_failure == "migrate" and len(plan.starts) > 1 else None
+        self._heir: Leg | None = None  # goes on as soon as its earlier work is cancelled
         self._is_complete = False  # the winner ended; what is buffered is still to be delivered
 
     # The machine protocol
@@ -145,6 +184,24 @@ class SessionMachine:
                 self._receive_cancelled(event, now)
             case ReaderLeft():
                 self._receive_reader_left(now)
+
+    def pass_on(self, event: TokensReceived, *, now: float) -> bool:
+        """The short way for most tokens: counts the event and says that its chunks go to the reader as they are, now.
+
+        True where ``receive`` would have commanded just that and asked for no deadline; False: nothing was done, use ``receive``.
+        """
+        leg = self._winning
+        if leg is None or leg.source != event.source or leg.state is not LegState.WON or leg.first_token is None:
+            return False
+        if self._pacer is not None or self.finished is not None:
+            return False
+        tokens = event.tokens
+        leg.tokens += tokens
+        if self._transcript is not None:
+            self._transcript.add(event.chunks, tokens, leg.vocabulary)
+        if tokens:
+            self.meter.record(tokens, now=now)
+        return True
 
     def take_commands(self) -> list[Command]:
         """What to do, in order."""
@@ -179,7 +236,9 @@ class SessionMachine:
     def is_direct(self) -> bool:
         """Whether all that can happen now is that the winner goes on: nothing is timed and nobody else works."""
         winning = self._winning
-        return self._pacer is None and winning is not None and not any(leg.is_live for leg in self.legs.values() if leg is not winning)
+        if self._pacer is not None or winning is None or winning.state is not LegState.WON:
+            return False
+        return not any(leg.is_live for leg in self.legs.values() if leg is not winning)
 
     @property
     def is_over(self) -> bool:
@@ -193,6 +252,8 @@ class SessionMachine:
         if leg is not None and event.source == leg.source:
             leg.tokens += event.tokens
             if leg.state is LegState.WON and self.finished is None:
+                if leg.first_token is None and event.tokens:
+                    leg.first_token = now - self.began
                 self._deliver(event.source, event.chunks, event.tokens, now)
             return
         leg = self.legs[event.source]
@@ -220,6 +281,8 @@ class SessionMachine:
         self._deliver(leg.source, held, tokens, now)
 
     def _deliver(self, source: str, chunks: list[ChatCompletionChunk], tokens: int, now: float) -> None:
+        if self._transcript is not None:
+            self._transcript.add(chunks, tokens, self.legs[source].vocabulary)
         if self._pacer is None:
             if tokens:
                 self.meter.record(tokens, now=now)
@@ -261,6 +324,10 @@ class SessionMachine:
     def _complete(self, leg: Leg, now: float) -> None:
         self.finish_reason = leg.finish_reason
         self._is_complete = True
+        self._release_rest(now)
+
+    def _release_rest(self, now: float) -> None:
+        """Nothing more is made: the reader is finished when what is held has been released."""
         if self._pacer is None or self._pacer.next_due() is None:
             self._finish(now)
 
@@ -275,7 +342,9 @@ class SessionMachine:
             return
         was, leg.state, leg.stopped, leg.error = leg.state, LegState.FAILED, now - self.began, event.error
         if was is LegState.WON:
-            self._fail(event.error, now)
+            self._fail_over(leg, event.error, now)
+        elif leg is self._heir:
+            self._take_over(leg, now)
         elif was is LegState.OPEN:
             self._start_next(now)
             self._settle_without_winner(now)
@@ -292,6 +361,8 @@ class SessionMachine:
         leg = self.legs[event.source]
         if leg.is_live:
             leg.state, leg.stopped = LegState.CANCELLED, now - self.began
+        if leg is self._heir:
+            self._take_over(leg, now)
 
     def _receive_reader_left(self, now: float) -> None:
         if self.finished is None:
@@ -310,6 +381,56 @@ class SessionMachine:
         if not leg.is_stopping:
             leg.is_stopping = True
             self._commands.append(CancelStream(leg.source, reason))
+
+    # Hand-over
+
+    def _fail_over(self, failed: Leg, error: EndpointError, now: float) -> None:
+        """The leg that was writing is out: let another go on from the last good token, or tell the reader."""
+        heir = self._find_heir()
+        if heir is None or self.finished is not None:
+            self._fail(self._combine_mid_errors(error), now)
+            return
+        assert self._transcript is not None, "heirs are looked for where answers may be handed over"
+        self.hand_overs.append(
+            HandOver(
+                source=failed.source, target=heir.source, position=self._transcript.tokens, at=now - self.began, reason=type(error).__name__
+            )
+        )
+        self._winning = heir
+        if heir.is_live:
+            self._heir = heir
+            self._stop(heir, "takes over")
+        else:
+            self._take_over(heir, now)
+
+    def _find_heir(self) -> Leg | None:
+        """Who can go on: the racing legs first, then the stand-ins, in their order; nobody twice."""
+        if self._transcript is None or self._transcript.has_calls:
+            return None
+        able = [leg for leg in self.legs.values() if leg.continues and not leg.has_taken_over and leg.state not in _OUT]
+        return min(able, key=lambda leg: leg.wait is None, default=None)
+
+    def _take_over(self, leg: Leg, now: float) -> None:
+        assert self._transcript is not None, "only handed-over answers have heirs"
+        self._heir = None
+        if self.finished is not None:
+            return
+        partial = self._transcript.partial()
+        limit = self.plan.max_tokens
+        if limit is not None and partial.tokens >= limit:
+            self.finish_reason, self._is_complete = "length", True
+            self._release_rest(now)
+            return
+        leg.state, leg.has_taken_over, leg.is_stopping, leg.error = LegState.WON, True, False, None
+        leg.opened, leg.first_token, leg.stopped = now - self.began, None, None
+        self._commands.append(ContinueStream(leg.source, partial))
+
+    def _combine_mid_errors(self, last: EndpointError) -> StreamcoError:
+        """One endpoint's own error, or all of them where several have tried."""
+        if not self.hand_overs:
+            return last
+        errors = {leg.source: leg.error for leg in self.legs.values() if leg.error is not None}
+        return AllEndpointsFailed(errors, partial=self._transcript.text if self._transcript else "")
 
     # Starts
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct, field
 
+from streamco.commands import Partial
 from streamco.config import SamplingOptions
 from streamco.events import StreamEnded, TokensReceived
 
@@ -47,6 +48,8 @@ class Request(Struct, frozen=True, kw_only=True):
         model: the remote model's name; None: the endpoint's own. A device ignores it.
         extra: further fields of the OpenAI request body, passed on as they are (``tools``, ``response_format``, ``n`` ...).
         headers: further HTTP headers.
+        partial: the answer's beginning, made by somebody else: go on behind it, repeat none of it. Only for endpoints whose
+            ``Capabilities.continuation`` is not "none".
     """
 
     messages: Sequence[Message] | None = None
@@ -56,6 +59,7 @@ class Request(Struct, frozen=True, kw_only=True):
     sampling: SamplingOptions = SamplingOptions()
     extra: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
+    partial: Partial | None = None
 
 
 class EndpointStream(Protocol):
@@ -114,7 +118,10 @@ class Endpoint(Protocol):
         ...
 
     def count_tokens(self, request: Request) -> int | None:
-        """Prompt length in this endpoint's tokens, template included; None when it can't tell without asking the network."""
+        """Prompt length in this endpoint's tokens, template included; None when it can't tell without asking the network.
+
+        Called from a worker thread for long prompts.
+        """
         ...
 
     async def aclose(self) -> None:

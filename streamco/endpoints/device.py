@@ -12,7 +12,10 @@ from itertools import count
 from pathlib import Path
 from time import time
 
+from msgspec.structs import replace
+
 from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, PromptTokensDetails
+from streamco.commands import Partial
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
 from streamco.engines.base import Engine, EngineOptions, Generation, GenerationEnd, GenerationRequest, GenerationTimings, TextPiece
 from streamco.errors import ConfigError, EndpointError, EngineError, StreamClosed, StreamConsumed, UsageError
@@ -331,6 +334,8 @@ def prompt_ids(engine: Engine, request: Request) -> list[int]:
         EngineError: the model has no chat template, or it refused these messages.
         UsageError: not exactly one of messages, prompt and prompt_ids.
     """
+    if request.partial is not None:
+        return _partial_ids(engine, request, request.partial)
     given = [each for each in (request.messages, request.prompt, request.prompt_ids) if each is not None]
     if len(given) != 1:
         raise UsageError(f"request: expected exactly one of messages, prompt and prompt_ids, got {len(given)}")
@@ -342,6 +347,20 @@ def prompt_ids(engine: Engine, request: Request) -> list[int]:
         raise AssertionError("one of the three is given")
     text = engine.apply_template(request.messages)
     return engine.tokenize(text, special=True, bos=True)
+
+
+def _partial_ids(engine: Engine, request: Request, partial: Partial) -> list[int]:
+    """The prompt with the answer's beginning behind it: ids where they are this vocabulary's, else the text, tokenised together.
+
+    The template's last characters and the answer's first may belong to one token, so text is joined before it is tokenised.
+    """
+    if partial.ids is not None and partial.vocabulary == engine.info.vocabulary:
+        return [*prompt_ids(engine, replace(request, partial=None)), *partial.ids]
+    if request.prompt_ids is not None:
+        return [*request.prompt_ids, *engine.tokenize(partial.text)]
+    if request.prompt is not None:
+        return engine.tokenize(request.prompt + partial.text, bos=True)
+    return engine.tokenize(engine.apply_template(request.messages or ()) + partial.text, special=True, bos=True)
 
 
 def _is_short(request: Request) -> bool:

@@ -16,6 +16,7 @@ import msgspec
 from streamco.config import Limits, RetryPolicy, Timeouts
 from streamco.endpoints.address import Address, find_address
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
+from streamco.endpoints.continuation import continue_request
 from streamco.endpoints.http import HttpClient
 from streamco.endpoints.openai_stream import Call, OpenAIStream
 from streamco.endpoints.prices import find_prices
@@ -203,6 +204,9 @@ class OpenAIEndpoint:
             self._capabilities = msgspec.structs.replace(self._capabilities, context_tokens=info.context_tokens)
 
     def _prepare(self, request: Request) -> Call:
+        if request.partial is not None:
+            rest = msgspec.structs.replace(request, partial=None)
+            request = continue_request(rest, request.partial.text, self._capabilities.continuation)
         model = request.model or self.model
         api, path, body = self._build_body(request, model)
         last = request.messages[-1] if request.messages else {}

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import simpy
 
-from streamco.commands import CancelStream, Command, DeliverTokens, FailDelivery, FinishDelivery, OpenStream
+from streamco.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream
 from streamco.core.machine import Machine
 from streamco.events import Event, StreamCancelled
 
@@ -118,7 +118,7 @@ class SimulatedSession:
             self._log.append((self._env.now, event, commands))
         for command in commands:
             match command:
-                case OpenStream(source):
+                case OpenStream(source) | ContinueStream(source):
                     self._streams[source] = self._sources[source].open(self._env, self.receive)
                 case CancelStream(source):
                     self._streams[source].cancel(lambda source=source: self.receive(StreamCancelled(source)))  # type: ignore[misc]

@@ -32,10 +32,11 @@ class ScriptedStream:
         self.is_cancelled = False
         self.is_released = False
         self._endpoint = endpoint
-        self._position = 0
+        self._position = request.partial.tokens if request.partial is not None else 0
         self._text = ""
         loop = asyncio.get_running_loop()
-        self._began = loop.time()
+        skipped = endpoint.script[self._position - 1][0] if self._position else 0.0
+        self._began = loop.time() - skipped
         self._stop = loop.create_future()
 
     async def receive(self) -> TokensReceived | StreamEnded:
@@ -88,7 +89,7 @@ def _copy(error: EndpointError, partial: str) -> EndpointError:
 
 
 class ScriptedEndpoint:
-    """Answers every request with the same script.
+    """Answers every request with the same script; one that goes on with an answer of n tokens gets the script from its item n on.
 
     Args:
         name: what reports call it.

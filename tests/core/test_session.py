@@ -10,7 +10,7 @@ from streamco.chunks import ChatCompletionChunk, CompletionUsage
 from streamco.commands import CancelStream, Command, DeliverTokens, FailDelivery, FinishDelivery, OpenStream
 from streamco.core.session import LegState, SessionMachine, SessionPlan, Start
 from streamco.errors import AllEndpointsFailed, EndpointConnectError, EndpointProtocolError, EndpointStatusError
-from streamco.events import ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
+from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
 from streamco.testing.endpoint import text_chunk
 
 
@@ -310,3 +310,35 @@ def test_whatever_happens_the_reader_gets_one_endpoints_text_in_order_and_one_en
     assert log.index(ends[0]) == max(i for i, c in enumerate(log) if not isinstance(c, CancelStream)), f"seed {seed}: news after the end"
     if machine.winner is not None:
         assert text_of(log) == said[machine.winner], f"seed {seed}"
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_the_short_way_does_what_receive_would_have_commanded(seed: int) -> None:
+    rng = random.Random(seed)
+    machines = [make(("server", 0.0), ("device", 0.0), pace=rng.choice([None, None, 5.0])) for _ in range(2)]
+    machines[1] = SessionMachine(machines[0].plan)
+    for machine in machines:
+        machine.start(now=0.0)
+    delivered: list[str] = ["", ""]
+    for step in range(40):
+        now = step * 0.1
+        roll = rng.random()
+        if roll < 0.8:
+            event = tokens(rng.choice(["server", "server", "device"]), rng.choice(["a", "b", ""]))
+            machines[0].receive(event, now=now)
+            if machines[1].pass_on(event, now=now):
+                delivered[1] += "".join(chunk.choices[0].delta.content or "" for chunk in event.chunks)
+            else:
+                machines[1].receive(event, now=now)
+        else:
+            ending: Event = StreamEnded("server", "stop") if rng.random() < 0.3 else StreamCancelled("device")
+            for machine in machines:
+                machine.receive(ending, now=now)
+        for index, machine in enumerate(machines):
+            delivered[index] += text_of(machine.take_commands())
+        assert delivered[0] == delivered[1], f"seed {seed}"
+        assert machines[0].next_deadline() == machines[1].next_deadline()
+        assert machines[0].meter.quality() == machines[1].meter.quality()
+        assert {name: (leg.state, leg.tokens) for name, leg in machines[0].legs.items()} == {
+            name: (leg.state, leg.tokens) for name, leg in machines[1].legs.items()
+        }

@@ -1,0 +1,186 @@
+"""An answer whose endpoint fails in the middle goes on at another: the session machine, called directly with now=."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from streamco.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream, Partial
+from streamco.core.session import LegState, SessionMachine, SessionPlan, Start
+from streamco.errors import AllEndpointsFailed, EndpointConnectError, EndpointTimeoutError
+from streamco.events import ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
+from streamco.testing import text_chunk
+
+CUT = EndpointConnectError("cut", endpoint="server", partial="ab")
+
+
+def make(*starts: Start, pace: float | None = None, max_tokens: int | None = None) -> SessionMachine:
+    starts = starts or (Start("server", 0.0, continues=True, vocabulary="v"), Start("device", None, continues=True, vocabulary="v"))
+    return SessionMachine(SessionPlan(starts=starts, pace=pace, on_failure="migrate", max_tokens=max_tokens))
+
+
+def tokens(source: str, *pieces: str, first: int = 0) -> TokensReceived:
+    return TokensReceived(source, [text_chunk(text, ids=[first + index]) for index, text in enumerate(pieces)], len(pieces))
+
+
+def text_of(commands: list[Command]) -> str:
+    chunks = [chunk for command in commands if isinstance(command, DeliverTokens) for chunk in command.chunks]
+    return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+
+
+def begun(machine: SessionMachine) -> SessionMachine:
+    machine.start(now=0.0)
+    machine.receive(tokens("server", "a", "b"), now=0.1)
+    return machine
+
+
+def test_the_other_endpoint_goes_on_from_the_last_good_token() -> None:
+    machine = begun(make())
+    machine.take_commands()
+    machine.receive(StreamFailed("server", CUT), now=0.2)
+    assert machine.take_commands() == [ContinueStream("device", Partial(text="ab", ids=(0, 1), vocabulary="v", tokens=2))]
+    machine.receive(tokens("device", "c"), now=0.5)
+    machine.receive(StreamEnded("device", "stop"), now=0.6)
+    commands = machine.take_commands()
+    assert text_of(commands) == "c"
+    assert commands[-1] == FinishDelivery()
+    (hand_over,) = machine.hand_overs
+    assert (hand_over.source, hand_over.target, hand_over.position, hand_over.reason) == ("server", "device", 2, "EndpointConnectError")
+    assert machine.is_over
+
+
+def test_nobody_is_asked_who_cannot_continue() -> None:
+    machine = begun(make(Start("server", 0.0, continues=True), Start("device", None, continues=False)))
+    machine.take_commands()
+    machine.receive(StreamFailed("server", CUT), now=0.2)
+    assert machine.take_commands() == [FailDelivery(CUT)]
+
+
+def test_without_migration_the_error_is_raised() -> None:
+    plan = SessionPlan(starts=(Start("server", 0.0, continues=True), Start("device", None, continues=True)), on_failure="raise")
+    machine = begun(SessionMachine(plan))
+    machine.take_commands()
+    machine.receive(StreamFailed("server", CUT), now=0.2)
+    assert machine.take_commands() == [FailDelivery(CUT)]
+
+
+def test_a_loser_that_is_being_cancelled_goes_on_once_it_is_free() -> None:
+    machine = make(Start("server", 0.0, continues=True), Start("device", 0.0, continues=True))
+    begun(machine)
+    assert CancelStream("device", "lost") in machine.take_commands()
+    machine.receive(StreamFailed("server", CUT), now=0.2)
+    assert machine.take_commands() == []
+    machine.receive(StreamCancelled("device"), now=0.3)
+    assert machine.take_commands() == [ContinueStream("device", Partial(text="ab", tokens=2))]
+
+
+def test_an_exploring_loser_is_cancelled_first() -> None:
+    plan = SessionPlan(
+        starts=(Start("server", 0.0, continues=True), Start("device", 0.0, continues=True)), explore=True, on_failure="migrate"
+    )
+    machine = begun(SessionMachine(plan))
+    machine.take_commands()
+    machine.receive(StreamFailed("server", CUT), now=0.2)
+    assert machine.take_commands() == [CancelStream("device", "takes over")]
+    machine.receive(tokens("device", "late"), now=0.25)
+    assert text_of(machine.take_commands()) == ""
+    machine.receive(StreamCancelled("device"), now=0.3)
+    assert machine.take_commands() == [ContinueStream("device", Partial(text="ab", tokens=2))]
+
+
+def test_when_the_heir_fails_too_the_next_one_goes_on_and_at_last_one_error_holds_all() -> None:
+    machine = begun(make(*(Start(name, wait, continues=True) for name, wait in (("server", 0.0), ("device", None), ("spare", None)))))
+    machine.take_commands()
+    machine.receive(StreamFailed("server", CUT), now=0.2)
+    machine.receive(tokens("device", "c"), now=0.3)
+    machine.take_commands()
+    stalled = EndpointTimeoutError("stalled", phase="next_token", limit=1.0, endpoint="device")
+    machine.receive(StreamFailed("device", stalled), now=0.4)
+    assert machine.take_commands() == [ContinueStream("spare", Partial(text="abc", tokens=3))]
+    refused = EndpointConnectError("refused", endpoint="spare")
+    machine.receive(StreamFailed("spare", refused), now=0.5)
+    (failed,) = machine.take_commands()
+    assert isinstance(failed, FailDelivery)
+    assert isinstance(failed.error, AllEndpointsFailed)
+    assert failed.error.errors == {"server": CUT, "device": stalled, "spare": refused}
+    assert failed.error.partial == "abc"
+
+
+def test_what_is_held_for_the_pace_is_handed_over_and_still_delivered_in_order() -> None:
+    machine = begun(make(pace=1.0))
+    machine.receive(StreamFailed("server", CUT), now=0.2)
+    commands: list[Command] = machine.take_commands()
+    assert commands[-1] == ContinueStream("device", Partial(text="ab", ids=(0, 1), vocabulary="v", tokens=2))
+    machine.receive(tokens("device", "c"), now=0.9)
+    machine.receive(StreamEnded("device", "stop"), now=0.9)
+    while (deadline := machine.next_deadline()) is not None:
+        machine.handle_deadline(now=deadline)
+    commands += machine.take_commands()
+    assert text_of(commands) == "abc"
+    assert isinstance(commands.pop(), FinishDelivery)
+
+
+def test_an_answer_at_its_limit_is_finished_not_handed_over() -> None:
+    machine = begun(make(max_tokens=2))
+    machine.take_commands()
+    machine.receive(StreamFailed("server", CUT), now=0.2)
+    assert machine.take_commands() == [FinishDelivery()]
+    assert machine.finish_reason == "length"
+
+
+def test_a_reader_that_leaves_while_the_heir_is_being_cancelled_ends_everything() -> None:
+    machine = begun(make(Start("server", 0.0, continues=True), Start("device", 0.0, continues=True)))
+    machine.receive(StreamFailed("server", CUT), now=0.2)
+    machine.take_commands()
+    machine.receive(ReaderLeft(), now=0.25)
+    machine.receive(StreamCancelled("device"), now=0.3)
+    assert machine.take_commands() == []
+    assert machine.is_over
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_hand_overs_at_random_points_lose_and_repeat_nothing(seed: int) -> None:
+    """Every endpoint would write the same words; each is cut at a random point; whoever goes on begins where the last one stopped."""
+    rng = random.Random(seed)
+    words = [f"w{index} " for index in range(rng.randrange(3, 40))]
+    names = [f"e{index}" for index in range(rng.randrange(2, 6))]
+    starts = [Start(name, 0.0 if not index else None, continues=True, vocabulary="v") for index, name in enumerate(names)]
+    machine = make(*starts, pace=rng.choice([None, 3.0]))
+    now = 0.0
+    log: list[Command] = []
+    at: dict[str, int] = {}
+    failed = 0
+    machine.start(now=now)
+    while not machine.is_over:
+        for command in machine.take_commands():
+            log.append(command)
+            if isinstance(command, OpenStream):
+                at[command.source] = 0
+            elif isinstance(command, ContinueStream):
+                assert command.partial.text == "".join(words[: command.partial.tokens]), f"seed {seed}"
+                assert command.partial.ids == tuple(range(command.partial.tokens)), f"seed {seed}"
+                at[command.source] = command.partial.tokens
+        live = [name for name, leg in machine.legs.items() if leg.state in {LegState.OPEN, LegState.WON}]
+        deadline = machine.next_deadline()
+        if not live or (deadline is not None and rng.random() < 0.3):
+            if deadline is None:
+                break
+            now = max(now, deadline)
+            machine.handle_deadline(now=now)
+            continue
+        (name,) = live
+        now += rng.random()
+        if at[name] == len(words):
+            machine.receive(StreamEnded(name, "stop"), now=now)
+        elif at[name] and failed < len(names) - 1 and rng.random() < 0.2:
+            failed += 1
+            machine.receive(StreamFailed(name, EndpointConnectError("cut", endpoint=name)), now=now)
+        else:
+            size = rng.randrange(1, 4)
+            piece = words[at[name] : at[name] + size]
+            machine.receive(tokens(name, *piece, first=at[name]), now=now)
+            at[name] += len(piece)
+    log += machine.take_commands()
+    assert text_of(log) == "".join(words), f"seed {seed}"
+    assert [command for command in log if isinstance(command, FinishDelivery | FailDelivery)] == [FinishDelivery()], f"seed {seed}"

@@ -1,0 +1,69 @@
+"""What is handed over when an answer changes hands."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice, FunctionDelta, ToolCallDelta
+from streamco.commands import Partial
+from streamco.core.transcript import Transcript
+from streamco.testing import text_chunk
+
+
+def test_nothing_yet_is_an_empty_partial() -> None:
+    assert Transcript().partial() == Partial(text="", ids=None, vocabulary=None, tokens=0)
+
+
+def test_ids_of_one_vocabulary_are_handed_over_with_the_text() -> None:
+    transcript = Transcript()
+    transcript.add([text_chunk("He", ids=[7]), text_chunk("é", ids=[8, 9])], 3, "v")
+    transcript.add([text_chunk("", ids=[10])], 1, "v")
+    assert transcript.partial() == Partial(text="Heé", ids=(7, 8, 9, 10), vocabulary="v", tokens=4)
+
+
+def test_one_piece_without_ids_makes_it_text() -> None:
+    transcript = Transcript()
+    transcript.add([text_chunk("a", ids=[1]), text_chunk("b")], 2, "v")
+    assert transcript.partial() == Partial(text="ab", tokens=2)
+
+
+def test_two_vocabularies_make_it_text() -> None:
+    transcript = Transcript()
+    transcript.add([text_chunk("a", ids=[1])], 1, "v")
+    transcript.add([text_chunk("b", ids=[1])], 1, "w")
+    assert transcript.partial() == Partial(text="ab", tokens=2)
+
+
+def test_ids_of_an_unknown_vocabulary_are_of_no_use() -> None:
+    transcript = Transcript()
+    transcript.add([text_chunk("a", ids=[1])], 1, None)
+    assert transcript.partial() == Partial(text="a", tokens=1)
+
+
+def test_thinking_is_no_part_of_the_answer() -> None:
+    transcript = Transcript()
+    thought = ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(reasoning_content="hmm"))])
+    transcript.add([thought, text_chunk("a", ids=[1])], 2, "v")
+    assert transcript.partial() == Partial(text="a", ids=(1,), vocabulary="v", tokens=2)
+
+
+def test_a_tool_call_that_has_begun_is_noticed() -> None:
+    transcript = Transcript()
+    transcript.add([text_chunk("a")], 1, "v")
+    assert transcript.has_calls is False
+    call = ChoiceDelta(tool_calls=[ToolCallDelta(index=0, function=FunctionDelta(name="f"))])
+    transcript.add([ChatCompletionChunk(choices=[ChunkChoice(delta=call)])], 1, "v")
+    assert transcript.has_calls is True
+
+
+@given(st.lists(st.tuples(st.text(max_size=4), st.lists(st.integers(0, 9), min_size=1, max_size=3)), max_size=20), st.integers(1, 5))
+def test_whatever_the_batches_text_and_ids_come_out_in_order(pieces: list[tuple[str, list[int]]], size: int) -> None:
+    transcript = Transcript()
+    for start in range(0, len(pieces), size):
+        batch = pieces[start : start + size]
+        transcript.add([text_chunk(text, ids=ids) for text, ids in batch], len(batch), "v")
+    partial = transcript.partial()
+    assert partial.text == transcript.text == "".join(text for text, _ in pieces)
+    assert (partial.ids or ()) == tuple(token for _, ids in pieces for token in ids)
+    assert partial.tokens == len(pieces)
