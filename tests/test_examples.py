@@ -20,6 +20,7 @@ PRINTS = {
         r"^127\.0\.0\.1:9/gpt-4o-mini: failed .*expected a connection to 127\.0\.0\.1:9",
         r"^EndpointConnectError: .*; text so far: ''$",
     ],
+    "failover": [r"^The connection is cut here\.$", r"^second took over from first behind token \d+: EndpointProtocolError$"],
     "many": [r"^What is rain\? \w", r"^What is snow\? \w", r"^What is wind\? \w"],
     "paced": [r"^median gap 0\.\d{3} s, \d+ tokens late, score [01]\.\d\d$"],
     "quickstart": [r"^device won, first token after \d+\.\d\d s, \d+ tokens$"],

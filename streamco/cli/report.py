@@ -47,7 +47,9 @@ def _share(share: float | None) -> str:
 
 def summary(report: Report, *, ending: str = "") -> str:
     """The answer in one line. ``ending``: stopped | failed, "" when it is whole."""
-    parts = [f"{report.winner or 'nobody'} answered", f"first token {format_seconds(report.ttft)}"]
+    parts = [f"{report.winner or 'nobody'} answered"]
+    parts += [f"{change.target} took over behind token {change.position}" for change in report.hand_overs]
+    parts.append(f"first token {format_seconds(report.ttft)}")
     if report.tokens_per_second is not None:
         parts.append(f"{report.tokens_per_second:.1f} tokens/s")
     parts += [
@@ -68,6 +70,7 @@ def _answer_section(report: Report) -> Section:
     quality = report.quality
     rows = [
         ("answered by", report.winner or "nobody"),
+        *(("then", f"{change.target}, behind token {change.position} ({change.reason})") for change in report.hand_overs),
         ("first token after", format_seconds(report.ttft)),
         ("whole answer after", format_seconds(report.duration)),
         ("tokens", f"{report.tokens} ({report.tokens_per_second:.1f}/s)" if report.tokens_per_second else str(report.tokens)),

@@ -18,7 +18,7 @@ from streamco.client.shared import DeviceSetting, ServerSetting, SharedEndpoints
 from streamco.client.stream import ChatStream, TokenStream, Work
 from streamco.config import Limits, Pace, parse_pace
 from streamco.core.report import Report
-from streamco.core.session import SessionMachine, SessionPlan
+from streamco.core.session import OnFailure, SessionMachine, SessionPlan
 from streamco.endpoints.base import Message, Request
 from streamco.errors import ConfigError
 from streamco.policies.eligibility import RequestFacts
@@ -40,6 +40,8 @@ class Client:
         policy: "auto", or a dispatch policy's name (docs/dispatch.md).
         pace: tokens per second at the reader, "reading" (4.8), "listening" (3.5), or None: as fast as they come.
         profile: what an earlier client learned (``Client.profile()``), or the file it was written to; None: learn from nothing.
+        on_failure: what becomes of an answer whose endpoint dies in the middle. "migrate": another one that can goes on from the last good
+            token; "raise": the error, with the text so far. None: "migrate", but "raise" for requests with tools or a JSON schema.
         dispatch: everything else that steers dispatch.
         limits: bounds on what may be buffered.
         seed: makes the policies' dice reproducible.
@@ -57,12 +59,14 @@ class Client:
         policy: str = "auto",
         pace: Pace = None,
         profile: bytes | Path | None = None,
+        on_failure: OnFailure | None = None,
         dispatch: DispatchOptions | None = None,
         limits: Limits | None = None,
         seed: int | None = None,
     ) -> None:
-        _check_options(dispatch, limits)
+        _check_options(dispatch, limits, on_failure)
         self._shared = SharedEndpoints(device, server)
+        self._on_failure = on_failure
         self._dispatch = dispatch or DispatchOptions()
         prior = None if profile is None else _read_profile(profile)
         self._dispatcher = Dispatcher(self._dispatch, budget=budget, policy=policy, profile=prior, seed=seed)
@@ -104,11 +108,12 @@ class Client:
         budget: float | None = None,
         policy: str | None = None,
         pace: Pace | Unset = UNSET,
+        on_failure: OnFailure | Unset | None = UNSET,
         dispatch: DispatchOptions | None = None,
         limits: Limits | None = None,
     ) -> Client:
         """A client with other settings over the same endpoints; what is learned and spent is shared unless budget or policy differ."""
-        _check_options(dispatch, limits)
+        _check_options(dispatch, limits, None if isinstance(on_failure, Unset) else on_failure)
         other = object.__new__(type(self))
         other._shared = self._shared
         other._owner = self._owner or self
@@ -116,6 +121,7 @@ class Client:
         is_same = budget is None and policy is None and dispatch is None
         other._dispatcher = self._dispatcher if is_same else self._dispatcher.copy(other._dispatch, budget=budget, policy=policy)
         other._pace = self._pace if isinstance(pace, Unset) else parse_pace(pace)
+        other._on_failure = self._on_failure if isinstance(on_failure, Unset) else on_failure
         other._limits = limits or self._limits
         other.chat = Chat(other)
         return other
@@ -179,6 +185,8 @@ class Client:
             pace=rate,
             explore=dispatched.explore,
             reader_rate=rate or self._dispatch.reader_rate,
+            on_failure=_failure_rule(self._on_failure, dispatched.facts),
+            max_tokens=request.sampling.max_tokens,
             missing=tuple(self._shared.unavailable.items()),
         )
 
@@ -192,7 +200,18 @@ class Client:
         return driver
 
 
-def _check_options(dispatch: object, limits: object) -> None:
+def _failure_rule(setting: OnFailure | None, facts: RequestFacts) -> OnFailure:
+    """Several choices can't be handed over; half a tool call or half a JSON text had better not be, unless it is asked for."""
+    if facts.choices > 1:
+        return "raise"
+    if setting is not None:
+        return setting
+    return "raise" if facts.has_tools or facts.has_json_schema else "migrate"
+
+
+def _check_options(dispatch: object, limits: object, on_failure: object) -> None:
+    if on_failure not in {None, "migrate", "raise"}:
+        raise ConfigError(f'on_failure: expected "migrate", "raise" or None, got {on_failure!r}')
     for name, value, kind in (("dispatch", dispatch, DispatchOptions), ("limits", limits, Limits)):
         if value is not None and not isinstance(value, kind):
             raise ConfigError(f"{name}: expected {kind.__name__} or None, got {type(value).__name__}")

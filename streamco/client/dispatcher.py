@@ -59,6 +59,7 @@ class Dispatched:
     Attributes:
         starts: the session's legs.
         device: name of the device endpoint.
+        facts: what of the request decided who can serve it.
         prompt_tokens: as the device counts them where it can.
     """
 
@@ -69,7 +70,7 @@ class Dispatched:
         *,
         device: str | None,
         plan: Plan,
-        prompt_tokens: int,
+        facts: RequestFacts,
         steering: BudgetSteering,
         reservation: Reservation,
         is_exempt: bool,
@@ -79,7 +80,8 @@ class Dispatched:
         self.starts = starts
         self.device = device
         self.explore = decision.explore
-        self.prompt_tokens = prompt_tokens
+        self.facts = facts
+        self.prompt_tokens = facts.prompt_tokens
         self.steering = steering  # the account it is in; a client that learns what its sides cost may open another one
         self.reservation = reservation
         self.is_exempt = is_exempt
@@ -215,7 +217,7 @@ class Dispatcher:
             starts,
             device=device.name if device is not None else None,
             plan=plan,
-            prompt_tokens=length,
+            facts=facts,
             steering=self._steering,
             reservation=reservation,
             is_exempt=is_exempt,
@@ -239,10 +241,10 @@ class Dispatcher:
 
     def settle(self, dispatched: Dispatched, machine: SessionMachine) -> None:
         """A session is over: close its account and learn from its times."""
-        legs = [leg for leg in machine.legs.values() if leg.opened is not None]
+        legs = [leg for leg in (*machine.legs.values(), *machine.past_legs) if leg.opened is not None]
         sides = {leg.source: "device" if leg.source == dispatched.device else "server" for leg in legs}
         constrained = [leg for leg in legs if sides[leg.source] == dispatched.plan.constrained]
-        was_planned = any(leg.wait is not None for leg in constrained)
+        was_planned = any(leg.wait is not None and leg.takes_over_at is None for leg in constrained)
         is_outage = bool(constrained) and not was_planned
         if not dispatched.reservation.is_settled:
             dispatched.steering.settle(dispatched.reservation, started=bool(constrained), exempt=dispatched.is_exempt or is_outage)
@@ -251,7 +253,7 @@ class Dispatcher:
             self._learn(leg, sides[leg.source], dispatched)
 
     def _learn(self, leg: Leg, side: str, dispatched: Dispatched) -> None:
-        if leg.opened is None or leg.error is not None:
+        if leg.opened is None or leg.takes_over_at is not None or leg.error is not None:
             return
         if leg.ttft is not None:
             self._learner.observe(_device_sample(leg, leg.ttft, dispatched) if side == "device" else _server_sample(leg, leg.ttft))
@@ -274,10 +276,15 @@ def _server_sample(leg: Leg, ttft: float) -> ServerTTFT:
 def _starts(decision: Decision, eligibility: Eligibility, device: Endpoint | None, servers: Sequence[Endpoint]) -> tuple[Start, ...]:
     starts = []
     if servers:
-        starts.append(Start(servers[0].name, decision.server_wait))
+        starts.append(_start(servers[0], decision.server_wait))
     if device is not None and eligibility.device:
-        starts.append(Start(device.name, decision.device_wait))
-    return (*starts, *(Start(server.name, None) for server in servers[1:]))
+        starts.append(_start(device, decision.device_wait))
+    return (*starts, *(_start(server, None) for server in servers[1:]))
+
+
+def _start(endpoint: Endpoint, wait: float | None) -> Start:
+    can = endpoint.capabilities
+    return Start(endpoint.name, wait, continues=can.continuation != "none", vocabulary=can.vocabulary)
 
 
 def _side_facts(endpoint: Endpoint | None) -> SideFacts | None:

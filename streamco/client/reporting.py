@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
 __all__ = ["build_report", "describe_leg"]
 
+_READ: tuple[Outcome, ...] = ("won", "took over")  # whose tokens went to the reader
+
 
 def build_report(machine: SessionMachine, dispatched: Dispatched, endpoints: Mapping[str, Endpoint], *, now: float) -> Report:
     """The figures of an answer, finished or not."""
     meter = machine.meter
-    parts = [describe_leg(leg, endpoints[leg.source], dispatched) for leg in machine.legs.values()]
+    parts = [describe_leg(leg, endpoints[leg.source], dispatched) for leg in (*machine.past_legs, *machine.legs.values())]
     for name, error in machine.plan.missing:
         parts.append(EndpointReport(name=name, kind=endpoints[name].kind, outcome="failed", error=str(error)))
     span = (meter.last - meter.first) if meter.first is not None and meter.last is not None else 0.0
@@ -37,6 +39,7 @@ def build_report(machine: SessionMachine, dispatched: Dispatched, endpoints: Map
         cost_usd=_total([part.cost_usd for part in worked]),
         unified_cost_usd=_total([part.unified_cost_usd for part in worked]),
         energy_j=sum(joules) if joules else None,
+        hand_overs=list(machine.hand_overs),
         wasted_tokens=_wasted(machine, parts),
         is_final=machine.is_over,
     )
@@ -45,7 +48,7 @@ def build_report(machine: SessionMachine, dispatched: Dispatched, endpoints: Map
 def describe_leg(leg: Leg, endpoint: Endpoint, dispatched: Dispatched) -> EndpointReport:
     """One endpoint's part; usage it did not report is estimated from the prompt's length and the tokens that came."""
     usage = leg.usage
-    prompt = usage.prompt_tokens if usage else dispatched.prompt_tokens
+    prompt = usage.prompt_tokens if usage else dispatched.prompt_tokens + (leg.takes_over_at or 0)
     completion = usage.completion_tokens if usage else leg.tokens
     cached = (usage.prompt_tokens_details.cached_tokens or 0) if usage and usage.prompt_tokens_details else 0
     if leg.opened is None:
@@ -78,13 +81,15 @@ def _outcome(leg: Leg) -> Outcome:
         return "not started"
     if leg.has_won:
         return "won"
+    if leg.takes_over_at is not None and leg.tokens:
+        return "took over"
     return "failed" if leg.state is LegState.FAILED else "lost"
 
 
 def _wasted(machine: SessionMachine, parts: Sequence[EndpointReport]) -> int:
     """Tokens that nobody read: the losers', and of the winner's those that were held for a reader who left."""
-    lost = sum(part.completion_tokens for part in parts if part.name != machine.winner)
+    lost = sum(part.completion_tokens for part in parts if part.outcome not in _READ)
     if not machine.dropped:
         return lost
-    won = sum(part.completion_tokens for part in parts if part.name == machine.winner)
+    won = sum(part.completion_tokens for part in parts if part.outcome in _READ)
     return lost + round(won * machine.dropped / (machine.meter.tokens + machine.dropped))

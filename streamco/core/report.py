@@ -8,9 +8,9 @@ from msgspec import Struct, field
 
 from streamco.core.meter import Quality
 
-__all__ = ["DispatchReport", "EndpointReport", "Outcome", "Report"]
+__all__ = ["DispatchReport", "EndpointReport", "HandOver", "Outcome", "Report"]
 
-Outcome = Literal["won", "lost", "failed", "not started"]
+Outcome = Literal["won", "took over", "lost", "failed", "not started"]
 
 
 class DispatchReport(Struct, frozen=True, kw_only=True):
@@ -64,6 +64,24 @@ class EndpointReport(Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
+class HandOver(Struct, frozen=True, kw_only=True):
+    """An answer went from one endpoint to another.
+
+    Args:
+        source: who had made it so far.
+        target: who goes on.
+        position: tokens made before it.
+        at: seconds after the request.
+        reason: why.
+    """
+
+    source: str
+    target: str
+    position: int
+    at: float
+    reason: str
+
+
 class Report(Struct, frozen=True, kw_only=True):
     """One answer, in figures; times in seconds.
 
@@ -75,6 +93,7 @@ class Report(Struct, frozen=True, kw_only=True):
         tokens_per_second: delivery rate after the first token; None below two tokens.
         cost_usd: all endpoints together; None when one that worked has no known price.
         unified_cost_usd: money and energy together, likewise.
+        hand_overs: how often the answer changed endpoints, in order.
         wasted_tokens: completion tokens that nobody read.
     """
 
@@ -90,5 +109,6 @@ class Report(Struct, frozen=True, kw_only=True):
     cost_usd: float | None = None
     energy_j: float | None = None
     unified_cost_usd: float | None = None
+    hand_overs: list[HandOver] = field(default_factory=list)
     wasted_tokens: int = 0
     is_final: bool = False

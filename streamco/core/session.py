@@ -24,11 +24,14 @@ from streamco.chunks import ChatCompletionChunk, CompletionUsage
 from streamco.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream
 from streamco.core.meter import Meter
 from streamco.core.pacer import Pacer, weigh_chunk
+from streamco.core.report import HandOver
 from streamco.core.transcript import Transcript
 from streamco.errors import AllEndpointsFailed, EndpointError, EndpointProtocolError, StreamcoError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
 
-__all__ = ["HandOver", "Leg", "LegState", "SessionMachine", "SessionPlan", "Start"]
+__all__ = ["Leg", "LegState", "OnFailure", "SessionMachine", "SessionPlan", "Start"]
+
+OnFailure = Literal["migrate", "raise"]
 
 
 class Start(Struct, frozen=True):
@@ -63,27 +66,9 @@ class SessionPlan(Struct, frozen=True, kw_only=True):
     pace: float | None = None
     explore: bool = False
     reader_rate: float | None = None
-    on_failure: Literal["migrate", "raise"] = "raise"
+    on_failure: OnFailure = "raise"
     max_tokens: int | None = None
     missing: tuple[tuple[str, EndpointError], ...] = ()
-
-
-class HandOver(Struct, frozen=True, kw_only=True):
-    """An answer went from one endpoint to another.
-
-    Args:
-        source: who had made it so far.
-        target: who goes on.
-        position: tokens made before it.
-        at: seconds after the request.
-        reason: why.
-    """
-
-    source: str
-    target: str
-    position: int
-    at: float
-    reason: str
 
 
 class LegState(Enum):
@@ -117,12 +102,18 @@ class Leg:
         self.stopped: float | None = None
         self.tokens = 0
         self.has_won = False
-        self.has_taken_over = False
+        self.takes_over_at: int | None = None  # it goes on with an answer of so many tokens
         self.is_stopping = False  # its cancel was commanded
         self.finish_reason: str | None = None
         self.usage: CompletionUsage | None = None
         self.error: EndpointError | None = None
         self.held: list[ChatCompletionChunk] = []  # chunks without content from before the race was decided
+
+    def succeed(self, position: int, opened: float) -> Leg:
+        """The same endpoint's new part, as the one who goes on with the answer from ``position`` (tokens)."""
+        leg = Leg(Start(self.source, self.wait, self.continues, self.vocabulary))
+        leg.state, leg.takes_over_at, leg.opened = LegState.WON, position, opened
+        return leg
 
     @property
     def is_live(self) -> bool:
@@ -147,6 +138,7 @@ class SessionMachine:
             raise AssertionError("a session needs a leg")
         self.plan = plan
         self.legs = {start.source: Leg(start) for start in plan.starts}
+        self.past_legs: list[Leg] = []  # earlier parts of endpoints that have taken over since
         self.meter = Meter(plan.reader_rate or plan.pace or 4.8)
         self.winner: str | None = None
         self.began = 0.0
@@ -407,7 +399,7 @@ class SessionMachine:
         """Who can go on: the racing legs first, then the stand-ins, in their order; nobody twice."""
         if self._transcript is None or self._transcript.has_calls:
             return None
-        able = [leg for leg in self.legs.values() if leg.continues and not leg.has_taken_over and leg.state not in _OUT]
+        able = [leg for leg in self.legs.values() if leg.continues and leg.takes_over_at is None and leg.state not in _OUT]
         return min(able, key=lambda leg: leg.wait is None, default=None)
 
     def _take_over(self, leg: Leg, now: float) -> None:
@@ -421,9 +413,10 @@ class SessionMachine:
             self.finish_reason, self._is_complete = "length", True
             self._release_rest(now)
             return
-        leg.state, leg.has_taken_over, leg.is_stopping, leg.error = LegState.WON, True, False, None
-        leg.opened, leg.first_token, leg.stopped = now - self.began, None, None
-        self._commands.append(ContinueStream(leg.source, partial))
+        if leg.opened is not None:
+            self.past_legs.append(leg)
+        heir = self._winning = self.legs[leg.source] = leg.succeed(partial.tokens, now - self.began)
+        self._commands.append(ContinueStream(heir.source, partial))
 
     def _combine_mid_errors(self, last: EndpointError) -> StreamcoError:
         """One endpoint's own error, or all of them where several have tried."""

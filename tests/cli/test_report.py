@@ -4,7 +4,7 @@ import pytest
 
 from streamco.cli.report import format_joules, format_seconds, format_usd, report_sections, sections_to_text, summary
 from streamco.core.meter import Quality
-from streamco.core.report import DispatchReport, EndpointReport, Report
+from streamco.core.report import DispatchReport, EndpointReport, HandOver, Report
 
 
 def make_report(**changes: object) -> Report:
@@ -135,3 +135,10 @@ def test_an_endpoint_that_waits_for_a_failure_is_told_as_such() -> None:
     assert "device starts                 only if the other side fails" in text
     assert "constrained side              none" in text
     assert "its budget, its share so far  30.0%, -" in text
+
+
+def test_an_answer_that_changed_hands_says_who_took_over_and_where() -> None:
+    change = HandOver(source="cloud", target="device", position=17, at=1.2, reason="EndpointTimeoutError")
+    report = make_report(winner="cloud", hand_overs=[change])
+    assert summary(report).startswith("cloud answered · device took over behind token 17 · first token")
+    assert "device, behind token 17 (EndpointTimeoutError)" in sections_to_text(report_sections(report))

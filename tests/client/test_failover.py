@@ -1,0 +1,175 @@
+"""An answer that survives its endpoint: the client, in virtual time and over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+import streamco
+from streamco.client.client import Client
+from streamco.endpoints.base import Capabilities, Kind
+from streamco.errors import AllEndpointsFailed, ConfigError, EndpointConnectError, EndpointError
+from streamco.testing import Cut, Reset, ScriptedEndpoint, ScriptedServer, chunk_event, run_in_virtual_time, stream_answer
+from streamco.testing.answers import Answer
+from streamco.testing.endpoint import ScriptItem
+
+WORDS = [f"w{index} " for index in range(12)]
+ABLE = Capabilities(continuation="continue_final_message", tools=True, json_schema=True)
+QUESTION = [{"role": "user", "content": "?"}]
+
+
+def writer(name: str, *, cut: int | None = None, step: float = 0.1, kind: Kind = "server", able: Capabilities = ABLE) -> ScriptedEndpoint:
+    """Writes the words, one every ``step`` seconds; ``cut``: fails behind so many of them."""
+    script: list[tuple[float, ScriptItem]] = [(step * (index + 1), word) for index, word in enumerate(WORDS)]
+    if cut is not None:
+        script = [*script[:cut], (step * (cut + 1), EndpointConnectError("cut", endpoint=name))]
+    return ScriptedEndpoint(name, script, kind=kind, capabilities=able, tokens=5)
+
+
+async def collect(stream: streamco.TokenStream, into: list[str]) -> None:
+    """Into a list of the caller's, who wants what came before an error too."""
+    async for token in stream:
+        into.append(token.text)  # noqa: PERF401
+
+
+def test_the_device_goes_on_when_the_server_dies_and_the_report_says_so() -> None:
+    async def main() -> None:
+        server, device = writer("server", cut=4), writer("device", kind="device")
+        async with Client(device, server, policy="server-only") as client:
+            stream = await client.chat.completions.create(messages=QUESTION, stream=True)
+            text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+            report = stream.report
+        assert text == "".join(WORDS)
+        (hand_over,) = report.hand_overs
+        assert (hand_over.source, hand_over.target, hand_over.position) == ("server", "device", 4)
+        assert report.winner == "server"
+        assert {part.name: part.outcome for part in report.endpoints} == {"server": "won", "device": "took over"}
+        (request,) = [stream.request for stream in device.streams]
+        assert request.partial is not None
+        assert request.partial.text == "".join(WORDS[:4])
+        assert (server.active, device.active) == (0, 0)
+
+    run_in_virtual_time(main())
+
+
+def test_a_device_that_lost_the_race_can_still_take_over() -> None:
+    async def main() -> None:
+        server, device = writer("server", cut=4, step=0.1), writer("device", kind="device", step=0.5)
+        async with Client(device, server, policy="both", budget=1.0) as client:
+            stream = client.stream("?")
+            text = "".join([token.text async for token in stream])
+            report = stream.report
+        assert text == "".join(WORDS)
+        assert [part.outcome for part in report.endpoints if part.name == "device"] == ["lost", "took over"]
+        assert report.wasted_tokens == 0
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_dies_when_the_reader_sees_each_word_once(seed: int) -> None:
+    async def main() -> None:
+        rng = random.Random(seed)
+        servers = [writer(f"server{index}", cut=rng.randrange(1, 12), step=rng.uniform(0.01, 0.3)) for index in range(rng.randrange(1, 4))]
+        device = writer("device", kind="device", step=rng.uniform(0.01, 0.5))
+        policy = rng.choice(["both", "server-only", "device-only"])
+        async with Client(device, servers, policy=policy, budget=1.0, pace=rng.choice([None, 5, 40]), seed=seed) as client:
+            stream = client.stream("?")
+            text = "".join([token.text async for token in stream])
+        assert text == "".join(WORDS), f"seed {seed}"
+        assert all(endpoint.active == 0 for endpoint in (*servers, device)), f"seed {seed}"
+
+    run_in_virtual_time(main())
+
+
+def test_on_failure_raise_gives_the_error_with_the_text_so_far() -> None:
+    async def main() -> None:
+        server, device = writer("server", cut=4), writer("device", kind="device")
+        async with Client(device, server, policy="server-only", on_failure="raise") as client:
+            with pytest.raises(EndpointConnectError) as caught:
+                _ = [token async for token in client.stream("?")]
+        assert caught.value.partial == "".join(WORDS[:4])
+        assert not device.streams
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize(
+    "extra", [{"tools": [{"type": "function", "function": {"name": "f"}}]}, {"response_format": {"type": "json_object"}}]
+)
+def test_tools_and_schemas_raise_unless_migration_is_asked_for(extra: dict[str, Any]) -> None:
+    async def main(*, asked: bool) -> str:
+        server, device = writer("server", cut=4), writer("device", kind="device")
+        async with Client(device, server, policy="server-only", on_failure="migrate" if asked else None) as client:
+            return "".join([token.text async for token in client.stream("?", **extra)])
+
+    with pytest.raises(EndpointError):
+        run_in_virtual_time(main(asked=False))
+    assert run_in_virtual_time(main(asked=True)) == "".join(WORDS)
+
+
+def test_an_endpoint_that_cannot_continue_is_not_asked_to() -> None:
+    async def main() -> None:
+        device = writer("device", kind="device", able=Capabilities())
+        async with Client(device, writer("server", cut=4), policy="server-only") as client:
+            with pytest.raises(EndpointConnectError):
+                _ = [token async for token in client.stream("?")]
+        assert not device.streams
+
+    run_in_virtual_time(main())
+
+
+def test_when_everybody_dies_one_error_has_each_ones_own_and_the_whole_text() -> None:
+    async def main() -> None:
+        async with Client(writer("device", kind="device", cut=7), writer("server", cut=4), policy="server-only") as client:
+            seen: list[str] = []
+            with pytest.raises(AllEndpointsFailed) as caught:
+                await collect(client.stream("?"), seen)
+        assert "".join(seen) == caught.value.partial == "".join(WORDS[:7])
+        assert set(caught.value.errors) == {"server", "device"}
+
+    run_in_virtual_time(main())
+
+
+def test_with_options_changes_what_happens_on_failure() -> None:
+    async def main() -> None:
+        device, server = writer("device", kind="device"), writer("server", cut=4)
+        async with Client(device, server, policy="server-only") as client:
+            with pytest.raises(EndpointConnectError):
+                _ = [token async for token in client.with_options(on_failure="raise").stream("?")]
+            assert len([token async for token in client.stream("?")]) == len(WORDS)
+        with pytest.raises(ConfigError, match="on_failure"):
+            Client(device, server, on_failure="explode")  # type: ignore[arg-type]
+
+    run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("ending", [Cut(), Reset()])
+async def test_a_connection_that_dies_inside_an_event_is_taken_over(ending: Cut | Reset) -> None:
+    half = chunk_event("lost")[:20]
+    broken = Answer(steps=(chunk_event("Hel"), chunk_event("lo"), half, ending))
+    async with ScriptedServer(broken) as first, ScriptedServer(stream_answer([" wor", "ld"])) as second:
+        servers = [
+            streamco.OpenAIEndpoint("m", base_url=server.url, name=name, capabilities=ABLE, retry=streamco.RetryPolicy(attempts=0))
+            for name, server in (("first", first), ("second", second))
+        ]
+        async with Client(server=servers) as client:
+            stream = client.stream("?", max_tokens=50)
+            async with asyncio.timeout(20):
+                text = "".join([token.text async for token in stream])
+        assert text == "Hello world"
+        (asked,) = second.requests
+        body = asked.json()
+        assert body["messages"][-1] == {"role": "assistant", "content": "Hello"}
+        assert body["max_tokens"] == 48
+
+
+async def test_without_anybody_to_take_over_a_truncated_answer_keeps_its_text() -> None:
+    broken = Answer(steps=(chunk_event("Hel"), chunk_event("lo"), Cut()))
+    async with ScriptedServer(broken) as server, Client(server=streamco.OpenAIEndpoint("m", base_url=server.url)) as client:
+        with pytest.raises(EndpointError) as caught:
+            _ = [token async for token in client.stream("?")]
+    assert caught.value.partial == "Hello"
