@@ -22,8 +22,8 @@ Every text says what was expected, what was got and where. Text that had arrived
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 __all__ = [
     "AllEndpointsFailed",
@@ -42,11 +42,23 @@ __all__ = [
     "VerifierError",
 ]
 
+
+def _rebuild(kind: type[StreamcoError], args: tuple[Any, ...], fields: dict[str, Any]) -> StreamcoError:
+    """An error as it was pickled; its own ``__init__`` takes keywords, which pickle doesn't know of."""
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
+
+
 TimeoutPhase = Literal["connect", "first_token", "next_token"]
 
 
 class StreamcoError(Exception):
-    """Root of every error this package raises on purpose."""
+    """Root of every error this package raises on purpose; crosses process borders with all its fields."""
+
+    def __reduce__(self) -> tuple[Callable[..., StreamcoError], tuple[type[StreamcoError], tuple[Any, ...], dict[str, Any]]]:
+        return _rebuild, (type(self), self.args, self.__dict__)
 
 
 class EndpointError(StreamcoError):

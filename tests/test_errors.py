@@ -1,0 +1,72 @@
+"""The error tree."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from streamco import errors
+from streamco.errors import (
+    AllEndpointsFailed,
+    ConfigError,
+    EndpointConnectError,
+    EndpointError,
+    EndpointStatusError,
+    EndpointTimeoutError,
+    StreamClosed,
+    StreamcoError,
+    UsageError,
+)
+
+SAMPLES = [
+    EndpointConnectError("expected a connection, got none", endpoint="server", partial="Hel"),
+    EndpointTimeoutError("expected a token, got none", phase="next_token", limit=3.0, endpoint="server", partial="Hel"),
+    EndpointStatusError("expected 200, got 429", status=429, body="{}", retry_after=2.5, endpoint="server"),
+    AllEndpointsFailed({"server": EndpointConnectError("refused", endpoint="server"), "device": ValueError("odd")}, partial="Hel"),
+    ConfigError("pace: expected None, got -1"),
+    StreamClosed("expected an open stream, got a closed one"),
+]
+
+
+def kinds() -> list[type[StreamcoError]]:
+    return [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, StreamcoError)]
+
+
+def test_every_error_is_in_the_drawn_tree_and_public() -> None:
+    for kind in kinds():
+        assert re.search(rf"[─ ]{kind.__name__}\b|^    {kind.__name__}$", errors.__doc__ or "", flags=re.MULTILINE), kind
+        assert kind.__name__ in errors.__all__
+
+
+def test_whose_fault_it_is_decides_the_branch() -> None:
+    assert issubclass(ConfigError, ValueError)
+    assert issubclass(UsageError, RuntimeError)
+    assert not issubclass(AllEndpointsFailed, EndpointError)
+
+
+@pytest.mark.parametrize("error", SAMPLES, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("carry", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy], ids=["pickle", "copy"])
+def test_an_error_crosses_process_borders_with_all_its_fields(error: StreamcoError, carry: Callable[[StreamcoError], Any]) -> None:
+    carried = carry(error)
+    assert type(carried) is type(error)
+    assert str(carried) == str(error)
+    for name, value in vars(error).items():
+        assert getattr(carried, name) == value or name == "errors"
+    if isinstance(error, AllEndpointsFailed):
+        assert {name: str(each) for name, each in carried.errors.items()} == {name: str(each) for name, each in error.errors.items()}
+
+
+def test_an_endpoints_name_stands_before_its_text() -> None:
+    assert str(SAMPLES[0]) == "server: expected a connection, got none"
+    assert str(EndpointError("something")) == "something"
+
+
+def test_all_endpoints_failed_tells_each_ones_own() -> None:
+    assert str(SAMPLES[3]) == "no endpoint could finish the answer: server: refused; device: odd"
+    assert str(AllEndpointsFailed({"a": ValueError("x")})) == "no endpoint could give the answer: a: x"
