@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -103,12 +101,9 @@ def api_key_of(variable: str | None) -> str | None:
     """
     if variable is None:
         return None
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
-        raise ConfigError("--api-key-env: expected the name of an environment variable, got something else (a key does not belong here)")
-    key = os.environ.get(variable, "")
-    if not key:
-        raise ConfigError(f"--api-key-env: expected a key in the environment variable {variable}, got none")
-    return key
+    from streamco.endpoints.address import read_key
+
+    return read_key(variable, setting="--api-key-env")
 
 
 def device_path_of(path: str | None, *, has_server: bool) -> Path | None:

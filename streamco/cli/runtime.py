@@ -8,14 +8,16 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from streamco.cli.status import SPINNER, SPINS
 
 __all__ = ["run_async", "set_up_log", "waiting"]
 
+T = TypeVar("T")
 
-def run_async(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
+
+def run_async(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a command to its end, on uvloop where it is installed."""
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     with suppress(ImportError):

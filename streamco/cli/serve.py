@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
-import signal
 import sys
-from collections.abc import Coroutine
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from streamco.cli.listen import check_descriptor, serve_until_stopped
+from streamco.cli.runtime import run_async
 from streamco.errors import ConfigError, EngineError, StreamcoError
 
 if TYPE_CHECKING:
@@ -64,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         path = _model_path(args.model)
         options = _options(args, path)
         options.check_exposure()
-        _check_descriptor(args.ready_fd)
+        check_descriptor(args.ready_fd)
         engine = _load(args, path)
     except ConfigError as error:
         print(f"streamco serve: {error}", file=sys.stderr)
@@ -75,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         from streamco.server.app import serving  # a tenth of a second: not inside the loop
 
-        _run_loop(_serve(serving(engine, options), args.ready_fd))
+        run_async(lambda: serve_until_stopped(serving(engine, options), args.ready_fd))
     except OSError as error:
         print(f"streamco serve: {options.host}:{options.port}: {error.strerror or error}", file=sys.stderr)
         return 1
@@ -121,15 +119,6 @@ def _load(args: argparse.Namespace, path: Path) -> Engine:
     return LlamaEngine(path, options, step_time=step_time)
 
 
-def _check_descriptor(number: int | None) -> None:
-    """Before the model is loaded, and not as an error of the network."""
-    try:
-        if number is not None:
-            os.fstat(number)
-    except OSError as error:
-        raise ConfigError(f"ready-fd: expected an open file descriptor, got {number}") from error
-
-
 def _model_path(path: str | None) -> Path:
     from streamco.engines.packaged import packaged_model
 
@@ -138,31 +127,6 @@ def _model_path(path: str | None) -> Path:
     if not Path(path).is_file():
         raise EngineError(f"model: expected a GGUF file, got none at {path}")
     return Path(path)
-
-
-async def _serve(server: AbstractAsyncContextManager[str], ready_fd: int | None) -> None:
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
-    async with server as base_url:
-        address = base_url.removesuffix("/v1")
-        print(f"listening on {address}", flush=True)
-        if ready_fd is not None:
-            with os.fdopen(ready_fd, "w") as ready:
-                ready.write(f"{address}\n")
-        await stopped.wait()
-
-
-def _run_loop(main: Coroutine[None, None, None]) -> None:
-    """On uvloop where it is installed."""
-    try:
-        from uvloop import new_event_loop
-    except ImportError:
-        asyncio.run(main)
-        return
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(main)
 
 
 def _list_profiles() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
@@ -12,7 +13,7 @@ from streamco.endpoints.http import is_loopback
 from streamco.endpoints.providers import GENERIC, Provider, find_provider
 from streamco.errors import ConfigError
 
-__all__ = ["Address", "find_address"]
+__all__ = ["Address", "find_address", "read_key"]
 
 _AZURE_VERSION = "2024-10-21"  # the first stable version with stream_options
 
@@ -77,6 +78,25 @@ def find_address(
     if key and not (key.isascii() and key.isprintable() and key == key.strip()):
         raise ConfigError(f"api_key: expected printable ASCII without blanks around it, got {len(key)} characters that are not")
     return address, key or None
+
+
+def read_key(variable: str, *, setting: str, environ: Mapping[str, str] = os.environ) -> str:
+    """The key in that environment variable.
+
+    Args:
+        variable: its name.
+        setting: where the name was given, for the error.
+        environ: the environment.
+
+    Raises:
+        ConfigError: the variable isn't set, or that is no variable's name (the text is not repeated: it may be a key).
+    """
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
+        raise ConfigError(f"{setting}: expected the name of an environment variable, got something else (a key does not belong here)")
+    key = environ.get(variable, "")
+    if not key:
+        raise ConfigError(f"{setting}: expected a key in the environment variable {variable}, got none")
+    return key
 
 
 def _read_default_url(provider: Provider, environ: Mapping[str, str]) -> str:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -13,13 +12,13 @@ from contextlib import asynccontextmanager
 from random import Random
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from streamco.engines.base import Engine, GenerationRequest
 from streamco.errors import EngineError
 from streamco.server.answers import Answer, ChatAnswer, CompletionAnswer
 from streamco.server.latency import Holdback
 from streamco.server.limits import Admission, authorize, read_body, translate_errors
+from streamco.server.listening import listening, make_runner
 from streamco.server.options import ServeOptions
 from streamco.server.prompts import ApiRequest, build_generation
 from streamco.server.refusals import RequestError
@@ -28,15 +27,6 @@ from streamco.server.streaming import answer_whole, stream_answer
 from streamco.server.worker import Clock, LoopClock, Waker, Work
 
 __all__ = ["SERVICE", "Service", "ServeOptions", "make_app", "make_runner", "serving"]
-
-
-def _quotes_no_client(record: logging.LogRecord) -> bool:
-    """False for malformed HTTP, which is told to the client: aiohttp's errors quote header lines, keys included, and logs are kept."""
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
-
-
-http_logger = logging.getLogger("streamco.server.http")
-http_logger.addFilter(_quotes_no_client)
 
 
 class Service:
@@ -190,18 +180,6 @@ def make_app(engine: Engine, options: ServeOptions | None = None, *, clock: Cloc
     return app
 
 
-def make_runner(app: web.Application, options: ServeOptions) -> web.AppRunner:
-    """A runner for the application: a client that leaves is noticed at once, idle connections end, logs quote no requests."""
-    return web.AppRunner(
-        app,
-        handler_cancellation=True,
-        access_log=None,
-        logger=http_logger,
-        keepalive_timeout=options.idle_timeout,
-        shutdown_timeout=options.shutdown,
-    )
-
-
 @asynccontextmanager
 async def serving(engine: Engine, options: ServeOptions | None = None, *, clock: Clock | None = None) -> AsyncIterator[str]:
     """Serve inside this process; the address to use as an OpenAI client's ``base_url`` (it ends in ``/v1``).
@@ -213,12 +191,5 @@ async def serving(engine: Engine, options: ServeOptions | None = None, *, clock:
         OSError: the port is taken.
     """
     options = options or ServeOptions()
-    options.check_exposure()
-    runner = make_runner(make_app(engine, options, clock=clock), options)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, options.host, options.port).start()
-        host, port = runner.addresses[0][:2]
-        yield f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
-    finally:
-        await runner.cleanup()
+    async with listening(make_app(engine, options, clock=clock), options) as address:
+        yield f"{address}/v1"

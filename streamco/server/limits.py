@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from streamco.server.options import ServeOptions, is_loopback
+from streamco.server.options import ListenOptions, is_loopback
 from streamco.server.refusals import RequestError, error_response, overloaded
 
 __all__ = ["Admission", "authorize", "read_body", "translate_errors"]
@@ -48,7 +48,7 @@ def _refusal_of(request: web.Request, error: web.HTTPException) -> RequestError:
     return RequestError(error.status, text.format(path=request.path, method=request.method, allowed=allowed), headers=headers)
 
 
-def authorize(options: ServeOptions) -> Middleware:
+def authorize(options: ListenOptions) -> Middleware:
     """A middleware that asks for the key; without one, it answers only clients who mean this machine.
 
     Web pages can make a browser send requests to a loopback port under a name of their own (DNS rebinding); the Host header gives them
@@ -107,7 +107,7 @@ def _too_large(limit: int) -> RequestError:
 class Admission:
     """How many requests are in the house."""
 
-    def __init__(self, options: ServeOptions) -> None:
+    def __init__(self, options: ListenOptions) -> None:
         self._most = options.max_streams
         self._wait = options.retry_after
         self._present = 0

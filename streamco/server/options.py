@@ -1,4 +1,4 @@
-"""Settings of the server."""
+"""Settings of the servers: what all of them share, and those of the one over an engine."""
 
 from __future__ import annotations
 
@@ -10,39 +10,30 @@ from msgspec import Struct
 from streamco.errors import ConfigError
 from streamco.server.latency import LatencyProfile
 
-__all__ = ["ServeOptions", "is_loopback"]
+__all__ = ["ListenOptions", "ServeOptions", "is_loopback"]
 
 _LAST_PORT = 65535  # uvloop takes larger ones modulo 65536
 
 
-class ServeOptions(Struct, frozen=True, kw_only=True):
-    """How the server listens and what it refuses."""
+class ListenOptions(Struct, frozen=True, kw_only=True):
+    """How a server listens and what it refuses."""
 
     host: str = "127.0.0.1"
     port: int = 0  # 0: any free one
     api_key: str | None = None  # None: anyone who can connect may ask
     allow_open: bool = False  # listen beyond loopback without a key; somebody must have said so
-    model: str | None = None  # the name told to clients; None: the engine's
     max_body_bytes: int = 1 << 20  # a prompt of a million characters is far beyond any context here
-    max_prompt_tokens: int | None = None  # None: what fits the context
-    max_tokens: int | None = None  # most a request may ask for; None: what fits the context
     max_streams: int = 64  # requests running or queued; one more gets 429
     retry_after: float = 1.0  # seconds a refused client is asked to wait
     keepalive: float = 10.0  # seconds of silence before a comment is sent; proxies cut idle connections after 30 to 100
     idle_timeout: float = 75.0  # seconds a connection may be without a whole request head: a slow client holds no descriptor for ever
     reader_timeout: float | None = 60.0  # seconds one write may wait for a reader that does not read, before it is dropped
     shutdown: float = 5.0  # seconds handlers get to end their streams
-    latency: LatencyProfile | None = None
-    latency_seed: int = 0
 
     def __post_init__(self) -> None:
         for field, least in (("port", 0), ("max_body_bytes", 1), ("max_streams", 1), ("retry_after", 0)):
             if getattr(self, field) < least:
                 raise ConfigError(f"{field}: expected at least {least}, got {getattr(self, field)}")
-        for field in ("max_prompt_tokens", "max_tokens"):
-            value = getattr(self, field)
-            if value is not None and value < 1:
-                raise ConfigError(f"{field}: expected at least 1, got {value}")
         if self.port > _LAST_PORT:
             raise ConfigError(f"port: expected at most {_LAST_PORT}, got {self.port}")
         for field in ("keepalive", "idle_timeout", "reader_timeout", "shutdown"):
@@ -67,8 +58,25 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         """Without the key: options end up in logs."""
-        shown = ((name, getattr(self, name)) for name in self.__struct_fields__ if name != "api_key")
-        return f"ServeOptions({', '.join(f'{name}={value!r}' for name, value in shown)}, api_key={'***' if self.api_key else None})"
+        shown = [f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "api_key"]
+        return f"{type(self).__name__}({', '.join(shown)}, api_key={'***' if self.api_key else None})"
+
+
+class ServeOptions(ListenOptions, frozen=True, kw_only=True):
+    """Settings of the server over one engine."""
+
+    model: str | None = None  # the name told to clients; None: the engine's
+    max_prompt_tokens: int | None = None  # None: what fits the context
+    max_tokens: int | None = None  # most a request may ask for; None: what fits the context
+    latency: LatencyProfile | None = None
+    latency_seed: int = 0
+
+    def __post_init__(self) -> None:
+        ListenOptions.__post_init__(self)
+        for field in ("max_prompt_tokens", "max_tokens"):
+            value = getattr(self, field)
+            if value is not None and value < 1:
+                raise ConfigError(f"{field}: expected at least 1, got {value}")
 
 
 def is_loopback(host: str) -> bool:

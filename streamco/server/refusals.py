@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 from aiohttp import web
 
-__all__ = ["RequestError", "error_body", "error_response", "invalid", "overloaded"]
+__all__ = ["RequestError", "error_body", "error_event", "error_response", "invalid", "overloaded", "unsupported"]
 
 _encode = msgspec.json.Encoder().encode
 
@@ -41,6 +41,11 @@ def invalid(param: str | None, message: str, *, code: str | None = None) -> Requ
     return RequestError(400, f"{param}: {message}" if param else message, param=param, code=code)
 
 
+def unsupported(field: str) -> RequestError:
+    """400: a field of the API that this server doesn't offer."""
+    return invalid(field, "expected none, got some: this server doesn't offer it", code="unsupported_parameter")
+
+
 def overloaded(message: str, wait: float) -> RequestError:
     """429: ask again in ``wait`` seconds."""
     return RequestError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(max(1, math.ceil(wait)))})
@@ -50,6 +55,11 @@ def error_body(status: int, message: str, *, param: str | None = None, code: str
     """OpenAI's error object as JSON: ``{"error": {"message", "type", "param", "code"}}``."""
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return _encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+def error_event(failure: RequestError) -> bytes:
+    """An event inside a stream, and no [DONE] after it: a client that ignores it sees an answer that was cut."""
+    return b"data: %b\n\n" % error_body(failure.status, str(failure), param=failure.param, code=failure.code)
 
 
 def error_response(refusal: RequestError) -> web.Response:

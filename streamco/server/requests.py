@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from streamco.config import SamplingOptions
-from streamco.server.refusals import RequestError, invalid
+from streamco.server.refusals import RequestError, invalid, unsupported
 
 __all__ = ["TOP_LOGPROBS", "ChatRequest", "CompletionRequest", "GenerateRequest", "StreamOptions", "parse"]
 
@@ -191,11 +191,6 @@ class CompletionRequest(GenerateRequest, kw_only=True):
         for field in ("echo", "suffix"):
             if getattr(self, field):
                 raise unsupported(field)
-
-
-def unsupported(field: str) -> RequestError:
-    """400: a field of the API that this server doesn't offer."""
-    return invalid(field, "expected none, got some: this server doesn't offer it", code="unsupported_parameter")
 
 
 def parse(body: bytes, shape: type[T]) -> T:

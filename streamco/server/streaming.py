@@ -10,12 +10,12 @@ from aiohttp import web
 from streamco.engines.base import GenerationEnd
 from streamco.server.answers import Answer
 from streamco.server.options import ServeOptions
-from streamco.server.refusals import RequestError, error_body
+from streamco.server.refusals import RequestError, error_event
 from streamco.server.worker import Clock, Work
 
 logger = logging.getLogger("streamco.server")
 
-__all__ = ["EventStream", "answer_whole", "stream_answer"]
+__all__ = ["KEEPALIVE", "EventStream", "answer_whole", "stream_answer"]
 
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -81,7 +81,7 @@ async def stream_answer(request: web.Request, work: Work, answer: Answer, option
             raise
         # too late for a status: another response inside this one would be no HTTP
         logger.exception("%s %s failed in mid-stream", request.method, request.path)
-        await stream.write(_error_event(RequestError(500, "server: expected to finish the answer, got an internal error")))
+        await stream.write(error_event(RequestError(500, "server: expected to finish the answer, got an internal error")))
         await stream.close()
     return stream.response
 
@@ -101,18 +101,13 @@ async def _send(stream: EventStream, work: Work, answer: Answer, keepalive: floa
         data = answer.events(pieces) if has_opened else answer.opening() + answer.events(pieces)
         has_opened = True
         if failure is not None:
-            data += _error_event(failure)
+            data += error_event(failure)
         elif end is not None:
             data += answer.closing(end.reason, end.timings)
         await stream.write(data)
         if failure is not None or end is not None:
             await stream.close()
             return
-
-
-def _error_event(failure: RequestError) -> bytes:
-    """An event, and no [DONE] after it: a client that ignores it sees an answer that was cut."""
-    return b"data: %b\n\n" % error_body(failure.status, str(failure), code=failure.code)
 
 
 async def answer_whole(request: web.Request, work: Work, answer: Answer, options: ServeOptions, clock: Clock) -> web.Response:

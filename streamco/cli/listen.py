@@ -1,0 +1,45 @@
+"""What the commands that listen on a port share: their options, and their waiting for the end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import AbstractAsyncContextManager
+
+from streamco.errors import ConfigError
+
+__all__ = ["check_descriptor", "serve_until_stopped"]
+
+
+def check_descriptor(number: int | None) -> None:
+    """See that ``--ready-fd`` is one before a model is loaded, and not as an error of the network.
+
+    Raises:
+        ConfigError: it isn't open.
+    """
+    try:
+        if number is not None:
+            os.fstat(number)
+    except OSError as error:
+        raise ConfigError(f"ready-fd: expected an open file descriptor, got {number}") from error
+
+
+async def serve_until_stopped(server: AbstractAsyncContextManager[str], ready_fd: int | None) -> None:
+    """Run a server, say on stdout where it listens, and end it on SIGINT or SIGTERM.
+
+    Args:
+        server: gives its base URL, which ends in ``/v1``.
+        ready_fd: gets the address, and is closed, once the server listens.
+    """
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    async with server as base_url:
+        address = base_url.removesuffix("/v1")
+        print(f"listening on {address}", flush=True)
+        if ready_fd is not None:
+            with os.fdopen(ready_fd, "w") as ready:
+                ready.write(f"{address}\n")
+        await stopped.wait()

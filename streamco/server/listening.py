@@ -1,0 +1,54 @@
+"""An aiohttp application on a port of this process, run as a server of streams should be."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from streamco.server.options import ListenOptions
+
+__all__ = ["listening", "make_runner"]
+
+
+def _quotes_no_client(record: logging.LogRecord) -> bool:
+    """False for malformed HTTP, which is told to the client: aiohttp's errors quote header lines, keys included, and logs are kept."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+_logger = logging.getLogger("streamco.server.http")
+_logger.addFilter(_quotes_no_client)
+
+
+def make_runner(app: web.Application, options: ListenOptions) -> web.AppRunner:
+    """A runner for the application: a client that leaves is noticed at once, idle connections end, logs quote no requests."""
+    return web.AppRunner(
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        logger=_logger,
+        keepalive_timeout=options.idle_timeout,
+        shutdown_timeout=options.shutdown,
+    )
+
+
+@asynccontextmanager
+async def listening(app: web.Application, options: ListenOptions) -> AsyncIterator[str]:
+    """Run the application until the block is left; the address, ``http://HOST:PORT``.
+
+    Raises:
+        ConfigError: the host is open to others and there is no key.
+        OSError: the port is taken.
+    """
+    options.check_exposure()
+    runner = make_runner(app, options)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, options.host, options.port).start()
+        host, port = runner.addresses[0][:2]
+        yield f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,56 @@
+"""Any application on a port: the address it is given, who may reach it, what its log says."""
+
+from __future__ import annotations
+
+import logging
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMessage
+
+from streamco.errors import ConfigError
+from streamco.server.listening import listening, make_runner
+from streamco.server.options import ListenOptions
+
+
+async def hello(_request: web.Request) -> web.Response:
+    return web.Response(text="hello")
+
+
+def make_app() -> web.Application:
+    app = web.Application()
+    app.router.add_get("/", hello)
+    return app
+
+
+@pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("localhost", "127.0.0.1")])
+async def test_the_address_is_where_it_answers(host: str, shown: str) -> None:
+    async with listening(make_app(), ListenOptions(host=host)) as address, aiohttp.ClientSession() as client:
+        assert address.startswith((f"http://{shown}:", "http://[::1]:"))
+        async with client.get(address) as response:
+            assert await response.text() == "hello"
+
+
+async def test_a_host_that_others_can_reach_needs_a_key() -> None:
+    with pytest.raises(ConfigError, match=r"host: expected a loopback address while no api key is set, got 0\.0\.0\.0"):
+        async with listening(make_app(), ListenOptions(host="0.0.0.0")):
+            pass
+
+
+async def test_a_port_that_is_taken_is_an_error_and_leaves_nothing_behind() -> None:
+    async with listening(make_app(), ListenOptions()) as address:
+        taken = ListenOptions(port=int(address.rpartition(":")[2]))
+        with pytest.raises(OSError, match="address already in use"):
+            async with listening(make_app(), taken):
+                pass
+
+
+async def test_malformed_requests_are_not_logged_with_their_lines() -> None:
+    runner = make_runner(make_app(), ListenOptions())
+    logger = logging.getLogger("streamco.server.http")
+    error = BadHttpMessage("bad line: Authorization: Bearer secret")
+    record = logger.makeRecord(logger.name, logging.ERROR, __file__, 1, "failed", (), (BadHttpMessage, error, None))
+    assert not logger.filter(record)
+    assert logger.filter(logger.makeRecord(logger.name, logging.ERROR, __file__, 1, "failed", (), None))
+    await runner.cleanup()
