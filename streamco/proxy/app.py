@@ -1,0 +1,139 @@
+"""The proxy: an OpenAI-compatible HTTP server in front of a client.
+
+``make_app`` gives the aiohttp application; ``serving`` runs it on a port of this process. The client belongs to the caller, who closes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+
+from streamco.client.client import Client
+from streamco.client.stream import ChatStream
+from streamco.proxy.options import MODEL, ProxyOptions
+from streamco.proxy.requests import Asked, parse_chat, parse_completion
+from streamco.proxy.shapes import ChatShape, CompletionShape
+from streamco.proxy.streaming import answer_whole, stream_answer
+from streamco.server.limits import Admission, authorize, read_body, translate_errors
+from streamco.server.listening import listening
+from streamco.server.refusals import RequestError
+
+__all__ = ["PROXY", "Proxy", "make_app", "serving"]
+
+
+class Proxy:
+    """The handlers and what they share.
+
+    Args:
+        client: who answers; stays the caller's.
+        options: limits, key, names.
+    """
+
+    def __init__(self, client: Client, options: ProxyOptions) -> None:
+        self.client = client
+        self.options = options
+        self.admission = Admission(options)
+        self.created = int(time.time())
+        self._answers: set[ChatStream] = set()
+
+    @property
+    def active(self) -> int:
+        """Answers under way."""
+        return len(self._answers)
+
+    def routes(self) -> list[web.RouteDef]:
+        """Path by path."""
+        return [
+            web.get("/health", self.health),
+            web.get("/v1/models", self.models),
+            web.get("/v1/models/{model:.+}", self.one_model),
+            web.post("/v1/chat/completions", self.chat_completions),
+            web.post("/v1/completions", self.completions),
+        ]
+
+    async def stop(self, _app: web.Application | None = None) -> None:
+        """Admit nobody, end every answer with an error its reader can tell from an end."""
+        self.admission.close()
+        await asyncio.gather(*(answer.aclose() for answer in list(self._answers)))
+
+    async def health(self, _request: web.Request) -> web.Response:
+        """Alive, and how busy."""
+        return web.json_response({"status": "ok", "model": MODEL, "requests": self.admission.present})
+
+    async def models(self, _request: web.Request) -> web.Response:
+        """The names that mean this client's models."""
+        return web.json_response({"object": "list", "data": [self._card(name) for name in (MODEL, *self.options.models)]})
+
+    async def one_model(self, request: web.Request) -> web.Response:
+        """One of them."""
+        name = request.match_info["model"]
+        if name not in {MODEL, *self.options.models}:
+            known = ", ".join((MODEL, *self.options.models))
+            raise RequestError(404, f"model: expected one of {known}, got {name}", param="model", code="model_not_found")
+        return web.json_response(self._card(name))
+
+    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
+        """``POST /v1/chat/completions``."""
+        with self.admission.admitted():
+            asked = parse_chat(await read_body(request), self.options)
+            return await self._answer(request, asked, ChatShape)
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        """``POST /v1/completions``."""
+        with self.admission.admitted():
+            asked = parse_completion(await read_body(request), self.options)
+            return await self._answer(request, asked, CompletionShape)
+
+    async def _answer(self, request: web.Request, asked: Asked, kind: type[ChatShape | CompletionShape]) -> web.StreamResponse:
+        self.admission.check_open()  # it may have closed while the body was read
+        shape = kind(model=asked.model or MODEL, wants_usage=asked.wants_usage, wants_ids=asked.wants_ids)
+        answer = self.client.open_chat(asked.request, includes_usage=asked.wants_usage or not asked.is_streamed)
+        self._answers.add(answer)
+        try:
+            async with answer:  # a client that leaves cancels this handler, and both sides with it
+                if asked.is_streamed:
+                    return await stream_answer(request, answer, shape, self.options)
+                return await answer_whole(answer, shape)
+        finally:
+            self._answers.discard(answer)
+
+    def _card(self, name: str) -> dict[str, object]:
+        return {"id": name, "object": "model", "created": self.created, "owned_by": "streamco"}
+
+
+PROXY: web.AppKey[Proxy] = web.AppKey("proxy", Proxy)
+
+
+def make_app(client: Client, options: ProxyOptions | None = None) -> web.Application:
+    """The proxy as an aiohttp application; ``streamco.server.listening.make_runner`` runs it as it should be run.
+
+    Args:
+        client: who answers; stays the caller's.
+        options: limits, key, names; host and port are for ``serving``.
+    """
+    options = options or ProxyOptions()
+    proxy = Proxy(client, options)
+    app = web.Application(middlewares=[translate_errors, authorize(options)], client_max_size=options.max_body_bytes)
+    app[PROXY] = proxy
+    app.add_routes(proxy.routes())
+    app.on_shutdown.append(proxy.stop)
+    return app
+
+
+@asynccontextmanager
+async def serving(client: Client, options: ProxyOptions | None = None) -> AsyncIterator[str]:
+    """Serve inside this process; the address to use as an OpenAI client's ``base_url`` (it ends in ``/v1``).
+
+    On leaving, running streams end with an error event; the client stays open.
+
+    Raises:
+        ConfigError: the host is open to others and there is no key.
+        OSError: the port is taken.
+    """
+    options = options or ProxyOptions()
+    async with listening(make_app(client, options), options) as address:
+        yield f"{address}/v1"

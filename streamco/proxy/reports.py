@@ -1,0 +1,39 @@
+"""An answer's report beside the answer: headers where it is whole, a comment where it is streamed, which parsers of events pass over."""
+
+from __future__ import annotations
+
+import msgspec
+
+from streamco.core.report import Report
+
+__all__ = ["comment", "headers", "opening_headers"]
+
+_LONGEST = 500  # characters of one header; reasons quote limits, not prompts, but they may name many endpoints
+
+
+def headers(report: Report) -> dict[str, str]:
+    """The ``x-streamco-*`` headers of a whole answer; what is not known is left out."""
+    cost = {} if report.cost_usd is None else {"x-streamco-cost-usd": f"{report.cost_usd:.9f}"}
+    return opening_headers(report) | cost
+
+
+def opening_headers(report: Report) -> dict[str, str]:
+    """Those that are known when the first token is there."""
+    told = {
+        "winner": report.winner,
+        "ttft-ms": None if report.ttft is None else f"{report.ttft * 1000:.1f}",
+        "policy": report.dispatch.policy,
+        "reason": report.dispatch.reason,
+    }
+    return {f"x-streamco-{name}": _plain(text) for name, text in told.items() if text}
+
+
+def comment(report: Report) -> bytes:
+    """``: streamco {...}``, the whole report as JSON on one line."""
+    return b": streamco %b\n\n" % msgspec.json.encode(report)
+
+
+def _plain(text: str) -> str:
+    """What a header can carry: printable ASCII; everything else as an escape."""
+    shown = "".join([character if character.isprintable() else f"\\u{ord(character):04x}" for character in text])
+    return shown.encode("ascii", "backslashreplace").decode()[:_LONGEST]

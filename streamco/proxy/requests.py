@@ -1,0 +1,153 @@
+"""Request bodies: what the proxy itself has to know of them. Everything else is passed on to the endpoints as it came."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from streamco.client.arguments import build_request
+from streamco.endpoints.base import Request
+from streamco.errors import ConfigError
+from streamco.proxy.options import MODEL, ProxyOptions
+from streamco.server.refusals import RequestError, invalid, unsupported
+
+__all__ = ["Asked", "parse_chat", "parse_completion", "refuse_setting"]
+
+_KNOWN = frozenset({"temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens", "stop"})
+_CONSUMED = frozenset({"model", "messages", "prompt", "stream", "stream_options"})
+
+
+class Asked(Struct, frozen=True, kw_only=True):
+    """One request.
+
+    Args:
+        request: what the client is asked.
+        model: the name the caller used, "" for none.
+        is_streamed: whether the answer comes as server-sent events.
+        wants_usage: whether a stream ends with usage.
+        wants_ids: whether token ids are told (vLLM's ``return_token_ids``).
+    """
+
+    request: Request
+    model: str
+    is_streamed: bool
+    wants_usage: bool
+    wants_ids: bool
+
+
+def parse_chat(body: bytes, options: ProxyOptions) -> Asked:
+    """The body of ``/v1/chat/completions``.
+
+    Raises:
+        RequestError: 400, naming the field where one is at fault.
+    """
+    fields = _decode(body)
+    if "messages" not in fields:
+        raise invalid("messages", "expected a list of messages, got none")
+    if not isinstance(fields["messages"], list):
+        raise invalid("messages", f"expected a list of messages, got {_name_of(fields['messages'])}")
+    return _ask(fields, fields["messages"], options)
+
+
+def parse_completion(body: bytes, options: ProxyOptions) -> Asked:
+    """The body of ``/v1/completions``.
+
+    Raises:
+        RequestError: 400, naming the field where one is at fault.
+    """
+    fields = _decode(body)
+    prompt = _single_prompt(fields.get("prompt"))
+    # these mean something else, or nothing, where a prompt is a message
+    for name, nothing in (("echo", False), ("suffix", ""), ("best_of", 1), ("logprobs", None)):
+        if fields.pop(name, nothing) != nothing:
+            raise unsupported(name)
+    asked = _ask(fields, [{"role": "user", "content": prompt}], options)
+    if not options.raw_prompts:
+        return asked
+    return msgspec.structs.replace(asked, request=msgspec.structs.replace(asked.request, messages=None, prompt=prompt))
+
+
+def _decode(body: bytes) -> dict[str, Any]:
+    """The fields that were given; null is OpenAI's "not given"."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid(None, f"body: expected JSON, got {error}") from error
+    if not isinstance(value, dict):
+        raise invalid(None, f"body: expected an object, got {_name_of(value)}")
+    return {name: each for name, each in value.items() if each is not None}
+
+
+def _ask(fields: Mapping[str, Any], messages: list[Any], options: ProxyOptions) -> Asked:
+    model = fields.get("model", "")
+    if not isinstance(model, str):
+        raise invalid("model", f"expected a name, got {_name_of(model)}")
+    is_streamed = _flag(fields, "stream")
+    stream_options = fields.get("stream_options", {})
+    if not isinstance(stream_options, dict):
+        raise invalid("stream_options", f"expected an object, got {_name_of(stream_options)}")
+    return Asked(
+        request=_build(fields, messages, model, stream_options, options),
+        model=model,
+        is_streamed=is_streamed,
+        wants_usage=_flag(stream_options, "include_usage"),
+        wants_ids=_flag(fields, "return_token_ids"),
+    )
+
+
+def _build(fields: Mapping[str, Any], messages: list[Any], model: str, stream_options: Mapping[str, Any], options: ProxyOptions) -> Request:
+    known = {name: value for name, value in fields.items() if name in _KNOWN}
+    extra = {name: value for name, value in fields.items() if name not in _KNOWN and name not in _CONSUMED}
+    if rest := {name: value for name, value in stream_options.items() if name != "include_usage"}:
+        extra["stream_options"] = rest  # usage is asked for in any case: the report needs it
+    is_own = model in {"", MODEL, *options.models}
+    try:
+        return build_request(messages, model=None if is_own else model, extra_body=extra, **known)
+    except ConfigError as error:
+        raise refuse_setting(error) from error
+
+
+def refuse_setting(error: ConfigError) -> RequestError:
+    """400 for an argument that can't be; our texts begin with its name."""
+    name = str(error).partition(":")[0]
+    field = name.partition("[")[0]
+    return RequestError(400, str(error), param=name if field.isidentifier() else None)
+
+
+def _single_prompt(prompt: Any) -> str:
+    match prompt:
+        case str() | [str()]:
+            return prompt if isinstance(prompt, str) else prompt[0]
+        case None:
+            raise invalid("prompt", "expected a text, got none")
+        case [int(), *_] | [[*_], *_]:
+            raise invalid("prompt", "expected a text, got token ids: endpoints have vocabularies of their own")
+        case [*texts]:
+            raise invalid("prompt", f"expected one text, got {len(texts)}")
+    raise invalid("prompt", f"expected a text, got {_name_of(prompt)}")
+
+
+def _flag(fields: Mapping[str, Any], name: str) -> bool:
+    value = fields.get(name, False)
+    if not isinstance(value, bool):
+        raise invalid(name, f"expected true or false, got {_name_of(value)}")
+    return value
+
+
+def _name_of(value: Any) -> str:
+    """JSON's word for it; values themselves are not repeated, they may be long or private."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true or false"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a text"
+        case list():
+            return "a list"
+    return "an object"

@@ -1,0 +1,113 @@
+"""One answer on its way to an HTTP client: as events while it is made, or whole."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from aiohttp import web
+
+from streamco.client.stream import ChatStream
+from streamco.errors import StreamcoError
+from streamco.proxy.failures import explain
+from streamco.proxy.options import ProxyOptions
+from streamco.proxy.reports import comment, headers, opening_headers
+from streamco.proxy.shapes import Shape
+from streamco.server.answers import DONE
+from streamco.server.refusals import RequestError, error_event
+from streamco.server.streaming import KEEPALIVE, EventStream
+from streamco.wire.completion import CompletionAssembler
+
+__all__ = ["answer_whole", "stream_answer"]
+
+logger = logging.getLogger("streamco.proxy")
+
+
+class _Sender:
+    """Events and, in silence, comments, on one response: two tasks write, one at a time."""
+
+    def __init__(self, request: web.Request, options: ProxyOptions) -> None:
+        self.events = EventStream(request, options.reader_timeout)
+        self._keepalive = options.keepalive
+        self._loop = asyncio.get_running_loop()
+        self._lock = asyncio.Lock()
+        self._quiet_since = self._loop.time()
+
+    async def write(self, data: bytes) -> None:
+        async with self._lock:
+            await self.events.write(data)
+        self._quiet_since = self._loop.time()
+
+    @asynccontextmanager
+    async def keeping_alive(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._keep_alive(), name="streamco proxy keep-alive")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _keep_alive(self) -> None:
+        with suppress(ConnectionError):  # the reader left: that cancels the handler, which is who has to know
+            while True:
+                silence = self._loop.time() - self._quiet_since
+                if silence >= self._keepalive:
+                    await self.write(KEEPALIVE)
+                else:
+                    await asyncio.sleep(self._keepalive - silence)
+
+
+async def stream_answer(request: web.Request, answer: ChatStream, shape: Shape, options: ProxyOptions) -> web.StreamResponse:
+    """Send an answer as it is made; the caller closes it.
+
+    Raises:
+        RequestError: it failed before anything was sent.
+        ConnectionError: the reader left.
+    """
+    sender = _Sender(request, options)
+    async with sender.keeping_alive():
+        try:
+            await answer.first()
+            if not sender.events.has_begun:
+                sender.events.response.headers.update(opening_headers(answer.report))
+            async for chunk in answer:
+                if data := shape.event(chunk):
+                    await sender.write(data)
+        except ConnectionError:
+            raise
+        except Exception as error:
+            failure = _failure_of(error, request)
+            if not sender.events.has_begun:
+                raise failure from error
+            await sender.write(error_event(failure))  # too late for a status
+        else:
+            report = answer.report
+            await sender.write(shape.ending(report.finish_reason) + comment(report) + DONE)
+    await sender.events.close()
+    return sender.events.response
+
+
+async def answer_whole(answer: ChatStream, shape: Shape) -> web.Response:
+    """Gather an answer and give it as one object; the caller closes it.
+
+    Raises:
+        RequestError: it failed.
+    """
+    assembler = CompletionAssembler()
+    try:
+        async for chunk in answer:
+            assembler.add(chunk)
+    except StreamcoError as error:
+        raise explain(error) from error
+    report = answer.report
+    body = shape.whole(assembler.completion(), report.finish_reason)
+    return web.Response(body=body, content_type="application/json", headers=headers(report))
+
+
+def _failure_of(error: Exception, request: web.Request) -> RequestError:
+    if isinstance(error, StreamcoError):
+        return explain(error)
+    logger.error("%s %s failed in mid-stream", request.method, request.path, exc_info=error)
+    return RequestError(500, "proxy: expected to finish the answer, got an internal error")

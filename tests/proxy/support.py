@@ -1,0 +1,58 @@
+"""What the proxy's tests share: a proxy over scripted sides, on a real port, that leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from streamco.client.client import Client
+from streamco.proxy.app import PROXY, Proxy, make_app
+from streamco.proxy.options import ProxyOptions
+from streamco.server.listening import make_runner
+from streamco.testing.endpoint import ScriptedEndpoint
+from tests.server.support import Running
+from tests.support.leaks import holding_nothing_new
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
+
+
+class RunningProxy(Running):
+    """A proxy under test; its requests are those of ``Running``."""
+
+    def __init__(self, client: aiohttp.ClientSession, proxy: Proxy, runner: web.AppRunner) -> None:
+        self.client = client
+        self.proxy = proxy
+        self.runner = runner
+
+
+@asynccontextmanager
+async def proxying(
+    device: ScriptedEndpoint | None = None, server: ScriptedEndpoint | list[ScriptedEndpoint] | None = None, **options: Any
+) -> AsyncIterator[RunningProxy]:
+    """A proxy on a free port and an HTTP client for it.
+
+    Args:
+        device: one side.
+        server: the other.
+        options: the client's ``policy``, ``budget``, ``pace``; everything else is ``ProxyOptions``.
+    """
+    settings = {name: options.pop(name) for name in ("policy", "budget", "pace") if name in options}
+    chosen = ProxyOptions(**options)
+    async with holding_nothing_new(), Client(device, server, seed=1, **settings) as client:
+        app = make_app(client, chosen)
+        runner = make_runner(app, chosen)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            async with aiohttp.ClientSession(f"http://127.0.0.1:{runner.addresses[0][1]}") as http:
+                yield RunningProxy(http, app[PROXY], runner)
+        finally:
+            await runner.cleanup()
+    for endpoint in (device, *(server if isinstance(server, list) else [server])):
+        assert endpoint is None or endpoint.active == 0, f"{endpoint.name} still holds {endpoint.active} streams"

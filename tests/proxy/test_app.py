@@ -1,0 +1,211 @@
+"""The proxy as a whole: routes, answers that aren't streamed, who may ask, many requests, embedding."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import aiohttp
+import pytest
+
+from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
+from streamco.client.client import Client
+from streamco.endpoints.base import TokenPrices
+from streamco.errors import ConfigError, EndpointConnectError
+from streamco.proxy.app import serving
+from streamco.proxy.options import ProxyOptions
+from tests.client.helpers import device, server, words
+from tests.proxy.support import CHAT, HELLO, TEXT, proxying
+from tests.server.support import until
+
+USAGE = CompletionUsage(10, 3, 13)
+PRICES = TokenPrices(prompt=1e-6, completion=2e-6)
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+
+
+async def test_health_tells_that_it_is_alive_and_how_busy() -> None:
+    async with proxying(server=server()) as proxy, proxy.client.get("/health") as response:
+        assert await response.json() == {"status": "ok", "model": "streamco", "requests": 0}
+
+
+async def test_models_are_the_proxy_itself_and_those_of_its_configuration() -> None:
+    async with proxying(server=server(), models=("gpt-4o-mini", "cloud/large")) as proxy:
+        async with proxy.client.get("/v1/models") as response:
+            listed = await response.json()
+        assert [card["id"] for card in listed["data"]] == ["streamco", "gpt-4o-mini", "cloud/large"]
+        async with proxy.client.get("/v1/models/cloud/large") as response:
+            assert (await response.json())["id"] == "cloud/large"
+        async with proxy.client.get("/v1/models/other") as response:
+            assert response.status == 404
+            assert (await response.json())["error"]["code"] == "model_not_found"
+
+
+async def test_a_whole_answer_has_message_finish_usage_and_a_report_in_its_headers() -> None:
+    side = server([(0.0, "one"), (0.0, " two")], usage=USAGE, prices=PRICES)
+    async with proxying(server=side, policy="server-only") as proxy, proxy.client.post(CHAT, json=HELLO) as response:
+        body = await response.json()
+        told = {name.lower(): value for name, value in response.headers.items() if name.lower().startswith("x-streamco-")}
+    assert body["object"] == "chat.completion"
+    assert body["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "one two", "refusal": None},
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+    ]
+    assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (10, 3)
+    assert told["x-streamco-winner"] == "server"
+    assert float(told["x-streamco-ttft-ms"]) >= 0
+    assert told["x-streamco-cost-usd"] == "0.000016000"
+    assert told["x-streamco-policy"] == "server-only"
+    assert told["x-streamco-reason"]
+
+
+async def test_the_faster_side_answers_and_the_other_is_cancelled() -> None:
+    fast, slow = device([(0.0, "near")]), server([(60.0, "far")])
+    async with proxying(fast, slow, policy="both") as proxy, proxy.client.post(CHAT, json=HELLO) as response:
+        assert (await response.json())["choices"][0]["message"]["content"] == "near"
+        assert response.headers["x-streamco-winner"] == "device"
+    assert slow.streams[0].is_cancelled
+
+
+async def test_a_completion_has_its_own_shape_and_goes_out_as_a_message() -> None:
+    side = server([(0.0, "one"), (0.0, " two")], usage=USAGE)
+    async with proxying(server=side) as proxy:
+        status, body = await proxy.post(TEXT, {"prompt": ["Once"], "max_tokens": 7})
+    assert status == 200
+    assert (body["object"], body["id"]) == ("text_completion", "chatcmpl-scripted")
+    assert body["choices"] == [{"index": 0, "text": "one two", "logprobs": None, "finish_reason": "stop"}]
+    request = side.streams[0].request
+    assert request.messages == [{"role": "user", "content": "Once"}]
+    assert request.sampling.max_tokens == 7
+
+
+async def test_a_raw_prompt_reaches_the_endpoint_as_it_is() -> None:
+    side = server()
+    async with proxying(server=side, raw_prompts=True) as proxy:
+        await proxy.post(TEXT, {"prompt": "Once"})
+    request = side.streams[0].request
+    assert (request.prompt, request.messages) == ("Once", None)
+
+
+@pytest.mark.parametrize(("asked", "passed"), [(None, None), ("streamco", None), ("gpt-4o-mini", None), ("gpt-9", "gpt-9")])
+async def test_another_models_name_is_passed_on(asked: str | None, passed: str | None) -> None:
+    side = server()
+    async with proxying(server=side, models=("gpt-4o-mini",)) as proxy:
+        await proxy.post(CHAT, {**HELLO, "model": asked})
+    assert side.streams[0].request.model == passed
+
+
+async def test_tools_and_fields_nobody_knows_are_passed_on_and_tool_calls_come_back() -> None:
+    call = ToolCallDelta(index=0, id="call_1", type="function", function=FunctionDelta(name="weather", arguments='{"city":'))
+    rest = ToolCallDelta(index=0, function=FunctionDelta(arguments='"Oslo"}'))
+    script = [
+        (0.0, ChatCompletionChunk(id="c", model="m", choices=[ChunkChoice(delta=ChoiceDelta(role="assistant", tool_calls=[call]))])),
+        (0.0, ChatCompletionChunk(id="c", model="m", choices=[ChunkChoice(delta=ChoiceDelta(tool_calls=[rest]))])),
+        (0.0, ChatCompletionChunk(id="c", model="m", choices=[ChunkChoice(finish_reason="tool_calls")])),
+    ]
+    side = server(script)
+    async with proxying(server=side) as proxy:
+        _, body = await proxy.post(CHAT, {**HELLO, "tools": [TOOL], "tool_choice": "auto", "brand_new": {"deep": [1]}, "user": None})
+    assert dict(side.streams[0].request.extra) == {"tools": [TOOL], "tool_choice": "auto", "brand_new": {"deep": [1]}}
+    choice = body["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] is None
+    assert choice["message"]["tool_calls"] == [
+        {"id": "call_1", "function": {"name": "weather", "arguments": '{"city":"Oslo"}'}, "type": "function"}
+    ]
+
+
+async def test_headers_of_a_request_and_fields_named_alike_reach_no_endpoint_as_headers() -> None:
+    side = server()
+    async with proxying(server=side) as proxy:
+        await proxy.post(CHAT, {**HELLO, "extra_headers": {"X-Evil": "1"}}, Authorization="Bearer theirs")
+    assert dict(side.streams[0].request.headers) == {}
+
+
+async def test_without_a_key_only_those_who_mean_this_machine_are_answered() -> None:
+    async with proxying(server=server()) as proxy:
+        status, body = await proxy.post(CHAT, HELLO, Host="attacker.example")
+    assert (status, body["error"]["type"]) == (403, "permission_error")
+
+
+async def test_with_a_key_it_is_asked_for_and_health_is_open() -> None:
+    async with proxying(server=server(), api_key="sk-proxy") as proxy:
+        assert (await proxy.post(CHAT, HELLO))[0] == 401
+        assert (await proxy.post(CHAT, HELLO, Authorization="Bearer sk-proxy"))[0] == 200
+        async with proxy.client.get("/health") as response:
+            assert response.status == 200
+
+
+async def test_a_body_that_is_too_large_or_no_json_is_refused() -> None:
+    async with proxying(server=server(), max_body_bytes=100) as proxy:
+        assert (await proxy.post(CHAT, {**HELLO, "user": "x" * 100}))[0] == 413
+        assert (await proxy.post(CHAT, b"{"))[0] == 400
+        async with proxy.client.post(CHAT, data=b"{}", headers={"Content-Type": "text/plain"}) as response:
+            assert response.status == 415
+
+
+async def test_one_answer_too_many_is_told_to_come_back() -> None:
+    side = server([(60.0, "late")])
+    async with proxying(server=side, max_streams=1) as proxy:
+        first = asyncio.ensure_future(proxy.post(CHAT, HELLO))
+        await until(lambda: side.active == 1)
+        async with proxy.client.post(CHAT, json=HELLO) as response:
+            assert (response.status, response.headers["Retry-After"]) == (429, "1")
+        first.cancel()
+        await until(lambda: proxy.proxy.admission.present == 0)
+
+
+async def test_a_client_that_leaves_before_its_whole_answer_cancels_both_sides() -> None:
+    near, far = device([(60.0, "n")]), server([(60.0, "f")])
+    async with proxying(near, far, policy="both") as proxy:
+        asking = asyncio.ensure_future(proxy.post(CHAT, HELLO))
+        await until(lambda: near.active == 1 and far.active == 1)
+        asking.cancel()
+        await until(lambda: near.active == 0 and far.active == 0)
+        await until(lambda: proxy.proxy.active == 0)
+    assert near.streams[0].is_cancelled
+    assert far.streams[0].is_cancelled
+
+
+async def test_closing_the_proxy_ends_waiting_answers_with_503() -> None:
+    side = server([(60.0, "late")])
+    async with proxying(server=side) as proxy:
+        asking = asyncio.ensure_future(proxy.post(CHAT, HELLO))
+        await until(lambda: side.active == 1)
+        await proxy.proxy.stop()
+        status, body = await asking
+        assert (status, body["error"]["code"]) == (503, "shutdown")
+        assert (await proxy.post(CHAT, HELLO))[0] == 503
+
+
+async def test_fifty_answers_at_once_each_get_their_own() -> None:
+    side = server(words(0.0, 0.01, 0.02))
+    async with proxying(server=side) as proxy:
+        answers = await asyncio.gather(*(proxy.post(CHAT, HELLO) for _ in range(50)))
+    assert {body["choices"][0]["message"]["content"] for _, body in answers} == {"w0 w1 w2 "}
+
+
+async def test_no_prompt_and_no_key_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    broken = server([(0.0, EndpointConnectError("expected a connection, got it refused"))])
+    async with proxying(server=broken, api_key="sk-proxy") as proxy:
+        body = {"messages": [{"role": "user", "content": "a private matter"}]}
+        assert (await proxy.post(CHAT, body, Authorization="Bearer sk-proxy"))[0] == 502
+        assert (await proxy.post(CHAT, b'{"messages": "a private matter"', Authorization="Bearer sk-proxy"))[0] == 400
+        assert (await proxy.post(CHAT, body, Authorization="Bearer sk-wrong"))[0] == 401
+    for secret in ("private", "sk-proxy", "sk-wrong"):
+        assert secret not in caplog.text
+
+
+async def test_serving_gives_a_base_url_and_refuses_to_be_open_by_accident() -> None:
+    async with Client(server=server()) as client:
+        async with serving(client) as base_url, aiohttp.ClientSession() as http, http.get(f"{base_url}/models") as response:
+            assert base_url.endswith("/v1")
+            assert response.status == 200
+        with pytest.raises(ConfigError, match="host: expected a loopback address"):
+            async with serving(client, ProxyOptions(host="0.0.0.0")):
+                pass
