@@ -59,7 +59,7 @@ def test_an_error_crosses_process_borders_with_all_its_fields(error: StreamcoErr
     for name, value in vars(error).items():
         assert getattr(carried, name) == value or name == "errors"
     if isinstance(error, AllEndpointsFailed):
-        assert {name: str(each) for name, each in vars(carried)["errors"].items()} == {name: str(each) for name, each in error.errors.items()}
+        assert {n: str(each) for n, each in vars(carried)["errors"].items()} == {n: str(each) for n, each in error.errors.items()}
 
 
 def test_an_endpoints_name_stands_before_its_text() -> None:

@@ -194,10 +194,20 @@ class Client:
             self._shared.active.discard(driver)
             self._dispatcher.settle(dispatched, driver.machine)
 
-        driver = SessionDriver(SessionMachine(plan), self._shared.endpoints, request, unread=self._limits.unread_tokens, on_over=settle)
+        driver = SessionDriver(
+            SessionMachine(plan),
+            self._shared.endpoints,
+            request,
+            unread=self._limits.unread_tokens,
+            ahead=None if rate is None else max(_LEAST_AHEAD, round(rate * self._limits.lead)),
+            on_over=settle,
+        )
         self._shared.active.add(driver)
         driver.start()
         return driver
+
+
+_LEAST_AHEAD = 32  # tokens; below that a device would be parked and woken all the time
 
 
 def _failure_rule(setting: OnFailure | None, facts: RequestFacts) -> OnFailure:

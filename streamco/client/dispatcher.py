@@ -21,7 +21,7 @@ from streamco.endpoints.base import Endpoint, Request
 from streamco.errors import ConfigError, EndpointError
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED, DeviceCosts, RequestCost, Usage, device_costs, request_cost
 from streamco.policies.device_constrained import TAIL
-from streamco.policies.dispatch import Decision
+from streamco.policies.dispatch import Decision, DeviceOnly, ServerOnly
 from streamco.policies.eligibility import Eligibility, Gate, RequestFacts, SideFacts, judge, restrict
 from streamco.policies.steering import BudgetSteering, Reservation, steer
 from streamco.profiles import ModelShape, Prices, Profile
@@ -206,7 +206,8 @@ class Dispatcher:
         plan, length = self._learner.plan, facts.prompt_tokens
         self._count += 1
         decision = restrict(plan.decide(length, Random(f"{self._seed}/{self._count}")), eligibility)
-        is_exempt = not (eligibility.device and eligibility.server)
+        is_one_sided = isinstance(plan.policy, DeviceOnly | ServerOnly)  # asked for by name: no budget stands against it
+        is_exempt = is_one_sided or not (eligibility.device and eligibility.server)
         is_wanted = not is_exempt and decision.wait(plan.constrained) is not None
         reservation = self._steering.reserve(length, wanted=is_wanted)
         if is_wanted:

@@ -38,6 +38,8 @@ class SessionDriver:
         endpoints: by name, every leg of the machine's plan.
         request: what they are asked.
         unread: chunks delivered and not read, or tokens held for the pace, beyond which endpoints are not read on.
+        ahead: tokens held for the pace beyond which a device is not read on; None: ``unread``. A server that is not read is cut off in the
+            end, and bills what it has written all the same.
         on_over: called once when the session and all its work have ended.
         clock: seconds, monotonic; None: the system's, or the loop's where the loop has one of its own (virtual time).
         log: collects (now, event or None, commands) of every step, for replay.
@@ -50,6 +52,7 @@ class SessionDriver:
         request: Request,
         *,
         unread: int = 4096,
+        ahead: int | None = None,
         on_over: Callable[[SessionDriver], None] | None = None,
         clock: Callable[[], float] | None = None,
         log: list[tuple[float, Event | None, list[Command]]] | None = None,
@@ -58,6 +61,7 @@ class SessionDriver:
         self.request = request
         self._endpoints = endpoints
         self._unread_limit = unread
+        self._ahead = unread if ahead is None else min(ahead, unread)
         self._on_over = on_over
         self._log = log
         self._loop = asyncio.get_running_loop()
@@ -245,7 +249,7 @@ class SessionDriver:
                 self._direct = source, stream
                 self._wake_reader()
                 return
-            if self._unread > self._unread_limit or self.machine.buffered > self._unread_limit:
+            if self._unread > self._unread_limit or self.machine.buffered > self._held_limit():
                 await self._wait_for_room()
 
     async def _receive(self, source: str, stream: EndpointStream) -> Event:
@@ -359,8 +363,12 @@ class SessionDriver:
             self._reader.set_result(None)
 
     def _make_room_if_read(self) -> None:
-        if max(self._unread, self.machine.buffered) <= self._unread_limit // 2:
+        if self._unread <= self._unread_limit // 2 and self.machine.buffered <= self._held_limit() // 2:
             self._make_room()
+
+    def _held_limit(self) -> int:
+        winner = self.machine.writing
+        return self._ahead if winner is not None and self._endpoints[winner].kind == "device" else self._unread_limit
 
     def _make_room(self) -> None:
         if self._room is not None and not self._room.done():

@@ -225,6 +225,11 @@ class SessionMachine:
         return self._pacer.buffered if self._pacer else 0
 
     @property
+    def writing(self) -> str | None:
+        """Whose tokens the reader gets: the winner, or who took over from it."""
+        return self._winning.source if self._winning is not None else None
+
+    @property
     def is_direct(self) -> bool:
         """Whether all that can happen now is that the winner goes on: nothing is timed and nobody else works."""
         winning = self._winning

@@ -102,6 +102,16 @@ def test_a_side_over_its_budget_stands_in_only() -> None:
     assert "budget" in dispatched.report().reason
 
 
+@pytest.mark.parametrize(("policy", "side"), [("server-only", "server"), ("device-only", "device")])
+def test_a_side_asked_for_by_name_is_not_limited_by_the_budget(policy: str, side: str) -> None:
+    dispatcher = make(budget=0.0, policy=policy, constrained=side)
+    for _ in range(5):
+        dispatched = decide(dispatcher, local=device(), remote=server())
+        assert [start.source for start in dispatched.starts if start.wait is not None] == [side]
+        play(dispatcher, dispatched, server_at=0.2, device_at=0.3)
+    assert dispatcher._steering.requests == 0
+
+
 def test_endpoints_that_could_not_start_are_left_out_and_told() -> None:
     gone: dict[str, EndpointError] = {"device": EngineError("no such file", endpoint="device")}
     dispatched = decide(make(), local=device(), remote=server(), unavailable=gone)

@@ -12,7 +12,7 @@ import pytest
 
 from streamco.client.driver import SessionDriver
 from streamco.core.session import SessionMachine, SessionPlan, Start
-from streamco.endpoints.base import Request
+from streamco.endpoints.base import Kind, Request
 from streamco.errors import ConcurrentRead, EndpointConnectError, EndpointProtocolError, StreamClosed, StreamcoError
 from streamco.events import StreamEnded, TokensReceived
 from streamco.testing.clock import run_in_virtual_time
@@ -483,3 +483,18 @@ def test_the_clock_is_the_systems_unless_the_loop_has_its_own() -> None:
     assert run_in_virtual_time(main()) == pytest.approx(0.1)
     before = time.monotonic()
     assert before <= asyncio.run(main()) <= time.monotonic()
+
+
+@pytest.mark.parametrize(("kind", "most"), [("device", 22), ("server", 500)])
+def test_a_device_runs_ahead_of_a_paced_reader_only_so_far(kind: Kind, most: int) -> None:
+    async def main() -> None:
+        endpoint = ScriptedEndpoint("it", words(*[0.1] * 500), kind=kind)
+        driver = SessionDriver(
+            SessionMachine(SessionPlan(starts=(Start("it", 0.0),), pace=5.0)), {"it": endpoint}, Request(prompt="p"), ahead=20
+        )
+        driver.start()
+        await asyncio.sleep(0.15)
+        assert driver.machine.legs["it"].tokens == most
+        assert (await read_all(driver)).count("w") == 500
+
+    run_in_virtual_time(main())
