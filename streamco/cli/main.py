@@ -14,6 +14,7 @@ __all__ = ["main"]
 COMMANDS = {
     "chat": "talk to the model on this device and to a server at once",
     "demo": "see it work: device and cloud on this machine, no key, no download",
+    "proxy": "an OpenAI-compatible server in front of both sides",
     "serve": "an OpenAI-compatible server over one GGUF model",
 }
 INTERRUPTED = 130  # 128 + SIGINT, as shells count it

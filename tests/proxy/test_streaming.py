@@ -86,12 +86,12 @@ async def test_thinking_and_token_ids_pass_when_they_are_there_and_asked_for() -
 
 
 async def test_a_streams_headers_name_the_winner() -> None:
-    async with proxying(device([(0.0, "D")]), server([(60.0, "S")]), policy="both") as proxy:
-        async with proxy.client.post(CHAT, json=STREAMED) as response:
-            assert response.headers["x-streamco-winner"] == "device"
-            assert "x-streamco-cost-usd" not in response.headers  # not known before the end
-            assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
-            await response.read()
+    sides = device([(0.0, "D")]), server([(60.0, "S")])
+    async with proxying(*sides, policy="both") as proxy, proxy.client.post(CHAT, json=STREAMED) as response:
+        assert response.headers["x-streamco-winner"] == "device"
+        assert "x-streamco-cost-usd" not in response.headers  # not known before the end
+        assert response.headers["Content-Type"] == "text/event-stream; charset=utf-8"
+        await response.read()
 
 
 async def test_text_is_not_kept_back_until_more_comes() -> None:

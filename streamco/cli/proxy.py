@@ -1,0 +1,131 @@
+"""``streamco proxy``: a local OpenAI-compatible server in front of a device model and remote ones."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from streamco.cli.commands import parse_budget, parse_pace_text, parse_policy
+from streamco.cli.listen import check_descriptor, serve_until_stopped
+from streamco.cli.options import option, whole_number
+from streamco.cli.runtime import run_async
+from streamco.errors import ConfigError
+
+if TYPE_CHECKING:
+    from streamco.proxy.config import ProxyConfig
+
+__all__ = ["add_arguments", "run"]
+
+DESCRIPTION = """\
+Programs that speak OpenAI's API get their answers from a small model on this machine and a remote one together, by another base URL:
+whichever has the first word answers, and the other is cancelled. Options go before the file; docs/proxy.md describes it.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``streamco proxy``."""
+    parser.description = DESCRIPTION
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file with [proxy], [device], [[server]] and [dispatch]")
+    parser.add_argument("--print-config", action="store_true", help="print the effective configuration as TOML and leave")
+    who = parser.add_argument_group("who answers")
+    who.add_argument("--device", metavar="PATH", help="GGUF file of the model on this machine, or 'packaged'")
+    who.add_argument("--no-device", action="store_true", help="no device, whatever the file says")
+    who.add_argument("--threads", type=option(whole_number), metavar="N", help="threads of the device model")
+    who.add_argument("--server", metavar="MODEL", help="name of a remote model; takes the place of the file's servers")
+    who.add_argument("--base-url", metavar="URL", help="of the server named by --server (OpenAI itself)")
+    who.add_argument("--api-key-env", metavar="VAR", help="environment variable with that server's key (OPENAI_API_KEY)")
+    how = parser.add_argument_group("dispatch")
+    how.add_argument(
+        "--budget",
+        default=argparse.SUPPRESS,
+        type=option(parse_budget),
+        metavar="SHARE",
+        help="share of prompt tokens the constrained side may process",
+    )
+    how.add_argument("--policy", default=argparse.SUPPRESS, type=option(parse_policy), metavar="NAME", help="who starts when")
+    how.add_argument(
+        "--pace",
+        default=argparse.SUPPRESS,
+        type=option(parse_pace_text),
+        metavar="RATE",
+        help="tokens per second, reading (4.8) or listening (3.5)",
+    )
+    how.add_argument("--profile", default=argparse.SUPPRESS, metavar="FILE", help="keeps what was learned from one run to the next")
+    listen = parser.add_argument_group("listening")
+    listen.add_argument("--host", default=argparse.SUPPRESS, help="address to listen on (127.0.0.1)")
+    listen.add_argument("--port", default=argparse.SUPPRESS, type=int, help="0: any free one (8080)")
+    listen.add_argument("--api-key", metavar="KEY", help="what clients must send as bearer token ($STREAMCO_PROXY_KEY)")
+    listen.add_argument("--no-auth", action="store_true", help="serve other machines without a key")
+    listen.add_argument("--max-streams", default=argparse.SUPPRESS, type=option(whole_number), metavar="N", help="answers at once (64)")
+    listen.add_argument("--keepalive", default=argparse.SUPPRESS, type=float, metavar="S", help="silence before a comment (10)")
+    listen.add_argument("--ready-fd", type=int, metavar="FD", help="write the address to this file descriptor and close it, once ready")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGINT or SIGTERM, or print the configuration; the exit code is 0, or 1 when the port is taken.
+
+    Raises:
+        StreamcoError: it can't begin.
+    """
+    from streamco.proxy.config import format_config
+
+    config = effective_config(args)
+    if args.print_config:
+        print(format_config(config), end="")
+        return 0
+    check_descriptor(args.ready_fd)
+    return run_async(lambda: _proxy(args, config))
+
+
+async def _proxy(args: argparse.Namespace, config: ProxyConfig) -> int:
+    from streamco.proxy.app import serving
+    from streamco.proxy.build import build_client, build_options, keep_profile
+
+    options = build_options(config, args.api_key)
+    options.check_exposure()
+    async with build_client(config) as client:
+        try:
+            await serve_until_stopped(serving(client, options), args.ready_fd)
+        except OSError as error:
+            print(f"streamco proxy: {options.host}:{options.port}: {error.strerror or error}", file=sys.stderr)
+            return 1
+        keep_profile(client, config)
+    return 0
+
+
+def effective_config(args: argparse.Namespace) -> ProxyConfig:
+    """The file's settings with the options' before them; with neither, the packaged model alone.
+
+    Raises:
+        ConfigError: the file is wrong, or options contradict each other.
+    """
+    from msgspec.structs import replace
+
+    from streamco.proxy.config import PACKAGED, DeviceSection, ProxyConfig, ServerSection, load_config
+
+    config = ProxyConfig() if args.config is None else load_config(args.config)
+    device, servers = config.device, config.server
+    if args.server is not None:
+        servers = (ServerSection(model=args.server, base_url=args.base_url, api_key_env=args.api_key_env),)
+    elif args.base_url is not None or args.api_key_env is not None:
+        raise ConfigError("--base-url, --api-key-env: expected --server MODEL beside them, got none")
+    if args.no_device:
+        device = None
+    elif args.device is not None or (device is None and not servers):
+        device = replace(device or DeviceSection(model=PACKAGED), model=args.device or PACKAGED)
+    if device is not None and args.threads is not None:
+        device = replace(device, threads=args.threads)
+    proxy = _given(args, "host", "port", "max_streams", "keepalive")
+    if args.no_auth:
+        proxy["allow_open"] = True
+    dispatch = _given(args, "budget", "policy", "pace", "profile")
+    return replace(
+        config, proxy=replace(config.proxy, **proxy), device=device, server=servers, dispatch=replace(config.dispatch, **dispatch)
+    )
+
+
+def _given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """What the command line says; ``--pace off`` is something too."""
+    return {name: getattr(args, name) for name in names if name in args}

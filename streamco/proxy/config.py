@@ -1,0 +1,228 @@
+"""The proxy's configuration: one TOML file, checked key by key, and its effective form as TOML again.
+
+Keys of endpoints are never in it, only the names of the environment variables that hold them.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Struct, field
+
+from streamco.config import READING, Timeouts
+from streamco.endpoints.base import Capabilities
+from streamco.errors import ConfigError
+from streamco.policies.cost import RATE_SERVER_CONSTRAINED
+
+__all__ = [
+    "PACKAGED",
+    "DeviceSection",
+    "DispatchSection",
+    "PriceTable",
+    "ProxyConfig",
+    "ProxySection",
+    "ServerSection",
+    "format_config",
+    "load_config",
+    "parse_config",
+]
+
+PACKAGED = "packaged"  # [device] model: the one that installs from the package index
+KEY_VARIABLE = "STREAMCO_PROXY_KEY"
+
+T = TypeVar("T")
+
+
+class ProxySection(Struct, frozen=True, kw_only=True):
+    """``[proxy]``: how it listens and what it refuses; see ``ListenOptions``."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    api_key_env: str = KEY_VARIABLE  # not set in the environment: no key
+    allow_open: bool = False
+    max_body_bytes: int = 16 << 20
+    max_streams: int = 64
+    keepalive: float = 10.0
+    idle_timeout: float = 75.0
+    reader_timeout: float = 60.0
+
+
+class DeviceSection(Struct, frozen=True, kw_only=True):
+    """``[device]``: the model on this machine."""
+
+    model: str  # a GGUF file, or "packaged"
+    name: str = "device"
+    threads: int | None = None  # None: a fair share of the cores
+    context: int = 2048  # tokens a sequence, prompt and answer
+    sequences: int = 4  # answers decoded together
+
+
+class PriceTable(Struct, frozen=True, kw_only=True):
+    """``prices`` of a server, in US dollars per million tokens."""
+
+    prompt: float | None = None
+    completion: float | None = None
+    cached_prompt: float | None = None
+
+
+class ServerSection(Struct, frozen=True, kw_only=True):
+    """``[[server]]``: a remote model; the first takes part in the race, the others stand in for it."""
+
+    model: str
+    base_url: str | None = None
+    api_key_env: str | None = None  # None: the provider's variable
+    name: str | None = None
+    provider: str | None = None
+    api: Literal["chat", "completions"] = "chat"
+    prices: PriceTable | None = None
+    timeouts: Timeouts = Timeouts()
+    capabilities: Capabilities | None = None
+
+
+class DispatchSection(Struct, frozen=True, kw_only=True):
+    """``[dispatch]``: who starts when, and how fast text is released; see ``Client`` and ``DispatchOptions``."""
+
+    budget: float = 0.3
+    policy: str = "auto"
+    pace: float | Literal["reading", "listening"] | None = None
+    on_failure: Literal["migrate", "raise"] | None = None  # of an endpoint in the middle; None: migrate, with tools raise
+    constrained: Literal["device", "server"] | None = None
+    explore: float = 0.05
+    hedge_tools: bool = False
+    exchange_rate: float = RATE_SERVER_CONSTRAINED
+    reader_rate: float = READING
+    seed: int | None = None
+    profile: str | None = None  # file: what was learned, read at the start and written at the end
+
+
+class ProxyConfig(Struct, frozen=True, kw_only=True):
+    """The whole file."""
+
+    proxy: ProxySection = ProxySection()
+    device: DeviceSection | None = None
+    server: tuple[ServerSection, ...] = ()
+    dispatch: DispatchSection = field(default_factory=DispatchSection)
+
+
+def load_config(path: Path) -> ProxyConfig:
+    """Read a file; paths in it are relative to its folder, ``~`` is the home.
+
+    Raises:
+        ConfigError: it can't be read, is no TOML, or a key or value is wrong: the text names it.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config: expected a file that can be read, got {error}") from error
+    return parse_config(text, where=str(path), folder=path.parent)
+
+
+def parse_config(text: str, *, where: str = "config", folder: Path | None = None) -> ProxyConfig:
+    """A configuration from TOML.
+
+    Args:
+        text: the file's.
+        where: what errors call it.
+        folder: what relative paths are relative to; None: they stay.
+
+    Raises:
+        ConfigError: no TOML, an unknown key, a value of a wrong type.
+    """
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where}: expected TOML, got {error}") from error
+    _check_keys(data, ProxyConfig, "", where)
+    try:
+        config = msgspec.convert(data, ProxyConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {_explain(str(error))}") from error
+    return config if folder is None else _resolve(config, folder)
+
+
+def _check_keys(table: Mapping[str, Any], kind: type[Struct], path: str, where: str) -> None:
+    """Unknown keys, at any depth; values are not repeated: somebody may have written a key where its variable's name belongs."""
+    hints = get_type_hints(kind)
+    for name, value in table.items():
+        if name not in kind.__struct_fields__:
+            known = ", ".join(kind.__struct_fields__)
+            raise ConfigError(f"{where}: {path}{name}: expected one of {known}, got a key that is unknown")
+        inner = next(_structs_in(hints[name]), None)
+        if inner is None:
+            continue
+        for index, each in enumerate(value if isinstance(value, list) else [value]):
+            if isinstance(each, dict):
+                _check_keys(each, inner, f"{path}{name}{f'[{index}]' if isinstance(value, list) else ''}.", where)
+
+
+def _structs_in(hint: Any) -> Iterator[type[Struct]]:
+    if isinstance(hint, type) and issubclass(hint, Struct):
+        yield hint
+    elif get_origin(hint) in {tuple, Union, types.UnionType}:
+        for part in get_args(hint):
+            yield from _structs_in(part)
+
+
+def _explain(text: str) -> str:
+    """``Expected `int`, got `str` - at `$.proxy.port``` in our order: where, expected, got."""
+    reason, _, path = text.partition(" - at `$")
+    path = path.removesuffix("`").removeprefix(".")
+    if missing := re.search(r"missing required field `(\w+)`", reason):
+        return f"{path + '.' if path else ''}{missing[1]}: expected a value, got none"
+    reason = reason.replace("`", "")
+    return f"{path}: {reason[:1].lower()}{reason[1:]}"
+
+
+def _resolve(config: ProxyConfig, folder: Path) -> ProxyConfig:
+    device, dispatch = config.device, config.dispatch
+    if device is not None and device.model != PACKAGED:
+        device = msgspec.structs.replace(device, model=_absolute(device.model, folder))
+    if dispatch.profile is not None:
+        dispatch = msgspec.structs.replace(dispatch, profile=_absolute(dispatch.profile, folder))
+    return msgspec.structs.replace(config, device=device, dispatch=dispatch)
+
+
+def _absolute(path: str, folder: Path) -> str:
+    return str(folder / Path(path).expanduser())
+
+
+def format_config(config: ProxyConfig) -> str:
+    """The configuration as TOML, defaults included; ``parse_config`` gives it back. What is not set is left out."""
+    parts = [_table("[proxy]", config.proxy)]
+    if config.device is not None:
+        parts.append(_table("[device]", config.device))
+    parts += [_table("[[server]]", server) for server in config.server]
+    parts.append(_table("[dispatch]", config.dispatch))
+    return "\n".join(parts)
+
+
+def _table(title: str, section: Struct) -> str:
+    return "".join([f"{title}\n", *(f"{name} = {_format(value)}\n" for name, value in _settings(section))])
+
+
+def _settings(section: Struct) -> list[tuple[str, Any]]:
+    return [(name, value) for name in section.__struct_fields__ if (value := getattr(section, name)) is not None]
+
+
+def _format(value: Any) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return repr(value)
+        case str():
+            return _quote(value)
+        case Struct():
+            return "{ " + ", ".join(f"{name} = {_format(each)}" for name, each in _settings(value)) + " }"
+    raise AssertionError(f"a configuration holds texts, numbers and tables, got {type(value).__name__}")
+
+
+def _quote(text: str) -> str:
+    """A basic string: JSON's escapes are TOML's, and DEL needs one here only."""
+    return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")

@@ -1,0 +1,190 @@
+"""``streamco proxy`` as a process and as settings: the file, the options before it, its first line, its end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from streamco.calibration.store import load_profile
+from streamco.cli import proxy
+from streamco.cli.main import main
+from streamco.errors import ConfigError
+from streamco.proxy.config import DeviceSection, ServerSection, parse_config
+from tests.cli.test_serve import address_of, ask, process
+
+FAKE = """
+import sys
+from streamco.cli.main import main
+from streamco.client.client import Client
+from streamco.proxy import build
+from streamco.testing.endpoint import ScriptedEndpoint
+script = [(0.0, "one"), ({second}, " two")]
+build.build_client = lambda config: Client(server=ScriptedEndpoint("cloud", script), policy="server-only")
+sys.exit(main(["proxy", *sys.argv[1:]]))
+"""
+CONFIG = """
+[proxy]
+port = 9000
+[device]
+model = "packaged"
+threads = 2
+[[server]]
+model = "large"
+base_url = "http://127.0.0.1:9/v1"
+[dispatch]
+budget = 0.7
+pace = "reading"
+"""
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    proxy.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    path = tmp_path / "proxy.toml"
+    path.write_text(CONFIG)
+    return str(path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_says_where_it_listens_answers_and_ends_on_a_signal(number: int) -> None:
+    with process(FAKE.format(second=0.0), "--port", "0") as running:
+        answer = ask(address_of(running))
+        assert answer["choices"][0]["message"]["content"] == "one two"
+        running.send_signal(number)
+        rest, errors = running.communicate(timeout=30)
+    assert (running.returncode, rest, errors) == (0, "", "")
+
+
+def test_what_it_learned_is_written_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "learned.json"
+    with process(FAKE.format(second=0.0), "--port", "0", "--profile", str(path)) as running:
+        ask(address_of(running))
+        running.terminate()
+        running.communicate(timeout=30)
+    assert running.returncode == 0
+    assert load_profile(path).lengths is not None
+
+
+def test_a_signal_ends_a_running_stream_with_an_error_its_reader_can_tell() -> None:
+    with process(FAKE.format(second=60.0), "--port", "0") as running:
+        body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "stream": True}).encode()
+        request = urllib.request.Request(f"{address_of(running)}/v1/chat/completions", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=30) as response:
+            assert b'"one"' in response.readline()
+            running.terminate()
+            rest = response.read()
+        assert running.wait(timeout=30) == 0
+    assert b'"code":"shutdown"' in rest
+
+
+def test_the_key_comes_from_the_environment_and_is_not_shown() -> None:
+    with process(FAKE.format(second=0.0), "-vv", "--port", "0", env={"STREAMCO_PROXY_KEY": "sk-secret"}) as running:
+        address = address_of(running)
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            ask(address)
+        assert ask(address, Authorization="Bearer sk-secret")["object"] == "chat.completion"
+        running.terminate()
+        assert "sk-secret" not in "".join(running.communicate(timeout=30))
+
+
+def test_a_port_that_is_taken_is_said_in_one_line() -> None:
+    with process(FAKE.format(second=0.0), "--port", "0") as first:
+        port = address_of(first).rpartition(":")[2]
+        with process(FAKE.format(second=0.0), "--port", port) as second:
+            out, errors = second.communicate(timeout=30)
+    assert (second.returncode, out) == (1, "")
+    assert errors.startswith(f"streamco proxy: 127.0.0.1:{port}: ")
+    assert errors.count("\n") == 1
+
+
+def test_options_go_before_the_file(config: str) -> None:
+    words = "--host ::1 --port 1 --max-streams 2 --keepalive 3 --no-auth --threads 4 --budget 0.1 --policy both --pace off --profile p.json"
+    effective = proxy.effective_config(parse("--config", config, *words.split()))
+    section, dispatch = effective.proxy, effective.dispatch
+    assert (section.host, section.port, section.max_streams, section.keepalive, section.allow_open) == ("::1", 1, 2, 3.0, True)
+    assert effective.device == DeviceSection(model="packaged", threads=4)
+    assert (dispatch.budget, dispatch.policy, dispatch.pace, dispatch.profile) == (0.1, "both", None, "p.json")
+
+
+def test_what_is_not_given_stays_as_the_file_says(config: str) -> None:
+    effective = proxy.effective_config(parse("--config", config))
+    assert effective == parse_config(CONFIG)
+
+
+def test_a_server_on_the_command_line_takes_the_place_of_the_files(config: str) -> None:
+    effective = proxy.effective_config(parse("--config", config, "--server", "other", "--base-url", "http://127.0.0.1:8/v1"))
+    assert effective.server == (ServerSection(model="other", base_url="http://127.0.0.1:8/v1"),)
+
+
+def test_a_device_can_be_named_and_left_out(config: str) -> None:
+    named = proxy.effective_config(parse("--config", config, "--device", "mine.gguf"))
+    assert named.device == DeviceSection(model="mine.gguf", threads=2)
+    assert proxy.effective_config(parse("--config", config, "--no-device")).device is None
+
+
+def test_with_nobody_named_the_packaged_model_answers() -> None:
+    assert proxy.effective_config(parse()).device == DeviceSection(model="packaged")
+    assert proxy.effective_config(parse("--server", "gpt-4o-mini")).device is None
+
+
+def test_the_effective_configuration_is_printed_without_keys(
+    config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMCO_PROXY_KEY", "sk-secret")
+    monkeypatch.setenv("MY_KEY", "sk-secret")
+    words = ["--print-config", "--server", "gpt", "--api-key-env", "MY_KEY", "--api-key", "sk-secret"]
+    assert main(["proxy", "--config", config, *words]) == 0
+    printed = capsys.readouterr().out
+    assert parse_config(printed) == proxy.effective_config(parse("--config", config, *words))
+    assert 'api_key_env = "MY_KEY"' in printed
+    assert "sk-secret" not in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--host", "0.0.0.0", "--server", "m", "--base-url", "http://127.0.0.1:9/v1"], "host: expected a loopback address"),
+        (["--port", "70000"], "port: expected at most 65535"),
+        (["--ready-fd", "9999"], "ready-fd: expected an open file descriptor"),
+        (["--base-url", "http://127.0.0.1:9"], "expected --server MODEL beside"),
+        (["--no-device"], "expected a [device] section, a [[server]] section or both"),
+        (["--device", "/nowhere.gguf"], "device.model: expected a GGUF file, got nothing at /nowhere.gguf"),
+        (["--server", "m", "--api-key-env", "NOT_SET"], "NOT_SET"),
+        (["--config", "/nowhere.toml"], "config: expected a file that can be read"),
+    ],
+)
+def test_settings_that_cannot_be_are_said_in_one_line(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["proxy", *words]) == 2
+    errors = capsys.readouterr().err
+    assert text in errors
+    assert errors.startswith("streamco: ")
+    assert errors.count("\n") == 1
+
+
+def test_contradictions_are_usage_errors() -> None:
+    with pytest.raises(ConfigError, match="expected --server MODEL"):
+        proxy.effective_config(parse("--api-key-env", "X"))
+    with pytest.raises(SystemExit):
+        parse("--budget", "2")
+
+
+@pytest.mark.model
+def test_the_packaged_model_answers_without_any_setting_but_the_port() -> None:
+    code = "import sys; from streamco.cli.main import main; sys.exit(main(['proxy', *sys.argv[1:]]))"
+    with process(code, "--port", "0", "--threads", "1") as running:
+        answer = ask(address_of(running))
+        assert answer["usage"]["completion_tokens"] == 2
+        running.send_signal(signal.SIGTERM)
+        running.communicate(timeout=30)
+    assert running.returncode == 0

@@ -1,0 +1,180 @@
+"""The configuration file: what it may say, how it is checked, and that its printed form says the same."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamco.config import Timeouts
+from streamco.endpoints.base import Capabilities
+from streamco.errors import ConfigError
+from streamco.proxy.config import (
+    DeviceSection,
+    DispatchSection,
+    PriceTable,
+    ProxyConfig,
+    ProxySection,
+    ServerSection,
+    format_config,
+    load_config,
+    parse_config,
+)
+from streamco.proxy.options import ProxyOptions
+
+FULL = """
+[proxy]
+port = 9000
+max_streams = 7
+
+[device]
+model = "small.gguf"
+threads = 2
+context = 4096
+
+[[server]]
+model = "gpt-4o-mini"
+api_key_env = "MY_KEY"
+prices = { prompt = 0.15, completion = 0.6 }
+
+[[server]]
+model = "deepseek-chat"
+base_url = "https://api.deepseek.com"
+name = "deepseek"
+timeouts = { first_token = 20 }
+capabilities = { tools = true }
+
+[dispatch]
+budget = 1
+policy = "both"
+pace = "reading"
+profile = "learned.json"
+"""
+
+
+def test_a_file_that_says_nothing_is_all_defaults() -> None:
+    assert parse_config("") == ProxyConfig()
+
+
+def test_every_section_is_understood() -> None:
+    config = parse_config(FULL)
+    assert (config.proxy.port, config.proxy.max_streams, config.proxy.host) == (9000, 7, "127.0.0.1")
+    assert config.device == DeviceSection(model="small.gguf", threads=2, context=4096)
+    assert config.server == (
+        ServerSection(model="gpt-4o-mini", api_key_env="MY_KEY", prices=PriceTable(prompt=0.15, completion=0.6)),
+        ServerSection(
+            model="deepseek-chat",
+            base_url="https://api.deepseek.com",
+            name="deepseek",
+            timeouts=Timeouts(first_token=20.0),
+            capabilities=Capabilities(tools=True),
+        ),
+    )
+    assert config.dispatch == DispatchSection(budget=1.0, policy="both", pace="reading", profile="learned.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[proxi]\n", r"proxi: expected one of proxy, device, server, dispatch, got a key that is unknown"),
+        ('[proxy]\nhots = "x"\n', r"proxy\.hots: expected one of host, port, .*, got a key that is unknown"),
+        ('[[server]]\nmodel = "m"\n[[server]]\nmodel = "n"\napi_key = "sk-1"\n', r"server\[1\]\.api_key: expected one of model, base_url"),
+        ('[[server]]\nmodel = "m"\nprices = { promt = 1 }\n', r"server\[0\]\.prices\.promt: expected one of prompt, completion"),
+        ('[[server]]\nmodel = "m"\ntimeouts = { read = 1 }\n', r"server\[0\]\.timeouts\.read: expected one of connect"),
+        ("[device]\nthreads = 2\n", r"device\.model: expected a value, got none"),
+        ("[proxy]\nport = '80'\n", r"proxy\.port: expected int, got str"),
+        ("[dispatch]\nbudget = true\n", r"dispatch\.budget: expected float, got bool"),
+        ("[dispatch]\non_failure = 'retry'\n", r"dispatch\.on_failure: invalid enum value 'retry'"),
+        ("proxy = 3\n", r"proxy: expected object, got int"),
+        ("[server]\nmodel = 'm'\n", r"server: expected array, got object"),
+        ("[proxy\n", r"expected TOML, got .*line 1"),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_would_be_right(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"mine: {message}"):
+        parse_config(text, where="mine")
+
+
+def test_a_key_written_into_the_file_is_not_repeated() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config('[[server]]\nmodel = "m"\napi_key = "sk-secret"\n')
+    assert "secret" not in str(caught.value)
+
+
+def test_paths_are_relative_to_the_file_and_know_the_home(tmp_path: Path) -> None:
+    path = tmp_path / "proxy.toml"
+    path.write_text('[device]\nmodel = "models/small.gguf"\n[dispatch]\nprofile = "~/learned.json"\n')
+    config = load_config(path)
+    assert config.device is not None
+    assert config.device.model == str(tmp_path / "models" / "small.gguf")
+    assert config.dispatch.profile == str(Path.home() / "learned.json")
+
+
+def test_the_packaged_model_is_no_path(tmp_path: Path) -> None:
+    path = tmp_path / "proxy.toml"
+    path.write_text('[device]\nmodel = "packaged"\n')
+    assert load_config(path).device == DeviceSection(model="packaged")
+
+
+@pytest.mark.parametrize("data", [None, b"\xff\xfe"])
+def test_a_file_that_cannot_be_read_is_said(tmp_path: Path, data: bytes | None) -> None:
+    path = tmp_path / "proxy.toml"
+    if data is not None:
+        path.write_bytes(data)
+    with pytest.raises(ConfigError, match="config: expected a file that can be read, got"):
+        load_config(path)
+
+
+def test_the_printed_form_says_the_same() -> None:
+    config = parse_config(FULL)
+    assert parse_config(format_config(config)) == config
+
+
+def test_the_printed_form_names_defaults_and_leaves_out_what_is_not_set() -> None:
+    text = format_config(ProxyConfig())
+    assert "[proxy]\n" in text
+    assert "port = 8080\n" in text
+    assert "budget = 0.3\n" in text
+    assert "[device]" not in text
+    assert "pace" not in text
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+CONFIGS = st.builds(
+    ProxyConfig,
+    proxy=st.builds(ProxySection, host=TEXTS, port=st.integers(0, 65535), allow_open=st.booleans(), keepalive=NUMBERS),
+    device=st.none() | st.builds(DeviceSection, model=TEXTS, threads=st.none() | st.integers(1, 64)),
+    server=st.lists(
+        st.builds(
+            ServerSection,
+            model=TEXTS,
+            name=st.none() | TEXTS,
+            prices=st.none() | st.builds(PriceTable, prompt=st.none() | NUMBERS),
+            capabilities=st.none() | st.builds(Capabilities, tools=st.booleans(), vocabulary=st.none() | TEXTS),
+        ),
+        max_size=3,
+    ).map(tuple),
+    dispatch=st.builds(
+        DispatchSection, budget=NUMBERS, pace=st.none() | st.just("reading") | NUMBERS, seed=st.none() | st.integers(0, 2**62)
+    ),
+)
+
+
+@given(CONFIGS)
+def test_any_configuration_survives_being_printed(config: ProxyConfig) -> None:
+    assert parse_config(format_config(config)) == config
+
+
+def test_the_files_defaults_are_the_options_own() -> None:
+    section, options = ProxySection(), ProxyOptions()
+    for name in ("host", "allow_open", "max_body_bytes", "max_streams", "keepalive", "idle_timeout", "reader_timeout"):
+        assert getattr(section, name) == getattr(options, name), name
+
+
+def test_numbers_that_toml_writes_otherwise_are_read_back() -> None:
+    for value in (1e16, 1e-7, 5e-324, 1e300):
+        assert math.isclose(parse_config(format_config(ProxyConfig(dispatch=DispatchSection(budget=value)))).dispatch.budget, value)
