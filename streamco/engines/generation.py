@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RunningGeneration"]
 
+_WHOLE = ("stop", "length")
+
 
 class RunningGeneration:
     """Implements ``Generation``.
@@ -63,7 +65,7 @@ class RunningGeneration:
         self._limit = limit
         self._end_ids = model.end_ids
         self._sampler = Sampler(request.sampling)
-        self._assembler = TextAssembler(model.token_bytes)
+        self._assembler = TextAssembler(model.token_bytes, request.opened)
         self._stops = StopMatcher(request.sampling.stop)
         self._wake_failure: Exception | None = None
         self._made = 0
@@ -158,11 +160,15 @@ class RunningGeneration:
             self._show(backlog)
 
     def finish(self, reason: str, pieces: list[TextPiece] | None = None, *, error: Exception | None = None) -> None:
-        """End it. ``pieces``: what to show last; None: everything that was held back."""
+        """End it.
+
+        ``pieces``: what to show last. None: everything that was held back if the answer is whole, else nothing: whoever goes on with a
+        broken one makes the rest of its last code point and decides about the stop string.
+        """
         if self._end is not None:
             return
         if pieces is None:
-            pieces = self._flush()
+            pieces = self._flush() if reason in _WHOLE else []
         self._tail = self._backlog + pieces
         self._end = GenerationEnd(reason, self._timings(), error or self._wake_failure)
         if self._ring.finish() & WAKE:

@@ -21,22 +21,27 @@ class TextAssembler:
 
     Args:
         token_bytes: bytes of a token id; b"" for control tokens.
+        opened: the first bytes of a code point, from before these tokens; its text comes with the token that completes it.
     """
 
-    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+    def __init__(self, token_bytes: Callable[[int], bytes], opened: bytes = b"") -> None:
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder.decode(opened)
         self._text = ""
         self._ids: list[int] = []
+        self._is_clear = not opened
 
     def add(self, token: int, top: Top = None) -> TextPiece | None:
         """The piece that this token completes; None while a code point is open or the tokens so far have no text."""
         data = self._token_bytes(token)
-        if not self._ids and data.isascii():
+        if self._is_clear and data.isascii():
             if data:
                 return TextPiece(data.decode("ascii"), (token,), top)
             self._ids.append(token)
+            self._is_clear = False
             return None
+        self._is_clear = False
         self._text += self._decoder.decode(data)
         self._ids.append(token)
         if not self._text or self._decoder.getstate()[0]:
@@ -52,6 +57,7 @@ class TextAssembler:
         piece = TextPiece(self._text, tuple(self._ids), top)
         self._text = ""
         self._ids = []
+        self._is_clear = True
         return piece
 
 

@@ -26,12 +26,13 @@ class Bench:
     room: int = 8
     limit: int = 100
     stop: tuple[str, ...] = ()
+    opened: bytes = b""
     wakes: int = 0
     nudges: int = 0
     interrupts: list[RunningGeneration] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        request = GenerationRequest(prompt_ids=[1, 2, 3], sampling=SamplingOptions(temperature=0, stop=self.stop))
+        request = GenerationRequest(prompt_ids=[1, 2, 3], sampling=SamplingOptions(temperature=0, stop=self.stop), opened=self.opened)
         self.generation = RunningGeneration(
             request,
             cast(LlamaModel, FakeModel(Path("bytes.gguf"))),
@@ -226,3 +227,19 @@ def test_whatever_the_rhythm_every_token_arrives_once_and_in_order(steps: list[s
     pieces, _ = bench.generation.take()
     shown += "".join(piece.text for piece in pieces)
     assert shown == written.split("ababab")[0]
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "error"])
+def test_a_broken_answer_shows_no_half_code_point_and_no_half_stop_string(reason: str) -> None:
+    bench = Bench(stop=("cd!",))
+    bench.write("abc")
+    bench.write("é".encode()[:1])
+    bench.generation.finish(reason)
+    assert bench.taken() == "ab"
+
+
+def test_a_code_point_that_the_prompt_opens_is_shown_whole() -> None:
+    bench = Bench(opened="🐈".encode()[:3])
+    bench.write("🐈".encode()[3:])
+    bench.write("!")
+    assert bench.taken() == "🐈!"

@@ -135,3 +135,21 @@ def test_any_cut_shows_the_text_before_the_first_stop_string(text: str, places: 
     for piece in shown:
         (token,) = piece.ids
         assert words[token].startswith(piece.text)
+
+
+@given(st.text(min_size=1, max_size=8), st.integers(0, 40))
+def test_a_code_point_that_was_begun_before_is_shown_with_the_token_that_ends_it(text: str, place: int) -> None:
+    data = text.encode()
+    cut = place % len(data)
+    whole = data[:cut].decode("utf-8", "ignore")
+    opened = data[len(whole.encode()) : cut]
+    tokens = [bytes([byte]) for byte in data[cut:]]
+    assembler = TextAssembler(tokens.__getitem__, opened)
+    pieces = [piece for index in range(len(tokens)) if (piece := assembler.add(index)) is not None]
+    assert whole + "".join(piece.text for piece in pieces) == text
+    assert [token for piece in pieces for token in piece.ids] == list(range(len(tokens)))
+    assert assembler.flush() is None
+
+
+def test_a_beginning_that_nothing_follows_is_not_shown() -> None:
+    assert TextAssembler([b""].__getitem__, b"\xf0\x9f").flush() is None
