@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
 
 from streamco.engines.base import Engine, GenerationRequest
+from streamco.engines.prompts import answer_ids, open_bytes, with_begin
 from streamco.errors import EngineError
 from streamco.server.options import ServeOptions
+from streamco.server.packed import unpack_ids
 from streamco.server.refusals import RequestError, invalid
 from streamco.server.requests import TOP_LOGPROBS, ChatRequest, CompletionRequest
 
 __all__ = ["build_generation", "prompt_ids", "render"]
 
-_END = "\ue000"  # stands behind a message to be continued while it goes through the template; a character of private use
+_MARK = "\ue000"  # stands for a message to be continued while it goes through the template; a character of private use
 INLINE_BYTES = 4096  # tokenising more takes over a millisecond: not on the loop
 
 ApiRequest = ChatRequest | CompletionRequest
@@ -37,6 +37,7 @@ async def build_generation(engine: Engine, request: ApiRequest, options: ServeOp
         sampling=request.sampling(_limit(engine, request, options, field, len(ids))),
         top=0 if top is None else TOP_LOGPROBS,  # the token that was drawn is told only if it is among them
         ignore_eos=bool(request.ignore_eos),
+        opened=open_bytes(engine, ids),
     )
 
 
@@ -53,21 +54,28 @@ def _limit(engine: Engine, request: ApiRequest, options: ServeOptions, field: st
 
 
 def prompt_ids(engine: Engine, request: ApiRequest) -> list[int]:
-    """Token ids of the prompt; control tokens in it are recognised, as at llama-server and vLLM. Thread-safe.
+    """Token ids of the prompt, and of the answer's beginning where there is one; control tokens in text are recognised, as at llama-server
+    and vLLM. Thread-safe.
 
     Raises:
-        RequestError: 400 no tokens, foreign ids, or messages the model's chat template refuses.
+        RequestError: 400 no tokens, foreign ids, a frame that can't be read, or messages the model's chat template refuses.
     """
-    if isinstance(request, ChatRequest):
-        ids = engine.tokenize(render(engine, request), special=True)
-    elif isinstance(prompt := request.single_prompt, str):
-        ids = engine.tokenize(prompt, special=True)
-    else:
-        return _checked(engine, prompt)
-    begin = engine.tokenize("", bos=True)  # empty for models that want none; many templates write it themselves
-    if ids[: len(begin)] != begin:
-        ids = begin + ids
+    ids = _chat_ids(engine, request) if isinstance(request, ChatRequest) else _text_ids(engine, request)
+    if request.continuation_tokens_packed is not None:
+        ids = ids + unpack_ids(engine, "continuation_tokens_packed", request.continuation_tokens_packed)
     return _checked(engine, ids)
+
+
+def _chat_ids(engine: Engine, request: ChatRequest) -> list[int]:
+    ids = with_begin(engine, engine.tokenize(render(engine, request), special=True))
+    return ids + answer_ids(engine, request.messages[-1]["content"], special=True) if request.continue_final_message else ids
+
+
+def _text_ids(engine: Engine, request: CompletionRequest) -> list[int]:
+    if request.prompt_tokens_packed is not None:
+        return unpack_ids(engine, "prompt_tokens_packed", request.prompt_tokens_packed)
+    prompt = request.single_prompt
+    return with_begin(engine, engine.tokenize(prompt, special=True)) if isinstance(prompt, str) else prompt
 
 
 def _checked(engine: Engine, ids: list[int]) -> list[int]:
@@ -80,7 +88,7 @@ def _checked(engine: Engine, ids: list[int]) -> list[int]:
 
 
 def render(engine: Engine, request: ChatRequest) -> str:
-    """A request's messages through the chat template.
+    """A request's messages through the chat template, without the content of a message to be continued.
 
     Raises:
         RequestError: 400 the template refuses them, or doesn't show the message to be continued.
@@ -88,15 +96,15 @@ def render(engine: Engine, request: ChatRequest) -> str:
     try:
         if not request.continue_final_message:
             return engine.apply_template(request.messages, add_generation_prompt=request.add_generation_prompt is not False)
-        return _render_open(engine, request.messages)
+        return _render_open(engine, request)
     except EngineError as error:
         raise RequestError(400, str(error), param="messages") from error
 
 
-def _render_open(engine: Engine, messages: list[Mapping[str, Any]] | list[dict[str, Any]]) -> str:
-    """The template's text up to the end of the last message's content, so that the model goes on with it (as transformers does)."""
-    last = {**messages[-1], "content": f"{messages[-1]['content']}{_END}"}
-    text, found, _ = engine.apply_template([*messages[:-1], last], add_generation_prompt=False).rpartition(_END)
+def _render_open(engine: Engine, request: ChatRequest) -> str:
+    """The template's text up to the last message's content: many trim contents, and an answer's beginning must stay as it was written."""
+    last = {**request.messages[-1], "content": _MARK}
+    text, found, _ = engine.apply_template([*request.messages[:-1], last], add_generation_prompt=False).rpartition(_MARK)
     if not found:
         raise RequestError(400, "continue_final_message: expected the chat template to show the last message, got none of it")
     return text

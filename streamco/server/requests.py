@@ -1,7 +1,8 @@
 """Request bodies: JSON to typed fields, with OpenAI's names, ranges and error texts.
 
 Fields that OpenAI doesn't have keep the names other servers gave them: ``top_k``, ``min_p``, ``ignore_eos`` and ``return_token_ids`` are
-vLLM's. Unknown fields are ignored; known ones that would change the answer and can't be honoured are refused by name.
+vLLM's; ``prompt_tokens_packed`` and ``continuation_tokens_packed`` are this server's own (docs/serve.md). Unknown fields are ignored; known
+ones that would change the answer and can't be honoured are refused by name.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class GenerateRequest(Struct, kw_only=True):
     logit_bias: dict[str, float] | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
+    continuation_tokens_packed: bytes | None = None  # base64 in JSON; msgspec decodes it
 
     @property
     def is_streamed(self) -> bool:
@@ -148,14 +150,17 @@ class ChatRequest(GenerateRequest, kw_only=True):
             raise invalid("response_format", f"expected type text, got {self.response_format.get('type')!r}")
         if self.continue_final_message and self.add_generation_prompt:
             raise invalid("continue_final_message", "expected add_generation_prompt to be false with it")
+        if self.continue_final_message and self.continuation_tokens_packed is not None:
+            raise invalid("continuation_tokens_packed", "expected continue_final_message to be false with it")
         if self.continue_final_message and not isinstance(self.messages[-1].get("content"), str):
             raise invalid("continue_final_message", "expected the last message's content to be text")
 
 
 class CompletionRequest(GenerateRequest, kw_only=True):
-    """Body of ``/v1/completions``; ``prompt`` is text, token ids, or a list of one of them."""
+    """Body of ``/v1/completions``; ``prompt`` is text, token ids, or a list of one of them, unless it comes packed."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: str | list[str | int | list[int]] | None = None
+    prompt_tokens_packed: bytes | None = None
     logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS)] | None = None
     best_of: int | None = None
     echo: bool | None = None
@@ -169,10 +174,8 @@ class CompletionRequest(GenerateRequest, kw_only=True):
     @property
     def single_prompt(self) -> str | list[int]:
         """The prompt, taken out of a list of one."""
-        if isinstance(self.prompt, str):
-            return self.prompt
         match self.prompt:
-            case [str(text)]:
+            case str(text) | [str(text)]:
                 return text
             case [list(ids)]:
                 return ids
@@ -181,11 +184,15 @@ class CompletionRequest(GenerateRequest, kw_only=True):
                 if len(ids) == len(self.prompt):
                     return ids
                 raise invalid("prompt", "expected text or token ids, got a mixture")
-        raise invalid("prompt", f"expected one prompt, got {len(self.prompt)}")
+        raise invalid("prompt", f"expected one prompt, got {len(self.prompt or ())}")
 
     def check(self) -> None:
         """See ``GenerateRequest.check``."""
         GenerateRequest.check(self)
+        if self.prompt is None and self.prompt_tokens_packed is None:
+            raise invalid("prompt", "expected a value, got none")
+        if self.prompt is not None and self.prompt_tokens_packed is not None:
+            raise invalid("prompt_tokens_packed", "expected no prompt beside it, got one")
         if self.best_of not in {None, 1}:
             raise invalid("best_of", f"expected 1, got {self.best_of}")
         for field in ("echo", "suffix"):

@@ -73,13 +73,14 @@ def test_a_final_message_can_be_continued() -> None:
 
 
 def test_a_final_message_is_continued_though_the_template_strips_it() -> None:
-    assert shown(StrippingEngine(), chat("Say it", " It begins ", continue_final_message=True)) == "<Say it><It begins "
+    assert shown(StrippingEngine(), chat("Say it", " It begins ", continue_final_message=True)) == "<Say it>< It begins "
 
 
 @pytest.mark.parametrize("content", ["", " ", ">", "<", "\ue000", "\n"])
 def test_a_final_message_is_not_mistaken_for_what_the_template_writes_after_it(content: str) -> None:
     request = chat("Say it", content, continue_final_message=True)
-    assert render(StrippingEngine(), request) == f"<Say it><{content.lstrip()}"
+    assert render(StrippingEngine(), request) == "<Say it><"
+    assert shown(StrippingEngine(), request) == f"<Say it><{content}"
     assert request.messages[-1]["content"] == content
 
 

@@ -120,6 +120,9 @@ def test_unknown_fields_and_harmless_values_of_unsupported_ones_are_ignored() ->
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         ({"continue_final_message": True, "messages": [{"role": "assistant"}]}, "continue_final_message"),
+        ({"continue_final_message": True, "continuation_tokens_packed": "VEsB"}, "continuation_tokens_packed"),
+        ({"continuation_tokens_packed": "not base64!"}, "continuation_tokens_packed"),
+        ({"continuation_tokens_packed": [1, 2]}, "continuation_tokens_packed"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_the_fields_name(fields: dict[str, Any], param: str) -> None:
@@ -139,6 +142,8 @@ def test_what_cannot_be_served_is_refused_by_the_fields_name(fields: dict[str, A
         ({"prompt": None}, "prompt"),
         ({"prompt": 5}, "prompt"),
         ({"prompt": [{}]}, "prompt"),
+        ({"prompt_tokens_packed": "VEsB"}, "prompt_tokens_packed"),
+        ({"prompt": None, "prompt_tokens_packed": "?"}, "prompt_tokens_packed"),
     ],
 )
 def test_completions_refuse_theirs(fields: dict[str, Any], param: str) -> None:
