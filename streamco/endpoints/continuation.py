@@ -1,13 +1,56 @@
-"""A request that goes on with an answer somebody else has begun, in the form its endpoint understands."""
+"""A request that goes on with an answer somebody else has begun, in the form its endpoint understands.
+
+Token ids go where they mean the same, packed or plain. Everywhere else text goes, and its end needs care: vocabularies put spaces in front
+of words, so text that ends in spaces asks for a token that hardly occurs, and many chat templates trim what a message ends with. That
+whitespace (``seam``) is held back. The target writes it again, and ``Seam`` takes it out of what comes: known characters that the target
+was never shown, so nothing is guessed.
+"""
 
 from __future__ import annotations
 
+from base64 import b64encode
+from collections.abc import Sequence
+
 import msgspec
 
-from streamco.endpoints.base import Continuation, Request
+from streamco.chunks import ChunkChoice
+from streamco.commands import Partial
+from streamco.endpoints.base import Capabilities, Continuation, Request
 from streamco.errors import UsageError
+from streamco.events import TokensReceived
+from streamco.wire.tokens import TokenCodec
 
-__all__ = ["continue_request"]
+__all__ = ["PACKED_FIELD", "SPACES", "Seam", "continue_request", "hand_over", "split_seam"]
+
+PACKED_FIELD = "continuation_tokens_packed"  # of ``streamco serve``: docs/serve.md
+SPACES = " \t"  # what a vocabulary may want at the beginning of the next token
+
+
+def hand_over(
+    request: Request, partial: Partial, can: Capabilities, *, codec: TokenCodec | None = None, keeps_whitespace: bool = False
+) -> tuple[Request, str]:
+    """The request that makes a server go on behind ``partial``, and the whitespace it will write again.
+
+    Args:
+        request: without its ``partial``; a text prompt for the chat API as the message it becomes.
+        partial: the answer's beginning. Nothing of it that could be sent: the request begins anew.
+        can: of the server.
+        codec: of its vocabulary, if it takes ids packed behind any prompt (``streamco serve``).
+        keeps_whitespace: it doesn't trim what a message ends with.
+
+    Raises:
+        UsageError: it can't go on with this answer.
+    """
+    ids = partial.ids
+    if ids and codec is not None and partial.vocabulary == codec.vocabulary:
+        packed = b64encode(codec.encode(ids)).decode("ascii")
+        return msgspec.structs.replace(request, extra={**request.extra, PACKED_FIELD: packed}), ""
+    if ids and request.prompt_ids is not None and can.takes_token_ids and can.vocabulary in {None, partial.vocabulary}:
+        return msgspec.structs.replace(request, prompt_ids=[*request.prompt_ids, *ids]), ""  # the prompt's ids are the server's too
+    text, seam = split_seam(partial.text, SPACES if keeps_whitespace or request.messages is None else None)
+    if not text:
+        return request, seam
+    return continue_request(request, text, "continue_final_message" if can.continuation == "token_ids" else can.continuation), seam
 
 
 def continue_request(request: Request, text: str, how: Continuation) -> Request:
@@ -30,3 +73,52 @@ def continue_request(request: Request, text: str, how: Continuation) -> Request:
         return msgspec.structs.replace(request, messages=[*request.messages, {**message, "prefix": True}])
     extra = {**request.extra, "continue_final_message": True, "add_generation_prompt": False}
     return msgspec.structs.replace(request, messages=[*request.messages, message], extra=extra)
+
+
+def split_seam(text: str, whitespace: str | None = None) -> tuple[str, str]:
+    """The text that is handed over, and the whitespace at its end that is not; None: every kind of whitespace."""
+    kept = text.rstrip(whitespace)
+    return kept, text[len(kept) :]
+
+
+class Seam:
+    """Takes whitespace that the reader has already out of the beginning of what comes.
+
+    Args:
+        text: as it was held back; "": nothing is to be done.
+    """
+
+    __slots__ = ("_left",)
+
+    def __init__(self, text: str = "") -> None:
+        self._left = text
+
+    @property
+    def is_open(self) -> bool:
+        """Whether something may still be taken out."""
+        return bool(self._left)
+
+    def close(self, event: TokensReceived) -> TokensReceived:
+        """The event without what the reader has. The first character that differs ends it: from there on all of the text is new."""
+        dropped = sum(self._trim(chunk.choices[:1]) for chunk in event.chunks)
+        return TokensReceived(event.source, event.chunks, max(0, event.tokens - dropped))
+
+    def _trim(self, choices: Sequence[ChunkChoice]) -> int:
+        """Shorten a chunk; how many tokens nothing is left of. Ids of a shortened text would not be its own any more."""
+        dropped = 0
+        for choice in choices:
+            text = choice.delta.content
+            if not self._left or not text:
+                continue
+            same = _common(self._left, text)
+            self._left = "" if same < len(text) else self._left[same:]
+            if same:
+                dropped += 0 if same < len(text) else len(choice.token_ids or (0,))
+                choice.delta.content = text[same:]
+                choice.token_ids = None
+        return dropped
+
+
+def _common(left: str, right: str) -> int:
+    """Length of the beginning they share."""
+    return next((at for at, (one, other) in enumerate(zip(left, right, strict=False)) if one != other), min(len(left), len(right)))

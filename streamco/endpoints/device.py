@@ -17,7 +17,9 @@ from msgspec.structs import replace
 from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, PromptTokensDetails
 from streamco.commands import Partial
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
+from streamco.endpoints.continuation import SPACES, Seam, split_seam
 from streamco.engines.base import Engine, EngineOptions, Generation, GenerationEnd, GenerationRequest, GenerationTimings, TextPiece
+from streamco.engines.prompts import answer_ids, open_bytes, with_begin
 from streamco.errors import ConfigError, EndpointError, EngineError, StreamClosed, StreamConsumed, UsageError
 from streamco.events import StreamEnded, TokensReceived
 
@@ -182,6 +184,7 @@ class DeviceStream:
         self._failure: Exception | None = None
         self._end: GenerationEnd | None = None
         self._partial: list[str] = []
+        self._seam = Seam()
         self._has_begun = self._has_told = self._has_ended = self._is_cancelled = False
 
     @property
@@ -211,8 +214,12 @@ class DeviceStream:
 
     def _submit(self, engine: Engine, ids: list[int]) -> None:
         request = GenerationRequest(
-            prompt_ids=ids, sampling=self._request.sampling, ignore_eos=bool(self._request.extra.get("ignore_eos", False))
+            prompt_ids=ids,
+            sampling=self._request.sampling,
+            ignore_eos=bool(self._request.extra.get("ignore_eos", False)),
+            opened=open_bytes(engine, ids),
         )
+        self._seam = Seam(_seam_of(engine, self._request.partial))
         self._generation = engine.submit(request, self._wake)
 
     async def receive(self) -> TokensReceived | StreamEnded:
@@ -294,7 +301,8 @@ class DeviceStream:
         if self._end is not None and self._end.reason in FINISHED:
             self._has_told = True
             chunks.append(self._chunk(ChunkChoice(finish_reason=self._end.reason)))
-        return TokensReceived(self._endpoint.name, chunks, tokens)
+        event = TokensReceived(self._endpoint.name, chunks, tokens)
+        return self._seam.close(event) if self._seam.is_open else event
 
     def _chunk(self, choice: ChunkChoice) -> ChatCompletionChunk:
         return ChatCompletionChunk(id=self._number, choices=[choice], created=self._created, model=self._model_name())
@@ -346,21 +354,25 @@ def prompt_ids(engine: Engine, request: Request) -> list[int]:
     if request.messages is None:
         raise AssertionError("one of the three is given")
     text = engine.apply_template(request.messages)
-    return engine.tokenize(text, special=True, bos=True)
+    return with_begin(engine, engine.tokenize(text, special=True))
 
 
 def _partial_ids(engine: Engine, request: Request, partial: Partial) -> list[int]:
-    """The prompt with the answer's beginning behind it: ids where they are this vocabulary's, else the text, tokenised together.
+    """The prompt with the answer's beginning behind it: ids where they are this vocabulary's, else the text up to its last spaces."""
+    begun = prompt_ids(engine, replace(request, partial=None))
+    if _has_ids(engine, partial):
+        return [*begun, *(partial.ids or ())]
+    text, _ = split_seam(partial.text, SPACES)
+    return [*begun, *answer_ids(engine, text)] if text else begun
 
-    The template's last characters and the answer's first may belong to one token, so text is joined before it is tokenised.
-    """
-    if partial.ids is not None and partial.vocabulary == engine.info.vocabulary:
-        return [*prompt_ids(engine, replace(request, partial=None)), *partial.ids]
-    if request.prompt_ids is not None:
-        return [*request.prompt_ids, *engine.tokenize(partial.text)]
-    if request.prompt is not None:
-        return engine.tokenize(request.prompt + partial.text, bos=True)
-    return engine.tokenize(engine.apply_template(request.messages or ()) + partial.text, special=True, bos=True)
+
+def _has_ids(engine: Engine, partial: Partial) -> bool:
+    return bool(partial.ids) and partial.vocabulary == engine.info.vocabulary
+
+
+def _seam_of(engine: Engine, partial: Partial | None) -> str:
+    """The spaces at the end of a text that was handed over."""
+    return "" if partial is None or _has_ids(engine, partial) else split_seam(partial.text, SPACES)[1]
 
 
 def _is_short(request: Request) -> bool:

@@ -16,7 +16,7 @@ import msgspec
 from streamco.config import Limits, RetryPolicy, Timeouts
 from streamco.endpoints.address import Address, find_address
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
-from streamco.endpoints.continuation import continue_request
+from streamco.endpoints.continuation import PACKED_FIELD, hand_over
 from streamco.endpoints.http import HttpClient
 from streamco.endpoints.openai_stream import Call, OpenAIStream
 from streamco.endpoints.prices import find_prices
@@ -24,10 +24,11 @@ from streamco.endpoints.probe import PROBED_PATHS, ServerInfo, identify
 from streamco.endpoints.providers import GENERIC, Dialect, find_provider
 from streamco.endpoints.retry import Retries
 from streamco.endpoints.tokens import TokenCounter
-from streamco.errors import ConfigError, EndpointError, EndpointProtocolError, UsageError
+from streamco.errors import ConfigError, EndpointError, EndpointProtocolError, EndpointStatusError, UsageError
 from streamco.wire.failures import status_error
 from streamco.wire.openai import Api
 from streamco.wire.requests import build_chat_request, build_completion_request, encode_request
+from streamco.wire.tokens import TokenCodec
 
 if TYPE_CHECKING:
     import aiohttp
@@ -97,6 +98,7 @@ class OpenAIEndpoint:
         self._declared = capabilities
         self._capabilities = self._address.provider.capabilities if capabilities is None else capabilities
         self._dialect = Dialect(self._address.provider)
+        self._codec: TokenCodec | None = None  # of a server that takes packed ids
         self._headers = _build_headers(self._address, key, headers)
         self._client = HttpClient(self._name, timeouts=timeouts, session=session, secret=key)
         self._counter = TokenCounter(model)
@@ -143,7 +145,7 @@ class OpenAIEndpoint:
             self._name,
             self._client,
             lambda: self._prepare(request),
-            refine=self._dialect.learn,
+            refine=self._learn,
             retries=Retries(self._retry, self._rng),
             timeouts=self._timeouts,
             limits=self._limits,
@@ -202,20 +204,45 @@ class OpenAIEndpoint:
                 self._capabilities = provider.capabilities
         if self._capabilities.context_tokens is None:
             self._capabilities = msgspec.structs.replace(self._capabilities, context_tokens=info.context_tokens)
+        if info.vocabulary is not None and info.vocabulary_size is not None:
+            self._codec = TokenCodec(info.vocabulary, info.vocabulary_size)
+            self._capabilities = msgspec.structs.replace(self._capabilities, vocabulary=info.vocabulary, continuation="token_ids")
+
+    def _learn(self, error: EndpointStatusError) -> bool:
+        """Read a refusal; True: the same request is worth sending in another form. The server may have another model by now."""
+        if self._codec is not None and error.status == 400 and PACKED_FIELD in error.body:
+            self._codec = None
+            self._capabilities = msgspec.structs.replace(self._capabilities, vocabulary=None, continuation="continue_final_message")
+            return True
+        return self._dialect.learn(error)
 
     def _prepare(self, request: Request) -> Call:
-        if request.partial is not None:
-            rest = msgspec.structs.replace(request, partial=None)
-            request = continue_request(rest, request.partial.text, self._capabilities.continuation)
+        request, seam = self._go_on(request)
         model = request.model or self.model
         api, path, body = self._build_body(request, model)
         last = request.messages[-1] if request.messages else {}
         url = self._url(path, model, base_url=self._address.provider.continuation_base_url if last.get("prefix") else None)
         headers = {**self._headers, **request.headers} if request.headers else self._headers
         try:
-            return Call(url, headers, encode_request(body), api)
+            return Call(url, headers, encode_request(body), api, seam)
         except TypeError as exc:
             raise UsageError(f"request: expected values that have a JSON form, got {exc}") from exc
+
+    def _go_on(self, request: Request) -> tuple[Request, str]:
+        """The request without ``partial``, and what is held back at its end."""
+        if request.partial is None:
+            return request, ""
+        rest = msgspec.structs.replace(request, partial=None)
+        if rest.prompt is not None and self._api == "chat":
+            rest = msgspec.structs.replace(rest, prompt=None, messages=[{"role": "user", "content": rest.prompt}])
+        keeps = self._address.provider.keeps_whitespace
+        return hand_over(rest, request.partial, self._capabilities, codec=self._codec, keeps_whitespace=keeps)
+
+    def _extra(self, request: Request) -> Mapping[str, Any]:
+        """Further fields; ids are asked for where another endpoint may understand them."""
+        if self._capabilities.vocabulary is None or not self._address.provider.has_token_ids:
+            return request.extra
+        return {"return_token_ids": True, **request.extra}
 
     def _url(self, path: str, model: str, *, base_url: str | None = None) -> URL:
         from yarl import URL
@@ -227,7 +254,7 @@ class OpenAIEndpoint:
         prompt = request.prompt_ids if request.prompt_ids is not None else request.prompt
         if request.messages is None and (self._api == "completions" or request.prompt_ids is not None):
             body = build_completion_request(
-                prompt or "", model=model, sampling=request.sampling, extra=request.extra, include_usage=dialect.has_stream_options
+                prompt or "", model=model, sampling=request.sampling, extra=self._extra(request), include_usage=dialect.has_stream_options
             )
             return "completions", "/completions", body
         if self._api == "completions":
@@ -237,7 +264,7 @@ class OpenAIEndpoint:
             messages,
             model=model,
             sampling=request.sampling,
-            extra=request.extra,
+            extra=self._extra(request),
             include_usage=dialect.has_stream_options,
             max_tokens_field=dialect.max_tokens_field,
         )

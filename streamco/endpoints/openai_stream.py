@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from streamco.chunks import ChatCompletionChunk
 from streamco.config import Limits, Timeouts
+from streamco.endpoints.continuation import Seam
 from streamco.endpoints.http import HttpClient
 from streamco.endpoints.http_errors import root_cause, translate
 from streamco.endpoints.retry import Retries, is_transient
@@ -46,12 +47,13 @@ _END_GRACE = 5.0  # seconds for usage and [DONE] after the last finish_reason; s
 
 
 class Call(Struct, frozen=True):
-    """What is sent: ``body`` is JSON."""
+    """What is sent: ``body`` is JSON. ``seam``: whitespace the server was not shown and will write again."""
 
     url: URL
     headers: Mapping[str, str]
     body: bytes
     api: Api
+    seam: str = ""
 
 
 class OpenAIStream:
@@ -97,6 +99,7 @@ class OpenAIStream:
         self._response: aiohttp.ClientResponse | None = None
         self._content: aiohttp.StreamReader | None = None
         self._parser = ChatStreamParser(endpoint=name, limits=limits)
+        self._seam = Seam()
         self._head: list[ChatCompletionChunk] = []
         self._has_content = False
         self._is_complete = False
@@ -204,6 +207,7 @@ class OpenAIStream:
                 wait = retry_after
                 continue
             self._parser = ChatStreamParser(endpoint=self._name, limits=self._limits, api=call.api)
+            self._seam = Seam(call.seam)
             self._response = response
             self._content = response.content
             return
@@ -258,7 +262,10 @@ class OpenAIStream:
                 return None
             self._head = []
             self._has_content = tokens > 0
-        return TokensReceived(self._name, chunks, tokens) if chunks else None
+        if not chunks:
+            return None
+        event = TokensReceived(self._name, chunks, tokens)
+        return self._seam.close(event) if self._seam.is_open else event
 
     def _close_parser(self) -> tuple[list[ChatCompletionChunk], int]:
         try:

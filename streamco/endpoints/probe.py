@@ -33,12 +33,16 @@ class ServerInfo(Struct, frozen=True, kw_only=True):
         models: ids of the models it offers.
         context_tokens: prompt and answer together, of the model asked for; None: it doesn't say.
         version: as it writes it, "" if it doesn't.
+        vocabulary: fingerprint of its tokens' ids, as ``streamco serve`` tells it; None: it doesn't.
+        vocabulary_size: number of those ids.
     """
 
     kind: str
     models: tuple[str, ...] = ()
     context_tokens: int | None = None
     version: str = ""
+    vocabulary: str | None = None
+    vocabulary_size: int | None = None
 
 
 def identify(models: Any, facts: Mapping[str, Any], *, model: str) -> ServerInfo:
@@ -52,8 +56,11 @@ def identify(models: Any, facts: Mapping[str, Any], *, model: str) -> ServerInfo
     entries = _read_models(models)
     chosen = next((entry for entry in entries if entry.get("id") == model), entries[0] if len(entries) == 1 else {})
     props = facts.get("/props")
+    kind = _find_kind(entries, facts)
+    vocabulary, size = chosen.get("vocabulary"), _read_size(chosen, "vocabulary_size")
+    is_told = kind == "streamco" and isinstance(vocabulary, str) and size is not None and size <= 1 << 32
     return ServerInfo(
-        kind=_find_kind(entries, facts),
+        kind=kind,
         models=tuple(str(entry["id"]) for entry in entries),
         context_tokens=_read_size(props, "default_generation_settings", "n_ctx")
         or _read_size(chosen, "max_model_len")
@@ -61,6 +68,8 @@ def identify(models: Any, facts: Mapping[str, Any], *, model: str) -> ServerInfo
         or _read_size(chosen, "meta", "n_ctx")
         or _read_size(facts.get("/get_model_info"), "context_length"),
         version=str(_get(facts.get("/version"), "version") or _get(props, "build_info") or ""),
+        vocabulary=vocabulary if is_told else None,
+        vocabulary_size=size if is_told else None,
     )
 
 

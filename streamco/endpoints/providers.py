@@ -34,6 +34,8 @@ class Provider(Struct, frozen=True, kw_only=True):
         max_tokens_field: what it calls the limit of the answer's length.
         capabilities: of a typical model there; ``Capabilities`` of the endpoint override them.
         continuation_base_url: where continuations go if not to the base URL.
+        has_token_ids: tells the ids behind each text when asked (``return_token_ids``).
+        keeps_whitespace: goes on with a message exactly as it was written, whatever the chat template trims.
         source: where this is known from.
     """
 
@@ -47,6 +49,8 @@ class Provider(Struct, frozen=True, kw_only=True):
     max_tokens_field: MaxTokensField = "max_tokens"
     capabilities: Capabilities = Capabilities()
     continuation_base_url: str | None = None
+    has_token_ids: bool = False
+    keeps_whitespace: bool = False
     source: str
 
 
@@ -149,7 +153,8 @@ PROVIDERS: tuple[Provider, ...] = (
     Provider(
         name="vllm",
         capabilities=Capabilities(takes_token_ids=True, json_schema=True, choices=True, continuation="continue_final_message"),
-        source="docs.vllm.ai: openai_compatible_server (continue_final_message, prompt as token ids); "
+        has_token_ids=True,
+        source="docs.vllm.ai: openai_compatible_server (continue_final_message, prompt as token ids, return_token_ids); "
         "tools depend on --enable-auto-tool-choice",
     ),
     Provider(
@@ -176,8 +181,10 @@ PROVIDERS: tuple[Provider, ...] = (
     ),
     Provider(
         name="streamco",
-        capabilities=Capabilities(takes_token_ids=True),
-        source="streamco serve",
+        capabilities=Capabilities(takes_token_ids=True, continuation="continue_final_message"),
+        has_token_ids=True,
+        keeps_whitespace=True,
+        source="docs/serve.md",
     ),
 )
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
+from itertools import pairwise
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from streamco.commands import Partial
 from streamco.config import SamplingOptions
-from streamco.endpoints.base import Request
-from streamco.endpoints.continuation import continue_request
+from streamco.endpoints.base import Capabilities, Request
+from streamco.endpoints.continuation import PACKED_FIELD, Seam, continue_request, hand_over, split_seam
 from streamco.errors import UsageError
-from streamco.testing import ScriptedServer
+from streamco.events import TokensReceived
+from streamco.server.app import serving
+from streamco.testing import FakeEngine, ScriptedServer, stream_answer, text_chunk
+from streamco.testing.engine import FakeVocabulary
+from streamco.wire.tokens import TokenCodec
 from tests.endpoints.helpers import ask, opened
 
 QUESTION = {"role": "user", "content": "count"}
@@ -51,3 +61,178 @@ async def test_deepseeks_prefix_goes_to_its_beta_url() -> None:
         await ask(endpoint, ASKED)
         await ask(endpoint, continue_request(ASKED, "one", endpoint.capabilities.continuation))
         assert [request.path for request in server.requests] == ["/v1/chat/completions", "/beta/chat/completions"]
+
+
+VOCABULARY = "1000:0123456789abcdef"
+CODEC = TokenCodec(VOCABULARY, 1000)
+BEGUN = Partial(text="one two", ids=(1, 2), vocabulary=VOCABULARY, tokens=2)
+STREAMCO = Capabilities(vocabulary=VOCABULARY, takes_token_ids=True, continuation="token_ids")
+
+
+def test_ids_of_the_servers_vocabulary_go_packed() -> None:
+    request, seam = hand_over(ASKED, BEGUN, STREAMCO, codec=CODEC)
+    assert request.messages == [QUESTION]
+    assert request.extra["user"] == "u"
+    assert CODEC.decode(b64decode(request.extra[PACKED_FIELD])) == [1, 2]
+    assert seam == ""
+
+
+@pytest.mark.parametrize("partial", [replace(BEGUN, vocabulary="other"), replace(BEGUN, ids=None, vocabulary=None)])
+def test_ids_of_another_vocabulary_go_as_text(partial: Partial) -> None:
+    request, _ = hand_over(ASKED, partial, STREAMCO, codec=CODEC)
+    assert request.messages == [QUESTION, {"role": "assistant", "content": "one two"}]
+    assert PACKED_FIELD not in request.extra
+
+
+@pytest.mark.parametrize("vocabulary", [None, VOCABULARY])
+def test_ids_go_plain_behind_a_prompt_of_ids(vocabulary: str | None) -> None:
+    can = Capabilities(takes_token_ids=True, vocabulary=vocabulary, continuation="continue_final_message")
+    request, _ = hand_over(Request(prompt_ids=[7, 8]), BEGUN, can)
+    assert request.prompt_ids == [7, 8, 1, 2]
+
+
+@pytest.mark.parametrize("can", [Capabilities(continuation="continue_final_message"), Capabilities(takes_token_ids=True, vocabulary="x")])
+def test_ids_that_a_server_does_not_understand_are_not_sent(can: Capabilities) -> None:
+    with pytest.raises(UsageError, match="token ids"):
+        hand_over(Request(prompt_ids=[7]), BEGUN, can)
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\n"])
+def test_a_beginning_without_text_begins_anew(text: str) -> None:
+    request, seam = hand_over(ASKED, Partial(text=text), Capabilities(continuation="prefix"))
+    assert (request, seam) == (ASKED, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "keeps", "sent", "seam"),
+    [
+        ("one", False, "one", ""),
+        ("one ", False, "one", " "),
+        ("one.\n\n", False, "one.", "\n\n"),
+        ("one.\n\n", True, "one.\n\n", ""),
+        ("one.\n\n  \t", True, "one.\n\n", "  \t"),
+        (" one", False, " one", ""),
+    ],
+)
+def test_whitespace_at_the_seam_is_held_back(text: str, keeps: bool, sent: str, seam: str) -> None:
+    can = Capabilities(continuation="continue_final_message")
+    request, held = hand_over(ASKED, Partial(text=text), can, keeps_whitespace=keeps)
+    assert request.messages is not None
+    assert (request.messages[-1]["content"], held) == (sent, seam)
+
+
+def test_a_text_prompt_keeps_its_line_breaks() -> None:
+    request, seam = hand_over(Request(prompt="a"), Partial(text="b\n "), Capabilities(continuation="continue_final_message"))
+    assert (request.prompt, seam) == ("ab\n", " ")
+
+
+def closed(seam: Seam, *pieces: str) -> tuple[str, int]:
+    """Text and tokens of an event when the seam has been closed."""
+    event = seam.close(TokensReceived("s", [text_chunk(piece, ids=[9]) for piece in pieces], len(pieces)))
+    assert all(choice.token_ids is None or choice.delta.content in pieces for chunk in event.chunks for choice in chunk.choices)
+    return "".join(choice.delta.content or "" for chunk in event.chunks for choice in chunk.choices), event.tokens
+
+
+@pytest.mark.parametrize(
+    ("held", "pieces", "text", "tokens"),
+    [
+        ("", [" a"], " a", 1),
+        (" ", [" a", " b"], "a b", 2),
+        (" ", [" ", "a"], "a", 1),
+        ("  ", [" ", " ", " a"], " a", 1),
+        ("  ", [" a"], "a", 1),
+        (" ", ["a", " b"], "a b", 2),
+        ("\n\n", ["\n", "\nA", "\n"], "A\n", 2),
+        ("\n\n", ["\n", "A"], "A", 1),
+        (" ", [], "", 0),
+    ],
+)
+def test_whitespace_that_was_held_back_is_not_shown_twice(held: str, pieces: list[str], text: str, tokens: int) -> None:
+    assert closed(Seam(held), *pieces) == (text, tokens)
+
+
+@given(st.text(" \n\tab"), st.data())
+def test_an_answer_that_writes_it_again_is_whole_however_it_is_cut(answer: str, data: st.DataObject) -> None:
+    begun = answer[: data.draw(st.integers(0, len(answer)))]
+    sent, held = split_seam(begun)
+    rest = answer[len(sent) :]
+    places = sorted({0, len(rest), *data.draw(st.lists(st.integers(0, len(rest)), max_size=5))})
+    seam = Seam(held)
+    shown = begun
+    for start, stop in pairwise(places):
+        shown += closed(seam, rest[start:stop])[0] if seam.is_open else rest[start:stop]
+    assert shown == answer
+
+
+async def test_a_stream_gives_whitespace_at_the_seam_once() -> None:
+    async with ScriptedServer(stream_answer([" ", "three", " four"])) as server, opened(server.url, provider="vllm") as endpoint:
+        answered = await ask(endpoint, replace(ASKED, partial=Partial(text="one two ", tokens=3)))
+        assert server.requests[0].json()["messages"][-1]["content"] == "one two"
+    assert (answered.text, answered.tokens) == ("three four", 2)
+
+
+async def test_a_prompt_for_the_chat_api_is_the_message_it_was() -> None:
+    async with ScriptedServer() as server, opened(server.url, provider="vllm") as endpoint:
+        await ask(endpoint, Request(prompt="count", partial=BEGUN))
+        assert server.requests[0].json()["messages"] == [QUESTION, {"role": "assistant", "content": "one two"}]
+
+
+async def test_nothing_more_to_say_is_a_proper_end() -> None:
+    async with ScriptedServer(stream_answer([])) as server, opened(server.url, provider="vllm") as endpoint:
+        answered = await ask(endpoint, replace(ASKED, partial=BEGUN))
+    assert (answered.text, answered.tokens) == ("", 0)
+    assert answered.end is not None
+    assert answered.end.finish_reason == "stop"
+
+
+# Against ``streamco serve`` over an engine of words
+
+
+async def test_a_probe_learns_what_streamco_serve_takes() -> None:
+    engine = FakeEngine()
+    async with serving(engine) as url, opened(url, model="fake") as endpoint:
+        assert endpoint.capabilities.continuation == "none"
+        info = await endpoint.probe()
+        assert (info.kind, info.vocabulary) == ("streamco", engine.info.vocabulary)
+        assert endpoint.capabilities == Capabilities(
+            vocabulary=engine.info.vocabulary, takes_token_ids=True, continuation="token_ids", context_tokens=engine.info.context_tokens
+        )
+        answered = await ask(endpoint, ASKED)
+    ids = [token for chunk in answered.chunks for choice in chunk.choices for token in choice.token_ids or ()]
+    assert engine.detokenize(ids).decode() == answered.text
+
+
+async def test_a_beginning_of_ids_arrives_as_those_ids() -> None:
+    engine = FakeEngine()
+    ids = engine.tokenize(" one two")
+    async with serving(engine) as url, opened(url, model="fake") as endpoint:
+        await endpoint.probe()
+        for request, end in (
+            (ASKED, "assistant: one two"),
+            (Request(prompt="count"), "user: count\nassistant: one two"),
+            (Request(prompt_ids=engine.tokenize("count")), "count one two"),
+        ):
+            await ask(endpoint, replace(request, partial=Partial(text=" one two", ids=tuple(ids), vocabulary=engine.info.vocabulary)))
+            assert list(engine.requests[-1].prompt_ids)[-len(ids) :] == ids
+            assert engine.detokenize(engine.requests[-1].prompt_ids).decode().endswith(end)
+
+
+async def test_a_beginning_of_another_vocabulary_arrives_as_its_text() -> None:
+    engine = FakeEngine()
+    async with serving(engine) as url, opened(url, model="fake") as endpoint:
+        await endpoint.probe()
+        await ask(endpoint, replace(ASKED, partial=Partial(text="one two\n ", ids=(1,), vocabulary="other")))
+    assert engine.detokenize(engine.requests[-1].prompt_ids).decode() == "user: count\nassistant: one two\n"
+
+
+async def test_a_server_with_another_model_by_now_gets_the_text() -> None:
+    engine, other = FakeEngine(), FakeEngine(vocabulary=FakeVocabulary("other"))
+    async with serving(engine) as url, opened(url, model="fake") as endpoint:
+        await endpoint.probe()
+        begun = Partial(text="one", ids=tuple(engine.tokenize("one")), vocabulary=engine.info.vocabulary)
+        async with serving(other) as elsewhere:
+            endpoint._address = replace(endpoint._address, base_url=elsewhere)
+            answered = await ask(endpoint, replace(ASKED, partial=begun))
+            assert answered.end is not None
+        assert other.detokenize(other.requests[-1].prompt_ids).decode().endswith("assistant: one")
+        assert (endpoint.capabilities.vocabulary, endpoint.capabilities.continuation) == (None, "continue_final_message")

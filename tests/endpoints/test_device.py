@@ -155,7 +155,7 @@ async def test_counting_and_opening_tokenise_once() -> None:
     async with device(Counted()) as endpoint:
         assert endpoint.count_tokens(HELLO) == 3
         await read(endpoint.open(HELLO))
-    assert len(calls) == 1
+    assert len([text for text in calls if text]) == 1
 
 
 async def test_what_cannot_be_counted_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,20 @@ def test_the_size_is_that_of_the_model_asked_for() -> None:
     assert identify(models, {}, model="c").context_tokens is None
 
 
+def test_streamco_serve_tells_its_vocabulary() -> None:
+    card = {"id": "m", "owned_by": "streamco", "max_model_len": 512, "vocabulary": "300:0123456789abcdef", "vocabulary_size": 300}
+    info = identify(listed(card), {}, model="m")
+    assert info == ServerInfo(kind="streamco", models=("m",), context_tokens=512, vocabulary="300:0123456789abcdef", vocabulary_size=300)
+
+
+@pytest.mark.parametrize(
+    "change", [{"owned_by": "acme"}, {"vocabulary": 3}, {"vocabulary_size": None}, {"vocabulary_size": 0}, {"vocabulary_size": 1 << 33}]
+)
+def test_a_vocabulary_told_by_halves_or_by_others_is_left_out(change: dict[str, Any]) -> None:
+    info = identify(listed({"id": "m", "owned_by": "streamco", "vocabulary": "v", "vocabulary_size": 3, **change}), {}, model="m")
+    assert (info.vocabulary, info.vocabulary_size) == (None, None)
+
+
 @pytest.mark.parametrize("models", [None, [], {}, "x", {"data": None}, {"data": [1, {"no": "id"}]}, {"error": "x"}])
 def test_nonsense_is_a_generic_server_without_models(models: Any) -> None:
     assert identify(models, {"/props": 3, "/version": [], "/get_model_info": None}, model="m") == ServerInfo(kind="generic")
