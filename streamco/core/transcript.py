@@ -45,6 +45,8 @@ class Transcript:
         ids: list[int] = []
         vocabularies: set[str | None] = set()
         for vocabulary, choice in self._choices():
+            if choice.delta.reasoning_content or choice.delta.reasoning:
+                continue
             if choice.token_ids:
                 ids += choice.token_ids
                 vocabularies.add(vocabulary)

@@ -28,6 +28,15 @@ def test_one_piece_without_ids_makes_it_text() -> None:
     assert transcript.partial() == Partial(text="ab", tokens=2)
 
 
+def test_thinking_is_not_handed_over_nor_are_its_ids() -> None:
+    transcript = Transcript()
+    thought = ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(reasoning_content="hm"), token_ids=[5])])
+    transcript.add([thought], 1, "v")
+    assert transcript.partial() == Partial(text="", tokens=1)
+    transcript.add([text_chunk("a", ids=[1])], 1, "v")
+    assert transcript.partial() == Partial(text="a", ids=(1,), vocabulary="v", tokens=2)
+
+
 def test_two_vocabularies_make_it_text() -> None:
     transcript = Transcript()
     transcript.add([text_chunk("a", ids=[1])], 1, "v")
