@@ -23,6 +23,7 @@ PRINTS = {
     "failover": [r"^The connection is cut here\.$", r"^second took over from first behind token \d+: EndpointProtocolError$"],
     "many": [r"^What is rain\? \w", r"^What is snow\? \w", r"^What is wind\? \w"],
     "paced": [r"^median gap 0\.\d{3} s, \d+ tokens late, score [01]\.\d\d$"],
+    "proxy_client": [r"^device won$"],
     "quickstart": [r"^device won, first token after \d+\.\d\d s, \d+ tokens$"],
 }
 
