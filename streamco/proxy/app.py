@@ -18,7 +18,8 @@ from streamco.proxy.options import MODEL, ProxyOptions
 from streamco.proxy.requests import Asked, parse_chat, parse_completion
 from streamco.proxy.shapes import ChatShape, CompletionShape
 from streamco.proxy.streaming import answer_whole, stream_answer
-from streamco.server.limits import Admission, authorize, read_body, translate_errors
+from streamco.server.api import make_application
+from streamco.server.limits import Admission, read_body
 from streamco.server.listening import listening
 from streamco.server.refusals import RequestError
 
@@ -44,16 +45,6 @@ class Proxy:
     def active(self) -> int:
         """Answers under way."""
         return len(self._answers)
-
-    def routes(self) -> list[web.RouteDef]:
-        """Path by path."""
-        return [
-            web.get("/health", self.health),
-            web.get("/v1/models", self.models),
-            web.get("/v1/models/{model:.+}", self.one_model),
-            web.post("/v1/chat/completions", self.chat_completions),
-            web.post("/v1/completions", self.completions),
-        ]
 
     async def stop(self, _app: web.Application | None = None) -> None:
         """Admit nobody, end every answer with an error its reader can tell from an end."""
@@ -117,10 +108,8 @@ def make_app(client: Client, options: ProxyOptions | None = None) -> web.Applica
     """
     options = options or ProxyOptions()
     proxy = Proxy(client, options)
-    app = web.Application(middlewares=[translate_errors, authorize(options)], client_max_size=options.max_body_bytes)
+    app = make_application(proxy, options)
     app[PROXY] = proxy
-    app.add_routes(proxy.routes())
-    app.on_shutdown.append(proxy.stop)
     return app
 
 

@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from msgspec.structs import asdict
+
 from streamco.calibration.store import save_profile
 from streamco.client.client import Client
 from streamco.client.dispatcher import DispatchOptions
@@ -65,16 +67,10 @@ def build_options(config: ProxyConfig, api_key: str | None = None, environ: Mapp
     section = config.proxy
     given = environ.get(section.api_key_env) or None
     names = (name for server in config.server for name in (server.model, server.name) if name)
+    listening = {name: value for name, value in asdict(section).items() if name != "api_key_env"}
     return ProxyOptions(
-        host=section.host,
-        port=section.port,
+        **listening,
         api_key=given if api_key is None else api_key,
-        allow_open=section.allow_open,
-        max_body_bytes=section.max_body_bytes,
-        max_streams=section.max_streams,
-        keepalive=section.keepalive,
-        idle_timeout=section.idle_timeout,
-        reader_timeout=section.reader_timeout,
         models=tuple(dict.fromkeys(names)),
         raw_prompts=all(server.api == "completions" for server in config.server),
     )

@@ -16,8 +16,9 @@ from aiohttp import web
 from streamco.engines.base import Engine, GenerationRequest
 from streamco.errors import EngineError
 from streamco.server.answers import Answer, ChatAnswer, CompletionAnswer
+from streamco.server.api import make_application
 from streamco.server.latency import Holdback
-from streamco.server.limits import Admission, authorize, read_body, translate_errors
+from streamco.server.limits import Admission, read_body
 from streamco.server.listening import listening, make_runner
 from streamco.server.options import ServeOptions
 from streamco.server.prompts import ApiRequest, build_generation
@@ -53,16 +54,6 @@ class Service:
     def active(self) -> int:
         """Generations of the engine that are being read."""
         return len(self._works)
-
-    def routes(self) -> list[web.RouteDef]:
-        """Path by path."""
-        return [
-            web.get("/health", self.health),
-            web.get("/v1/models", self.models),
-            web.get("/v1/models/{model:.+}", self.one_model),
-            web.post("/v1/chat/completions", self.chat_completions),
-            web.post("/v1/completions", self.completions),
-        ]
 
     async def stop(self, _app: web.Application | None = None) -> None:
         """Admit nobody, end every stream with an error its reader can tell from an end."""
@@ -173,10 +164,8 @@ def make_app(engine: Engine, options: ServeOptions | None = None, *, clock: Cloc
     """
     options = options or ServeOptions()
     service = Service(engine, options, clock)
-    app = web.Application(middlewares=[translate_errors, authorize(options)], client_max_size=options.max_body_bytes)
+    app = make_application(service, options)
     app[SERVICE] = service
-    app.add_routes(service.routes())
-    app.on_shutdown.append(service.stop)
     return app
 
 

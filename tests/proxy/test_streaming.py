@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from contextlib import suppress
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from streamco.errors import EndpointConnectError, EndpointProtocolError, Endpoin
 from streamco.proxy.shapes import ChatShape
 from streamco.testing.endpoint import text_chunk
 from tests.client.helpers import device, server, words
-from tests.proxy.support import CHAT, HELLO, TEXT, proxying
+from tests.proxy.support import CHAT, HELLO, TEXT, RunningProxy, proxying
 from tests.server.support import contents, next_event, until
 
 USAGE = CompletionUsage(10, 3, 13)
@@ -204,3 +206,20 @@ async def test_a_shutdown_ends_streams_with_an_error_their_readers_can_tell() ->
         rest = await response.read()
     assert b'"code":"shutdown"' in rest
     assert b"[DONE]" not in rest
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_readers_that_leave_at_any_point_leave_nothing_behind(seed: int) -> None:
+    dice = Random(seed)
+    near = device([(dice.random() * 0.05, "n ")] + [(0.05 + index * 0.005, "n ") for index in range(20)])
+    far = server([(dice.random() * 0.05, "f ")] + [(0.05 + index * 0.005, "f ") for index in range(20)])
+
+    async def read(proxy: RunningProxy, patience: float, is_streamed: bool) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience), proxy.client.post(CHAT, json={**HELLO, "stream": is_streamed}) as response:
+                await response.read()
+
+    async with proxying(near, far, policy="both", keepalive=0.01) as proxy:
+        await asyncio.gather(*(read(proxy, dice.random() * 0.25, dice.random() < 0.7) for _ in range(40)))
+        await until(lambda: near.active == 0 and far.active == 0)
+        await until(lambda: proxy.proxy.active == 0 and proxy.proxy.admission.present == 0)
