@@ -52,6 +52,7 @@ sanitize: $(VENV)/.dev
 	sh tests/native/sanitize.sh $(BIN)/python
 
 bench: $(VENV)/.bench
+	$(BIN)/mypy bench
 	$(BIN)/python -m bench --quick
 
 docs: $(VENV)/.dev
