@@ -19,6 +19,8 @@ from tests.client.helpers import device, server, words
 from tests.proxy.support import CHAT, HELLO, TEXT, proxying
 from tests.server.support import until
 
+pytestmark = pytest.mark.usefixtures("no_blocked_loop")
+
 USAGE = CompletionUsage(10, 3, 13)
 PRICES = TokenPrices(prompt=1e-6, completion=2e-6)
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}

@@ -26,7 +26,7 @@ from streamco.testing.endpoint import ScriptedEndpoint
 from tests.client.helpers import device, server, words
 from tests.server.support import until
 
-pytestmark = pytest.mark.peer
+pytestmark = [pytest.mark.peer, pytest.mark.usefixtures("no_blocked_loop")]
 
 MESSAGES: Any = [{"role": "user", "content": "Hello"}]
 USAGE = CompletionUsage(10, 3, 13)

@@ -19,6 +19,8 @@ from tests.client.helpers import device, server, words
 from tests.proxy.support import CHAT, HELLO, TEXT, RunningProxy, proxying
 from tests.server.support import contents, next_event, until
 
+pytestmark = pytest.mark.usefixtures("no_blocked_loop")
+
 USAGE = CompletionUsage(10, 3, 13)
 STREAMED: dict[str, Any] = {**HELLO, "stream": True}
 
