@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from streamco.endpoints.address import Address, find_address
+from streamco.endpoints.address import Address, find_address, read_key
 from streamco.endpoints.providers import PROVIDERS, find_provider
 from streamco.errors import ConfigError
 
@@ -156,3 +156,21 @@ def test_root_urls_lie_beside_the_api() -> None:
 def test_a_label_tells_unknown_servers_apart() -> None:
     assert find("http://127.0.0.1:8080/v1")[0].label == "127.0.0.1:8080"
     assert Address(find_provider("vllm"), "http://127.0.0.1:8080/v1").label == "vllm"
+
+
+def test_a_named_variables_key_is_read() -> None:
+    assert read_key("MY_KEY", setting="here", environ={"MY_KEY": "sk-1"}) == "sk-1"
+
+
+@pytest.mark.parametrize(
+    ("variable", "message"),
+    [
+        ("OTHER", "here: expected a key in the environment variable OTHER, got none"),
+        ("EMPTY", "here: expected a key in the environment variable EMPTY, got none"),
+        ("sk-secret", "here: expected the name of an environment variable, got something else"),
+    ],
+)
+def test_a_variable_without_a_key_is_named_and_a_key_in_its_place_is_not_repeated(variable: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_key(variable, setting="here", environ={"EMPTY": ""})
+    assert "secret" not in str(caught.value)
