@@ -297,7 +297,8 @@ class DeviceStream:
         for piece in pieces:
             self._partial.append(piece.text)
             tokens += len(piece.ids)
-            chunks.append(self._chunk(ChunkChoice(delta=ChoiceDelta(content=piece.text), token_ids=list(piece.ids))))
+            ids = None if piece.is_cut else list(piece.ids)
+            chunks.append(self._chunk(ChunkChoice(delta=ChoiceDelta(content=piece.text), token_ids=ids)))
         if self._end is not None and self._end.reason in FINISHED:
             self._has_told = True
             chunks.append(self._chunk(ChunkChoice(finish_reason=self._end.reason)))

@@ -24,7 +24,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     threads: int | None = None  # None: a fair share of the cores; all engines of a process together never exceed them
     prefill_chunk: int = 128  # tokens; measured: no cost against one big batch, and a cancel waits at most one chunk
     ring_tokens: int = 512  # pieces buffered a sequence before it is parked
-    exact: bool = False  # decode with at least two rows, so that batching never changes the arithmetic
+    exact: bool = False  # the same ids give the same logits, bit by bit, whatever runs beside or ran before; takes twice the memory
 
 
 class TextPiece(Struct, frozen=True):
@@ -33,6 +33,7 @@ class TextPiece(Struct, frozen=True):
     text: str
     ids: tuple[int, ...]
     top: tuple[tuple[int, float], ...] | None = None  # (id, probability) best first, of the last id's row, when asked for
+    is_cut: bool = False  # a stop string begins inside: the ids say more than the text, and nobody can go on behind them
 
 
 class GenerationTimings(Struct, frozen=True, kw_only=True):

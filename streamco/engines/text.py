@@ -116,7 +116,7 @@ class StopMatcher:
         left = boundary - sum(len(piece.text) for piece in released)
         if left > 0:
             part = self._held[0]
-            released.append(TextPiece(part.text[:left], part.ids, part.top))
+            released.append(TextPiece(part.text[:left], part.ids, part.top, is_cut=True))
         self._held = []
         self._text = ""
         return released

@@ -96,6 +96,7 @@ class _Answer:
         self._wants_usage = wants_usage
         self._prompt_ids = prompt_ids
         self._pieces: list[TextPiece] = []
+        self._has_stopped = False
 
     def add(self, pieces: Sequence[TextPiece]) -> None:
         self._pieces += pieces
@@ -104,7 +105,7 @@ class _Answer:
         return b"".join([event(self._chunk([self._piece_choice(piece)])) for piece in pieces])
 
     def closing(self, finish_reason: str, timings: GenerationTimings) -> bytes:
-        last = event(self._chunk([self._final_choice(finish_reason)]))
+        last = b"" if self._has_stopped else event(self._chunk([self._final_choice(finish_reason)]))
         if self._wants_usage:
             last += event({**self._chunk([]), "usage": usage_of(timings)})
         return last + DONE
@@ -134,7 +135,10 @@ class _Answer:
         choice = self._choice(self._piece_content(piece.text))
         if self._top is not None:
             choice["logprobs"] = self._logprobs([piece])
-        if self._wants_ids:
+        if piece.is_cut:  # its end is told with it: nobody who loses the connection in between goes on beyond the stop string
+            self._has_stopped = True
+            choice["finish_reason"] = "stop"
+        elif self._wants_ids:
             choice["token_ids"] = piece.ids
         return choice
 

@@ -87,11 +87,11 @@ def test_without_stop_strings_nothing_is_held() -> None:
 
 
 def test_a_stop_string_inside_a_token_cuts_it() -> None:
-    assert feed(("\n\n",), ["one", " two\n\nthree"]) == ([TextPiece("one", (0,)), TextPiece(" two", (1,))], True)
+    assert feed(("\n\n",), ["one", " two\n\nthree"]) == ([TextPiece("one", (0,)), TextPiece(" two", (1,), is_cut=True)], True)
 
 
 def test_a_stop_string_over_tokens_drops_those_wholly_inside() -> None:
-    assert feed(("<end>",), ["a", "b<", "en", "d>", "c"]) == ([TextPiece("a", (0,)), TextPiece("b", (1,))], True)
+    assert feed(("<end>",), ["a", "b<", "en", "d>", "c"]) == ([TextPiece("a", (0,)), TextPiece("b", (1,), is_cut=True)], True)
 
 
 def test_what_only_looked_like_a_stop_string_is_shown_late_and_whole() -> None:

@@ -144,3 +144,15 @@ def test_logprobs_of_completions_count_their_offsets_through_the_stream() -> Non
     assert found[0]["tokens"] == ["one"]
     assert found[0]["top_logprobs"] == [{"one": math.log(0.5), "five": math.log(0.25)}]
     assert answer(CompletionAnswer, top=0)._logprobs(PIECES)["top_logprobs"] is None
+
+
+@pytest.mark.parametrize(("shape", "api"), [(ChatAnswer, "chat"), (CompletionAnswer, "completions")])
+def test_a_piece_cut_by_a_stop_string_has_no_ids_and_is_told_with_the_end(shape: type[ChatAnswer], api: Api) -> None:
+    """Its ids would make whoever goes on behind them miss the stop string; without its end somebody might go on at all."""
+    made = answer(shape, wants_ids=True)
+    data = made.opening() + made.events([PIECES[0], TextPiece(" t", (2,), is_cut=True)])
+    parser = ChatStreamParser(api=api)
+    chunks = parser.feed(data)
+    assert (parser.partial_text(), parser.finish_reason, parser.is_complete) == ("one t", "stop", True)
+    assert [token for chunk in chunks for choice in chunk.choices for token in choice.token_ids or ()] == [1]
+    assert made.closing("stop", TIMINGS) == b"data: [DONE]\n\n"
