@@ -28,18 +28,20 @@ class LlamaContext:
         sequences: sequence ids go from 0 to ``sequences - 1``.
         rows: how many a batch may hold.
         threads: how many compute.
+        unified: any sequence may use any cell, and shared prefixes are stored once. Else each has its part of the cells, in the order of
+            its positions, whatever others do: attention sums in the order of cells, and another order is another result.
 
     Raises:
         EngineError: there is not enough memory.
     """
 
-    def __init__(self, model: LlamaModel, *, cells: int, sequences: int, rows: int, threads: int) -> None:
+    def __init__(self, model: LlamaModel, *, cells: int, sequences: int, rows: int, threads: int, unified: bool = True) -> None:
         library = self._library = model.library
         parameters = library.llama_context_default_params()
         parameters.n_ctx = cells
         parameters.n_batch = parameters.n_ubatch = rows
         parameters.n_seq_max = sequences
-        parameters.kv_unified = True  # any sequence may use any cell, and shared prefixes are stored once
+        parameters.kv_unified = unified
         parameters.n_threads = parameters.n_threads_batch = threads
         parameters.no_perf = True
         self.abort = AbortFlag()

@@ -70,19 +70,23 @@ class LlamaEngine:
         model = self._model
         limit = min(options.context_tokens, model.info.context_tokens)
         self.info: ModelInfo = replace(model.info, context_tokens=limit)
-        rows = max(options.prefill_chunk, options.max_sequences, 2)
+        rows = max(options.prefill_chunk, 2 * options.max_sequences)
+        sequences = 2 * options.max_sequences if options.exact else options.max_sequences + 1
         try:
             self._context = LlamaContext(
                 model,
-                cells=limit * options.max_sequences + rows,
-                sequences=options.max_sequences + 1,
+                cells=limit * (sequences if options.exact else options.max_sequences) + rows,
+                sequences=sequences,
                 rows=rows,
                 threads=self._share.threads,
+                unified=not options.exact,
             )
         except BaseException:
             model.close()
             raise
-        self._slots = SlotTable(self._context, options.max_sequences, idle_tokens=limit, can_share=model.can_share_prefixes)
+        can_share = model.can_share_prefixes and not options.exact
+        stride = 2 if options.exact else 1
+        self._slots = SlotTable(self._context, options.max_sequences, idle_tokens=limit, can_share=can_share, stride=stride)
 
     # Any thread
 

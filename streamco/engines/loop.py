@@ -32,7 +32,7 @@ class EngineLoop:
     """The state that belongs to the engine's thread, and the few doors into it from others.
 
     Args:
-        context: has one sequence more than ``options`` asks for: the exact mode's dummy row lives there.
+        context: has one sequence more than ``options`` asks for; in the exact mode one more for each, see ``_compute``.
         slots: of that context.
         options: how the engine runs.
         share: how many threads compute.
@@ -45,7 +45,6 @@ class EngineLoop:
         self._options = options
         self._share = share
         self._pacer = pacer
-        self._dummy = options.max_sequences
         self._lock = threading.Lock()  # around _alone, is_closing and failure
         self._alone: RunningGeneration | None = None  # the batch being decoded holds this sequence and no other
         self.is_closing = False
@@ -96,7 +95,7 @@ class EngineLoop:
         Raises:
             EngineError: the model does not run.
         """
-        self._context.add(0, 0, self._dummy, wants_logits=True)
+        self._context.add(0, 0, 0, wants_logits=True)
         status = self._context.decode()
         if status not in {0, ABORTED}:
             raise EngineError(f"llama_decode: expected 0 from the first token, got {status}")
@@ -192,7 +191,8 @@ class EngineLoop:
         sequence = self._prefilling.popleft()
         slot = _slot(sequence)
         start = len(slot.ids)
-        size = min(MIXED_CHUNK, self._options.prefill_chunk) if self._writing else self._options.prefill_chunk
+        is_small = self._writing or self._options.exact  # llama.cpp's attention sums otherwise from 64 rows on
+        size = min(MIXED_CHUNK, self._options.prefill_chunk) if is_small else self._options.prefill_chunk
         chunk = sequence.prompt[start : start + size]
         is_last = len(chunk) == sequence.missing
         row = self._context.add_run(chunk, start, slot.sequence, wants_logits=is_last)
@@ -234,9 +234,12 @@ class EngineLoop:
         """Decode the batch, which holds rows of these sequences; False: not done, and the cache is as it was before."""
         context = self._context
         context.use_threads(self._share.threads)
-        has_dummy = self._options.exact and context.count == 1
-        if has_dummy:
-            context.add(0, 0, self._dummy, wants_logits=False)
+        # Single rows are computed by other kernels. In the exact mode each sequence has memory of its own, and llama.cpp splits a batch
+        # where such sequences aren't neighbours: so every row that is alone in its sequence gets a row of its neighbour beside it.
+        is_single = self._options.exact and context.count == len(sequences)
+        dummies = [_slot(sequence).sequence + 1 for sequence in sequences] if is_single else []
+        for dummy in dummies:
+            context.add(0, 0, dummy, wants_logits=False)
         with self._lock:
             self._alone = sequences[0] if len(sequences) == 1 else None
             if self.is_closing or (self._alone is not None and self._alone.is_cancelled):
@@ -249,8 +252,8 @@ class EngineLoop:
             self._alone = None
             if not self.is_closing:
                 context.abort.clear()
-        if has_dummy:
-            context.remove(self._dummy, 0)
+        for dummy in dummies:
+            context.remove(dummy, 0)
         if status == 0:
             self._pass_time(self._pacer.due(rows, prefill_tokens, started=started, now=perf_counter()), sequences)
             return True

@@ -61,13 +61,14 @@ class SlotTable:
     Args:
         memory: the context.
         count: how many there are.
+        stride: their sequence ids are so far apart.
         idle_tokens: how many tokens idle slots may keep together.
         can_share: a prefix of a sequence's memory is that prefix's memory (see ``LlamaModel.can_share_prefixes``).
     """
 
-    def __init__(self, memory: Memory, count: int, *, idle_tokens: int, can_share: bool = True) -> None:
+    def __init__(self, memory: Memory, count: int, *, idle_tokens: int, can_share: bool = True, stride: int = 1) -> None:
         self._memory = memory
-        self._slots = [Slot(sequence) for sequence in range(count)]
+        self._slots = [Slot(number * stride) for number in range(count)]
         self._idle_tokens = idle_tokens
         self._can_share = can_share
         self._clock = 0

@@ -98,9 +98,9 @@ class FakeContext:
     last: ClassVar[FakeContext]
     answer: ClassVar[Callable[[int], int]] = staticmethod(lambda token: token + 1)
 
-    def __init__(self, model: FakeModel, *, cells: int, sequences: int, rows: int, threads: int) -> None:
+    def __init__(self, model: FakeModel, *, cells: int, sequences: int, rows: int, threads: int, unified: bool = True) -> None:
         FakeContext.last = self
-        self.cells, self.sequences, self.rows, self.threads = cells, sequences, rows, threads
+        self.cells, self.sequences, self.rows, self.threads, self.unified = cells, sequences, rows, threads, unified
         self.abort = Flag()
         self.batches: list[list[Row]] = []
         self.kv: dict[int, list[int]] = {}

@@ -10,6 +10,7 @@ from streamco.engines.base import EngineOptions
 from streamco.engines.context import LlamaContext
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.model import LlamaModel
+from streamco.engines.packaged import packaged_model
 from tests.engines.fakes import complete, start
 
 pytestmark = pytest.mark.model
@@ -80,9 +81,6 @@ def test_reuse_does_not_change_the_answer(engine: LlamaEngine) -> None:
 
 
 def test_several_answers_at_once_are_those_of_one_at_a_time() -> None:
-    pytest.importorskip("llama_cpp")
-    from streamco.engines.packaged import packaged_model
-
     engine = LlamaEngine(packaged_model(), EngineOptions(threads=1, context_tokens=256, exact=True))
     prompts = [chat(engine, f"What is {thing}?") for thing in ("rain", "a lighthouse", "bread", "the number nine")]
     alone = [complete(engine, prompt, max_tokens=10, ignore_eos=True).ids for prompt in prompts]
@@ -114,3 +112,19 @@ def test_the_likeliest_tokens_have_probabilities_in_order(engine: LlamaEngine) -
 def test_nothing_is_printed(engine: LlamaEngine, capfd: pytest.CaptureFixture[str]) -> None:
     complete(engine, chat(engine, "Hello"), max_tokens=3)
     assert capfd.readouterr() == ("", "")
+
+
+def test_in_exact_mode_nothing_that_ran_before_or_runs_beside_changes_a_bit() -> None:
+    """Prefilled or decoded, alone or not, behind what others left in the cache: the same ids have the same probabilities."""
+    engine = LlamaEngine(packaged_model(), EngineOptions(threads=1, context_tokens=256, max_sequences=2, exact=True))
+    prompt = chat(engine, "Tell me about lighthouses. " * 12)
+    assert len(prompt) > 64  # from where llama.cpp would prefill by another kernel
+    whole = complete(engine, prompt, max_tokens=12, top=20, ignore_eos=True)
+    for cut, noise in ((1, 5), (6, 90), (11, 170)):
+        complete(engine, chat(engine, "Noise. " * noise)[:200], max_tokens=3)
+        beside, reader = start(engine, chat(engine, f"Beside {noise}."), max_tokens=9, ignore_eos=True)
+        rest = complete(engine, [*prompt, *whole.ids[:cut]], max_tokens=12 - cut, top=20, ignore_eos=True)
+        reader.read(beside)
+        assert rest.ids == whole.ids[cut:]
+        assert [piece.top for piece in rest.pieces][-1] == [piece.top for piece in whole.pieces][-1]
+    engine.close()

@@ -355,8 +355,29 @@ def test_exact_mode_never_decodes_a_single_row(make_engine: MakeEngine) -> None:
     reader = complete(engine, "abcde", max_tokens=4)
     assert reader.text == "fghi"
     assert [len(batch) for batch in FakeContext.last.batches] == [4, 2, 2, 2, 2]
-    assert FakeContext.last.batches[-1][1].sequence == 2  # its own, beyond those of the requests
-    assert FakeContext.last.kv[2] == []
+    assert [row.sequence for row in FakeContext.last.batches[-1]] == [0, 1]
+    assert FakeContext.last.kv[1] == []
+    assert (FakeContext.last.sequences, FakeContext.last.unified) == (4, False)
+
+
+def test_exact_mode_reads_prompts_in_small_chunks(make_engine: MakeEngine) -> None:
+    complete(make_engine(exact=True, prefill_chunk=128), "x" * 100, max_tokens=1)
+    assert [len(batch) for batch in FakeContext.last.batches] == [32, 32, 32, 4]
+
+
+def test_in_exact_mode_every_sequence_has_a_neighbour_of_its_own(make_engine: MakeEngine) -> None:
+    engine = make_engine(exact=True, max_sequences=3)
+    context = FakeContext.last
+    context.hold()
+    runs = [start(engine, text, max_tokens=3) for text in ("ab", "mn", "tu")]
+    context.let_go()
+    assert [reader.read(generation).reason for generation, reader in runs] == ["length"] * 3
+    assert {row.sequence for batch in context.batches for row in batch} == {0, 1, 2, 3, 4, 5}
+    for batch in context.batches:
+        assert len(batch) > 1
+        if any(row.sequence % 2 for row in batch):
+            assert [row.sequence + 1 for row in batch if not row.sequence % 2] == [row.sequence for row in batch if row.sequence % 2]
+    assert all(not context.kv[sequence] for sequence in (1, 3, 5))
 
 
 def test_it_follows_its_share_of_the_threads(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:

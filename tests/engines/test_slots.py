@@ -169,3 +169,10 @@ def test_ids_and_cells_agree_whatever_happens(count: int, can_share: bool, remov
         busy.append(slot)
         for each in busy:
             assert cells.tokens[each.sequence] == each.ids
+
+
+def test_sequence_ids_may_be_apart() -> None:
+    cells = Cells()
+    table = SlotTable(cells, 3, idle_tokens=100, can_share=False, stride=2)
+    slots = [table.acquire([number]) for number in range(3)]
+    assert sorted(slot.sequence for slot in slots) == [0, 2, 4]
