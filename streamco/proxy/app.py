@@ -93,7 +93,7 @@ class Proxy:
             self._answers.discard(answer)
 
     def _card(self, name: str) -> dict[str, object]:
-        return {"id": name, "object": "model", "created": self.created, "owned_by": "streamco"}
+        return {"id": name, "object": "model", "created": self.created, "owned_by": "streamco-proxy"}
 
 
 PROXY: web.AppKey[Proxy] = web.AppKey("proxy", Proxy)

@@ -100,9 +100,11 @@ def _build_device(section: DeviceSection) -> Endpoint:
 
 def _build_server(section: ServerSection, index: int, environ: Mapping[str, str]) -> Endpoint:
     from streamco.endpoints.openai import OpenAIEndpoint
+    from streamco.proxy.probed import ProbedEndpoint
 
     where = f"server[{index}].api_key_env"
-    return OpenAIEndpoint(
+    kind = ProbedEndpoint if section.probe else OpenAIEndpoint
+    return kind(
         section.model,
         base_url=section.base_url,
         api_key=None if section.api_key_env is None else read_key(section.api_key_env, setting=where, environ=environ),

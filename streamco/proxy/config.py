@@ -83,6 +83,7 @@ class ServerSection(Struct, frozen=True, kw_only=True):
     prices: PriceTable | None = None
     timeouts: Timeouts = Timeouts()
     capabilities: Capabilities | None = None
+    probe: bool = False  # ask the server at the start what it is
 
 
 class DispatchSection(Struct, frozen=True, kw_only=True):
