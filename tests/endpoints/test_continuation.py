@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from streamco.chunks import ChatCompletionChunk
 from streamco.commands import Partial
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Capabilities, Request
 from streamco.endpoints.continuation import PACKED_FIELD, Seam, continue_request, hand_over, split_seam
+from streamco.endpoints.device import DeviceEndpoint
 from streamco.errors import UsageError
-from streamco.events import TokensReceived
+from streamco.events import StreamEnded, TokensReceived
 from streamco.server.app import serving
 from streamco.testing import FakeEngine, ScriptedServer, stream_answer, text_chunk
 from streamco.testing.engine import FakeVocabulary
@@ -236,3 +238,39 @@ async def test_a_server_with_another_model_by_now_gets_the_text() -> None:
             assert answered.end is not None
         assert other.detokenize(other.requests[-1].prompt_ids).decode().endswith("assistant: one")
         assert (endpoint.capabilities.vocabulary, endpoint.capabilities.continuation) == (None, "continue_final_message")
+
+
+@pytest.mark.parametrize(
+    ("provider", "can", "asks"),
+    [
+        ("vllm", Capabilities(vocabulary=VOCABULARY, takes_token_ids=True, continuation="continue_final_message"), True),
+        ("vllm", None, False),
+        ("openai", Capabilities(vocabulary=VOCABULARY), False),
+    ],
+)
+async def test_ids_are_asked_for_where_another_endpoint_may_understand_them(provider: str, can: Capabilities | None, asks: bool) -> None:
+    async with ScriptedServer() as server, opened(server.url, provider=provider, api_key="k", capabilities=can) as endpoint:
+        await ask(endpoint, ASKED)
+        await ask(endpoint, replace(ASKED, extra={"return_token_ids": False}))
+        assert [request.json().get("return_token_ids") for request in server.requests] == [True if asks else None, False]
+
+
+async def test_a_device_gives_spaces_at_the_seam_once() -> None:
+    engine = FakeEngine([" three", " four"])
+    endpoint = DeviceEndpoint(engine)
+    stream = endpoint.open(replace(ASKED, partial=Partial(text=" one two ", tokens=3)))
+    chunks: list[ChatCompletionChunk] = []
+    while not isinstance(event := await stream.receive(), StreamEnded):
+        chunks += event.chunks
+    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    assert text == "three four"
+    assert engine.detokenize(engine.requests[0].prompt_ids).decode() == "user: count\nassistant: one two"
+    await endpoint.aclose()
+
+
+async def test_a_device_begins_anew_behind_nothing_but_thoughts() -> None:
+    engine = FakeEngine()
+    endpoint = DeviceEndpoint(engine)
+    await endpoint.open(replace(ASKED, partial=Partial(text="", tokens=9))).receive()
+    assert engine.detokenize(engine.requests[0].prompt_ids).decode() == "user: count\nassistant:"
+    await endpoint.aclose()
