@@ -257,6 +257,7 @@ async def test_a_stream_cut_inside_an_event_goes_on_behind_what_was_parsed(engin
 # By text
 
 
+@pytest.mark.peer
 async def test_from_device_to_xllamacpp_and_back_by_text(engines: tuple[LlamaEngine, LlamaEngine]) -> None:
     """Its kernels round otherwise, so the tokens may differ; the seam must be right, and nobody begins again."""
     device = DeviceEndpoint(engines[0])
