@@ -39,15 +39,12 @@ def server() -> Iterator[int]:
         process.wait()
 
 
-async def open_streamco(stack: contextlib.AsyncExitStack, port: int) -> Read:
-    import streamco
-
-    endpoint = streamco.OpenAIEndpoint("bench", base_url=f"http://127.0.0.1:{port}/v1")
-    client = await stack.enter_async_context(streamco.Client(server=endpoint))
+def chunk_reader(create: Callable[..., Any]) -> Read:
+    """For clients with OpenAI's surface: the same call, the same fields."""
 
     async def read(model: str) -> int:
         count = 0
-        stream = await client.chat.completions.create(messages=MESSAGES, model=model, stream=True, stream_options={"include_usage": True})
+        stream = await create(messages=MESSAGES, model=model, stream=True, stream_options={"include_usage": True})
         async for chunk in stream:
             for choice in chunk.choices:
                 _ = choice.delta.content, choice.finish_reason
@@ -56,6 +53,15 @@ async def open_streamco(stack: contextlib.AsyncExitStack, port: int) -> Read:
         return count
 
     return read
+
+
+async def open_streamco(stack: contextlib.AsyncExitStack, port: int) -> Read:
+    import streamco
+
+    endpoint = streamco.OpenAIEndpoint("bench", base_url=f"http://127.0.0.1:{port}/v1")
+    client = await stack.enter_async_context(streamco.Client(server=endpoint))
+
+    return chunk_reader(client.chat.completions.create)
 
 
 async def open_openai(stack: contextlib.AsyncExitStack, port: int) -> Read:
@@ -63,22 +69,7 @@ async def open_openai(stack: contextlib.AsyncExitStack, port: int) -> Read:
 
     client = await stack.enter_async_context(openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0))
 
-    async def read(model: str) -> int:
-        count = 0
-        stream = await client.chat.completions.create(
-            messages=MESSAGES,
-            model=model,
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-        async for chunk in stream:
-            for choice in chunk.choices:
-                _ = choice.delta.content, choice.finish_reason
-                count += 1
-            _ = chunk.usage
-        return count
-
-    return read
+    return chunk_reader(client.chat.completions.create)
 
 
 async def open_aiohttp(stack: contextlib.AsyncExitStack, port: int) -> Read:

@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from streamco.chunks import ChatCompletionChunk, CompletionUsage
 from streamco.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream
+from streamco.config import READING
 from streamco.core.meter import Meter
 from streamco.core.pacer import Pacer, weigh_chunk
 from streamco.core.report import HandOver
@@ -139,7 +140,7 @@ class SessionMachine:
         self.plan = plan
         self.legs = {start.source: Leg(start) for start in plan.starts}
         self.past_legs: list[Leg] = []  # earlier parts of endpoints that have taken over since
-        self.meter = Meter(plan.reader_rate or plan.pace or 4.8)
+        self.meter = Meter(plan.reader_rate or plan.pace or READING)
         self.winner: str | None = None
         self.began = 0.0
         self.finished: float | None = None
