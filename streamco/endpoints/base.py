@@ -11,11 +11,12 @@ from streamco.commands import Partial
 from streamco.config import SamplingOptions
 from streamco.events import StreamEnded, TokensReceived
 
-__all__ = ["Capabilities", "Continuation", "Endpoint", "EndpointStream", "Kind", "Message", "Request", "TokenPrices"]
+__all__ = ["Capabilities", "Continuation", "Endpoint", "EndpointStream", "Kind", "Message", "PreCopy", "Request", "TokenPrices"]
 
 Message = Mapping[str, Any]
 Kind = Literal["device", "server"]
 Continuation = Literal["token_ids", "continue_final_message", "prefix", "none"]
+PreCopy = Literal["append", "warm", "none"]
 
 
 class TokenPrices(Struct, frozen=True, kw_only=True):
@@ -32,6 +33,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     vocabulary: str | None = None  # fingerprint of the tokenizer (size + hash of pieces)
     takes_token_ids: bool = False
     continuation: Continuation = "none"
+    pre_copy: PreCopy = "none"  # what `Request.prefill_only` does: keep what is appended, warm a cache for money, or nothing of use
     tools: bool = False
     json_schema: bool = False
     images: bool = False
@@ -50,6 +52,9 @@ class Request(Struct, frozen=True, kw_only=True):
         headers: further HTTP headers.
         partial: the answer's beginning, made by somebody else: go on behind it, repeat none of it. Only for endpoints whose
             ``Capabilities.continuation`` is not "none".
+        prefill_only: read the prompt and the beginning, keep them for the request that follows, and end without an answer. An endpoint
+            with ``Capabilities.pre_copy`` "append" reads only what it has not kept yet and makes no token; one with "warm" has to make one,
+            and bills for all of it. Whatever comes before ``StreamEnded`` is not part of the answer.
     """
 
     messages: Sequence[Message] | None = None
@@ -60,6 +65,7 @@ class Request(Struct, frozen=True, kw_only=True):
     extra: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     partial: Partial | None = None
+    prefill_only: bool = False
 
 
 class EndpointStream(Protocol):
