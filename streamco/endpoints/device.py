@@ -88,6 +88,7 @@ class DeviceEndpoint:
             context_tokens=info.context_tokens if info else None,
             takes_token_ids=True,
             continuation="token_ids",
+            pre_copy="append",
         )
 
     async def start(self) -> None:
@@ -217,6 +218,7 @@ class DeviceStream:
             prompt_ids=ids,
             sampling=self._request.sampling,
             ignore_eos=bool(self._request.extra.get("ignore_eos", False)),
+            prefill_only=self._request.prefill_only,
             opened=open_bytes(engine, ids),
         )
         self._seam = Seam(_seam_of(engine, self._request.partial))
@@ -241,7 +243,7 @@ class DeviceStream:
                 self._close()
                 raise self._translate(self._failure)
             pieces = self._take()
-            if pieces or (self._end is not None and self._end.reason in FINISHED and not self._has_told):
+            if pieces or (self._end is not None and self._end.reason in FINISHED and not self._has_told and not self._request.prefill_only):
                 return self._tokens(pieces)
             if self._end is not None:
                 return self._finish(self._end)
@@ -316,7 +318,8 @@ class DeviceStream:
         self._has_ended = True
         self._close()
         if end.reason in FINISHED:
-            return StreamEnded(self._endpoint.name, end.reason, _usage(end.timings))
+            finish_reason = None if self._request.prefill_only else end.reason
+            return StreamEnded(self._endpoint.name, finish_reason, _usage(end.timings))
         if end.reason == "cancelled":  # not by this stream: the engine was closed
             raise self._translate(end.error or EngineError("engine: expected it to finish the answer, got closed"))
         raise self._translate(end.error or EngineError(f"engine: expected an end with stop or length, got {end.reason}"))
@@ -377,11 +380,12 @@ def _seam_of(engine: Engine, partial: Partial | None) -> str:
 
 
 def _is_short(request: Request) -> bool:
-    if request.prompt_ids is not None:
-        return True
+    length = len(request.partial.text) if request.partial is not None and request.partial.ids is None else 0
     if request.prompt is not None:
-        return len(request.prompt) <= INLINE_CHARACTERS
-    return sum(len(str(message)) for message in request.messages or ()) <= INLINE_CHARACTERS
+        length += len(request.prompt)
+    elif request.prompt_ids is None:
+        length += sum(len(str(message)) for message in request.messages or ())
+    return length <= INLINE_CHARACTERS
 
 
 def _usage(timings: GenerationTimings) -> CompletionUsage:

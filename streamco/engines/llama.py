@@ -128,8 +128,9 @@ class LlamaEngine:
         if min(ids) < 0 or max(ids) >= self.info.vocabulary_size:
             raise EngineError(f"prompt: expected ids from 0 to {self.info.vocabulary_size - 1}, got {min(ids)} to {max(ids)}")
         room = context - len(ids)
-        if room < (0 if request.prefill_only else 1):
-            raise EngineError(f"prompt: expected at most {context - 1} tokens (the context is {context}), got {len(ids)}")
+        least = 0 if request.prefill_only else 1
+        if room < least:
+            raise EngineError(f"prompt: expected at most {context - least} tokens (the context is {context}), got {len(ids)}")
         wanted = request.sampling.max_tokens
         return room if wanted is None else min(wanted, room)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage
+from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, PromptTokensDetails
+from streamco.commands import Partial
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
-from streamco.errors import EndpointError
+from streamco.errors import EndpointError, UsageError
 from streamco.events import StreamEnded, TokensReceived
 
 __all__ = ["ScriptItem", "ScriptedEndpoint", "ScriptedStream", "text_chunk"]
@@ -34,13 +35,19 @@ class ScriptedStream:
         self._endpoint = endpoint
         self._position = request.partial.tokens if request.partial is not None else 0
         self._text = ""
+        self._has_told = False
+        self._cached = endpoint.count_kept(request)
         loop = asyncio.get_running_loop()
-        skipped = endpoint.script[self._position - 1][0] if self._position else 0.0
+        skipped = 0.0
+        if self._position and not request.prefill_only:
+            skipped = endpoint.script[self._position - 1][0] - endpoint.prefill_s * (endpoint.count_prompt(request) - self._cached)
         self._began = loop.time() - skipped
         self._stop = loop.create_future()
 
     async def receive(self) -> TokensReceived | StreamEnded:
         """The next scripted item, when its time has come."""
+        if self.request.prefill_only:
+            return await self._prepare()
         script = self._endpoint.script
         if self._position >= len(script):
             await self._sleep_until(self._began + self._endpoint.ends_after if self._endpoint.ends_after is not None else None)
@@ -58,6 +65,26 @@ class ScriptedStream:
         content = "".join(choice.delta.content or choice.delta.reasoning_content or "" for choice in chunk.choices)
         self._text += content
         return TokensReceived(self._endpoint.name, [chunk], 1 if content else 0)
+
+    async def _prepare(self) -> TokensReceived | StreamEnded:
+        endpoint = self._endpoint
+        pre_copy, tokens = endpoint.capabilities.pre_copy, endpoint.count_prompt(self.request)
+        if pre_copy == "none":
+            self._release()
+            raise UsageError(f"{endpoint.name}: expected an endpoint whose pre_copy is not none for a request with prefill_only, got one")
+        await self._sleep_until(self._began + endpoint.prepare_takes + endpoint.prefill_s * (tokens - self._cached))
+        if endpoint.prepare_error is not None:
+            self._release()
+            raise _copy(endpoint.prepare_error, "")
+        if pre_copy == "warm" and not self._has_told:
+            self._has_told = True
+            return TokensReceived(endpoint.name, [text_chunk("warm", finish_reason="length")], 1)
+        self._release()
+        endpoint.prepared.append(self.request.partial)
+        endpoint.keep(self.request)
+        made = 1 if pre_copy == "warm" else 0
+        usage = CompletionUsage(tokens, made, tokens + made, PromptTokensDetails(cached_tokens=self._cached))
+        return StreamEnded(endpoint.name, "length" if made else None, usage)
 
     async def cancel(self) -> None:
         """Stop; a waiting ``receive`` raises."""
@@ -91,6 +118,8 @@ def _copy(error: EndpointError, partial: str) -> EndpointError:
 class ScriptedEndpoint:
     """Answers every request with the same script; one that goes on with an answer of n tokens gets the script from its item n on.
 
+    A request with ``prefill_only`` gets what ``capabilities.pre_copy`` says: an end with the usage, before it a token where that is "warm".
+
     Args:
         name: what reports call it.
         script: (seconds after opening, item) in order; the stream ends properly after the last.
@@ -100,10 +129,15 @@ class ScriptedEndpoint:
         tokens: prompt length that ``count_tokens`` reports.
         usage: sent with the end.
         start_error: raised by ``start``.
+        prepare_takes: seconds a request with ``prefill_only`` takes.
+        prefill_s: further seconds for each token of the prompt and the answer's beginning that no request with ``prefill_only`` has read
+            before; a request that goes on with an answer takes them too.
+        prepare_error: raised in place of the end of a request with ``prefill_only``.
 
     Attributes:
         streams: every stream that was opened.
         active: streams that hold their connection or sequence.
+        prepared: the beginnings that requests with ``prefill_only`` have read to the end, in order; None: the prompt alone.
     """
 
     def __init__(
@@ -119,6 +153,9 @@ class ScriptedEndpoint:
         prices: TokenPrices | None = None,
         capabilities: Capabilities | None = None,
         start_error: EndpointError | None = None,
+        prepare_takes: float = 0.0,
+        prefill_s: float = 0.0,
+        prepare_error: EndpointError | None = None,
     ) -> None:
         self.name = name
         self.kind: Kind = kind
@@ -128,10 +165,15 @@ class ScriptedEndpoint:
         self.usage = usage
         self.prices = prices or TokenPrices()
         self.capabilities = capabilities or Capabilities()
+        self.prepare_takes = prepare_takes
+        self.prefill_s = prefill_s
+        self.prepare_error = prepare_error
         self.streams: list[ScriptedStream] = []
+        self.prepared: list[Partial | None] = []
         self.active = 0
         self.is_closed = False
         self._tokens = tokens
+        self._kept = 0
         self._start_error = start_error
 
     async def start(self) -> None:
@@ -149,6 +191,18 @@ class ScriptedEndpoint:
     def count_tokens(self, request: Request) -> int | None:
         """The scripted prompt length."""
         return self._tokens
+
+    def count_prompt(self, request: Request) -> int:
+        """Tokens of the prompt (``tokens``) and the answer's beginning."""
+        return (self._tokens or 0) + (request.partial.tokens if request.partial is not None else 0)
+
+    def count_kept(self, request: Request) -> int:
+        """How many of them were read by requests with ``prefill_only``."""
+        return min(self._kept, self.count_prompt(request))
+
+    def keep(self, request: Request) -> None:
+        """The prompt and the beginning of this request were read."""
+        self._kept = max(self._kept, self.count_prompt(request))
 
     async def aclose(self) -> None:
         """Nothing to release."""

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 from blockbuster import blockbuster_ctx
+from msgspec.structs import replace
 
 from streamco.chunks import ChatCompletionChunk
+from streamco.commands import Partial
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Endpoint, Request, TokenPrices
 from streamco.endpoints.device import DeviceEndpoint, DeviceStream, prompt_ids
@@ -376,6 +378,100 @@ def test_a_loop_that_ends_without_its_stream_stops_the_engine() -> None:
     asyncio.run(leave())
     engine.step()
     assert engine.generations[0].is_cancelled
+
+
+def cached(end: StreamEnded) -> tuple[int, int, int]:
+    """Prompt tokens, those that were found in the cache, and completion tokens."""
+    assert end.usage is not None
+    assert end.usage.prompt_tokens_details is not None
+    return end.usage.prompt_tokens, end.usage.prompt_tokens_details.cached_tokens or 0, end.usage.completion_tokens
+
+
+@pytest.mark.parametrize("mode", ["instant", "thread"])
+async def test_a_preparation_ends_with_its_usage_and_says_nothing(mode: Any) -> None:
+    engine = FakeEngine("one two", mode=mode)
+    async with device(engine) as endpoint:
+        assert endpoint.capabilities.pre_copy == "append"
+        asked = replace(HELLO, partial=Partial(text=" a b", tokens=2), prefill_only=True)
+        chunks, end, batches = await read(endpoint.open(asked))
+        assert (chunks, batches, end.finish_reason, cached(end)) == ([], [], None, (5, 0, 0))
+        assert engine.requests[0].prefill_only
+        assert engine.detokenize(engine.requests[0].prompt_ids) == b"user: hello\nassistant: a b"
+        _, end, _ = await read(endpoint.open(replace(HELLO, partial=Partial(text=" a b c", tokens=3))))
+        assert cached(end) == (6, 5, 2)
+
+
+async def test_a_preparation_can_be_cancelled_and_can_fail() -> None:
+    engine = FakeEngine(mode="manual", context_tokens=4)
+    async with device(engine, name="phone") as endpoint:
+        stream = endpoint.open(Request(prompt="a b", prefill_only=True))
+        await stream.cancel()
+        assert engine.generations[0].is_cancelled
+        with pytest.raises(EngineError, match="phone: prompt: expected at most 4 tokens"):
+            await endpoint.open(Request(prompt="a b c d e", prefill_only=True)).receive()
+
+
+async def test_a_long_beginning_is_tokenised_elsewhere() -> None:
+    engine = FakeEngine()
+    async with device(engine) as endpoint:
+        stream = endpoint.open(replace(HELLO, partial=Partial(text=" word" * 1000, tokens=1000), prefill_only=True))
+        assert not engine.requests
+        await read(stream)
+        assert len(engine.requests[0].prompt_ids) == 1003
+
+
+PREPARED = Request(
+    messages=[{"role": "user", "content": "Describe the sea in many words."}],
+    sampling=SamplingOptions(temperature=0, max_tokens=48),
+    extra={"ignore_eos": True},
+)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("exact", [False, True])
+async def test_a_real_model_goes_on_behind_what_it_has_prepared(exact: bool) -> None:
+    pytest.importorskip("llama_cpp")
+    options = EngineOptions(threads=1, context_tokens=512, max_sequences=2, exact=exact)
+    async with device(packaged_model(), options=options, name="source") as source, device(packaged_model(), options=options) as target:
+        await source.start()
+        await target.start()
+        chunks, _, _ = await read(source.open(PREPARED))
+        ids = [token for chunk in chunks for token in chunk.choices[0].token_ids or ()]
+        prompt = source.count_tokens(PREPARED)
+        assert prompt is not None
+        assert len(ids) == 48
+
+        def begun(count: int, max_tokens: int | None = None, *, prefill_only: bool = False) -> Request:
+            partial = Partial(text="", ids=tuple(ids[:count]), vocabulary=source.capabilities.vocabulary, tokens=count)
+            sampling = SamplingOptions(temperature=0, max_tokens=max_tokens)
+            return replace(PREPARED, partial=partial, sampling=sampling, prefill_only=prefill_only)
+
+        found = 0
+        for count in (8, 20, 33):
+            spoken, end, batches = await read(target.open(begun(count, prefill_only=True)))
+            assert (spoken, batches, end.finish_reason) == ([], [], None)
+            assert cached(end) == (prompt + count, found, 0)
+            found = prompt + count
+        rest, end, _ = await read(target.open(begun(36, 12)))
+        assert cached(end)[:2] == (prompt + 36, prompt + 33)
+        if exact:
+            assert [token for chunk in rest for token in chunk.choices[0].token_ids or ()] == ids[36:]
+
+
+@pytest.mark.model
+async def test_a_real_model_finds_a_text_it_has_prepared_but_for_the_seam() -> None:
+    pytest.importorskip("llama_cpp")
+    text = "The sea is wide and blue. It moves all day, and at night it shines under the moon."
+    async with device(packaged_model(), options=EngineOptions(threads=1, context_tokens=512)) as endpoint:
+        await endpoint.start()
+        found = 0
+        for length in range(11, len(text), 7):  # cuts inside words and behind spaces
+            request = replace(PREPARED, partial=Partial(text=text[:length], tokens=length // 4), prefill_only=True)
+            _, end, _ = await read(endpoint.open(request))
+            prompt, reused, made = cached(end)
+            assert reused >= found - 3, f"{text[:length]!r}"
+            assert made == 0
+            found = prompt
 
 
 @pytest.mark.model

@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
-from streamco.chunks import CompletionUsage
+from streamco.chunks import CompletionUsage, PromptTokensDetails
+from streamco.commands import Partial
 from streamco.endpoints.base import Capabilities, Endpoint, EndpointStream, Request, TokenPrices
-from streamco.errors import EndpointConnectError, EndpointError, EndpointProtocolError
+from streamco.errors import EndpointConnectError, EndpointError, EndpointProtocolError, UsageError
 from streamco.events import StreamEnded, TokensReceived
 from streamco.testing.clock import run_in_virtual_time
 from streamco.testing.endpoint import ScriptedEndpoint, ScriptedStream, text_chunk
@@ -176,3 +177,79 @@ async def test_starting_and_closing_do_what_the_script_says() -> None:
     with pytest.raises(EndpointConnectError) as caught:
         await ScriptedEndpoint("e", start_error=error).start()
     assert caught.value is error
+
+
+def preparing(tokens: int | None = None) -> Request:
+    """A request to read the prompt, and a beginning of so many tokens."""
+    return Request(prompt="p", prefill_only=True, partial=None if tokens is None else Partial(text="x" * tokens, tokens=tokens))
+
+
+def usage(prompt: int, completion: int, cached: int) -> CompletionUsage:
+    return CompletionUsage(prompt, completion, prompt + completion, PromptTokensDetails(cached_tokens=cached))
+
+
+def test_a_preparation_reads_what_was_not_read_before_and_says_nothing() -> None:
+    async def main() -> None:
+        can = Capabilities(pre_copy="append", continuation="token_ids")
+        endpoint = ScriptedEndpoint("e", [(9.0, "a")], tokens=10, capabilities=can, prepare_takes=1.0, prefill_s=0.5)
+        assert await read(endpoint.open(preparing())) == [(6.0, StreamEnded("e", None, usage(10, 0, 0)))]
+        assert await read(endpoint.open(preparing(4))) == [(9.0, StreamEnded("e", None, usage(14, 0, 10)))]
+        assert endpoint.prepared == [None, preparing(4).partial]
+        assert endpoint.active == 0
+
+    run_in_virtual_time(main())
+
+
+def test_warming_makes_a_token() -> None:
+    async def main() -> None:
+        endpoint = ScriptedEndpoint("e", tokens=3, capabilities=Capabilities(pre_copy="warm"), prepare_takes=1.0)
+        events = [event for _, event in await read(endpoint.open(preparing()))]
+        assert isinstance(events[0], TokensReceived)
+        assert events[0].tokens == 1
+        assert events[1:] == [StreamEnded("e", "length", usage(3, 1, 0))]
+
+    run_in_virtual_time(main())
+
+
+def test_going_on_behind_what_was_prepared_is_quicker() -> None:
+    async def go_on(prepared: bool) -> float:
+        endpoint = ScriptedEndpoint(
+            "e", [(1.0, "a"), (2.0, "b"), (3.0, "c")], tokens=8, capabilities=Capabilities(pre_copy="append"), prefill_s=0.5
+        )
+        if prepared:
+            await read(endpoint.open(preparing(1)))
+        began = asyncio.get_running_loop().time()
+        ((at, event), *_) = await read(endpoint.open(Request(prompt="p", partial=Partial(text="ab", tokens=2))))
+        assert event == TokensReceived("e", [text_chunk("c")], 1)
+        return at - began
+
+    async def main() -> None:
+        assert await go_on(prepared=False) == pytest.approx(1.0 + 10 * 0.5)
+        assert await go_on(prepared=True) == pytest.approx(1.0 + 1 * 0.5)
+
+    run_in_virtual_time(main())
+
+
+def test_a_preparation_that_is_cancelled_or_fails_prepares_nothing() -> None:
+    async def main() -> None:
+        can = Capabilities(pre_copy="append")
+        failing = ScriptedEndpoint("e", capabilities=can, prepare_error=EndpointConnectError("cut", endpoint="e"))
+        with pytest.raises(EndpointConnectError, match="cut"):
+            await failing.open(preparing(1)).receive()
+        endpoint = ScriptedEndpoint("e", capabilities=can, prepare_takes=5.0)
+        stream = endpoint.open(preparing(1))
+        waiting = asyncio.ensure_future(stream.receive())
+        await asyncio.sleep(1)
+        await stream.cancel()
+        with pytest.raises(EndpointError, match="after its cancel"):
+            await waiting
+        assert (endpoint.prepared, endpoint.active, failing.prepared, failing.active) == ([], 0, [], 0)
+
+    run_in_virtual_time(main())
+
+
+async def test_an_endpoint_that_can_not_prepare_refuses_to() -> None:
+    endpoint = ScriptedEndpoint("e", [(0.0, "a")])
+    with pytest.raises(UsageError, match="pre_copy is not none"):
+        await endpoint.open(preparing()).receive()
+    assert endpoint.active == 0

@@ -86,6 +86,26 @@ def test_prefill_only_says_nothing() -> None:
     assert (pieces, end.reason) == ([], "stop")
 
 
+@pytest.mark.parametrize("mode", ["instant", "thread"])
+def test_a_prompt_that_was_only_read_is_found_again(mode: Any) -> None:
+    engine = FakeEngine("one two", mode=mode, prefill_s=0.001, context_tokens=4)
+    _, first = read(engine, request(engine, "a b c d", prefill_only=True))
+    assert (first.timings.prompt_tokens, first.timings.reused_tokens, first.timings.completion_tokens) == (4, 0, 0)
+    _, again = read(engine, request(engine, "a b c d", prefill_only=True))
+    assert again.timings.reused_tokens == 3
+    _, answer = read(engine, request(engine, "a b x", max_tokens=1))
+    assert answer.timings.reused_tokens == 2
+    assert answer.timings.prefill_s == pytest.approx(0.001)
+    with pytest.raises(EngineError, match="at most 4 tokens"):
+        engine.submit(request(engine, "a b c d e", prefill_only=True), lambda: None)
+
+
+def test_a_cancelled_prefill_keeps_nothing() -> None:
+    engine = FakeEngine(mode="manual")
+    engine.submit(request(engine, prefill_only=True), lambda: None).cancel()
+    assert engine.kept == []
+
+
 def test_the_likeliest_token_is_the_scripted_one() -> None:
     engine = FakeEngine("one")
     pieces, _ = read(engine, request(engine, top=3))
