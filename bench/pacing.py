@@ -16,7 +16,8 @@ from collections.abc import AsyncIterator, Callable
 
 from bench.report import Row, add_arguments, emit
 from streamco.client.driver import SessionDriver
-from streamco.core.session import SessionMachine, SessionPlan, Start
+from streamco.core.legs import Start
+from streamco.core.session import SessionMachine, SessionPlan
 from streamco.endpoints.base import Request
 from streamco.testing.endpoint import ScriptedEndpoint
 

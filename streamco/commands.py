@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
 from streamco.chunks import ChatCompletionChunk
 from streamco.errors import StreamcoError
 
 __all__ = ["CancelStream", "Command", "ContinueStream", "DeliverTokens", "FailDelivery", "FinishDelivery", "OpenStream", "Partial"]
+__all__ += ["PreCopy", "PrepareStream"]
+
+PreCopy = Literal["append", "warm", "none"]
+"""What reading ahead does at an endpoint: it keeps what it reads, it warms a cache and bills for it, or nothing of use."""
 
 
 class Partial(Struct, frozen=True, kw_only=True):
@@ -39,8 +45,18 @@ class ContinueStream(Struct, frozen=True):
     partial: Partial
 
 
+class PrepareStream(Struct, frozen=True):
+    """Have this endpoint read the request and the answer's beginning ahead; its ``StreamEnded`` says that it has."""
+
+    source: str
+    partial: Partial
+
+
 class CancelStream(Struct, frozen=True):
-    """Cancel this endpoint's stream, await it, and report ``StreamCancelled``. ``reason``: lost | reader left | explored."""
+    """Cancel this endpoint's stream, await it, and report ``StreamCancelled``.
+
+    ``reason``: lost | reader left | explored | takes over | handed over | not needed.
+    """
 
     source: str
     reason: str
@@ -63,4 +79,4 @@ class FailDelivery(Struct, frozen=True):
     error: StreamcoError
 
 
-Command = OpenStream | ContinueStream | CancelStream | DeliverTokens | FinishDelivery | FailDelivery
+Command = OpenStream | ContinueStream | PrepareStream | CancelStream | DeliverTokens | FinishDelivery | FailDelivery

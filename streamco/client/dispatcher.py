@@ -15,8 +15,9 @@ from streamco.client.facts import describe_request
 from streamco.config import READING
 from streamco.core.estimators import is_burst
 from streamco.core.learner import DeviceTTFT, Learner, Plan, PromptLength, ServerTTFT
+from streamco.core.legs import Leg, LegState, Start
 from streamco.core.report import DispatchReport
-from streamco.core.session import Leg, LegState, SessionMachine, Start
+from streamco.core.session import SessionMachine
 from streamco.endpoints.base import Endpoint, Request
 from streamco.errors import ConfigError, EndpointError
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED, DeviceCosts, RequestCost, Usage, device_costs, request_cost

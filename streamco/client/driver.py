@@ -18,7 +18,17 @@ from msgspec.structs import replace
 
 from streamco.chunks import ChatCompletionChunk
 from streamco.client.failures import Unopened, translate
-from streamco.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream, Partial
+from streamco.commands import (
+    CancelStream,
+    Command,
+    ContinueStream,
+    DeliverTokens,
+    FailDelivery,
+    FinishDelivery,
+    OpenStream,
+    Partial,
+    PrepareStream,
+)
 from streamco.core.session import SessionMachine
 from streamco.endpoints.base import Endpoint, EndpointStream, Request
 from streamco.errors import ConcurrentRead, StreamClosed, StreamcoError
@@ -216,6 +226,8 @@ class SessionDriver:
             case ContinueStream(source, partial):
                 self._direct = None
                 self._begin(source, _continued(self.request, partial))
+            case PrepareStream(source, partial):
+                self._begin(source, replace(_continued(self.request, partial), prefill_only=True))
             case CancelStream(source):
                 self._begin_cancel(source)
             case FinishDelivery():

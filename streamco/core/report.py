@@ -6,11 +6,24 @@ from typing import Literal
 
 from msgspec import Struct, field
 
+from streamco.chunks import CompletionUsage
 from streamco.core.meter import Quality
 
-__all__ = ["DispatchReport", "EndpointReport", "HandOver", "Outcome", "Report"]
+__all__ = ["READ", "AnswerUsage", "DispatchReport", "EndpointReport", "Ending", "HandOver", "Outcome", "Report"]
 
-Outcome = Literal["won", "took over", "lost", "failed", "not started"]
+Outcome = Literal["won", "took over", "read ahead", "lost", "failed", "not started"]
+READ: tuple[Outcome, ...] = ("won", "took over")  # whose tokens went to the reader
+Ending = Literal["complete", "failed", "left"]
+
+
+class AnswerUsage(CompletionUsage, gc=False):
+    """Tokens of one answer as its reader got it, in OpenAI's shape: the request's own prompt, and what every endpoint in turn added.
+
+    Args:
+        is_estimated: not all of it is an endpoint's own count: none was sent, the answer changed endpoints, or its reader left.
+    """
+
+    is_estimated: bool = False
 
 
 class DispatchReport(Struct, frozen=True, kw_only=True):
@@ -72,7 +85,11 @@ class HandOver(Struct, frozen=True, kw_only=True):
         target: who goes on.
         position: tokens made before it.
         at: seconds after the request.
-        reason: why.
+        reason: why: "cheaper", or the name of the error.
+        is_planned: it saved money; False: the source had failed.
+        buffered: tokens the reader had not come to.
+        pause: seconds until the target's first token; None: it made none.
+        delayed_tokens: of the target's tokens, those the reader had to wait for (``delay_num`` of Table 3).
     """
 
     source: str
@@ -80,6 +97,10 @@ class HandOver(Struct, frozen=True, kw_only=True):
     position: int
     at: float
     reason: str
+    is_planned: bool = False
+    buffered: int = 0
+    pause: float | None = None
+    delayed_tokens: int = 0
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -95,6 +116,10 @@ class Report(Struct, frozen=True, kw_only=True):
         unified_cost_usd: money and energy together, likewise.
         hand_overs: how often the answer changed endpoints, in order.
         wasted_tokens: completion tokens that nobody read.
+        wasted_prompt_tokens: prompt tokens of endpoints whose answer nobody read.
+        usage: of the answer as it was delivered; what each endpoint did for it is in ``endpoints``.
+        ending: whether the answer came to its end, failed, or was left by its reader before; None while it is under way.
+        is_final: no figure changes any more: all work has ended.
     """
 
     winner: str | None
@@ -111,4 +136,7 @@ class Report(Struct, frozen=True, kw_only=True):
     unified_cost_usd: float | None = None
     hand_overs: list[HandOver] = field(default_factory=list)
     wasted_tokens: int = 0
+    wasted_prompt_tokens: int = 0
+    usage: AnswerUsage = field(default_factory=AnswerUsage)
+    ending: Ending | None = None
     is_final: bool = False

@@ -1,54 +1,32 @@
 """One answer from several endpoints: who starts when, who wins, what the reader gets (DiSCo 4.2, section "Race").
 
-The life of a leg (one endpoint's part in the answer)::
-
-    waiting ──▶ open ──▶ won ──▶ ended | failed
-       │          ├────▶ lost ──▶ cancelled            (another leg had the first content token)
-       │          └────▶ failed
-       └─────▶ spared                                  (never started)
-
 The first *content* token wins: role deltas, empty choices and usage don't count, but the winner's are delivered in their place. A leg
 that fails before anybody won lets the next one start at once, whatever its wait. When nobody is left the reader gets the error, after all
-text that came.
+text that came. An answer whose endpoint fails in the middle, or writes at too high a price, goes on at another (``core.relay``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum, auto
 from typing import Literal
 
 from msgspec import Struct
 
-from streamco.chunks import ChatCompletionChunk, CompletionUsage
-from streamco.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream
+from streamco.chunks import ChatCompletionChunk
+from streamco.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream, PrepareStream
 from streamco.config import READING
+from streamco.core.legs import Leg, LegState, Start
 from streamco.core.meter import Meter
+from streamco.core.mover import MigrationPlan, Mover, Prepare, Switch
 from streamco.core.pacer import Pacer, weigh_chunk
+from streamco.core.relay import Relay
 from streamco.core.report import HandOver
-from streamco.core.transcript import Transcript
 from streamco.errors import AllEndpointsFailed, EndpointError, EndpointProtocolError, StreamcoError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
 
-__all__ = ["Leg", "LegState", "OnFailure", "SessionMachine", "SessionPlan", "Start"]
+__all__ = ["OnFailure", "SessionMachine", "SessionPlan"]
 
 OnFailure = Literal["migrate", "raise"]
-
-
-class Start(Struct, frozen=True):
-    """When a leg starts, and what it can do.
-
-    Args:
-        source: the endpoint's name.
-        wait: seconds after the request; None: only if the others fail.
-        continues: it can go on with an answer that another leg has begun.
-        vocabulary: fingerprint of its tokenizer; None: not known.
-    """
-
-    source: str
-    wait: float | None
-    continues: bool = False
-    vocabulary: str | None = None
 
 
 class SessionPlan(Struct, frozen=True, kw_only=True):
@@ -60,7 +38,7 @@ class SessionPlan(Struct, frozen=True, kw_only=True):
         the virtual reader that quality is measured with; None: the pace, or the reading speed. on_failure: what becomes of an answer
         whose endpoint fails in the middle: another leg that can goes on with it, or the error is raised. max_tokens: limit of the
         answer's length; a leg that takes over gets what is left of it. missing: endpoints that could take no part, with their errors;
-        told to the reader when those that could fail too.
+        told to the reader when those that could fail too. migration: what planned moves rest on; None: there are none.
     """
 
     starts: tuple[Start, ...]
@@ -70,61 +48,7 @@ class SessionPlan(Struct, frozen=True, kw_only=True):
     on_failure: OnFailure = "raise"
     max_tokens: int | None = None
     missing: tuple[tuple[str, EndpointError], ...] = ()
-
-
-class LegState(Enum):
-    """Where a leg stands."""
-
-    WAITING = auto()
-    OPEN = auto()
-    WON = auto()
-    ENDED = auto()
-    LOST = auto()
-    CANCELLED = auto()
-    FAILED = auto()
-    SPARED = auto()
-
-
-_LIVE = (LegState.OPEN, LegState.WON, LegState.LOST)
-_OUT = (LegState.FAILED, LegState.ENDED, LegState.WON)
-
-
-class Leg:
-    """One endpoint's part: times in seconds since the request began, tokens as far as they are known."""
-
-    def __init__(self, start: Start) -> None:
-        self.source = start.source
-        self.wait = start.wait
-        self.continues = start.continues
-        self.vocabulary = start.vocabulary
-        self.state = LegState.WAITING
-        self.opened: float | None = None
-        self.first_token: float | None = None
-        self.stopped: float | None = None
-        self.tokens = 0
-        self.has_won = False
-        self.takes_over_at: int | None = None  # it goes on with an answer of so many tokens
-        self.is_stopping = False  # its cancel was commanded
-        self.finish_reason: str | None = None
-        self.usage: CompletionUsage | None = None
-        self.error: EndpointError | None = None
-        self.held: list[ChatCompletionChunk] = []  # chunks without content from before the race was decided
-
-    def succeed(self, position: int, opened: float) -> Leg:
-        """The same endpoint's new part, as the one who goes on with the answer from ``position`` (tokens)."""
-        leg = Leg(Start(self.source, self.wait, self.continues, self.vocabulary))
-        leg.state, leg.takes_over_at, leg.opened = LegState.WON, position, opened
-        return leg
-
-    @property
-    def is_live(self) -> bool:
-        """Whether the endpoint still works on it, or is being cancelled."""
-        return self.state in _LIVE
-
-    @property
-    def ttft(self) -> float | None:
-        """Seconds from opening to the first content token."""
-        return None if self.first_token is None or self.opened is None else self.first_token - self.opened
+    migration: MigrationPlan | None = None
 
 
 class SessionMachine:
@@ -146,12 +70,11 @@ class SessionMachine:
         self.finished: float | None = None
         self.error: StreamcoError | None = None
         self.finish_reason: str | None = None
-        self.hand_overs: list[HandOver] = []
         self.dropped = 0  # tokens that were held for the reader's pace when the reader left
         self._winning: Leg | None = None
         self._pacer = Pacer(plan.pace) if plan.pace else None
         self._commands: list[Command] = []
-        self._transcript = Transcript() if plan.on_failure == "migrate" and len(plan.starts) > 1 else None
+        self._relay = _make_relay(plan)
         self._heir: Leg | None = None  # goes on as soon as its earlier work is cancelled
         self._is_complete = False  # the winner ended; what is buffered is still to be delivered
 
@@ -186,12 +109,12 @@ class SessionMachine:
         leg = self._winning
         if leg is None or leg.source != event.source or leg.state is not LegState.WON or leg.first_token is None:
             return False
-        if self._pacer is not None or self.finished is not None:
+        if self._pacer is not None or self.finished is not None or leg.is_new or self._may_move:
             return False
         tokens = event.tokens
         leg.tokens += tokens
-        if self._transcript is not None:
-            self._transcript.add(event.chunks, tokens, leg.vocabulary)
+        if self._relay is not None:
+            self._relay.add(event.chunks, tokens, leg.vocabulary)
         if tokens:
             self.meter.record(tokens, now=now)
         return True
@@ -231,10 +154,15 @@ class SessionMachine:
         return self._winning.source if self._winning is not None else None
 
     @property
+    def hand_overs(self) -> Sequence[HandOver]:
+        """How the answer changed endpoints, in order."""
+        return self._relay.hand_overs if self._relay is not None else ()
+
+    @property
     def is_direct(self) -> bool:
         """Whether all that can happen now is that the winner goes on: nothing is timed and nobody else works."""
         winning = self._winning
-        if self._pacer is not None or winning is None or winning.state is not LegState.WON:
+        if self._pacer is not None or winning is None or winning.state is not LegState.WON or self._may_move:
             return False
         return not any(leg.is_live for leg in self.legs.values() if leg is not winning)
 
@@ -243,21 +171,24 @@ class SessionMachine:
         """Whether the reader has everything and nobody works any more."""
         return self.finished is not None and not any(leg.is_live for leg in self.legs.values())
 
+    @property
+    def _may_move(self) -> bool:
+        return self._relay is not None and self._relay.may_move
+
     # Tokens
 
     def _receive_tokens(self, event: TokensReceived, now: float) -> None:
         leg = self._winning
         if leg is not None and event.source == leg.source:
-            leg.tokens += event.tokens
+            if event.tokens:
+                leg.count(event.tokens, now - self.began)
             if leg.state is LegState.WON and self.finished is None:
-                if leg.first_token is None and event.tokens:
-                    leg.first_token = now - self.began
                 self._deliver(event.source, event.chunks, event.tokens, now)
+                self._consider_moving(now)
             return
         leg = self.legs[event.source]
-        leg.tokens += event.tokens
-        if event.tokens and leg.first_token is None and leg.opened is not None:
-            leg.first_token = now - self.began
+        if event.tokens and leg.opened is not None:
+            leg.count(event.tokens, now - self.began)
         if leg.state is LegState.LOST:
             if event.tokens and self.plan.explore:
                 self._stop(leg, "explored")
@@ -277,10 +208,11 @@ class SessionMachine:
                     self._stop(other, "lost")
         held, leg.held = leg.held, []
         self._deliver(leg.source, held, tokens, now)
+        self._consider_moving(now)
 
     def _deliver(self, source: str, chunks: list[ChatCompletionChunk], tokens: int, now: float) -> None:
-        if self._transcript is not None:
-            self._transcript.add(chunks, tokens, self.legs[source].vocabulary)
+        if self._relay is not None:
+            self._relay.add(chunks, tokens, self.legs[source].vocabulary)
         if self._pacer is None:
             if tokens:
                 self.meter.record(tokens, now=now)
@@ -316,12 +248,15 @@ class SessionMachine:
         leg.usage, leg.finish_reason = event.usage, event.finish_reason
         if was is LegState.WON:
             self._complete(leg, now)
+        elif was is LegState.PREPARING:
+            self._receive_prepared(leg, now)
         elif was is LegState.OPEN:
             self._settle_without_winner(now)
 
     def _complete(self, leg: Leg, now: float) -> None:
         self.finish_reason = leg.finish_reason
         self._is_complete = True
+        self._stop_preparing()
         self._release_rest(now)
 
     def _release_rest(self, now: float) -> None:
@@ -343,6 +278,8 @@ class SessionMachine:
             self._fail_over(leg, event.error, now)
         elif leg is self._heir:
             self._take_over(leg, now)
+        elif was is LegState.PREPARING:
+            self._consider_moving(now)
         elif was is LegState.OPEN:
             self._start_next(now)
             self._settle_without_winner(now)
@@ -352,6 +289,7 @@ class SessionMachine:
             return
         if self._pacer:
             self._hand_out(self._pacer.flush(), now)
+        self._stop_preparing()
         self.finished, self.error = now, error
         self._commands.append(FailDelivery(error))
 
@@ -361,6 +299,8 @@ class SessionMachine:
             leg.state, leg.stopped = LegState.CANCELLED, now - self.began
         if leg is self._heir:
             self._take_over(leg, now)
+        else:
+            self._consider_moving(now)
 
     def _receive_reader_left(self, now: float) -> None:
         if self.finished is None:
@@ -384,52 +324,99 @@ class SessionMachine:
 
     def _fail_over(self, failed: Leg, error: EndpointError, now: float) -> None:
         """The leg that was writing is out: let another go on from the last good token, or tell the reader."""
-        heir = self._find_heir()
-        if heir is None or self.finished is not None:
+        heir = self._relay.find_heir(self.legs) if self._relay is not None else None
+        if heir is None or self._relay is None or self.finished is not None:
             self._fail(self._combine_mid_errors(error), now)
             return
-        assert self._transcript is not None, "heirs are looked for where answers may be handed over"
-        self.hand_overs.append(
-            HandOver(
-                source=failed.source, target=heir.source, position=self._transcript.tokens, at=now - self.began, reason=type(error).__name__
-            )
-        )
+        self._relay.fail_over(failed, heir, at=now - self.began, buffered=self._ahead(now))
+        self._pass_to(heir, now)
+
+    def _pass_to(self, heir: Leg, now: float) -> None:
+        """From now on the heir writes; what it did before is cancelled first."""
         self._winning = heir
+        self._stop_preparing(but=heir)
         if heir.is_live:
             self._heir = heir
             self._stop(heir, "takes over")
         else:
             self._take_over(heir, now)
 
-    def _find_heir(self) -> Leg | None:
-        """Who can go on: the racing legs first, then the stand-ins, in their order; nobody twice."""
-        if self._transcript is None or self._transcript.has_calls:
-            return None
-        able = [leg for leg in self.legs.values() if leg.continues and leg.takes_over_at is None and leg.state not in _OUT]
-        return min(able, key=lambda leg: leg.wait is None, default=None)
-
     def _take_over(self, leg: Leg, now: float) -> None:
-        assert self._transcript is not None, "only handed-over answers have heirs"
+        assert self._relay is not None, "only handed-over answers have heirs"
         self._heir = None
         if self.finished is not None:
             return
-        partial = self._transcript.partial()
+        partial = self._relay.partial()
         limit = self.plan.max_tokens
         if limit is not None and partial.tokens >= limit:
             self.finish_reason, self._is_complete = "length", True
             self._release_rest(now)
             return
+        self._winning = self._replace(leg, leg.succeed(partial.tokens, now - self.began))
+        self._commands.append(ContinueStream(leg.source, partial))
+
+    def _replace(self, leg: Leg, new: Leg) -> Leg:
+        """An endpoint's next part; the one before is kept for the report."""
         if leg.opened is not None:
             self.past_legs.append(leg)
-        heir = self._winning = self.legs[leg.source] = leg.succeed(partial.tokens, now - self.began)
-        self._commands.append(ContinueStream(heir.source, partial))
+        self.legs[leg.source] = new
+        return new
 
     def _combine_mid_errors(self, last: EndpointError) -> StreamcoError:
         """One endpoint's own error, or all of them where several have tried."""
-        if not self.hand_overs:
+        if self._relay is None or not self._relay.hand_overs:
             return last
         errors = {leg.source: leg.error for leg in self.legs.values() if leg.error is not None}
-        return AllEndpointsFailed(errors, partial=self._transcript.text if self._transcript else "")
+        return AllEndpointsFailed(errors, partial=self._relay.transcript.text)
+
+    # Planned moves
+
+    def _consider_moving(self, now: float) -> None:
+        """Let the mover look at the answer as it is now."""
+        source = self._winning
+        if self._relay is None or source is None or source.state is not LegState.WON or self.finished is not None:
+            return
+        match self._relay.consider_move(source, self.legs, buffered=self._ahead(now), now=now - self.began):
+            case Prepare(target):
+                self._prepare(self.legs[target], now)
+            case Switch(target):
+                self._move(source, self.legs[target], now)
+
+    def _prepare(self, leg: Leg, now: float) -> None:
+        """Let a leg read ahead; its next round is the same leg's."""
+        assert self._relay is not None, "only a mover prepares"
+        partial = self._relay.partial()
+        new = self._replace(leg, leg.prepare(now - self.began))
+        new.reads = self._relay.unread(new, partial.tokens)
+        new.copies = partial.tokens
+        self._commands.append(PrepareStream(leg.source, partial))
+
+    def _receive_prepared(self, leg: Leg, now: float) -> None:
+        assert self._relay is not None, "only a mover prepares"
+        leg.state, leg.kept = LegState.PREPARED, leg.copies
+        if leg.opened is not None and leg.stopped is not None:
+            self._relay.note_copied(leg, tokens=leg.reads, seconds=leg.stopped - leg.opened)
+        self._consider_moving(now)
+
+    def _move(self, source: Leg, target: Leg, now: float) -> None:
+        """The target goes on, the source stops; what it makes until then nobody reads."""
+        assert self._relay is not None, "only a mover moves"
+        self._relay.move(source, target, at=now - self.began, buffered=self._ahead(now))
+        source.state = LegState.LOST
+        self._pass_to(target, now)
+        self._stop(source, "handed over")
+
+    def _stop_preparing(self, but: Leg | None = None) -> None:
+        for leg in self.legs.values():
+            if leg.state is LegState.PREPARING and leg is not but:
+                self._stop(leg, "not needed")
+
+    def _ahead(self, now: float) -> float:
+        """Tokens the reader, or without a pace the virtual one, has not come to."""
+        if self._pacer is not None:
+            return self._pacer.buffered
+        first = self.meter.first
+        return 0.0 if first is None else max(0.0, self.meter.tokens - self.meter.rate * (now - first))
 
     # Starts
 
@@ -471,3 +458,11 @@ class SessionMachine:
             return EndpointProtocolError("expected an answer or an error, got neither")
         errors = {**dict(self.plan.missing), **failed}
         return AllEndpointsFailed(errors) if len(errors) > 1 else next(iter(failed.values()))
+
+
+def _make_relay(plan: SessionPlan) -> Relay | None:
+    """What hands the answer over, where that may happen at all."""
+    fails_over = plan.on_failure == "migrate"
+    if len(plan.starts) < 2 or not (fails_over or plan.migration is not None):
+        return None
+    return Relay(Mover(plan.migration) if plan.migration is not None else None, fails_over=fails_over)

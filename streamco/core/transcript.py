@@ -36,6 +36,14 @@ class Transcript:
         return any(choice.delta.tool_calls or choice.delta.function_call for _, choice in self._choices())
 
     @property
+    def ends_in_text(self) -> bool:
+        """Whether what came last is the answer's own text: thoughts that go on, or half a tool call, can't be handed over."""
+        newest = self._batches[-1][1] if self._batches else []
+        return any(choice.delta.content for chunk in newest for choice in chunk.choices[:1]) and not any(
+            choice.delta.tool_calls or choice.delta.function_call for chunk in newest for choice in chunk.choices[:1]
+        )
+
+    @property
     def text(self) -> str:
         """The answer so far."""
         return "".join(choice.delta.content or "" for _, choice in self._choices())

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct, field
 
-from streamco.commands import Partial
+from streamco.commands import Partial, PreCopy
 from streamco.config import SamplingOptions
 from streamco.events import StreamEnded, TokensReceived
 
@@ -16,7 +16,6 @@ __all__ = ["Capabilities", "Continuation", "Endpoint", "EndpointStream", "Kind",
 Message = Mapping[str, Any]
 Kind = Literal["device", "server"]
 Continuation = Literal["token_ids", "continue_final_message", "prefix", "none"]
-PreCopy = Literal["append", "warm", "none"]
 
 
 class TokenPrices(Struct, frozen=True, kw_only=True):

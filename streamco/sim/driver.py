@@ -7,11 +7,13 @@ from typing import Any, Protocol
 
 import simpy
 
-from streamco.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream
+from streamco.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream, PrepareStream
 from streamco.core.machine import Machine
 from streamco.events import Event, StreamCancelled
 
-__all__ = ["ScriptedSource", "SimulatedSession", "SimulatedSource", "SimulatedStream"]
+__all__ = ["Opening", "ScriptedSource", "SimulatedSession", "SimulatedSource", "SimulatedStream"]
+
+Opening = OpenStream | ContinueStream | PrepareStream
 
 
 class SimulatedStream(Protocol):
@@ -25,8 +27,8 @@ class SimulatedStream(Protocol):
 class SimulatedSource(Protocol):
     """An endpoint of the simulated world."""
 
-    def open(self, env: simpy.Environment, emit: Callable[[Event], None]) -> SimulatedStream:
-        """Begin an answer; ``emit`` is called at the (virtual) time of each event."""
+    def open(self, env: simpy.Environment, emit: Callable[[Event], None], command: Opening) -> SimulatedStream:
+        """Begin what the command says: an answer, the rest of one, or reading ahead; ``emit`` is called at the time of each event."""
         ...
 
 
@@ -69,8 +71,8 @@ class ScriptedSource:
         self.script = script
         self.cancel_takes = cancel_takes
 
-    def open(self, env: simpy.Environment, emit: Callable[[Event], None]) -> SimulatedStream:
-        """Begin the script."""
+    def open(self, env: simpy.Environment, emit: Callable[[Event], None], command: Opening) -> SimulatedStream:
+        """Begin the script, whatever the command."""
         return _ScriptedStream(env, self, emit)
 
 
@@ -118,8 +120,8 @@ class SimulatedSession:
             self._log.append((self._env.now, event, commands))
         for command in commands:
             match command:
-                case OpenStream(source) | ContinueStream(source):
-                    self._streams[source] = self._sources[source].open(self._env, self.receive)
+                case OpenStream(source) | ContinueStream(source) | PrepareStream(source):
+                    self._streams[source] = self._sources[source].open(self._env, self.receive, command)
                 case CancelStream(source):
                     self._streams[source].cancel(lambda source=source: self.receive(StreamCancelled(source)))  # type: ignore[misc]
                 case DeliverTokens():

@@ -10,7 +10,8 @@ import pytest
 from streamco.chunks import CompletionUsage, PromptTokensDetails
 from streamco.client.arguments import build_request
 from streamco.client.dispatcher import Dispatched, Dispatcher, DispatchOptions
-from streamco.core.session import SessionMachine, SessionPlan, Start
+from streamco.core.legs import Start
+from streamco.core.session import SessionMachine, SessionPlan
 from streamco.endpoints.base import Capabilities, Endpoint, Request, TokenPrices
 from streamco.errors import ConfigError, EndpointConnectError, EndpointError, EngineError
 from streamco.events import StreamCancelled, StreamEnded, StreamFailed, TokensReceived

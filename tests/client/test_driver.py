@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from streamco.client.driver import SessionDriver
-from streamco.core.session import SessionMachine, SessionPlan, Start
+from streamco.core.legs import Start
+from streamco.core.session import SessionMachine, SessionPlan
 from streamco.endpoints.base import Kind, Request
 from streamco.errors import ConcurrentRead, EndpointConnectError, EndpointProtocolError, StreamClosed, StreamcoError
 from streamco.events import StreamEnded, TokensReceived

@@ -9,8 +9,9 @@ from streamco.chunks import CompletionUsage, PromptTokensDetails
 from streamco.client.arguments import build_request
 from streamco.client.dispatcher import Dispatched, Dispatcher, DispatchOptions
 from streamco.client.reporting import build_report, describe_leg
+from streamco.core.legs import Start
 from streamco.core.report import EndpointReport, Report
-from streamco.core.session import SessionMachine, SessionPlan, Start
+from streamco.core.session import SessionMachine, SessionPlan
 from streamco.endpoints.base import Endpoint, TokenPrices
 from streamco.errors import EndpointConnectError, EngineError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived

@@ -10,7 +10,8 @@ import simpy
 
 from streamco.client.driver import SessionDriver
 from streamco.commands import Command, FailDelivery
-from streamco.core.session import SessionMachine, SessionPlan, Start
+from streamco.core.legs import Start
+from streamco.core.session import SessionMachine, SessionPlan
 from streamco.endpoints.base import Request
 from streamco.errors import EndpointConnectError, EndpointError, StreamcoError
 from streamco.events import Event, StreamEnded, StreamFailed, TokensReceived

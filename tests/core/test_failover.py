@@ -7,7 +7,8 @@ import random
 import pytest
 
 from streamco.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream, Partial
-from streamco.core.session import LegState, SessionMachine, SessionPlan, Start
+from streamco.core.legs import LegState, Start
+from streamco.core.session import SessionMachine, SessionPlan
 from streamco.errors import AllEndpointsFailed, EndpointConnectError, EndpointTimeoutError
 from streamco.events import ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
 from streamco.testing import text_chunk

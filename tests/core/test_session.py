@@ -8,7 +8,8 @@ import pytest
 
 from streamco.chunks import ChatCompletionChunk, CompletionUsage
 from streamco.commands import CancelStream, Command, DeliverTokens, FailDelivery, FinishDelivery, OpenStream
-from streamco.core.session import LegState, SessionMachine, SessionPlan, Start
+from streamco.core.legs import LegState, Start
+from streamco.core.session import SessionMachine, SessionPlan
 from streamco.errors import AllEndpointsFailed, EndpointConnectError, EndpointProtocolError, EndpointStatusError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
 from streamco.testing.endpoint import text_chunk

@@ -20,7 +20,8 @@ from streamco.chunks import ChatCompletionChunk
 from streamco.client.driver import SessionDriver
 from streamco.commands import Partial
 from streamco.config import SamplingOptions
-from streamco.core.session import SessionMachine, SessionPlan, Start
+from streamco.core.legs import Start
+from streamco.core.session import SessionMachine, SessionPlan
 from streamco.core.transcript import Transcript
 from streamco.endpoints.base import Endpoint, Request
 from streamco.endpoints.device import DeviceEndpoint, prompt_ids

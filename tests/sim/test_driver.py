@@ -9,10 +9,11 @@ import pytest
 import simpy
 
 from streamco.commands import CancelStream, Command, DeliverTokens, FinishDelivery, OpenStream
-from streamco.core.session import LegState, SessionMachine, SessionPlan, Start
+from streamco.core.legs import LegState, Start
+from streamco.core.session import SessionMachine, SessionPlan
 from streamco.errors import AllEndpointsFailed, EndpointConnectError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
-from streamco.sim.driver import ScriptedSource, SimulatedSession, SimulatedStream
+from streamco.sim.driver import Opening, ScriptedSource, SimulatedSession, SimulatedStream
 from streamco.testing.endpoint import text_chunk
 
 BOTH = (Start("server", 0.0), Start("device", 0.0))
@@ -143,7 +144,7 @@ def test_a_source_may_decide_for_itself_what_happens_when() -> None:
         def __init__(self) -> None:
             self.cancelled = 0
 
-        def open(self, env: simpy.Environment, emit: Callable[[Event], None]) -> SimulatedStream:
+        def open(self, env: simpy.Environment, emit: Callable[[Event], None], command: Opening) -> SimulatedStream:
             def work() -> Any:
                 yield env.timeout(0.5)
                 emit(TokensReceived("server", [text_chunk("hi")], 1))

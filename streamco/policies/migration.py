@@ -1,0 +1,113 @@
+"""Whether an answer should move to a cheaper endpoint, and when it can without the reader's notice (DiSCo 4.3, equations 4 to 6).
+
+Moving pays when what the target saves on the tokens still to come is more than what it costs to get there: the target has to read the
+prompt and the answer so far, and the source goes on at its own price until the reader's buffer covers the change (``net_saving``). The
+buffer covers it from B = r_c t_m tokens on, with t_m the time from asking the target to its first token (``cover``).
+
+Two rules say how the change is made. ``full-buffer`` is the paper's: the source stops when the buffer holds B tokens, and only then is the
+target asked. ``pre-copy`` is the way virtual machines move: the target reads what exists while the source goes on, then what came
+meanwhile, and takes over when only a few tokens are left to read, so t_m, B and the source's last tokens become few.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from msgspec import Struct
+
+from streamco.commands import PreCopy
+
+__all__ = ["UNKNOWN_RATE", "Terms", "TransferRule", "copy_pays", "cover", "keeps_up", "lag", "net_saving"]
+
+TransferRule = Literal["pre-copy", "full-buffer"]
+
+SLACK = 0.1  # seconds on top of every estimate: two event loops and a network turn
+HEADROOM = 1.1  # a target must decode this much faster than the reader reads
+UNKNOWN_RATE = 20.0  # tokens per second, where nothing was measured; phones decode 14 to 22 (DiSCo 5.1), servers more
+
+
+class Terms(Struct, frozen=True, kw_only=True):
+    """What one endpoint's tokens cost, and how soon it goes on with an answer.
+
+    Args:
+        prompt: US dollars per prompt token it reads, energy included (unified cost, equation 8).
+        completion: US dollars per token it makes.
+        cached_prompt: US dollars per prompt token that it has kept; None: as ``prompt``.
+        setup: seconds until its first token that don't depend on length, seldom exceeded; None: not known.
+        per_token: seconds a token it has to read, seldom exceeded.
+        rate: tokens per second it decodes; None: not known.
+        pre_copy: what ``Request.prefill_only`` does there.
+    """
+
+    prompt: float
+    completion: float
+    cached_prompt: float | None = None
+    setup: float | None = None
+    per_token: float = 0.0
+    rate: float | None = None
+    pre_copy: PreCopy = "none"
+
+    def takes(self, tokens: float) -> float | None:
+        """Seconds to the first token when ``tokens`` are to be read, seldom exceeded (t_m); None: not known."""
+        return None if self.setup is None else self.setup + self.per_token * max(0.0, tokens)
+
+
+def cover(seconds: float, reader_rate: float) -> int:
+    """Tokens that must be buffered so that a reader doesn't notice a pause (equation 6, rounded up).
+
+    Args:
+        seconds: of the pause (t_m).
+        reader_rate: tokens per second (r_c).
+    """
+    return math.ceil(reader_rate * (seconds + SLACK))
+
+
+def keeps_up(terms: Terms, reader_rate: float) -> bool:
+    """Whether an endpoint decodes faster than the reader reads; one whose rate isn't known is believed to."""
+    return terms.rate is None or terms.rate >= HEADROOM * reader_rate
+
+
+def lag(missing: float, source_rate: float, reader_rate: float) -> float:
+    """Tokens the source makes until ``missing`` more are buffered; inf when it is no faster than the reader."""
+    if missing <= 0:
+        return 0.0
+    return missing * source_rate / (source_rate - reader_rate) if source_rate > reader_rate else math.inf
+
+
+def net_saving(source: Terms, target: Terms, *, remaining: float, behind: float, length: float, kept: float = 0.0) -> float:
+    """Both sides of equation 4 in US dollars: what moving saves, less what it costs; above zero it pays.
+
+    Args:
+        source: who writes now.
+        target: who could.
+        remaining: expected tokens still to come (l_remaining of equation 5).
+        behind: of those, tokens the source makes before the change.
+        length: tokens of prompt and answer so far.
+        kept: of those, tokens the target has read already.
+    """
+    left = max(0.0, remaining - behind)
+    cached = target.prompt if target.cached_prompt is None else target.cached_prompt
+    overhead = max(0.0, length + min(behind, remaining) - kept) * target.prompt
+    if target.pre_copy == "warm":
+        overhead += kept * cached
+    return (source.completion - target.completion) * left - overhead
+
+
+def copy_pays(source: Terms, target: Terms, *, length: float, saved: float, is_possible_without: bool) -> bool:
+    """Whether to let the target read ahead.
+
+    Where it keeps what it reads, that costs nothing: every token is read once. A cache that is warmed for money reads everything twice,
+    the second time at the cached price, so it pays only if the tokens it saves the source are worth more, or if there is no other way.
+
+    Args:
+        length: tokens of prompt and answer so far.
+        saved: tokens the source need not make because the change takes less time.
+        is_possible_without: whether the buffer can ever cover the change otherwise.
+    """
+    if target.pre_copy == "append":
+        return saved >= 1.0
+    if target.pre_copy == "none":
+        return False
+    cached = target.prompt if target.cached_prompt is None else target.cached_prompt
+    return not is_possible_without or saved * (source.completion - target.completion) > length * cached + target.completion
