@@ -62,7 +62,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     sampling: SamplingOptions = SamplingOptions()
     top: int = 0  # return this many most likely tokens with each piece
     ignore_eos: bool = False
-    prefill_only: bool = False  # leave the prompt in the cache and end
+    prefill_only: bool = False  # leave the prompt in the cache and end with reason length
     opened: bytes = b""  # of a code point the prompt ends inside of: the first piece's text has all of it
 
 

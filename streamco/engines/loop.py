@@ -206,7 +206,7 @@ class EngineLoop:
 
     def _finish_prefill(self, sequence: RunningGeneration, row: int) -> None:
         if sequence.request.prefill_only:
-            sequence.finish("stop")
+            sequence.finish("length")
         else:
             self._accept(sequence, row)
         if not self._is_over(sequence):

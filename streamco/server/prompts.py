@@ -37,6 +37,7 @@ async def build_generation(engine: Engine, request: ApiRequest, options: ServeOp
         sampling=request.sampling(_limit(engine, request, options, field, len(ids))),
         top=0 if top is None else TOP_LOGPROBS,  # the token that was drawn is told only if it is among them
         ignore_eos=bool(request.ignore_eos),
+        prefill_only=bool(request.prefill_only),
         opened=open_bytes(engine, ids),
     )
 

@@ -1,8 +1,8 @@
 """Request bodies: JSON to typed fields, with OpenAI's names, ranges and error texts.
 
 Fields that OpenAI doesn't have keep the names other servers gave them: ``top_k``, ``min_p``, ``ignore_eos`` and ``return_token_ids`` are
-vLLM's; ``prompt_tokens_packed`` and ``continuation_tokens_packed`` are this server's own (docs/serve.md). Unknown fields are ignored; known
-ones that would change the answer and can't be honoured are refused by name.
+vLLM's; ``prompt_tokens_packed``, ``continuation_tokens_packed`` and ``prefill_only`` are this server's own (docs/serve.md). Unknown fields
+are ignored; known ones that would change the answer and can't be honoured are refused by name.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class GenerateRequest(Struct, kw_only=True):
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     continuation_tokens_packed: bytes | None = None  # base64 in JSON; msgspec decodes it
+    prefill_only: bool | None = None
 
     @property
     def is_streamed(self) -> bool:
@@ -60,8 +61,8 @@ class GenerateRequest(Struct, kw_only=True):
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with a usage chunk."""
-        return bool(self.stream_options is not None and self.stream_options.include_usage)
+        """Whether a stream ends with a usage chunk; where there is no text it is all there is to tell."""
+        return bool(self.prefill_only or (self.stream_options is not None and self.stream_options.include_usage))
 
     @property
     def wanted_tokens(self) -> tuple[str, int | None]:

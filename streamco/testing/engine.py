@@ -253,7 +253,7 @@ class FakeGeneration:
     def _write_one(self) -> None:
         reason = self._reason()
         if reason is not None:
-            if reason == "stop" and self.request.prefill_only:
+            if reason == "length" and self.request.prefill_only:
                 self._engine.kept.append(list(self.request.prompt_ids))
             error = EngineError(f"engine: failed after {self._made} tokens, as it was told to") if reason == "error" else None
             self._end = GenerationEnd(reason, self._timings(), error)
@@ -273,6 +273,8 @@ class FakeGeneration:
             return "cancelled"
         if self._engine.fail_after is not None and self._made >= self._engine.fail_after:
             return "error"
+        if self.request.prefill_only:
+            return "length"
         if self._made >= len(self._script):
             return "stop"
         if limit is not None and self._made >= limit:

@@ -77,7 +77,7 @@ def test_prefill_only_leaves_the_prompt_in_the_cache(make_engine: MakeEngine) ->
     engine = make_engine()
     reader = complete(engine, "abcdef", prefill_only=True)
     assert reader.end is not None
-    assert (reader.ids, reader.end.reason) == ([], "stop")
+    assert (reader.ids, reader.end.reason) == ([], "length")
     again = complete(engine, "abcdefg", max_tokens=1).end
     assert again is not None
     assert again.timings.reused_tokens == 6

@@ -151,3 +151,8 @@ async def test_log_probabilities_ask_the_engine_for_enough_to_find_the_drawn_tok
 async def test_ignoring_the_end_token_is_passed_on() -> None:
     assert (await build_generation(FakeEngine(), text("a", ignore_eos=True), ServeOptions(), 10)).ignore_eos
     assert not (await build_generation(FakeEngine(), text("a"), ServeOptions(), 10)).ignore_eos
+
+
+async def test_prefill_only_reaches_the_engine() -> None:
+    assert (await build_generation(FakeEngine(), text("a", prefill_only=True), ServeOptions(), 10)).prefill_only
+    assert not (await build_generation(FakeEngine(), text("a"), ServeOptions(), 10)).prefill_only

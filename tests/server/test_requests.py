@@ -66,10 +66,12 @@ def test_the_newer_name_of_the_token_limit_wins() -> None:
     assert text(max_tokens=5).wanted_tokens == ("max_tokens", 5)
 
 
-def test_usage_is_sent_only_to_those_who_ask() -> None:
+def test_usage_is_sent_only_to_those_who_ask_or_get_nothing_else() -> None:
     assert chat(stream=True, stream_options={"include_usage": True}).wants_usage
     assert not chat(stream=True, stream_options={}).wants_usage
     assert not chat(stream=True).wants_usage
+    assert chat(stream=True, prefill_only=True).wants_usage
+    assert not chat(stream=True, prefill_only=False).wants_usage
 
 
 def test_unknown_fields_and_harmless_values_of_unsupported_ones_are_ignored() -> None:
@@ -123,6 +125,8 @@ def test_unknown_fields_and_harmless_values_of_unsupported_ones_are_ignored() ->
         ({"continue_final_message": True, "continuation_tokens_packed": "VEsB"}, "continuation_tokens_packed"),
         ({"continuation_tokens_packed": "not base64!"}, "continuation_tokens_packed"),
         ({"continuation_tokens_packed": [1, 2]}, "continuation_tokens_packed"),
+        ({"prefill_only": 1}, "prefill_only"),
+        ({"prefill_only": "true"}, "prefill_only"),
     ],
 )
 def test_what_cannot_be_served_is_refused_by_the_fields_name(fields: dict[str, Any], param: str) -> None:
@@ -144,6 +148,7 @@ def test_what_cannot_be_served_is_refused_by_the_fields_name(fields: dict[str, A
         ({"prompt": [{}]}, "prompt"),
         ({"prompt_tokens_packed": "VEsB"}, "prompt_tokens_packed"),
         ({"prompt": None, "prompt_tokens_packed": "?"}, "prompt_tokens_packed"),
+        ({"prefill_only": []}, "prefill_only"),
     ],
 )
 def test_completions_refuse_theirs(fields: dict[str, Any], param: str) -> None:

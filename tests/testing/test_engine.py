@@ -83,7 +83,7 @@ def test_a_scripted_failure_comes_after_its_tokens() -> None:
 def test_prefill_only_says_nothing() -> None:
     engine = FakeEngine("one two")
     pieces, end = read(engine, request(engine, prefill_only=True))
-    assert (pieces, end.reason) == ([], "stop")
+    assert (pieces, end.reason) == ([], "length")
 
 
 @pytest.mark.parametrize("mode", ["instant", "thread"])
