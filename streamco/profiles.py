@@ -1,4 +1,4 @@
-"""Measured behaviour as data: how soon a server answers, how fast a device is, how long prompts are, what it all costs.
+"""Measured behaviour as data: how soon a server answers, how fast a device is, how long prompts and answers are, what it all costs.
 
 The distributions are what policies are planned from. A ``Profile`` holds them together and travels as JSON; who reads and writes the
 bytes is somebody else's business.
@@ -7,7 +7,9 @@ bytes is somebody else's business.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -17,7 +19,17 @@ from numpy.typing import NDArray
 
 from streamco.errors import ConfigError
 
-__all__ = ["PROFILE_VERSION", "DeviceSpeed", "LengthDistribution", "Link", "ModelShape", "Prices", "Profile", "TTFTDistribution"]
+__all__ = [
+    "PROFILE_VERSION",
+    "DeviceSpeed",
+    "LengthDistribution",
+    "Link",
+    "ModelShape",
+    "Prices",
+    "Profile",
+    "RemainingLength",
+    "TTFTDistribution",
+]
 
 PROFILE_VERSION = 1
 
@@ -25,8 +37,6 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 _TIE = 1e-12  # probabilities closer than this are the same; sums of a million 1/n differ by less
-
-
 _MANY = 4096  # samples; two quantiles of more are selected sooner than sorted
 _RADIX_SHIFT = 48  # bits of a double: exponent and the first 4 of the fraction stay, 16 buckets an octave
 _UNSORTED: Floats = np.empty(0)
@@ -238,6 +248,73 @@ class LengthDistribution:
         return f"LengthDistribution({self.lengths.size} lengths, mean {self.mean:.1f} tokens, longest {self.lengths[-1]})"
 
 
+class RemainingLength(Struct, frozen=True, dict=True):
+    """How many tokens an answer still has, given how many it has so far: a survival curve of answer lengths.
+
+    Beyond the last step the curve goes on as a Pareto tail of index 2: an answer that has outlasted all others is expected to become
+    twice as long, so the expectation is always finite. That also holds where the curve ends at zero.
+
+    Args:
+        lengths: where the curve falls: tokens, ascending, without repetition, at least one.
+        survival: probability that an answer is longer than the length beside it; not ascending, within 0..1, zero only at the end.
+
+    Raises:
+        ConfigError: not such a curve.
+    """
+
+    lengths: tuple[int, ...]
+    survival: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        lengths, survival = np.array(self.lengths, dtype=np.float64), np.array(self.survival, dtype=np.float64)
+        if not lengths.size or not (lengths[0] >= 0 and math.isfinite(lengths[-1]) and (np.diff(lengths) > 0).all()):
+            raise ConfigError(f"answer lengths: expected one or more ascending whole numbers >= 0, got {_shown(lengths)}")
+        falls = survival.shape == lengths.shape and bool((np.diff(survival) <= 0).all())
+        if not (falls and survival[0] <= 1 and survival[-1] >= 0 and (survival[:-1] > 0).all()):
+            raise ConfigError(
+                f"answer lengths: expected {lengths.size} probabilities that never rise, only the last one zero, got {_shown(survival)}"
+            )
+
+    def expected(self, position: float, limit: float | None = None) -> float:
+        """E[L - position | L > position] in tokens; takes a microsecond.
+
+        Args:
+            position: tokens of the answer so far.
+            limit: no answer gets longer (``max_tokens``): E[min(L, limit) - position | L > position].
+        """
+        if limit is not None and limit <= position:
+            return 0.0
+        if position >= self.lengths[-1]:
+            return position if limit is None else position * (1.0 - position / limit)
+        at = bisect_right(self.lengths, position)
+        left = self._beyond(position) - (0.0 if limit is None else self._beyond(limit))
+        return max(0.0, left / (self.survival[at - 1] if at else 1.0))
+
+    def compress(self, points: int = 256) -> RemainingLength:
+        """About the same curve with at most ``points`` steps: between those that stay it is replaced by its mean, so means are kept."""
+        if len(self.lengths) <= points:
+            return self
+        kept = np.unique(np.linspace(0, len(self.lengths) - 1, points).round().astype(np.int64))
+        lengths, areas = np.array(self.lengths)[kept], np.array(self._areas)[kept]
+        survival = np.append(-np.diff(areas) / np.diff(lengths), self.survival[-1])
+        return RemainingLength(tuple(lengths.tolist()), tuple(np.minimum.accumulate(np.minimum(survival, 1.0)).tolist()))
+
+    @cached_property
+    def _areas(self) -> tuple[float, ...]:
+        """Area below the curve from each of ``lengths`` on."""
+        steps = np.diff(np.array(self.lengths, dtype=np.float64)) * np.array(self.survival[:-1])
+        tail = self.survival[-1] * self.lengths[-1]
+        return tuple(np.cumsum(np.append(steps, tail)[::-1])[::-1].tolist())
+
+    def _beyond(self, position: float) -> float:
+        """Area below the curve from ``position`` on."""
+        last = self.lengths[-1]
+        if position >= last:
+            return self.survival[-1] * last * last / position if position else 0.0
+        at = bisect_right(self.lengths, position)
+        return self._areas[at] + (self.lengths[at] - position) * (self.survival[at - 1] if at else 1.0)
+
+
 class DeviceSpeed(Struct, frozen=True, kw_only=True):
     """How soon a device answers: k l + c (DiSCo section 4.2), times a factor for how it strays from that line.
 
@@ -324,6 +401,7 @@ class Profile(Struct, frozen=True, kw_only=True):
         server_tokens_per_s: its decode rate.
         device: speed of the device.
         lengths: of prompts, in tokens.
+        answers: how long answers are.
         prices: of the server.
         shape: of the device's model.
         link: between the two.
@@ -336,6 +414,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     server_tokens_per_s: float | None = None
     device: DeviceSpeed | None = None
     lengths: LengthDistribution | None = None
+    answers: RemainingLength | None = None
     prices: Prices | None = None
     shape: ModelShape | None = None
     link: Link | None = None

@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.errors import ConfigError
-from streamco.profiles import PROFILE_VERSION, DeviceSpeed, LengthDistribution, Link, ModelShape, Prices, Profile, TTFTDistribution
+from streamco.profiles import (
+    PROFILE_VERSION,
+    DeviceSpeed,
+    LengthDistribution,
+    Link,
+    ModelShape,
+    Prices,
+    Profile,
+    RemainingLength,
+    TTFTDistribution,
+)
 
 samples = st.lists(st.floats(0.0, 100.0), min_size=1, max_size=50)
 
@@ -21,6 +31,7 @@ FULL = Profile(
     server_tokens_per_s=42.0,
     device=DeviceSpeed(seconds_per_token=0.03, overhead=0.1, decode_tokens_per_s=14.0, jitter=(0.9, 1.0, 1.2)),
     lengths=LengthDistribution([3, 9, 20], [5, 2, 1]),
+    answers=RemainingLength((5, 60, 400), (0.8, 0.3, 0.01)),
     prices=Prices(prompt=0.15e-6, completion=0.6e-6),
     shape=ModelShape(layers=24, width=1024, heads=16, ffn_width=4096, vocabulary=250_880),
     link=Link(rtt=0.04, bytes_per_s=1e6),
@@ -200,6 +211,90 @@ def test_length_distributions_compare_by_value_and_describe_themselves() -> None
     assert LengthDistribution([1, 2], [1, 3]) != LengthDistribution([1, 2], [1, 2])
     assert LengthDistribution([1], [1]) != "x"
     assert repr(LengthDistribution([1, 2], [1, 3])) == "LengthDistribution(2 lengths, mean 1.8 tokens, longest 2)"
+
+
+# Answers
+
+answers = st.lists(st.integers(1, 300), min_size=1, max_size=40)
+
+
+def curve_of(lengths: list[int]) -> RemainingLength:
+    steps = sorted(set(lengths))
+    return RemainingLength(tuple(steps), tuple(sum(length > step for length in lengths) / len(lengths) for step in steps))
+
+
+@given(answers, st.integers(0, 299), st.none() | st.integers(0, 400))
+def test_what_remains_is_the_mean_of_the_answers_that_go_on(lengths: list[int], position: int, limit: int | None) -> None:
+    going_on = [length for length in lengths if length > position]
+    if going_on:
+        cut = [max(0, min(length, limit or length) - position) if limit != 0 else 0 for length in going_on]
+        assert curve_of(lengths).expected(position, limit) == pytest.approx(sum(cut) / len(cut), abs=1e-9)
+
+
+def test_between_two_steps_an_answer_comes_closer_to_its_end_token_by_token() -> None:
+    curve = RemainingLength((10, 100), (0.5, 0.0))
+    assert [curve.expected(position) for position in (0, 5, 9.5, 10, 99)] == pytest.approx([55, 50, 45.5, 90, 1])
+
+
+@pytest.mark.parametrize("left", [0.2, 0.0])
+def test_an_answer_that_has_outlasted_all_others_is_expected_to_become_twice_as_long(left: float) -> None:
+    curve = RemainingLength((10, 100), (0.5, left))
+    assert curve.expected(100) == 100
+    assert curve.expected(5000) == 5000
+    assert curve.expected(100, 200) == pytest.approx(50)  # the area below (100 / x)^2 from 100 to 200
+    assert curve.expected(100, 1e15) == pytest.approx(100)
+
+
+def test_the_tail_beyond_the_last_step_counts_before_it() -> None:
+    curve = RemainingLength((100,), (0.2,))
+    assert curve.expected(0) == pytest.approx(100 + 0.2 * 100)
+    assert curve.expected(0, 200) == pytest.approx(100 + 0.2 * 50)
+    assert curve.expected(60) == pytest.approx(40 + 0.2 * 100)
+
+
+@given(answers, st.floats(0, 0.9), st.tuples(*[st.floats(0, 1000)] * 2), st.tuples(*[st.floats(0, 2000)] * 2))
+def test_what_must_not_fall_does_not_fall(
+    lengths: list[int], left: float, positions: tuple[float, float], limits: tuple[float, float]
+) -> None:
+    plain = curve_of(lengths)
+    curve = RemainingLength(plain.lengths, tuple(share * (1 - left) + left for share in plain.survival))
+    (one, other), (limit, later) = sorted(positions), sorted(limits)
+    slack = 1e-5
+    assert one + curve.expected(one) <= other + curve.expected(other) + slack  # who has come further ends later
+    assert 0 <= curve.expected(one, limit) <= curve.expected(one, later) + slack <= curve.expected(one) + 2 * slack
+    assert curve.expected(one, limit) <= max(0.0, limit - one) + slack
+
+
+@given(answers, st.integers(2, 20))
+def test_compressing_answers_keeps_the_mean_of_all(lengths: list[int], points: int) -> None:
+    curve = curve_of(lengths)
+    small = curve.compress(points)
+    assert len(small.lengths) <= max(points, 1)
+    assert small.expected(0) == pytest.approx(curve.expected(0))
+    for position in small.lengths[:-1]:  # there the areas are the same, the share of those that go on is a mean of neighbours
+        share, other = (one.survival[one.lengths.index(position)] for one in (small, curve))
+        assert share * small.expected(position) == pytest.approx(other * curve.expected(position))
+    assert small.expected(500) == curve.expected(500) == 500
+
+
+@pytest.mark.parametrize(
+    ("lengths", "survival"),
+    [
+        ((), ()),
+        ((-1,), (0.5,)),
+        ((5, 5), (0.5, 0.2)),
+        ((5, 3), (0.5, 0.2)),
+        ((3, 5), (0.5,)),
+        ((3, 5), (0.2, 0.5)),
+        ((3, 5), (0.0, 0.0)),
+        ((3,), (1.5,)),
+        ((3,), (-0.1,)),
+        ((3,), (math.nan,)),
+    ],
+)
+def test_what_is_no_curve_of_answer_lengths_is_refused(lengths: tuple[int, ...], survival: tuple[float, ...]) -> None:
+    with pytest.raises(ConfigError, match="answer lengths: expected"):
+        RemainingLength(lengths, survival)
 
 
 # Speeds, prices, shapes

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from streamco.profiles import DeviceSpeed, LengthDistribution, TTFTDistribution
 
-__all__ = ["DeviceFit", "LengthWindow", "ProductLimit", "is_burst"]
+__all__ = ["DeviceFit", "LengthWindow", "ProductLimit", "is_burst", "product_limit"]
 
 Floats = NDArray[np.float64]
 
@@ -61,7 +61,7 @@ class ProductLimit:
         if not self.events:
             return prior
         seconds, was_censored = np.array(self._seconds), np.array(self._is_censored)
-        times, survival = _product_limit(seconds, was_censored)
+        times, survival = product_limit(seconds, was_censored)
         times, survival = _add_tail(times, survival, float(seconds.max()), prior)
         if prior is None or not self._prior_weight:
             return TTFTDistribution(times, survival)
@@ -151,15 +151,21 @@ def is_burst(tokens: int, ttft: float, spread: float) -> bool:
     return tokens >= _BURST_TOKENS and spread < _BURST_SHARE * ttft
 
 
-def _product_limit(seconds: Floats, was_censored: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """Times of events, ascending and distinct, and the survival after each; at least one event is expected."""
-    times, place = np.unique(seconds, return_inverse=True)
-    leaving = np.bincount(place, minlength=times.size)
-    answers = np.bincount(place, weights=~was_censored, minlength=times.size)
-    at_risk = seconds.size - np.concatenate(([0], np.cumsum(leaving)[:-1]))  # a censored sample is at risk at its own time
-    survival = np.cumprod(1.0 - answers / at_risk)
-    is_event = answers > 0
-    return times[is_event], survival[is_event]
+def product_limit(values: Floats, was_censored: NDArray[np.bool_], weights: Floats | None = None) -> tuple[Floats, Floats]:
+    """Kaplan and Meier's estimate: where events were seen, ascending and distinct, and the survival after each.
+
+    Args:
+        values: one a sample.
+        was_censored: beside them: all that is known is that it would have been more.
+        weights: beside them, what each sample counts; None: one.
+    """
+    steps, place = np.unique(values, return_inverse=True)
+    counts = np.ones(values.size) if weights is None else weights
+    events = np.bincount(place, counts * ~was_censored).astype(np.float64)
+    at_risk = np.bincount(place, counts).astype(np.float64)[::-1].cumsum()[::-1]  # a censored sample is at risk at its own value
+    survival = np.cumprod(1.0 - events / at_risk)
+    is_event = events > 0
+    return steps[is_event], survival[is_event]
 
 
 def _add_tail(times: Floats, survival: Floats, longest: float, prior: TTFTDistribution | None) -> tuple[Floats, Floats]:
