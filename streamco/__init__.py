@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from streamco.client.dispatcher import DispatchOptions
     from streamco.client.stream import ChatStream, Token, TokenStream
     from streamco.config import Limits, RetryPolicy, SamplingOptions, Timeouts
-    from streamco.core.report import DispatchReport, EndpointReport, Report
+    from streamco.core.report import AnswerUsage, DispatchReport, EndpointReport, Report
+    from streamco.core.totals import EndpointTotals, Totals
     from streamco.endpoints.base import Capabilities, Endpoint, EndpointStream, Request, TokenPrices
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.endpoints.openai import OpenAIEndpoint
@@ -51,7 +52,8 @@ _HOMES = {
     "streamco.client.dispatcher": ("DispatchOptions",),
     "streamco.client.stream": ("ChatStream", "Token", "TokenStream"),
     "streamco.config": ("Limits", "RetryPolicy", "SamplingOptions", "Timeouts"),
-    "streamco.core.report": ("DispatchReport", "EndpointReport", "Report"),
+    "streamco.core.report": ("AnswerUsage", "DispatchReport", "EndpointReport", "Report"),
+    "streamco.core.totals": ("EndpointTotals", "Totals"),
     "streamco.endpoints.base": ("Capabilities", "Endpoint", "EndpointStream", "Request", "TokenPrices"),
     "streamco.endpoints.device": ("DeviceEndpoint",),
     "streamco.endpoints.openai": ("OpenAIEndpoint",),
@@ -77,6 +79,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "AllEndpointsFailed",
     "Answer",
+    "AnswerUsage",
     "Capabilities",
     "ChatCompletion",
     "ChatCompletionChunk",
@@ -96,6 +99,7 @@ __all__ = [
     "EndpointStatusError",
     "EndpointStream",
     "EndpointTimeoutError",
+    "EndpointTotals",
     "EngineError",
     "EngineOptions",
     "Limits",
@@ -111,6 +115,7 @@ __all__ = [
     "Token",
     "TokenPrices",
     "TokenStream",
+    "Totals",
     "UsageError",
     "__version__",
 ]

@@ -13,12 +13,13 @@ from streamco.client.chat import UNSET, Chat, Unset
 from streamco.client.dispatcher import Dispatched, Dispatcher, DispatchOptions
 from streamco.client.driver import SessionDriver
 from streamco.client.facts import describe_request, takes_long
-from streamco.client.reporting import build_report
+from streamco.client.reporting import build_bill, build_report, describe_usage
 from streamco.client.shared import DeviceSetting, ServerSetting, SharedEndpoints
 from streamco.client.stream import ChatStream, TokenStream, Work
 from streamco.config import Limits, Pace, parse_pace
-from streamco.core.report import Report
+from streamco.core.report import AnswerUsage, Report
 from streamco.core.session import OnFailure, SessionMachine, SessionPlan
+from streamco.core.totals import Ledger, Totals
 from streamco.endpoints.base import Message, Request
 from streamco.errors import ConfigError
 from streamco.policies.eligibility import RequestFacts
@@ -72,6 +73,7 @@ class Client:
         self._dispatcher = Dispatcher(self._dispatch, budget=budget, policy=policy, profile=prior, seed=seed)
         self._pace = parse_pace(pace)
         self._limits = limits or Limits()
+        self._ledger = Ledger()
         self._owner: Client | None = None
         self.chat = Chat(self)
 
@@ -112,7 +114,11 @@ class Client:
         dispatch: DispatchOptions | None = None,
         limits: Limits | None = None,
     ) -> Client:
-        """A client with other settings over the same endpoints; what is learned and spent is shared unless budget or policy differ."""
+        """A client with other settings over the same endpoints.
+
+        What is learned and spent, ``totals`` included, is shared unless ``budget``, ``policy`` or ``dispatch`` is given: then the new
+        client has an account of its own, which begins at nothing.
+        """
         _check_options(dispatch, limits, None if isinstance(on_failure, Unset) else on_failure)
         other = object.__new__(type(self))
         other._shared = self._shared
@@ -120,6 +126,7 @@ class Client:
         other._dispatch = dispatch or self._dispatch
         is_same = budget is None and policy is None and dispatch is None
         other._dispatcher = self._dispatcher if is_same else self._dispatcher.copy(other._dispatch, budget=budget, policy=policy)
+        other._ledger = self._ledger if is_same else Ledger()
         other._pace = self._pace if isinstance(pace, Unset) else parse_pace(pace)
         other._on_failure = self._on_failure if isinstance(on_failure, Unset) else on_failure
         other._limits = limits or self._limits
@@ -129,6 +136,15 @@ class Client:
     def profile(self) -> bytes:
         """What was learned so far, as JSON: the server's TTFT distribution, the device's speed, prompt lengths."""
         return self._dispatcher.profile()
+
+    @property
+    def totals(self) -> Totals:
+        """What the answers so far took, all together; clients from ``with_options`` share it as they share what is spent.
+
+        An answer is entered when all work behind it has ended: with the end of its stream, or shortly after where a loser is still
+        being cancelled; ``aclose`` of the stream waits for that. Requests that no endpoint could serve are not in it.
+        """
+        return self._ledger.totals()
 
     # Asking
 
@@ -175,9 +191,12 @@ class Client:
             return self._run(request, dispatched, rate)
 
         def report(driver: SessionDriver) -> Report:
-            return build_report(driver.machine, chosen[0], shared.endpoints, now=driver.now)
+            return build_report(driver.machine, chosen[0], shared.endpoints, now=driver.now, was_left=driver.was_broken_off)
 
-        return Work(ready, begin, report)
+        def usage(driver: SessionDriver) -> AnswerUsage:
+            return describe_usage(driver.machine, chosen[0].prompt_tokens)
+
+        return Work(ready, begin, report, usage)
 
     def _run(self, request: Request, dispatched: Dispatched, rate: float | None) -> SessionDriver:
         plan = SessionPlan(
@@ -193,6 +212,7 @@ class Client:
         def settle(driver: SessionDriver) -> None:
             self._shared.active.discard(driver)
             self._dispatcher.settle(dispatched, driver.machine)
+            self._ledger.enter(build_bill(driver.machine, dispatched, self._shared.endpoints, was_left=driver.was_broken_off))
 
         driver = SessionDriver(
             SessionMachine(plan),
@@ -203,6 +223,7 @@ class Client:
             on_over=settle,
         )
         self._shared.active.add(driver)
+        self._ledger.account = dispatched.steering
         driver.start()
         return driver
 

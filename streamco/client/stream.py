@@ -9,10 +9,11 @@ from types import TracebackType
 from typing import Generic, Literal, Self, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from streamco.chunks import ChatCompletionChunk
+from streamco.chunks import ChatCompletionChunk, CompletionUsage
 from streamco.client.driver import Batch, SessionDriver
-from streamco.core.report import Report
+from streamco.core.report import AnswerUsage, Report
 from streamco.errors import ConcurrentRead, StreamClosed, StreamConsumed
 
 __all__ = ["AnswerStream", "ChatStream", "Token", "TokenStream", "Work"]
@@ -48,16 +49,22 @@ class Work:
         ready: waits until the client can begin.
         begin: starts the session.
         report: describes it.
+        usage: counts its answer's tokens.
     """
 
     def __init__(
-        self, ready: Callable[[], Awaitable[None]], begin: Callable[[], SessionDriver], report: Callable[[SessionDriver], Report]
+        self,
+        ready: Callable[[], Awaitable[None]],
+        begin: Callable[[], SessionDriver],
+        report: Callable[[SessionDriver], Report],
+        usage: Callable[[SessionDriver], AnswerUsage],
     ) -> None:
         self.driver: SessionDriver | None = None
         self.is_closed = False
         self._ready = ready
         self._begin = begin
         self._describe = report
+        self._count = usage
 
     async def start(self) -> SessionDriver:
         """The session, begun if it was not.
@@ -93,6 +100,16 @@ class Work:
         if self.driver is None:
             raise StreamConsumed("expected a stream that has begun, got a report asked for before the first read")
         return self._describe(self.driver)
+
+    def usage(self) -> AnswerUsage:
+        """Its answer's tokens.
+
+        Raises:
+            StreamConsumed: it has not begun.
+        """
+        if self.driver is None:
+            raise StreamConsumed("expected a stream that has begun, got usage asked for before the first read")
+        return self._count(self.driver)
 
     def __del__(self) -> None:
         driver = self.driver
@@ -171,12 +188,22 @@ class AnswerStream(ABC, Generic[Item]):
         """
         return self._work.report()
 
+    @property
+    def usage(self) -> AnswerUsage:
+        """Tokens of the answer so far, in OpenAI's shape; ``is_estimated`` where they are not all an endpoint's own count.
+
+        Raises:
+            StreamConsumed: nothing was asked yet: iterate first.
+        """
+        return self._work.usage()
+
 
 class ChatStream(AnswerStream[ChatCompletionChunk]):
     """Chunks in the shape of OpenAI's ``chat.completion.chunk``.
 
     Chunks without choices (Azure's content-filter results, usage) are left out unless usage was asked for with
-    ``stream_options={"include_usage": True}``; then the last chunk has it, whoever won.
+    ``stream_options={"include_usage": True}``; then the last chunk has it, whoever won, ``is_estimated`` beside it where it had to be
+    estimated (``AnswerUsage``). Behind a hand-over it is the whole answer's.
     """
 
     def __init__(self, work: Work, *, includes_usage: bool = False) -> None:
@@ -208,25 +235,26 @@ async def _read_chunks(work: Work, *, includes_usage: bool) -> AsyncGenerator[Ch
     try:
         while (batch := await driver.next_batch()) is not None:
             for chunk in batch[1]:
+                if chunk.usage is not None and driver.machine.hand_overs:  # of the end alone, with what came before in its prompt
+                    chunk = replace(chunk, usage=None)  # noqa: PLW2901
                 if chunk.choices:
                     yield chunk
                     last = chunk
                 elif includes_usage and chunk.usage is not None:
                     includes_usage = False
                     yield chunk
-        if includes_usage and last is not None and (final := _usage_chunk(driver, last)) is not None:
-            yield final
+        if includes_usage and last is not None and last.usage is None:
+            yield ChatCompletionChunk(id=last.id, created=last.created, model=last.model, usage=_shown(work.usage()))
     finally:
         if not driver.is_over:
             await _leave(driver)
 
 
-def _usage_chunk(driver: SessionDriver, last: ChatCompletionChunk) -> ChatCompletionChunk | None:
-    """OpenAI's last chunk, for a winner that reported usage in another way."""
-    if last.usage is not None:
-        return None
-    usage = driver.machine.legs[driver.machine.winner or ""].usage
-    return ChatCompletionChunk(id=last.id, created=last.created, model=last.model, usage=usage) if usage else None
+def _shown(usage: AnswerUsage) -> CompletionUsage:
+    """As OpenAI has it, with a field more where it is an estimate."""
+    if usage.is_estimated:
+        return usage
+    return CompletionUsage(**{name: getattr(usage, name) for name in CompletionUsage.__struct_fields__})
 
 
 async def _read_tokens(work: Work) -> AsyncGenerator[Token, None]:

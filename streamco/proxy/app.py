@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 from aiohttp import web
 
 from streamco.client.client import Client
@@ -67,6 +68,10 @@ class Proxy:
             raise RequestError(404, f"model: expected one of {known}, got {name}", param="model", code="model_not_found")
         return web.json_response(self._card(name))
 
+    async def totals(self, _request: web.Request) -> web.Response:
+        """``GET /streamco/totals``: what all answers so far took."""
+        return web.Response(body=msgspec.json.encode(self.client.totals), content_type="application/json")
+
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """``POST /v1/chat/completions``."""
         with self.admission.admitted():
@@ -109,6 +114,7 @@ def make_app(client: Client, options: ProxyOptions | None = None) -> web.Applica
     options = options or ProxyOptions()
     proxy = Proxy(client, options)
     app = make_application(proxy, options)
+    app.router.add_get("/streamco/totals", proxy.totals)
     app[PROXY] = proxy
     return app
 

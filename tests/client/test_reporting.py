@@ -8,12 +8,12 @@ import pytest
 from streamco.chunks import CompletionUsage, PromptTokensDetails
 from streamco.client.arguments import build_request
 from streamco.client.dispatcher import Dispatched, Dispatcher, DispatchOptions
-from streamco.client.reporting import build_report, describe_leg
+from streamco.client.reporting import build_bill, build_report, describe_leg, describe_usage
 from streamco.core.legs import Start
-from streamco.core.report import EndpointReport, Report
-from streamco.core.session import SessionMachine, SessionPlan
+from streamco.core.report import AnswerUsage, EndpointReport, Report
+from streamco.core.session import OnFailure, SessionMachine, SessionPlan
 from streamco.endpoints.base import Endpoint, TokenPrices
-from streamco.errors import EndpointConnectError, EngineError
+from streamco.errors import EndpointConnectError, EndpointStatusError, EndpointTimeoutError, EngineError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
 from streamco.testing.endpoint import text_chunk
 from tests.client.helpers import ShapedDevice, server
@@ -35,8 +35,9 @@ def run(
     starts: tuple[Start, ...] = (Start("server", 0.0), Start("device", 0.0)),
     pace: float | None = None,
     missing: tuple[tuple[str, EngineError], ...] = (),
+    on_failure: OnFailure = "raise",
 ) -> SessionMachine:
-    machine = SessionMachine(SessionPlan(starts=starts, pace=pace, missing=missing))
+    machine = SessionMachine(SessionPlan(starts=starts, pace=pace, missing=missing, on_failure=on_failure))
     machine.start(now=100.0)
     for now, event in events:
         machine.receive(event, now=100.0 + now)
@@ -190,3 +191,94 @@ def test_a_report_is_figures_only_and_goes_to_json_and_back() -> None:
     assert msgspec.json.decode(encoded, type=Report) == report
     assert b"word" not in encoded
     assert b"hello" not in encoded
+
+
+# What is paid for
+
+
+@pytest.mark.parametrize("error", [EndpointConnectError("refused"), EndpointStatusError("too many", status=429)])
+def test_who_refused_has_read_nothing_and_costs_nothing_though_its_prices_are_not_known(error: EndpointConnectError) -> None:
+    starts = (Start("spare", 0.0), Start("server", None))
+    report = report_on(run((0.1, StreamFailed("spare", error)), (0.2, tokens("server")), (0.3, StreamEnded("server")), starts=starts))
+    gone = part(report, "spare")
+    assert (gone.outcome, gone.prompt_tokens, gone.is_estimated, gone.cost_usd) == ("failed", 0, False, 0.0)
+    assert report.cost_usd == part(report, "server").cost_usd
+    assert report.wasted_prompt_tokens == 0
+
+
+def test_who_took_too_long_or_broke_off_has_read_the_prompt() -> None:
+    late = StreamFailed("server", EndpointTimeoutError("expected a token", phase="first_token", limit=1.0))
+    assert part(report_on(run((1.0, late))), "server").prompt_tokens == 10
+    cut = StreamFailed("server", EndpointConnectError("cut"))
+    assert part(report_on(run(*WON, (1.0, cut))), "server").prompt_tokens == 10
+
+
+def test_prompts_of_those_whose_answer_nobody_read_are_waste() -> None:
+    assert report_on(run(*WON, (1.0, StreamEnded("server", "stop")))).wasted_prompt_tokens == 10
+
+
+def test_a_bill_has_the_reports_figures() -> None:
+    machine = run(*WON, (1.0, StreamEnded("server", "stop")))
+    bill, report = build_bill(machine, dispatched(), SIDES), report_on(machine)
+    assert bill.endpoints == report.endpoints
+    for name in ("tokens", "cost_usd", "energy_j", "unified_cost_usd", "wasted_tokens", "wasted_prompt_tokens", "ending"):
+        assert getattr(bill, name) == getattr(report, name)
+
+
+# How it ended
+
+
+def test_an_answer_ends_complete_failed_or_left() -> None:
+    assert report_on(run(*WON)).ending is None
+    assert report_on(run(*WON, (1.0, StreamEnded("server", "stop")))).ending == "complete"
+    assert report_on(run(*WON, (1.0, StreamFailed("server", EndpointConnectError("cut"))))).ending == "failed"
+    left = run(*WON, (1.0, ReaderLeft()))
+    assert build_report(left, dispatched(), SIDES, now=200.0, was_left=True).ending == "left"
+
+
+# Usage of the answer
+
+TOLD = CompletionUsage(40, 7, 47, prompt_tokens_details=PromptTokensDetails(cached_tokens=32))
+BOTH_CAN = (Start("server", 0.0, continues=True), Start("device", None, continues=True))
+CUT = StreamFailed("server", EndpointConnectError("cut"))
+
+
+def test_usage_is_what_the_endpoint_told_that_wrote_the_answer() -> None:
+    usage = report_on(run(*WON, (1.0, StreamEnded("server", "stop", TOLD)))).usage
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, usage.is_estimated) == (40, 7, 47, False)
+    assert usage.prompt_tokens_details == PromptTokensDetails(cached_tokens=32)
+    assert isinstance(usage, CompletionUsage)
+
+
+def test_usage_that_nobody_told_is_estimated_and_says_so() -> None:
+    assert report_on(run(*WON, (1.0, StreamEnded("server", "stop")))).usage == AnswerUsage(10, 5, 15, is_estimated=True)
+    assert report_on(run()).usage == AnswerUsage(10, 0, 10, is_estimated=True)
+    assert report_on(run(*WON, (1.0, ReaderLeft()), (1.1, StreamCancelled("server")))).usage == AnswerUsage(10, 5, 15, is_estimated=True)
+
+
+def test_usage_behind_a_hand_over_is_the_whole_answers_with_the_requests_own_prompt() -> None:
+    going_on: list[tuple[float, Event]] = [(0.2, tokens("server", 3)), (0.3, CUT), (0.5, tokens("device", 2))]
+    under_way = run(*going_on, starts=BOTH_CAN, on_failure="migrate")
+    assert describe_usage(under_way, 10) == AnswerUsage(10, 5, 15, is_estimated=True)
+    theirs = CompletionUsage(prompt_tokens=10 + 3 + 4, completion_tokens=6, total_tokens=23)
+    whole = run(*going_on, (0.9, StreamEnded("device", "stop", theirs)), starts=BOTH_CAN, on_failure="migrate")
+    assert describe_usage(whole, 10) == AnswerUsage(10, 3 + 6, 19, is_estimated=True)
+    assert report_on(whole).usage.completion_tokens == 9
+    assert [item.completion_tokens for item in report_on(whole).endpoints] == [3, 6], "each one's own work is in its part"
+
+
+def test_usage_counts_what_was_delivered_when_nobody_got_to_go_on() -> None:
+    racing = (Start("server", 0.0, continues=True), Start("device", 0.0, continues=True))
+    waiting: list[tuple[float, Event]] = [(0.2, tokens("server", 3)), (0.3, CUT), (0.31, tokens("device", 4))]
+    machine = run(*waiting, starts=racing, on_failure="migrate")
+    assert describe_usage(machine, 10) == AnswerUsage(10, 3, 13, is_estimated=True)
+
+
+def test_usage_leaves_out_what_was_held_for_a_reader_who_left() -> None:
+    usage = CompletionUsage(prompt_tokens=12, completion_tokens=20, total_tokens=32)
+    machine = run((0.0, tokens("server", 10)), (0.1, StreamEnded("server", "stop", usage)), starts=(Start("server", 0.0),), pace=1.0)
+    assert describe_usage(machine, 10) == AnswerUsage(12, 20, 32), "still to be delivered"
+    machine.handle_deadline(now=104.0)
+    machine.receive(ReaderLeft(), now=104.5)
+    assert describe_usage(machine, 10) == AnswerUsage(12, 10, 22, is_estimated=True)
+    assert report_on(machine).wasted_tokens == 10

@@ -1,0 +1,171 @@
+"""What a client's answers took, all together: tokens, waste, money, energy, and the budget's share."""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from streamco.core.report import READ, Ending, EndpointReport
+from streamco.policies.steering import BudgetSteering
+
+__all__ = ["Bill", "EndpointTotals", "Ledger", "Totals"]
+
+
+class Bill(Struct, frozen=True, kw_only=True):
+    """What one answer took of everybody; the part of its report that adds up.
+
+    Args:
+        endpoints: each one's part; those that were not started took nothing.
+        ending: None while it is under way, and of a session that broke down.
+        hand_overs: how often it changed endpoints.
+        tokens: delivered to the reader.
+        cost_usd, energy_j, unified_cost_usd, wasted_tokens, wasted_prompt_tokens: as in ``Report``.
+    """
+
+    endpoints: list[EndpointReport]
+    ending: Ending | None
+    hand_overs: int
+    tokens: int
+    cost_usd: float | None
+    energy_j: float | None
+    unified_cost_usd: float | None
+    wasted_tokens: int
+    wasted_prompt_tokens: int
+
+
+class EndpointTotals(Struct, frozen=True, kw_only=True):
+    """One endpoint's part in all answers.
+
+    Args:
+        kind: device or server.
+        requests: how often it was asked; twice for an answer that it lost and took over later.
+        won, took_over, lost: how the races and hand-overs ended for it.
+        failed: requests that ended in an error, also of those it had won.
+        prompt_tokens: that it read.
+        completion_tokens: that it made, those nobody read included.
+        estimated_prompt_tokens: of these, what was estimated (cancelled streams send no usage).
+        estimated_completion_tokens: likewise.
+        wasted_tokens: completion tokens of requests that it lost or failed at.
+        wasted_prompt_tokens: prompt tokens of them.
+        cost_usd, energy_j, unified_cost_usd: as in ``EndpointReport``; None as soon as one request's is not known.
+    """
+
+    kind: str
+    requests: int = 0
+    won: int = 0
+    took_over: int = 0
+    lost: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    estimated_prompt_tokens: int = 0
+    estimated_completion_tokens: int = 0
+    wasted_tokens: int = 0
+    wasted_prompt_tokens: int = 0
+    cost_usd: float | None = 0.0
+    energy_j: float | None = 0.0
+    unified_cost_usd: float | None = 0.0
+
+    def plus(self, part: EndpointReport) -> EndpointTotals:
+        """With one more request's part."""
+        was_read = part.outcome in READ
+        return EndpointTotals(
+            kind=self.kind,
+            requests=self.requests + 1,
+            won=self.won + (part.outcome == "won"),
+            took_over=self.took_over + (part.outcome == "took over"),
+            lost=self.lost + (part.outcome == "lost"),
+            failed=self.failed + (part.error is not None),
+            prompt_tokens=self.prompt_tokens + part.prompt_tokens,
+            completion_tokens=self.completion_tokens + part.completion_tokens,
+            estimated_prompt_tokens=self.estimated_prompt_tokens + part.prompt_tokens * part.is_estimated,
+            estimated_completion_tokens=self.estimated_completion_tokens + part.completion_tokens * part.is_estimated,
+            wasted_tokens=self.wasted_tokens + part.completion_tokens * (not was_read),
+            wasted_prompt_tokens=self.wasted_prompt_tokens + part.prompt_tokens * (not was_read),
+            cost_usd=_sum(self.cost_usd, part.cost_usd),
+            energy_j=_sum(self.energy_j, part.energy_j),
+            unified_cost_usd=_sum(self.unified_cost_usd, part.unified_cost_usd),
+        )
+
+
+class Totals(Struct, frozen=True, kw_only=True):
+    """A client's answers so far, in figures; an answer counts when all work behind it has ended.
+
+    Args:
+        answers: that have ended: ``complete`` ones, those that ``failed``, and those their reader ``left`` before the end.
+        hand_overs: how often answers changed endpoints.
+        tokens: delivered to readers.
+        wasted_tokens: completion tokens that nobody read: the losers', and what was held for readers who left.
+        wasted_prompt_tokens: prompt tokens of endpoints whose answer nobody read.
+        cost_usd: all endpoints together; None as soon as one that worked has no known price.
+        energy_j: of all devices whose model's shape is known; None: there was none.
+        unified_cost_usd: money and energy together; None as ``cost_usd``.
+        budget: allowed share of prompt tokens that the constrained side may process; None before the first answer.
+        budget_share: realised share, over the answers that both sides could serve; None before the first.
+        endpoints: each one's part, by name; endpoints that were never asked are left out.
+    """
+
+    answers: int = 0
+    complete: int = 0
+    failed: int = 0
+    left: int = 0
+    hand_overs: int = 0
+    tokens: int = 0
+    wasted_tokens: int = 0
+    wasted_prompt_tokens: int = 0
+    cost_usd: float | None = 0.0
+    energy_j: float | None = None
+    unified_cost_usd: float | None = 0.0
+    budget: float | None = None
+    budget_share: float | None = None
+    endpoints: dict[str, EndpointTotals] = field(default_factory=dict)
+
+    def plus(self, bill: Bill) -> Totals:
+        """With one more answer."""
+        endpoints = dict(self.endpoints)
+        for part in bill.endpoints:
+            if part.opened is not None:
+                endpoints[part.name] = (endpoints.get(part.name) or EndpointTotals(kind=part.kind)).plus(part)
+        return replace(
+            self,
+            answers=self.answers + 1,
+            complete=self.complete + (bill.ending == "complete"),
+            failed=self.failed + (bill.ending in {"failed", None}),
+            left=self.left + (bill.ending == "left"),
+            hand_overs=self.hand_overs + bill.hand_overs,
+            tokens=self.tokens + bill.tokens,
+            wasted_tokens=self.wasted_tokens + bill.wasted_tokens,
+            wasted_prompt_tokens=self.wasted_prompt_tokens + bill.wasted_prompt_tokens,
+            cost_usd=_sum(self.cost_usd, bill.cost_usd),
+            energy_j=self.energy_j if bill.energy_j is None else (self.energy_j or 0.0) + bill.energy_j,
+            unified_cost_usd=_sum(self.unified_cost_usd, bill.unified_cost_usd),
+            endpoints=endpoints,
+        )
+
+
+class Ledger:
+    """Where a client's answers are entered, each once.
+
+    Attributes:
+        account: the budget's, of the newest answer.
+    """
+
+    def __init__(self) -> None:
+        self.account: BudgetSteering | None = None
+        self._sums = Totals()
+
+    def enter(self, bill: Bill) -> None:
+        """An answer has ended."""
+        self._sums = self._sums.plus(bill)
+
+    def totals(self) -> Totals:
+        """The sums so far, with the budget's share as it is now."""
+        account = self.account
+        if account is None:
+            return self._sums
+        return replace(self._sums, budget=account.budget, budget_share=account.share if account.requests else None)
+
+
+def _sum(known: float | None, more: float | None) -> float | None:
+    """None where one of the two is not known."""
+    return None if known is None or more is None else known + more

@@ -1,0 +1,120 @@
+"""A client's answers added up, from bills made by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from streamco.core.report import Ending, EndpointReport
+from streamco.core.totals import Bill, EndpointTotals, Ledger, Totals
+from streamco.policies.steering import BudgetSteering
+
+
+def part(name: str = "server", outcome: Any = "won", **figures: Any) -> EndpointReport:
+    figures.setdefault("opened", 0.0)
+    return EndpointReport(name=name, kind="device" if name == "device" else "server", outcome=outcome, **figures)
+
+
+def bill(*parts: EndpointReport, ending: Ending | None = "complete", **figures: Any) -> Bill:
+    defaults: dict[str, Any] = {
+        "hand_overs": 0,
+        "tokens": 0,
+        "cost_usd": 0.0,
+        "energy_j": None,
+        "unified_cost_usd": 0.0,
+        "wasted_tokens": 0,
+        "wasted_prompt_tokens": 0,
+    }
+    return Bill(endpoints=list(parts), ending=ending, **{**defaults, **figures})
+
+
+def test_before_the_first_answer_nothing_was_spent_and_no_budget_is_known() -> None:
+    totals = Ledger().totals()
+    assert totals == Totals()
+    assert (totals.answers, totals.cost_usd, totals.energy_j, totals.budget_share, totals.endpoints) == (0, 0.0, None, None, {})
+
+
+def test_answers_are_counted_by_their_ends_and_a_session_that_broke_down_has_failed() -> None:
+    totals = Totals()
+    endings: list[Ending | None] = ["complete", "complete", "complete", "failed", "left", "left", None]
+    for ending in endings:
+        totals = totals.plus(bill(ending=ending))
+    assert (totals.answers, totals.complete, totals.failed, totals.left) == (7, 3, 2, 2)
+
+
+def test_figures_of_answers_add_up() -> None:
+    one = bill(hand_overs=1, tokens=5, cost_usd=0.25, energy_j=2.0, unified_cost_usd=0.5, wasted_tokens=3, wasted_prompt_tokens=10)
+    totals = Totals().plus(one).plus(one)
+    assert (totals.hand_overs, totals.tokens, totals.wasted_tokens, totals.wasted_prompt_tokens) == (2, 10, 6, 20)
+    assert (totals.cost_usd, totals.energy_j, totals.unified_cost_usd) == (0.5, 4.0, 1.0)
+
+
+def test_a_cost_that_is_not_known_stays_unknown_while_energy_is_of_those_it_is_known_of() -> None:
+    known = bill(cost_usd=0.25, energy_j=2.0, unified_cost_usd=0.5)
+    totals = Totals().plus(known).plus(bill(cost_usd=None, unified_cost_usd=None)).plus(known)
+    assert (totals.cost_usd, totals.unified_cost_usd, totals.energy_j) == (None, None, 4.0)
+
+
+def test_each_endpoint_has_its_tokens_and_how_many_of_them_are_estimates() -> None:
+    own = part(prompt_tokens=10, completion_tokens=4, cost_usd=0.5, unified_cost_usd=0.5)
+    guessed = part(prompt_tokens=20, completion_tokens=3, is_estimated=True, cost_usd=0.25, unified_cost_usd=0.25)
+    server = Totals().plus(bill(own)).plus(bill(guessed)).endpoints["server"]
+    assert (server.requests, server.won, server.kind) == (2, 2, "server")
+    assert (server.prompt_tokens, server.completion_tokens) == (30, 7)
+    assert (server.estimated_prompt_tokens, server.estimated_completion_tokens) == (20, 3)
+    assert (server.wasted_prompt_tokens, server.wasted_tokens) == (0, 0)
+    assert (server.cost_usd, server.unified_cost_usd, server.energy_j) == (0.75, 0.75, None)
+
+
+def test_work_of_losers_and_of_those_who_failed_is_waste() -> None:
+    lost = part("device", "lost", prompt_tokens=10, completion_tokens=2, is_estimated=True)
+    failed = part("spare", "failed", prompt_tokens=7, completion_tokens=1, error="spare: cut")
+    won = part("server", "won", prompt_tokens=9, completion_tokens=5, error="server: cut")
+    endpoints = Totals().plus(bill(lost, failed, won)).endpoints
+    assert [(item.wasted_prompt_tokens, item.wasted_tokens) for item in endpoints.values()] == [(10, 2), (7, 1), (0, 0)]
+    assert [item.failed for item in endpoints.values()] == [0, 1, 1], "one that had won may fail too"
+    assert [(item.lost, item.won) for item in endpoints.values()] == [(1, 0), (0, 0), (0, 1)]
+
+
+def test_an_endpoint_that_lost_and_took_over_later_was_asked_twice() -> None:
+    lost, back = part("device", "lost", prompt_tokens=10), part("device", "took over", prompt_tokens=14, completion_tokens=6)
+    device = Totals().plus(bill(lost, back)).endpoints["device"]
+    assert (device.requests, device.lost, device.took_over, device.won) == (2, 1, 1, 0)
+    assert (device.prompt_tokens, device.wasted_prompt_tokens) == (24, 10)
+
+
+def test_endpoints_that_were_never_asked_are_left_out() -> None:
+    totals = Totals().plus(bill(part("spare", "not started", opened=None), part("device", "failed", opened=None, error="no file")))
+    assert totals.endpoints == {}
+
+
+def test_what_was_handed_out_does_not_change_with_the_next_answer() -> None:
+    ledger = Ledger()
+    ledger.enter(bill(part()))
+    before = ledger.totals()
+    ledger.enter(bill(part(), part("device", "lost")))
+    assert (before.answers, before.endpoints["server"].requests, len(before.endpoints)) == (1, 1, 1)
+    assert ledger.totals().answers == 2
+    with pytest.raises(AttributeError):
+        before.answers = 5  # type: ignore[misc]
+
+
+def test_the_budgets_share_is_the_accounts_as_it_is_now() -> None:
+    ledger = Ledger()
+    ledger.account = account = BudgetSteering(0.5)
+    assert (ledger.totals().budget, ledger.totals().budget_share) == (0.5, None), "no answer has ended"
+    account.settle(account.reserve(10), started=True)
+    account.settle(account.reserve(30, wanted=False), started=False)
+    assert ledger.totals().budget_share == 0.25
+    account.settle(account.reserve(60), started=True, exempt=True)
+    assert ledger.totals().budget_share == 0.25, "only one side could serve it"
+
+
+def test_totals_go_to_json_and_back() -> None:
+    totals = Totals().plus(bill(part("device", "won", energy_j=1.5), part("server", "lost"), energy_j=1.5))
+    encoded = msgspec.json.encode(totals)
+    assert msgspec.json.decode(encoded, type=Totals) == totals
+    assert msgspec.json.decode(encoded)["endpoints"]["device"]["energy_j"] == 1.5
+    assert isinstance(totals.endpoints["server"], EndpointTotals)
