@@ -15,14 +15,30 @@ import msgspec
 
 from streamco.chunks import ChunkChoice
 from streamco.commands import Partial
-from streamco.endpoints.base import Capabilities, Continuation, Request
+from streamco.endpoints.base import Capabilities, Continuation, PreCopy, Request
 from streamco.errors import UsageError
 from streamco.events import TokensReceived
 from streamco.wire.tokens import TokenCodec
 
-__all__ = ["PACKED_FIELD", "SPACES", "Seam", "continue_request", "hand_over", "split_seam"]
+__all__ = ["PACKED_FIELD", "PREFILL_FIELD", "SPACES", "Seam", "continue_request", "hand_over", "prefill_request", "split_seam"]
 
 PACKED_FIELD = "continuation_tokens_packed"  # of ``streamco serve``: docs/serve.md
+PREFILL_FIELD = "prefill_only"  # likewise
+_ABOUT_TOKENS = {  # what is written and how much of it is told: nobody reads it, and some of it costs or contradicts a limit of one token
+    "best_of",
+    "function_call",
+    "functions",
+    "logprobs",
+    "max_completion_tokens",
+    "max_tokens",
+    "min_tokens",
+    "n",
+    "parallel_tool_calls",
+    "return_token_ids",
+    "tool_choice",
+    "tools",
+    "top_logprobs",
+}
 SPACES = " \t"  # what a vocabulary may want at the beginning of the next token
 
 
@@ -73,6 +89,24 @@ def continue_request(request: Request, text: str, how: Continuation) -> Request:
         return msgspec.structs.replace(request, messages=[*request.messages, {**message, "prefix": True}])
     extra = {**request.extra, "continue_final_message": True, "add_generation_prompt": False}
     return msgspec.structs.replace(request, messages=[*request.messages, message], extra=extra)
+
+
+def prefill_request(request: Request, how: PreCopy) -> Request:
+    """The request that makes a server read what it holds and write as little as it can: one token, where it has to write at all.
+
+    ``append``: ``streamco serve`` is told to. ``warm``: the one token is what stock servers with a prefix cache are asked for. The limit
+    goes to both: a server that doesn't know the field must not write a whole answer.
+
+    Raises:
+        UsageError: reading ahead is of no use at this endpoint.
+    """
+    if how == "none":
+        raise UsageError("prefill_only: expected an endpoint that can read ahead, got one with pre_copy 'none'")
+    extra = {name: value for name, value in request.extra.items() if name not in _ABOUT_TOKENS}
+    if how == "append":
+        extra[PREFILL_FIELD] = True
+    sampling = msgspec.structs.replace(request.sampling, max_tokens=1, stop=())
+    return msgspec.structs.replace(request, extra=extra, sampling=sampling, prefill_only=False)
 
 
 def split_seam(text: str, whitespace: str | None = None) -> tuple[str, str]:

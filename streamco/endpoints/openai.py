@@ -16,7 +16,7 @@ import msgspec
 from streamco.config import Limits, RetryPolicy, Timeouts
 from streamco.endpoints.address import Address, find_address
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
-from streamco.endpoints.continuation import PACKED_FIELD, hand_over
+from streamco.endpoints.continuation import PACKED_FIELD, PREFILL_FIELD, hand_over, prefill_request
 from streamco.endpoints.http import HttpClient
 from streamco.endpoints.openai_stream import Call, OpenAIStream
 from streamco.endpoints.prices import find_prices
@@ -206,7 +206,9 @@ class OpenAIEndpoint:
             self._capabilities = msgspec.structs.replace(self._capabilities, context_tokens=info.context_tokens)
         if info.vocabulary is not None and info.vocabulary_size is not None:
             self._codec = TokenCodec(info.vocabulary, info.vocabulary_size)
-            self._capabilities = msgspec.structs.replace(self._capabilities, vocabulary=info.vocabulary, continuation="token_ids")
+            self._capabilities = msgspec.structs.replace(
+                self._capabilities, vocabulary=info.vocabulary, continuation="token_ids", pre_copy="append"
+            )
 
     def _learn(self, error: EndpointStatusError) -> bool:
         """Read a refusal; True: the same request is worth sending in another form. The server may have another model by now."""
@@ -214,17 +216,23 @@ class OpenAIEndpoint:
             self._codec = None
             self._capabilities = msgspec.structs.replace(self._capabilities, vocabulary=None, continuation="continue_final_message")
             return True
+        if self._capabilities.pre_copy == "append" and error.status in {400, 422} and PREFILL_FIELD in error.body:
+            self._capabilities = msgspec.structs.replace(self._capabilities, pre_copy="warm")
+            return True
         return self._dialect.learn(error)
 
     def _prepare(self, request: Request) -> Call:
+        is_answer = not request.prefill_only
+        if not is_answer:
+            request = prefill_request(request, self._capabilities.pre_copy)
         request, seam = self._go_on(request)
         model = request.model or self.model
-        api, path, body = self._build_body(request, model)
+        api, path, body = self._build_body(request, model, self._extra(request) if is_answer else request.extra)
         last = request.messages[-1] if request.messages else {}
         url = self._url(path, model, base_url=self._address.provider.continuation_base_url if last.get("prefix") else None)
         headers = {**self._headers, **request.headers} if request.headers else self._headers
         try:
-            return Call(url, headers, encode_request(body), api, seam)
+            return Call(url, headers, encode_request(body), api, seam if is_answer else "")
         except TypeError as exc:
             raise UsageError(f"request: expected values that have a JSON form, got {exc}") from exc
 
@@ -249,12 +257,12 @@ class OpenAIEndpoint:
 
         return URL(self._address.url(path, model=model, base_url=base_url), encoded=True)
 
-    def _build_body(self, request: Request, model: str) -> tuple[Api, str, dict[str, Any]]:
+    def _build_body(self, request: Request, model: str, extra: Mapping[str, Any]) -> tuple[Api, str, dict[str, Any]]:
         dialect = self._dialect
         prompt = request.prompt_ids if request.prompt_ids is not None else request.prompt
         if request.messages is None and (self._api == "completions" or request.prompt_ids is not None):
             body = build_completion_request(
-                prompt or "", model=model, sampling=request.sampling, extra=self._extra(request), include_usage=dialect.has_stream_options
+                prompt or "", model=model, sampling=request.sampling, extra=extra, include_usage=dialect.has_stream_options
             )
             return "completions", "/completions", body
         if self._api == "completions":
@@ -264,7 +272,7 @@ class OpenAIEndpoint:
             messages,
             model=model,
             sampling=request.sampling,
-            extra=self._extra(request),
+            extra=extra,
             include_usage=dialect.has_stream_options,
             max_tokens_field=dialect.max_tokens_field,
         )

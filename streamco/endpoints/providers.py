@@ -84,7 +84,7 @@ PROVIDERS: tuple[Provider, ...] = (
         hosts=("api.deepseek.com",),
         base_url="https://api.deepseek.com/v1",
         key_variable="DEEPSEEK_API_KEY",
-        capabilities=Capabilities(tools=True, continuation="prefix"),
+        capabilities=Capabilities(tools=True, continuation="prefix", pre_copy="warm"),
         continuation_base_url="https://api.deepseek.com/beta",
         source="api-docs.deepseek.com: create-chat-completion (stream_options, max_tokens), chat_prefix_completion (beta URL), "
         "json_mode (json_object only), rate_limit (keep-alive comments)",
@@ -112,7 +112,7 @@ PROVIDERS: tuple[Provider, ...] = (
         base_url="https://api.mistral.ai/v1",
         key_variable="MISTRAL_API_KEY",
         has_stream_options=False,
-        capabilities=Capabilities(tools=True, json_schema=True, images=True, choices=True, continuation="prefix"),
+        capabilities=Capabilities(tools=True, json_schema=True, images=True, choices=True, continuation="prefix", pre_copy="warm"),
         source="status 422 extra_forbidden for stream_options (openai-agents-python#442) and for max_completion_tokens (eca#231); "
         "usage comes unasked; docs.mistral.ai: prefix on the last assistant message",
     ),
@@ -152,19 +152,21 @@ PROVIDERS: tuple[Provider, ...] = (
     ),
     Provider(
         name="vllm",
-        capabilities=Capabilities(takes_token_ids=True, json_schema=True, choices=True, continuation="continue_final_message"),
+        capabilities=Capabilities(
+            takes_token_ids=True, json_schema=True, choices=True, continuation="continue_final_message", pre_copy="warm"
+        ),
         has_token_ids=True,
         source="docs.vllm.ai: openai_compatible_server (continue_final_message, prompt as token ids, return_token_ids); "
         "tools depend on --enable-auto-tool-choice",
     ),
     Provider(
         name="sglang",
-        capabilities=Capabilities(json_schema=True, choices=True, continuation="continue_final_message"),
+        capabilities=Capabilities(json_schema=True, choices=True, continuation="continue_final_message", pre_copy="warm"),
         source="docs.sglang.ai: openai_api_completions (continue_final_message)",
     ),
     Provider(
         name="llama-server",
-        capabilities=Capabilities(takes_token_ids=True, json_schema=True, continuation="continue_final_message"),
+        capabilities=Capabilities(takes_token_ids=True, json_schema=True, continuation="continue_final_message", pre_copy="warm"),
         source="llama.cpp tools/server/README.md: prompt as token ids, response_format; continue_final_message since llama.cpp#23012, "
         "a last assistant message is continued before that too; tools depend on --jinja",
     ),
@@ -181,7 +183,7 @@ PROVIDERS: tuple[Provider, ...] = (
     ),
     Provider(
         name="streamco",
-        capabilities=Capabilities(takes_token_ids=True, continuation="continue_final_message"),
+        capabilities=Capabilities(takes_token_ids=True, continuation="continue_final_message", pre_copy="append"),
         has_token_ids=True,
         keeps_whitespace=True,
         source="docs/serve.md",

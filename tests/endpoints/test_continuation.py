@@ -14,12 +14,12 @@ from streamco.chunks import ChatCompletionChunk
 from streamco.commands import Partial
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Capabilities, Request
-from streamco.endpoints.continuation import PACKED_FIELD, Seam, continue_request, hand_over, split_seam
+from streamco.endpoints.continuation import PACKED_FIELD, PREFILL_FIELD, Seam, continue_request, hand_over, prefill_request, split_seam
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.errors import UsageError
 from streamco.events import StreamEnded, TokensReceived
 from streamco.server.app import serving
-from streamco.testing import FakeEngine, ScriptedServer, stream_answer, text_chunk
+from streamco.testing import FakeEngine, ScriptedServer, json_answer, stream_answer, text_chunk
 from streamco.testing.engine import FakeVocabulary
 from streamco.wire.tokens import TokenCodec
 from tests.endpoints.helpers import ask, opened
@@ -197,7 +197,11 @@ async def test_a_probe_learns_what_streamco_serve_takes() -> None:
         info = await endpoint.probe()
         assert (info.kind, info.vocabulary) == ("streamco", engine.info.vocabulary)
         assert endpoint.capabilities == Capabilities(
-            vocabulary=engine.info.vocabulary, takes_token_ids=True, continuation="token_ids", context_tokens=engine.info.context_tokens
+            vocabulary=engine.info.vocabulary,
+            takes_token_ids=True,
+            continuation="token_ids",
+            pre_copy="append",
+            context_tokens=engine.info.context_tokens,
         )
         answered = await ask(endpoint, ASKED)
     ids = [token for chunk in answered.chunks for choice in chunk.choices for token in choice.token_ids or ()]
@@ -274,3 +278,100 @@ async def test_a_device_begins_anew_behind_nothing_but_thoughts() -> None:
     await endpoint.open(replace(ASKED, partial=Partial(text="", tokens=9))).receive()
     assert engine.detokenize(engine.requests[0].prompt_ids).decode() == "user: count\nassistant:"
     await endpoint.aclose()
+
+
+# Reading ahead
+
+READING = replace(ASKED, partial=BEGUN, prefill_only=True)
+CROWDED = {"n": 2, "tools": [{}], "tool_choice": "auto", "logprobs": True, "top_logprobs": 3, "max_tokens": 9, "max_completion_tokens": 9}
+
+
+def test_reading_ahead_asks_for_as_little_as_can_be() -> None:
+    asked = replace(READING, sampling=SamplingOptions(temperature=0.5, max_tokens=5, stop=("x",)), extra={**CROWDED, "user": "u"})
+    warm, append = prefill_request(asked, "warm"), prefill_request(asked, "append")
+    assert warm.extra == {"user": "u"}
+    assert append.extra == {"user": "u", PREFILL_FIELD: True}
+    assert warm.sampling == append.sampling == SamplingOptions(temperature=0.5, max_tokens=1)
+    assert (warm.messages, warm.partial, warm.prefill_only) == (asked.messages, BEGUN, False)
+    assert asked.extra["n"] == 2
+
+
+def test_reading_ahead_where_it_is_of_no_use_is_refused() -> None:
+    with pytest.raises(UsageError, match="prefill_only: expected an endpoint that can read ahead"):
+        prefill_request(READING, "none")
+
+
+@pytest.mark.parametrize(
+    ("provider", "field", "last"),
+    [
+        ("vllm", "max_tokens", {"role": "assistant", "content": "one two"}),
+        ("mistral", "max_tokens", {"role": "assistant", "content": "one two", "prefix": True}),
+    ],
+)
+async def test_a_stock_servers_cache_is_warmed_by_one_token(provider: str, field: str, last: dict[str, object]) -> None:
+    usage = {"prompt_tokens": 7, "completion_tokens": 1, "total_tokens": 8}
+    script = stream_answer([" three"], finish_reason="length", usage=usage)
+    async with ScriptedServer(script) as server, opened(server.url, provider=provider, api_key="k") as endpoint:
+        assert endpoint.capabilities.pre_copy == "warm"
+        answered = await ask(endpoint, replace(READING, extra=CROWDED))
+        sent = server.requests[0].json()
+    assert (sent["messages"], sent[field]) == ([QUESTION, last], 1)
+    assert set(sent) <= {"model", "messages", "max_tokens", "stream", "stream_options", "continue_final_message", "add_generation_prompt"}
+    assert (answered.tokens, answered.text) == (1, " three")
+    assert answered.end is not None
+    assert answered.usage is not None
+    assert (answered.end.finish_reason, answered.usage.prompt_tokens) == ("length", 7)
+
+
+async def test_the_limit_goes_by_the_name_the_server_knows() -> None:
+    can = Capabilities(continuation="prefix", pre_copy="warm")
+    async with ScriptedServer() as server, opened(server.url, provider="openai", api_key="k", capabilities=can) as endpoint:
+        await ask(endpoint, replace(READING, extra=CROWDED))
+        sent = server.requests[0].json()
+    assert (sent["max_completion_tokens"], "max_tokens" in sent) == (1, False)
+
+
+async def test_whitespace_at_the_seam_is_no_matter_when_nothing_is_shown() -> None:
+    async with ScriptedServer(stream_answer([" "])) as server, opened(server.url, provider="vllm") as endpoint:
+        answered = await ask(endpoint, replace(READING, partial=Partial(text="one two ", tokens=3)))
+    assert (answered.text, answered.tokens) == (" ", 1)
+
+
+async def test_an_endpoint_without_continuation_sends_nothing() -> None:
+    async with ScriptedServer() as server, opened(server.url) as endpoint:
+        assert endpoint.capabilities.pre_copy == "none"
+        with pytest.raises(UsageError, match="prefill_only"):
+            await endpoint.open(replace(READING, partial=None)).receive()
+        assert not server.requests
+
+
+@pytest.mark.parametrize("is_probed", [True, False])
+async def test_streamco_serve_reads_in_rounds_and_says_nothing(is_probed: bool) -> None:
+    engine = FakeEngine([" x", " y"])
+    words = [" one", " two", " three"]
+    async with serving(engine) as url, opened(url, model="fake", provider=None if is_probed else "streamco") as endpoint:
+        if is_probed:
+            await endpoint.probe()
+        assert endpoint.capabilities.pre_copy == "append"
+        found = []
+        for count in (1, 2, 3):
+            ids = tuple(engine.tokenize("".join(words[:count])))
+            partial = Partial(text="".join(words[:count]), ids=ids, vocabulary=engine.info.vocabulary, tokens=count)
+            answered = await ask(endpoint, replace(READING, partial=partial, prefill_only=count < 3))
+            assert answered.usage is not None
+            assert answered.usage.prompt_tokens_details is not None
+            found.append((answered.usage.prompt_tokens, answered.usage.prompt_tokens_details.cached_tokens, answered.tokens))
+    first = found[0][0]
+    assert found == [(first, 0, 0), (first + 1, first, 0), (first + 2, first + 1, 2)]
+    assert [request.prefill_only for request in engine.requests] == [True, True, False]
+
+
+async def test_a_server_that_does_not_know_the_field_is_warmed_from_then_on() -> None:
+    refusal = json_answer({"error": {"message": "Extra inputs are not permitted: prefill_only"}}, status=422)
+    can = Capabilities(continuation="continue_final_message", pre_copy="append")
+    async with ScriptedServer(refusal, stream_answer(["x"])) as server, opened(server.url, capabilities=can) as endpoint:
+        answered = await ask(endpoint, READING)
+        sent = [request.json() for request in server.requests]
+        assert endpoint.capabilities.pre_copy == "warm"
+    assert answered.end is not None
+    assert [(body.get(PREFILL_FIELD), body["max_tokens"]) for body in sent] == [(True, 1), (None, 1)]

@@ -225,6 +225,54 @@ async def test_an_answer_that_was_cut_at_its_end_is_complete(engines: tuple[Llam
             assert rest.end.finish_reason == "stop"
 
 
+# Reading ahead, in rounds
+
+
+def cached(answered: Answer) -> int:
+    assert answered.end is not None
+    assert answered.end.usage is not None
+    assert answered.end.usage.prompt_tokens_details is not None
+    return answered.end.usage.prompt_tokens_details.cached_tokens or 0
+
+
+async def test_a_server_that_has_read_the_answer_goes_on_exactly(engines: tuple[LlamaEngine, LlamaEngine]) -> None:
+    device = DeviceEndpoint(engines[0])
+    whole = await answer(device, ASKED[0])
+    prompt = device.count_tokens(ASKED[0])
+    assert prompt is not None
+    cuts = [cut for cut in range(2, len(whole.chunks)) if whole.chunks[cut - 1].choices[0].token_ids]
+    async with served(engines[1]) as server:
+        assert server.capabilities.pre_copy == "append"
+        rounds = [whole.partial(cut, device.capabilities.vocabulary) for cut in (cuts[1], cuts[4], cuts[8])]
+        for before, partial in zip([None, *rounds], rounds, strict=False):
+            read = await answer(server, replace(ASKED[0], partial=partial, prefill_only=True))
+            assert read.text == ""
+            if before is not None:
+                assert cached(read) == prompt + before.tokens
+        rest = await go_on(server, ASKED[0], rounds[-1])
+    assert cached(rest) == prompt + rounds[-1].tokens - 1  # the last token is decoded again: its successor is asked for
+    assert rounds[-1].text + rest.text == whole.text
+
+
+@pytest.mark.peer
+async def test_a_stock_servers_warm_cache_holds_what_was_read(engines: tuple[LlamaEngine, LlamaEngine]) -> None:
+    partial = Partial(text="The three primary colours are red, yellow and", tokens=10)
+    with running_peer("xllamacpp") as url:
+        peer = OpenAIEndpoint("smollm2", base_url=url, name="peer", retry=QUICK_RETRIES)
+        try:
+            await peer.probe()
+            assert peer.capabilities.pre_copy == "warm"
+            warmed = await answer(peer, replace(ASKED[0], partial=partial, prefill_only=True))
+            assert warmed.end is not None
+            assert warmed.end.usage is not None
+            assert warmed.end.usage.completion_tokens == 1
+            longer = replace(partial, text=partial.text + " blue. They", tokens=13)
+            rest = await answer(peer, replace(ASKED[0], partial=longer, sampling=replace(GREEDY, max_tokens=2)))
+            assert cached(rest) >= warmed.end.usage.prompt_tokens - 3
+        finally:
+            await peer.aclose()
+
+
 # Cuts in the byte stream, through the session's machine
 
 
