@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from streamco.client.chat import Answer
     from streamco.client.client import Client
     from streamco.client.dispatcher import DispatchOptions
+    from streamco.client.migration import MigrationOptions
     from streamco.client.stream import ChatStream, Token, TokenStream
     from streamco.config import Limits, RetryPolicy, SamplingOptions, Timeouts
     from streamco.core.report import AnswerUsage, DispatchReport, EndpointReport, Report
@@ -50,6 +51,7 @@ _HOMES = {
     "streamco.client.chat": ("Answer",),
     "streamco.client.client": ("Client",),
     "streamco.client.dispatcher": ("DispatchOptions",),
+    "streamco.client.migration": ("MigrationOptions",),
     "streamco.client.stream": ("ChatStream", "Token", "TokenStream"),
     "streamco.config": ("Limits", "RetryPolicy", "SamplingOptions", "Timeouts"),
     "streamco.core.report": ("AnswerUsage", "DispatchReport", "EndpointReport", "Report"),
@@ -103,6 +105,7 @@ __all__ = [
     "EngineError",
     "EngineOptions",
     "Limits",
+    "MigrationOptions",
     "OpenAIEndpoint",
     "Report",
     "Request",

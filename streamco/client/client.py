@@ -13,10 +13,12 @@ from streamco.client.chat import UNSET, Chat, Unset
 from streamco.client.dispatcher import Dispatched, Dispatcher, DispatchOptions
 from streamco.client.driver import SessionDriver
 from streamco.client.facts import describe_request, takes_long
+from streamco.client.migration import MigrationOptions
 from streamco.client.reporting import build_bill, build_report, describe_usage
 from streamco.client.shared import DeviceSetting, ServerSetting, SharedEndpoints
 from streamco.client.stream import ChatStream, TokenStream, Work
 from streamco.config import Limits, Pace, parse_pace
+from streamco.core.mover import MigrationPlan
 from streamco.core.report import AnswerUsage, Report
 from streamco.core.session import OnFailure, SessionMachine, SessionPlan
 from streamco.core.totals import Ledger, Totals
@@ -43,6 +45,7 @@ class Client:
         profile: what an earlier client learned (``Client.profile()``), or the file it was written to; None: learn from nothing.
         on_failure: what becomes of an answer whose endpoint dies in the middle. "migrate": another one that can goes on from the last good
             token; "raise": the error, with the text so far. None: "migrate", but "raise" for requests with tools or a JSON schema.
+        migration: how answers move to a cheaper endpoint while they are written (docs/migration.md); None: paced answers do, once.
         dispatch: everything else that steers dispatch.
         limits: bounds on what may be buffered.
         seed: makes the policies' dice reproducible.
@@ -61,13 +64,15 @@ class Client:
         pace: Pace = None,
         profile: bytes | Path | None = None,
         on_failure: OnFailure | None = None,
+        migration: MigrationOptions | None = None,
         dispatch: DispatchOptions | None = None,
         limits: Limits | None = None,
         seed: int | None = None,
     ) -> None:
-        _check_options(dispatch, limits, on_failure)
+        _check_options(migration, dispatch, limits, on_failure)
         self._shared = SharedEndpoints(device, server)
         self._on_failure = on_failure
+        self._migration = migration or MigrationOptions()
         self._dispatch = dispatch or DispatchOptions()
         prior = None if profile is None else _read_profile(profile)
         self._dispatcher = Dispatcher(self._dispatch, budget=budget, policy=policy, profile=prior, seed=seed)
@@ -111,6 +116,7 @@ class Client:
         policy: str | None = None,
         pace: Pace | Unset = UNSET,
         on_failure: OnFailure | Unset | None = UNSET,
+        migration: MigrationOptions | None = None,
         dispatch: DispatchOptions | None = None,
         limits: Limits | None = None,
     ) -> Client:
@@ -119,10 +125,11 @@ class Client:
         What is learned and spent, ``totals`` included, is shared unless ``budget``, ``policy`` or ``dispatch`` is given: then the new
         client has an account of its own, which begins at nothing.
         """
-        _check_options(dispatch, limits, None if isinstance(on_failure, Unset) else on_failure)
+        _check_options(migration, dispatch, limits, None if isinstance(on_failure, Unset) else on_failure)
         other = object.__new__(type(self))
         other._shared = self._shared
         other._owner = self._owner or self
+        other._migration = migration or self._migration
         other._dispatch = dispatch or self._dispatch
         is_same = budget is None and policy is None and dispatch is None
         other._dispatcher = self._dispatcher if is_same else self._dispatcher.copy(other._dispatch, budget=budget, policy=policy)
@@ -199,14 +206,17 @@ class Client:
         return Work(ready, begin, report, usage)
 
     def _run(self, request: Request, dispatched: Dispatched, rate: float | None) -> SessionDriver:
+        on_failure, limit = _failure_rule(self._on_failure, dispatched.facts), request.sampling.max_tokens
+        ahead = None if rate is None else max(_LEAST_AHEAD, round(rate * self._limits.lead))
         plan = SessionPlan(
             starts=dispatched.starts,
             pace=rate,
             explore=dispatched.explore,
             reader_rate=rate or self._dispatch.reader_rate,
-            on_failure=_failure_rule(self._on_failure, dispatched.facts),
-            max_tokens=request.sampling.max_tokens,
+            on_failure=on_failure,
+            max_tokens=limit,
             missing=tuple(self._shared.unavailable.items()),
+            migration=None if on_failure == "raise" else self._plan_moves(dispatched, pace=rate, capacity=ahead, limit=limit),
         )
 
         def settle(driver: SessionDriver) -> None:
@@ -219,13 +229,18 @@ class Client:
             self._shared.endpoints,
             request,
             unread=self._limits.unread_tokens,
-            ahead=None if rate is None else max(_LEAST_AHEAD, round(rate * self._limits.lead)),
+            ahead=ahead,
             on_over=settle,
         )
         self._shared.active.add(driver)
         self._ledger.account = dispatched.steering
         driver.start()
         return driver
+
+    def _plan_moves(self, dispatched: Dispatched, *, pace: float | None, capacity: int | None, limit: int | None) -> MigrationPlan | None:
+        capacity = self._limits.unread_tokens if capacity is None else capacity
+        endpoints = self._shared.endpoints
+        return self._dispatcher.plan_moves(dispatched, endpoints, self._migration, pace=pace, capacity=capacity, limit=limit)
 
 
 _LEAST_AHEAD = 32  # tokens; below that a device would be parked and woken all the time
@@ -240,10 +255,11 @@ def _failure_rule(setting: OnFailure | None, facts: RequestFacts) -> OnFailure:
     return "raise" if facts.has_tools or facts.has_json_schema else "migrate"
 
 
-def _check_options(dispatch: object, limits: object, on_failure: object) -> None:
+def _check_options(migration: object, dispatch: object, limits: object, on_failure: object) -> None:
     if on_failure not in {None, "migrate", "raise"}:
         raise ConfigError(f'on_failure: expected "migrate", "raise" or None, got {on_failure!r}')
-    for name, value, kind in (("dispatch", dispatch, DispatchOptions), ("limits", limits, Limits)):
+    settings = (("migration", migration, MigrationOptions), ("dispatch", dispatch, DispatchOptions), ("limits", limits, Limits))
+    for name, value, kind in settings:
         if value is not None and not isinstance(value, kind):
             raise ConfigError(f"{name}: expected {kind.__name__} or None, got {type(value).__name__}")
 

@@ -12,13 +12,15 @@ from typing import Literal
 from msgspec import Struct
 
 from streamco.client.facts import describe_request
+from streamco.client.migration import MigrationDesk, MigrationOptions
 from streamco.config import READING
 from streamco.core.estimators import is_burst
 from streamco.core.learner import DeviceTTFT, Learner, Plan, PromptLength, ServerTTFT
 from streamco.core.legs import Leg, LegState, Start
+from streamco.core.mover import MigrationPlan
 from streamco.core.report import DispatchReport
 from streamco.core.session import SessionMachine
-from streamco.endpoints.base import Endpoint, Request
+from streamco.endpoints.base import Endpoint, Kind, Request
 from streamco.errors import ConfigError, EndpointError
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED, DeviceCosts, RequestCost, Usage, device_costs, request_cost
 from streamco.policies.device_constrained import TAIL
@@ -75,6 +77,7 @@ class Dispatched:
         steering: BudgetSteering,
         reservation: Reservation,
         is_exempt: bool,
+        is_named: bool,
         costs: DeviceCosts | None,
         note: str,
     ) -> None:
@@ -86,6 +89,7 @@ class Dispatched:
         self.steering = steering  # the account it is in; a client that learns what its sides cost may open another one
         self.reservation = reservation
         self.is_exempt = is_exempt
+        self.is_named = is_named  # one side was asked for by name
         self.plan = plan
         self._decision = decision
         self._share = steering.share if steering.requests else None
@@ -106,10 +110,14 @@ class Dispatched:
             budget_share=self._share,
         )
 
+    def may_write(self, start: Start, kind: Kind) -> bool:
+        """Whether planned moves may give this leg the answer: the budget limits whom dispatch left out on the constrained side."""
+        return kind != self.plan.constrained or start.wait is not None
+
     def cost(self, endpoint: Endpoint, prompt: int, completion: int, cached: int) -> RequestCost:
         """Cost of these tokens at this endpoint, money and energy; None where prices or the model's shape are not known."""
         if endpoint.kind == "device":
-            return request_cost(Usage(device_prompt=prompt, device_completion=completion), None, self._costs)
+            return request_cost(Usage(device_prompt=prompt - cached, device_completion=completion), None, self._costs)
         usage = Usage(server_prompt=prompt, server_completion=completion, server_cached=cached)
         return request_cost(usage, _prices(endpoint), None)
 
@@ -154,6 +162,7 @@ class Dispatcher:
         self._count = 0
         self._costs: DeviceCosts | None = None
         self._known: tuple[Prices | None, ModelShape | None] = (None, None)
+        self._migration = MigrationDesk()
 
     def copy(self, options: DispatchOptions, *, budget: float | None, policy: str | None) -> Dispatcher:
         """A dispatcher with other settings that begins with what this one knows; it keeps an account of its own."""
@@ -223,6 +232,7 @@ class Dispatcher:
             steering=self._steering,
             reservation=reservation,
             is_exempt=is_exempt,
+            is_named=is_one_sided,
             costs=self._costs,
             note=_note(unavailable) + "".join(f"; not for {server.name}" for server in servers if able and server not in able),
         )
@@ -239,6 +249,37 @@ class Dispatcher:
             self._constrained = self._learner.constrained
             self._steering = BudgetSteering(self._learner.budget)
 
+    def plan_moves(
+        self,
+        dispatched: Dispatched,
+        endpoints: Mapping[str, Endpoint],
+        options: MigrationOptions,
+        *,
+        pace: float | None,
+        capacity: int,
+        limit: int | None,
+    ) -> MigrationPlan | None:
+        """What planned moves of an answer rest on; None: it does not move.
+
+        Args:
+            endpoints: by name.
+            pace: tokens per second at the reader; None: unpaced.
+            capacity: tokens a source may be ahead of the reader.
+            limit: of the answer's length.
+        """
+        if dispatched.is_named:
+            return None
+        return self._migration.plan(
+            options,
+            [endpoints[start.source] for start in dispatched.starts if dispatched.may_write(start, endpoints[start.source].kind)],
+            dispatched.cost,
+            prompt_tokens=dispatched.prompt_tokens,
+            pace=pace,
+            reader_rate=pace or self._options.reader_rate,
+            capacity=capacity,
+            limit=limit,
+        )
+
     # Learning
 
     def settle(self, dispatched: Dispatched, machine: SessionMachine) -> None:
@@ -246,16 +287,17 @@ class Dispatcher:
         legs = [leg for leg in (*machine.legs.values(), *machine.past_legs) if leg.opened is not None]
         sides = {leg.source: "device" if leg.source == dispatched.device else "server" for leg in legs}
         constrained = [leg for leg in legs if sides[leg.source] == dispatched.plan.constrained]
-        was_planned = any(leg.wait is not None and leg.takes_over_at is None for leg in constrained)
+        was_planned = any(leg.wait is not None and leg.takes_over_at is None and not leg.is_ahead for leg in constrained)
         is_outage = bool(constrained) and not was_planned
         if not dispatched.reservation.is_settled:
             dispatched.steering.settle(dispatched.reservation, started=bool(constrained), exempt=dispatched.is_exempt or is_outage)
         self._learner.observe(PromptLength(dispatched.prompt_tokens))
+        self._migration.learn(machine, frozenset([dispatched.device] if dispatched.device else []), dispatched.prompt_tokens)
         for leg in legs:
             self._learn(leg, sides[leg.source], dispatched)
 
     def _learn(self, leg: Leg, side: str, dispatched: Dispatched) -> None:
-        if leg.opened is None or leg.takes_over_at is not None or leg.error is not None:
+        if leg.opened is None or leg.takes_over_at is not None or leg.is_ahead or leg.error is not None:
             return
         if leg.ttft is not None:
             self._learner.observe(_device_sample(leg, leg.ttft, dispatched) if side == "device" else _server_sample(leg, leg.ttft))

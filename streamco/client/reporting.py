@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
 
 from streamco.chunks import CompletionUsage
 from streamco.core.legs import Leg, LegState
-from streamco.core.report import READ, AnswerUsage, Ending, EndpointReport, Outcome, Report
+from streamco.core.report import AnswerUsage, Ending, EndpointReport, HandOver, Outcome, Report
 from streamco.core.session import SessionMachine
 from streamco.core.totals import Bill
 from streamco.endpoints.base import Endpoint
@@ -16,7 +18,7 @@ from streamco.errors import EndpointConnectError, EndpointStatusError
 if TYPE_CHECKING:
     from streamco.client.dispatcher import Dispatched
 
-__all__ = ["build_bill", "build_report", "describe_leg", "describe_usage"]
+__all__ = ["build_bill", "build_report", "describe_hand_overs", "describe_leg", "describe_usage"]
 
 
 def build_report(
@@ -44,7 +46,7 @@ def build_report(
         cost_usd=bill.cost_usd,
         unified_cost_usd=bill.unified_cost_usd,
         energy_j=bill.energy_j,
-        hand_overs=list(machine.hand_overs),
+        hand_overs=describe_hand_overs(machine),
         wasted_tokens=bill.wasted_tokens,
         wasted_prompt_tokens=bill.wasted_prompt_tokens,
         usage=describe_usage(machine, dispatched.prompt_tokens),
@@ -55,7 +57,9 @@ def build_report(
 
 def build_bill(machine: SessionMachine, dispatched: Dispatched, endpoints: Mapping[str, Endpoint], *, was_left: bool = False) -> Bill:
     """What the answer has taken so far; costs nothing for each token, as its quality does."""
-    parts = [describe_leg(leg, endpoints[leg.source], dispatched) for leg in (*machine.past_legs, *machine.legs.values())]
+    legs = [*machine.past_legs, *machine.legs.values()]
+    waste = _waste(machine, legs, dispatched.prompt_tokens)
+    parts = [describe_leg(leg, endpoints[leg.source], dispatched, *wasted) for leg, wasted in zip(legs, waste, strict=True)]
     for name, error in machine.plan.missing:
         parts.append(EndpointReport(name=name, kind=endpoints[name].kind, outcome="failed", error=str(error)))
     worked = [part for part in parts if part.opened is not None]
@@ -68,9 +72,27 @@ def build_bill(machine: SessionMachine, dispatched: Dispatched, endpoints: Mappi
         cost_usd=_total([part.cost_usd for part in worked]),
         unified_cost_usd=_total([part.unified_cost_usd for part in worked]),
         energy_j=sum(joules) if joules else None,
-        wasted_tokens=_wasted(machine, parts),
-        wasted_prompt_tokens=sum(part.prompt_tokens for part in parts if part.outcome not in READ),
+        wasted_tokens=sum(part.wasted_tokens for part in parts),
+        wasted_prompt_tokens=sum(part.wasted_prompt_tokens for part in parts),
     )
+
+
+def describe_hand_overs(machine: SessionMachine) -> list[HandOver]:
+    """The hand-overs with what the reader noticed of them."""
+    described = []
+    for at, hand_over in enumerate(machine.hand_overs):
+        later = machine.hand_overs[at + 1].position if at + 1 < len(machine.hand_overs) else None
+        target = _taker(machine, hand_over)
+        pause = None if target is None or target.first_token is None else target.first_token - hand_over.at
+        delayed = machine.meter.delayed(hand_over.position, later)
+        described.append(replace(hand_over, pause=pause, delayed_tokens=delayed))
+    return described
+
+
+def _taker(machine: SessionMachine, hand_over: HandOver) -> Leg | None:
+    """The leg that went on."""
+    legs = (*machine.past_legs, *machine.legs.values())
+    return next((leg for leg in legs if leg.source == hand_over.target and leg.takes_over_at == hand_over.position), None)
 
 
 def describe_usage(machine: SessionMachine, prompt_tokens: int) -> AnswerUsage:
@@ -106,29 +128,51 @@ def _told(usage: CompletionUsage) -> AnswerUsage:
     )
 
 
-def describe_leg(leg: Leg, endpoint: Endpoint, dispatched: Dispatched) -> EndpointReport:
-    """One endpoint's part; usage it did not report is estimated from the prompt's length and the tokens that came."""
-    usage = leg.usage
-    prompt = usage.prompt_tokens if usage else dispatched.prompt_tokens + (leg.takes_over_at or 0)
-    completion = usage.completion_tokens if usage else leg.tokens
-    cached = (usage.prompt_tokens_details.cached_tokens or 0) if usage and usage.prompt_tokens_details else 0
-    if not _has_worked(leg):
-        prompt = completion = cached = 0
-    cost = dispatched.cost(endpoint, prompt, completion, cached)
+def describe_leg(leg: Leg, endpoint: Endpoint, dispatched: Dispatched, wasted_prompt: int = 0, wasted: int = 0) -> EndpointReport:
+    """One endpoint's part; usage it did not report is estimated from the prompt's length and the tokens that came.
+
+    Args:
+        wasted_prompt: of the prompt's tokens, those that were read for nothing.
+        wasted: of the tokens it made, those that nobody read.
+    """
+    count = _count(leg, dispatched.prompt_tokens)
+    fresh = count.prompt - count.cached if endpoint.kind == "device" else count.prompt  # servers bill cached tokens too, for less
+    cost = dispatched.cost(endpoint, fresh, count.completion, count.cached)
     return EndpointReport(
         name=leg.source,
         kind=endpoint.kind,
         outcome=_outcome(leg),
         opened=leg.opened,
         ttft=leg.ttft,
-        prompt_tokens=prompt,
-        completion_tokens=completion,
-        is_estimated=usage is None and _has_worked(leg),
+        prompt_tokens=count.prompt,
+        completion_tokens=count.completion,
+        wasted_prompt_tokens=wasted_prompt,
+        wasted_tokens=wasted,
+        is_estimated=leg.usage is None and _has_worked(leg),
         cost_usd=cost.server,
         energy_j=cost.device_joules if endpoint.kind == "device" else None,
         unified_cost_usd=cost.total,
         error=None if leg.error is None else str(leg.error),
     )
+
+
+class _Count(NamedTuple):
+    """Tokens of one part; ``cached`` is the share of the prompt that was kept from before."""
+
+    prompt: int
+    cached: int
+    completion: int
+
+
+def _count(leg: Leg, prompt_tokens: int) -> _Count:
+    """As the endpoint told it, or estimated."""
+    if not _has_worked(leg):
+        return _Count(0, 0, 0)
+    if (usage := leg.usage) is not None:
+        details = usage.prompt_tokens_details
+        return _Count(usage.prompt_tokens, (details.cached_tokens or 0) if details else 0, usage.completion_tokens)
+    length = prompt_tokens + (leg.copies or leg.takes_over_at or 0)
+    return _Count(length, 0 if leg.kept is None else min(length, prompt_tokens + leg.kept), leg.tokens)
 
 
 def _total(costs: list[float | None]) -> float | None:
@@ -159,13 +203,47 @@ def _outcome(leg: Leg) -> Outcome:
         return "won"
     if leg.takes_over_at is not None and leg.tokens:
         return "took over"
-    return "failed" if leg.state is LegState.FAILED else "lost"
+    if leg.state is LegState.FAILED:
+        return "failed"
+    return "read ahead" if leg.copies else "lost"
 
 
-def _wasted(machine: SessionMachine, parts: Sequence[EndpointReport]) -> int:
-    """Tokens that nobody read: the losers', and of the winner's those that were held for a reader who left."""
-    lost = sum(part.completion_tokens for part in parts if part.outcome not in READ)
-    if not machine.dropped:
-        return lost
-    won = sum(part.completion_tokens for part in parts if part.outcome in READ)
-    return lost + round(won * machine.dropped / (machine.meter.tokens + machine.dropped))
+def _has_written(leg: Leg) -> bool:
+    """Whether its tokens went to the reader."""
+    return _outcome(leg) in {"won", "took over"}
+
+
+def _waste(machine: SessionMachine, legs: Sequence[Leg], prompt_tokens: int) -> list[tuple[int, int]]:
+    """What each leg read and made for nothing: (prompt tokens, completion tokens)."""
+    writers = {leg.source for leg in legs if _has_written(leg)}
+    unread = _unread(machine, [leg for leg in legs if _has_written(leg)], prompt_tokens)
+    waste = []
+    for leg in legs:
+        count = _count(leg, prompt_tokens)
+        if leg in unread:
+            waste.append((0, unread[leg]))
+        else:  # what was read ahead served whoever took over
+            waste.append((0 if leg.copies and leg.source in writers else count.prompt, count.completion))
+    return waste
+
+
+def _unread(machine: SessionMachine, legs: Sequence[Leg], prompt_tokens: int) -> dict[Leg, int]:
+    """Of the tokens of those who wrote, how many never reached the reader."""
+    counts = {leg: _count(leg, prompt_tokens).completion for leg in legs}
+    unread = {leg: _overrun(machine, leg, counts[leg]) for leg in legs}
+    if machine.dropped:  # held for a reader who left: the newest ones
+        held = round((sum(counts.values()) - sum(unread.values())) * machine.dropped / (machine.meter.tokens + machine.dropped))
+        for leg in sorted(legs, key=lambda leg: leg.takes_over_at or 0, reverse=True):
+            more = min(held, counts[leg] - unread[leg])
+            unread[leg] += more
+            held -= more
+    return unread
+
+
+def _overrun(machine: SessionMachine, leg: Leg, completion: int) -> int:
+    """What it made behind the token at which another one went on."""
+    began = leg.takes_over_at or 0
+    for change in machine.hand_overs:
+        if change.source == leg.source and change.position >= began:
+            return max(0, completion - (change.position - began))
+    return 0

@@ -77,6 +77,7 @@ class Leg:
         self.has_won = False
         self.takes_over_at: int | None = None  # it goes on with an answer of so many tokens
         self.kept: int | None = None  # tokens of the answer it has read ahead, beside the whole prompt; None: nothing
+        self.is_ahead = False  # it reads ahead, it does not write
         self.copies = 0  # tokens of the answer it is reading ahead
         self.reads = 0  # of prompt and answer, those it had not read before
         self.is_stopping = False  # its cancel was commanded
@@ -96,7 +97,7 @@ class Leg:
     def prepare(self, opened: float) -> Leg:
         """The same endpoint's new part, as one that reads ahead."""
         leg = Leg(self.start)
-        leg.state, leg.opened, leg.kept = LegState.PREPARING, opened, self.kept
+        leg.state, leg.opened, leg.kept, leg.is_ahead = LegState.PREPARING, opened, self.kept, True
         return leg
 
     def count(self, tokens: int, at: float) -> None:

@@ -65,6 +65,15 @@ class Meter:
         """When the newest token was delivered."""
         return self._times[-1] if self._times else None
 
+    def delayed(self, start: int, stop: int | None = None) -> int:
+        """How many tokens from position ``start`` on, up to ``stop``, were delivered later than expected."""
+        count = position = 0
+        for time, tokens in zip(self._times, self._counts, strict=True):
+            for place in range(max(position, start), position + tokens if stop is None else min(position + tokens, stop)):
+                count += time > self._times[0] + place / self.rate + FRAME
+            position += tokens
+        return count
+
     def quality(self) -> Quality:
         """The figures so far."""
         gaps: dict[float, int] = {}

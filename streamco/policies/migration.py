@@ -18,13 +18,15 @@ from msgspec import Struct
 
 from streamco.commands import PreCopy
 
-__all__ = ["UNKNOWN_RATE", "Terms", "TransferRule", "copy_pays", "cover", "keeps_up", "lag", "net_saving"]
+__all__ = ["UNKNOWN_RATE", "UNKNOWN_SERVER_SETUP", "Terms", "TransferRule", "copy_pays", "cover", "keeps_up", "lag", "net_saving"]
 
 TransferRule = Literal["pre-copy", "full-buffer"]
 
 SLACK = 0.1  # seconds on top of every estimate: two event loops and a network turn
 HEADROOM = 1.1  # a target must decode this much faster than the reader reads
 UNKNOWN_RATE = 20.0  # tokens per second, where nothing was measured; phones decode 14 to 22 (DiSCo 5.1), servers more
+
+UNKNOWN_SERVER_SETUP = 3.0  # seconds; 99 % of 3,657 first tokens of 60 services came within 2.3 s (thefastest.ai, 2024)
 
 
 class Terms(Struct, frozen=True, kw_only=True):
