@@ -20,6 +20,9 @@ def translate(exc: Exception, name: str, timeouts: Timeouts, *, partial: str = "
     """Our error for one of aiohttp's, None for any other exception."""
     import aiohttp
 
+    broken = _explain_broken_answer(exc)
+    if broken is not None:
+        return EndpointProtocolError(broken, endpoint=name, partial=partial)
     match exc:
         case EndpointError():
             return exc
@@ -37,11 +40,6 @@ def translate(exc: Exception, name: str, timeouts: Timeouts, *, partial: str = "
             text = f"expected the proxy to connect, got status {exc.status}: {exc.message}"
         case aiohttp.ServerDisconnectedError():
             text = "expected an answer, got the connection closed"
-        case aiohttp.ClientPayloadError():
-            got = "the connection cut" if "not completed" in str(exc) else f"a body that can't be read: {exc}"
-            return EndpointProtocolError(f"expected the rest of the answer, got {got}", endpoint=name, partial=partial)
-        case aiohttp.ClientResponseError():
-            return EndpointProtocolError(f"expected an HTTP answer, got {exc.message!r}", endpoint=name, partial=partial)
         case aiohttp.ClientError() | OSError():
             text = f"expected the connection to last, got {exc.strerror if isinstance(exc, OSError) and exc.strerror else exc}"
         case _:
@@ -49,3 +47,20 @@ def translate(exc: Exception, name: str, timeouts: Timeouts, *, partial: str = "
     if partial:
         return EndpointProtocolError(text, endpoint=name, partial=partial)
     return EndpointConnectError(text, endpoint=name)
+
+
+def _explain_broken_answer(exc: Exception) -> str | None:
+    """What is wrong with bytes that should be an HTTP answer; None: the exception is about something else."""
+    import aiohttp
+
+    match exc:
+        case aiohttp.ClientHttpProxyError():
+            return None
+        case aiohttp.ClientPayloadError():
+            got = "the connection cut" if "not completed" in str(exc) else f"a body that can't be read: {exc}"
+            return f"expected the rest of the answer, got {got}"
+        case aiohttp.ClientResponseError() | aiohttp.http.HttpProcessingError():
+            return f"expected an HTTP answer, got {exc.message!r}"
+        case RuntimeError() if exc.args == ("Connection closed.",):  # aiohttp's reader, once framing was broken
+            return "expected the rest of the answer, got the connection closed"
+    return None

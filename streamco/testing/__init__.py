@@ -18,14 +18,17 @@ from streamco.testing.answers import (
 from streamco.testing.clock import VirtualTimeLoop, run_in_virtual_time
 from streamco.testing.endpoint import ScriptedEndpoint, text_chunk
 from streamco.testing.engine import FakeEngine
-from streamco.testing.network import FaultProxy, Faults
+from streamco.testing.faults import FAULT_KINDS, FaultPlan, Faults, Strike, draw_faults
+from streamco.testing.network import FaultProxy
 from streamco.testing.server import ScriptedServer
 
 __all__ = [
     "DONE",
+    "FAULT_KINDS",
     "Answer",
     "Cut",
     "FakeEngine",
+    "FaultPlan",
     "FaultProxy",
     "Faults",
     "Pause",
@@ -34,8 +37,10 @@ __all__ = [
     "ScriptedEndpoint",
     "ScriptedServer",
     "Stall",
+    "Strike",
     "VirtualTimeLoop",
     "chunk_event",
+    "draw_faults",
     "json_answer",
     "run_in_virtual_time",
     "sse_event",

@@ -1,4 +1,4 @@
-"""A TCP proxy that misbehaves as told: it delays, splits, stalls, cuts inside an event, or resets.
+"""A TCP proxy that misbehaves as told: it delays, splits, stalls, cuts inside an event, resets, or answers by itself.
 
 It sits between a client and a server of a test on the loopback. What it does is data (``Faults``), read anew for each connection; live
 connections can also be stalled, cut or reset by hand.
@@ -10,35 +10,14 @@ import asyncio
 import contextlib
 import socket
 import struct
+from collections.abc import AsyncIterator, Callable
 from typing import Self
 
-from msgspec import Struct
+from streamco.testing.faults import Faults, Strike
+from streamco.testing.framing import AnswerReader, PlaceFinder
+from streamco.testing.server import ScriptedServer
 
-__all__ = ["FaultProxy", "Faults"]
-
-
-class Faults(Struct, frozen=True, kw_only=True):
-    """What happens to each connection's downstream (server to client); None and 0 mean it does not.
-
-    Args:
-        delay: seconds each piece is held, both directions; order is kept.
-        piece_bytes: pass on at most so many bytes in one write, with a turn of the event loop between two writes.
-        cut_after: close (FIN) after so many downstream bytes.
-        reset_after: reset (RST) after so many downstream bytes.
-        stall_after: pass on nothing more after so many downstream bytes, and keep the connection open.
-        refuse: reset new connections as soon as they arrive.
-    """
-
-    delay: float = 0.0
-    piece_bytes: int | None = None
-    cut_after: int | None = None
-    reset_after: int | None = None
-    stall_after: int | None = None
-    refuse: bool = False
-
-    def limit(self) -> int | None:
-        """Downstream bytes that still pass."""
-        return min((at for at in (self.cut_after, self.reset_after, self.stall_after) if at is not None), default=None)
+__all__ = ["FaultProxy"]
 
 
 class FaultProxy:
@@ -46,15 +25,15 @@ class FaultProxy:
 
     Args:
         port: the server's port on 127.0.0.1.
-        faults: for each new connection; assign ``faults`` to change it.
+        faults: for each new connection, or a function that is asked for each one (``FaultPlan``); assign ``faults`` to change it.
 
     Attributes:
         connections_total: connections ever accepted.
         connections_open: connections that are open now.
     """
 
-    def __init__(self, port: int, faults: Faults | None = None) -> None:
-        self.faults = Faults() if faults is None else faults
+    def __init__(self, port: int, faults: Faults | Callable[[], Faults] | None = None) -> None:
+        self.faults: Faults | Callable[[], Faults] = Faults() if faults is None else faults
         self.connections_total = 0
         self._target = port
         self._server: asyncio.Server | None = None
@@ -121,14 +100,26 @@ class FaultProxy:
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections_total += 1
-        relay = _Relay(self.faults, reader, writer)
+        faults = self.faults if isinstance(self.faults, Faults) else self.faults()
+        relay = _Relay(faults, reader, writer)
         self._relays.add(relay)
         try:
-            await relay.run(self._target)
+            async with _target(self._target, faults) as port:
+                await relay.run(port)
         except asyncio.CancelledError:
             relay.client.transport.abort()
         finally:
             self._relays.discard(relay)
+
+
+@contextlib.asynccontextmanager
+async def _target(port: int, faults: Faults) -> AsyncIterator[int]:
+    """The port to pass bytes on to: the server's, or that of one that gives the proxy's own answer."""
+    if faults.answer is None:
+        yield port
+        return
+    async with ScriptedServer(faults.answer) as server:
+        yield server.port
 
 
 class _Relay:
@@ -155,7 +146,11 @@ class _Relay:
         if self._faults.refuse:
             self.reset()
             return
-        server_reader, server = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            server_reader, server = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:  # the server is gone: so is the connection
+            self.reset()
+            return
         ways = [asyncio.create_task(self._pump(self._reader, server, None)), asyncio.create_task(self._downstream(server_reader))]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -169,9 +164,16 @@ class _Relay:
             server.transport.abort()
             self.client.transport.abort()
             await asyncio.gather(*ways, return_exceptions=True)
+        for way in ways:
+            if not way.cancelled():
+                way.result()
 
     async def _downstream(self, reader: asyncio.StreamReader) -> None:
         faults = self._faults
+        if faults.strike is not None:
+            with contextlib.suppress(ConnectionError):
+                await self._struck(reader, faults.strike)
+            return
         was_limited = await self._pump(reader, self.client, faults.limit())
         if was_limited and faults.limit() == faults.reset_after:
             self.reset()
@@ -187,10 +189,65 @@ class _Relay:
                 data = await reader.read(min(most, self._faults.piece_bytes or 65536))
                 if not data:
                     return False
-                await asyncio.sleep(self._faults.delay)
-                await self.passing.wait()
-                writer.write(data)
-                await writer.drain()
+                await self._pass(writer, data)
                 passed += len(data)
             return True
         return False
+
+    async def _pass(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+        size = self._faults.piece_bytes or len(data)
+        for start in range(0, len(data), size or 1):
+            await asyncio.sleep(self._faults.delay)
+            await self.passing.wait()
+            writer.write(data[start : start + size])
+            await writer.drain()
+
+    async def _struck(self, reader: asyncio.StreamReader, strike: Strike) -> None:
+        """Pass answers on, framed anew, until the strike ends it or the server does."""
+        answers = AnswerReader()
+        place = PlaceFinder(strike.events, strike.offset, in_character=strike.in_character)
+        spared, is_swallowing, is_over = strike.answers, False, False
+        while data := await reader.read(65536):
+            for part, piece in answers.feed(data):
+                at = place.find(piece) if part == "body" and not spared and not is_over else None
+                if at is not None:
+                    is_over = True
+                    if not await self._strike(strike, piece, at, is_chunked=answers.is_chunked):
+                        return
+                    is_swallowing = strike.kind == "end"
+                elif part == "head":
+                    await self._pass(self.client, piece)
+                elif part == "body" and not is_swallowing:
+                    await self._pass(self.client, _framed(piece, is_chunked=answers.is_chunked))
+                elif part == "end":
+                    if answers.is_chunked and not is_swallowing:
+                        await self._pass(self.client, b"0\r\n\r\n")
+                    spared, is_swallowing = max(0, spared - 1), False
+
+    async def _strike(self, strike: Strike, piece: bytes, at: int, *, is_chunked: bool) -> bool:
+        """Do it behind so many bytes of a piece of the body; False: the connection is at its end."""
+        before, rest = piece[:at], piece[at:]
+        if strike.kind in {"pause", "end"} or not rest:
+            await self._pass(self.client, _framed(before, is_chunked=is_chunked))
+        elif before or strike.kind != "garbage":
+            whole = _framed(piece, is_chunked=is_chunked)
+            await self._pass(self.client, whole[: len(whole) - len(rest) - (2 if is_chunked else 0)])
+        await self._pass(self.client, strike.data if strike.kind == "garbage" else _framed(strike.data, is_chunked=is_chunked))
+        match strike.kind:
+            case "reset":
+                self.reset()
+            case "stall":
+                await asyncio.get_running_loop().create_future()
+            case "pause":
+                await asyncio.sleep(strike.seconds)
+                await self._pass(self.client, _framed(rest, is_chunked=is_chunked))
+                return True
+            case "end" if is_chunked:
+                await self._pass(self.client, b"0\r\n\r\n")
+                return True
+        return False
+
+
+def _framed(piece: bytes, *, is_chunked: bool) -> bytes:
+    """A piece of a body as it is sent; nothing stays nothing: an empty chunk would be the end."""
+    return b"%x\r\n%b\r\n" % (len(piece), piece) if is_chunked and piece else piece

@@ -42,6 +42,8 @@ def connector_error(cause: OSError) -> aiohttp.ClientError:
         (ConnectionResetError(104, "Connection reset by peer"), EndpointConnectError, "got Connection reset by peer"),
         (aiohttp.ClientPayloadError("Response payload is not completed"), EndpointProtocolError, "got the connection cut"),
         (aiohttp.ClientConnectionError("odd"), EndpointConnectError, "got odd"),
+        (aiohttp.http_exceptions.TransferEncodingError("xyz"), EndpointProtocolError, "expected an HTTP answer, got 'xyz'"),
+        (RuntimeError("Connection closed."), EndpointProtocolError, "got the connection closed"),
     ],
 )
 def test_foreign_errors_are_told_in_our_words(exception: Exception, kind: type[EndpointError], text: str) -> None:

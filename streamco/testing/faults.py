@@ -1,0 +1,201 @@
+"""What a ``FaultProxy`` does to its connections, as data; and plans that draw it at random, the same for the same seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from streamco.errors import ConfigError
+from streamco.testing.answers import DONE, Answer, json_answer, sse_event
+
+__all__ = ["FAULT_KINDS", "FaultPlan", "Faults", "Strike", "draw_faults"]
+
+
+class Strike(Struct, frozen=True, kw_only=True):
+    """A fault in the middle of an HTTP answer's body. Headers and chunk framing don't count for its place.
+
+    Args:
+        kind: what happens, after ``data`` was sent as part of the body. ``cut``: the connection is closed (FIN), inside a chunk if the
+            place is inside one; ``reset``: RST; ``stall``: nothing more comes and the connection stays open; ``pause``: nothing comes for
+            ``seconds``, then the rest; ``end``: the body ends as HTTP wants it and the server's rest is swallowed; ``garbage``: ``data``
+            takes the place of framing and body, then FIN.
+        events: server-sent events that pass whole before it.
+        offset: further bytes of the body that pass.
+        in_character: further on, up to the middle of the next character of several bytes.
+        answers: answers on the same connection that pass untouched before.
+    """
+
+    kind: Literal["cut", "reset", "stall", "pause", "end", "garbage"]
+    events: int = 0
+    offset: int = 0
+    in_character: bool = False
+    answers: int = 0
+    seconds: float = 0.0
+    data: bytes = b""
+
+
+class Faults(Struct, frozen=True, kw_only=True):
+    """What happens to each connection's downstream (server to client); None and 0 mean it does not.
+
+    Args:
+        delay: seconds each piece is held, both directions; order is kept.
+        piece_bytes: pass on at most so many bytes in one write, with a turn of the event loop between two writes.
+        cut_after: close (FIN) after so many downstream bytes.
+        reset_after: reset (RST) after so many downstream bytes.
+        stall_after: pass on nothing more after so many downstream bytes, and keep the connection open.
+        refuse: reset new connections as soon as they arrive.
+        strike: a fault inside the body of an HTTP answer.
+        answer: the proxy answers every request by itself with this, and the server is not asked.
+    """
+
+    delay: float = 0.0
+    piece_bytes: int | None = None
+    cut_after: int | None = None
+    reset_after: int | None = None
+    stall_after: int | None = None
+    refuse: bool = False
+    strike: Strike | None = None
+    answer: Answer | None = None
+
+    def limit(self) -> int | None:
+        """Downstream bytes that still pass."""
+        return min((at for at in (self.cut_after, self.reset_after, self.stall_after) if at is not None), default=None)
+
+
+class _Dice:
+    """What the makers of faults draw from."""
+
+    def __init__(self, rng: random.Random, events: int, seconds: float) -> None:
+        self.rng = rng
+        self.events = events
+        self.seconds = seconds
+
+    def event(self) -> int:
+        return self.rng.randrange(self.events)
+
+    def offset(self) -> int:
+        """Inside an event: the shortest of OpenAI's chunks are twice as long."""
+        return self.rng.randrange(1, 80)
+
+    def maybe_offset(self) -> int:
+        return self.rng.choice([0, self.offset()])
+
+    def noise(self) -> bytes:
+        """Without a line's end: it can't pass for framing."""
+        return self.rng.randbytes(200).replace(b"\n", b"")
+
+    def few_bytes(self) -> int:
+        """Inside a head."""
+        return self.rng.randrange(60)
+
+
+def _refusal(status: int, message: str, wait: float | None = None) -> Faults:
+    headers = {"Connection": "close"} if wait is None else {"Connection": "close", "Retry-After": f"{wait:g}"}
+    return Faults(answer=json_answer({"error": {"message": message, "type": None, "code": None}}, status=status, headers=headers))
+
+
+_IN_BAND: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("", {"error": {"message": "the engine died", "type": "server_error", "code": 500}}),
+    ("", {"error": {"message": "slow down", "type": "rate_limit_error", "code": "rate_limit_exceeded"}}),
+    ("event: error\n", {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}),
+    ("", {"choices": [{"index": 0, "delta": {}, "finish_reason": "error"}]}),
+)
+
+
+def _in_band(dice: _Dice) -> Faults:
+    name, body = dice.rng.choice(_IN_BAND)
+    data = name.encode() + sse_event(body) + dice.rng.choice([b"", DONE])
+    return Faults(strike=Strike(kind="end", events=dice.event(), data=data))
+
+
+def _before_the_body(dice: _Dice) -> Faults:
+    size = dice.few_bytes()
+    return dice.rng.choice([Faults(cut_after=size), Faults(reset_after=size), Faults(stall_after=size)])
+
+
+_MAKERS: dict[str, Callable[[_Dice], Faults]] = {
+    "delay": lambda dice: Faults(delay=dice.rng.uniform(0.0, dice.seconds / 10)),
+    "split": lambda dice: Faults(piece_bytes=dice.rng.randrange(1, 40)),
+    "pause": lambda dice: Faults(
+        strike=Strike(kind="pause", events=dice.event(), offset=dice.offset(), seconds=dice.rng.uniform(0.0, dice.seconds))
+    ),
+    "stall": lambda dice: Faults(strike=Strike(kind="stall", events=dice.event(), offset=dice.offset())),
+    "cut": lambda dice: Faults(strike=Strike(kind="cut", events=dice.event(), offset=dice.offset())),
+    "cut between events": lambda dice: Faults(strike=Strike(kind="cut", events=dice.event())),
+    "cut in a character": lambda dice: Faults(strike=Strike(kind="cut", events=dice.event(), in_character=True)),
+    "cut in a chunk's size": lambda dice: Faults(strike=Strike(kind="garbage", events=dice.event(), data=b"1")),
+    "reset": lambda dice: Faults(strike=Strike(kind="reset", events=dice.event(), offset=dice.offset())),
+    "early end": lambda dice: Faults(strike=Strike(kind="end", events=dice.event(), offset=dice.maybe_offset())),
+    "error event": _in_band,
+    "malformed event": lambda dice: Faults(strike=Strike(kind="end", events=dice.event(), data=b'data: {"choices": [{"delta"\n\n')),
+    "garbage": lambda dice: Faults(strike=Strike(kind="garbage", events=dice.event(), offset=dice.maybe_offset(), data=dice.noise())),
+    "429": lambda dice: _refusal(429, "too many requests"),
+    "429 with Retry-After": lambda dice: _refusal(429, "too many requests", dice.rng.choice([0.0, dice.seconds, 3600.0])),
+    "500": lambda dice: _refusal(500, "the engine died"),
+    "503": lambda dice: _refusal(503, "shutting down"),
+    "refused": lambda dice: Faults(refuse=True),
+    "lost before the body": _before_the_body,
+}
+
+FAULT_KINDS: tuple[str, ...] = tuple(_MAKERS)
+"""What ``draw_faults`` can draw, by name."""
+
+
+def draw_faults(kind: str, rng: random.Random, *, events: int = 20, seconds: float = 0.1) -> Faults:
+    """Faults of this kind, their places and times at random.
+
+    Args:
+        kind: one of ``FAULT_KINDS``.
+        rng: the dice.
+        events: they strike behind fewer events than this.
+        seconds: the longest pause.
+
+    Raises:
+        ConfigError: there is no such kind.
+    """
+    if kind not in _MAKERS:
+        raise ConfigError(f"kind: expected one of {', '.join(FAULT_KINDS)}, got {kind!r}")
+    return _MAKERS[kind](_Dice(rng, events, seconds))
+
+
+class FaultPlan:
+    """Random faults, one draw a connection; give it to ``FaultProxy`` as its ``faults``. Print it when a test fails: it says all.
+
+    Args:
+        seed: the same seed draws the same faults in the same order.
+        kinds: those of ``FAULT_KINDS`` that are drawn, all alike.
+        calm: share of connections that nothing happens to.
+        events: faults strike behind fewer events than this.
+        seconds: the longest pause.
+
+    Attributes:
+        drawn: kinds that were drawn, in order; "calm" where nothing happens.
+    """
+
+    def __init__(
+        self, seed: int | str, *, kinds: Sequence[str] = FAULT_KINDS, calm: float = 0.25, events: int = 20, seconds: float = 0.1
+    ) -> None:
+        self.seed = seed
+        self.drawn: list[str] = []
+        self._rng = random.Random(seed)
+        self._kinds = tuple(kinds)
+        self._calm = calm
+        self._events = events
+        self._seconds = seconds
+        self._faults: list[Faults] = []
+
+    def __call__(self) -> Faults:
+        """The next connection's."""
+        is_calm = self._rng.random() < self._calm
+        kind = self._rng.choice(self._kinds)
+        faults = draw_faults(kind, self._rng, events=self._events, seconds=self._seconds)
+        self.drawn.append("calm" if is_calm else kind)
+        self._faults.append(Faults() if is_calm else faults)
+        return self._faults[-1]
+
+    def __repr__(self) -> str:
+        drawn = ", ".join(f"{kind}: {faults!r}" for kind, faults in zip(self.drawn, self._faults, strict=True))
+        return f"FaultPlan(seed={self.seed!r}, drawn=[{drawn}])"

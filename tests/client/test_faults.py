@@ -1,0 +1,241 @@
+"""Random faults on the way to every server: each answer is whole, or ends in a documented error with the text so far; nothing is left.
+
+Two servers stand behind a ``FaultProxy`` each, with or without a device that may fail too. All of them would write the same answer, whose
+words are numbered, so that a lost or repeated one shows. One world's servers take token ids (``streamco serve``), the other's go on with
+text, which they cut into tokens of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+from msgspec import Struct, field
+
+from streamco.client.client import Client
+from streamco.config import RetryPolicy, Timeouts
+from streamco.core.report import Report
+from streamco.endpoints.base import Capabilities
+from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.endpoints.probe import ServerInfo
+from streamco.engines.base import GenerationRequest
+from streamco.errors import AllEndpointsFailed, EndpointError
+from streamco.server.app import ServeOptions, serving
+from streamco.testing import FAULT_KINDS, FakeEngine, FaultPlan, FaultProxy, Faults, ScriptedServer, draw_faults, stream_answer
+from streamco.testing.answers import Answer, RecordedRequest
+from streamco.testing.engine import WORDS
+from tests.client.helpers import HELLO
+from tests.endpoints.helpers import NO_RETRIES
+from tests.support.leaks import holding_nothing_new, settled
+
+ANSWER = " ".join(f"{word}{number}" for number, word in enumerate(["naïve", "日本", "🦎", "plain", "cafe\u0301"] * 6))
+QUICK = Timeouts(connect=1.0, first_token=0.4, next_token=0.4, socket=0.4, cancel=0.2)
+RETRIES = RetryPolicy(attempts=1, backoff=0.01, longest_wait=0.2)
+HANGS = 60.0  # seconds; all limits of all endpoints together are a tenth of it
+RUNS = 150  # a world
+AT_ONCE = 15
+
+Source = Callable[[], Faults] | Faults
+
+
+def rest_of(beginning: str) -> str:
+    """What comes behind it; a beginning that is none is answered with words that no answer has."""
+    return ANSWER[len(beginning) :] if ANSWER.startswith(beginning) else f"<not a beginning: {beginning!r}>"
+
+
+def write(request: GenerationRequest) -> list[str]:
+    """What an engine writes behind its prompt, spaces in front of words."""
+    beginning = WORDS.decode(request.prompt_ids).partition("assistant:")[2]
+    return re.findall(r"\s*\S+", rest_of(beginning.removeprefix(" ")))  # the template's space
+
+
+def respond(request: RecordedRequest) -> Answer:
+    """What a server that goes on with text sends, spaces behind words: what it is handed over always lacks one."""
+    last = request.json()["messages"][-1]
+    pieces = re.findall(r"\S+\s*|\s+", rest_of(last["content"] if last["role"] == "assistant" else ""))
+    return stream_answer(pieces, gap=0.001, usage={"prompt_tokens": 5, "completion_tokens": len(pieces), "total_tokens": 5 + len(pieces)})
+
+
+class World(Struct):
+    """Two servers' ports, and what their endpoints know of them."""
+
+    ports: Sequence[int]
+    info: ServerInfo | None = None
+    retry: RetryPolicy = RETRIES
+
+    def endpoint(self, number: int, url: str) -> OpenAIEndpoint:
+        able = Capabilities(continuation="continue_final_message") if self.info is None else None
+        name = f"server {number}"
+        rng = random.Random(number)
+        endpoint = OpenAIEndpoint("m", base_url=url, name=name, timeouts=QUICK, retry=self.retry, capabilities=able, rng=rng)
+        if self.info is not None:
+            endpoint._adopt(self.info)
+        return endpoint
+
+
+@asynccontextmanager
+async def by_ids() -> AsyncIterator[World]:
+    engines = [FakeEngine(write, mode="thread", token_s=0.001) for _ in range(2)]
+    async with AsyncExitStack() as stack:
+        urls = [await stack.enter_async_context(serving(engine, ServeOptions(model="m"))) for engine in engines]
+        asked = OpenAIEndpoint("m", base_url=urls[0], name="probe")
+        info = await asked.probe()  # beside the proxies
+        await asked.aclose()
+        yield World([int(url.split(":")[2].split("/")[0]) for url in urls], info)
+    for engine in engines:
+        await asyncio.to_thread(engine.close)
+
+
+@asynccontextmanager
+async def by_text() -> AsyncIterator[World]:
+    async with ScriptedServer(respond) as first, ScriptedServer(respond) as second:
+        yield World([first.port, second.port])
+
+
+WORLDS = [by_ids, by_text]
+Opened = Callable[[], AbstractAsyncContextManager[World]]
+
+
+class Outcome(Struct):
+    """What the reader got."""
+
+    pieces: list[str] = field(default_factory=list)
+    error: EndpointError | AllEndpointsFailed | None = None
+    report: Report | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    @property
+    def kind(self) -> str:
+        if self.error is not None:
+            return "error"
+        return "handed over" if self.report is not None and self.report.hand_overs else "complete"
+
+
+async def ask(
+    world: World, sources: Sequence[Source], *, engine: FakeEngine | None = None, as_chat: bool = False, **options: Any
+) -> Outcome:
+    """One answer through the proxies, by a client of its own."""
+    outcome = Outcome()
+    async with AsyncExitStack() as stack:
+        proxies = [await stack.enter_async_context(FaultProxy(port, source)) for port, source in zip(world.ports, sources, strict=True)]
+        servers = [world.endpoint(number, proxy.url) for number, proxy in enumerate(proxies)]
+        device = None if engine is None else DeviceEndpoint(engine)
+        async with asyncio.timeout(HANGS), Client(device, servers, budget=1.0, seed=1, **options) as client:
+            try:
+                await (read_chunks if as_chat else read_tokens)(client, outcome)
+            except (EndpointError, AllEndpointsFailed) as error:
+                outcome.error = error
+            await settled(lambda: not client._shared.active)
+            assert outcome.report is None or outcome.report.is_final or outcome.error is not None
+            assert not any(server._streams for server in servers)
+        await settled(lambda: not any(proxy.connections_open for proxy in proxies))
+    if engine is not None:
+        assert all(generation._end is not None for generation in engine.generations)
+        await asyncio.to_thread(engine.close)
+    return outcome
+
+
+async def read_tokens(client: Client, outcome: Outcome) -> None:
+    stream = client.stream(HELLO)
+    try:
+        async for token in stream:
+            outcome.pieces.append(token.text)
+            assert token.id is None or WORDS.decode([token.id]) == token.text
+    finally:
+        outcome.report = stream.report
+
+
+async def read_chunks(client: Client, outcome: Outcome) -> None:
+    stream = await client.chat.completions.create(messages=HELLO, stream=True)
+    try:
+        async for chunk in stream:
+            outcome.pieces.append(chunk.choices[0].delta.content or "")
+    finally:
+        outcome.report = stream.report
+
+
+def check(outcome: Outcome) -> None:
+    """Whole and each word once, or an error of the documented ones that has the text the reader got, all of it good."""
+    error = outcome.error
+    if error is None:
+        assert outcome.text == ANSWER
+        return
+    assert ANSWER.startswith(outcome.text)
+    assert error.partial == outcome.text, f"{error!r}"
+    for each in error.errors.values() if isinstance(error, AllEndpointsFailed) else [error]:
+        assert isinstance(each, EndpointError)
+        assert "EndpointError" not in str(each), "a foreign exception that nobody foresaw is told so"
+
+
+async def ask_at_random(world: World, seed: str) -> Outcome:
+    """One run, all of it drawn from its seed."""
+    rng = random.Random(seed)
+    plans = [FaultPlan(f"{seed}/{number}", events=len(ANSWER.split()) + 3, seconds=0.1) for number in range(2)]
+    has_device = rng.random() < 0.5
+    fails = rng.choice([None, None, rng.randrange(30)])
+    engine = FakeEngine(write, mode="thread", prefill_s=rng.choice([0.0, 0.01]), token_s=0.001, fail_after=fails) if has_device else None
+    options = {
+        "on_failure": rng.choice(["migrate", "migrate", "raise"]),
+        "pace": rng.choice([None, 400.0]),
+        "policy": rng.choice(["both", "server-only", "device-only"]) if has_device else "server-only",
+    }
+    try:
+        outcome = await ask(world, plans, engine=engine, as_chat=rng.random() < 0.5, **options)
+        check(outcome)
+        assert options["on_failure"] == "migrate" or outcome.kind != "handed over"
+    except BaseException as error:
+        error.add_note(f"seed {seed!r}, {options}, device {has_device} failing after {fails}, {plans}")
+        raise
+    return outcome
+
+
+@pytest.mark.parametrize("open_world", WORLDS)
+async def test_whatever_the_network_does_an_answer_is_whole_or_its_error_has_the_text(open_world: Opened) -> None:
+    outcomes: Counter[str] = Counter()
+    async with open_world() as world:
+        for start in range(0, RUNS, AT_ONCE):
+            async with holding_nothing_new():
+                runs = [ask_at_random(world, f"{open_world.__name__} {number}") for number in range(start, start + AT_ONCE)]
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(run) for run in runs]
+                outcomes.update(task.result().kind for task in tasks)
+    assert outcomes["complete"] > RUNS // 5
+    assert outcomes["handed over"] > RUNS // 10
+    assert outcomes["error"] > RUNS // 20
+
+
+@pytest.mark.parametrize("pace", [None, 400.0])
+@pytest.mark.parametrize("open_world", WORLDS)
+async def test_one_healthy_endpoint_is_enough_whatever_happens_to_the_other(open_world: Opened, pace: float | None) -> None:
+    async with open_world() as world, holding_nothing_new():
+        rng = random.Random(f"{open_world.__name__} {pace}")
+        faults = {kind: draw_faults(kind, rng, events=15, seconds=0.1) for kind in FAULT_KINDS}
+        async with asyncio.TaskGroup() as group:
+            tasks = {
+                kind: group.create_task(ask(world, [fault, Faults()], pace=pace, policy="server-only")) for kind, fault in faults.items()
+            }
+    for kind, task in tasks.items():
+        assert (task.result().text, task.result().error) == (ANSWER, None), f"{kind}: {faults[kind]}"
+
+
+@pytest.mark.parametrize("open_world", WORLDS)
+async def test_without_migration_every_kind_gives_the_text_so_far(open_world: Opened) -> None:
+    async with open_world() as world, holding_nothing_new():
+        world.retry = NO_RETRIES
+        rng = random.Random(open_world.__name__)
+        faults = {kind: draw_faults(kind, rng, events=15, seconds=0.1) for kind in FAULT_KINDS}
+        async with asyncio.TaskGroup() as group:
+            tasks = {kind: group.create_task(ask(world, [fault, fault], on_failure="raise")) for kind, fault in faults.items()}
+    for kind, task in tasks.items():
+        check(task.result())
+        assert (task.result().error is None) == (kind in {"delay", "split", "pause"}), f"{kind}: {faults[kind]}"
