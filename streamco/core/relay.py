@@ -77,6 +77,7 @@ class Relay:
         self._note(source, target, at=at, buffered=buffered, reason=type(source.error).__name__, is_planned=False)
 
     def _note(self, source: Leg, target: Leg, *, at: float, buffered: float, reason: str, is_planned: bool) -> None:
+        self.transcript.settle()
         self.hand_overs.append(
             HandOver(
                 source=source.source,

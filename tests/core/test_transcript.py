@@ -18,8 +18,35 @@ def test_nothing_yet_is_an_empty_partial() -> None:
 def test_ids_of_one_vocabulary_are_handed_over_with_the_text() -> None:
     transcript = Transcript()
     transcript.add([text_chunk("He", ids=[7]), text_chunk("é", ids=[8, 9])], 3, "v")
-    transcript.add([text_chunk("", ids=[10])], 1, "v")
-    assert transcript.partial() == Partial(text="Heé", ids=(7, 8, 9, 10), vocabulary="v", tokens=4)
+    transcript.add([text_chunk("", ids=[10]), text_chunk("ö", ids=[11])], 2, "v")
+    assert transcript.partial() == Partial(text="Heéö", ids=(7, 8, 9, 10, 11), vocabulary="v", tokens=5)
+
+
+def test_ids_told_ahead_of_their_text_are_not_handed_over() -> None:
+    transcript = Transcript()
+    transcript.add([text_chunk("a", ids=[1]), text_chunk("", ids=[2]), text_chunk("", ids=[3])], 3, "v")
+    assert transcript.partial() == Partial(text="a", ids=(1,), vocabulary="v", tokens=1)
+    transcript.add([text_chunk("é", ids=[4])], 1, "v")
+    assert transcript.partial() == Partial(text="aé", ids=(1, 2, 3, 4), vocabulary="v", tokens=4)
+
+
+def test_who_goes_on_makes_ids_without_text_anew() -> None:
+    transcript = Transcript()
+    transcript.add([text_chunk("a", ids=[1]), text_chunk("", ids=[2]), text_chunk("", ids=[3])], 3, "v")
+    transcript.settle()
+    assert transcript.tokens == 1
+    transcript.add([text_chunk("", ids=[2])], 1, "v")
+    transcript.settle()
+    transcript.add([text_chunk("", ids=[2]), text_chunk("é", ids=[3, 4])], 3, "v")
+    transcript.settle()
+    assert transcript.partial() == Partial(text="aé", ids=(1, 2, 3, 4), vocabulary="v", tokens=4)
+
+
+def test_the_ids_of_another_vocabulary_ahead_of_their_text_do_not_count() -> None:
+    transcript = Transcript()
+    transcript.add([text_chunk("a", ids=[1])], 1, "v")
+    transcript.add([text_chunk("", ids=[9])], 1, "w")
+    assert transcript.partial() == Partial(text="a", ids=(1,), vocabulary="v", tokens=1)
 
 
 def test_one_piece_without_ids_makes_it_text() -> None:
@@ -57,6 +84,13 @@ def test_thinking_is_no_part_of_the_answer() -> None:
     assert transcript.partial() == Partial(text="a", ids=(1,), vocabulary="v", tokens=2)
 
 
+def test_the_mark_that_ends_a_thought_is_not_taken_for_the_answers() -> None:
+    transcript = Transcript()
+    thought = ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(reasoning="hmm"), token_ids=[5])])
+    transcript.add([thought, text_chunk("", ids=[6]), text_chunk("a", ids=[1])], 3, "v")
+    assert transcript.partial() == Partial(text="a", tokens=3)
+
+
 def test_a_tool_call_that_has_begun_is_noticed() -> None:
     transcript = Transcript()
     transcript.add([text_chunk("a")], 1, "v")
@@ -71,8 +105,9 @@ def test_whatever_the_batches_text_and_ids_come_out_in_order(pieces: list[tuple[
     transcript = Transcript()
     for start in range(0, len(pieces), size):
         batch = pieces[start : start + size]
-        transcript.add([text_chunk(text, ids=ids) for text, ids in batch], len(batch), "v")
+        transcript.add([text_chunk(text, ids=ids) for text, ids in batch], sum(len(ids) for _, ids in batch), "v")
     partial = transcript.partial()
+    told = [ids for text, ids in pieces[: max((at for at, (text, _) in enumerate(pieces, 1) if text), default=0)]]
     assert partial.text == transcript.text == "".join(text for text, _ in pieces)
-    assert (partial.ids or ()) == tuple(token for _, ids in pieces for token in ids)
-    assert partial.tokens == len(pieces)
+    assert (partial.ids or ()) == tuple(token for ids in told for token in ids)
+    assert partial.tokens == sum(len(ids) for ids in told)
