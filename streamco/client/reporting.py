@@ -136,8 +136,7 @@ def describe_leg(leg: Leg, endpoint: Endpoint, dispatched: Dispatched, wasted_pr
         wasted: of the tokens it made, those that nobody read.
     """
     count = _count(leg, dispatched.prompt_tokens)
-    fresh = count.prompt - count.cached if endpoint.kind == "device" else count.prompt  # servers bill cached tokens too, for less
-    cost = dispatched.cost(endpoint, fresh, count.completion, count.cached)
+    cost = dispatched.cost(endpoint, count.prompt, count.completion, count.cached)
     return EndpointReport(
         name=leg.source,
         kind=endpoint.kind,

@@ -9,10 +9,9 @@ from msgspec import Struct, field
 from streamco.chunks import CompletionUsage
 from streamco.core.meter import Quality
 
-__all__ = ["READ", "AnswerUsage", "DispatchReport", "EndpointReport", "Ending", "HandOver", "Outcome", "Report"]
+__all__ = ["AnswerUsage", "DispatchReport", "EndpointReport", "Ending", "HandOver", "Outcome", "Report"]
 
 Outcome = Literal["won", "took over", "read ahead", "lost", "failed", "not started"]
-READ: tuple[Outcome, ...] = ("won", "took over")  # whose tokens went to the reader
 Ending = Literal["complete", "failed", "left"]
 
 
@@ -57,9 +56,12 @@ class EndpointReport(Struct, frozen=True, kw_only=True):
         opened: seconds after the request; None: not started.
         ttft: seconds from opening to its first content token; None: it did not come that far.
         completion_tokens: what it produced, tokens the reader never saw included.
+        wasted_prompt_tokens: of the prompt's tokens, those that were read for nothing: it lost or failed, or read ahead and was not needed.
+        wasted_tokens: of the produced tokens, those that nobody read.
         is_estimated: the token counts are estimates (cancelled streams send no usage).
         cost_usd: money; None where no prices are known.
-        energy_j: joules by the FLOPs model; None for servers, and where the model's shape is not known.
+        energy_j: joules by the FLOPs model, for tokens that were not kept from before; None for servers, and where the model's shape is
+            not known.
         unified_cost_usd: money, and energy at the exchange rate (DiSCo Appendix E, equation 8); None where either is not known.
     """
 
@@ -70,6 +72,8 @@ class EndpointReport(Struct, frozen=True, kw_only=True):
     ttft: float | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    wasted_prompt_tokens: int = 0
+    wasted_tokens: int = 0
     is_estimated: bool = False
     cost_usd: float | None = None
     energy_j: float | None = None
@@ -116,7 +120,7 @@ class Report(Struct, frozen=True, kw_only=True):
         unified_cost_usd: money and energy together, likewise.
         hand_overs: how often the answer changed endpoints, in order.
         wasted_tokens: completion tokens that nobody read.
-        wasted_prompt_tokens: prompt tokens of endpoints whose answer nobody read.
+        wasted_prompt_tokens: prompt tokens that endpoints read for nothing.
         usage: of the answer as it was delivered; what each endpoint did for it is in ``endpoints``.
         ending: whether the answer came to its end, failed, or was left by its reader before; None while it is under way.
         is_final: no figure changes any more: all work has ended.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from streamco.core.report import READ, Ending, EndpointReport
+from streamco.core.report import Ending, EndpointReport
 from streamco.policies.steering import BudgetSteering
 
 __all__ = ["Bill", "EndpointTotals", "Ledger", "Totals"]
@@ -38,15 +38,15 @@ class EndpointTotals(Struct, frozen=True, kw_only=True):
 
     Args:
         kind: device or server.
-        requests: how often it was asked; twice for an answer that it lost and took over later.
-        won, took_over, lost: how the races and hand-overs ended for it.
+        requests: how often it was asked; more than once for an answer that it lost, or read ahead, and took over later.
+        won, took_over, read_ahead, lost: what became of them.
         failed: requests that ended in an error, also of those it had won.
         prompt_tokens: that it read.
         completion_tokens: that it made, those nobody read included.
         estimated_prompt_tokens: of these, what was estimated (cancelled streams send no usage).
         estimated_completion_tokens: likewise.
-        wasted_tokens: completion tokens of requests that it lost or failed at.
-        wasted_prompt_tokens: prompt tokens of them.
+        wasted_tokens: of its completion tokens, those that nobody read.
+        wasted_prompt_tokens: of its prompt tokens, those that were read for nothing.
         cost_usd, energy_j, unified_cost_usd: as in ``EndpointReport``; None as soon as one request's is not known.
     """
 
@@ -54,6 +54,7 @@ class EndpointTotals(Struct, frozen=True, kw_only=True):
     requests: int = 0
     won: int = 0
     took_over: int = 0
+    read_ahead: int = 0
     lost: int = 0
     failed: int = 0
     prompt_tokens: int = 0
@@ -68,20 +69,20 @@ class EndpointTotals(Struct, frozen=True, kw_only=True):
 
     def plus(self, part: EndpointReport) -> EndpointTotals:
         """With one more request's part."""
-        was_read = part.outcome in READ
         return EndpointTotals(
             kind=self.kind,
             requests=self.requests + 1,
             won=self.won + (part.outcome == "won"),
             took_over=self.took_over + (part.outcome == "took over"),
+            read_ahead=self.read_ahead + (part.outcome == "read ahead"),
             lost=self.lost + (part.outcome == "lost"),
             failed=self.failed + (part.error is not None),
             prompt_tokens=self.prompt_tokens + part.prompt_tokens,
             completion_tokens=self.completion_tokens + part.completion_tokens,
             estimated_prompt_tokens=self.estimated_prompt_tokens + part.prompt_tokens * part.is_estimated,
             estimated_completion_tokens=self.estimated_completion_tokens + part.completion_tokens * part.is_estimated,
-            wasted_tokens=self.wasted_tokens + part.completion_tokens * (not was_read),
-            wasted_prompt_tokens=self.wasted_prompt_tokens + part.prompt_tokens * (not was_read),
+            wasted_tokens=self.wasted_tokens + part.wasted_tokens,
+            wasted_prompt_tokens=self.wasted_prompt_tokens + part.wasted_prompt_tokens,
             cost_usd=_sum(self.cost_usd, part.cost_usd),
             energy_j=_sum(self.energy_j, part.energy_j),
             unified_cost_usd=_sum(self.unified_cost_usd, part.unified_cost_usd),
@@ -96,7 +97,7 @@ class Totals(Struct, frozen=True, kw_only=True):
         hand_overs: how often answers changed endpoints.
         tokens: delivered to readers.
         wasted_tokens: completion tokens that nobody read: the losers', and what was held for readers who left.
-        wasted_prompt_tokens: prompt tokens of endpoints whose answer nobody read.
+        wasted_prompt_tokens: prompt tokens that were read for nothing: the losers', mostly.
         cost_usd: all endpoints together; None as soon as one that worked has no known price.
         energy_j: of all devices whose model's shape is known; None: there was none.
         unified_cost_usd: money and energy together; None as ``cost_usd``.

@@ -14,10 +14,12 @@ from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice, Compl
 from streamco.client.chat import Answer
 from streamco.client.client import Client
 from streamco.client.stream import ChatStream
+from streamco.core.report import AnswerUsage
+from streamco.endpoints.base import Capabilities
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointConnectError, EndpointProtocolError, EndpointStatusError, StreamClosed
+from streamco.testing import DONE, Cut, Pause, ScriptedServer, chunk_event, json_answer, stream_answer
 from streamco.testing import Answer as HttpAnswer
-from streamco.testing import Cut, Pause, ScriptedServer, chunk_event, json_answer, stream_answer
 from streamco.testing.answers import Step
 from streamco.testing.endpoint import text_chunk
 from tests.client.helpers import EVERYTHING, HELLO, chunks_text, device, opened, server, words
@@ -41,6 +43,11 @@ async def answering(*answers: HttpAnswer) -> AsyncIterator[tuple[Client, Scripte
         remote = OpenAIEndpoint("m", base_url=scripted.url, name="server", capabilities=EVERYTHING)
         async with opened(server=remote) as client:
             yield client, scripted
+
+
+def able_server(url: str, name: str) -> OpenAIEndpoint:
+    """One that can go on with an answer."""
+    return OpenAIEndpoint("m", base_url=url, name=name, capabilities=Capabilities(continuation="continue_final_message"))
 
 
 # What goes out
@@ -114,6 +121,42 @@ async def test_usage_on_the_wire_is_not_given_twice() -> None:
     async with answering(stream_answer(["Hi"], usage=msgspec.to_builtins(USAGE))) as (client, _scripted):
         chunks = [chunk async for chunk in await create(client, stream_options={"include_usage": True})]
     assert [chunk.usage for chunk in chunks if chunk.usage is not None] == [USAGE]
+
+
+async def test_usage_that_no_endpoint_told_is_estimated_and_says_so() -> None:
+    async with answering(stream_answer(["Hi", " there"])) as (client, _scripted):
+        *_, last = [chunk async for chunk in await create(client, stream_options={"include_usage": True})]
+        answer = await whole(client)
+    assert last.choices == []
+    assert isinstance(last.usage, AnswerUsage)
+    assert last.usage.is_estimated
+    assert last.usage.completion_tokens == 2
+    assert b'"is_estimated":true' in msgspec.json.encode(last)
+    assert answer.usage == last.usage
+
+
+async def test_usage_behind_a_hand_over_is_the_whole_answers() -> None:
+    """Of both kinds of servers: those that send usage in a chunk of its own, and those that send it with the finish reason."""
+    usage = {"prompt_tokens": 30, "completion_tokens": 2, "total_tokens": 32}
+    apart = stream_answer([" there", "."], usage=usage)
+    within = HttpAnswer(
+        headers=apart.headers, steps=[chunk_event(" there"), chunk_event(".", finish_reason="stop", usage=usage), chunk_event(), DONE]
+    )
+    for ending in (apart, within):
+        dying = HttpAnswer(steps=[chunk_event("You"), chunk_event(" over"), Cut()])
+        async with ScriptedServer(dying) as first, ScriptedServer(ending) as second:
+            sides = [able_server(first.url, "first"), able_server(second.url, "second")]
+            async with opened(server=sides) as client:
+                stream = await create(client, stream_options={"include_usage": True})
+                *chunks, last = [chunk async for chunk in stream]
+                report = stream.report
+        assert all(chunk.usage is None for chunk in chunks), "what the second one told is not this answer's"
+        assert isinstance(last.usage, AnswerUsage)
+        assert (last.usage.prompt_tokens, last.usage.completion_tokens) == (report.dispatch.prompt_tokens, 4)
+        assert last.usage.total_tokens == report.dispatch.prompt_tokens + 4
+        assert last.usage.is_estimated
+        assert last.usage == stream.usage == report.usage
+        assert report.endpoints[1].prompt_tokens == 30, "the endpoint's own work is in its part"
 
 
 async def test_create_returns_when_the_first_token_is_there_and_not_later() -> None:

@@ -21,6 +21,7 @@ from streamco.client.client import Client
 from streamco.client.dispatcher import DispatchOptions
 from streamco.client.stream import Token, TokenStream
 from streamco.config import Limits
+from streamco.core.session import SessionMachine
 from streamco.endpoints.base import Capabilities, Request, TokenPrices
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.errors import (
@@ -31,6 +32,7 @@ from streamco.errors import (
     EndpointProtocolError,
     EngineError,
     StreamClosed,
+    StreamcoError,
 )
 from streamco.policies.eligibility import QualityGate, RequestFacts
 from streamco.testing import Answer, Cut, RecordedRequest, ScriptedServer, chunk_event, json_answer, stream_answer
@@ -711,6 +713,71 @@ async def test_what_an_answer_cost_is_in_its_report() -> None:
         assert not report.endpoints[0].is_estimated
     async with opened(server=server()) as client:
         assert (await report_of(client)).cost_usd is None
+
+
+# Totals
+
+
+@virtual
+async def test_totals_add_up_all_answers_and_their_reports() -> None:
+    prices, usage = TokenPrices(prompt=1e-6, completion=2e-6), CompletionUsage(100, 50, 150)
+    local, remote = device(words(0.5, 0.6)), server(words(0.1, 0.2), usage=usage, prices=prices)
+    async with opened(local, remote, policy="both", budget=1.0) as client:
+        assert client.totals.answers == 0
+        reports = [await report_of(client) for _ in range(3)]
+        totals = client.totals
+    assert (totals.answers, totals.complete, totals.tokens) == (3, 3, 6)
+    assert totals.cost_usd == pytest.approx(sum(report.cost_usd for report in reports))
+    assert totals.wasted_tokens == sum(report.wasted_tokens for report in reports)
+    assert totals.wasted_prompt_tokens == sum(report.wasted_prompt_tokens for report in reports) == 30
+    won, lost = totals.endpoints["server"], totals.endpoints["device"]
+    assert (won.won, won.prompt_tokens, won.completion_tokens, won.estimated_prompt_tokens) == (3, 300, 150, 0)
+    assert (lost.lost, lost.prompt_tokens, lost.estimated_prompt_tokens) == (3, 30, 30)
+    assert (totals.budget, totals.budget_share) == (1.0, 1.0)
+
+
+@virtual
+async def test_an_answer_is_in_the_totals_once_however_it_ends() -> None:
+    endless: list[tuple[float, Any]] = [(0.1, "a"), (0.2, "b"), (0.2, None)]
+    broken: list[tuple[float, Any]] = [(0.1, "a"), (0.2, EndpointProtocolError("cut", endpoint="broken"))]
+    async with opened(server=server(endless)) as client:
+        stream = client.stream("hello")
+        await anext(stream)
+        assert client.totals.answers == 0, "under way"
+        await stream.aclose()
+        await stream.aclose()
+        assert (client.totals.answers, client.totals.left) == (1, 1)
+        _ = client.stream("never begun")
+        async for _token in client.stream("hello"):
+            break
+        await asyncio.sleep(0.1)  # it was dropped: its work ends by itself
+        assert (client.totals.answers, client.totals.left) == (2, 2)
+    async with opened(server=server(broken, name="broken")) as client:
+        with pytest.raises(EndpointProtocolError):
+            await ask(client)
+        assert (client.totals.answers, client.totals.failed) == (1, 1)
+        assert client.totals.endpoints["broken"].failed == 1
+
+
+async def test_a_session_that_breaks_down_counts_as_a_failed_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(server=server(words(0.0, 0.01))) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(SessionMachine, "receive", lambda *_args, **_options: 1 / 0)
+            with pytest.raises(StreamcoError, match="expected events it can handle"):
+                await ask(client)
+        assert (client.totals.answers, client.totals.failed) == (1, 1)
+        await ask(client)
+        assert (client.totals.answers, client.totals.complete) == (2, 1)
+
+
+async def test_totals_are_shared_as_what_is_spent_is() -> None:
+    async with opened(server=server()) as client:
+        await ask(client.with_options(pace=100))
+        other = client.with_options(budget=0.5)
+        await ask(other)
+        await ask(other.with_options(on_failure="raise"))
+        assert (client.totals.answers, other.totals.answers) == (1, 2)
+        assert (client.totals.budget, other.totals.budget) == (0.3, 0.5)
 
 
 # Arguments

@@ -9,7 +9,7 @@ from streamco.chunks import CompletionUsage, PromptTokensDetails
 from streamco.client.arguments import build_request
 from streamco.client.dispatcher import Dispatched, Dispatcher, DispatchOptions
 from streamco.client.reporting import build_bill, build_report, describe_leg, describe_usage
-from streamco.core.legs import Start
+from streamco.core.legs import LegState, Start
 from streamco.core.report import AnswerUsage, EndpointReport, Report
 from streamco.core.session import OnFailure, SessionMachine, SessionPlan
 from streamco.endpoints.base import Endpoint, TokenPrices
@@ -282,3 +282,67 @@ def test_usage_leaves_out_what_was_held_for_a_reader_who_left() -> None:
     machine.receive(ReaderLeft(), now=104.5)
     assert describe_usage(machine, 10) == AnswerUsage(12, 10, 22, is_estimated=True)
     assert report_on(machine).wasted_tokens == 10
+
+
+# Reading ahead and handing over
+
+
+def handed_over(*more: tuple[float, Event]) -> SessionMachine:
+    """The server wrote three tokens, the device goes on."""
+    return run((0.2, tokens("server", 3)), (0.3, CUT), (0.5, tokens("device", 2)), *more, starts=BOTH_CAN, on_failure="migrate")
+
+
+def reading_ahead(machine: SessionMachine, *, of: int) -> SessionMachine:
+    """The device read the prompt and ``of`` tokens of the answer ahead, in a part of its own."""
+    leg = machine.legs["device"].prepare(0.25)
+    leg.copies, leg.state = of, LegState.PREPARED
+    machine.past_legs.append(leg)
+    return machine
+
+
+def test_who_read_ahead_and_took_over_has_wasted_nothing() -> None:
+    report = report_on(reading_ahead(handed_over(), of=2))
+    ahead = next(item for item in report.endpoints if item.outcome == "read ahead")
+    assert (ahead.name, ahead.prompt_tokens, ahead.completion_tokens, ahead.is_estimated) == ("device", 12, 0, True)
+    assert (ahead.wasted_prompt_tokens, report.wasted_prompt_tokens, report.wasted_tokens) == (0, 0, 0)
+
+
+def test_who_read_ahead_and_was_not_needed_has_read_for_nothing() -> None:
+    report = report_on(reading_ahead(run(*WON[:1], starts=BOTH_CAN, on_failure="migrate"), of=2))
+    assert [item.outcome for item in report.endpoints] == ["read ahead", "won", "not started"]
+    assert (report.endpoints[0].wasted_prompt_tokens, report.wasted_prompt_tokens) == (12, 12)
+
+
+def test_what_was_kept_from_reading_ahead_is_not_read_again() -> None:
+    machine = handed_over()
+    whole = part(report_on(machine), "device")
+    machine.legs["device"].kept = 3
+    kept = part(report_on(machine), "device")
+    assert whole.prompt_tokens == kept.prompt_tokens == 13
+    assert whole.energy_j is not None
+    assert kept.energy_j is not None
+    assert kept.energy_j < whole.energy_j
+    told = CompletionUsage(13, 2, 15, prompt_tokens_details=PromptTokensDetails(cached_tokens=13))
+    assert part(report_on(handed_over((0.9, StreamEnded("device", "stop", told)))), "device").energy_j == pytest.approx(kept.energy_j)
+
+
+def test_what_the_source_made_behind_the_hand_over_is_waste_and_not_in_the_answer() -> None:
+    machine = handed_over()
+    machine.legs["server"].tokens += 2
+    report = report_on(machine)
+    assert part(report, "server").completion_tokens == 5
+    assert (part(report, "server").wasted_tokens, report.wasted_tokens) == (2, 2)
+    assert report.usage.completion_tokens == 5
+
+
+def test_what_was_held_for_a_reader_who_left_was_the_last_ones() -> None:
+    machine = SessionMachine(SessionPlan(starts=BOTH_CAN, pace=1.0, on_failure="migrate"))
+    machine.start(now=100.0)
+    machine.receive(tokens("server", 6), now=100.0)
+    machine.receive(CUT, now=100.1)
+    machine.receive(tokens("device", 3), now=100.2)
+    machine.receive(ReaderLeft(), now=101.5)
+    assert (machine.meter.tokens, machine.dropped) == (1, 8)
+    report = report_on(machine)
+    assert [(item.name, item.wasted_tokens) for item in report.endpoints] == [("server", 5), ("device", 3)]
+    assert report.usage.completion_tokens == 1

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice
+from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage
 from streamco.client.client import Client
 from streamco.client.stream import AnswerStream, ChatStream, Token, TokenStream
+from streamco.core.report import AnswerUsage
 from streamco.errors import ConcurrentRead, EndpointProtocolError, StreamClosed, StreamConsumed
 from streamco.testing.clock import run_in_virtual_time
 from streamco.testing.endpoint import ScriptedEndpoint, text_chunk
@@ -377,3 +378,47 @@ async def test_an_error_comes_after_all_text_and_the_report_stays() -> None:
         (part,) = stream.report.endpoints
         assert part.error == "server: cut"
         assert stream.report.is_final
+
+
+async def test_usage_is_the_endpoints_own_where_it_told() -> None:
+    told = CompletionUsage(prompt_tokens=9, completion_tokens=4, total_tokens=13)
+    async with opened(server=server([(0.0, "a"), (0.0, "b")], usage=told)) as client:
+        stream = client.stream("hello")
+        with pytest.raises(StreamConsumed, match="usage asked for before the first read"):
+            _ = stream.usage
+        assert await tokens_text(stream) == "ab"
+        assert stream.usage == AnswerUsage(9, 4, 13)
+        assert not stream.usage.is_estimated
+        assert stream.report.usage == stream.usage
+
+
+def test_usage_of_a_stopped_answer_is_estimated_and_grows_while_it_comes() -> None:
+    async def main() -> None:
+        local, remote = device([(0.0, None)]), server([(0.1, "a"), (0.2, "b"), (0.3, "c"), (0.3, None)])
+        async with Client(local, remote, **BOTH) as client:
+            stream = client.stream("hello")
+            await anext(stream)
+            assert stream.usage == AnswerUsage(10, 1, 11, is_estimated=True)
+            await anext(stream)
+            await stream.aclose()
+            assert stream.usage == AnswerUsage(10, 2, 12, is_estimated=True)
+            assert stream.report.ending == "left"
+
+    run_in_virtual_time(main())
+
+
+async def test_a_report_says_how_its_answer_ended() -> None:
+    broken = server([(0.0, "a"), (0.05, EndpointProtocolError("cut", endpoint="server"))])
+    async with opened(server=server()) as client:
+        stream = client.stream("hello")
+        assert await tokens_text(stream) == "S"
+        assert stream.report.ending == "complete"
+        await stream.aclose()
+        assert stream.report.ending == "complete", "closing what has ended changes nothing"
+    async with opened(server=broken) as client:
+        stream = client.stream("hello")
+        assert (await anext(stream)).text == "a"
+        assert stream.report.ending is None
+        with pytest.raises(EndpointProtocolError):
+            await anext(stream)
+        assert stream.report.ending == "failed"

@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 
 from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
@@ -126,6 +127,23 @@ async def test_headers_of_a_request_and_fields_named_alike_reach_no_endpoint_as_
     async with proxying(server=side) as proxy:
         await proxy.post(CHAT, {**HELLO, "extra_headers": {"X-Evil": "1"}}, Authorization="Bearer theirs")
     assert dict(side.streams[0].request.headers) == {}
+
+
+async def test_totals_are_those_of_the_client_behind_the_same_key() -> None:
+    side = server([(0.0, "one"), (0.0, " two")], usage=USAGE, prices=PRICES)
+    async with proxying(server=side, api_key="sk-proxy") as proxy:
+        headers = {"Authorization": "Bearer sk-proxy"}
+        for stream in (False, True):
+            async with proxy.client.post(CHAT, json={**HELLO, "stream": stream}, headers=headers) as response:
+                await response.read()
+        async with proxy.client.get("/streamco/totals") as response:
+            assert response.status == 401
+        async with proxy.client.get("/streamco/totals", headers=headers) as response:
+            told = await response.json()
+        assert told == msgspec.to_builtins(proxy.proxy.client.totals)
+    assert (told["answers"], told["complete"]) == (2, 2)
+    assert told["cost_usd"] == pytest.approx(2 * (10e-6 + 3 * 2e-6))
+    assert told["endpoints"]["server"]["completion_tokens"] == 6
 
 
 async def test_without_a_key_only_those_who_mean_this_machine_are_answered() -> None:
