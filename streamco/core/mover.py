@@ -191,7 +191,7 @@ class Mover:
         seconds = terms.takes(to_read)
         is_covered = seconds is not None and situation.buffered >= cover(seconds, self._plan.reader_rate)
         if target.is_live:
-            return Switch(target.source) if is_covered and self._is_overdue(situation.now, terms) else None
+            return self._switch(situation, target) if is_covered and self._is_overdue(situation.now, terms) else None
         if is_covered:
             return self._switch(situation, target)
         if self._reads_ahead(situation, terms, to_read, has_read=target.kept is not None):
@@ -222,11 +222,13 @@ class Mover:
         seconds, least = terms.takes(to_read), terms.takes(1)
         if seconds is None or least is None:
             return terms.pre_copy == "append" and not has_read
-        needed = cover(seconds, plan.reader_rate)
+        needed, needed_least = cover(seconds, plan.reader_rate), cover(least, plan.reader_rate)
+        if has_read and situation.buffered < needed_least:  # the buffer is what is missing, not the reading
+            return False
         return copy_pays(
             self._terms[situation.source.source],
             terms,
             length=plan.prompt_tokens + situation.position,
-            saved=needed - cover(least, plan.reader_rate),
+            saved=needed - needed_least,
             is_possible_without=needed <= plan.capacity,
         )
