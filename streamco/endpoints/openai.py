@@ -13,18 +13,22 @@ from weakref import WeakSet
 
 import msgspec
 
+from streamco.commands import Partial
 from streamco.config import Limits, RetryPolicy, Timeouts
 from streamco.endpoints.address import Address, find_address
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
 from streamco.endpoints.continuation import PACKED_FIELD, PREFILL_FIELD, hand_over, prefill_request
+from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.http import HttpClient
 from streamco.endpoints.openai_stream import Call, OpenAIStream
 from streamco.endpoints.prices import find_prices
-from streamco.endpoints.probe import PROBED_PATHS, ServerInfo, identify
+from streamco.endpoints.probe import PROBED_PATHS, STREAMCO, ServerInfo, identify
 from streamco.endpoints.providers import GENERIC, Dialect, find_provider
 from streamco.endpoints.retry import Retries
 from streamco.endpoints.tokens import TokenCounter
-from streamco.errors import ConfigError, EndpointError, EndpointProtocolError, EndpointStatusError, UsageError
+from streamco.endpoints.vocabulary import SharedVocabulary
+from streamco.engines.base import Engine
+from streamco.errors import ConfigError, EndpointError, EndpointProtocolError, EndpointStatusError, EngineError, UsageError
 from streamco.wire.failures import status_error
 from streamco.wire.openai import Api
 from streamco.wire.requests import build_chat_request, build_completion_request, encode_request
@@ -55,6 +59,8 @@ class OpenAIEndpoint:
         limits: sizes of what is believed.
         prices: US dollars per token; None: known ones of common models.
         capabilities: what the model can do; None: the provider's usual.
+        tokenizer: a model here that may be the same, usually the client's device: ``probe`` compares how both read a sample, and where they
+            agree, answers are handed over by token ids both ways.
         session: an aiohttp session to use and leave open, with its proxies and certificates; None: an own one.
         headers: sent with every request.
         rng: the dice of the retries' jitter.
@@ -79,6 +85,7 @@ class OpenAIEndpoint:
         limits: Limits = _DEFAULTS[2],
         prices: TokenPrices | None = None,
         capabilities: Capabilities | None = None,
+        tokenizer: DeviceEndpoint | Engine | None = None,
         session: aiohttp.ClientSession | None = None,
         headers: Mapping[str, str] | None = None,
         rng: random.Random | None = None,
@@ -99,6 +106,7 @@ class OpenAIEndpoint:
         self._capabilities = self._address.provider.capabilities if capabilities is None else capabilities
         self._dialect = Dialect(self._address.provider)
         self._codec: TokenCodec | None = None  # of a server that takes packed ids
+        self._shared = None if tokenizer is None else SharedVocabulary(tokenizer)
         self._headers = _build_headers(self._address, key, headers)
         self._client = HttpClient(self._name, timeouts=timeouts, session=session, secret=key)
         self._counter = TokenCounter(model)
@@ -174,6 +182,7 @@ class OpenAIEndpoint:
 
         Raises:
             EndpointError: it doesn't answer at all.
+            EngineError: the device that is its ``tokenizer`` can't be loaded.
         """
         provider = self._address.provider
         models = await self._get_json(self._address.url("/models"))
@@ -187,6 +196,8 @@ class OpenAIEndpoint:
                 raise answer
         info = identify(models, facts, model=self.model)
         self._adopt(info)
+        if self._shared is not None and info.vocabulary is None:
+            info = await self._compare(self._shared, info)
         return info
 
     async def aclose(self) -> None:
@@ -194,6 +205,23 @@ class OpenAIEndpoint:
         self._is_started = False
         await asyncio.gather(*(stream.cancel() for stream in list(self._streams)))
         await self._client.aclose()
+
+    async def _compare(self, shared: SharedVocabulary, info: ServerInfo) -> ServerInfo:
+        """Let the server and the model here read the same, if the server takes ids and says what it reads."""
+        how = self._address.provider.reading
+        if how is None or not self._capabilities.takes_token_ids:
+            return info
+        try:
+            found = await shared.compare(self._ask, how, model=self.model, is_chat=self._api == "chat")
+        except EngineError:
+            raise
+        except EndpointError:
+            return info  # one that doesn't say is sent text
+        if found is None:
+            return info
+        info = msgspec.structs.replace(info, vocabulary=found[0], vocabulary_size=found[1])
+        self._adopt(info)
+        return info
 
     def _adopt(self, info: ServerInfo) -> None:
         if self._address.provider is GENERIC and info.kind != GENERIC.name:
@@ -204,11 +232,12 @@ class OpenAIEndpoint:
                 self._capabilities = provider.capabilities
         if self._capabilities.context_tokens is None:
             self._capabilities = msgspec.structs.replace(self._capabilities, context_tokens=info.context_tokens)
-        if info.vocabulary is not None and info.vocabulary_size is not None:
+        if info.vocabulary is None or info.vocabulary_size is None:
+            return
+        self._capabilities = msgspec.structs.replace(self._capabilities, vocabulary=info.vocabulary, continuation="token_ids")
+        if info.kind == STREAMCO:
             self._codec = TokenCodec(info.vocabulary, info.vocabulary_size)
-            self._capabilities = msgspec.structs.replace(
-                self._capabilities, vocabulary=info.vocabulary, continuation="token_ids", pre_copy="append"
-            )
+            self._capabilities = msgspec.structs.replace(self._capabilities, pre_copy="append")
 
     def _learn(self, error: EndpointStatusError) -> bool:
         """Read a refusal; True: the same request is worth sending in another form. The server may have another model by now."""
@@ -221,11 +250,11 @@ class OpenAIEndpoint:
             return True
         return self._dialect.learn(error)
 
-    def _prepare(self, request: Request) -> Call:
+    async def _prepare(self, request: Request) -> Call:
         is_answer = not request.prefill_only
         if not is_answer:
             request = prefill_request(request, self._capabilities.pre_copy)
-        request, seam = self._go_on(request)
+        request, seam = await self._go_on(request)
         model = request.model or self.model
         api, path, body = self._build_body(request, model, self._extra(request) if is_answer else request.extra)
         last = request.messages[-1] if request.messages else {}
@@ -236,19 +265,33 @@ class OpenAIEndpoint:
         except TypeError as exc:
             raise UsageError(f"request: expected values that have a JSON form, got {exc}") from exc
 
-    def _go_on(self, request: Request) -> tuple[Request, str]:
+    async def _go_on(self, request: Request) -> tuple[Request, str]:
         """The request without ``partial``, and what is held back at its end."""
         if request.partial is None:
             return request, ""
         rest = msgspec.structs.replace(request, partial=None)
         if rest.prompt is not None and self._api == "chat":
             rest = msgspec.structs.replace(rest, prompt=None, messages=[{"role": "user", "content": rest.prompt}])
+        if self._shared is not None and self._codec is None and self._takes_ids(rest, request.partial):
+            context_tokens = self._capabilities.context_tokens
+            by_ids = await self._shared.hand_over(rest, request.partial, context_tokens=context_tokens)
+            if by_ids is not None:
+                return by_ids, ""
         keeps = self._address.provider.keeps_whitespace
         return hand_over(rest, request.partial, self._capabilities, codec=self._codec, keeps_whitespace=keeps)
 
+    def _takes_ids(self, request: Request, partial: Partial) -> bool:
+        """Whether the server's template and vocabulary are those of the model here, for this request."""
+        can = self._capabilities
+        is_same = can.takes_token_ids and can.vocabulary is not None and can.vocabulary == partial.vocabulary
+        return is_same and request.prompt_ids is None and request.model in {None, self.model}
+
     def _extra(self, request: Request) -> Mapping[str, Any]:
         """Further fields; ids are asked for where another endpoint may understand them."""
-        if self._capabilities.vocabulary is None or not self._address.provider.has_token_ids:
+        provider = self._address.provider
+        if self._capabilities.vocabulary is None or not provider.has_token_ids:
+            return request.extra
+        if provider.ids_lead_stops and (request.sampling.stop or request.extra.get("stop")):
             return request.extra
         return {"return_token_ids": True, **request.extra}
 
@@ -278,8 +321,12 @@ class OpenAIEndpoint:
         )
         return "chat", "/chat/completions", body
 
-    async def _get_json(self, url: str) -> Any:
-        """GET a small JSON answer within the connect limit.
+    async def _ask(self, path: str, body: Mapping[str, Any]) -> Any:
+        """POST to a path beside the API."""
+        return await self._get_json(self._address.root_url(path), body)
+
+    async def _get_json(self, url: str, body: Mapping[str, Any] | None = None) -> Any:
+        """A small JSON answer within the connect limit: to a GET, to a POST where there is a body.
 
         Raises:
             EndpointError: no answer, an error status, or no JSON.
@@ -290,16 +337,17 @@ class OpenAIEndpoint:
         limit = self._timeouts.connect
         try:
             async with asyncio.timeout(limit):
-                response = await self._client.request("GET", URL(url, encoded=True), headers=self._headers)
-                body = await self._client.read(response, self._limits.event_bytes)
+                method, sent = ("GET", None) if body is None else ("POST", encode_request(body))
+                response = await self._client.request(method, URL(url, encoded=True), headers=self._headers, body=sent)
+                answer = await self._client.read(response, self._limits.event_bytes)
         except TimeoutError:
             raise EndpointError(f"expected an answer from {url} within {limit:g} s, got none", endpoint=self._name) from None
         if response.status != 200:
-            raise self._client.scrub(status_error(response.status, response.headers, body, endpoint=self._name))
+            raise self._client.scrub(status_error(response.status, response.headers, answer, endpoint=self._name))
         try:
-            return msgspec.json.decode(body)
+            return msgspec.json.decode(answer)
         except msgspec.DecodeError as exc:
-            raise EndpointProtocolError(f"expected JSON from {url}, got {body[:80]!r}", endpoint=self._name) from exc
+            raise EndpointProtocolError(f"expected JSON from {url}, got {answer[:80]!r}", endpoint=self._name) from exc
 
 
 def _build_headers(address: Address, key: str | None, headers: Mapping[str, str] | None) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -74,7 +74,7 @@ class OpenAIStream:
         self,
         name: str,
         client: HttpClient,
-        prepare: Callable[[], Call],
+        prepare: Callable[[], Awaitable[Call]],
         *,
         refine: Callable[[EndpointStatusError], bool],
         retries: Retries,
@@ -195,7 +195,7 @@ class OpenAIStream:
                 await asyncio.sleep(wait)
             self._watchdog.restart()
             try:
-                call = self._prepare()
+                call = await self._prepare()
                 self._url = call.url
                 await self._client.start()
                 response = await self._client.request("POST", call.url, headers=call.headers, body=call.body)

@@ -10,8 +10,9 @@ from typing import Any
 
 from msgspec import Struct
 
-__all__ = ["PROBED_PATHS", "ServerInfo", "identify"]
+__all__ = ["PROBED_PATHS", "STREAMCO", "ServerInfo", "identify"]
 
+STREAMCO = "streamco"
 PROBED_PATHS = ("/props", "/version", "/get_model_info", "/api/version")
 
 _OWNERS = {
@@ -21,7 +22,7 @@ _OWNERS = {
     "llama.cpp": "llama-server",
     "me": "llama-cpp-python",
     "library": "ollama",
-    "streamco": "streamco",
+    "streamco": STREAMCO,
 }
 
 
@@ -33,7 +34,8 @@ class ServerInfo(Struct, frozen=True, kw_only=True):
         models: ids of the models it offers.
         context_tokens: prompt and answer together, of the model asked for; None: it doesn't say.
         version: as it writes it, "" if it doesn't.
-        vocabulary: fingerprint of its tokens' ids, as ``streamco serve`` tells it; None: it doesn't.
+        vocabulary: fingerprint of its tokens' ids, as ``streamco serve`` tells it, or that of a model here which reads a sample into the
+            same ids; None: not known.
         vocabulary_size: number of those ids.
     """
 
@@ -58,7 +60,7 @@ def identify(models: Any, facts: Mapping[str, Any], *, model: str) -> ServerInfo
     props = facts.get("/props")
     kind = _find_kind(entries, facts)
     vocabulary, size = chosen.get("vocabulary"), _read_size(chosen, "vocabulary_size")
-    is_told = kind == "streamco" and isinstance(vocabulary, str) and size is not None and size <= 1 << 32
+    is_told = kind == STREAMCO and isinstance(vocabulary, str) and size is not None and size <= 1 << 32
     return ServerInfo(
         kind=kind,
         models=tuple(str(entry["id"]) for entry in entries),

@@ -7,6 +7,7 @@ optional field (``stream_options``, the name of the length limit) is asked again
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 from msgspec import Struct
 
@@ -14,7 +15,10 @@ from streamco.endpoints.base import Capabilities
 from streamco.errors import ConfigError, EndpointStatusError
 from streamco.wire.requests import MaxTokensField
 
-__all__ = ["GENERIC", "PROVIDERS", "Dialect", "Provider", "find_provider"]
+__all__ = ["GENERIC", "PROVIDERS", "Dialect", "Provider", "Reading", "find_provider"]
+
+Reading = Literal["tokenize", "apply-template"]
+"""How a server is asked which ids it reads a prompt into: see ``vocabulary``."""
 
 _FULL = Capabilities(tools=True, json_schema=True, images=True, choices=True)
 _OPEN_WEIGHTS = Capabilities(tools=True, json_schema=True)
@@ -35,6 +39,8 @@ class Provider(Struct, frozen=True, kw_only=True):
         capabilities: of a typical model there; ``Capabilities`` of the endpoint override them.
         continuation_base_url: where continuations go if not to the base URL.
         has_token_ids: tells the ids behind each text when asked (``return_token_ids``).
+        ids_lead_stops: with stop strings set, ids come before the text that is held back for them: nobody could go on behind them.
+        reading: how it tells the ids it reads a prompt into; None: it doesn't.
         keeps_whitespace: goes on with a message exactly as it was written, whatever the chat template trims.
         source: where this is known from.
     """
@@ -50,6 +56,8 @@ class Provider(Struct, frozen=True, kw_only=True):
     capabilities: Capabilities = Capabilities()
     continuation_base_url: str | None = None
     has_token_ids: bool = False
+    ids_lead_stops: bool = False
+    reading: Reading | None = None
     keeps_whitespace: bool = False
     source: str
 
@@ -156,8 +164,10 @@ PROVIDERS: tuple[Provider, ...] = (
             takes_token_ids=True, json_schema=True, choices=True, continuation="continue_final_message", pre_copy="warm"
         ),
         has_token_ids=True,
-        source="docs.vllm.ai: openai_compatible_server (continue_final_message, prompt as token ids, return_token_ids); "
-        "tools depend on --enable-auto-tool-choice",
+        ids_lead_stops=True,
+        reading="tokenize",
+        source="docs.vllm.ai: openai_compatible_server (continue_final_message, prompt as token ids, return_token_ids, tokenize); "
+        "tools depend on --enable-auto-tool-choice; ids before held text: v1/engine/detokenizer.py, seen with 0.32",
     ),
     Provider(
         name="sglang",
@@ -167,8 +177,9 @@ PROVIDERS: tuple[Provider, ...] = (
     Provider(
         name="llama-server",
         capabilities=Capabilities(takes_token_ids=True, json_schema=True, continuation="continue_final_message", pre_copy="warm"),
-        source="llama.cpp tools/server/README.md: prompt as token ids, response_format; continue_final_message since llama.cpp#23012, "
-        "a last assistant message is continued before that too; tools depend on --jinja",
+        reading="apply-template",
+        source="llama.cpp tools/server/README.md: prompt as token ids, response_format, apply-template and tokenize; "
+        "continue_final_message since llama.cpp#23012, a last assistant message is continued before that too; tools depend on --jinja",
     ),
     Provider(
         name="llama-cpp-python",
