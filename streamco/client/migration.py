@@ -106,7 +106,7 @@ class MigrationDesk:
         prompt, completion, cached = (cost(endpoint, *tokens).total for tokens in ((1, 0, 0), (0, 1, 0), (1, 0, 1)))
         if prompt is None or completion is None:
             return None
-        pace = self._switching.pace(endpoint.name, grows=endpoint.kind == "device")
+        pace = self._switching.pace(endpoint.name, is_device=endpoint.kind == "device")
         setup, per_token = pace.start or (None, 0.0)
         return Terms(
             prompt=prompt,

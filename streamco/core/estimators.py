@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from streamco.profiles import DeviceSpeed, LengthDistribution, TTFTDistribution
 
-__all__ = ["DeviceFit", "LengthWindow", "ProductLimit", "is_burst", "product_limit"]
+__all__ = ["DeviceFit", "LengthWindow", "ProductLimit", "is_burst", "product_limit", "theil_sen"]
 
 Floats = NDArray[np.float64]
 
@@ -112,7 +112,7 @@ class DeviceFit:
                 return float(np.median(seconds / tokens)), 0.0
             scale = float(np.median(seconds / expected))
             return prior.seconds_per_token * scale, prior.overhead * scale
-        return _theil_sen(tokens, seconds)
+        return theil_sen(tokens, seconds)
 
 
 class LengthWindow:
@@ -194,8 +194,8 @@ def _blend(times: Floats, survival: Floats, samples: int, prior: TTFTDistributio
     return TTFTDistribution(merged, np.minimum.accumulate(np.clip(mixed, 0.0, 1.0)))
 
 
-def _theil_sen(tokens: Floats, seconds: Floats) -> tuple[float, float]:
-    """Slope and offset, neither below zero."""
+def theil_sen(tokens: Floats, seconds: Floats) -> tuple[float, float]:
+    """Slope and offset of a robust line, neither below zero; at least two different ``tokens`` are expected."""
     first, second = np.triu_indices(tokens.size, 1)
     runs = tokens[second] - tokens[first]
     is_apart = runs != 0

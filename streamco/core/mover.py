@@ -230,5 +230,5 @@ class Mover:
             terms,
             length=plan.prompt_tokens + situation.position,
             saved=needed - needed_least,
-            is_possible_without=needed <= plan.capacity,
+            is_possible_without=needed <= plan.capacity or needed_least > plan.capacity,
         )

@@ -62,7 +62,7 @@ def cover(seconds: float, reader_rate: float) -> int:
         seconds: of the pause (t_m).
         reader_rate: tokens per second (r_c).
     """
-    return math.ceil(reader_rate * (seconds + SLACK))
+    return math.ceil(round(reader_rate * (seconds + SLACK), 9))
 
 
 def keeps_up(terms: Terms, reader_rate: float) -> bool:
@@ -105,7 +105,7 @@ def copy_pays(source: Terms, target: Terms, *, length: float, saved: float, is_p
     Args:
         length: tokens of prompt and answer so far.
         saved: tokens the source need not make because the change takes less time.
-        is_possible_without: whether the buffer can ever cover the change otherwise.
+        is_possible_without: whether the buffer can ever cover the change otherwise, or not even then.
     """
     if target.pre_copy == "append":
         return saved >= 1.0
