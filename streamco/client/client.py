@@ -141,7 +141,7 @@ class Client:
         return other
 
     def profile(self) -> bytes:
-        """What was learned so far, as JSON: the server's TTFT distribution, the device's speed, prompt lengths."""
+        """What was learned so far, as JSON: the server's TTFT distribution, the device's speed, lengths of prompts and answers."""
         return self._dispatcher.profile()
 
     @property

@@ -10,6 +10,7 @@ from random import Random, SystemRandom
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from streamco.client.facts import describe_request
 from streamco.client.migration import MigrationDesk, MigrationOptions
@@ -162,21 +163,23 @@ class Dispatcher:
         self._count = 0
         self._costs: DeviceCosts | None = None
         self._known: tuple[Prices | None, ModelShape | None] = (None, None)
-        self._migration = MigrationDesk()
+        self._migration = MigrationDesk(None if profile is None else profile.answers)
 
     def copy(self, options: DispatchOptions, *, budget: float | None, policy: str | None) -> Dispatcher:
         """A dispatcher with other settings that begins with what this one knows; it keeps an account of its own."""
-        return Dispatcher(
+        other = Dispatcher(
             options,
             budget=self._learner.budget if budget is None else budget,
             policy=self._learner.policy if policy is None else policy,
             profile=self._learner.profile(),
             seed=self._seed + 1,
         )
+        other._migration = self._migration.copy()
+        return other
 
     def profile(self) -> bytes:
         """What is known now, as JSON."""
-        return self._learner.profile().to_json()
+        return replace(self._learner.profile(), answers=self._migration.answers).to_json()
 
     # Deciding
 

@@ -6,6 +6,7 @@ What decides is in ``policies.migration`` and ``core.mover``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 
 from msgspec import Struct
 
@@ -17,6 +18,7 @@ from streamco.endpoints.base import Endpoint
 from streamco.errors import ConfigError
 from streamco.policies.cost import RequestCost
 from streamco.policies.migration import Terms, TransferRule
+from streamco.profiles import RemainingLength
 
 __all__ = ["CostOf", "MigrationDesk", "MigrationOptions"]
 
@@ -49,11 +51,25 @@ class MigrationOptions(Struct, frozen=True, kw_only=True):
 
 
 class MigrationDesk:
-    """What one client knows for its answers' moves."""
+    """What one client knows for its answers' moves.
 
-    def __init__(self) -> None:
+    Args:
+        prior: how long answers were before; None: not known.
+    """
+
+    def __init__(self, prior: RemainingLength | None = None) -> None:
         self._switching = SwitchLearner()
-        self._lengths = AnswerLengths()
+        self._prior = prior
+        self._lengths = AnswerLengths(prior=prior)
+
+    @property
+    def answers(self) -> RemainingLength | None:
+        """How long answers are, for the next client; None: none was seen, now or before."""
+        return self._lengths.estimate().compress() if len(self._lengths) else self._prior
+
+    def copy(self) -> MigrationDesk:
+        """A desk that begins with what this one knows, and learns by itself from there."""
+        return deepcopy(self)
 
     def plan(
         self,

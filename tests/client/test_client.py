@@ -647,10 +647,13 @@ async def test_a_profile_carries_what_was_learned_to_the_next_client() -> None:
     told = json.loads(saved)
     assert told["server_ttft"] is not None
     assert told["lengths"] is not None
+    assert told["answers"] is not None
     local, remote = await sides()
     async with opened(local, remote, policy="device-constrained", budget=0.5, profile=saved) as client:
         assert (await report_of(client)).dispatch.policy == "device-constrained", "the first answer is planned already"
-        assert json.loads(client.profile())["server_ttft"] is not None
+        carried = json.loads(client.profile())
+        assert carried["server_ttft"] is not None
+        assert carried["answers"] is not None
     local, remote = await sides()
     async with opened(local, remote, policy="device-constrained", budget=0.5) as client:
         assert (await report_of(client)).dispatch.policy == "both"

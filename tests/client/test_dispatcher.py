@@ -11,10 +11,12 @@ from streamco.chunks import CompletionUsage, PromptTokensDetails
 from streamco.client.arguments import build_request
 from streamco.client.dispatcher import Dispatched, Dispatcher, DispatchOptions
 from streamco.core.legs import Start
+from streamco.core.lengths import TYPICAL
 from streamco.core.session import SessionMachine, SessionPlan
 from streamco.endpoints.base import Capabilities, Endpoint, Request, TokenPrices
 from streamco.errors import ConfigError, EndpointConnectError, EndpointError, EngineError
 from streamco.events import StreamCancelled, StreamEnded, StreamFailed, TokensReceived
+from streamco.profiles import Profile
 from streamco.testing.endpoint import ScriptedEndpoint, text_chunk
 from tests.client.helpers import ShapedDevice, device, server
 
@@ -270,6 +272,22 @@ def test_a_copy_knows_what_its_origin_knew_and_keeps_its_own_account() -> None:
     assert copy._learner.budget == 1.0
     other = dispatcher.copy(DispatchOptions(), budget=0.2, policy=None)
     assert (other._learner.budget, other._learner.policy) == (0.2, "both")
+
+
+def test_how_long_answers_are_goes_to_copies_and_to_the_next_client() -> None:
+    dispatcher = make(policy="both", budget=1.0)
+    assert Profile.from_json(dispatcher.profile()).answers is None, "nothing was seen"
+    for _ in range(30):
+        play(dispatcher, decide(dispatcher, local=device(), remote=server()), server_at=0.3, device_at=0.5)
+    learned = Profile.from_json(dispatcher.profile()).answers
+    assert learned is not None
+    assert learned.expected(0) < TYPICAL.expected(0), "thirty answers of one token"
+    copy = dispatcher.copy(DispatchOptions(), budget=0.5, policy=None)
+    assert Profile.from_json(copy.profile()).answers == learned
+    play(copy, decide(copy, local=device(), remote=server()), server_at=0.3, device_at=0.5)
+    assert Profile.from_json(dispatcher.profile()).answers == learned, "a copy learns by itself"
+    following = Dispatcher(DispatchOptions(), budget=1.0, policy="both", profile=Profile.from_json(dispatcher.profile()))
+    assert Profile.from_json(following.profile()).answers == learned, "what was known stays known"
 
 
 # Costs
