@@ -25,12 +25,19 @@ PRINTS = {
     "paced": [r"^median gap 0\.\d{3} s, \d+ tokens late, score [01]\.\d\d$"],
     "proxy_client": [r"^device won$"],
     "quickstart": [r"^device won, first token after \d+\.\d\d s, \d+ tokens$"],
+    "reasoning": [
+        r"^\[reasoning\] 9\.11 has 11 hundredths, 9\.8 has 80\.$",
+        r"^\[content\] 9\.8 is larger\.$",
+        r"^21 tokens, \$0\.000013$",
+    ],
+    "speech_bot": [r"^ *\d+\.\d\d s: \w", r"^smooth to \d+% at \d+ tokens$"],
+    "web_chat": [r'^data: "\w+"$', r"^1 left: \d{1,2} of 500 tokens were made$"],
 }
 
 
 def run(example: Path) -> str:
     """Its output; no key and no endpoint of whoever runs the tests reaches it."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "MODEL"))}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "DEEPSEEK_", "MODEL"))}
     environment["PYTHONPATH"] = str(ROOT)
     finished = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "error::RuntimeWarning", str(example)],
