@@ -111,9 +111,9 @@ class Dispatched:
             budget_share=self._share,
         )
 
-    def may_write(self, start: Start, kind: Kind) -> bool:
-        """Whether planned moves may give this leg the answer: the budget limits whom dispatch left out on the constrained side."""
-        return kind != self.plan.constrained or start.wait is not None
+    def may_write(self, kind: Kind) -> bool:
+        """Whether planned moves may give the answer to this side: not to the constrained one where the budget has left it out."""
+        return kind != self.plan.constrained or self._decision.wait(kind) is not None
 
     def cost(self, endpoint: Endpoint, prompt: int, completion: int, cached: int) -> RequestCost:
         """Cost of these tokens at this endpoint, money and energy; None where prices or the model's shape are not known."""
@@ -274,7 +274,7 @@ class Dispatcher:
             return None
         return self._migration.plan(
             options,
-            [endpoints[start.source] for start in dispatched.starts if dispatched.may_write(start, endpoints[start.source].kind)],
+            [endpoints[start.source] for start in dispatched.starts if dispatched.may_write(endpoints[start.source].kind)],
             dispatched.cost,
             prompt_tokens=dispatched.prompt_tokens,
             pace=pace,
