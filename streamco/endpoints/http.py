@@ -117,6 +117,7 @@ class HttpClient:
                 data = io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY else body
                 response = await session.request(method, url, data=data, headers=headers, allow_redirects=False, proxy=proxy)
                 if response.status not in {307, 308}:
+                    _tell_of_loss(response)
                     return response
                 response.close()
                 url = self._redirected(url, response.headers.get("Location", ""))
@@ -283,6 +284,31 @@ def _note_transport(connection: aiohttp.connector.Connection) -> None:
     taken = _taken.get(None)
     if taken is not None and connection.transport is not None:
         taken.append(connection.transport)
+
+
+def _tell_of_loss(response: aiohttp.ClientResponse) -> None:
+    """Wake who reads the body when the connection ends without a word of why: where chunk framing is broken, aiohttp closes the connection
+    and leaves its reader waiting.
+    """
+    import aiohttp
+
+    content, connection = response.content, response.connection
+    protocol = None if connection is None else connection.protocol
+    closed: asyncio.Future[None] | None = getattr(protocol, "closed", None)
+    if closed is None:
+        return
+
+    def tell(closed: asyncio.Future[None]) -> None:
+        if not closed.cancelled():
+            closed.exception()
+        if content.exception() is None and not content.is_eof():
+            content.set_exception(aiohttp.ClientPayloadError("its framing is broken"))
+
+    def forget() -> None:
+        closed.remove_done_callback(tell)
+
+    closed.add_done_callback(tell)
+    content.on_eof(forget)
 
 
 def _read_proxy(origin: str) -> URL | None:

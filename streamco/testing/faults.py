@@ -118,7 +118,7 @@ def _before_the_body(dice: _Dice) -> Faults:
 
 _MAKERS: dict[str, Callable[[_Dice], Faults]] = {
     "delay": lambda dice: Faults(delay=dice.rng.uniform(0.0, dice.seconds / 10)),
-    "split": lambda dice: Faults(piece_bytes=dice.rng.randrange(1, 40)),
+    "split": lambda dice: Faults(piece_bytes=dice.rng.randrange(3, 60)),
     "pause": lambda dice: Faults(
         strike=Strike(kind="pause", events=dice.event(), offset=dice.offset(), seconds=dice.rng.uniform(0.0, dice.seconds))
     ),

@@ -313,6 +313,20 @@ async def test_a_cut_inside_an_event_gives_what_was_whole() -> None:
         assert answered.failure().partial == "one "
 
 
+@pytest.mark.parametrize("wait", [0.0, 0.05])
+@pytest.mark.parametrize("garbage", [b"zz\r\n", b"\xff\xfe\x00", b"<html>"])
+async def test_broken_framing_is_told_at_once_with_the_partial_text(garbage: bytes, wait: float) -> None:
+    """What a proxy in between puts into a chunked body; aiohttp tells a reader that waits nothing of it."""
+    event = chunk_event("one ")
+    chunk = b"%x\r\n%b\r\n" % (len(event), event)
+    answer = Answer(headers={"Transfer-Encoding": "chunked"}, steps=(chunk, Pause(wait), garbage, Stall()), framing="close")
+    silent = Timeouts(first_token=60, next_token=60, socket=60)
+    async with ScriptedServer(answer) as server, opened(server.url, timeouts=silent, retry=NO_RETRIES) as endpoint, asyncio.timeout(20):
+        answered = await ask(endpoint)
+        assert isinstance(answered.failure(), EndpointProtocolError)
+        assert answered.failure().partial == "one "
+
+
 @pytest.mark.parametrize("size", [1, 7, 64])
 async def test_the_same_answer_comes_out_of_any_cuts(size: int) -> None:
     """Pitfalls 7 and 11: characters and events are cut anywhere."""
