@@ -46,7 +46,7 @@ def build_report(
         cost_usd=bill.cost_usd,
         unified_cost_usd=bill.unified_cost_usd,
         energy_j=bill.energy_j,
-        hand_overs=describe_hand_overs(machine),
+        hand_overs=describe_hand_overs(machine, dispatched, endpoints),
         wasted_tokens=bill.wasted_tokens,
         wasted_prompt_tokens=bill.wasted_prompt_tokens,
         usage=describe_usage(machine, dispatched.prompt_tokens),
@@ -57,7 +57,7 @@ def build_report(
 
 def build_bill(machine: SessionMachine, dispatched: Dispatched, endpoints: Mapping[str, Endpoint], *, was_left: bool = False) -> Bill:
     """What the answer has taken so far; costs nothing for each token, as its quality does."""
-    legs = [*machine.past_legs, *machine.legs.values()]
+    legs = _all_legs(machine)
     waste = _waste(machine, legs, dispatched.prompt_tokens)
     parts = [describe_leg(leg, endpoints[leg.source], dispatched, *wasted) for leg, wasted in zip(legs, waste, strict=True)]
     for name, error in machine.plan.missing:
@@ -77,22 +77,51 @@ def build_bill(machine: SessionMachine, dispatched: Dispatched, endpoints: Mappi
     )
 
 
-def describe_hand_overs(machine: SessionMachine) -> list[HandOver]:
-    """The hand-overs with what the reader noticed of them."""
+def describe_hand_overs(machine: SessionMachine, dispatched: Dispatched, endpoints: Mapping[str, Endpoint]) -> list[HandOver]:
+    """The hand-overs with what the reader noticed of them, and what the planned ones saved."""
     described = []
+    source, since = next((leg for leg in _all_legs(machine) if leg.has_won), None), 0.0
     for at, hand_over in enumerate(machine.hand_overs):
         later = machine.hand_overs[at + 1].position if at + 1 < len(machine.hand_overs) else None
         target = _taker(machine, hand_over)
         pause = None if target is None or target.first_token is None else target.first_token - hand_over.at
         delayed = machine.meter.delayed(hand_over.position, later)
-        described.append(replace(hand_over, pause=pause, delayed_tokens=delayed))
+        saved = None
+        if hand_over.is_planned and source is not None and target is not None:
+            parts = [*_readings(machine, target.source, since, hand_over.at), target]
+            saved = _saved(machine, source, parts, dispatched, endpoints)
+        described.append(replace(hand_over, pause=pause, delayed_tokens=delayed, saved_usd=saved))
+        source, since = target, hand_over.at
     return described
+
+
+def _all_legs(machine: SessionMachine) -> list[Leg]:
+    return [*machine.past_legs, *machine.legs.values()]
+
+
+def _readings(machine: SessionMachine, name: str, since: float, until: float) -> list[Leg]:
+    """Where this endpoint read ahead, between two times."""
+    readings = [leg for leg in _all_legs(machine) if leg.is_ahead and leg.source == name]
+    return [leg for leg in readings if leg.opened is not None and since <= leg.opened <= until]
 
 
 def _taker(machine: SessionMachine, hand_over: HandOver) -> Leg | None:
     """The leg that went on."""
-    legs = (*machine.past_legs, *machine.legs.values())
+    legs = _all_legs(machine)
     return next((leg for leg in legs if leg.source == hand_over.target and leg.takes_over_at == hand_over.position), None)
+
+
+def _saved(
+    machine: SessionMachine, source: Leg, parts: Sequence[Leg], dispatched: Dispatched, endpoints: Mapping[str, Endpoint]
+) -> float | None:
+    """US dollars that a planned hand-over saved; ``parts``: what the target read ahead, and at last what it wrote."""
+    counts = [_count(leg, dispatched.prompt_tokens) for leg in parts]
+    written = counts[-1].completion - _overrun(machine, parts[-1], counts[-1].completion)
+    behind = _overrun(machine, source, _count(source, dispatched.prompt_tokens).completion)
+    without = dispatched.cost(endpoints[source.source], 0, written - behind, 0).total
+    target = endpoints[parts[-1].source]
+    taken = _total([dispatched.cost(target, count.prompt, count.completion, count.cached).total for count in counts])
+    return None if without is None or taken is None else without - taken
 
 
 def describe_usage(machine: SessionMachine, prompt_tokens: int) -> AnswerUsage:

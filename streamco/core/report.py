@@ -94,6 +94,8 @@ class HandOver(Struct, frozen=True, kw_only=True):
         buffered: tokens the reader had not come to.
         pause: seconds until the target's first token; None: it made none.
         delayed_tokens: of the target's tokens, those the reader had to wait for (``delay_num`` of Table 3).
+        saved_usd: of a planned one: what the target's tokens would have cost at the source, less what the change took: all that the target
+            read and wrote, and what the source made behind it; by the unified cost, None where that is not known.
     """
 
     source: str
@@ -105,6 +107,7 @@ class HandOver(Struct, frozen=True, kw_only=True):
     buffered: int = 0
     pause: float | None = None
     delayed_tokens: int = 0
+    saved_usd: float | None = None
 
 
 class Report(Struct, frozen=True, kw_only=True):

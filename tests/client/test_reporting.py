@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+from contextlib import suppress
+
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from streamco.chunks import CompletionUsage, PromptTokensDetails
 from streamco.client.arguments import build_request
+from streamco.client.client import Client
 from streamco.client.dispatcher import Dispatched, Dispatcher, DispatchOptions
 from streamco.client.reporting import build_bill, build_report, describe_leg, describe_usage
 from streamco.core.legs import LegState, Start
 from streamco.core.report import AnswerUsage, EndpointReport, Report
 from streamco.core.session import OnFailure, SessionMachine, SessionPlan
-from streamco.endpoints.base import Endpoint, TokenPrices
-from streamco.errors import EndpointConnectError, EndpointStatusError, EndpointTimeoutError, EngineError
+from streamco.endpoints.base import Capabilities, Endpoint, Kind, TokenPrices
+from streamco.errors import EndpointConnectError, EndpointStatusError, EndpointTimeoutError, EngineError, StreamcoError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
-from streamco.testing.endpoint import text_chunk
+from streamco.testing.clock import run_in_virtual_time
+from streamco.testing.endpoint import ScriptedEndpoint, ScriptItem, text_chunk
 from tests.client.helpers import ShapedDevice, server
 
 PRICES = TokenPrices(prompt=1e-6, completion=4e-6, cached_prompt=5e-7)
@@ -335,6 +342,36 @@ def test_what_the_source_made_behind_the_hand_over_is_waste_and_not_in_the_answe
     assert report.usage.completion_tokens == 5
 
 
+def call_it_planned(machine: SessionMachine) -> None:
+    """The report tells the hand-over as if it had been made to save money."""
+    assert machine._relay is not None
+    machine._relay.hand_overs[0] = replace(machine._relay.hand_overs[0], is_planned=True)
+
+
+def test_a_planned_hand_over_saves_what_the_source_would_have_taken_for_the_rest_less_what_the_target_took() -> None:
+    machine = reading_ahead(handed_over(), of=2)
+    machine.legs["device"].kept = 2
+    (unplanned,) = report_on(machine).hand_overs
+    assert unplanned.saved_usd is None
+    call_it_planned(machine)
+    report = report_on(machine)
+    (planned,) = report.hand_overs
+    parts = [item.unified_cost_usd or 0.0 for item in report.endpoints if item.name == "device"]
+    assert len(parts) == 2
+    assert min(parts) > 0.0
+    assert planned.saved_usd == pytest.approx(2 * 4e-6 - sum(parts))
+    machine.legs["server"].tokens += 2
+    assert report_on(machine).hand_overs[0].saved_usd == pytest.approx(-sum(parts)), "the source had made the rest already"
+
+
+def test_what_a_hand_over_saved_is_not_known_where_a_price_is_not() -> None:
+    machine = handed_over()
+    call_it_planned(machine)
+    endpoints = SIDES | {"server": server()}
+    (planned,) = build_report(machine, dispatched(), endpoints, now=200.0).hand_overs
+    assert planned.saved_usd is None
+
+
 def test_what_was_held_for_a_reader_who_left_was_the_last_ones() -> None:
     machine = SessionMachine(SessionPlan(starts=BOTH_CAN, pace=1.0, on_failure="migrate"))
     machine.start(now=100.0)
@@ -346,3 +383,54 @@ def test_what_was_held_for_a_reader_who_left_was_the_last_ones() -> None:
     report = report_on(machine)
     assert [(item.name, item.wasted_tokens) for item in report.endpoints] == [("server", 5), ("device", 3)]
     assert report.usage.completion_tokens == 1
+
+
+# Whatever happens
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_every_token_that_was_made_was_delivered_or_wasted(seed: int) -> None:
+    async def main() -> None:
+        rng = random.Random(seed)
+        sides = [stuttering(rng, name) for name in ("device", "server", "spare")]
+        async with Client(sides[0], sides[1:], policy="both", budget=1.0, pace=rng.choice([None, 4, 40]), seed=seed) as client:
+            reports = [await leave_somewhere(client, rng) for _ in range(4)]
+            totals = client.totals
+        for report in reports:
+            assert report.is_final
+            assert report.usage.completion_tokens == report.tokens, f"seed {seed}"
+            assert sum(item.completion_tokens for item in report.endpoints) == report.tokens + report.wasted_tokens, f"seed {seed}"
+            assert all(0 <= item.wasted_tokens <= item.completion_tokens for item in report.endpoints)
+            assert all(0 <= item.wasted_prompt_tokens <= item.prompt_tokens for item in report.endpoints)
+        assert totals.answers == totals.complete + totals.failed + totals.left == len(reports)
+        assert [report.ending for report in reports].count("left") == totals.left
+        assert totals.tokens == sum(report.tokens for report in reports)
+        assert totals.wasted_tokens == sum(item.wasted_tokens for item in totals.endpoints.values())
+        assert totals.wasted_prompt_tokens == sum(report.wasted_prompt_tokens for report in reports)
+        assert totals.hand_overs == sum(len(report.hand_overs) for report in reports)
+
+    run_in_virtual_time(main())
+
+
+def stuttering(rng: random.Random, name: str) -> ScriptedEndpoint:
+    """Writes some words, most of them in bursts; now and then it fails behind them."""
+    times = list(itertools.accumulate(rng.choice([0.0, 0.01, 0.3]) for _ in range(rng.randrange(1, 30))))
+    script: list[tuple[float, ScriptItem]] = [(0.1 + time, "word ") for time in times]
+    if rng.random() < 0.5:
+        script.append((script[-1][0], EndpointConnectError("cut", endpoint=name)))
+    able = Capabilities(continuation=rng.choice(["none", "continue_final_message"]))
+    kind: Kind = "device" if name == "device" else "server"
+    return ScriptedEndpoint(name, script, kind=kind, capabilities=able, tokens=10, cancel_takes=rng.choice([0.0, 0.2]))
+
+
+async def leave_somewhere(client: Client, rng: random.Random) -> Report:
+    """An answer read to its end, to its failure, or left before; a loser's cancel is waited for."""
+    stream = client.stream("hello")
+    end = rng.randrange(40)
+    with suppress(StreamcoError):
+        async for _ in stream:
+            end -= 1
+            if end < 0:
+                break
+    await stream.aclose()
+    return stream.report
