@@ -43,7 +43,10 @@ class StreamFailed(Struct, frozen=True):
 
 
 class StreamCancelled(Struct, frozen=True):
-    """A cancel that was commanded has taken effect: connection or sequence are released."""
+    """A cancel that was commanded has taken effect: connection or sequence are released.
+
+    Each ``CancelStream`` is answered by one, the last event of its stream, also where the stream ended or failed meanwhile.
+    """
 
     source: str
 

@@ -261,7 +261,7 @@ class SessionDriver:
                 self._direct = source, stream
                 self._wake_reader()
                 return
-            if self._unread > self._unread_limit or self.machine.buffered > self._held_limit():
+            if source == self.machine.writing and (self._unread > self._unread_limit or self.machine.buffered > self._held_limit()):
                 await self._wait_for_room()
 
     async def _receive(self, source: str, stream: EndpointStream) -> Event:
@@ -291,8 +291,7 @@ class SessionDriver:
             await stream.cancel()
         except Exception as error:  # noqa: BLE001  the leg must end all the same
             self._step(StreamFailed(source, translate(error, source)))
-        else:
-            self._step(StreamCancelled(source))
+        self._step(StreamCancelled(source))
 
     async def _wait(self) -> None:
         """Until there is something to read or an end."""

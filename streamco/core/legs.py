@@ -54,7 +54,7 @@ class LegState(Enum):
 
 
 _LIVE = (LegState.OPEN, LegState.WON, LegState.LOST, LegState.PREPARING)
-_OUT = (LegState.FAILED, LegState.ENDED, LegState.WON)
+_OUT = (LegState.FAILED, LegState.WON)
 
 _RATE_TOKENS = 32  # a rate is taken from the first of them: later a paced reader may hold the endpoint back
 _LEAST_RATE_TOKENS = 4
@@ -80,7 +80,7 @@ class Leg:
         self.is_ahead = False  # it reads ahead, it does not write
         self.copies = 0  # tokens of the answer it is reading ahead
         self.reads = 0  # of prompt and answer, those it had not read before
-        self.is_stopping = False  # its cancel was commanded
+        self.is_stopping = False  # its cancel was commanded and has not taken effect: till then its endpoint takes nothing new
         self.finish_reason: str | None = None
         self.usage: CompletionUsage | None = None
         self.error: EndpointError | None = None
@@ -123,13 +123,20 @@ class Leg:
 
     @property
     def can_take_over(self) -> bool:
-        """Whether it may still go on with the answer; nobody does twice."""
-        return self.continues and self.takes_over_at is None and self.state not in _OUT
+        """Whether it may still go on with the answer; nobody does twice, nor who had nothing to say."""
+        if not self.continues or self.takes_over_at is not None or self.state in _OUT:
+            return False
+        return self.state is not LegState.ENDED or self.tokens > 0
+
+    @property
+    def is_last_resort(self) -> bool:
+        """Whether it could go on but for a failure while it read ahead, which nobody had asked for."""
+        return self.continues and self.is_ahead and self.state is LegState.FAILED
 
     @property
     def is_live(self) -> bool:
         """Whether the endpoint still works on it, or is being cancelled."""
-        return self.state in _LIVE
+        return self.is_stopping or self.state in _LIVE
 
     @property
     def ttft(self) -> float | None:

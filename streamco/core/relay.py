@@ -42,11 +42,14 @@ class Relay:
         self.transcript.add(chunks, tokens, vocabulary)
 
     def find_heir(self, legs: Mapping[str, Leg]) -> Leg | None:
-        """Who can go on after a failure: who has read ahead, then the racing legs, then the stand-ins, in their order; nobody twice."""
+        """Who can go on after a failure: who has read ahead, then the racing legs, then the stand-ins, in their order; nobody twice.
+
+        At last those that failed to read ahead: an answer is not lost for what was to make it cheaper.
+        """
         if not self._fails_over or self.transcript.has_calls:
             return None
-        able = [leg for leg in legs.values() if leg.can_take_over]
-        return min(able, key=lambda leg: (leg.state is not LegState.PREPARED, leg.wait is None), default=None)
+        able = [leg for leg in legs.values() if leg.can_take_over or leg.is_last_resort]
+        return min(able, key=lambda leg: (leg.is_last_resort, leg.state is not LegState.PREPARED, leg.wait is None), default=None)
 
     def consider_move(self, source: Leg, legs: Mapping[str, Leg], *, buffered: float, now: float) -> Prepare | Switch | None:
         """What the mover wants; nothing while there is no text to be handed over, or a tool call."""

@@ -194,7 +194,7 @@ class SessionMachine:
                 self._stop(leg, "explored")
         elif leg.state is LegState.OPEN:
             leg.held += event.chunks
-            if event.tokens:
+            if event.tokens and self.finished is None:
                 self._win(leg, event.tokens, now)
 
     def _win(self, leg: Leg, tokens: int, now: float) -> None:
@@ -276,8 +276,6 @@ class SessionMachine:
         was, leg.state, leg.stopped, leg.error = leg.state, LegState.FAILED, now - self.began, event.error
         if was is LegState.WON:
             self._fail_over(leg, event.error, now)
-        elif leg is self._heir:
-            self._take_over(leg, now)
         elif was is LegState.PREPARING:
             self._consider_moving(now)
         elif was is LegState.OPEN:
@@ -295,6 +293,7 @@ class SessionMachine:
 
     def _receive_cancelled(self, event: StreamCancelled, now: float) -> None:
         leg = self.legs[event.source]
+        leg.is_stopping = False
         if leg.is_live:
             leg.state, leg.stopped = LegState.CANCELLED, now - self.began
         if leg is self._heir:

@@ -40,10 +40,10 @@ class Transcript:
 
     @property
     def ends_in_text(self) -> bool:
-        """Whether what came last is the answer's own text: thoughts that go on, or half a tool call, can't be handed over."""
-        newest = self._batches[-1][1] if self._batches else []
-        return any(choice.delta.content for chunk in newest for choice in chunk.choices[:1]) and not any(
-            choice.delta.tool_calls or choice.delta.function_call for chunk in newest for choice in chunk.choices[:1]
+        """Whether what came last is the answer's own text: thoughts that go on, half a tool call or its last words can't be handed over."""
+        newest = [choice for chunk in (self._batches[-1][1] if self._batches else []) for choice in chunk.choices[:1]]
+        return any(choice.delta.content for choice in newest) and not any(
+            choice.delta.tool_calls or choice.delta.function_call or choice.finish_reason for choice in newest
         )
 
     @property

@@ -12,10 +12,13 @@ import pytest
 
 from streamco.client.driver import SessionDriver
 from streamco.core.legs import Start
+from streamco.core.mover import MigrationPlan
 from streamco.core.session import SessionMachine, SessionPlan
-from streamco.endpoints.base import Kind, Request
-from streamco.errors import ConcurrentRead, EndpointConnectError, EndpointProtocolError, StreamClosed, StreamcoError
+from streamco.endpoints.base import Capabilities, Kind, Request
+from streamco.errors import ConcurrentRead, EndpointConnectError, EndpointError, EndpointProtocolError, StreamClosed, StreamcoError
 from streamco.events import StreamEnded, TokensReceived
+from streamco.policies.migration import Terms
+from streamco.profiles import RemainingLength
 from streamco.testing.clock import run_in_virtual_time
 from streamco.testing.endpoint import ScriptedEndpoint, ScriptedStream, text_chunk
 
@@ -497,5 +500,67 @@ def test_a_device_runs_ahead_of_a_paced_reader_only_so_far(kind: Kind, most: int
         await asyncio.sleep(0.15)
         assert driver.machine.legs["it"].tokens == most
         assert (await read_all(driver)).count("w") == 500
+
+    run_in_virtual_time(main())
+
+
+def move(source: ScriptedEndpoint, target: ScriptedEndpoint, terms: Terms, *, pace: float | None = None, ahead: int = 64) -> SessionDriver:
+    """An answer that may move from one endpoint to the other."""
+    dear = Terms(prompt=1e-9, completion=1e-6, setup=0.1)
+    plan = SessionPlan(
+        starts=(Start(source.name, 0.0, continues=True), Start(target.name, None, continues=True)),
+        pace=pace,
+        on_failure="migrate",
+        migration=MigrationPlan(
+            terms={source.name: dear, target.name: terms},
+            lengths=RemainingLength((400,), (0.0,)),
+            prompt_tokens=100,
+            reader_rate=pace or 5.0,
+            capacity=ahead,
+        ),
+    )
+    driver = SessionDriver(SessionMachine(plan), {e.name: e for e in (source, target)}, Request(prompt="p"), ahead=ahead, log=[])
+    driver.start()
+    return driver
+
+
+@pytest.mark.parametrize("error", [None, EndpointConnectError("cut", endpoint="device")])
+@pytest.mark.parametrize("cancel_takes", [0.0, 0.2])
+def test_work_that_ends_before_its_cancel_is_carried_out_does_not_have_the_next_work_cancelled(
+    error: EndpointError | None, cancel_takes: float
+) -> None:
+    """Both pumps wake at the same time: the device has read ahead, or failed to, when its cancel was commanded but has not begun."""
+
+    async def main() -> None:
+        server = ScriptedEndpoint("server", [(0.5, "w0 "), (1.0, EndpointConnectError("cut", endpoint="server"))])
+        device = ScriptedEndpoint(
+            "device",
+            words(0.5, 1.0, 1.5),
+            kind="device",
+            capabilities=Capabilities(pre_copy="append"),
+            prepare_takes=0.5,
+            prepare_error=error,
+            cancel_takes=cancel_takes,
+        )
+        driver = move(server, device, Terms(prompt=1e-9, completion=1e-8, setup=9.0, per_token=0.1, pre_copy="append"))
+        assert await read_all(driver) == "w0 w1 w2 "
+        assert len(device.streams) == 2
+        await driver.aclose()
+        assert not device.active
+
+    run_in_virtual_time(main())
+
+
+def test_a_target_reads_ahead_at_its_own_speed_however_far_the_source_is_ahead_of_the_reader() -> None:
+    async def main() -> None:
+        source = ScriptedEndpoint("source", words(*(0.5 + 0.01 * index for index in range(40))), kind="device")
+        target = ScriptedEndpoint(
+            "target", words(*(0.1 + 0.01 * index for index in range(40))), capabilities=Capabilities(pre_copy="warm"), prepare_takes=0.15
+        )
+        driver = move(source, target, Terms(prompt=1e-9, completion=1e-8, setup=0.2, per_token=0.05, pre_copy="warm"), pace=5.0, ahead=8)
+        assert await read_all(driver) == "".join(f"w{index} " for index in range(40))
+        (end,) = [now for now, event, _ in driver._log or () if isinstance(event, StreamEnded) and event.source == "target"][:1]
+        assert end == pytest.approx(0.65)
+        assert [hand_over.target for hand_over in driver.machine.hand_overs] == ["target"]
 
     run_in_virtual_time(main())
