@@ -116,8 +116,8 @@ def _saved(
 ) -> float | None:
     """US dollars that a planned hand-over saved; ``parts``: what the target read ahead, and at last what it wrote."""
     counts = [_count(leg, dispatched.prompt_tokens) for leg in parts]
-    written = counts[-1].completion - _overrun(machine, parts[-1], counts[-1].completion)
-    behind = _overrun(machine, source, _count(source, dispatched.prompt_tokens).completion)
+    written = counts[-1].completion - _late(parts[-1], counts[-1])
+    behind = _late(source, _count(source, dispatched.prompt_tokens))
     without = dispatched.cost(endpoints[source.source], 0, written - behind, 0).total
     target = endpoints[parts[-1].source]
     taken = _total([dispatched.cost(target, count.prompt, count.completion, count.cached).total for count in counts])
@@ -138,9 +138,10 @@ def describe_usage(machine: SessionMachine, prompt_tokens: int) -> AnswerUsage:
     if last is not None and machine.hand_overs and last.takes_over_at is None:
         last = None  # chosen to go on, but it never did
     usage = None if last is None else last.usage
-    if usage is not None and not begun and not machine.dropped:
+    late = 0 if last is None else last.late
+    if usage is not None and not begun and not machine.dropped and not late:
         return _told(usage)
-    completion = begun + (0 if last is None else usage.completion_tokens if usage else last.tokens)
+    completion = begun + (0 if last is None else max(0, (usage.completion_tokens if usage else last.tokens) - late))
     if machine.dropped:
         completion = round(completion * machine.meter.tokens / (machine.meter.tokens + machine.dropped))
     prompt = usage.prompt_tokens if usage is not None and not begun else prompt_tokens
@@ -258,7 +259,7 @@ def _waste(machine: SessionMachine, legs: Sequence[Leg], prompt_tokens: int) -> 
 def _unread(machine: SessionMachine, legs: Sequence[Leg], prompt_tokens: int) -> dict[Leg, int]:
     """Of the tokens of those who wrote, how many never reached the reader."""
     counts = {leg: _count(leg, prompt_tokens).completion for leg in legs}
-    unread = {leg: _overrun(machine, leg, counts[leg]) for leg in legs}
+    unread = {leg: _late(leg, _count(leg, prompt_tokens)) for leg in legs}
     if machine.dropped:  # held for a reader who left: the newest ones
         held = round((sum(counts.values()) - sum(unread.values())) * machine.dropped / (machine.meter.tokens + machine.dropped))
         for leg in sorted(legs, key=lambda leg: leg.takes_over_at or 0, reverse=True):
@@ -268,10 +269,6 @@ def _unread(machine: SessionMachine, legs: Sequence[Leg], prompt_tokens: int) ->
     return unread
 
 
-def _overrun(machine: SessionMachine, leg: Leg, completion: int) -> int:
-    """What it made behind the token at which another one went on."""
-    began = leg.takes_over_at or 0
-    for change in machine.hand_overs:
-        if change.source == leg.source and change.position >= began:
-            return max(0, completion - (change.position - began))
-    return 0
+def _late(leg: Leg, count: _Count) -> int:
+    """Of what it made, what came behind the hand-over, or when the reader had left."""
+    return min(leg.late, count.completion)

@@ -74,6 +74,7 @@ class Leg:
         self.first_token: float | None = None
         self.stopped: float | None = None
         self.tokens = 0
+        self.late = 0  # of these, what came when nobody took it any more
         self.has_won = False
         self.takes_over_at: int | None = None  # it goes on with an answer of so many tokens
         self.kept: int | None = None  # tokens of the answer it has read ahead, beside the whole prompt; None: nothing

@@ -185,11 +185,14 @@ class SessionMachine:
             if leg.state is LegState.WON and self.finished is None:
                 self._deliver(event.source, event.chunks, event.tokens, now)
                 self._consider_moving(now)
+            else:
+                leg.late += event.tokens
             return
         leg = self.legs[event.source]
         if event.tokens and leg.opened is not None:
             leg.count(event.tokens, now - self.began)
         if leg.state is LegState.LOST:
+            leg.late += event.tokens
             if event.tokens and self.plan.explore:
                 self._stop(leg, "explored")
         elif leg.state is LegState.OPEN:

@@ -336,6 +336,7 @@ def test_what_was_kept_from_reading_ahead_is_not_read_again() -> None:
 def test_what_the_source_made_behind_the_hand_over_is_waste_and_not_in_the_answer() -> None:
     machine = handed_over()
     machine.legs["server"].tokens += 2
+    machine.legs["server"].late += 2
     report = report_on(machine)
     assert part(report, "server").completion_tokens == 5
     assert (part(report, "server").wasted_tokens, report.wasted_tokens) == (2, 2)
@@ -361,6 +362,7 @@ def test_a_planned_hand_over_saves_what_the_source_would_have_taken_for_the_rest
     assert min(parts) > 0.0
     assert planned.saved_usd == pytest.approx(2 * 4e-6 - sum(parts))
     machine.legs["server"].tokens += 2
+    machine.legs["server"].late += 2
     assert report_on(machine).hand_overs[0].saved_usd == pytest.approx(-sum(parts)), "the source had made the rest already"
 
 
