@@ -194,7 +194,7 @@ class Mover:
             return self._switch(situation, target) if is_covered and self._is_overdue(situation.now, terms) else None
         if is_covered:
             return self._switch(situation, target)
-        if self._reads_ahead(situation, terms, to_read, has_read=target.kept is not None):
+        if self._reads_ahead(situation, target, to_read):
             self._rounds += 1
             self._reading = situation.now, to_read
             return Prepare(target.source)
@@ -214,9 +214,9 @@ class Mover:
         estimate = terms.takes(tokens)
         return estimate is not None and now - since > _PATIENCE * estimate
 
-    def _reads_ahead(self, situation: Situation, terms: Terms, to_read: int, *, has_read: bool) -> bool:
+    def _reads_ahead(self, situation: Situation, target: Leg, to_read: int) -> bool:
         """Whether the target should read (on) while the source goes on."""
-        plan = self._plan
+        plan, terms, has_read = self._plan, self._terms[target.source], target.kept is not None
         if plan.rule != "pre-copy" or self._rounds >= _ROUNDS or (has_read and terms.pre_copy == "warm"):
             return False
         seconds, least = terms.takes(to_read), terms.takes(1)
@@ -230,5 +230,6 @@ class Mover:
             terms,
             length=plan.prompt_tokens + situation.position,
             saved=needed - needed_least,
+            saving=self._saving(situation, target),
             is_possible_without=needed <= plan.capacity or needed_least > plan.capacity,
         )

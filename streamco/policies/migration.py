@@ -96,15 +96,17 @@ def net_saving(source: Terms, target: Terms, *, remaining: float, behind: float,
     return (source.completion - target.completion) * left - overhead
 
 
-def copy_pays(source: Terms, target: Terms, *, length: float, saved: float, is_possible_without: bool) -> bool:
+def copy_pays(source: Terms, target: Terms, *, length: float, saved: float, saving: float, is_possible_without: bool) -> bool:
     """Whether to let the target read ahead.
 
     Where it keeps what it reads, that costs nothing: every token is read once. A cache that is warmed for money reads everything twice,
-    the second time at the cached price, so it pays only if the tokens it saves the source are worth more, or if there is no other way.
+    the second time at the cached price, so it pays only if the tokens it saves the source are worth more, or, if there is no other way to
+    move, if moving still saves more.
 
     Args:
         length: tokens of prompt and answer so far.
         saved: tokens the source need not make because the change takes less time.
+        saving: US dollars that moving saves when everything is read once (``net_saving``).
         is_possible_without: whether the buffer can ever cover the change otherwise, or not even then.
     """
     if target.pre_copy == "append":
@@ -112,4 +114,5 @@ def copy_pays(source: Terms, target: Terms, *, length: float, saved: float, is_p
     if target.pre_copy == "none":
         return False
     cached = target.prompt if target.cached_prompt is None else target.cached_prompt
-    return not is_possible_without or saved * (source.completion - target.completion) > length * cached + target.completion
+    worth = saved * (source.completion - target.completion) if is_possible_without else saving
+    return worth > length * cached + target.completion
