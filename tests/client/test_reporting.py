@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ from streamco.client.reporting import build_bill, build_report, describe_leg, de
 from streamco.core.legs import LegState, Start
 from streamco.core.report import AnswerUsage, EndpointReport, Report
 from streamco.core.session import OnFailure, SessionMachine, SessionPlan
-from streamco.endpoints.base import Capabilities, Endpoint, Kind, TokenPrices
+from streamco.endpoints.base import Capabilities, Endpoint, TokenPrices
 from streamco.errors import EndpointConnectError, EndpointStatusError, EndpointTimeoutError, EngineError, StreamcoError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
 from streamco.testing.clock import run_in_virtual_time
@@ -415,20 +416,25 @@ def test_every_token_that_was_made_was_delivered_or_wasted(seed: int) -> None:
 
 
 def stuttering(rng: random.Random, name: str) -> ScriptedEndpoint:
-    """Writes some words, most of them in bursts; now and then it fails behind them."""
-    times = list(itertools.accumulate(rng.choice([0.0, 0.01, 0.3]) for _ in range(rng.randrange(1, 30))))
+    """Writes some words, most of them in bursts; now and then it fails behind them. Prices differ, so that paced answers may move."""
+    times = list(itertools.accumulate(rng.choice([0.0, 0.01, 0.05, 0.3]) for _ in range(rng.randrange(1, rng.choice([30, 120])))))
     script: list[tuple[float, ScriptItem]] = [(0.1 + time, "word ") for time in times]
-    if rng.random() < 0.5:
+    if rng.random() < 0.3:
         script.append((script[-1][0], EndpointConnectError("cut", endpoint=name)))
-    able = Capabilities(continuation=rng.choice(["none", "continue_final_message"]))
-    kind: Kind = "device" if name == "device" else "server"
-    return ScriptedEndpoint(name, script, kind=kind, capabilities=able, tokens=10, cancel_takes=rng.choice([0.0, 0.2]))
+    able = Capabilities(
+        continuation=rng.choice(["none", "continue_final_message", "continue_final_message"]),
+        pre_copy=rng.choice(["append", "warm", "none"]),
+    )
+    options: dict[str, Any] = {"capabilities": able, "tokens": 10, "cancel_takes": rng.choice([0.0, 0.2])}
+    if name == "device":
+        return ShapedDevice(name, script, kind="device", **options)
+    return ScriptedEndpoint(name, script, prices=rng.choice([PRICES, TokenPrices(prompt=1e-9, completion=1e-9)]), **options)
 
 
 async def leave_somewhere(client: Client, rng: random.Random) -> Report:
     """An answer read to its end, to its failure, or left before; a loser's cancel is waited for."""
     stream = client.stream("hello")
-    end = rng.randrange(40)
+    end = rng.randrange(rng.choice([40, 300]))
     with suppress(StreamcoError):
         async for _ in stream:
             end -= 1

@@ -343,3 +343,15 @@ def test_the_short_way_does_what_receive_would_have_commanded(seed: int) -> None
         assert {name: (leg.state, leg.tokens) for name, leg in machines[0].legs.items()} == {
             name: (leg.state, leg.tokens) for name, leg in machines[1].legs.items()
         }
+
+
+def test_tokens_that_come_when_nobody_takes_them_any_more_are_counted_apart() -> None:
+    machine = make(("server", 0.0), ("device", 0.0))
+    machine.start(now=0.0)
+    machine.receive(tokens("server", "a"), now=0.1)
+    machine.receive(tokens("device", "x", "y"), now=0.2)  # lost, and on their way when the cancel was
+    machine.receive(tokens("server", "b"), now=0.3)
+    machine.receive(ReaderLeft(), now=0.4)
+    machine.receive(tokens("server", "c"), now=0.5)
+    assert [(leg.tokens, leg.late) for leg in machine.legs.values()] == [(3, 1), (2, 2)]
+    assert machine.meter.tokens == 2

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage
+from streamco.endpoints.base import Capabilities
 from streamco.errors import EndpointConnectError, EndpointProtocolError, EndpointStatusError
 from streamco.proxy.shapes import ChatShape
 from streamco.testing.endpoint import text_chunk
@@ -57,6 +58,23 @@ async def test_usage_is_the_last_chunk_when_asked_for_and_null_before() -> None:
     assert chunks[-1]["choices"] == []
     assert chunks[-1]["usage"]["total_tokens"] == 13
     assert all("usage" not in event for event in plain if isinstance(event, dict))
+
+
+async def test_usage_behind_a_hand_over_is_the_whole_answers_in_chunk_comment_and_whole_answer() -> None:
+    dying = server([(0.0, "one"), (0.0, " two"), (0.01, EndpointConnectError("cut", endpoint="first"))], name="first")
+    able = Capabilities(continuation="continue_final_message")
+    script: list[tuple[float, Any]] = [(0.0, "one"), (0.0, " two"), (0.0, " three"), (0.0, text_chunk("", finish_reason="stop"))]
+    second = server(script, name="second", usage=CompletionUsage(22, 1, 23), capabilities=able)
+    async with proxying(server=[dying, second]) as proxy:
+        events = await proxy.events(CHAT, {**HELLO, "stream_options": {"include_usage": True}})
+        _, whole = await proxy.post(CHAT, HELLO)
+    usage = [event for event in events if isinstance(event, dict)][-1]["usage"]
+    report = report_in(events)
+    assert "".join(contents(events)) == whole["choices"][0]["message"]["content"] == "one two three"
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (report["dispatch"]["prompt_tokens"], 3)
+    assert usage["is_estimated"] is True
+    assert usage == whole["usage"] == report["usage"]
+    assert [(part["name"], part["prompt_tokens"]) for part in report["endpoints"]][1] == ("second", 22)
 
 
 async def test_a_finish_reason_that_no_chunk_had_is_told_all_the_same() -> None:
@@ -195,7 +213,7 @@ async def test_a_reader_that_does_not_read_is_dropped_in_the_end() -> None:
     async with proxying(server=side, reader_timeout=0.2) as proxy:
         response = await proxy.client.post(CHAT, json=STREAMED)
         await until(lambda: side.active == 0)
-        assert proxy.proxy.active == 0
+        await until(lambda: proxy.proxy.active == 0)
         response.close()
 
 
