@@ -1,0 +1,191 @@
+"""Hand-overs in virtual time: the real session machine among simulated models that break anywhere (see ``bench.migration``)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import simpy
+
+from streamco.core.legs import Start
+from streamco.core.mover import MigrationPlan
+from streamco.core.session import SessionMachine, SessionPlan
+from streamco.endpoints.continuation import SPACES
+from streamco.policies.migration import Terms
+from streamco.profiles import RemainingLength
+from streamco.sim.driver import SimulatedSession
+from streamco.sim.writer import SimulatedWriter, Spelling
+
+__all__ = ["Tally", "World", "simulate"]
+
+SEED = 41
+_SIGNS = (
+    *"abcdefghijklmnopqrstuvwxyz0123456789.,:;()=日本語한é",
+    *" " * 12,
+    "  ",
+    "\n",
+    "\n    ",
+    "\t",
+    "e\u0301",
+    "\u0627",
+    "🦎",
+    "👩\u200d🚀",
+)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What many answers came to."""
+
+    answers: int = 0
+    hand_overs: int = 0
+    by_ids: int = 0
+    planned: int = 0
+    paced: int = 0
+    most: int = 0  # in one answer
+    unfinished: int = 0  # answers that came to an end with nobody left who could go on
+    wrong: list[str] = field(default_factory=list)
+
+    def add(self, world: World) -> None:
+        """Count an answer that has been run."""
+        by_ids, by_text = (sum(getattr(writer, how) for writer in world.writers) for how in ("by_ids", "by_text"))
+        self.answers += 1
+        self.hand_overs += by_ids + by_text
+        self.by_ids += by_ids
+        self.planned += sum(each.is_planned for each in world.machine.hand_overs)
+        self.paced += (by_ids + by_text) * (world.plan.pace is not None)
+        self.most = max(self.most, by_ids + by_text)
+        self.unfinished += world.machine.error is not None
+        if (difference := world.difference()) is not None:
+            self.wrong.append(f"seed {world.seed}: {difference}")
+
+
+class World:
+    """Two to six models that know one answer, and a session that gets it from them.
+
+    All but the last break at random. In three of four worlds they have one vocabulary and tell ids; in the others two vocabularies are
+    mixed, and some tell text alone. In every other one answers also move to cheaper models, the last one too, which ends some of them
+    early: nobody takes over twice.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        dice = self.dice = random.Random(f"{SEED}/{seed}")
+        self.text = "".join(dice.choices(_SIGNS, k=dice.randint(8, 120)))
+        self.is_one_vocabulary = dice.random() < 0.75
+        spellings = [Spelling.throw(self.text, vocabulary, dice) for vocabulary in ("one", "other")]
+        self.spelling = spellings[0]
+        self.is_limited = self.is_one_vocabulary and dice.random() < 0.3
+        names = [f"writer{number}" for number in range(dice.randint(2, 6))]
+        self.writers = [self._writer(name, self._spelling_of(spellings), breaks=name != names[-1]) for name in names]
+        waits = [0.0, *(dice.choice([None, None, 0.0, dice.uniform(0, 1)]) for _ in names[2:]), None]
+        self.plan = SessionPlan(
+            starts=tuple(
+                Start(writer.name, wait, continues=True, vocabulary=writer.spelling.vocabulary if writer.tells_ids else None)
+                for writer, wait in zip(self.writers, waits, strict=True)
+            ),
+            pace=dice.choice([None, dice.uniform(5, 200)]),
+            explore=dice.random() < 0.2,
+            on_failure="migrate",
+            max_tokens=len(self.spelling.ids) if self.is_limited else None,
+            migration=self._moves() if dice.random() < 0.5 else None,
+        )
+
+    def _moves(self) -> MigrationPlan:
+        """Prices and times at random: what moving saves is not asked here, only that it loses nothing."""
+        dice = self.dice
+        terms = {
+            writer.name: Terms(
+                prompt=dice.choice([0.0, 1e-7]),
+                completion=dice.uniform(0, 1e-5),
+                setup=dice.choice([None, dice.uniform(0.01, 0.5)]),
+                per_token=dice.choice([0.0, 0.001]),
+                pre_copy=dice.choice(["append", "warm", "none"]),
+            )
+            for writer in self.writers
+        }
+        return MigrationPlan(
+            terms=terms,
+            lengths=RemainingLength((50, 400), (0.5, 0.1)),
+            prompt_tokens=dice.randint(1, 100),
+            reader_rate=dice.uniform(1, 50),
+            capacity=dice.choice([8, 500]),
+            rule=dice.choice(["pre-copy", "full-buffer"]),
+            most=dice.randint(1, 5),
+        )
+
+    def _spelling_of(self, spellings: Sequence[Spelling]) -> Spelling:
+        return self.spelling if self.is_one_vocabulary else self.dice.choice(spellings)
+
+    def _writer(self, name: str, spelling: Spelling, *, breaks: bool) -> SimulatedWriter:
+        dice = self.dice
+        chunks = len(spelling.ids)
+        return SimulatedWriter(
+            name,
+            spelling,
+            dice,
+            first=dice.uniform(0.01, 0.5),
+            gap=dice.choice([0.0, dice.uniform(0.001, 0.1)]),
+            burst=dice.choice([1, 3, 12]),
+            breaks=[dice.randint(0, max(1, chunks // dice.randint(1, 4))) for _ in range(2 * breaks)],
+            finish_reason="length" if self.is_limited else "stop",
+            tells_ids=self.is_one_vocabulary or dice.random() < 0.6,
+            tells_early=dice.random() < 0.3,
+            whitespace=dice.choice([SPACES, None]),
+            cancel_takes=dice.choice([0.0, dice.uniform(0.001, 0.3)]),
+        )
+
+    def run(self) -> World:
+        """The whole answer, and all work behind it."""
+        env = simpy.Environment()
+        self.machine = SessionMachine(self.plan)
+        self.session = SimulatedSession(env, self.machine, {writer.name: writer for writer in self.writers})
+        self.session.start()
+        env.run()
+        return self
+
+    def difference(self) -> str | None:
+        """How what the reader got is not the uninterrupted answer; None: it is."""
+        if not self.session.done.triggered or not self.machine.is_over:
+            return "expected the session to come to its end, got one that waits"
+        if self.machine.error is not None:
+            return self._difference_of_a_part()
+        text, ids = self._told()
+        if text != self.text:
+            return f"expected {self.text!r}, got {text!r}"
+        if self.is_one_vocabulary and ids != self.spelling.ids:
+            return f"expected ids {self.spelling.ids}, got {ids}"
+        expected, reason = "length" if self.is_limited else "stop", self.machine.finish_reason
+        return None if reason == expected else f"expected the finish reason {expected}, got {reason}"
+
+    def _difference_of_a_part(self) -> str | None:
+        if self.plan.migration is None:
+            return f"expected the answer to come to its end, got {self.machine.error}"
+        text, ids = self._told()
+        if not self.text.startswith(text) or (self.is_one_vocabulary and self.spelling.ids[: len(ids)] != ids):
+            return f"expected a part of {self.text!r}, got {text!r}"
+        return None
+
+    def _told(self) -> tuple[str, tuple[int, ...]]:
+        """Text and ids the reader got; ids that came ahead of a text that then another model made are not the answer's."""
+        text = ""
+        ids: list[int] = []
+        ahead: list[int] = []
+        for choice in (choice for _, delivery in self.session.deliveries for chunk in delivery.chunks for choice in chunk.choices):
+            if choice.delta.role:  # each model's first word
+                ahead = []
+            ahead += choice.token_ids or ()
+            if choice.delta.content:
+                text += choice.delta.content
+                ids += ahead
+                ahead = []
+        return text, tuple(ids)
+
+
+def simulate(hand_overs: int, *, first_seed: int = 0) -> Tally:
+    """Worlds until so many hand-overs have been made."""
+    tally = Tally()
+    while tally.hand_overs < hand_overs:
+        tally.add(World(first_seed + tally.answers).run())
+    return tally
