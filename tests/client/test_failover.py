@@ -19,6 +19,7 @@ from streamco.testing.endpoint import ScriptItem
 WORDS = [f"w{index} " for index in range(12)]
 ABLE = Capabilities(continuation="continue_final_message", tools=True, json_schema=True)
 QUESTION = [{"role": "user", "content": "?"}]
+NO_EXPLORING = streamco.DispatchOptions(explore=0.0)  # a loser that may run to its first token has wasted it
 
 
 def writer(name: str, *, cut: int | None = None, step: float = 0.1, kind: Kind = "server", able: Capabilities = ABLE) -> ScriptedEndpoint:
@@ -58,7 +59,7 @@ def test_the_device_goes_on_when_the_server_dies_and_the_report_says_so() -> Non
 def test_a_device_that_lost_the_race_can_still_take_over() -> None:
     async def main() -> None:
         server, device = writer("server", cut=4, step=0.1), writer("device", kind="device", step=0.5)
-        async with Client(device, server, policy="both", budget=1.0) as client:
+        async with Client(device, server, policy="both", budget=1.0, dispatch=NO_EXPLORING) as client:
             stream = client.stream("?")
             text = "".join([token.text async for token in stream])
             report = stream.report
@@ -173,3 +174,23 @@ async def test_without_anybody_to_take_over_a_truncated_answer_keeps_its_text() 
         with pytest.raises(EndpointError) as caught:
             _ = [token async for token in client.stream("?")]
     assert caught.value.partial == "Hello"
+
+
+@pytest.mark.parametrize("paced", [None, 50.0])
+def test_with_consent_an_endpoint_that_cannot_continue_makes_the_answer_anew(paced: float | None) -> None:
+    async def main() -> None:
+        mute = Capabilities()
+        first, second = writer("first", cut=5, able=mute), writer("second", able=mute)
+        async with Client(server=[first, second], on_failure="restart", pace=paced) as client:
+            stream = client.stream("?")
+            text = "".join([token.text async for token in stream])
+            report = stream.report
+        assert text == "".join(WORDS)
+        assert [change.target for change in report.hand_overs] == ["second"]
+        assert second.streams[0].request.partial is None
+        assert {part.name: part.wasted_tokens for part in report.endpoints} == {"first": 0, "second": 5}
+        assert report.usage is not None
+        assert report.usage.completion_tokens == len(WORDS)
+        assert (first.active, second.active) == (0, 0)
+
+    run_in_virtual_time(main())
