@@ -44,7 +44,9 @@ class Client:
         pace: tokens per second at the reader, "reading" (4.8), "listening" (3.5), or None: as fast as they come.
         profile: what an earlier client learned (``Client.profile()``), or the file it was written to; None: learn from nothing.
         on_failure: what becomes of an answer whose endpoint dies in the middle. "migrate": another one that can goes on from the last good
-            token; "raise": the error, with the text so far. None: "migrate", but "raise" for requests with tools or a JSON schema.
+            token; "restart": likewise, and if none can, one is asked for the whole answer anew: what the reader has is taken out of it, and
+            an answer that departs from that is an error (for greedy decoding; docs/migration.md); "raise": the error, with the text so far.
+            None: "migrate", but "raise" for requests with tools or a JSON schema.
         migration: how answers move to a cheaper endpoint while they are written (docs/migration.md); None: paced answers do, once.
         dispatch: everything else that steers dispatch.
         limits: bounds on what may be buffered.
@@ -256,8 +258,8 @@ def _failure_rule(setting: OnFailure | None, facts: RequestFacts) -> OnFailure:
 
 
 def _check_options(migration: object, dispatch: object, limits: object, on_failure: object) -> None:
-    if on_failure not in {None, "migrate", "raise"}:
-        raise ConfigError(f'on_failure: expected "migrate", "raise" or None, got {on_failure!r}')
+    if on_failure not in {None, "migrate", "restart", "raise"}:
+        raise ConfigError(f'on_failure: expected "migrate", "restart", "raise" or None, got {on_failure!r}')
     settings = (("migration", migration, MigrationOptions), ("dispatch", dispatch, DispatchOptions), ("limits", limits, Limits))
     for name, value, kind in settings:
         if value is not None and not isinstance(value, kind):

@@ -229,6 +229,8 @@ class SessionDriver:
             case PrepareStream(source, partial):
                 self._begin(source, replace(_continued(self.request, partial), prefill_only=True))
             case CancelStream(source):
+                if self._direct is not None and self._direct[0] == source:
+                    self._direct = None
                 self._begin_cancel(source)
             case FinishDelivery():
                 self._has_finished = True

@@ -200,7 +200,7 @@ def _count(leg: Leg, prompt_tokens: int) -> _Count:
     if (usage := leg.usage) is not None:
         details = usage.prompt_tokens_details
         return _Count(usage.prompt_tokens, (details.cached_tokens or 0) if details else 0, usage.completion_tokens)
-    length = prompt_tokens + (leg.copies or leg.takes_over_at or 0)
+    length = prompt_tokens + leg.given
     return _Count(length, 0 if leg.kept is None else min(length, prompt_tokens + leg.kept), leg.tokens)
 
 

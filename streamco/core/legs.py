@@ -17,6 +17,8 @@ from enum import Enum, auto
 from msgspec import Struct
 
 from streamco.chunks import ChatCompletionChunk, CompletionUsage
+from streamco.commands import Partial
+from streamco.core.overlap import Overlap
 from streamco.errors import EndpointError
 
 __all__ = ["Leg", "LegState", "Start"]
@@ -78,6 +80,8 @@ class Leg:
         self.has_won = False
         self.takes_over_at: int | None = None  # it goes on with an answer of so many tokens
         self.kept: int | None = None  # tokens of the answer it has read ahead, beside the whole prompt; None: nothing
+        self.overlap: Overlap | None = None  # it makes the answer anew, and still makes what the reader has
+        self.is_anew = False  # it was asked the request without the answer's beginning
         self.is_ahead = False  # it reads ahead, it does not write
         self.copies = 0  # tokens of the answer it is reading ahead
         self.reads = 0  # of prompt and answer, those it had not read before
@@ -93,6 +97,12 @@ class Leg:
         """The same endpoint's new part, as the one who goes on with the answer from ``position`` (tokens)."""
         leg = Leg(self.start)
         leg.state, leg.takes_over_at, leg.opened, leg.kept = LegState.WON, position, opened, self.kept
+        return leg
+
+    def begin_anew(self, partial: Partial, opened: float) -> Leg:
+        """The same endpoint's new part, as the one who makes the answer anew; what ``partial`` holds is taken out."""
+        leg = self.succeed(partial.tokens, opened)
+        leg.is_anew, leg.overlap = True, Overlap(partial, self.vocabulary)
         return leg
 
     def prepare(self, opened: float) -> Leg:
@@ -123,9 +133,23 @@ class Leg:
         return tokens / at if tokens >= _LEAST_RATE_TOKENS and at > 0 else None
 
     @property
+    def given(self) -> int:
+        """Tokens of the answer that were in its prompt."""
+        return 0 if self.is_anew else self.copies or self.takes_over_at or 0
+
+    @property
     def can_take_over(self) -> bool:
         """Whether it may still go on with the answer; nobody does twice, nor who had nothing to say."""
-        if not self.continues or self.takes_over_at is not None or self.state in _OUT:
+        return self.continues and self._is_left
+
+    @property
+    def can_begin_anew(self) -> bool:
+        """Whether it can't go on with the answer, but may still be asked for all of it."""
+        return not self.continues and self._is_left
+
+    @property
+    def _is_left(self) -> bool:
+        if self.takes_over_at is not None or self.state in _OUT:
             return False
         return self.state is not LegState.ENDED or self.tokens > 0
 

@@ -24,13 +24,15 @@ class Relay:
     Args:
         mover: plans moves; None: there are none.
         fails_over: an endpoint that fails is replaced.
+        begins_anew: if need be by one that can't go on with the answer.
     """
 
-    def __init__(self, mover: Mover | None, *, fails_over: bool) -> None:
+    def __init__(self, mover: Mover | None, *, fails_over: bool, begins_anew: bool = False) -> None:
         self.transcript = Transcript()
         self.hand_overs: list[HandOver] = []
         self._mover = mover
         self._fails_over = fails_over
+        self._begins_anew = begins_anew
 
     @property
     def may_move(self) -> bool:
@@ -44,11 +46,14 @@ class Relay:
     def find_heir(self, legs: Mapping[str, Leg]) -> Leg | None:
         """Who can go on after a failure: who has read ahead, then the racing legs, then the stand-ins, in their order; nobody twice.
 
-        At last those that failed to read ahead: an answer is not lost for what was to make it cheaper.
+        Then those that failed to read ahead: an answer is not lost for what was to make it cheaper. At last, with the caller's consent,
+        those that can't go on with an answer and have to make it anew.
         """
         if not self._fails_over or self.transcript.has_calls:
             return None
         able = [leg for leg in legs.values() if leg.can_take_over or leg.is_last_resort]
+        if not able and self._begins_anew:
+            able = [leg for leg in legs.values() if leg.can_begin_anew]
         return min(able, key=lambda leg: (leg.is_last_resort, leg.state is not LegState.PREPARED, leg.wait is None), default=None)
 
     def consider_move(self, source: Leg, legs: Mapping[str, Leg], *, buffered: float, now: float) -> Prepare | Switch | None:

@@ -18,6 +18,7 @@ from streamco.config import READING
 from streamco.core.legs import Leg, LegState, Start
 from streamco.core.meter import Meter
 from streamco.core.mover import MigrationPlan, Mover, Prepare, Switch
+from streamco.core.overlap import Departed
 from streamco.core.pacer import Pacer, weigh_chunk
 from streamco.core.relay import Relay
 from streamco.core.report import HandOver
@@ -26,7 +27,7 @@ from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, Str
 
 __all__ = ["OnFailure", "SessionMachine", "SessionPlan"]
 
-OnFailure = Literal["migrate", "raise"]
+OnFailure = Literal["migrate", "restart", "raise"]
 
 
 class SessionPlan(Struct, frozen=True, kw_only=True):
@@ -36,7 +37,8 @@ class SessionPlan(Struct, frozen=True, kw_only=True):
         starts: the legs; those without a wait stand in for failed ones, in this order. pace: tokens per second at the reader, None:
         deliver at once. explore: let a losing leg run to its first token, to learn how long that takes. reader_rate: tokens per second of
         the virtual reader that quality is measured with; None: the pace, or the reading speed. on_failure: what becomes of an answer
-        whose endpoint fails in the middle: another leg that can goes on with it, or the error is raised. max_tokens: limit of the
+        whose endpoint fails in the middle: another leg that can goes on with it, or the error is raised; "restart": if none can, one makes
+        it anew. max_tokens: limit of the
         answer's length; a leg that takes over gets what is left of it. missing: endpoints that could take no part, with their errors;
         told to the reader when those that could fail too. migration: what planned moves rest on; None: there are none.
     """
@@ -109,7 +111,7 @@ class SessionMachine:
         leg = self._winning
         if leg is None or leg.source != event.source or leg.state is not LegState.WON or leg.first_token is None:
             return False
-        if self._pacer is not None or self.finished is not None or leg.is_new or self._may_move:
+        if self._pacer is not None or self.finished is not None or leg.is_new or leg.overlap is not None or self._may_move:
             return False
         tokens = event.tokens
         leg.tokens += tokens
@@ -183,8 +185,7 @@ class SessionMachine:
             if event.tokens:
                 leg.count(event.tokens, now - self.began)
             if leg.state is LegState.WON and self.finished is None:
-                self._deliver(event.source, event.chunks, event.tokens, now)
-                self._consider_moving(now)
+                self._receive_answer(leg, event, now)
             else:
                 leg.late += event.tokens
             return
@@ -199,6 +200,27 @@ class SessionMachine:
             leg.held += event.chunks
             if event.tokens and self.finished is None:
                 self._win(leg, event.tokens, now)
+
+    def _receive_answer(self, leg: Leg, event: TokensReceived, now: float) -> None:
+        """The answer goes on; whoever makes it anew first makes what the reader has."""
+        new: TokensReceived | Departed | None = event
+        if leg.overlap is not None:
+            new = leg.overlap.feed(event)
+            leg.late += event.tokens - (new.tokens if isinstance(new, TokensReceived) else 0)
+            if not leg.overlap.is_open:
+                leg.overlap = None
+        if isinstance(new, Departed):
+            self._stop(leg, "departed")
+            self._depart(leg, new, now)
+        elif new is not None:
+            self._deliver(new.source, new.chunks, new.tokens, now)
+            self._consider_moving(now)
+
+    def _depart(self, leg: Leg, departed: Departed, now: float) -> None:
+        """A leg that makes the answer anew makes another one: it is of no use."""
+        error = EndpointProtocolError(str(departed), endpoint=leg.source)
+        leg.state, leg.stopped, leg.error = LegState.FAILED, now - self.began, error
+        self._fail_over(leg, error, now)
 
     def _win(self, leg: Leg, tokens: int, now: float) -> None:
         self.winner, self._winning, leg.state, leg.has_won = leg.source, leg, LegState.WON, True
@@ -250,7 +272,11 @@ class SessionMachine:
         was, leg.state, leg.stopped = leg.state, LegState.ENDED, now - self.began
         leg.usage, leg.finish_reason = event.usage, event.finish_reason
         if was is LegState.WON:
-            self._complete(leg, now)
+            departed = leg.overlap.end() if leg.overlap is not None else None
+            if departed is not None:
+                self._depart(leg, departed, now)
+            else:
+                self._complete(leg, now)
         elif was is LegState.PREPARING:
             self._receive_prepared(leg, now)
         elif was is LegState.OPEN:
@@ -354,8 +380,12 @@ class SessionMachine:
             self.finish_reason, self._is_complete = "length", True
             self._release_rest(now)
             return
-        self._winning = self._replace(leg, leg.succeed(partial.tokens, now - self.began))
-        self._commands.append(ContinueStream(leg.source, partial))
+        if leg.continues:
+            self._winning = self._replace(leg, leg.succeed(partial.tokens, now - self.began))
+            self._commands.append(ContinueStream(leg.source, partial))
+        else:
+            self._winning = self._replace(leg, leg.begin_anew(partial, now - self.began))
+            self._commands.append(OpenStream(leg.source))
 
     def _replace(self, leg: Leg, new: Leg) -> Leg:
         """An endpoint's next part; the one before is kept for the report."""
@@ -464,7 +494,8 @@ class SessionMachine:
 
 def _make_relay(plan: SessionPlan) -> Relay | None:
     """What hands the answer over, where that may happen at all."""
-    fails_over = plan.on_failure == "migrate"
+    fails_over = plan.on_failure != "raise"
     if len(plan.starts) < 2 or not (fails_over or plan.migration is not None):
         return None
-    return Relay(Mover(plan.migration) if plan.migration is not None else None, fails_over=fails_over)
+    mover = Mover(plan.migration) if plan.migration is not None else None
+    return Relay(mover, fails_over=fails_over, begins_anew=plan.on_failure == "restart")

@@ -139,6 +139,6 @@ def _read(leg: Leg, prompt_tokens: int) -> int:
     details = leg.usage.prompt_tokens_details if leg.usage else None
     if leg.usage and details and details.cached_tokens is not None:
         return max(1, leg.usage.prompt_tokens - details.cached_tokens)
-    if leg.takes_over_at is None:
+    if leg.takes_over_at is None or leg.is_anew:
         return prompt_tokens
     return max(1, leg.takes_over_at - leg.kept) if leg.kept is not None else prompt_tokens + leg.takes_over_at

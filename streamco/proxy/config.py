@@ -92,7 +92,7 @@ class DispatchSection(Struct, frozen=True, kw_only=True):
     budget: float = 0.3
     policy: str = "auto"
     pace: float | Literal["reading", "listening"] | None = None
-    on_failure: Literal["migrate", "raise"] | None = None  # of an endpoint in the middle; None: migrate, with tools raise
+    on_failure: Literal["migrate", "restart", "raise"] | None = None  # of an endpoint in the middle; None: migrate, with tools raise
     constrained: Literal["device", "server"] | None = None
     explore: float = 0.05
     hedge_tools: bool = False
