@@ -12,6 +12,7 @@ target has something to tell, so it needs no deadline of its own: a buffer grows
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from msgspec import Struct
@@ -157,27 +158,48 @@ class Mover:
         plan, terms = self._plan, self._terms[target.source]
         if not keeps_up(terms, plan.reader_rate):
             return 0.0
+        way = self._behind(situation, target)
+        if way is None:
+            return 0.0
         length = plan.prompt_tokens + situation.position
-        to_read = self.to_read(target, situation.position)
-        is_reading_ahead = plan.rule == "pre-copy" and terms.pre_copy == "append"
-        seconds = terms.takes(1 if is_reading_ahead else to_read)
-        if seconds is None:
-            if not is_reading_ahead:
-                return 0.0
-            seconds = _MEASURED_SETUP  # the reading ahead will tell
         source = self._terms[situation.source.source]
-        source_rate = situation.source.rate or source.rate or UNKNOWN_RATE
-        behind = lag(cover(seconds, plan.reader_rate) - situation.buffered, source_rate, plan.reader_rate)
-        if is_reading_ahead:
-            behind = max(behind, source_rate * (terms.takes(to_read) or 0.0))
         return net_saving(
             source,
             terms,
             remaining=plan.lengths.expected(situation.position, plan.limit),
-            behind=behind,
+            behind=min(way),
             length=length,
-            kept=length - to_read,
+            kept=length - self.to_read(target, situation.position),
+            overrun=source.stops * self._source_rate(situation),
         )
+
+    def _behind(self, situation: Situation, target: Leg) -> tuple[float, float] | None:
+        """Tokens the source makes until the buffer covers the change: when the target begins to read at the change, and when ahead of it.
+
+        While a target reads ahead the source goes on, so ahead is worse where the source writes much faster than the target reads. None:
+        it is not known how long the target takes.
+        """
+        plan, terms = self._plan, self._terms[target.source]
+        source_rate, reader_rate = self._source_rate(situation), plan.reader_rate
+        to_read = self.to_read(target, situation.position)
+        seconds = terms.takes(to_read)
+        is_able = plan.rule == "pre-copy" and terms.pre_copy == "append"
+        if seconds is None:
+            if not is_able:
+                return None
+            needed = cover(_MEASURED_SETUP, reader_rate)  # the reading ahead will tell
+            return math.inf, lag(needed - situation.buffered, source_rate, reader_rate)
+        at_once = lag(cover(seconds, reader_rate) - situation.buffered, source_rate, reader_rate, terms.per_token)
+        if not is_able:
+            return at_once, math.inf
+        made = source_rate * seconds
+        rest = terms.takes(max(1.0, made))
+        assert rest is not None, "its setup is known"
+        buffered = max(0.0, situation.buffered + made - reader_rate * seconds)
+        return at_once, made + lag(cover(rest, reader_rate) - buffered, source_rate, reader_rate, terms.per_token)
+
+    def _source_rate(self, situation: Situation) -> float:
+        return situation.source.rate or self._terms[situation.source.source].rate or UNKNOWN_RATE
 
     # Moving
 
@@ -186,26 +208,24 @@ class Mover:
             self._terms.pop(target.source)
             self.reset()
             return None
-        terms = self._terms[target.source]
-        to_read = self.to_read(target, situation.position)
-        seconds = terms.takes(to_read)
-        is_covered = seconds is not None and situation.buffered >= cover(seconds, self._plan.reader_rate)
-        if target.is_live:
-            return self._switch(situation, target) if is_covered and self._is_overdue(situation.now, terms) else None
+        is_covered = self._is_covered(situation, target)
+        if target.is_live and not (is_covered and self._is_overdue(situation.now, self._terms[target.source])):
+            return None
+        if not is_covered and not self._reads_ahead(situation, target):
+            return None
+        if self._saving(situation, target) <= 0:  # not any more
+            self.reset()
+            return None
         if is_covered:
-            return self._switch(situation, target)
-        if self._reads_ahead(situation, target, to_read):
-            self._rounds += 1
-            self._reading = situation.now, to_read
-            return Prepare(target.source)
-        return None
-
-    def _switch(self, situation: Situation, target: Leg) -> Switch | None:
-        """Now, unless it does not pay any more."""
-        if self._saving(situation, target) > 0:
             return Switch(target.source)
-        self.reset()
-        return None
+        self._rounds += 1
+        self._reading = situation.now, self.to_read(target, situation.position)
+        return Prepare(target.source)
+
+    def _is_covered(self, situation: Situation, target: Leg) -> bool:
+        """Whether the target could go on now without the reader's notice."""
+        seconds = self._terms[target.source].takes(self.to_read(target, situation.position))
+        return seconds is not None and situation.buffered >= cover(seconds, self._plan.reader_rate)
 
     def _is_overdue(self, now: float, terms: Terms) -> bool:
         if self._reading is None:
@@ -214,22 +234,24 @@ class Mover:
         estimate = terms.takes(tokens)
         return estimate is not None and now - since > _PATIENCE * estimate
 
-    def _reads_ahead(self, situation: Situation, target: Leg, to_read: int) -> bool:
+    def _reads_ahead(self, situation: Situation, target: Leg) -> bool:
         """Whether the target should read (on) while the source goes on."""
         plan, terms, has_read = self._plan, self._terms[target.source], target.kept is not None
         if plan.rule != "pre-copy" or self._rounds >= _ROUNDS or (has_read and terms.pre_copy == "warm"):
             return False
-        seconds, least = terms.takes(to_read), terms.takes(1)
+        seconds, least = terms.takes(self.to_read(target, situation.position)), terms.takes(1)
         if seconds is None or least is None:
             return terms.pre_copy == "append" and not has_read
         needed, needed_least = cover(seconds, plan.reader_rate), cover(least, plan.reader_rate)
         if has_read and situation.buffered < needed_least:  # the buffer is what is missing, not the reading
             return False
+        way = self._behind(situation, target)
+        assert way is not None, "its setup is known"
         return copy_pays(
             self._terms[situation.source.source],
             terms,
             length=plan.prompt_tokens + situation.position,
-            saved=needed - needed_least,
+            saved=way[0] - way[1] if terms.pre_copy == "append" else needed - needed_least,
             saving=self._saving(situation, target),
             is_possible_without=needed <= plan.capacity or needed_least > plan.capacity,
         )

@@ -101,17 +101,13 @@ def test_who_ended_may_take_over_if_it_had_something_to_say() -> None:
 
 
 def test_who_failed_may_be_asked_at_last_if_it_only_read_ahead() -> None:
-    leg = make(LegState.SPARED).prepare(1.0)
-    assert not leg.is_last_resort
-    leg.state = LegState.FAILED
-    assert leg.is_last_resort
-    assert not leg.can_take_over
-    assert not make(LegState.FAILED).is_last_resort
-    written = leg.succeed(10, 2.0)
-    written.state = LegState.FAILED
-    assert not written.is_last_resort
-    leg.continues = False
-    assert not leg.is_last_resort
+    reading, unable = make(LegState.SPARED).prepare(1.0), make(LegState.SPARED, continues=False).prepare(1.0)
+    writing = reading.succeed(10, 2.0)
+    assert not reading.is_last_resort
+    for leg in (reading, unable, writing):
+        leg.state = LegState.FAILED
+    assert [leg.is_last_resort for leg in (reading, unable, writing, make(LegState.FAILED))] == [True, False, False, False]
+    assert not reading.can_take_over
 
 
 # Parts

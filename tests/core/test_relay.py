@@ -114,10 +114,9 @@ def test_without_a_mover_nothing_is_planned() -> None:
 def test_what_is_handed_over_and_where_is_noted() -> None:
     relay = begun(make_mover(most=1))
     legs = make_legs(server=LegState.WON, device=LegState.SPARED)
-    assert relay.may_move
     assert relay.partial() == Partial(text="ab", ids=(7, 8), vocabulary="v", tokens=2)
     relay.move(legs["server"], legs["device"], at=1.5, buffered=3.6)
-    assert not relay.may_move
+    assert not relay.may_move  # once was all
     legs["device"].error = EndpointConnectError("cut", endpoint="device")
     relay.add([text_chunk("c", ids=[9])], 1, "v")
     relay.fail_over(legs["device"], legs["server"], at=2.0, buffered=0.2)
