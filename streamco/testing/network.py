@@ -199,6 +199,8 @@ class _Relay:
         for start in range(0, len(data), size or 1):
             await asyncio.sleep(self._faults.delay)
             await self.passing.wait()
+            if writer.is_closing():
+                raise ConnectionResetError("the receiver has left")
             writer.write(data[start : start + size])
             await writer.drain()
 
