@@ -255,6 +255,41 @@ async def test_a_server_that_has_read_the_answer_goes_on_exactly(engines: tuple[
 
 
 @pytest.mark.peer
+async def test_from_device_to_xllamacpp_by_plain_ids(engines: tuple[LlamaEngine, LlamaEngine]) -> None:
+    """It reads the sample as the device does, so a chat goes over as ids, and the answer is the one it gives behind that prompt of ids."""
+    device = DeviceEndpoint(engines[0])
+    with running_peer("xllamacpp") as url:
+        peer = OpenAIEndpoint("smollm2", base_url=url, name="peer", retry=QUICK_RETRIES, tokenizer=device)
+        try:
+            assert (await peer.probe()).vocabulary == device.capabilities.vocabulary
+            for request in ASKED:
+                whole = await answer(device, request)
+                for cut in places(whole, 2, request.messages)[:-1]:
+                    partial = whole.partial(cut, device.capabilities.vocabulary)
+                    call = await peer._prepare(replace(request, partial=partial))
+                    assert call.api == "completions"
+                    ids = [*prompt_ids(engines[0], request), *(partial.ids or ())]
+                    left = replace(request.sampling, max_tokens=TOKENS - partial.tokens)
+                    anew = await answer(peer, Request(prompt_ids=ids, sampling=left))
+                    rest = await go_on(peer, request, partial)
+                    assert rest.text == anew.text
+                    check_seam(partial.text + rest.text, partial.text)
+        finally:
+            await peer.aclose()
+
+
+@pytest.mark.peer
+async def test_llama_cpp_pythons_server_takes_strings_only(engines: tuple[LlamaEngine, LlamaEngine]) -> None:
+    with running_peer("llama-cpp-python") as url:
+        peer = OpenAIEndpoint("smollm2", base_url=url, name="peer", retry=QUICK_RETRIES, tokenizer=engines[0])
+        try:
+            assert (await peer.probe()).vocabulary is None
+            assert (peer.capabilities.takes_token_ids, peer.capabilities.continuation) == (False, "none")
+        finally:
+            await peer.aclose()
+
+
+@pytest.mark.peer
 async def test_a_stock_servers_warm_cache_holds_what_was_read(engines: tuple[LlamaEngine, LlamaEngine]) -> None:
     partial = Partial(text="The three primary colours are red, yellow and", tokens=10)
     with running_peer("xllamacpp") as url:
