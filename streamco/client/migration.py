@@ -17,7 +17,7 @@ from streamco.core.switching import SwitchLearner
 from streamco.endpoints.base import Endpoint
 from streamco.errors import ConfigError
 from streamco.policies.cost import RequestCost
-from streamco.policies.migration import Terms, TransferRule
+from streamco.policies.migration import SERVER_STOPS, Terms, TransferRule
 from streamco.profiles import RemainingLength
 
 __all__ = ["CostOf", "MigrationDesk", "MigrationOptions"]
@@ -132,4 +132,5 @@ class MigrationDesk:
             per_token=per_token,
             rate=pace.rate,
             pre_copy=endpoint.capabilities.pre_copy,
+            stops=0.0 if endpoint.kind == "device" else SERVER_STOPS,
         )

@@ -12,14 +12,13 @@ target has something to tell, so it needs no deadline of its own: a buffer grows
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from streamco.core.legs import Leg
-from streamco.policies.migration import UNKNOWN_RATE, Terms, TransferRule, copy_pays, cover, keeps_up, lag, net_saving
+from streamco.core.legs import Leg, LegState
+from streamco.policies.migration import UNKNOWN_RATE, Terms, TransferRule, ahead, copy_pays, cover, keeps_up, lag, net_saving
 from streamco.profiles import RemainingLength
 
 __all__ = ["MigrationPlan", "Mover", "Prepare", "Situation", "Switch"]
@@ -80,9 +79,10 @@ class Prepare(Struct, frozen=True):
 
 
 class Switch(Struct, frozen=True):
-    """Stop the source, let this endpoint go on."""
+    """Stop the source, let this endpoint go on; ``waits``: once it has read what it is reading."""
 
     target: str
+    waits: bool = False
 
 
 class Mover:
@@ -158,8 +158,8 @@ class Mover:
         plan, terms = self._plan, self._terms[target.source]
         if not keeps_up(terms, plan.reader_rate):
             return 0.0
-        way = self._behind(situation, target)
-        if way is None:
+        behind = self._behind(situation, target)
+        if behind is None:
             return 0.0
         length = plan.prompt_tokens + situation.position
         source = self._terms[situation.source.source]
@@ -167,36 +167,32 @@ class Mover:
             source,
             terms,
             remaining=plan.lengths.expected(situation.position, plan.limit),
-            behind=min(way),
+            behind=behind,
             length=length,
             kept=length - self.to_read(target, situation.position),
             overrun=source.stops * self._source_rate(situation),
         )
 
-    def _behind(self, situation: Situation, target: Leg) -> tuple[float, float] | None:
-        """Tokens the source makes until the buffer covers the change: when the target begins to read at the change, and when ahead of it.
-
-        While a target reads ahead the source goes on, so ahead is worse where the source writes much faster than the target reads. None:
-        it is not known how long the target takes.
-        """
+    def _behind(self, situation: Situation, target: Leg) -> float | None:
+        """Tokens the source makes until the buffer covers the change; None: it is not known how long the target takes."""
         plan, terms = self._plan, self._terms[target.source]
-        source_rate, reader_rate = self._source_rate(situation), plan.reader_rate
-        to_read = self.to_read(target, situation.position)
-        seconds = terms.takes(to_read)
-        is_able = plan.rule == "pre-copy" and terms.pre_copy == "append"
+        source_rate, reader_rate, buffered = self._source_rate(situation), plan.reader_rate, situation.buffered
+        seconds = terms.takes(self.to_read(target, situation.position))
+        is_reading_ahead = plan.rule == "pre-copy" and terms.pre_copy == "append"
         if seconds is None:
-            if not is_able:
-                return None
-            needed = cover(_MEASURED_SETUP, reader_rate)  # the reading ahead will tell
-            return math.inf, lag(needed - situation.buffered, source_rate, reader_rate)
-        at_once = lag(cover(seconds, reader_rate) - situation.buffered, source_rate, reader_rate, terms.per_token)
-        if not is_able:
-            return at_once, math.inf
+            missing = cover(_MEASURED_SETUP, reader_rate) - buffered  # the reading ahead will tell
+            return lag(missing, source_rate, reader_rate) if is_reading_ahead else None
+        missing = cover(seconds, reader_rate) - buffered
+        if not is_reading_ahead:
+            return lag(missing, source_rate, reader_rate, terms.per_token)
+        while_reading = ahead(missing, reader_rate, terms.per_token)
         made = source_rate * seconds
+        if while_reading <= made:
+            return while_reading
         rest = terms.takes(max(1.0, made))
         assert rest is not None, "its setup is known"
-        buffered = max(0.0, situation.buffered + made - reader_rate * seconds)
-        return at_once, made + lag(cover(rest, reader_rate) - buffered, source_rate, reader_rate, terms.per_token)
+        left_over = max(0.0, buffered + made - reader_rate * seconds)
+        return made + lag(cover(rest, reader_rate) - left_over, source_rate, reader_rate, terms.per_token)
 
     def _source_rate(self, situation: Situation) -> float:
         return situation.source.rate or self._terms[situation.source.source].rate or UNKNOWN_RATE
@@ -210,7 +206,7 @@ class Mover:
             return None
         is_covered = self._is_covered(situation, target)
         if target.is_live and not (is_covered and self._is_overdue(situation.now, self._terms[target.source])):
-            return None
+            return self._switch_early(situation, target)
         if not is_covered and not self._reads_ahead(situation, target):
             return None
         if self._saving(situation, target) <= 0:  # not any more
@@ -226,6 +222,20 @@ class Mover:
         """Whether the target could go on now without the reader's notice."""
         seconds = self._terms[target.source].takes(self.to_read(target, situation.position))
         return seconds is not None and situation.buffered >= cover(seconds, self._plan.reader_rate)
+
+    def _switch_early(self, situation: Situation, target: Leg) -> Switch | None:
+        """Stop the source while the target still reads, where the buffer covers the rest of that and the reading of what came since."""
+        terms = self._terms[target.source]
+        if self._reading is None or target.state is not LegState.PREPARING or target.is_stopping or terms.pre_copy != "append":
+            return None
+        since, tokens = self._reading
+        estimate, rest = terms.takes(tokens), terms.takes(situation.position - target.copies)
+        if estimate is None or rest is None or situation.now - since > estimate:  # nobody knows how long it still takes
+            return None
+        seconds = since + estimate - situation.now + rest
+        if situation.buffered < cover(seconds, self._plan.reader_rate) or self._saving(situation, target) <= 0:
+            return None
+        return Switch(target.source, waits=True)
 
     def _is_overdue(self, now: float, terms: Terms) -> bool:
         if self._reading is None:
@@ -245,13 +255,11 @@ class Mover:
         needed, needed_least = cover(seconds, plan.reader_rate), cover(least, plan.reader_rate)
         if has_read and situation.buffered < needed_least:  # the buffer is what is missing, not the reading
             return False
-        way = self._behind(situation, target)
-        assert way is not None, "its setup is known"
         return copy_pays(
             self._terms[situation.source.source],
             terms,
             length=plan.prompt_tokens + situation.position,
-            saved=way[0] - way[1] if terms.pre_copy == "append" else needed - needed_least,
+            saved=needed - needed_least,
             saving=self._saving(situation, target),
             is_possible_without=needed <= plan.capacity or needed_least > plan.capacity,
         )

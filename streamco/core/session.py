@@ -306,7 +306,7 @@ class SessionMachine:
         if was is LegState.WON:
             self._fail_over(leg, event.error, now)
         elif was is LegState.PREPARING:
-            self._consider_moving(now)
+            self._go_on_after_reading(leg, now)
         elif was is LegState.OPEN:
             self._start_next(now)
             self._settle_without_winner(now)
@@ -359,13 +359,14 @@ class SessionMachine:
         self._relay.fail_over(failed, heir, at=now - self.began, buffered=self._ahead(now))
         self._pass_to(heir, now)
 
-    def _pass_to(self, heir: Leg, now: float) -> None:
-        """From now on the heir writes; what it did before is cancelled first."""
+    def _pass_to(self, heir: Leg, now: float, *, waits: bool = False) -> None:
+        """From now on the heir writes; what it did before is cancelled first, or, where that is worth it, awaited."""
         self._winning = heir
         self._stop_preparing(but=heir)
         if heir.is_live:
             self._heir = heir
-            self._stop(heir, "takes over")
+            if not waits:
+                self._stop(heir, "takes over")
         else:
             self._take_over(heir, now)
 
@@ -411,8 +412,8 @@ class SessionMachine:
         match self._relay.consider_move(source, self.legs, buffered=self._ahead(now), now=now - self.began):
             case Prepare(target):
                 self._prepare(self.legs[target], now)
-            case Switch(target):
-                self._move(source, self.legs[target], now)
+            case Switch(target, waits):
+                self._move(source, self.legs[target], now, waits=waits)
 
     def _prepare(self, leg: Leg, now: float) -> None:
         """Let a leg read ahead; its next round is the same leg's."""
@@ -428,14 +429,21 @@ class SessionMachine:
         leg.state, leg.kept = LegState.PREPARED, leg.copies
         if leg.opened is not None and leg.stopped is not None:
             self._relay.note_copied(leg, tokens=leg.reads, seconds=leg.stopped - leg.opened)
-        self._consider_moving(now)
+        self._go_on_after_reading(leg, now)
 
-    def _move(self, source: Leg, target: Leg, now: float) -> None:
+    def _go_on_after_reading(self, leg: Leg, now: float) -> None:
+        """A reading ahead is over: who was awaited takes over, whether it could read or not, for nobody writes any more."""
+        if leg is not self._heir:
+            self._consider_moving(now)
+        elif not leg.is_stopping:
+            self._take_over(leg, now)
+
+    def _move(self, source: Leg, target: Leg, now: float, *, waits: bool) -> None:
         """The target goes on, the source stops; what it makes until then nobody reads."""
         assert self._relay is not None, "only a mover moves"
         self._relay.move(source, target, at=now - self.began, buffered=self._ahead(now))
         source.state = LegState.LOST
-        self._pass_to(target, now)
+        self._pass_to(target, now, waits=waits)
         self._stop(source, "handed over")
 
     def _stop_preparing(self, but: Leg | None = None) -> None:

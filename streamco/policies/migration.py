@@ -18,7 +18,8 @@ from msgspec import Struct
 
 from streamco.commands import PreCopy
 
-__all__ = ["UNKNOWN_RATE", "UNKNOWN_SERVER_SETUP", "Terms", "TransferRule", "copy_pays", "cover", "keeps_up", "lag", "net_saving"]
+__all__ = ["SERVER_STOPS", "UNKNOWN_RATE", "UNKNOWN_SERVER_SETUP", "Terms", "TransferRule", "ahead", "copy_pays", "cover", "keeps_up"]
+__all__ += ["lag", "net_saving"]
 
 TransferRule = Literal["pre-copy", "full-buffer"]
 
@@ -26,6 +27,7 @@ SLACK = 0.1  # seconds on top of every estimate: two event loops and a network t
 HEADROOM = 1.1  # a target must decode this much faster than the reader reads
 UNKNOWN_RATE = 20.0  # tokens per second, where nothing was measured; phones decode 14 to 22 (DiSCo 5.1), servers more
 
+SERVER_STOPS = 0.1  # seconds; a round trip, behind which a server notices that the connection is closed
 UNKNOWN_SERVER_SETUP = 3.0  # seconds; 99 % of 3,657 first tokens of 60 services came within 2.3 s (thefastest.ai, 2024)
 
 
@@ -40,6 +42,7 @@ class Terms(Struct, frozen=True, kw_only=True):
         per_token: seconds a token it has to read, seldom exceeded.
         rate: tokens per second it decodes; None: not known.
         pre_copy: what ``Request.prefill_only`` does there.
+        stops: seconds it goes on behind a cancel, and bills.
     """
 
     prompt: float
@@ -49,6 +52,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     per_token: float = 0.0
     rate: float | None = None
     pre_copy: PreCopy = "none"
+    stops: float = 0.0
 
     def takes(self, tokens: float) -> float | None:
         """Seconds to the first token when ``tokens`` are to be read, seldom exceeded (t_m); None: not known."""
@@ -70,14 +74,39 @@ def keeps_up(terms: Terms, reader_rate: float) -> bool:
     return terms.rate is None or terms.rate >= HEADROOM * reader_rate
 
 
-def lag(missing: float, source_rate: float, reader_rate: float) -> float:
-    """Tokens the source makes until ``missing`` more are buffered; inf when it is no faster than the reader."""
+def lag(missing: float, source_rate: float, reader_rate: float, per_token: float = 0.0) -> float:
+    """Tokens the source makes until ``missing`` more are buffered; inf when that never comes about.
+
+    Args:
+        missing: tokens.
+        source_rate: tokens per second it makes.
+        reader_rate: tokens per second that go out again.
+        per_token: seconds by which each of them makes the change longer, because the target has to read it; the buffer must cover that too.
+    """
     if missing <= 0:
         return 0.0
-    return missing * source_rate / (source_rate - reader_rate) if source_rate > reader_rate else math.inf
+    gain = source_rate - reader_rate - reader_rate * per_token * source_rate
+    return missing * source_rate / gain if gain > 0 else math.inf
 
 
-def net_saving(source: Terms, target: Terms, *, remaining: float, behind: float, length: float, kept: float = 0.0) -> float:
+def ahead(missing: float, reader_rate: float, per_token: float) -> float:
+    """Tokens the source makes until the buffer covers what is left of a change whose reading runs meanwhile.
+
+    The reader takes r_c tokens a second, and each second takes one from the time that is left, so what the source makes is what counts.
+
+    Args:
+        missing: tokens the buffer lacks for the whole change.
+        reader_rate: tokens per second (r_c).
+        per_token: seconds by which each token that is made meanwhile makes the change longer.
+    """
+    if missing <= 0:
+        return 0.0
+    return missing / (1.0 - reader_rate * per_token) if reader_rate * per_token < 1.0 else math.inf
+
+
+def net_saving(
+    source: Terms, target: Terms, *, remaining: float, behind: float, length: float, kept: float = 0.0, overrun: float = 0.0
+) -> float:
     """Both sides of equation 4 in US dollars: what moving saves, less what it costs; above zero it pays.
 
     Args:
@@ -87,13 +116,14 @@ def net_saving(source: Terms, target: Terms, *, remaining: float, behind: float,
         behind: of those, tokens the source makes before the change.
         length: tokens of prompt and answer so far.
         kept: of those, tokens the target has read already.
+        overrun: tokens the source makes behind the change, until its cancel takes effect.
     """
     left = max(0.0, remaining - behind)
     cached = target.prompt if target.cached_prompt is None else target.cached_prompt
     overhead = max(0.0, length + min(behind, remaining) - kept) * target.prompt
     if target.pre_copy == "warm":
         overhead += kept * cached
-    return (source.completion - target.completion) * left - overhead
+    return (source.completion - target.completion) * left - overhead - source.completion * min(overrun, left)
 
 
 def copy_pays(source: Terms, target: Terms, *, length: float, saved: float, saving: float, is_possible_without: bool) -> bool:

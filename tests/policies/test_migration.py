@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.policies.migration import HEADROOM, SLACK, Terms, copy_pays, cover, keeps_up, lag, net_saving
+from streamco.policies.migration import HEADROOM, SLACK, Terms, ahead, copy_pays, cover, keeps_up, lag, net_saving
 
 prices = st.floats(0.0, 1e-4)
 counts = st.floats(0.0, 10_000.0)
@@ -93,7 +93,32 @@ def test_in_the_time_of_the_lag_just_what_was_missing_is_left_over(missing: floa
     assert made - reader * made / (reader + faster) == pytest.approx(missing)
 
 
+def test_what_the_source_makes_meanwhile_the_target_has_to_read_too() -> None:
+    """6 more at 60 a second: of those the reader takes 5 and the reading of them 15 again, so 40 a second are gained."""
+    assert lag(6, 60.0, 5.0, 0.05) == pytest.approx(9.0)
+    assert lag(1, 6.0, 5.0, 0.05) == math.inf
+
+
+def test_a_target_that_reads_meanwhile_needs_what_the_reader_takes_and_no_more() -> None:
+    """8 are missing for 2 s; each token made meanwhile is read in 40 ms, in which a fifth of one goes out."""
+    assert ahead(8, 5.0, 0.04) == pytest.approx(10.0)
+    assert ahead(8, 5.0, 0.0) == 8.0
+    assert ahead(0, 5.0, 0.04) == 0.0
+    assert ahead(1, 5.0, 0.2) == math.inf
+
+
+@given(st.floats(0.1, 100.0), st.floats(0.1, 100.0), st.floats(0.1, 20.0), st.floats(0.0, 0.1))
+def test_reading_meanwhile_never_takes_more_of_the_source(missing: float, faster: float, reader: float, per_token: float) -> None:
+    assert ahead(missing, reader, per_token) <= lag(missing, reader + faster, reader, per_token) * (1 + 1e-9)
+
+
 # Money
+
+
+def test_what_the_source_makes_behind_the_change_is_paid_twice() -> None:
+    assert net_saving(DEAR, CHEAP, remaining=200, behind=20, length=300, overrun=9) == pytest.approx(180 * 10e-6 - 320 * 1e-6 - 9 * 15e-6)
+    at_its_end = net_saving(DEAR, CHEAP, remaining=25, behind=20, length=0, overrun=9)
+    assert at_its_end == pytest.approx(5 * 10e-6 - 20 * 1e-6 - 5 * 15e-6)
 
 
 def test_equation_4_by_hand() -> None:
