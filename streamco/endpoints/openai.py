@@ -207,7 +207,9 @@ class OpenAIEndpoint:
         await self._client.aclose()
 
     async def _compare(self, shared: SharedVocabulary, info: ServerInfo) -> ServerInfo:
-        """Let the server and the model here read the same, if the server takes ids and says what it reads."""
+        """Let the server and the model here read the same; what an earlier probe found is forgotten."""
+        usual = self._declared or self._address.provider.capabilities
+        self._capabilities = msgspec.structs.replace(self._capabilities, vocabulary=usual.vocabulary, continuation=usual.continuation)
         how = self._address.provider.reading
         if how is None or not self._capabilities.takes_token_ids:
             return info
@@ -217,10 +219,9 @@ class OpenAIEndpoint:
             raise
         except EndpointError:
             return info  # one that doesn't say is sent text
-        if found is None:
-            return info
-        info = msgspec.structs.replace(info, vocabulary=found[0], vocabulary_size=found[1])
-        self._adopt(info)
+        if found is not None:
+            info = msgspec.structs.replace(info, vocabulary=found[0], vocabulary_size=found[1])
+            self._adopt(info)
         return info
 
     def _adopt(self, info: ServerInfo) -> None:

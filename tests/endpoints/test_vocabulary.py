@@ -184,6 +184,15 @@ async def test_a_server_that_does_not_say_gets_text(kind: str, path: str, answer
         assert endpoint.capabilities.vocabulary is None
 
 
+async def test_a_later_probe_forgets_what_is_no_longer_so() -> None:
+    engine = FakeEngine()
+    async with stock("vllm", engine) as server, opened(server.url, tokenizer=engine) as endpoint:
+        assert (await endpoint.probe()).vocabulary is not None
+        server.route("/tokenize", json_answer({"tokens": [1, 2, 3]}))
+        assert (await endpoint.probe()).vocabulary is None
+        assert (endpoint.capabilities.vocabulary, endpoint.capabilities.continuation) == (None, "continue_final_message")
+
+
 async def test_a_model_without_a_template_compares_no_chats() -> None:
     engine = Untemplated()
     async with stock("vllm", engine) as server, opened(server.url, tokenizer=engine) as endpoint:
