@@ -542,7 +542,7 @@ def test_work_that_ends_before_its_cancel_is_carried_out_does_not_have_the_next_
             prepare_error=error,
             cancel_takes=cancel_takes,
         )
-        driver = move(server, device, Terms(prompt=1e-9, completion=1e-8, setup=9.0, per_token=0.1, pre_copy="append"))
+        driver = move(server, device, Terms(prompt=1e-9, completion=1e-8, pre_copy="append"))
         assert await read_all(driver) == "w0 w1 w2 "
         assert len(device.streams) == 2
         await driver.aclose()

@@ -16,6 +16,8 @@ from streamco.profiles import RemainingLength
 DEAR = Terms(prompt=1e-9, completion=1e-6, setup=0.1, rate=50.0)
 CHEAP = Terms(prompt=1e-9, completion=1e-8, setup=0.1, rate=50.0)
 DEVICE = Terms(prompt=1e-9, completion=1e-8, setup=0.1, per_token=0.01, rate=50.0, pre_copy="append")
+SLOW_DEVICE = Terms(prompt=1e-9, completion=1e-8, setup=0.1, per_token=0.05, rate=50.0, pre_copy="append")
+STEADY = Terms(prompt=1e-9, completion=1e-6, setup=0.1, rate=8.0)
 WARM = Terms(prompt=1e-9, cached_prompt=1e-10, completion=1e-8, setup=0.1, per_token=0.01, rate=50.0, pre_copy="warm")
 UNKNOWN = Terms(prompt=1e-9, completion=1e-8, pre_copy="append")
 
@@ -117,7 +119,7 @@ def test_a_source_that_is_no_faster_than_the_reader_never_fills_the_buffer() -> 
     assert World(source, target=DEVICE).look(10, 0) is None
     leg_is_faster = World(source, target=DEVICE)
     for token in range(8):
-        leg_is_faster.legs["source"].count(1, token * 0.05)
+        leg_is_faster.legs["source"].count(1, token * 0.125)
     assert leg_is_faster.look(10, 0) == Prepare("target")  # measured now, it does
 
 
@@ -125,7 +127,7 @@ def test_a_source_that_is_no_faster_than_the_reader_never_fills_the_buffer() -> 
 
 
 def test_a_target_that_keeps_what_it_reads_reads_ahead_first() -> None:
-    world = World(target=DEVICE)
+    world = World(STEADY, target=DEVICE)
     assert world.look(1) == Prepare("target")
 
 
@@ -136,35 +138,44 @@ def test_by_the_full_buffer_rule_nobody_reads_ahead() -> None:
     assert world.look(20, 7) == Switch("target")
 
 
-def test_while_it_reads_nothing_is_asked_of_it() -> None:
-    world = World(target=DEVICE)
+def test_while_it_reads_the_source_goes_on() -> None:
+    world = World(STEADY, target=DEVICE)
     world.look(1, now=1.0)
     world.read("target", 1)
-    assert [world.look(position, position, now=1.0 + position / 50) for position in range(2, 60)] == [None] * 58
+    assert [world.look(position, 1, now=1.0 + position / 50) for position in range(2, 60)] == [None] * 58
+
+
+def test_the_source_is_stopped_while_the_target_still_reads_where_the_buffer_covers_the_rest_of_that() -> None:
+    """101 tokens take 1.11 s, of which 0.61 s are left, and four more 0.14 s: with the slack 0.85 s, five tokens."""
+    world = World(STEADY, target=DEVICE)
+    world.look(1, now=1.0)
+    world.read("target", 1)
+    assert world.look(5, 4, now=1.5) is None
+    assert world.look(5, 5, now=1.5) == Switch("target", waits=True)
+
+
+def test_it_is_not_stopped_for_a_reading_that_is_late_or_is_being_cancelled() -> None:
+    world = World(STEADY, target=DEVICE)
+    world.look(1, now=1.0)
+    world.read("target", 1)
+    assert world.look(5, 5, now=2.2) is None
+    world.legs["target"].is_stopping = True
+    assert world.look(5, 5, now=1.5) is None
 
 
 def test_then_it_reads_what_came_meanwhile_and_again_until_only_few_are_left() -> None:
-    world = World(target=DEVICE)
+    world = World(STEADY, target=SLOW_DEVICE)
     world.look(1)
     world.read("target", 1)
     world.has_read("target")
-    assert world.look(60, 2) == Prepare("target")  # 59 to be read: 0.69 s, four tokens
+    assert world.look(60, 2) == Prepare("target")  # 59 to be read: 3.05 s, sixteen tokens
     world.read("target", 60)
     world.has_read("target")
-    assert world.look(64, 2) == Switch("target")  # 4 to be read: 0.14 s and the slack, two tokens
-
-
-def test_no_further_round_is_begun_where_it_would_not_make_the_change_a_token_shorter() -> None:
-    world = World(target=DEVICE)
-    world.look(1)
-    world.read("target", 1)
-    world.has_read("target")
-    assert world.look(10, 1) is None  # 9 to be read: two tokens, as for one
-    assert world.look(10, 2) == Switch("target")
+    assert world.look(64, 2) == Switch("target")  # 4 to be read: 0.3 s and the slack, two tokens
 
 
 def test_no_further_round_is_begun_while_the_buffer_would_not_do_for_the_shortest_change() -> None:
-    world = World(target=DEVICE)
+    world = World(STEADY, target=SLOW_DEVICE)
     world.look(1)
     world.read("target", 1)
     world.has_read("target")
@@ -173,7 +184,7 @@ def test_no_further_round_is_begun_while_the_buffer_would_not_do_for_the_shortes
 
 
 def test_after_eight_rounds_what_is_left_is_taken_as_it_is() -> None:
-    world = World(target=DEVICE, length=4000)
+    world = World(STEADY, target=SLOW_DEVICE, length=4000)
     rounds = 0
     position = 1
     while world.look(position, 2) == Prepare("target"):
@@ -182,12 +193,12 @@ def test_after_eight_rounds_what_is_left_is_taken_as_it_is() -> None:
         world.has_read("target")
         position += 60
     assert rounds == 8
-    assert world.look(position, 3) is None
-    assert world.look(position, 4) == Switch("target")
+    assert world.look(position, 15) is None
+    assert world.look(position, 16) == Switch("target")
 
 
 def test_who_was_never_measured_is_measured_by_its_first_reading() -> None:
-    world = World(target=UNKNOWN)
+    world = World(STEADY, target=UNKNOWN)
     assert world.look(1) == Prepare("target")
     world.read("target", 1)
     world.has_read("target", seconds=1.01)  # 101 tokens: 0.01 s each, taken as 0.015, and 0.15 s of setup
@@ -224,7 +235,7 @@ def test_a_cache_is_not_warmed_for_a_change_that_would_not_even_then_be_covered(
 
 
 def test_a_target_that_fails_is_given_up_and_another_one_looked_for() -> None:
-    world = World(one=DEVICE, two=Terms(prompt=1e-9, completion=5e-7, setup=0.1))
+    world = World(STEADY, one=DEVICE, two=Terms(prompt=1e-9, completion=5e-7, setup=0.1))
     assert world.look(8) == Prepare("one")
     world.read("one", 8)
     world.legs["one"].state = LegState.FAILED
@@ -246,7 +257,7 @@ def test_when_nobody_is_left_no_move_will_come() -> None:
 @pytest.mark.parametrize("move", ["read on", "switch"])
 def test_when_moving_does_not_pay_any_more_it_is_left(move: str) -> None:
     """The answer has come to its limit meanwhile."""
-    world = World(target=DEVICE, limit=61, length=4000)
+    world = World(STEADY, target=SLOW_DEVICE, limit=61, length=4000)
     assert world.look(1) == Prepare("target")
     world.read("target", 1)
     world.has_read("target")
@@ -272,7 +283,7 @@ def test_a_target_that_still_is_cancelled_from_the_race_is_waited_for() -> None:
 
 def test_a_reading_that_takes_three_times_as_long_is_given_up_for_the_change() -> None:
     """101 tokens take 1.11 s; unread, 2 more in the answer, the change needs seven tokens."""
-    world = World(target=DEVICE)
+    world = World(STEADY, target=DEVICE)
     world.look(1, now=1.0)
     world.read("target", 1)
     assert world.look(3, 7, now=1.0 + 3.32) is None

@@ -22,9 +22,11 @@ from streamco.profiles import RemainingLength
 from streamco.testing import text_chunk
 
 DEAR_SERVER = Terms(prompt=1e-9, completion=1e-6, setup=0.3, rate=50.0)
+SLOW_SERVER = Terms(prompt=1e-9, completion=1e-6, setup=0.3, rate=8.0)
 CHEAP_SERVER = Terms(prompt=1e-9, completion=1e-8, setup=0.3, rate=50.0)
 DEAR_DEVICE = Terms(prompt=1e-9, completion=1e-6, setup=0.1, per_token=0.001, rate=30.0, pre_copy="append")
 CHEAP_DEVICE = Terms(prompt=1e-9, completion=1e-8, setup=0.1, per_token=0.001, rate=30.0, pre_copy="append")
+NEW_DEVICE = Terms(prompt=1e-9, completion=1e-8, rate=30.0, pre_copy="append")  # nobody knows how fast it reads, so it always begins ahead
 SLOW_DEVICE = Terms(prompt=1e-9, completion=1e-8, setup=0.1, per_token=0.01, rate=30.0, pre_copy="append")
 
 LONG = RemainingLength((100, 400), (1.0, 0.0))
@@ -246,8 +248,8 @@ def test_by_the_full_buffer_rule_the_target_is_asked_when_the_buffer_covers_the_
     [
         (DEAR_DEVICE, CHEAP_SERVER, False),
         (DEAR_SERVER, CHEAP_SERVER, False),
-        (DEAR_DEVICE, CHEAP_DEVICE, True),
-        (DEAR_SERVER, CHEAP_DEVICE, True),
+        (DEAR_DEVICE, NEW_DEVICE, True),
+        (DEAR_SERVER, NEW_DEVICE, True),
     ],
     ids=["device to server", "server to server", "device to device", "server to device"],
 )
@@ -387,7 +389,7 @@ def test_a_cache_is_not_warmed_when_that_costs_more_than_the_tokens_it_saves() -
 
 
 def test_when_the_target_fails_to_read_ahead_the_source_goes_on() -> None:
-    play = Play({"server": DEAR_SERVER, "device": CHEAP_DEVICE})
+    play = Play({"server": DEAR_SERVER, "device": NEW_DEVICE})
     play.write("server", 1, now=0.5)
     assert play.fail("device", now=0.6) == []
     assert play.write_steadily("server", 50.0, until=3.0) == []
@@ -398,7 +400,7 @@ def test_when_the_target_fails_to_read_ahead_the_source_goes_on() -> None:
 
 
 def test_an_endpoint_that_failed_only_in_reading_ahead_still_saves_an_answer_that_nobody_else_can() -> None:
-    play = Play({"server": DEAR_SERVER, "device": CHEAP_DEVICE})
+    play = Play({"server": DEAR_SERVER, "device": NEW_DEVICE})
     play.write("server", 3, now=0.5)
     play.fail("device", now=0.6)
     assert kinds(play.fail("server", now=0.7)) == ["ContinueStream"]
@@ -408,7 +410,7 @@ def test_an_endpoint_that_failed_only_in_reading_ahead_still_saves_an_answer_tha
 
 
 def test_but_whoever_has_not_failed_comes_first() -> None:
-    play = Play({"server": DEAR_SERVER, "device": CHEAP_DEVICE, "spare": DEAR_SERVER})
+    play = Play({"server": DEAR_SERVER, "device": NEW_DEVICE, "spare": DEAR_SERVER})
     play.write("server", 3, now=0.5)
     play.fail("device", now=0.6)
     assert play.fail("server", now=0.7)[-1].source == "spare"  # type: ignore[union-attr]
@@ -466,7 +468,7 @@ def test_a_source_whose_batch_holds_the_answers_end_is_not_left(rule: str) -> No
 
 
 def test_a_source_that_ends_while_the_target_reads_ahead_stops_the_target() -> None:
-    play = Play({"server": DEAR_SERVER, "device": CHEAP_DEVICE})
+    play = Play({"server": DEAR_SERVER, "device": NEW_DEVICE})
     play.write("server", 2, now=0.5)
     assert CancelStream("device", "not needed") in play.end("server", now=0.6)
     play.wait(10.0)
@@ -478,7 +480,7 @@ def test_a_source_that_ends_while_the_target_reads_ahead_stops_the_target() -> N
 
 
 def test_a_source_that_fails_while_the_target_reads_ahead_is_replaced_by_it() -> None:
-    play = Play({"server": DEAR_SERVER, "device": CHEAP_DEVICE})
+    play = Play({"server": DEAR_SERVER, "device": NEW_DEVICE})
     play.write("server", 2, now=0.5)
     assert play.fail("server", now=0.6) == [CancelStream("device", "takes over")]
     play.wait(1.0)
@@ -492,7 +494,7 @@ def test_a_source_that_fails_while_the_target_reads_ahead_is_replaced_by_it() ->
 
 @pytest.mark.parametrize("happens", ["ends", "fails"])
 def test_a_cancel_that_takes_effect_late_does_not_hit_the_endpoints_next_work(happens: str) -> None:
-    play = Play({"server": DEAR_SERVER, "device": CHEAP_DEVICE})
+    play = Play({"server": DEAR_SERVER, "device": NEW_DEVICE})
     play.write("server", 2, now=0.5)
     play.fail("server", now=0.6)
     assert (play.end("device", reason=None) if happens == "ends" else play.fail("device")) == []
@@ -505,7 +507,7 @@ def test_a_cancel_that_takes_effect_late_does_not_hit_the_endpoints_next_work(ha
 
 def test_who_has_read_ahead_but_is_still_being_cancelled_is_given_nothing_new() -> None:
     """The source fails, another stand-in goes on, the target of before has finished reading: it may move there, but not yet."""
-    play = Play({"server": DEAR_SERVER, "device": CHEAP_DEVICE, "spare": DEAR_SERVER}, race=True)
+    play = Play({"server": DEAR_SERVER, "device": NEW_DEVICE, "spare": DEAR_SERVER}, race=True)
     play.write("server", 2, now=0.5)  # the others have lost, and are free later
     assert play.release("spare", now=0.6) == []
     assert kinds(play.release("device", now=0.6)) == ["PrepareStream"]
@@ -521,7 +523,7 @@ def test_who_has_read_ahead_but_is_still_being_cancelled_is_given_nothing_new() 
 
 
 def test_reading_ahead_that_takes_far_too_long_is_given_up_for_the_change_itself() -> None:
-    play = Play({"server": DEAR_SERVER, "device": CHEAP_DEVICE}, capacity=400)
+    play = Play({"server": SLOW_SERVER, "device": CHEAP_DEVICE}, capacity=400)
     play.write("server", 1, now=0.5)
     play.write("server", 5, now=1.3)  # 0.3 s were estimated
     late = play.write("server", 5, now=1.5)
@@ -537,7 +539,7 @@ def test_reading_ahead_that_takes_far_too_long_is_given_up_for_the_change_itself
 
 
 def test_it_is_not_given_up_when_nothing_is_left_to_be_written() -> None:
-    play = Play({"server": DEAR_SERVER, "device": CHEAP_DEVICE}, capacity=400, max_tokens=30)
+    play = Play({"server": SLOW_SERVER, "device": CHEAP_DEVICE}, capacity=400, max_tokens=30)
     play.write("server", 1, now=0.5)
     play.write("server", 5, now=1.3)
     assert [command for command in play.write("server", 24, now=1.5) if not isinstance(command, DeliverTokens)] == []
@@ -546,12 +548,67 @@ def test_it_is_not_given_up_when_nothing_is_left_to_be_written() -> None:
     play.assert_complete(30)
 
 
+def awaited() -> Play:
+    """The source has been stopped, the target still reads; it has been given nothing else, and nobody writes."""
+    play = Play({"server": SLOW_SERVER, "device": SLOW_DEVICE}, capacity=400)
+    play.write("server", 1, now=0.5)  # 201 tokens to be read: 2.11 s
+    stopped = play.write("server", 12, now=2.0)  # 0.61 s left, and 0.22 s for the 12
+    assert [command for command in stopped if not isinstance(command, DeliverTokens)] == [CancelStream("server", "handed over")]
+    assert (play.machine.writing, play.made) == ("device", 13)
+    return play
+
+
+@pytest.mark.parametrize("released", ["before", "after"])
+def test_a_source_is_stopped_before_the_target_has_read_to_the_end_where_the_buffer_lasts(released: str) -> None:
+    play = awaited()
+    if released == "before":
+        assert play.release("server", now=2.1) == []
+    else:
+        play.write("server", 2, now=2.1)  # nobody reads it
+    assert kinds(play.end("device", now=2.5, reason=None)) == ["ContinueStream"]
+    assert play.machine.legs["device"].kept == 1
+    if released == "after":
+        play.release("server", now=2.6)
+    play.write("device", 3)
+    play.end("device")
+    play.assert_complete(16)
+
+
+def test_a_target_that_fails_while_it_is_awaited_is_asked_all_the_same_and_then_the_source() -> None:
+    play = awaited()
+    assert kinds(play.fail("device", now=2.2)) == ["ContinueStream"]
+    assert play.fail("device", now=2.3) == []  # the source is not free yet
+    assert kinds(play.release("server", now=2.4)) == ["ContinueStream"]
+    play.write("server", 3)
+    play.end("server")
+    play.assert_complete(16)
+
+
+def test_a_source_that_ends_or_fails_after_it_was_stopped_changes_nothing() -> None:
+    for ends in (True, False):
+        play = awaited()
+        assert (play.end("server") if ends else play.fail("server")) == []
+        assert play.release("server") == []
+        assert kinds(play.end("device", now=2.5, reason=None)) == ["ContinueStream"]
+        play.end("device")
+        play.assert_complete(13)
+
+
+def test_a_reader_that_leaves_while_the_target_is_awaited_ends_its_reading() -> None:
+    play = awaited()
+    assert play.leave(now=2.1) == [CancelStream("device", "reader left")]
+    assert play.end("device", now=2.2, reason=None) == []
+    play.release("device", now=2.3)
+    play.release("server", now=2.3)
+    play.assert_over()
+
+
 # A reader that leaves
 
 
 @pytest.mark.parametrize("moment", ["reading ahead", "being freed", "writing"])
 def test_a_reader_that_leaves_ends_everything(moment: str) -> None:
-    play = Play({"server": DEAR_SERVER, "device": CHEAP_DEVICE})
+    play = Play({"server": DEAR_SERVER, "device": NEW_DEVICE})
     play.write("server", 2, now=0.5)
     if moment == "being freed":
         play.fail("server", now=0.6)
