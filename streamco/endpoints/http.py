@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import io
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -72,8 +71,8 @@ class HttpClient:
             raise StreamClosed(f"{self._name}: expected an open endpoint, got one that was closed")
         if self._session is not None:
             return
-        if "aiohttp" not in sys.modules:
-            await asyncio.to_thread(importlib.import_module, "aiohttp")  # 0.2 s, and it loads the certificate store
+        # In a thread also where another endpoint has begun it: half a module is in sys.modules, and importing it waits for the other half.
+        await asyncio.to_thread(importlib.import_module, "aiohttp")  # 0.2 s, and it loads the certificate store
         if self._session is None:
             self._session = self._make_session()
 

@@ -343,6 +343,25 @@ def test_making_an_endpoint_imports_no_http_library() -> None:
     assert result.stdout.strip() == "[]"
 
 
+def test_endpoints_that_start_at_once_wait_for_no_import_in_the_loop() -> None:
+    code = """
+import asyncio
+from blockbuster import blockbuster_ctx
+from streamco.endpoints.openai import OpenAIEndpoint
+
+async def main():
+    endpoints = [OpenAIEndpoint("m", base_url="http://127.0.0.1:1/v1", name=name) for name in "abc"]
+    with blockbuster_ctx():
+        await asyncio.gather(*(endpoint.start() for endpoint in endpoints))
+    await asyncio.gather(*(endpoint.aclose() for endpoint in endpoints))
+
+asyncio.run(main())
+print("started")
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.stdout.strip() == "started", result.stderr
+
+
 def test_counting_tokens_needs_no_network_and_no_start() -> None:
     endpoint = OpenAIEndpoint("m", base_url="http://127.0.0.1:1/v1")
     assert endpoint.count_tokens(HELLO) == 3 + 3 + 1 + 1
