@@ -14,10 +14,11 @@ from streamco.cli.options import (
     api_key_of,
     device_path_of,
     option,
+    prices,
     whole_number,
 )
 from streamco.cli.runtime import run_async, waiting
-from streamco.cli.talk import answer_prompt, converse, is_interactive, make_view
+from streamco.cli.talk import answer_prompt, converse, is_interactive, make_view, migration_of
 from streamco.client.client import Client
 from streamco.endpoints.base import Endpoint
 from streamco.errors import ConfigError
@@ -26,6 +27,7 @@ __all__ = ["add_arguments", "run"]
 
 DESCRIPTION = """\
 Each prompt goes to a small model on this machine and to a server; whichever has the first word answers, and the other is cancelled.
+Where the other is cheaper, it may finish what the first began.
 On a terminal this is a conversation; with --prompt, or with prompts on stdin (a line each), the answers go to stdout as plain text.
 """
 
@@ -40,6 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--server", metavar="MODEL", help="name of a remote model, such as gpt-4o-mini")
     group.add_argument("--base-url", metavar="URL", help="of any server that speaks the OpenAI API (OpenAI itself)")
     group.add_argument("--api-key-env", metavar="VAR", help="environment variable that holds the server's key (OPENAI_API_KEY)")
+    group.add_argument(
+        "--prices",
+        type=option(prices),
+        metavar="PROMPT/ANSWER",
+        help="the server's, in US dollars per million tokens, such as 0.15/0.6 (known ones of common models)",
+    )
     add_answer_arguments(parser)
     add_prompt_arguments(parser)
     add_look_arguments(parser)
@@ -60,7 +68,7 @@ async def _chat(args: argparse.Namespace) -> int:
     device, server = make_device(args), make_server(args)
     kinds = {endpoint.name: endpoint.kind for endpoint in (device, server) if endpoint is not None}
     view = make_view(args, kinds)
-    client = Client(device, server, budget=args.budget, policy=args.policy, seed=args.seed)
+    client = Client(device, server, budget=args.budget, policy=args.policy, migration=migration_of(args), seed=args.seed)
     try:
         async with waiting("loading the model") if device is not None else nullcontext():
             await client.__aenter__()
@@ -114,4 +122,4 @@ def make_server(args: argparse.Namespace) -> Endpoint | None:
         return None
     from streamco.endpoints.openai import OpenAIEndpoint
 
-    return OpenAIEndpoint(args.server, base_url=args.base_url, api_key=api_key_of(args.api_key_env), name=args.server)
+    return OpenAIEndpoint(args.server, base_url=args.base_url, api_key=api_key_of(args.api_key_env), name=args.server, prices=args.prices)

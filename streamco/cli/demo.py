@@ -18,13 +18,13 @@ from streamco.cli.answer import AnswerSettings, read_answer
 from streamco.cli.cloud import running_server
 from streamco.cli.commands import pace_text
 from streamco.cli.options import add_answer_arguments, add_look_arguments, add_prompt_arguments
-from streamco.cli.report import format_seconds, format_usd
+from streamco.cli.report import format_saving, format_seconds, format_usd
 from streamco.cli.runtime import run_async, waiting
-from streamco.cli.talk import answer_prompt, converse, is_interactive, make_view
+from streamco.cli.talk import answer_prompt, converse, is_interactive, make_view, migration_of
 from streamco.cli.view import View
 from streamco.client.client import Client
 from streamco.client.dispatcher import DispatchOptions
-from streamco.core.report import EndpointReport, Report
+from streamco.core.report import EndpointReport, HandOver, Report
 from streamco.endpoints.base import TokenPrices
 from streamco.errors import ConfigError
 
@@ -32,21 +32,22 @@ __all__ = ["add_arguments", "run"]
 
 DESCRIPTION = """\
 A cloud and a device on this machine: a server with the measured latency of a real one, and a smaller copy of its model beside it.
-Two prompts show who answers when; on a terminal you can go on asking.
+Three prompts show who answers when, and when an answer changes hands; on a terminal you can go on asking.
 """
 CLOUD = "openai-gpt-3.5-turbo-0125"
 PRICES = TokenPrices(prompt=0.5e-6, completion=1.5e-6)  # OpenAI's list price of that model, US dollars per token
 DEVICE_KIND = "Q2_K"
 PACE = 12.0  # tokens/s: a brisk reader; fast enough not to bore, slow enough to see that nothing stutters
-MAX_TOKENS = 60
 PROMPT_LENGTHS = (30, 35, 40, 45, 50, 60, 80, 120, 200, 400)  # tokens, each as likely: what the plan expects before it has seen any
 
 
 class Scene(Struct, frozen=True):
-    """A prompt, and what it is there to show."""
+    """A prompt, and what it is there to show; ``budget``: its own, None: the demo's."""
 
     title: str
     prompt: str
+    budget: float | None = None
+    max_tokens: int = 60
 
 
 SCENES = (
@@ -58,6 +59,7 @@ SCENES = (
         " will carry it over during the weekend. The parking lot behind the old building stays open until the end of the month. Keys are"
         " handed out at the front desk from eight o'clock on. If something is missing on Monday, tell Maria in room 204.",
     ),
+    Scene("a long answer", "Write a long story about a young fox, an old lighthouse and the sea in winter.", budget=0.1, max_tokens=120),
 )
 
 
@@ -142,6 +144,7 @@ async def _client(args: argparse.Namespace) -> AsyncIterator[Client]:
             budget=args.budget,
             policy=args.policy,
             profile=_prior(args.latency),
+            migration=migration_of(args),
             dispatch=DispatchOptions(explore=1.0),  # the loser runs to its first token, so that both times can be shown
             seed=args.seed,
         )
@@ -161,12 +164,17 @@ def _prior(latency: str) -> bytes:
 
 async def _play(client: Client, args: argparse.Namespace, view: View) -> int:
     """Answer the built-in prompts and say what happened."""
-    settings = AnswerSettings(pace=args.pace, max_tokens=args.max_tokens or MAX_TOKENS, temperature=args.temperature or 0.0, seed=args.seed)
     for number, scene in enumerate(SCENES, 1):
         view.heading(f"{number}. {scene.title}")
         view.note(f"> {scene.prompt}")
+        if scene.budget is not None:
+            view.note(f"(the device may read {scene.budget:.0%} of all prompt tokens, so the cloud gets a head start)")
+        asked = client if scene.budget is None else client.with_options(budget=scene.budget)
+        settings = AnswerSettings(
+            pace=args.pace, max_tokens=args.max_tokens or scene.max_tokens, temperature=args.temperature or 0.0, seed=args.seed
+        )
         system = [{"role": "system", "content": args.system}] if args.system else []
-        answer = await read_answer(client, [*system, {"role": "user", "content": scene.prompt}], settings, view)
+        answer = await read_answer(asked, [*system, {"role": "user", "content": scene.prompt}], settings, view)
         if answer.ending:
             return answer.exit_code
         if answer.report is not None:
@@ -179,6 +187,7 @@ def _explain(report: Report) -> list[str]:
     waits = {"device": report.dispatch.device_wait, "cloud": report.dispatch.server_wait}
     lines = ["plan: " + ", ".join(f"{name} {_when(wait)}" for name, wait in waits.items())]
     lines += [_endpoint_line(part) for part in sorted(report.endpoints, key=lambda part: part.outcome != "won")]
+    lines += [_change_line(change) for change in report.hand_overs]
     if report.tokens_per_second:
         quality = report.quality
         lines.append(f"pacing: {report.tokens_per_second:.1f} tokens/s, {quality.stalls} stalls, {quality.delayed_tokens} late tokens")
@@ -196,9 +205,18 @@ def _endpoint_line(part: EndpointReport) -> str:
     if part.opened is None:
         return f"{part.name}: not asked, the other one was in time"
     when = "at once" if part.opened < 0.005 else f"after {format_seconds(part.opened)}"
+    if part.outcome == "read ahead":
+        return f"{part.name}: read prompt and answer ahead {when}, {part.prompt_tokens} tokens"
     first = f"first token {format_seconds(part.ttft)} later" if part.ttft is not None else "stopped before its first token"
-    verb = {"won": "done", "lost": "stopped", "failed": "failed"}[part.outcome]
+    verb = {"won": "done", "lost": "stopped", "failed": "failed", "took over": "went on, done"}[part.outcome]
     return f"{part.name}: asked {when}, {first}; {verb} after {part.completion_tokens} tokens"
+
+
+def _change_line(change: HandOver) -> str:
+    """Why an answer changed hands, and what its reader saw of it."""
+    why = f"saved {format_saving(change.saved_usd)}" if change.is_planned else change.reason
+    seen = f"the reader was {change.buffered} tokens behind and waited for {change.delayed_tokens} tokens"
+    return f"hand-over: behind token {change.position}, first token {format_seconds(change.pause)} later; {seen}; {why}"
 
 
 def _cloud_alone(report: Report) -> float | None:

@@ -8,9 +8,20 @@ from pathlib import Path
 from typing import TypeVar
 
 from streamco.cli.commands import POLICIES, parse_budget, parse_pace_text, parse_policy
+from streamco.endpoints.base import TokenPrices
 from streamco.errors import ConfigError
 
-__all__ = ["add_answer_arguments", "add_look_arguments", "add_prompt_arguments", "api_key_of", "device_path_of", "number", "whole_number"]
+__all__ = [
+    "add_answer_arguments",
+    "add_look_arguments",
+    "add_prompt_arguments",
+    "api_key_of",
+    "device_path_of",
+    "number",
+    "option",
+    "prices",
+    "whole_number",
+]
 
 T = TypeVar("T")
 
@@ -42,6 +53,7 @@ def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RATE",
         help="tokens per second, reading (4.8), listening (3.5) or off (off)",
     )
+    group.add_argument("--no-migration", action="store_true", help="whoever begins an answer writes it to the end, dear or not")
     group.add_argument("--system", metavar="TEXT", help="system message")
     group.add_argument("--max-tokens", type=option(whole_number), metavar="N", help="longest answer, in tokens")
     group.add_argument("--temperature", type=option(number), metavar="T", help="0: always the likeliest token")
@@ -91,6 +103,19 @@ def number(text: str) -> float:
     if 0 <= value < float("inf"):
         return value
     raise ConfigError(f"expected a number, 0 or more, got {text!r}")
+
+
+def prices(text: str) -> TokenPrices:
+    """Two prices as people write them, ``0.15/0.6``: US dollars per million tokens of prompt and answer.
+
+    Raises:
+        ConfigError: they aren't.
+    """
+    prompt, _, completion = text.partition("/")
+    try:
+        return TokenPrices(prompt=number(prompt) / 1e6, completion=number(completion) / 1e6)
+    except ConfigError:
+        raise ConfigError(f"expected two prices such as 0.15/0.6, got {text!r}") from None
 
 
 def api_key_of(variable: str | None) -> str | None:

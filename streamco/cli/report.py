@@ -7,9 +7,19 @@ from decimal import Decimal
 
 from msgspec import Struct
 
-from streamco.core.report import EndpointReport, Report
+from streamco.core.report import EndpointReport, HandOver, Report
 
-__all__ = ["Section", "format_joules", "format_seconds", "format_usd", "report_sections", "sections_to_text", "summary"]
+__all__ = [
+    "Section",
+    "format_joules",
+    "format_saving",
+    "format_seconds",
+    "format_usd",
+    "report_sections",
+    "saved_share",
+    "sections_to_text",
+    "summary",
+]
 
 
 class Section(Struct, frozen=True):
@@ -48,7 +58,7 @@ def _share(share: float | None) -> str:
 def summary(report: Report, *, ending: str = "") -> str:
     """The answer in one line. ``ending``: stopped | failed, "" when it is whole."""
     parts = [f"{report.winner or 'nobody'} answered"]
-    parts += [f"{change.target} took over behind token {change.position}" for change in report.hand_overs]
+    parts += [_change(report, change) for change in report.hand_overs]
     parts.append(f"first token {format_seconds(report.ttft)}")
     if report.tokens_per_second is not None:
         parts.append(f"{report.tokens_per_second:.1f} tokens/s")
@@ -61,6 +71,23 @@ def summary(report: Report, *, ending: str = "") -> str:
     return " · ".join(parts)
 
 
+def _change(report: Report, change: HandOver) -> str:
+    """``moved to device behind token 18, 82% cheaper``: than the same answer without the move; the share only where it is known."""
+    if not change.is_planned:
+        return f"{change.target} took over behind token {change.position}"
+    share = saved_share(report, change)
+    saved = "" if share is None else f", {abs(share):.0%} {'cheaper' if share >= 0 else 'dearer'}"
+    return f"moved to {change.target} behind token {change.position}{saved}"
+
+
+def saved_share(report: Report, change: HandOver) -> float | None:
+    """What a planned hand-over saved, of what the answer would have cost without any; None: not known."""
+    if change.saved_usd is None or report.unified_cost_usd is None:
+        return None
+    without = report.unified_cost_usd + sum(each.saved_usd or 0.0 for each in report.hand_overs)
+    return change.saved_usd / without if without > 0 else None
+
+
 def report_sections(report: Report) -> list[Section]:
     """The whole report as tables."""
     return [_answer_section(report), _dispatch_section(report), _endpoint_section(report.endpoints)]
@@ -70,7 +97,7 @@ def _answer_section(report: Report) -> Section:
     quality = report.quality
     rows = [
         ("answered by", report.winner or "nobody"),
-        *(("then", f"{change.target}, behind token {change.position} ({change.reason})") for change in report.hand_overs),
+        *(row for change in report.hand_overs for row in _change_rows(report, change)),
         ("first token after", format_seconds(report.ttft)),
         ("whole answer after", format_seconds(report.duration)),
         ("tokens", f"{report.tokens} ({report.tokens_per_second:.1f}/s)" if report.tokens_per_second else str(report.tokens)),
@@ -83,6 +110,22 @@ def _answer_section(report: Report) -> Section:
         ("tokens nobody read", str(report.wasted_tokens)),
     ]
     return Section("answer", (), list(rows))
+
+
+def _change_rows(report: Report, change: HandOver) -> list[tuple[str, str]]:
+    rows = [
+        ("then", f"{change.target}, behind token {change.position} ({change.reason})"),
+        ("its first token, tokens in hand, delayed", f"{format_seconds(change.pause)}, {change.buffered}, {change.delayed_tokens}"),
+    ]
+    if change.is_planned:
+        share = saved_share(report, change)
+        rows.append(("saved by it, energy included", format_saving(change.saved_usd) + ("" if share is None else f" ({share:.0%})")))
+    return rows
+
+
+def format_saving(dollars: float | None) -> str:
+    """A difference of costs for people; one below zero was a loss."""
+    return f"-{format_usd(-dollars)}" if dollars is not None and dollars < 0 else format_usd(dollars)
 
 
 def _dispatch_section(report: Report) -> Section:

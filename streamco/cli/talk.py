@@ -16,12 +16,13 @@ from streamco.cli.interrupt import quiet_keyboard
 from streamco.cli.lines import lines_of
 from streamco.cli.view import PlainView, View
 from streamco.client.client import Client
+from streamco.client.migration import MigrationOptions
 from streamco.errors import ConfigError
 
 if TYPE_CHECKING:
     from streamco.cli.prompt import Editor
 
-__all__ = ["answer_prompt", "converse", "is_interactive", "make_view", "settings_of"]
+__all__ = ["answer_prompt", "converse", "is_interactive", "make_view", "migration_of", "settings_of"]
 
 KEYS = "/help: commands · Alt-Enter: new line · Ctrl-C stops an answer · Ctrl-D quits"
 
@@ -38,6 +39,11 @@ def _is_live() -> bool:
 def settings_of(args: argparse.Namespace) -> AnswerSettings:
     """What prompts are sent with."""
     return AnswerSettings(pace=args.pace, max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
+
+
+def migration_of(args: argparse.Namespace) -> MigrationOptions:
+    """How answers move. Who reads at a terminal is a person, whose eyes are behind the text even where no pace holds it back."""
+    return MigrationOptions(most=0 if args.no_migration else 1, unpaced=_is_live() and not args.json)
 
 
 def make_view(args: argparse.Namespace, kinds: Mapping[str, str], *, notes: TextIO | None = None) -> View:

@@ -8,20 +8,22 @@ from collections.abc import Sequence
 from streamco.chunks import CompletionUsage
 from streamco.cli import chat
 from streamco.cli.main import main
-from streamco.endpoints.base import Kind, Request, TokenPrices
+from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
 from streamco.errors import EndpointConnectError, EndpointTimeoutError
-from streamco.testing.endpoint import ScriptedEndpoint, ScriptedStream, ScriptItem
+from streamco.testing.endpoint import ScriptedStream, ScriptItem
+from tests.client.helpers import ShapedDevice
 
 DOCUMENT = "# Title\n\nSome **bold** text.\n\n```python\nprint(1)\n```\n\n- one\n- two\n"
 Script = Sequence[tuple[float, ScriptItem]]
 
 
-class Actor(ScriptedEndpoint):
+class Actor(ShapedDevice):
     """Plays the script that the prompt names; any other prompt is told back, with the number of messages that came with it."""
 
     def __init__(self, name: str, kind: Kind, first: float) -> None:
         prices = TokenPrices(prompt=0.0, completion=0.0) if kind == "device" else TokenPrices(prompt=1e-6, completion=2e-6)
-        super().__init__(name, kind=kind, tokens=10, prices=prices, usage=CompletionUsage(10, 5, 15))
+        can = Capabilities(continuation="token_ids", pre_copy="append") if kind == "device" else Capabilities()
+        super().__init__(name, kind=kind, tokens=10, prices=prices, usage=CompletionUsage(10, 5, 15), capabilities=can)
         self._first = first
 
     def open(self, request: Request) -> ScriptedStream:
@@ -36,6 +38,9 @@ class Actor(ScriptedEndpoint):
         match prompt:
             case "slow":
                 return [(first + number * 0.05, f"word{number} ") for number in range(400)]
+            case "story":  # the device would be late, but it can go on
+                first = 60.0 if self.kind == "device" else 0.1
+                return [(first + number * 0.02, f"word{number} ") for number in range(90)]
             case "silence":
                 return [(first, None)]
             case "long":

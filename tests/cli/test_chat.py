@@ -16,6 +16,10 @@ import pytest
 from tests.cli.terminal import ROOT, Terminal, terminal
 
 PROGRAM = ("-m", "tests.cli.program")
+FIRST_RACE_ENDS = (
+    "--seed",
+    "1",
+)  # with other seeds the loser of the first race may be left to run to its first token: it could not take over
 
 
 @pytest.fixture
@@ -59,6 +63,35 @@ def test_the_line_under_an_answer_tells_who_made_it_and_the_text_has_their_tint(
     ask(chat, "hello", "device answered · first token")
     assert "38;2;169;220;182" in chat.raw
     assert re.search(r"first token \d+ ms · \d+\.\d tokens/s · 4 tokens · \$0\.00001", chat.raw.replace("\x1b[0m", ""))
+
+
+def tint_of(raw: str, text: str) -> str:
+    """The colour that was in force where this was written last."""
+    return str(re.findall(r"38;2;(\d+;\d+;\d+)", raw[: raw.rindex(text)])[-1])
+
+
+def test_an_answer_that_moves_changes_its_tint_and_the_line_under_it_says_where(tmp_path: Path) -> None:
+    with terminal(*PROGRAM, *FIRST_RACE_ENDS, width=200, env={"XDG_STATE_HOME": str(tmp_path)}) as chat:
+        chat.expect("Ctrl-D quits")
+        chat.expect("pace off")
+        ask(chat, "story", "cloud answered · moved to device behind token ")
+        chat.type("/report\r")
+        text = chat.expect("policy auto")
+    moved = re.search(r"behind token (\d+), (\d+)% cheaper", chat.raw.replace("\x1b[0m", ""))
+    assert moved, chat.raw[-500:]
+    assert 0 < int(moved[1]) < 60
+    assert int(moved[2]) > 30
+    assert tint_of(chat.raw, "word0 ") == "168;199;250"
+    assert tint_of(chat.raw, "word89") == "169;220;182"
+    for words in (f"device, behind token {moved[1]} (cheaper)", "its first token, tokens in hand, delayed", "saved by it, energy included"):
+        assert words in text
+
+
+def test_whoever_begins_an_answer_finishes_it_where_that_is_asked_for(tmp_path: Path) -> None:
+    with terminal(*PROGRAM, *FIRST_RACE_ENDS, "--no-migration", width=200, env={"XDG_STATE_HOME": str(tmp_path)}) as chat:
+        chat.expect("Ctrl-D quits")
+        chat.expect("pace off")
+        ask(chat, "story", "cloud answered · first token")
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(chat: Terminal, tmp_path: Path) -> None:
@@ -252,6 +285,13 @@ def test_a_failure_in_a_pipe_is_told_on_stderr_and_by_the_exit_code() -> None:
 
 def test_quit_in_a_pipe_ends_it() -> None:
     assert run(stdin="/quit\nnever\n").stdout == ""
+
+
+def test_in_a_pipe_an_answer_moves_only_where_a_pace_is_set() -> None:
+    assert "cloud answered · first token" in run(*FIRST_RACE_ENDS, "--prompt", "story").stderr
+    paced = run(*FIRST_RACE_ENDS, "--prompt", "story", "--pace", "25")
+    assert "cloud answered · moved to device behind token" in paced.stderr
+    assert paced.stdout == "".join(f"word{number} " for number in range(90)) + "\n"
 
 
 # One prompt

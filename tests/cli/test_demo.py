@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from streamco.cli.demo import PRICES, SCENES
+from streamco.cli.demo import PRICES, SCENES, _change_line, _endpoint_line
+from streamco.core.report import EndpointReport, HandOver, Outcome
 from tests.cli.terminal import ROOT, terminal
 
 DEMO = ("-m", "streamco", "demo")
@@ -145,6 +146,29 @@ def test_wrong_usage_is_told_before_anything_starts(words: tuple[str, ...], code
     assert done.returncode == code
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        ("won", "device: asked after 900 ms, first token 95 ms later; done after 88 tokens"),
+        ("lost", "stopped after 88 tokens"),
+        ("failed", "failed after 88 tokens"),
+        ("took over", "went on, done after 88 tokens"),
+        ("read ahead", "device: read prompt and answer ahead after 900 ms, 54 tokens"),
+    ],
+)
+def test_each_part_in_an_answer_is_told_in_a_line(outcome: Outcome, words: str) -> None:
+    part = EndpointReport(name="device", kind="device", outcome=outcome, opened=0.9, ttft=0.095, prompt_tokens=54, completion_tokens=88)
+    assert words in _endpoint_line(part)
+
+
+def test_a_hand_over_is_told_with_its_reason() -> None:
+    change = HandOver(source="cloud", target="device", position=12, at=1.5, reason="cheaper", is_planned=True, buffered=8, pause=0.095)
+    assert _change_line(change).startswith("hand-over: behind token 12, first token 95 ms later; the reader was 8 tokens behind")
+    assert _change_line(change).endswith("saved unknown")
+    failed = HandOver(source="cloud", target="device", position=12, at=1.5, reason="EndpointTimeoutError")
+    assert _change_line(failed).endswith("waited for 0 tokens; EndpointTimeoutError")
 
 
 def test_the_latency_profiles_are_listed() -> None:

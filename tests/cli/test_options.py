@@ -13,8 +13,10 @@ from streamco.cli.options import (
     api_key_of,
     device_path_of,
     number,
+    prices,
     whole_number,
 )
+from streamco.endpoints.base import TokenPrices
 from streamco.engines import packaged
 from streamco.errors import ConfigError, EngineError
 
@@ -30,7 +32,7 @@ def parse(*words: str) -> argparse.Namespace:
 def test_the_defaults_leave_everything_to_the_endpoints() -> None:
     args = parse()
     assert (args.prompt, args.json, args.pace, args.max_tokens, args.temperature, args.seed, args.system) == (None, False, *[None] * 5)
-    assert (args.budget, args.policy, args.theme, args.no_color) == (0.3, "auto", "auto", False)
+    assert (args.budget, args.policy, args.theme, args.no_color, args.no_migration) == (0.3, "auto", "auto", False, False)
 
 
 def test_values_are_read_as_people_write_them() -> None:
@@ -48,6 +50,16 @@ def test_a_whole_number_is_above_zero(text: str) -> None:
 def test_a_number_is_finite_and_not_negative(text: str) -> None:
     with pytest.raises(ConfigError, match="expected a number, 0 or more"):
         number(text)
+
+
+def test_prices_are_dollars_per_million_tokens() -> None:
+    assert prices("0.5/1.5") == TokenPrices(prompt=0.5e-6, completion=1.5e-6)
+
+
+@pytest.mark.parametrize("text", ["", "0.5", "0.5/", "/1", "-1/2", "a/b", "1/2/3"])
+def test_anything_but_two_prices_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"expected two prices such as 0\.15/0\.6, got"):
+        prices(text)
 
 
 def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

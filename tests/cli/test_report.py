@@ -2,7 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from streamco.cli.report import format_joules, format_seconds, format_usd, report_sections, sections_to_text, summary
+from streamco.cli.report import (
+    format_joules,
+    format_saving,
+    format_seconds,
+    format_usd,
+    report_sections,
+    saved_share,
+    sections_to_text,
+    summary,
+)
 from streamco.core.meter import Quality
 from streamco.core.report import DispatchReport, EndpointReport, HandOver, Report
 
@@ -142,3 +151,45 @@ def test_an_answer_that_changed_hands_says_who_took_over_and_where() -> None:
     report = make_report(winner="cloud", hand_overs=[change])
     assert summary(report).startswith("cloud answered · device took over behind token 17 · first token")
     assert "device, behind token 17 (EndpointTimeoutError)" in sections_to_text(report_sections(report))
+
+
+def moved(saved: float | None, **changes: object) -> Report:
+    """The cloud began for $0.0002, the device went on; all it took is in the unified cost."""
+    fields: dict[str, object] = {"source": "cloud", "target": "device", "position": 18, "at": 1.2, "reason": "cheaper", "is_planned": True}
+    change = HandOver(**(fields | {"buffered": 12, "pause": 0.095, "delayed_tokens": 1, "saved_usd": saved} | changes))  # type: ignore[arg-type]
+    return make_report(winner="cloud", hand_overs=[change], unified_cost_usd=0.0002)
+
+
+@pytest.mark.parametrize(
+    ("saved", "words"),
+    [
+        (0.0006, "moved to device behind token 18, 75% cheaper"),
+        (-0.0001, "behind token 18, 100% dearer"),
+        (None, "behind token 18 · first"),
+    ],
+)
+def test_a_planned_move_says_what_it_saved_of_the_cost_without_it(saved: float | None, words: str) -> None:
+    assert words in summary(moved(saved))
+
+
+def test_the_report_tells_what_the_reader_saw_of_a_move_and_what_it_saved() -> None:
+    lines = sections_to_text(report_sections(moved(0.0006))).split("\n")
+    for words in (
+        "then                                      device, behind token 18 (cheaper)",
+        "its first token, tokens in hand, delayed  95 ms, 12, 1",
+        "saved by it, energy included              $0.0006 (75%)",
+    ):
+        assert f"  {words}" in lines, lines
+    assert "  saved by it, energy included              unknown" in sections_to_text(report_sections(moved(None))).split("\n")
+
+
+def test_each_of_several_moves_has_its_share() -> None:
+    (first,) = moved(0.0006).hand_overs
+    second = HandOver(source="device", target="other", position=40, at=2.0, reason="cheaper", is_planned=True, saved_usd=0.0002)
+    report = make_report(hand_overs=[first, second], unified_cost_usd=0.0002)
+    assert [saved_share(report, change) for change in report.hand_overs] == pytest.approx([0.6, 0.2])
+
+
+@pytest.mark.parametrize(("dollars", "text"), [(None, "unknown"), (0.0006, "$0.0006"), (-0.0006, "-$0.0006"), (0.0, "$0")])
+def test_a_loss_has_a_sign(dollars: float | None, text: str) -> None:
+    assert format_saving(dollars) == text

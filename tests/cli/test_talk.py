@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from streamco.cli import chat, talk
-from streamco.cli.talk import is_interactive, make_view, settings_of
+from streamco.cli.talk import is_interactive, make_view, migration_of, settings_of
 from streamco.cli.terminal import TerminalView
 from streamco.cli.view import PlainView
+from streamco.client.migration import MigrationOptions
 from streamco.errors import ConfigError
 
 
@@ -62,6 +63,16 @@ def test_a_pipe_at_either_end_gets_plain_text(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     assert not is_interactive(arguments())
     assert isinstance(make_view(arguments(), {}), PlainView)
+
+
+def test_answers_move_for_a_person_at_any_pace_and_for_a_program_only_where_one_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    sit_at_a_terminal(monkeypatch)
+    assert migration_of(arguments()) == MigrationOptions(unpaced=True)
+    assert migration_of(arguments("--prompt", "hi")) == MigrationOptions(unpaced=True)
+    assert migration_of(arguments("--prompt", "hi", "--json")) == MigrationOptions()
+    assert migration_of(arguments("--no-migration")).most == 0
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert migration_of(arguments()) == MigrationOptions()
 
 
 def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
