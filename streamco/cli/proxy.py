@@ -27,7 +27,9 @@ whichever has the first word answers, and the other is cancelled. Options go bef
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``streamco proxy``."""
     parser.description = DESCRIPTION
-    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file with [proxy], [device], [[server]] and [dispatch]")
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="TOML file with [proxy], [device], [[server]], [dispatch] and [migration]"
+    )
     parser.add_argument("--print-config", action="store_true", help="print the effective configuration as TOML and leave")
     who = parser.add_argument_group("who answers")
     who.add_argument("--device", metavar="PATH", help="GGUF file of the model on this machine, or 'packaged'")

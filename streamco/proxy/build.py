@@ -11,6 +11,7 @@ from msgspec.structs import asdict
 from streamco.calibration.store import save_profile
 from streamco.client.client import Client
 from streamco.client.dispatcher import DispatchOptions
+from streamco.client.migration import MigrationOptions
 from streamco.endpoints.address import read_key
 from streamco.endpoints.base import Endpoint, TokenPrices
 from streamco.errors import ConfigError
@@ -42,6 +43,7 @@ def build_client(config: ProxyConfig, environ: Mapping[str, str] = os.environ) -
         pace=dispatch.pace,
         profile=profile if profile is not None and profile.exists() else None,
         on_failure=dispatch.on_failure,
+        migration=MigrationOptions(**asdict(config.migration)),
         dispatch=DispatchOptions(
             constrained=dispatch.constrained,
             explore=dispatch.explore,

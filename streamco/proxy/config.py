@@ -19,11 +19,13 @@ from streamco.config import READING, Timeouts
 from streamco.endpoints.base import Capabilities
 from streamco.errors import ConfigError
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED
+from streamco.policies.migration import TransferRule
 
 __all__ = [
     "PACKAGED",
     "DeviceSection",
     "DispatchSection",
+    "MigrationSection",
     "PriceTable",
     "ProxyConfig",
     "ProxySection",
@@ -102,6 +104,14 @@ class DispatchSection(Struct, frozen=True, kw_only=True):
     profile: str | None = None  # file: what was learned, read at the start and written at the end
 
 
+class MigrationSection(Struct, frozen=True, kw_only=True):
+    """``[migration]``: how answers move to a cheaper endpoint; see ``MigrationOptions``."""
+
+    rule: TransferRule = "pre-copy"
+    most: int = 1
+    unpaced: bool = False
+
+
 class ProxyConfig(Struct, frozen=True, kw_only=True):
     """The whole file."""
 
@@ -109,6 +119,7 @@ class ProxyConfig(Struct, frozen=True, kw_only=True):
     device: DeviceSection | None = None
     server: tuple[ServerSection, ...] = ()
     dispatch: DispatchSection = field(default_factory=DispatchSection)
+    migration: MigrationSection = MigrationSection()
 
 
 def load_config(path: Path) -> ProxyConfig:
@@ -199,7 +210,7 @@ def format_config(config: ProxyConfig) -> str:
     if config.device is not None:
         parts.append(_table("[device]", config.device))
     parts += [_table("[[server]]", server) for server in config.server]
-    parts.append(_table("[dispatch]", config.dispatch))
+    parts += [_table("[dispatch]", config.dispatch), _table("[migration]", config.migration)]
     return "\n".join(parts)
 
 

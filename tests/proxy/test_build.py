@@ -8,6 +8,7 @@ import pytest
 
 from streamco.calibration.store import load_profile
 from streamco.client.client import Client
+from streamco.client.migration import MigrationOptions
 from streamco.errors import ConfigError
 from streamco.proxy.build import build_client, build_options, keep_profile
 from streamco.proxy.config import DispatchSection, ProxyConfig, ServerSection, parse_config
@@ -63,11 +64,19 @@ def test_a_device_is_made_from_its_file(tmp_path: Path) -> None:
         (f'[[server]]\nmodel = "m"\nbase_url = "{LOCAL}"\n[dispatch]\nbudget = 2\n', "budget"),
         (f'[[server]]\nmodel = "m"\nbase_url = "{LOCAL}"\n[dispatch]\npolicy = "best"\n', "policy"),
         (f'[[server]]\nmodel = "m"\nbase_url = "{LOCAL}"\n[dispatch]\npace = -1\n', "pace"),
+        (f'[[server]]\nmodel = "m"\nbase_url = "{LOCAL}"\n[migration]\nmost = -1\n', "migration: expected at most 0 or more moves"),
     ],
 )
 def test_what_cannot_be_is_said(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_client(parse_config(text), {})
+
+
+def test_the_clients_answers_move_as_the_file_says() -> None:
+    section = f'[[server]]\nmodel = "m"\nbase_url = "{LOCAL}"\n'
+    assert build_client(parse_config(section), {})._migration == MigrationOptions()
+    told = build_client(parse_config(f'{section}[migration]\nrule = "full-buffer"\nmost = 0\nunpaced = true\n'), {})
+    assert told._migration == MigrationOptions(rule="full-buffer", most=0, unpaced=True)
 
 
 def test_the_key_is_the_given_one_else_the_environments() -> None:

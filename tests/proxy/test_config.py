@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import asdict
 
+from streamco.client.migration import MigrationOptions
 from streamco.config import Timeouts
 from streamco.endpoints.base import Capabilities
 from streamco.errors import ConfigError
 from streamco.proxy.config import (
     DeviceSection,
     DispatchSection,
+    MigrationSection,
     PriceTable,
     ProxyConfig,
     ProxySection,
@@ -52,6 +55,11 @@ budget = 1
 policy = "both"
 pace = "reading"
 profile = "learned.json"
+
+[migration]
+rule = "full-buffer"
+most = 2
+unpaced = true
 """
 
 
@@ -74,12 +82,13 @@ def test_every_section_is_understood() -> None:
         ),
     )
     assert config.dispatch == DispatchSection(budget=1.0, policy="both", pace="reading", profile="learned.json")
+    assert config.migration == MigrationSection(rule="full-buffer", most=2, unpaced=True)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[proxi]\n", r"proxi: expected one of proxy, device, server, dispatch, got a key that is unknown"),
+        ("[proxi]\n", r"proxi: expected one of proxy, device, server, dispatch, migration, got a key that is unknown"),
         ('[proxy]\nhots = "x"\n', r"proxy\.hots: expected one of host, port, .*, got a key that is unknown"),
         ('[[server]]\nmodel = "m"\n[[server]]\nmodel = "n"\napi_key = "sk-1"\n', r"server\[1\]\.api_key: expected one of model, base_url"),
         ('[[server]]\nmodel = "m"\nprices = { promt = 1 }\n', r"server\[0\]\.prices\.promt: expected one of prompt, completion"),
@@ -88,6 +97,8 @@ def test_every_section_is_understood() -> None:
         ("[proxy]\nport = '80'\n", r"proxy\.port: expected int, got str"),
         ("[dispatch]\nbudget = true\n", r"dispatch\.budget: expected float, got bool"),
         ("[dispatch]\non_failure = 'retry'\n", r"dispatch\.on_failure: invalid enum value 'retry'"),
+        ("[migration]\nrule = 'buffer'\n", r"migration\.rule: invalid enum value 'buffer'"),
+        ("[migration]\nmoves = 2\n", r"migration\.moves: expected one of rule, most, unpaced, got a key that is unknown"),
         ("proxy = 3\n", r"proxy: expected object, got int"),
         ("[server]\nmodel = 'm'\n", r"server: expected array, got object"),
         ("[proxy\n", r"expected TOML, got .*line 1"),
@@ -138,8 +149,9 @@ def test_the_printed_form_names_defaults_and_leaves_out_what_is_not_set() -> Non
     assert "[proxy]\n" in text
     assert "port = 8080\n" in text
     assert "budget = 0.3\n" in text
+    assert text.endswith('[migration]\nrule = "pre-copy"\nmost = 1\nunpaced = false\n')
     assert "[device]" not in text
-    assert "pace" not in text
+    assert "\npace" not in text
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
@@ -161,6 +173,7 @@ CONFIGS = st.builds(
     dispatch=st.builds(
         DispatchSection, budget=NUMBERS, pace=st.none() | st.just("reading") | NUMBERS, seed=st.none() | st.integers(0, 2**62)
     ),
+    migration=st.builds(MigrationSection, rule=st.sampled_from(["pre-copy", "full-buffer"]), most=st.integers(0, 9), unpaced=st.booleans()),
 )
 
 
@@ -173,6 +186,10 @@ def test_the_files_defaults_are_the_options_own() -> None:
     section, options = ProxySection(), ProxyOptions()
     for name in ("host", "allow_open", "max_body_bytes", "max_streams", "keepalive", "idle_timeout", "reader_timeout"):
         assert getattr(section, name) == getattr(options, name), name
+
+
+def test_the_files_migration_is_the_clients_own() -> None:
+    assert MigrationOptions(**asdict(MigrationSection())) == MigrationOptions()
 
 
 def test_numbers_that_toml_writes_otherwise_are_read_back() -> None:
