@@ -22,6 +22,13 @@ PRINTS = {
     ],
     "failover": [r"^The connection is cut here\.$", r"^second took over from first behind token \d+: EndpointProtocolError$"],
     "many": [r"^What is rain\? \w", r"^What is snow\? \w", r"^What is wind\? \w"],
+    "migration": [
+        r"^server: The sea \w",
+        r"^device: .*\w",
+        r"^device went on behind token \d+, \d+ tokens ahead of the reader: cheaper$",
+        r"^saved \$0\.00\d{3}, paid \$0\.00\d{3}$",
+        r"^\d+ of 60 tokens late$",
+    ],
     "paced": [r"^median gap 0\.\d{3} s, \d+ tokens late, score [01]\.\d\d$"],
     "proxy_client": [r"^device won$"],
     "quickstart": [r"^device won, first token after \d+\.\d\d s, \d+ tokens$"],
