@@ -13,13 +13,12 @@ from typing import Literal
 from msgspec import Struct
 
 from streamco.chunks import ChatCompletionChunk
-from streamco.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream, PrepareStream
+from streamco.commands import CancelStream, Command, ContinueStream, FailDelivery, FinishDelivery, OpenStream, PrepareStream
 from streamco.config import READING
+from streamco.core.delivery import Delivery
 from streamco.core.legs import Leg, LegState, Start
-from streamco.core.meter import Meter
 from streamco.core.mover import MigrationPlan, Mover, Prepare, Switch
 from streamco.core.overlap import Departed
-from streamco.core.pacer import Pacer, weigh_chunk
 from streamco.core.relay import Relay
 from streamco.core.report import HandOver
 from streamco.errors import AllEndpointsFailed, EndpointError, EndpointProtocolError, StreamcoError
@@ -66,7 +65,8 @@ class SessionMachine:
         self.plan = plan
         self.legs = {start.source: Leg(start) for start in plan.starts}
         self.past_legs: list[Leg] = []  # earlier parts of endpoints that have taken over since
-        self.meter = Meter(plan.reader_rate or plan.pace or READING)
+        self._delivery = Delivery(plan.pace, plan.reader_rate or plan.pace or READING)
+        self.meter = self._delivery.meter
         self.winner: str | None = None
         self.began = 0.0
         self.finished: float | None = None
@@ -74,7 +74,6 @@ class SessionMachine:
         self.finish_reason: str | None = None
         self.dropped = 0  # tokens that were held for the reader's pace when the reader left
         self._winning: Leg | None = None
-        self._pacer = Pacer(plan.pace) if plan.pace else None
         self._commands: list[Command] = []
         self._relay = _make_relay(plan)
         self._heir: Leg | None = None  # goes on as soon as its earlier work is cancelled
@@ -111,7 +110,7 @@ class SessionMachine:
         leg = self._winning
         if leg is None or leg.source != event.source or leg.state is not LegState.WON or leg.first_token is None:
             return False
-        if self._pacer is not None or self.finished is not None or leg.is_new or leg.overlap is not None or self._may_move:
+        if self._delivery.is_paced or self.finished is not None or leg.is_new or leg.overlap is not None or self._may_move:
             return False
         tokens = event.tokens
         leg.tokens += tokens
@@ -128,7 +127,7 @@ class SessionMachine:
 
     def next_deadline(self) -> float | None:
         """The next leg's start or the next token's release, whichever comes first."""
-        deadline = self._pacer.next_due() if self._pacer else None
+        deadline = self._delivery.next_due()
         if self.winner is None and self.finished is None:
             for leg in self.legs.values():
                 if leg.state is LegState.WAITING and leg.wait is not None:
@@ -148,7 +147,7 @@ class SessionMachine:
     @property
     def buffered(self) -> int:
         """Tokens held back for the reader's pace."""
-        return self._pacer.buffered if self._pacer else 0
+        return self._delivery.buffered
 
     @property
     def writing(self) -> str | None:
@@ -164,7 +163,7 @@ class SessionMachine:
     def is_direct(self) -> bool:
         """Whether all that can happen now is that the winner goes on: nothing is timed and nobody else works."""
         winning = self._winning
-        if self._pacer is not None or winning is None or winning.state is not LegState.WON or self._may_move:
+        if self._delivery.is_paced or winning is None or winning.state is not LegState.WON or self._may_move:
             return False
         return not any(leg.is_live for leg in self.legs.values() if leg is not winning)
 
@@ -238,30 +237,12 @@ class SessionMachine:
     def _deliver(self, source: str, chunks: list[ChatCompletionChunk], tokens: int, now: float) -> None:
         if self._relay is not None:
             self._relay.add(chunks, tokens, self.legs[source].vocabulary)
-        if self._pacer is None:
-            if tokens:
-                self.meter.record(tokens, now=now)
-            self._commands.append(DeliverTokens(source, chunks))
-        else:
-            self._pacer.feed(source, chunks, now=now)
-            self._release(now)
+        self._commands += self._delivery.take(source, chunks, tokens, now=now)
+        self._finish_if_empty(now)
 
     def _release(self, now: float) -> None:
-        if self._pacer is None:
-            return
-        self._hand_out(self._pacer.release(now=now), now)
-        if self._is_complete and self._pacer.next_due() is None:
-            self._finish(now)
-
-    def _hand_out(self, released: list[tuple[str, ChatCompletionChunk]], now: float) -> None:
-        start = 0
-        for end in range(1, len(released) + 1):
-            if end == len(released) or released[end][0] != released[start][0]:
-                chunks = [chunk for _, chunk in released[start:end]]
-                if tokens := sum(map(weigh_chunk, chunks)):
-                    self.meter.record(tokens, now=now)
-                self._commands.append(DeliverTokens(released[start][0], chunks))
-                start = end
+        self._commands += self._delivery.release(now=now)
+        self._finish_if_empty(now)
 
     # Ends
 
@@ -286,11 +267,11 @@ class SessionMachine:
         self.finish_reason = leg.finish_reason
         self._is_complete = True
         self._stop_preparing()
-        self._release_rest(now)
+        self._finish_if_empty(now)
 
-    def _release_rest(self, now: float) -> None:
-        """Nothing more is made: the reader is finished when what is held has been released."""
-        if self._pacer is None or self._pacer.next_due() is None:
+    def _finish_if_empty(self, now: float) -> None:
+        """When nothing more is made the reader is finished as soon as nothing is held."""
+        if self._is_complete and self._delivery.is_empty:
             self._finish(now)
 
     def _finish(self, now: float) -> None:
@@ -314,8 +295,7 @@ class SessionMachine:
     def _fail(self, error: StreamcoError, now: float) -> None:
         if self.finished is not None:
             return
-        if self._pacer:
-            self._hand_out(self._pacer.flush(), now)
+        self._commands += self._delivery.flush(now=now)
         self._stop_preparing()
         self.finished, self.error = now, error
         self._commands.append(FailDelivery(error))
@@ -338,9 +318,7 @@ class SessionMachine:
                 leg.state = LegState.SPARED
             elif leg.is_live:
                 self._stop(leg, "reader left")
-        if self._pacer:
-            self.dropped += self._pacer.buffered
-            self._pacer.flush()
+        self.dropped += self._delivery.drop()
 
     def _stop(self, leg: Leg, reason: str) -> None:
         """Have a leg cancelled, once: further reasons change nothing."""
@@ -356,7 +334,7 @@ class SessionMachine:
         if heir is None or self._relay is None or self.finished is not None:
             self._fail(self._combine_mid_errors(error), now)
             return
-        self._relay.fail_over(failed, heir, at=now - self.began, buffered=self._ahead(now))
+        self._relay.fail_over(failed, heir, at=now - self.began, buffered=self._delivery.ahead(now=now))
         self._pass_to(heir, now)
 
     def _pass_to(self, heir: Leg, now: float, *, waits: bool = False) -> None:
@@ -379,7 +357,7 @@ class SessionMachine:
         limit = self.plan.max_tokens
         if limit is not None and partial.tokens >= limit:
             self.finish_reason, self._is_complete = "length", True
-            self._release_rest(now)
+            self._finish_if_empty(now)
             return
         if leg.continues:
             self._winning = self._replace(leg, leg.succeed(partial.tokens, now - self.began))
@@ -409,7 +387,7 @@ class SessionMachine:
         source = self._winning
         if self._relay is None or source is None or source.state is not LegState.WON or self.finished is not None:
             return
-        match self._relay.consider_move(source, self.legs, buffered=self._ahead(now), now=now - self.began):
+        match self._relay.consider_move(source, self.legs, buffered=self._delivery.ahead(now=now), now=now - self.began):
             case Prepare(target):
                 self._prepare(self.legs[target], now)
             case Switch(target, waits):
@@ -441,7 +419,7 @@ class SessionMachine:
     def _move(self, source: Leg, target: Leg, now: float, *, waits: bool) -> None:
         """The target goes on, the source stops; what it makes until then nobody reads."""
         assert self._relay is not None, "only a mover moves"
-        self._relay.move(source, target, at=now - self.began, buffered=self._ahead(now))
+        self._relay.move(source, target, at=now - self.began, buffered=self._delivery.ahead(now=now))
         source.state = LegState.LOST
         self._pass_to(target, now, waits=waits)
         self._stop(source, "handed over")
@@ -450,13 +428,6 @@ class SessionMachine:
         for leg in self.legs.values():
             if leg.state is LegState.PREPARING and leg is not but:
                 self._stop(leg, "not needed")
-
-    def _ahead(self, now: float) -> float:
-        """Tokens the reader, or without a pace the virtual one, has not come to."""
-        if self._pacer is not None:
-            return self._pacer.buffered
-        first = self.meter.first
-        return 0.0 if first is None else max(0.0, self.meter.tokens - self.meter.rate * (now - first))
 
     # Starts
 

@@ -1,0 +1,87 @@
+"""What goes to the reader, and when: at once or at the reader's pace, and measured in either case."""
+
+from __future__ import annotations
+
+from streamco.chunks import ChatCompletionChunk
+from streamco.commands import DeliverTokens
+from streamco.core.meter import Meter
+from streamco.core.pacer import Pacer, weigh_chunk
+
+__all__ = ["Delivery"]
+
+
+class Delivery:
+    """The reader's end of one answer.
+
+    Args:
+        pace: tokens per second; None: at once.
+        reader_rate: tokens per second of the virtual reader that quality is measured with.
+    """
+
+    def __init__(self, pace: float | None, reader_rate: float) -> None:
+        self.meter = Meter(reader_rate)
+        self._pacer = Pacer(pace) if pace else None
+
+    @property
+    def is_paced(self) -> bool:
+        """Whether tokens may be held back."""
+        return self._pacer is not None
+
+    @property
+    def buffered(self) -> int:
+        """Tokens held back."""
+        return self._pacer.buffered if self._pacer is not None else 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is held back, chunks without tokens included."""
+        return self.next_due() is None
+
+    def next_due(self) -> float | None:
+        """When the next chunk may go out; None: nothing is held back."""
+        return self._pacer.next_due() if self._pacer is not None else None
+
+    def ahead(self, *, now: float) -> float:
+        """Tokens the reader, or without a pace the virtual one, has not come to."""
+        if self._pacer is not None:
+            return self._pacer.buffered
+        first = self.meter.first
+        return 0.0 if first is None else max(0.0, self.meter.tokens - self.meter.rate * (now - first))
+
+    def take(self, source: str, chunks: list[ChatCompletionChunk], tokens: int, *, now: float) -> list[DeliverTokens]:
+        """The answer goes on: what of it, and of what was held, is to be delivered now."""
+        if self._pacer is None:
+            if tokens:
+                self.meter.record(tokens, now=now)
+            return [DeliverTokens(source, chunks)]
+        self._pacer.feed(source, chunks, now=now)
+        return self.release(now=now)
+
+    def release(self, *, now: float) -> list[DeliverTokens]:
+        """What is due."""
+        return [] if self._pacer is None else self._hand_out(self._pacer.release(now=now), now)
+
+    def flush(self, *, now: float) -> list[DeliverTokens]:
+        """Everything that is held back, due or not."""
+        return [] if self._pacer is None else self._hand_out(self._pacer.flush(), now)
+
+    def drop(self) -> int:
+        """Forget what is held back; how many tokens that were."""
+        if self._pacer is None:
+            return 0
+        tokens = self._pacer.buffered
+        self._pacer.flush()
+        return tokens
+
+    def _hand_out(self, released: list[tuple[str, ChatCompletionChunk]], now: float) -> list[DeliverTokens]:
+        """One delivery for each run of chunks of one endpoint."""
+        deliveries: list[DeliverTokens] = []
+        start = 0
+        for end in range(1, len(released) + 1):
+            if end == len(released) or released[end][0] != released[start][0]:
+                chunks = [chunk for _, chunk in released[start:end]]
+                if tokens := sum(map(weigh_chunk, chunks)):
+                    self.meter.record(tokens, now=now)
+                deliveries.append(DeliverTokens(released[start][0], chunks))
+                start = end
+        return deliveries
