@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage
-from streamco.endpoints.base import Capabilities
+from streamco.endpoints.base import Capabilities, TokenPrices
 from streamco.errors import EndpointConnectError, EndpointProtocolError, EndpointStatusError
 from streamco.proxy.shapes import ChatShape
 from streamco.testing.endpoint import text_chunk
-from tests.client.helpers import device, server, words
+from tests.client.helpers import ShapedDevice, device, server, words
 from tests.proxy.support import CHAT, HELLO, TEXT, RunningProxy, proxying
 from tests.server.support import contents, next_event, until
 
@@ -75,6 +75,20 @@ async def test_usage_behind_a_hand_over_is_the_whole_answers_in_chunk_comment_an
     assert usage["is_estimated"] is True
     assert usage == whole["usage"] == report["usage"]
     assert [(part["name"], part["prompt_tokens"]) for part in report["endpoints"]][1] == ("second", 22)
+
+
+async def test_an_answer_that_moves_to_the_cheaper_side_is_one_stream_and_its_report_says_what_that_saved() -> None:
+    story = [f"word{number} " for number in range(80)]
+    dear = server([(0.02 * number, word) for number, word in enumerate(story)], prices=TokenPrices(prompt=1e-6, completion=9e-6))
+    script: list[tuple[float, Any]] = [(30.0 + 0.02 * number, word) for number, word in enumerate(story)]
+    cheap = ShapedDevice("device", script, kind="device", tokens=10, capabilities=Capabilities(continuation="token_ids", pre_copy="append"))
+    async with proxying(cheap, dear, policy="both", budget=1.0, pace=25) as proxy:
+        events = await proxy.events(CHAT, HELLO)
+    assert "".join(contents(events)) == "".join(story)
+    (change,) = report_in(events)["hand_overs"]
+    assert (change["source"], change["target"], change["reason"], change["is_planned"]) == ("server", "device", "cheaper", True)
+    assert change["saved_usd"] > 0
+    assert len({(event["id"], event["created"]) for event in events if isinstance(event, dict)}) == 1
 
 
 async def test_a_finish_reason_that_no_chunk_had_is_told_all_the_same() -> None:
