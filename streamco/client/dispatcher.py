@@ -281,6 +281,7 @@ class Dispatcher:
             reader_rate=pace or self._options.reader_rate,
             capacity=capacity,
             limit=limit,
+            rationed=dispatched.plan.constrained,
         )
 
     # Learning

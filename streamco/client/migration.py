@@ -14,7 +14,7 @@ from streamco.core.lengths import AnswerLengths
 from streamco.core.mover import MigrationPlan
 from streamco.core.session import SessionMachine
 from streamco.core.switching import SwitchLearner
-from streamco.endpoints.base import Endpoint
+from streamco.endpoints.base import Endpoint, Kind
 from streamco.errors import ConfigError
 from streamco.policies.cost import RequestCost
 from streamco.policies.migration import SERVER_STOPS, Terms, TransferRule
@@ -82,6 +82,7 @@ class MigrationDesk:
         reader_rate: float,
         capacity: int,
         limit: int | None,
+        rationed: Kind | None = None,
     ) -> MigrationPlan | None:
         """What an answer's moves rest on; None: it does not move.
 
@@ -92,9 +93,11 @@ class MigrationDesk:
             reader_rate: of the reader, or of the virtual one.
             capacity: tokens a source may be ahead of the reader.
             limit: of the answer's length.
+            rationed: the side whose starts the budget limits.
         """
         if not options.most or (pace is None and not options.unpaced):
             return None
+        endpoints = list(endpoints)
         found = ((endpoint.name, self._terms(endpoint, cost)) for endpoint in endpoints)
         terms = {name: known for name, known in found if known is not None}
         if len({known.completion for known in terms.values()}) < 2:  # nobody is cheaper than anybody
@@ -107,6 +110,7 @@ class MigrationDesk:
             capacity=capacity,
             rule=options.rule,
             most=options.most,
+            rationed=frozenset(endpoint.name for endpoint in endpoints if endpoint.kind == rationed),
             limit=limit,
         )
 

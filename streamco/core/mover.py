@@ -27,6 +27,9 @@ _STEP = 8  # an answer that need not move is looked at again when it is an eight
 _ROUNDS = 8  # of reading ahead, after which what is left to read is taken as it is
 _CAUTION = 1.5  # on a time that was measured once
 _MEASURED_SETUP = 0.15  # seconds, beside the time a token, where only that was measured
+_SURE = (
+    2 / 3
+)  # of the tokens expected: prompts of one kind have answers this much shorter than all, and a move that hardly pays may well not
 _PATIENCE = 3.0  # times its estimate that a reading ahead may take before the source is stopped without it
 
 
@@ -41,6 +44,8 @@ class MigrationPlan(Struct, frozen=True, kw_only=True):
         capacity: tokens the source may be ahead of the reader; a larger buffer never fills.
         rule: how the change is made.
         most: moves an answer.
+        rationed: endpoints of the side that the budget limits; a move starts that side for nobody, so they take over only where one of them
+            was started anyway.
         limit: of the answer's length, tokens; None: none.
     """
 
@@ -51,6 +56,7 @@ class MigrationPlan(Struct, frozen=True, kw_only=True):
     capacity: int
     rule: TransferRule = "pre-copy"
     most: int = 1
+    rationed: frozenset[str] = frozenset()
     limit: int | None = None
 
 
@@ -146,12 +152,16 @@ class Mover:
         savings = {}
         for name in self._terms:
             leg = situation.legs.get(name)
-            if leg is None or leg is situation.source or not leg.can_take_over:
+            if leg is None or leg is situation.source or not leg.can_take_over or not self._may_start(situation, name):
                 continue
             saving = self._saving(situation, leg)
             if saving > 0:
                 savings[name] = saving
         return max(savings, key=lambda name: savings[name], default=None)
+
+    def _may_start(self, situation: Situation, name: str) -> bool:
+        rationed = self._plan.rationed
+        return name not in rationed or any(leg.opened is not None for leg in situation.legs.values() if leg.source in rationed)
 
     def _saving(self, situation: Situation, target: Leg) -> float:
         """US dollars that moving there saves."""
@@ -166,7 +176,7 @@ class Mover:
         return net_saving(
             source,
             terms,
-            remaining=plan.lengths.expected(situation.position, plan.limit),
+            remaining=_SURE * plan.lengths.expected(situation.position, plan.limit),
             behind=behind,
             length=length,
             kept=length - self.to_read(target, situation.position),

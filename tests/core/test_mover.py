@@ -123,6 +123,26 @@ def test_a_source_that_is_no_faster_than_the_reader_never_fills_the_buffer() -> 
     assert leg_is_faster.look(10, 0) == Prepare("target")  # measured now, it does
 
 
+def test_a_move_does_not_start_the_side_that_the_budget_limits() -> None:
+    world = World(target=CHEAP, rationed=frozenset({"target"}))
+    assert world.look(10, 60) is None
+    world.legs["target"].opened = 0.2  # it was in the race
+    assert world.look(12, 60) == Switch("target")
+
+
+def test_within_the_side_that_the_budget_limits_an_answer_may_move() -> None:
+    world = World(target=CHEAP, rationed=frozenset({"source", "target"}))
+    world.legs["source"].opened = 0.0
+    assert world.look(10, 60) == Switch("target")
+
+
+def test_a_move_that_would_hardly_pay_is_left() -> None:
+    """31 tokens to come at 1e-6 are worth 31e-6, reading 100 and those before at 2.5e-7 takes 27e-6; two thirds of 31e-6 do not do."""
+    target = Terms(prompt=2.5e-7, completion=0.0, setup=0.1)
+    assert World(target=target, length=41).look(10, 60) is None
+    assert World(target=target, length=53).look(10, 60) == Switch("target")
+
+
 # Reading ahead
 
 

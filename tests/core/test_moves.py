@@ -328,9 +328,9 @@ def test_an_answer_close_to_its_limit_stays() -> None:
 
 
 def test_what_remains_at_the_limit_is_not_taken_for_what_remains_of_a_long_answer() -> None:
-    """Reading 200 tokens at 2e-8 is 4e-6; four of 1e-6 each are not more than that, five are."""
+    """Reading 206 tokens at 2e-8 is 4.12e-6; two thirds of six of 1e-6 each are not more than that, of seven they are."""
     terms = {"server": DEAR_SERVER, "device": Terms(prompt=2e-8, completion=0.0, setup=0.1)}
-    short, long = Play(terms, max_tokens=10), Play(terms, max_tokens=12)
+    short, long = Play(terms, max_tokens=12), Play(terms, max_tokens=13)
     assert kinds(short.write("server", 6, now=0.5)) == ["DeliverTokens"]
     assert "ContinueStream" in kinds(long.write("server", 6, now=0.5))
 
