@@ -222,7 +222,7 @@ class _Places:
 
     def chain(self, dice: random.Random, tokens: int) -> list[Endpoint]:
         """Two to four endpoints in random order, all but the last broken somewhere."""
-        order = dice.sample(self.whole, dice.choice([2, 3, 4, 4]))
+        order = dice.sample(self.whole, dice.choice([2, 4, 4, 4]))
         broken = [self._broken(each, dice, max(1, tokens // (len(order) - 1))) for each in order[:-1]]
         return [*broken, order[-1]]
 
