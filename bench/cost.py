@@ -45,7 +45,6 @@ class Cell:
     phone: str
     side: Side
     budget: float
-    is_own_price: bool
     stay: float
     move: float
     ttft_stay: float
@@ -67,7 +66,6 @@ class Job:
     phone: Phone
     side: Side
     budget: float
-    is_own_price: bool
     policy: str
     answers: int
 
@@ -97,7 +95,9 @@ def run_cell(job: Job) -> Cell:
             costs[contender] += ran.cost / job.answers
             times[contender] += ran.ttft / job.answers
             moves += len(ran.machine.hand_overs)
-    return Cell(job.service.name, job.phone.name, job.side, job.budget, job.is_own_price, *costs, *times, moves, job.answers)
+    return Cell(
+        job.service.name, job.phone.name, job.side, job.budget, costs[0], costs[1], times[0], times[1], moves=moves, answers=job.answers
+    )
 
 
 def is_constrained(service: Service, phone: Phone, side: Side) -> bool:
@@ -108,9 +108,8 @@ def is_constrained(service: Service, phone: Phone, side: Side) -> bool:
 def run_all(budgets: Sequence[float], *, every: int, answers: int, policy: str) -> list[Cell]:
     """All pairs that belong to a side."""
     jobs = [
-        Job(service, phone, side, budget, is_own, policy, answers)
-        for is_own, found in ((True, services()[::every]), (False, with_table_8()))
-        for service in found
+        Job(service, phone, side, budget, policy, answers)
+        for service in (*services()[::every], *with_table_8())
         for phone in PHONE_MODELS
         for side in RATES
         if is_constrained(service, phone, side)

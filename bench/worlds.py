@@ -319,7 +319,7 @@ class World:
             Capabilities(continuation="continue_final_message"),
             TokenPrices(prompt=prices.prompt, completion=prices.completion, cached_prompt=prices.cached_prompt),
         )
-        self.endpoints = {"device": self._device, "server": self._server}
+        self.endpoints: dict[str, Any] = {"device": self._device, "server": self._server}
 
     def run(self, ask: Ask) -> Ran:
         """One answer, to its end and that of all work for it; the client learns from it."""
