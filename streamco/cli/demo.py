@@ -38,15 +38,16 @@ CLOUD = "openai-gpt-3.5-turbo-0125"
 PRICES = TokenPrices(prompt=0.5e-6, completion=1.5e-6)  # OpenAI's list price of that model, US dollars per token
 DEVICE_KIND = "Q2_K"
 PACE = 12.0  # tokens/s: a brisk reader; fast enough not to bore, slow enough to see that nothing stutters
+GIVING_WAY, HEAD_START = "proportional-wait", 0.2  # policy and budget under which the device begins late enough to lose, and begins
 PROMPT_LENGTHS = (30, 35, 40, 45, 50, 60, 80, 120, 200, 400)  # tokens, each as likely: what the plan expects before it has seen any
 
 
 class Scene(Struct, frozen=True):
-    """A prompt, and what it is there to show; ``budget``: its own, None: the demo's."""
+    """A prompt, and what it is there to show; ``gives_way``: the device lets the cloud begin."""
 
     title: str
     prompt: str
-    budget: float | None = None
+    gives_way: bool = False
     max_tokens: int = 60
 
 
@@ -59,7 +60,12 @@ SCENES = (
         " will carry it over during the weekend. The parking lot behind the old building stays open until the end of the month. Keys are"
         " handed out at the front desk from eight o'clock on. If something is missing on Monday, tell Maria in room 204.",
     ),
-    Scene("a long answer", "Write a long story about a young fox, an old lighthouse and the sea in winter.", budget=0.1, max_tokens=120),
+    Scene(
+        "a long answer",
+        "Write a long story about a young fox, an old lighthouse and the sea in winter, for reading aloud.",
+        gives_way=True,
+        max_tokens=120,
+    ),
 )
 
 
@@ -167,9 +173,10 @@ async def _play(client: Client, args: argparse.Namespace, view: View) -> int:
     for number, scene in enumerate(SCENES, 1):
         view.heading(f"{number}. {scene.title}")
         view.note(f"> {scene.prompt}")
-        if scene.budget is not None:
-            view.note(f"(the device may read {scene.budget:.0%} of all prompt tokens, so the cloud gets a head start)")
-        asked = client if scene.budget is None else client.with_options(budget=scene.budget)
+        asked = client
+        if scene.gives_way:
+            view.note(f"(policy {GIVING_WAY}, the device may read {HEAD_START:.0%} of all prompt tokens: the cloud has a head start)")
+            asked = client.with_options(policy=GIVING_WAY, budget=HEAD_START)
         settings = AnswerSettings(
             pace=args.pace, max_tokens=args.max_tokens or scene.max_tokens, temperature=args.temperature or 0.0, seed=args.seed
         )
