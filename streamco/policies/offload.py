@@ -1,0 +1,359 @@
+"""Which draft chunk goes to the verifier (Synera section 4.2).
+
+Confidence is the coarse filter: a chunk the draft model is sure of stays (``confidence_probability``, P_conf). Importance is the fine one
+for the rest: what later tokens will lean on goes (``importance_probability``, P_imp). A chunk is sent when both say so, that is with
+probability P_conf P_imp (figure 10).
+
+The budget is the share of draft tokens that are sent. ``Offload.plan`` solves the importance threshold i_th so that the mean of
+P_conf P_imp over measured chunks is the budget. The paper takes i_th at a percentile of the importances alone; what P_conf keeps back and
+what the sigmoid lets through below i_th would then miss the budget. Where even i_th = 0 sends too little, because P_conf keeps more than
+the budget leaves, the confidence threshold c_th rises too, so the least sure go first. Both rules have steps (at i_th / 2, at i_th and at
+c_th); what a step leaves over is given to all chunks alike, as ``spill``. Confidence alone moves c_th both ways.
+
+``OffloadSteering`` holds the share for what really comes: it plans anew over the latest chunks and makes up for what it owes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import Literal
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import ArrayLike, NDArray
+
+from streamco.errors import ConfigError
+from streamco.policies.device_constrained import check_share
+
+__all__ = ["Offload", "OffloadDecision", "OffloadRule", "OffloadSteering", "confidence_probability", "importance_probability"]
+__all__ += ["is_past_exit"]
+
+OffloadRule = Literal["combined", "confidence", "importance", "random"]
+Floats = NDArray[np.float64]
+
+CONFIDENCE_THRESHOLD = 0.8  # c_th where no profile says better; the paper's range is 0.7 to 1, its figure 4 finds 0.8 sure
+STEEPNESS = 10.0  # k of P_conf (section 4.2)
+SLOPE = -10.0  # theta of P_imp (section 4.2)
+EXIT = 0.8  # of the longest answer; behind it nothing is offloaded (section 4.3)
+
+_ROUNDS = 60  # of bisection; a plan over 256 chunks takes 2.5 ms
+_FAR = 1e3  # c_th so far below 0 that P_conf is 0 for every confidence
+_WINDOW = 256  # chunks the steering plans over
+_REFRESH = 16  # chunks between two plans
+_HORIZON = 64  # chunks over which a debt is made up for
+_SLACK = 8  # chunks that the share may stray before the rules are overruled
+
+
+def confidence_probability(confidence: ArrayLike, threshold: float, steepness: float = STEEPNESS) -> Floats:
+    """P_conf: 1 up to c_th, then 1 / (1 + exp(k norm(c))) with norm(c) = (c - c_th) / (1 - c_th) - 1/2.
+
+    Args:
+        confidence: c, mean probability of the chunk's tokens on the draft model, 0..1; any shape.
+        threshold: c_th, at most 1.
+        steepness: k, above 0.
+    """
+    values = np.asarray(confidence, dtype=np.float64)
+    norm = (values - threshold) / max(1.0 - threshold, math.ulp(1.0)) - 0.5
+    return np.where(values <= threshold, 1.0, _sigmoid(steepness * norm))
+
+
+def importance_probability(importance: ArrayLike, threshold: float, slope: float = SLOPE) -> Floats:
+    """P_imp: 0 up to i_th / 2, 1 above i_th, between them 1 / (1 + exp(theta norm(i))) with norm(i) = (i - i_th/2) / (i_th/2) - 1/2.
+
+    Args:
+        importance: i, mean importance of the chunk's tokens (``importance.chunk_importance``), 0 or more; any shape.
+        threshold: i_th, 0 or more; inf: nothing is important.
+        slope: theta, below 0.
+    """
+    values = np.asarray(importance, dtype=np.float64)
+    half = threshold / 2.0
+    norm = np.minimum(values, threshold) / half - 1.5 if 0.0 < half < math.inf else np.zeros_like(values)
+    return np.where(values <= half, 0.0, np.where(values > threshold, 1.0, _sigmoid(slope * norm)))
+
+
+def is_past_exit(position: int, longest: int | None, budget: float, share: float = EXIT) -> bool:
+    """Sequence-wise early exit (section 4.3): t > 0.8 max_len, from where nothing is offloaded; never at budget 1.
+
+    Args:
+        position: t, tokens of the answer so far.
+        longest: max_len, tokens; None: no limit, no exit.
+        budget: 0..1.
+        share: of max_len.
+    """
+    return budget < 1.0 and longest is not None and position > share * longest
+
+
+class OffloadDecision(Struct, frozen=True):
+    """Whether a chunk goes to the verifier.
+
+    Args:
+        is_offloaded: it goes.
+        probability: with which it was to go; 1 or 0 where nothing was left to chance.
+        reason: for the report, a few words.
+    """
+
+    is_offloaded: bool
+    probability: float
+    reason: str
+
+
+class Offload(Struct, frozen=True, tag="offload"):
+    """The rule of section 4.2, planned for a budget.
+
+    Args:
+        budget: share of draft tokens that are sent, 0..1. 1 sends everything and asks neither filter; 0 sends nothing.
+        rule: ``combined`` is the paper's; the others are its ablations, planned for the same budget.
+        confidence_threshold: c_th.
+        importance_threshold: i_th.
+        steepness, slope: k and theta.
+        spill: probability of sending what the filters keep, 0..1.
+        planned_share: mean probability over the chunks it was planned on.
+    """
+
+    budget: float
+    rule: OffloadRule = "combined"
+    confidence_threshold: float = CONFIDENCE_THRESHOLD
+    importance_threshold: float = 0.0
+    steepness: float = STEEPNESS
+    slope: float = SLOPE
+    spill: float = 0.0
+    planned_share: float = 0.0
+
+    @classmethod
+    def plan(
+        cls,
+        confidences: ArrayLike,
+        importances: ArrayLike | None,
+        budget: float,
+        *,
+        rule: OffloadRule = "combined",
+        confidence_threshold: float = CONFIDENCE_THRESHOLD,
+        weights: ArrayLike | None = None,
+        steepness: float = STEEPNESS,
+        slope: float = SLOPE,
+    ) -> Offload:
+        """Solve the thresholds so that the share sent of these chunks is the budget.
+
+        Args:
+            confidences: c of measured chunks, shape (chunks,).
+            importances: i of the same chunks; None: not measured, so confidence decides alone.
+            budget: 0..1.
+            rule: which filters are used.
+            confidence_threshold: c_th, profiled; ``confidence`` alone solves it instead.
+            weights: tokens of each chunk; None: all alike.
+            steepness: k.
+            slope: theta.
+
+        Raises:
+            ConfigError: a budget outside 0..1, c_th above 1, k not above 0 or theta not below 0, or arrays of different lengths.
+        """
+        check_share("budget", budget)
+        if confidence_threshold > 1.0 or steepness <= 0.0 or slope >= 0.0:
+            raise ConfigError(f"offload: expected c_th <= 1, k > 0 and theta < 0, got {confidence_threshold}, {steepness} and {slope}")
+        sure = np.asarray(confidences, dtype=np.float64)
+        if importances is None and rule != "random":
+            rule = "confidence"
+        important = np.zeros_like(sure) if importances is None else np.asarray(importances, dtype=np.float64)
+        tokens = np.ones_like(sure) if weights is None else np.asarray(weights, dtype=np.float64)
+        if sure.ndim != 1 or sure.shape != important.shape or sure.shape != tokens.shape:
+            sizes = f"{important.shape}, {tokens.shape} and {sure.shape}"
+            raise ConfigError(f"offload: expected as many importances and weights as confidences, got {sizes}")
+        if rule == "random" or not sure.size or not 0.0 < budget < 1.0:
+            return cls(budget, rule, confidence_threshold, steepness=steepness, slope=slope, spill=budget, planned_share=budget)
+        tokens = tokens / tokens.sum()
+
+        def share(c_th: float, i_th: float) -> float:
+            passes = np.ones_like(sure)
+            if rule != "importance":
+                passes = confidence_probability(sure, c_th, _moved(steepness, confidence_threshold, c_th))
+            if rule != "confidence":
+                passes = passes * importance_probability(important, i_th, slope)
+            return float((tokens * passes).sum())
+
+        c_th, i_th = confidence_threshold, 0.0
+        if rule != "confidence" and share(c_th, 0.0) >= budget:
+            i_th = abs(_highest(lambda below: share(c_th, -below), -2.0 * float(important.max()) - 1.0, 0.0, budget))
+        elif rule != "importance":
+            c_th = _highest(lambda threshold: share(threshold, 0.0), -_FAR if rule == "confidence" else c_th, 1.0, budget)
+        planned = share(c_th, i_th)
+        spill = max(0.0, (budget - planned) / (1.0 - planned))
+        return cls(budget, rule, c_th, i_th, _moved(steepness, confidence_threshold, c_th), slope, spill, budget)
+
+    def decide(self, confidence: float, importance: float | None, rng: Random) -> OffloadDecision:
+        """Whether this chunk is sent.
+
+        Args:
+            confidence: c of the chunk, 0..1.
+            importance: i of the chunk; None: not measured, so it is taken for important.
+            rng: asked once, where the budget leaves a choice.
+        """
+        if self.budget >= 1.0:
+            return OffloadDecision(True, 1.0, "budget 1")
+        if self.budget <= 0.0:
+            return OffloadDecision(False, 0.0, "budget 0")
+        unsure, both = self._filters(confidence, importance)
+        probability = self._spilled(both)
+        dice = rng.random()
+        if dice < both:
+            return OffloadDecision(True, probability, "unsure and important")
+        if dice < probability or self.rule == "random":
+            return OffloadDecision(dice < probability, probability, "chance")
+        return OffloadDecision(False, probability, "confident" if dice >= unsure else "unimportant")
+
+    def probability(self, confidence: float, importance: float | None) -> float:
+        """With which probability a chunk is sent."""
+        if self.budget >= 1.0 or self.budget <= 0.0:
+            return float(self.budget >= 1.0)
+        return self._spilled(self._filters(confidence, importance)[1])
+
+    def _filters(self, confidence: float, importance: float | None) -> tuple[float, float]:
+        """P_conf, and P_conf P_imp; a filter that the rule doesn't use lets everything pass, none at all lets nothing pass."""
+        if self.rule == "random":
+            return 0.0, 0.0
+        unsure = float(confidence_probability(confidence, self.confidence_threshold, self.steepness)) if self.rule != "importance" else 1.0
+        if self.rule == "confidence" or importance is None:
+            return unsure, unsure
+        return unsure, unsure * float(importance_probability(importance, self.importance_threshold, self.slope))
+
+    def _spilled(self, probability: float) -> float:
+        return probability + (1.0 - probability) * self.spill
+
+
+class OffloadSteering:
+    """Holds the realised share of draft tokens that are sent at the budget.
+
+    Every 16 chunks the plan is solved anew over the latest 256, for a share that makes up for the present debt within 64 chunks. Where the
+    debt would exceed 8 chunks all the same (the text turned sure all at once), it decides alone: after n tokens, what was sent differs
+    from n times the budget by at most 8 of the longest chunks. Chunks that had to stay (``keep``) owe too; beyond 8 chunks they are
+    forgiven, so that an answer that could send nothing doesn't make the next one send everything.
+
+    Args:
+        budget: share of draft tokens that are sent, 0..1.
+        rule: which filters are used.
+        confidence_threshold: c_th, profiled.
+        chunks: (confidence, importance) of measured chunks, oldest first: what the first plan is made on. None: chance decides at first.
+
+    Attributes:
+        tokens: draft tokens so far.
+        offloaded_tokens: of those, sent.
+        forgiven_tokens: share of the budget that could not be spent, in tokens.
+        plan: the rule at present.
+
+    Raises:
+        ConfigError: a budget outside 0..1.
+    """
+
+    def __init__(
+        self,
+        budget: float,
+        *,
+        rule: OffloadRule = "combined",
+        confidence_threshold: float = CONFIDENCE_THRESHOLD,
+        chunks: Iterable[tuple[float, float | None]] = (),
+    ) -> None:
+        check_share("budget", budget)
+        self.budget = budget
+        self.tokens = self.offloaded_tokens = 0
+        self.forgiven_tokens = 0.0
+        self._rule = rule
+        self._confidence_threshold = confidence_threshold
+        self._seen: deque[tuple[float, float | None, int]] = deque(((*chunk, 1) for chunk in chunks), maxlen=_WINDOW)
+        self._largest = 1  # tokens of a chunk
+        self._stale = 0
+        self.plan = self._solve()
+
+    @property
+    def share(self) -> float:
+        """Realised share of draft tokens that were sent, 0..1."""
+        return self.offloaded_tokens / self.tokens if self.tokens else 0.0
+
+    @property
+    def debt(self) -> float:
+        """Tokens that the budget would have sent beyond those that were; below 0: too many were."""
+        return self.budget * self.tokens - self.offloaded_tokens - self.forgiven_tokens
+
+    def decide(self, confidence: float, importance: float | None, tokens: int, rng: Random) -> OffloadDecision:
+        """Whether this chunk is sent; it is counted.
+
+        Args:
+            confidence: c of the chunk, 0..1.
+            importance: i of the chunk; None: not measured.
+            tokens: of the chunk.
+            rng: asked once, where the budget leaves a choice, whether or not the debt then overrules it.
+
+        Raises:
+            ConfigError: a chunk without tokens.
+        """
+        decision = self.plan.decide(confidence, importance, rng)
+        self._count(tokens)
+        if 0.0 < self.budget < 1.0:
+            self._note(confidence, importance, tokens)
+            limit = _SLACK * self._largest
+            if decision.is_offloaded and self.debt - tokens < -limit:
+                decision = OffloadDecision(False, 0.0, "ahead of the budget")
+            elif not decision.is_offloaded and self.debt > limit:
+                decision = OffloadDecision(True, 1.0, "behind the budget")
+        self.offloaded_tokens += tokens if decision.is_offloaded else 0
+        return decision
+
+    def keep(self, tokens: int) -> None:
+        """Count a chunk that stays whatever the rules say: behind the early exit, or while there is no link.
+
+        Raises:
+            ConfigError: a chunk without tokens.
+        """
+        self._count(tokens)
+        self.forgiven_tokens += max(0.0, self.debt - _SLACK * self._largest)
+
+    def _count(self, tokens: int) -> None:
+        if tokens < 1:
+            raise ConfigError(f"offload steering: expected a chunk of at least 1 token, got {tokens}")
+        self._largest = max(self._largest, tokens)
+        self.tokens += tokens
+
+    def _note(self, confidence: float, importance: float | None, tokens: int) -> None:
+        self._seen.append((confidence, importance, tokens))
+        self._stale += 1
+        if self._stale >= _REFRESH or len(self._seen) < _REFRESH:
+            self.plan = self._solve()
+
+    def _solve(self) -> Offload:
+        self._stale = 0
+        aim = self.budget
+        if 0.0 < self.budget < 1.0:
+            aim = min(0.999, max(0.001, self.budget + self.debt / (_HORIZON * self._largest)))  # 0 and 1 would ask no filter
+        measured = [chunk for chunk in self._seen if chunk[1] is not None]
+        has_importance = 2 * len(measured) > len(self._seen)
+        chunks = measured if has_importance else list(self._seen)
+        return Offload.plan(
+            [chunk[0] for chunk in chunks],
+            [chunk[1] or 0.0 for chunk in chunks] if has_importance else None,
+            aim,
+            rule=self._rule,
+            confidence_threshold=self._confidence_threshold,
+            weights=[chunk[2] for chunk in chunks],
+        )
+
+
+def _moved(steepness: float, profiled: float, threshold: float) -> float:
+    """The k at which P_conf, moved below the profiled c_th, falls as fast as it did there: the formula would stretch it."""
+    return steepness * (1.0 - threshold) / max(1.0 - profiled, 0.01) if threshold < profiled else steepness
+
+
+def _sigmoid(exponent: Floats) -> Floats:
+    """1 / (1 + exp(x)), also for an x that overflows."""
+    result: Floats = 1.0 / (1.0 + np.exp(np.minimum(exponent, 700.0)))
+    return result
+
+
+def _highest(share: Callable[[float], float], low: float, high: float, budget: float) -> float:
+    """The highest argument at which a rising share is within the budget; ``low`` where none is."""
+    if share(high) <= budget:
+        return high
+    for _ in range(_ROUNDS):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if share(middle) <= budget else (low, middle)
+    return low
