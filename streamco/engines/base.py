@@ -2,6 +2,9 @@
 
 An engine knows no event loop. It writes pieces into a bounded buffer per sequence and calls ``wake`` (from its own thread) once per burst;
 the owner of the sequence drains with ``Generation.take()``.
+
+A generation begins with a prompt and is over when it ends. A *token sequence* is held across requests: its keys and values stay in memory
+while its owner extends it, cuts it back, branches it, and has drafts verified or written. docs/engine.md shows both at work.
 """
 
 from __future__ import annotations
@@ -13,7 +16,22 @@ from msgspec import Struct
 
 from streamco.config import SamplingOptions
 
-__all__ = ["Engine", "EngineOptions", "Generation", "GenerationEnd", "GenerationRequest", "GenerationTimings", "ModelInfo", "TextPiece"]
+__all__ = [
+    "Engine",
+    "EngineOptions",
+    "Generation",
+    "GenerationEnd",
+    "GenerationRequest",
+    "GenerationTimings",
+    "HoldingEngine",
+    "ModelInfo",
+    "Prediction",
+    "SequenceTask",
+    "TaskEnd",
+    "TaskTimings",
+    "TextPiece",
+    "TokenSequence",
+]
 
 
 class EngineOptions(Struct, frozen=True, kw_only=True):
@@ -25,6 +43,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     prefill_chunk: int = 128  # tokens; measured: no cost against one big batch, and a cancel waits at most one chunk
     ring_tokens: int = 512  # pieces buffered a sequence before it is parked
     exact: bool = False  # the same ids give the same logits, bit by bit, whatever runs beside or ran before; takes twice the memory
+    held_sequences: int = 0  # token sequences held at once, beside ``max_sequences`` generations
+    held_tokens: int | None = None  # what those may keep together; None: ``context_tokens`` each, as always in exact mode
 
 
 class TextPiece(Struct, frozen=True):
@@ -127,4 +147,150 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Cancel everything, join the thread, free the memory; idempotent. May block for one chunk."""
+        ...
+
+
+class Prediction(Struct, frozen=True, kw_only=True):
+    """What the model says of one position of a sequence."""
+
+    position: int  # of the token that is predicted, counted from 0 at the beginning of the sequence
+    greedy: int  # the id of the largest logit, of equal ones the lowest
+    token: int | None = None  # what stands there: the token drawn, or the draft's; None behind the last of a draft
+    probability: float | None = None  # of ``token`` under the sampling options, 0.0 where they rule it out; None: no token, or top=0
+    drawable: tuple[tuple[int, float], ...] = ()  # (id, probability) under the sampling options, best first, at most ``top``
+    is_complete: bool = False  # ``drawable`` holds everything that may be drawn: a residual made from it is exact
+    likeliest: tuple[tuple[int, float], ...] = ()  # (id, probability) of the model itself (temperature 1, nothing cut off), best first
+    logits: tuple[float, ...] = ()  # of ``likeliest``, as the model gave them
+
+    @property
+    def confidence(self) -> float:
+        """The model's own probability of its first choice (Synera section 3.2, c); 0.0 where ``likeliest`` was not asked for."""
+        return self.likeliest[0][1] if self.likeliest else 0.0
+
+    @property
+    def margin(self) -> float:
+        """By how much the largest logit exceeds the second; infinite where there is no second."""
+        return self.logits[0] - self.logits[1] if len(self.logits) > 1 else float("inf")
+
+
+class TaskTimings(Struct, frozen=True, kw_only=True):
+    """Seconds and rows of one task."""
+
+    queued_s: float  # from asking until its first batch
+    compute_s: float  # from there to the end, what else was decoded in between included
+    rows: int  # tokens it had decoded; more than it was asked for after memory was lost
+
+
+class TaskEnd(Struct, frozen=True):
+    """Why a task ended: done, stop (a draft met an end token), cancelled, evicted (its sequence is gone) or error."""
+
+    reason: str
+    timings: TaskTimings
+    error: Exception | None = None
+
+
+class SequenceTask(Protocol):
+    """Something asked of a token sequence. ``take`` and ``cancel`` belong to the consumer thread of its sequence."""
+
+    def take(self) -> tuple[list[Prediction], TaskEnd | None]:
+        """All predictions since the last call and, with the last of them, the end. Never blocks; empty list: nothing new yet."""
+        ...
+
+    def cancel(self) -> None:
+        """Ask to stop; ``take`` gives the end with reason ``cancelled`` soon after. Idempotent, never blocks.
+
+        The sequence is then as it was before the task, except that a draft leaves the tokens it has drawn (their predictions say which).
+        """
+        ...
+
+
+class TokenSequence(Protocol):
+    """Token ids whose keys and values stay in the engine's memory from one request to the next.
+
+    Tasks run in the order in which they were asked for, those of several sequences together. None of the methods blocks; all belong to
+    one consumer thread. A task that is cancelled or fails takes with it those asked for before its end was taken: they would run on ids
+    that aren't there.
+
+    The last id is decoded only with the next batch that needs what follows it, so that cutting a sequence back and adding one token costs
+    nothing: a round of speculation is ``truncate``, ``extend`` by the corrected token, ``verify``, and one decode.
+    """
+
+    def extend(
+        self, ids: Sequence[int], wake: Callable[[], None] | None = None, *, top: int = 0, sampling: SamplingOptions = ...
+    ) -> SequenceTask:
+        """Add ids at the end; a partial prefill in chunks of at most 32.
+
+        Args:
+            ids: what comes next; all that a sequence is asked before its first id ends with an error.
+            wake: called from the engine's thread once per burst and at the end; None: nobody waits for it.
+            top: above 0: also predict what follows the last id, with this many alternatives.
+            sampling: for ``Prediction.drawable``.
+
+        Raises:
+            EngineError: the engine is closed, or an id is not in the vocabulary.
+            UsageError: the sequence is closed.
+        """
+        ...
+
+    def truncate(self, length: int) -> None:
+        """Keep the first ``length`` ids. A model whose memory can't be cut forgets it all and reads what is kept again when it needs it.
+
+        Asking for more than there are is an error, which the next task ends with.
+        """
+        ...
+
+    def fork(self, length: int | None = None) -> TokenSequence:
+        """A sequence that begins with the first ``length`` ids (None: all) as they are when the tasks asked for so far are done.
+
+        It shares the memory of what they have in common (in exact mode: gets a copy) and takes a place of its own. Where every other
+        place is at work, its tasks end with an error.
+        """
+        ...
+
+    def verify(self, draft_ids: Sequence[int], wake: Callable[[], None], *, top: int = 0, sampling: SamplingOptions = ...) -> SequenceTask:
+        """What the model would have said in place of each id of a draft, and behind the last: one prediction more than the draft has ids.
+
+        One batch, up to 32 rows. The draft stays at the end of the sequence: ``truncate`` to what is accepted.
+
+        Args:
+            draft_ids: what a smaller model proposes to come next; may be empty.
+            wake: as in ``extend``.
+            top: alternatives a position; 0: ``Prediction.greedy`` alone, which is cheapest.
+            sampling: what ``probability`` and ``drawable`` are under (its ``max_tokens``, ``stop`` and ``seed`` mean nothing here).
+        """
+        ...
+
+    def draft(self, count: int, wake: Callable[[], None], *, top: int = 0, sampling: SamplingOptions = ...) -> SequenceTask:
+        """Write up to ``count`` tokens, one prediction each; fewer where the context ends, or behind an end token (it is kept).
+
+        Drafts of several sequences, forks among them, are decoded together.
+
+        Args:
+            count: tokens, at least 1.
+            wake: as in ``extend``.
+            top: alternatives a position; ``likeliest`` has at least two, for ``margin``.
+            sampling: how tokens are drawn; ``seed`` is this draft's alone.
+        """
+        ...
+
+    def close(self) -> None:
+        """Cancel what is asked for and let others have the memory; idempotent. Its ids may still be found by whoever begins like it."""
+        ...
+
+
+class HoldingEngine(Engine, Protocol):
+    """An engine that also holds token sequences."""
+
+    def hold(self, label: object = None) -> TokenSequence:
+        """A new, empty sequence. It takes one of ``held_sequences`` places with its first ids.
+
+        When there is none left, the sequence that nobody has asked anything for the longest time is evicted: its tasks end with reason
+        ``evicted`` from then on. Hold a new one and extend it by all ids; what has not been overwritten meanwhile is found again.
+
+        Args:
+            label: what a ``BatchOrder`` (engines/order.py) is told it is, and its forks.
+
+        Raises:
+            EngineError: the engine is closed, or holds no sequences (``EngineOptions.held_sequences``).
+        """
         ...

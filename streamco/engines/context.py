@@ -51,6 +51,7 @@ class LlamaContext:
         self.abort.attach(library, self._handle)
         self._memory = library.llama_get_memory(self._handle)
         self._threads = threads
+        self._is_unified = unified
         self._row_type = ctypes.c_float * model.vocabulary_size
         self._views: dict[int, NDArray[np.float32]] = {}
         self._make_batch(rows)
@@ -91,14 +92,14 @@ class LlamaContext:
         self.count = row + 1
         return row
 
-    def add_run(self, tokens: Sequence[int], position: int, sequence: int, *, wants_logits: bool) -> int:
-        """Add consecutive tokens of one sequence, logits of the last one only; gives the last row's number."""
+    def add_run(self, tokens: Sequence[int], position: int, sequence: int, *, wants_logits: int) -> int:
+        """Add consecutive tokens of one sequence, logits of the last ``wants_logits`` of them; gives the last row's number."""
         start, stop = self.count, self.count + len(tokens)
         self._tokens[start:stop] = list(tokens)
         self._positions[start:stop] = list(range(position, position + len(tokens)))
         self._sequences[start:stop] = [sequence] * len(tokens)
         self._wants[start:stop] = [0] * len(tokens)
-        self._wants[stop - 1] = wants_logits
+        self._wants[stop - wants_logits : stop] = [1] * wants_logits
         self.count = stop
         return stop - 1
 
@@ -137,8 +138,11 @@ class LlamaContext:
         return bool(self._library.llama_memory_seq_rm(self._memory, sequence, start, stop))
 
     def copy(self, source: int, target: int, stop: int) -> None:
-        """Let ``target`` share the source's positions before ``stop``."""
-        self._library.llama_memory_seq_cp(self._memory, source, target, 0, stop)
+        """Let ``target``, which is empty, share the source's positions before ``stop``; or copy them, where the cells aren't unified."""
+        library, memory = self._library, self._memory
+        library.llama_memory_seq_cp(memory, source, target, 0, stop if self._is_unified else -1)
+        if not self._is_unified:  # llama.cpp aborts the process when it is asked for less than all of another sequence's cells
+            library.llama_memory_seq_rm(memory, target, stop, -1)
 
     def clear(self) -> None:
         """Forget everything."""

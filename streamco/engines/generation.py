@@ -47,11 +47,13 @@ class RunningGeneration:
         room: int,
         wake: Callable[[], None],
         nudge: Callable[[], None],
-        interrupt: Callable[[RunningGeneration], None],
+        interrupt: Callable[[object], None],
     ) -> None:
         self.request = request
         self.prompt = list(request.prompt_ids)
+        self.label: object = None
         self.slot: Slot | None = None
+        self.asked_at = perf_counter()
         self.next_token: int | None = None  # drawn and shown, but not yet decoded
         self.is_cancelled = False
         self.is_parked = False
@@ -70,7 +72,6 @@ class RunningGeneration:
         self._wake_failure: Exception | None = None
         self._made = 0
         self._reused = 0
-        self._submitted = perf_counter()
         self._admitted = self._prefilled = 0.0
 
     # The consumer's side
@@ -106,6 +107,15 @@ class RunningGeneration:
         """Prompt tokens still to be decoded."""
         return len(self.prompt) - len(self.slot.ids) if self.slot is not None else len(self.prompt)
 
+    @property
+    def wants_logits(self) -> bool:
+        """Those of the prompt's last token."""
+        return not self.request.prefill_only
+
+    def wanted(self, rows: int) -> int:
+        """Of how many of the next so many rows it wants the logits: the prompt's last."""
+        return int(rows == self.missing and self.wants_logits)
+
     def admit(self, slot: Slot) -> None:
         """It has a slot, with a part of the prompt already in it."""
         self.slot = slot
@@ -138,6 +148,10 @@ class RunningGeneration:
             self._show(pieces)
         if self._made >= self._limit:
             self.finish("length")
+
+    def end_prefill(self) -> None:
+        """The prompt is decoded, and that was all."""
+        self.finish("length")
 
     def _show(self, pieces: list[TextPiece]) -> None:
         if self._backlog:
@@ -198,5 +212,5 @@ class RunningGeneration:
             completion_tokens=self._made,
             prefill_s=prefilled - admitted,
             decode_s=now - prefilled,
-            queued_s=admitted - self._submitted,
+            queued_s=admitted - self.asked_at,
         )

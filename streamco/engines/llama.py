@@ -11,17 +11,22 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from streamco.engines.base import EngineOptions, Generation, GenerationRequest, ModelInfo
+from streamco.engines.base import EngineOptions, Generation, GenerationRequest, ModelInfo, TokenSequence
 from streamco.engines.context import LlamaContext
+from streamco.engines.decoder import CHUNK
 from streamco.engines.generation import RunningGeneration
 from streamco.engines.loop import EngineLoop
 from streamco.engines.model import LlamaModel
+from streamco.engines.order import BatchOrder
 from streamco.engines.pacing import StepPacer, StepTime
+from streamco.engines.sequence import HeldSequence
 from streamco.engines.slots import SlotTable
 from streamco.engines.threads import budget
 from streamco.errors import ConfigError, EngineError, UsageError
 
 __all__ = ["LlamaEngine"]
+
+MOST_SEQUENCES = 256  # LLAMA_MAX_SEQ
 
 
 class LlamaEngine:
@@ -31,7 +36,9 @@ class LlamaEngine:
         path: the GGUF file.
         options: how it is run.
         on_progress: called with 0.0 to 1.0 while it loads.
-        step_time: seconds that one step of (decode rows, prefill tokens) takes at least, to behave like a larger model.
+        step_time: seconds that one step of (decode rows, prefill tokens) takes at least, to behave like a larger model. The rows of
+            verifications are prefill tokens.
+        order: who decides what the next batch holds; None: generations and drafts, verifications and prompts take turns.
 
     Raises:
         EngineError: llama-cpp-python is missing, the file can't be loaded, or there is not enough memory.
@@ -45,6 +52,7 @@ class LlamaEngine:
         on_progress: Callable[[float], None] | None = None,
         *,
         step_time: StepTime | None = None,
+        order: BatchOrder | None = None,
     ) -> None:
         self.path = Path(path)
         self.options = options = options or EngineOptions()
@@ -56,7 +64,8 @@ class LlamaEngine:
         except BaseException:
             self._share.release()
             raise
-        self._loop = EngineLoop(self._context, self._slots, options, self._share, StepPacer(step_time))
+        tokens = self.info.context_tokens
+        self._loop = EngineLoop(self._context, self._slots, options, self._share, StepPacer(step_time), tokens=tokens, order=order)
         self._thread = threading.Thread(target=self._run, name=f"streamco-{self._model.info.name}", daemon=True)
         self._is_warm = threading.Event()
         self._thread.start()
@@ -70,12 +79,15 @@ class LlamaEngine:
         model = self._model
         limit = min(options.context_tokens, model.info.context_tokens)
         self.info: ModelInfo = replace(model.info, context_tokens=limit)
-        rows = max(options.prefill_chunk, 2 * options.max_sequences)
-        sequences = 2 * options.max_sequences if options.exact else options.max_sequences + 1
+        count = options.max_sequences + options.held_sequences
+        held_tokens = limit * options.held_sequences if options.held_tokens is None else options.held_tokens
+        stride = 2 if options.exact else 1
+        sequences = 2 * count if options.exact else count + 1
+        rows = max(options.prefill_chunk, 2 * count, CHUNK if options.held_sequences else 0)
         try:
             self._context = LlamaContext(
                 model,
-                cells=limit * (sequences if options.exact else options.max_sequences) + rows,
+                cells=(limit * sequences if options.exact else limit * options.max_sequences + held_tokens) + rows,
                 sequences=sequences,
                 rows=rows,
                 threads=self._share.threads,
@@ -84,9 +96,9 @@ class LlamaEngine:
         except BaseException:
             model.close()
             raise
-        can_share = model.can_share_prefixes and not options.exact
-        stride = 2 if options.exact else 1
-        self._slots = SlotTable(self._context, options.max_sequences, idle_tokens=limit, can_share=can_share, stride=stride)
+        can_fork = model.can_share_prefixes
+        can_share = can_fork and not options.exact
+        self._slots = SlotTable(self._context, count, idle_tokens=limit, can_share=can_share, can_fork=can_fork, stride=stride)
 
     # Any thread
 
@@ -134,6 +146,16 @@ class LlamaEngine:
         wanted = request.sampling.max_tokens
         return room if wanted is None else min(wanted, room)
 
+    def hold(self, label: object = None) -> TokenSequence:
+        """A new, empty sequence; see ``HoldingEngine.hold``.
+
+        Raises:
+            EngineError: the engine was loaded without ``held_sequences``.
+        """
+        if not self.options.held_sequences:
+            raise EngineError("hold: expected an engine with EngineOptions(held_sequences=...) above 0, got 0")
+        return HeldSequence(self._loop, self._model, label)
+
     def close(self) -> None:
         """Cancel everything, join the thread, free the memory; idempotent, safe from any thread but the engine's own."""
         if threading.current_thread() is self._thread:
@@ -158,10 +180,21 @@ class LlamaEngine:
 
 
 def _check_options(options: EngineOptions) -> None:
-    for name, least in (("context_tokens", 2), ("max_sequences", 1), ("prefill_chunk", 1), ("ring_tokens", 1)):
+    for name, least in (
+        ("context_tokens", 2),
+        ("max_sequences", 1),
+        ("prefill_chunk", 1),
+        ("ring_tokens", 1),
+        ("held_sequences", 0),
+        ("held_tokens", 1),
+    ):
         value = getattr(options, name)
-        if value < least:
+        if value is not None and value < least:
             raise ConfigError(f"{name}: expected at least {least}, got {value}")
+    sequences = options.max_sequences + options.held_sequences
+    most = MOST_SEQUENCES // 2 if options.exact else MOST_SEQUENCES - 1
+    if sequences > most:
+        raise ConfigError(f"max_sequences and held_sequences: expected at most {most} together, got {sequences}")
 
 
 _open_engines: weakref.WeakSet[LlamaEngine] = weakref.WeakSet()

@@ -158,12 +158,28 @@ class Sampler:
             best = int(logits.argmax())
             _highest(logits[best : best + 1])
             return best
-        dice = self._random.random()
         if _native.HAS_NATIVE:
             _highest(logits)
-            return _native.sample_row(logits, self._temperature, self._top_k, self._top_p, self._min_p, dice)
-        ids, weights = candidates(logits, temperature=self._temperature, top_k=self._top_k, top_p=self._top_p, min_p=self._min_p)
-        at = int(weights.cumsum().searchsorted(dice, side="right"))
+            return _native.sample_row(logits, self._temperature, self._top_k, self._top_p, self._min_p, self._random.random())
+        return self.draw_from(*self.distribution(logits))
+
+    def distribution(self, logits: Logits) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The tokens that may be drawn, best first, and their probabilities; a single one when greedy.
+
+        Raises:
+            EngineError: the logits are not numbers.
+        """
+        import numpy as np
+
+        if self.is_greedy:
+            return np.array([self.draw(logits)]), np.ones(1)
+        return candidates(logits, temperature=self._temperature, top_k=self._top_k, top_p=self._top_p, min_p=self._min_p)
+
+    def draw_from(self, ids: NDArray[np.int64], weights: NDArray[np.float64]) -> int:
+        """The next token, from what ``distribution`` gave."""
+        if self.is_greedy:
+            return int(ids[0])
+        at = int(weights.cumsum().searchsorted(self._random.random(), side="right"))
         return int(ids[min(at, len(ids) - 1)])
 
 

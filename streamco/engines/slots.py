@@ -64,13 +64,17 @@ class SlotTable:
         stride: their sequence ids are so far apart.
         idle_tokens: how many tokens idle slots may keep together.
         can_share: a prefix of a sequence's memory is that prefix's memory (see ``LlamaModel.can_share_prefixes``).
+        can_fork: so it is, but ``copy`` is dear: only ``fork`` does it. None: as ``can_share``.
     """
 
-    def __init__(self, memory: Memory, count: int, *, idle_tokens: int, can_share: bool = True, stride: int = 1) -> None:
+    def __init__(
+        self, memory: Memory, count: int, *, idle_tokens: int, can_share: bool = True, can_fork: bool | None = None, stride: int = 1
+    ) -> None:
         self._memory = memory
         self._slots = [Slot(number * stride) for number in range(count)]
         self._idle_tokens = idle_tokens
         self._can_share = can_share
+        self._can_fork = can_share if can_fork is None else can_fork
         self._clock = 0
 
     @property
@@ -94,6 +98,20 @@ class SlotTable:
             self._memory.copy(donor.sequence, slot.sequence, shared)
             slot.ids = donor.ids[:shared]
         self._trim()
+        return slot
+
+    def fork(self, source: Slot, ids: Sequence[int]) -> Slot:
+        """An idle slot, made busy, with as much of the beginning of these ids as the source's memory can give."""
+        idle = [slot for slot in self._slots if not slot.is_busy]
+        if not idle:
+            raise AssertionError("fork was called without an idle slot")
+        slot = min(idle, key=lambda slot: (bool(slot.ids), slot.used))
+        slot.is_busy = True
+        self.truncate(slot, 0)
+        shared = common_prefix(source.ids, ids) if self._can_fork else 0
+        if shared:
+            self._memory.copy(source.sequence, slot.sequence, shared)
+            slot.ids = source.ids[:shared]
         return slot
 
     def _longest_shared(self, prompt: list[int]) -> tuple[int, Slot | None]:

@@ -125,9 +125,9 @@ class FakeContext:
         assert len(self._batch) <= self.rows
         return len(self._batch) - 1
 
-    def add_run(self, tokens: Sequence[int], position: int, sequence: int, *, wants_logits: bool) -> int:
+    def add_run(self, tokens: Sequence[int], position: int, sequence: int, *, wants_logits: int) -> int:
         for index, token in enumerate(tokens):
-            self.add(token, position + index, sequence, wants_logits=wants_logits and index == len(tokens) - 1)
+            self.add(token, position + index, sequence, wants_logits=index >= len(tokens) - wants_logits)
         return len(self._batch) - 1
 
     def hold(self) -> None:

@@ -29,7 +29,7 @@ class Bench:
     opened: bytes = b""
     wakes: int = 0
     nudges: int = 0
-    interrupts: list[RunningGeneration] = field(default_factory=list)
+    interrupts: list[object] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         request = GenerationRequest(prompt_ids=[1, 2, 3], sampling=SamplingOptions(temperature=0, stop=self.stop), opened=self.opened)

@@ -1,0 +1,198 @@
+"""One decode at a time: the rows the exact mode adds, who may stop it, how long it has to take, and what it leaves when it fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Protocol
+
+from streamco.engines.context import ABORTED, NO_ROOM, LlamaContext
+from streamco.engines.pacing import StepPacer
+from streamco.engines.slots import Slot, SlotTable
+from streamco.engines.threads import ThreadShare
+from streamco.errors import EngineError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["CHUNK", "Decoder", "Work", "slot_of"]
+
+CHUNK = 32  # rows of one sequence in a batch beside others' work: about 0.1 s on two cores, below a reader's 0.2 s a token
+
+
+class Work(Protocol):
+    """A generation, or what is asked of a held sequence."""
+
+    prompt: list[int]
+    next_token: int | None
+    is_parked: bool
+    asked_at: float  # perf_counter()
+
+    @property
+    def label(self) -> object:
+        """What its owner calls it."""
+        ...
+
+    @property
+    def slot(self) -> Slot | None:
+        """Where its tokens lie; None while it waits."""
+        ...
+
+    @property
+    def is_cancelled(self) -> bool:
+        """The consumer asked it to stop."""
+        ...
+
+    @property
+    def is_done(self) -> bool:
+        """It has ended."""
+        ...
+
+    @property
+    def missing(self) -> int:
+        """Prompt tokens still to be decoded."""
+        ...
+
+    @property
+    def wants_logits(self) -> bool:
+        """Those of the prompt's last token; else it has ended when the prompt is decoded."""
+        ...
+
+    def wanted(self, rows: int) -> int:
+        """Of how many of the next so many rows it wants the logits: the last of them."""
+        ...
+
+    def accept(self, logits: NDArray[np.float32]) -> None:
+        """The logits of its last row; may end it."""
+        ...
+
+    def end_prefill(self) -> None:
+        """The prompt is decoded, and it wants no logits."""
+        ...
+
+    def unpark(self) -> None:
+        """Go on if the consumer has made room."""
+        ...
+
+    def finish(self, reason: str, *, error: Exception | None = None) -> None:
+        """End it; idempotent."""
+        ...
+
+
+def slot_of(work: Work) -> Slot:
+    """Where its tokens lie."""
+    if work.slot is None:
+        raise AssertionError("work without a slot is still waiting")
+    return work.slot
+
+
+class Decoder:
+    """Decodes the rows that were added to a context.
+
+    Args:
+        context: in the exact mode it has a neighbour for each slot.
+        slots: of that context.
+        share: how many threads compute.
+        pacer: imposed step times.
+        exact: no row is ever alone in a batch.
+        wait: waits so many seconds or until something arrives, and takes it in.
+        make_room: empties memory that nobody uses; False: there was none.
+    """
+
+    def __init__(
+        self,
+        context: LlamaContext,
+        slots: SlotTable,
+        share: ThreadShare,
+        pacer: StepPacer,
+        *,
+        exact: bool,
+        wait: Callable[[float], None],
+        make_room: Callable[[], bool],
+    ) -> None:
+        self.context = context
+        self.lock = threading.Lock()  # around _alone and is_closing
+        self.is_closing = False
+        self._alone: object = None  # the batch being decoded holds this work and no other
+        self._slots = slots
+        self._share = share
+        self._pacer = pacer
+        self._exact = exact
+        self._wait = wait
+        self._make_room = make_room
+
+    # Any thread
+
+    def interrupt(self, work: object) -> None:
+        """Stop the decode that runs, if it is for this work alone."""
+        with self.lock:
+            if self._alone is work:
+                self.context.abort.set()
+
+    def close(self) -> None:
+        """Stop every decode from now on."""
+        with self.lock:
+            self.is_closing = True
+            self.context.abort.set()
+
+    # The engine's thread
+
+    def warm_up(self) -> None:
+        """Touch the weights once, so that the first answer isn't slower than the others.
+
+        Raises:
+            EngineError: the model does not run.
+        """
+        self.context.add(0, 0, 0, wants_logits=True)
+        status = self.context.decode()
+        if status not in {0, ABORTED}:
+            raise EngineError(f"llama_decode: expected 0 from the first token, got {status}")
+        self.context.clear()
+
+    def compute(self, batch: Sequence[Work], *, rows: int = 0, prefill_tokens: int = 0) -> bool:
+        """Decode the batch, which holds rows of all this work; False: not done, and the cache is as it was before."""
+        context = self.context
+        context.use_threads(self._share.threads)
+        # Single rows are computed by other kernels. In the exact mode each sequence has memory of its own, and llama.cpp splits a batch
+        # where such sequences aren't neighbours: so every row that is alone in its sequence gets a row of its neighbour beside it.
+        is_single = self._exact and context.count == len(batch)
+        dummies = [slot_of(work).sequence + 1 for work in batch] if is_single else []
+        for dummy in dummies:
+            context.add(0, 0, dummy, wants_logits=False)
+        with self.lock:
+            self._alone = alone = batch[0] if len(batch) == 1 else None
+            if self.is_closing or (alone is not None and alone.is_cancelled):
+                context.count = 0
+                self._alone = None
+                return False
+        started = perf_counter()
+        status = context.decode()
+        with self.lock:
+            self._alone = None
+            if not self.is_closing:
+                context.abort.clear()
+        for dummy in dummies:
+            context.remove(dummy, 0)
+        if status == 0:
+            self._pass_time(self._pacer.due(rows, prefill_tokens, started=started, now=perf_counter()), batch)
+            return True
+        self._clean_up(batch, status)
+        return False
+
+    def _pass_time(self, until: float, batch: Sequence[Work]) -> None:
+        """Wait as long as this work still wants the result, taking in what arrives."""
+        while not self.is_closing and (left := until - perf_counter()) > 0 and not all(work.is_cancelled for work in batch):
+            self._wait(left)
+        self._pacer.cut(perf_counter())
+
+    def _clean_up(self, batch: Sequence[Work], status: int) -> None:
+        for work in batch:
+            slot = slot_of(work)
+            self._slots.truncate(slot, len(slot.ids))
+        if status == ABORTED or (status == NO_ROOM and self._make_room()):
+            return  # cancelled and about to be reaped; or there is room now, and the next round tries again
+        for work in batch:
+            error = EngineError(f"llama_decode: expected 0, got {status}" + (" (no room in the cache)" if status == NO_ROOM else ""))
+            work.finish("error", error=error)

@@ -1,0 +1,73 @@
+"""From a row of logits to what is told of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from streamco.config import SamplingOptions
+from streamco.engines.base import Prediction
+from streamco.engines.sampling import Sampler, top_probabilities
+from streamco.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Logits = NDArray[np.float32]
+
+__all__ = ["MOST_ALTERNATIVES", "Predictor"]
+
+MOST_ALTERNATIVES = 1024  # a position; what an exact residual needs is the sampling options' top_k
+
+
+class Predictor:
+    """Reads the rows of one task.
+
+    Args:
+        sampling: what tokens are drawn under.
+        top: alternatives a position.
+
+    Raises:
+        ConfigError: an option is out of range.
+    """
+
+    def __init__(self, sampling: SamplingOptions, top: int) -> None:
+        if not 0 <= top <= MOST_ALTERNATIVES:
+            raise ConfigError(f"top: expected 0 to {MOST_ALTERNATIVES}, got {top}")
+        self._sampler = Sampler(sampling)
+        self._greedy = Sampler(SamplingOptions(temperature=0))
+        self._top = top
+
+    def judge(self, logits: Logits, position: int, token: int | None) -> Prediction:
+        """What the model says where ``token`` stands.
+
+        Raises:
+            EngineError: the logits are not numbers.
+        """
+        if not self._top:
+            return Prediction(position=position, greedy=self._greedy.draw(logits), token=token)
+        ids, weights = self._sampler.distribution(logits)
+        return self._tell(logits, position, token, ids, weights)
+
+    def draw(self, logits: Logits, position: int) -> Prediction:
+        """What the model says, and the token that the dice choose of it.
+
+        Raises:
+            EngineError: the logits are not numbers.
+        """
+        ids, weights = self._sampler.distribution(logits)
+        return self._tell(logits, position, self._sampler.draw_from(ids, weights), ids, weights)
+
+    def _tell(self, logits: Logits, position: int, token: int | None, ids: NDArray[np.int64], weights: NDArray[np.float64]) -> Prediction:
+        top = self._top
+        likeliest = top_probabilities(logits, max(2, top))
+        return Prediction(
+            position=position,
+            greedy=likeliest[0][0],
+            token=token,
+            probability=None if token is None else float(weights[ids == token].sum()),
+            drawable=tuple(zip(ids[:top].tolist(), weights[:top].tolist(), strict=True)),
+            is_complete=len(ids) <= top,
+            likeliest=likeliest,
+            logits=tuple(logits[[token for token, _ in likeliest]].tolist()),
+        )

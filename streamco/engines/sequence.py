@@ -1,0 +1,180 @@
+"""A held sequence: what its owner asks for, and the ids that the engine's thread keeps for it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from streamco.config import SamplingOptions
+from streamco.engines.base import SequenceTask, TaskEnd
+from streamco.engines.prediction import Predictor
+from streamco.engines.slots import Slot
+from streamco.engines.tasks import Draft, Extension, Task, Verification
+from streamco.errors import ConfigError, EngineError, UsageError
+
+__all__ = ["Close", "Fork", "HeldSequence", "Host", "Truncation", "Vocabulary"]
+
+_DEFAULT = SamplingOptions()
+
+
+class Host(Protocol):
+    """The engine, as its sequences see it; every method may be called from any thread."""
+
+    def put(self, task: Task) -> None:
+        """Queue a task.
+
+        Raises:
+            EngineError: the engine is closed or has failed.
+        """
+        ...
+
+    def nudge(self) -> None:
+        """Something changed: look again."""
+        ...
+
+    def interrupt(self, work: object) -> None:
+        """Stop the decode that runs, if it is for this work alone."""
+        ...
+
+
+class Vocabulary(Protocol):
+    """What a sequence has to know of its model."""
+
+    vocabulary_size: int
+    end_ids: frozenset[int]
+
+
+class HeldSequence:
+    """Implements ``TokenSequence``, and ``Owner`` for its tasks. From ``ids`` on, the fields belong to the engine's thread."""
+
+    def __init__(self, host: Host, vocabulary: Vocabulary, label: object = None, *, is_born: bool = True) -> None:
+        self.label = label
+        self._host = host
+        self._vocabulary = vocabulary
+        self._last: Task | None = None
+        self._is_closed = False
+        self.ids: list[int] = []
+        self.slot: Slot | None = None
+        self.queue: deque[Task] = deque()
+        self.at_work: Task | None = None
+        self.used = 0
+        self.is_born = is_born  # False: a fork that waits for what its source was asked before
+        self.is_closing = False
+        self.failure: TaskEnd | None = None  # what every task ends with from now on
+
+    # The consumer's side
+
+    def extend(
+        self, ids: Sequence[int], wake: Callable[[], None] | None = None, *, top: int = 0, sampling: SamplingOptions = _DEFAULT
+    ) -> SequenceTask:
+        """Add ids at the end; see ``TokenSequence.extend``."""
+        predictor = Predictor(sampling, top) if top else None
+        return self._ask(Extension(self, wake, self._checked(ids), predictor))
+
+    def truncate(self, length: int) -> None:
+        """Keep the first ``length`` ids; see ``TokenSequence.truncate``."""
+        self._ask(Truncation(self, length))
+
+    def fork(self, length: int | None = None) -> HeldSequence:
+        """A sequence that begins as this one does; see ``TokenSequence.fork``."""
+        child = HeldSequence(self._host, self._vocabulary, self.label, is_born=False)
+        self._ask(Fork(self, child, length))
+        return child
+
+    def verify(
+        self, draft_ids: Sequence[int], wake: Callable[[], None], *, top: int = 0, sampling: SamplingOptions = _DEFAULT
+    ) -> SequenceTask:
+        """What the model says in place of a draft; see ``TokenSequence.verify``."""
+        return self._ask(Verification(self, wake, self._checked(draft_ids), Predictor(sampling, top)))
+
+    def draft(self, count: int, wake: Callable[[], None], *, top: int = 0, sampling: SamplingOptions = _DEFAULT) -> SequenceTask:
+        """Write tokens; see ``TokenSequence.draft``."""
+        if count < 1:
+            raise ConfigError(f"count: expected at least 1 token, got {count}")
+        return self._ask(Draft(self, wake, count, Predictor(sampling, top), self._vocabulary.end_ids))
+
+    def close(self) -> None:
+        """Cancel what is asked for and let others have the memory; idempotent."""
+        if not self._is_closed:
+            self._is_closed = True
+            with suppress(EngineError):  # the engine is closed: its memory is free already
+                self._host.put(Close(self))
+
+    def _ask(self, task: Task) -> Task:
+        if self._is_closed:
+            raise UsageError("sequence: expected an open one, got a closed one")
+        last = self._last
+        if last is not None and not last.is_taken:
+            task.before = last
+        self._host.put(task)
+        self._last = task
+        return task
+
+    def _checked(self, ids: Sequence[int]) -> list[int]:
+        size = self._vocabulary.vocabulary_size
+        if len(ids) and (min(ids) < 0 or max(ids) >= size):
+            raise EngineError(f"ids: expected ids from 0 to {size - 1}, got {min(ids)} to {max(ids)}")
+        return list(ids)
+
+    def nudge(self) -> None:
+        """Tell the engine that something changed on this side."""
+        self._host.nudge()
+
+    def interrupt(self, work: object) -> None:
+        """Stop the decode that runs, if it is for this work alone."""
+        self._host.interrupt(work)
+
+    # The engine's side
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is asked of it."""
+        return self.at_work is None and not self.queue
+
+    @property
+    def is_ready(self) -> bool:
+        """It can begin with what is asked next."""
+        return self.is_born and self.at_work is None and bool(self.queue)
+
+
+class Truncation(Task):
+    """Fewer ids."""
+
+    def __init__(self, owner: HeldSequence, length: int) -> None:
+        super().__init__(owner, None, room=1)
+        self.length = length
+
+    def plan(self, context: int) -> None:
+        """Cut the ids; the memory follows, by ``keep``."""
+        ids = self.owner.ids
+        if not 0 <= self.length <= len(ids):
+            raise EngineError(f"truncate: expected a length from 0 to {len(ids)}, got {self.length}")
+        self.owner.ids = ids[: self.length]
+        self.keep = self.length
+
+
+class Fork(Task):
+    """Another sequence that begins alike."""
+
+    def __init__(self, owner: HeldSequence, child: HeldSequence, length: int | None) -> None:
+        super().__init__(owner, None, room=1)
+        self.child = child
+        self.length = length
+
+    def plan(self, context: int) -> None:
+        """Give the child its ids."""
+        ids = self.owner.ids
+        length = len(ids) if self.length is None else self.length
+        if not 0 <= length <= len(ids):
+            raise EngineError(f"fork: expected a length from 0 to {len(ids)}, got {length}")
+        self.child.ids = ids[:length]
+        self.keep = len(ids)
+
+
+class Close(Task):
+    """The end of a sequence; not queued: it cancels what is."""
+
+    def __init__(self, owner: HeldSequence) -> None:
+        super().__init__(owner, None, room=1)

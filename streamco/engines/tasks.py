@@ -1,0 +1,289 @@
+"""What is asked of a held sequence: the consumer's side takes predictions, the engine's side makes them.
+
+The two sides share the ring, ``is_cancelled``, ``is_taken`` and ``ended``; everything else belongs to the engine's thread. Results are
+bounded by what was asked for, so that a task is never parked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import TYPE_CHECKING, Protocol
+
+from streamco._native import WAKE, Ring
+from streamco.engines.base import Prediction, TaskEnd, TaskTimings
+from streamco.engines.prediction import Predictor
+from streamco.engines.slots import Slot
+from streamco.errors import EngineError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["Draft", "Extension", "Owner", "Task", "Verification"]
+
+_WHOLE = ("done", "stop")
+
+
+class Owner(Protocol):
+    """The part of a held sequence that its tasks need."""
+
+    label: object
+    ids: list[int]
+    slot: Slot | None
+
+    def nudge(self) -> None:
+        """Tell the engine that something changed on the consumer's side."""
+        ...
+
+    def interrupt(self, work: object) -> None:
+        """Stop the decode that runs, if it is for this work alone."""
+        ...
+
+
+class Task:
+    """Implements ``SequenceTask`` and the loop's ``Work``.
+
+    ``whole`` is the text it works on, ``prompt`` how much of that lies in memory when its first prediction is made, ``keep`` how much of
+    what is there already may stay.
+
+    Args:
+        owner: the sequence.
+        wake: tells the consumer that there is something to take; when it raises, the task is cancelled, and its end has the error.
+        room: predictions it makes at most.
+    """
+
+    wants_logits = True
+    is_parked = False
+
+    def __init__(self, owner: Owner, wake: Callable[[], None] | None, *, room: int) -> None:
+        self.owner = owner
+        self.asked_at = perf_counter()
+        self.before: Task | None = None  # asked for earlier, and nobody has taken its end
+        self.whole: list[int] = []
+        self.prompt: list[int] = []
+        self.keep = 0
+        self.next_token: int | None = None
+        self.is_cancelled = False
+        self.is_taken = False
+        self.ended: TaskEnd | None = None
+        self._wake = wake
+        self._wake_failure: Exception | None = None
+        self._ring: Ring[Prediction] = Ring(max(1, room))
+        self._began = 0.0
+        self._found = 0  # ids in memory when it began
+        self._made = 0
+
+    # The consumer's side
+
+    def take(self) -> tuple[list[Prediction], TaskEnd | None]:
+        """All predictions since the last call and, with the last of them, the end. Never blocks."""
+        predictions = self._ring.drain()  # before the end is read: an end set later than this wakes again
+        ended = self.ended
+        if ended is not None:
+            predictions += self._ring.drain()
+            self.is_taken = True
+        return predictions, ended
+
+    def cancel(self) -> None:
+        """Ask to stop; idempotent, never blocks."""
+        if not self.is_cancelled:
+            self.is_cancelled = True
+            self.owner.interrupt(self)
+            self.owner.nudge()
+
+    # The engine's side
+
+    @property
+    def label(self) -> object:
+        """What the sequence's owner calls it."""
+        return self.owner.label
+
+    @property
+    def slot(self) -> Slot | None:
+        """Where the sequence's tokens lie."""
+        return self.owner.slot
+
+    @property
+    def is_done(self) -> bool:
+        """It has ended."""
+        return self.ended is not None
+
+    @property
+    def has_failed(self) -> bool:
+        """It has ended, and not with what was asked for."""
+        return self.ended is not None and self.ended.reason not in _WHOLE
+
+    @property
+    def missing(self) -> int:
+        """Prompt tokens still to be decoded."""
+        return len(self.prompt) - (len(self.owner.slot.ids) if self.owner.slot is not None else 0)
+
+    def wanted(self, rows: int) -> int:
+        """Of how many of the next so many rows it wants the logits: the prompt's last."""
+        return int(rows == self.missing and self.wants_logits)
+
+    def plan(self, context: int) -> None:
+        """Set ``whole``, ``prompt`` and ``keep`` from the ids as they are now.
+
+        Raises:
+            EngineError: it does not fit a context of so many tokens, or there are no ids.
+        """
+        raise NotImplementedError
+
+    def begin(self) -> None:
+        """Its sequence has a slot and has forgotten what it may not keep; may end it."""
+        self._began = perf_counter()
+        self._found = len(self.owner.slot.ids) if self.owner.slot is not None else 0
+
+    def accept(self, logits: NDArray[np.float32]) -> None:
+        """The logits of the next row that was asked for; may end it."""
+        raise NotImplementedError
+
+    def end_prefill(self) -> None:
+        """The prompt is decoded, and no logits were asked for."""
+        self.finish("done")
+
+    def unpark(self) -> None:
+        """It is never parked."""
+
+    def show(self, prediction: Prediction) -> None:
+        """Give a prediction to the consumer."""
+        self._made += 1
+        if self._ring.push(prediction) & WAKE:
+            self._call_wake()
+
+    def finish(self, reason: str, *, error: Exception | None = None) -> None:
+        """End it; idempotent."""
+        if self.ended is not None:
+            return
+        now = perf_counter()
+        began = self._began or now
+        rows = max(0, len(self.owner.slot.ids) - self._found) if self._began and self.owner.slot is not None else 0
+        timings = TaskTimings(queued_s=began - self.asked_at, compute_s=now - began, rows=rows)
+        self.ended = TaskEnd(reason, timings, error or self._wake_failure)
+        if self._ring.finish() & WAKE:
+            self._call_wake()
+
+    def _call_wake(self) -> None:
+        try:
+            if self._wake is not None:
+                self._wake()
+        except Exception as exc:  # noqa: BLE001  # the consumer's fault: it must not end the others' work
+            self.is_cancelled = True
+            self._wake_failure = self._wake_failure or exc
+
+
+class Extension(Task):
+    """More ids, and with a predictor what follows them."""
+
+    def __init__(self, owner: Owner, wake: Callable[[], None] | None, ids: list[int], predictor: Predictor | None) -> None:
+        super().__init__(owner, wake, room=1)
+        self._ids = ids
+        self._predictor = predictor
+        self.wants_logits = predictor is not None
+
+    def plan(self, context: int) -> None:
+        """All ids where a prediction is wanted, else all but the last: it is decoded with what is asked next."""
+        self.whole = self.owner.ids + self._ids
+        _check_length("sequence", self.whole, context)
+        self.prompt = self.whole if self._predictor is not None else self.whole[:-1]
+        self.keep = len(self.whole) - self.wants_logits
+
+    def begin(self) -> None:
+        """Done at once where nothing is left to be decoded."""
+        super().begin()
+        if self.missing <= 0:
+            self.finish("done")
+
+    def accept(self, logits: NDArray[np.float32]) -> None:
+        """What follows the last id."""
+        if self._predictor is None:
+            raise AssertionError("an extension without a predictor asked for logits")
+        self.show(self._predictor.judge(logits, len(self.whole), None))
+        self.finish("done")
+
+    def finish(self, reason: str, *, error: Exception | None = None) -> None:
+        """The ids are the sequence's when it is done."""
+        if self.ended is None and reason == "done":
+            self.owner.ids = self.whole
+        super().finish(reason, error=error)
+
+
+class Verification(Task):
+    """A draft, and what the model says in its place."""
+
+    def __init__(self, owner: Owner, wake: Callable[[], None], ids: list[int], predictor: Predictor) -> None:
+        super().__init__(owner, wake, room=len(ids) + 1)
+        self._ids = ids
+        self._predictor = predictor
+        self._first = 0
+
+    def plan(self, context: int) -> None:
+        """The rows that predict are the last id's and the draft's."""
+        ids = self.owner.ids
+        self.whole = self.prompt = ids + self._ids
+        _check_length("sequence and draft", self.prompt, context)
+        if not ids:
+            raise EngineError("verify: expected a sequence of at least one id, got an empty one")
+        self._first = len(ids)
+        self.keep = self._first - 1
+
+    def wanted(self, rows: int) -> int:
+        """Of how many of the next so many rows it wants the logits: of those from the last id on."""
+        start = len(self.prompt) - self.missing
+        return min(rows, max(0, start + rows - self.keep))
+
+    def accept(self, logits: NDArray[np.float32]) -> None:
+        """What the model says behind the next id."""
+        at = self._first + self._made
+        self.show(self._predictor.judge(logits, at, self.prompt[at] if at < len(self.prompt) else None))
+        if at == len(self.prompt):
+            self.finish("done")
+
+    def finish(self, reason: str, *, error: Exception | None = None) -> None:
+        """The draft is part of the sequence when it is done."""
+        if self.ended is None and reason == "done":
+            self.owner.ids = self.prompt
+        super().finish(reason, error=error)
+
+
+class Draft(Task):
+    """Tokens that this model writes."""
+
+    def __init__(self, owner: Owner, wake: Callable[[], None], count: int, predictor: Predictor, end_ids: frozenset[int]) -> None:
+        super().__init__(owner, wake, room=count)
+        self._count = count
+        self._predictor = predictor
+        self._end_ids = end_ids
+
+    def plan(self, context: int) -> None:
+        """The ids there are; as many new ones as the context has room for."""
+        ids = self.owner.ids
+        if not ids:
+            raise EngineError("draft: expected a sequence of at least one id, got an empty one")
+        self.whole = self.prompt = list(ids)
+        self.keep = len(ids) - 1
+        self._count = min(self._count, context - len(ids))
+        if self._count < 1:
+            raise EngineError(f"draft: expected a sequence shorter than the context of {context} tokens, got {len(ids)}")
+
+    def accept(self, logits: NDArray[np.float32]) -> None:
+        """Draw the next token."""
+        prediction = self._predictor.draw(logits, len(self.owner.ids))
+        if prediction.token is None:
+            raise AssertionError("a token was drawn")
+        self.next_token = prediction.token
+        self.owner.ids.append(prediction.token)
+        self.show(prediction)
+        if prediction.token in self._end_ids:
+            self.finish("stop")
+        elif self._made == self._count:
+            self.finish("done")
+
+
+def _check_length(what: str, ids: list[int], context: int) -> None:
+    if not ids:
+        raise EngineError(f"{what}: expected at least one id, got none")
+    if len(ids) > context:
+        raise EngineError(f"{what}: expected at most {context} tokens (the context), got {len(ids)}")
