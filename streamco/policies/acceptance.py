@@ -1,0 +1,220 @@
+"""Which draft tokens the verifier accepts, and what it puts in the place of the first that it doesn't.
+
+Three rules, each giving a ``Verdict``:
+
+- ``verify_greedy``: accepts what the target would have chosen itself; the answer is the target's own, token for token.
+- ``verify_sampled``: accepts x with probability min(1, p(x) / q(x)) and draws a correction from what p has beyond q (Leviathan et al.,
+  Chen et al., 2023; Synera figure 3); the answer has the target's distribution p, whatever the draft's distribution q is.
+- ``verify_threshold``: accepts what the target finds good enough; cheaper, and no longer the target's answer. For selective mode.
+
+Distributions travel as their likeliest ids. That changes nothing where those are all the ids that could be drawn, as after top-k sampling;
+``Verdict.is_exact`` says whether it was so.
+
+The acceptance rate alpha follows from the mean number of tokens a round gives (Synera section 5). DSD's equation 1 calls the same number
+"accepted draft tokens"; it counts the correction or bonus token too (at alpha 0 it is 1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from random import Random
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import ArrayLike, NDArray
+
+from streamco.errors import ConfigError
+from streamco.policies.device_constrained import check_share
+
+__all__ = ["Distribution", "Verdict", "expected_tokens", "solve_acceptance", "verify_greedy", "verify_sampled", "verify_threshold"]
+
+_WHOLE = 1e-6  # what may be missing from 1 by rounding
+_ROUNDS = 60  # of bisection
+
+
+class Verdict(Struct, frozen=True):
+    """What becomes of a draft.
+
+    Args:
+        accepted: draft tokens kept, from the first.
+        token: what follows them: the correction, or, behind a draft accepted whole, the bonus.
+        is_exact: the rule kept its promise; False: distributions were cut, and the answer only resembles the target's.
+    """
+
+    accepted: int
+    token: int
+    is_exact: bool = True
+
+
+class Distribution:
+    """The ids that may be drawn at one position, with their probabilities.
+
+    Args:
+        ids: all different.
+        probabilities: of the whole vocabulary, shape as ``ids``; they sum to less than 1 where only the likeliest are known.
+
+    Raises:
+        ConfigError: no ids, one twice, another number of probabilities, a negative one, or a sum of 0 or above 1.
+    """
+
+    __slots__ = ("ids", "is_whole", "probabilities")
+
+    def __init__(self, ids: ArrayLike, probabilities: ArrayLike) -> None:
+        self.ids: NDArray[np.int64] = np.asarray(ids, dtype=np.int64)
+        self.probabilities: NDArray[np.float64] = np.asarray(probabilities, dtype=np.float64)
+        if self.ids.ndim != 1 or not self.ids.size or self.ids.shape != self.probabilities.shape:
+            raise ConfigError(f"distribution: expected as many probabilities as ids, got {self.probabilities.shape} and {self.ids.shape}")
+        total = float(self.probabilities.sum())
+        if not (self.probabilities >= 0.0).all() or not 0.0 < total <= 1.0 + _WHOLE:
+            raise ConfigError(f"distribution: expected probabilities of 0 to 1 with a sum of at most 1, got a sum of {total}")
+        if np.unique(self.ids).size != self.ids.size:
+            raise ConfigError(f"distribution: expected different ids, got one twice among {self.ids.size}")
+        self.is_whole = total >= 1.0 - _WHOLE
+
+    def probability(self, token: int) -> float:
+        """Of one id; 0 for one that isn't listed."""
+        return float(self.probabilities[self.ids == token].sum())
+
+    def draw(self, rng: Random) -> int:
+        """An id, in proportion to the probabilities that are known."""
+        return _draw(self.ids, self.probabilities, rng)
+
+    @property
+    def best(self) -> int:
+        """The likeliest id; of equal ones the first."""
+        return int(self.ids[self.probabilities.argmax()])
+
+
+def verify_greedy(draft: Sequence[int], choices: Sequence[int]) -> Verdict:
+    """Accept up to the first token that the target would not have chosen.
+
+    Args:
+        draft: ids, shape (window,).
+        choices: the target's argmax at each position of the draft and behind it, shape (window + 1,).
+
+    Raises:
+        ConfigError: the shapes don't fit.
+    """
+    _check_rows(draft, len(choices), "choices")
+    accepted = next((position for position, token in enumerate(draft) if token != choices[position]), len(draft))
+    return Verdict(accepted, choices[accepted])
+
+
+def verify_sampled(
+    draft: Sequence[int], drafted_from: Sequence[Distribution], target: Sequence[Distribution], rng: Random, *, bonus: int | None = None
+) -> Verdict:
+    """Accept so that the answer has the target's distribution.
+
+    Exact when every row is whole: q is what the draft was really drawn from (cut, rounded and filled up to 1 before the draw, not after
+    it), p all that the target could draw (its top_k within the ids that were sent). Where a row of p is cut, corrections and bonus come
+    from the listed ids alone; where a row of q is, ids missing from it count as 0 in the residual.
+
+    Args:
+        draft: ids, shape (window,).
+        drafted_from: q at each position of the draft, shape (window,).
+        target: p at each position and behind the draft, shape (window + 1,); (window,) with ``bonus``.
+        rng: asked once a token that is neither certain nor impossible, and once for a correction or bonus.
+        bonus: what the target itself drew behind the draft, where it did.
+
+    Raises:
+        ConfigError: the shapes don't fit, or a draft token can't have been drawn from its q.
+    """
+    if len(drafted_from) != len(draft):
+        raise ConfigError(f"verdict: expected a distribution for each of {len(draft)} draft tokens, got {len(drafted_from)}")
+    _check_rows(draft, len(target) + (bonus is not None), "target distributions, the bonus counted")
+    is_exact = all(row.is_whole for row in (*drafted_from, *target))
+    for position, token in enumerate(draft):
+        wanted, offered = target[position].probability(token), drafted_from[position].probability(token)
+        if offered <= 0.0:
+            raise ConfigError(f"verdict: expected draft token {position} to be in its distribution, got id {token} with probability 0")
+        if wanted < offered and (wanted <= 0.0 or rng.random() >= wanted / offered):
+            return Verdict(position, _correct(target[position], drafted_from[position], token, rng), is_exact)
+    return Verdict(len(draft), target[-1].draw(rng) if bonus is None else bonus, is_exact)
+
+
+def verify_threshold(draft: Sequence[int], target: Sequence[Distribution], threshold: float) -> Verdict:
+    """Accept what is at least ``threshold`` times as likely as the target's best; correct by the best.
+
+    The papers name no such rule; this one follows min-p sampling: relative to the best, it isn't strict where many words would do. 1
+    accepts what is as good as the best, so it is ``verify_greedy`` but for ties; 0 accepts everything.
+
+    Args:
+        draft: ids, shape (window,).
+        target: p at each position and behind the draft, shape (window + 1,); an id that isn't listed counts as 0.
+        threshold: 0..1.
+
+    Raises:
+        ConfigError: the shapes don't fit, or a threshold outside 0..1.
+    """
+    check_share("threshold", threshold)
+    _check_rows(draft, len(target), "target distributions")
+    for position, token in enumerate(draft):
+        row = target[position]
+        if row.probability(token) < threshold * float(row.probabilities.max()):
+            return Verdict(position, row.best, is_exact=False)
+    return Verdict(len(draft), target[-1].best, is_exact=False)
+
+
+def expected_tokens(acceptance: float, window: int) -> float:
+    """E = (1 - alpha^(window + 1)) / (1 - alpha): tokens that a round gives, correction or bonus included (Synera section 5, DSD eq. 1).
+
+    Args:
+        acceptance: alpha, 0..1.
+        window: gamma, draft tokens, 0 or more.
+    """
+    return math.fsum(acceptance**position for position in range(window + 1))
+
+
+def solve_acceptance(rounds: Iterable[tuple[int, int]]) -> float | None:
+    """The alpha at which rounds with these windows are expected to give as many tokens as they gave.
+
+    Args:
+        rounds: (window, tokens) of each: draft tokens, and tokens that it gave, correction or bonus included.
+
+    Returns:
+        0..1; None where no round drafted anything.
+
+    Raises:
+        ConfigError: a round that gave fewer tokens than 1 or more than its window + 1.
+    """
+    counts: dict[int, int] = {}
+    tokens = 0
+    for window, given in rounds:
+        if not 1 <= given <= window + 1:
+            raise ConfigError(f"acceptance: expected rounds of 1 to window + 1 tokens, got {given} from a window of {window}")
+        if window:
+            counts[window] = counts.get(window, 0) + 1
+            tokens += given
+    if not counts:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(_ROUNDS):
+        middle = (low + high) / 2.0
+        is_low = sum(count * expected_tokens(middle, window) for window, count in counts.items()) < tokens
+        low, high = (middle, high) if is_low else (low, middle)
+    return (low + high) / 2.0
+
+
+def _check_rows(draft: Sequence[int], rows: int, name: str) -> None:
+    if rows != len(draft) + 1:
+        raise ConfigError(f"verdict: expected {len(draft) + 1} {name} for {len(draft)} draft tokens, got {rows}")
+
+
+def _correct(target: Distribution, drafted_from: Distribution, rejected: int, rng: Random) -> int:
+    """A draw from max(0, p - q), made to sum to 1; the rejected token has p < q, so it isn't in there."""
+    order = np.argsort(drafted_from.ids)
+    shared = np.flatnonzero(np.isin(target.ids, drafted_from.ids))
+    residual = target.probabilities.copy()
+    residual[shared] -= drafted_from.probabilities[order[np.searchsorted(drafted_from.ids, target.ids[shared], sorter=order)]]
+    residual = np.maximum(residual, 0.0)
+    if residual.sum() <= 0.0:  # p was cut and lies below q wherever both are known
+        residual = np.where(target.ids == rejected, 0.0, target.probabilities)
+    if residual.sum() <= 0.0:
+        return target.best
+    return _draw(target.ids, residual, rng)
+
+
+def _draw(ids: NDArray[np.int64], weights: NDArray[np.float64], rng: Random) -> int:
+    sums = weights.cumsum()
+    return int(ids[min(int(sums.searchsorted(rng.random() * sums[-1], side="right")), ids.size - 1)])
