@@ -1,0 +1,216 @@
+"""Whether drafting pays, or one side should generate alone.
+
+``predict_rates`` is the arithmetic of a round. A draft of gamma tokens takes gamma draft steps, then the verdict takes a round trip and a
+verification, and the round gives E(alpha, gamma) tokens; DSD's equation 2 is the case without a link. With drafting in parallel a share
+``hit_rate`` of the rounds begin with the steps that were made while the last verdict was out.
+
+``ModeSwitch`` turns that into a mode. The arithmetic can be wrong, and the acceptance rate is not seen while the remote side generates
+alone, so a ledger decides too: every round is compared with what plain remote would have taken for the same tokens. Drafting goes on only
+while even a round that gives a single token leaves the loss within 3 % of all the time (and two such rounds, for a start); where the
+arithmetic speaks against drafting, one round is tried whenever that keeps the loss within 1 %. So the rate is never below 0.97 of plain
+remote in the long run, whatever the link and the models do, and the way back is found.
+
+The papers define fused mode twice (DSD sections 3.3 and 4.4); here it is the remote side alone.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from streamco.config import READING
+from streamco.errors import ConfigError
+from streamco.policies.acceptance import expected_tokens
+from streamco.policies.window import LONGEST, is_fused
+
+__all__ = ["Conditions", "Mode", "ModeSwitch", "Rates", "best_window", "predict_rates", "round_seconds"]
+
+Mode = Literal["device", "remote", "speculate"]
+
+_LOSS = 0.03  # share of the time that drafting may lose against plain remote; 0.05 is promised, the rest is for what isn't counted
+_PROBE_LOSS = 0.01  # of it, for rounds that are tried against the forecast
+_CREDIT = 2  # rounds that may fail entirely before any time has passed
+_SAVINGS = 10  # rounds; gains beyond that are not held against later losses
+_PATIENCE = 2  # consecutive calls for another mode until it is taken (DSD section 4.4, k)
+
+
+class Conditions(Struct, frozen=True, kw_only=True):
+    """What decides how fast a round is; times in seconds.
+
+    Args:
+        acceptance: alpha, 0..1.
+        window: gamma, draft tokens a round, 1 or more.
+        draft_step: of the draft model for a token.
+        remote_step: between two tokens of the remote side's plain stream, as they arrive here.
+        verify: of the verifier for a round, its queue included, without the link.
+        verify_token: more for each draft token.
+        rtt: of the link; inf: there is none.
+        round_transfer: for the bytes of a round that don't depend on the window.
+        token_transfer: more for each draft token.
+        hit_rate: share of rounds whose pre-drafted branch is adopted, 0..1.
+        slowdown: how many times longer a step on all branches together takes than one of the draft alone.
+        budget: share of draft tokens that are verified, above 0 up to 1; the rest cost a draft step each.
+    """
+
+    acceptance: float
+    window: int
+    draft_step: float
+    remote_step: float
+    verify: float
+    verify_token: float = 0.0
+    rtt: float = 0.0
+    round_transfer: float = 0.0
+    token_transfer: float = 0.0
+    hit_rate: float = 0.0
+    slowdown: float = 1.0
+    budget: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse what no round can be made of."""
+        if self.window < 1 or self.draft_step <= 0.0 or self.remote_step <= 0.0 or not 0.0 < self.budget <= 1.0 or self.slowdown <= 0.0:
+            raise ConfigError(
+                "conditions: expected a window >= 1, steps and slowdown above 0 and a budget above 0 up to 1, "
+                f"got {self.window}, {self.draft_step}, {self.remote_step}, {self.slowdown} and {self.budget}"
+            )
+
+    @property
+    def wait(self) -> float:
+        """Seconds from the end of a draft to its verdict."""
+        return self.rtt + self.verify + self.round_transfer + self.window * (self.verify_token + self.token_transfer)
+
+
+class Rates(Struct, frozen=True):
+    """Tokens per second of each way to generate.
+
+    Args:
+        device: the device alone.
+        remote: the remote side alone, streaming.
+        waiting: draft, then wait for the verdict.
+        parallel: draft on while the verdict is out.
+    """
+
+    device: float
+    remote: float
+    waiting: float
+    parallel: float
+
+    @property
+    def speculative(self) -> float:
+        """The better of the two ways to speculate."""
+        return max(self.waiting, self.parallel)
+
+
+def round_seconds(conditions: Conditions, *, is_parallel: bool) -> float:
+    """Mean seconds of a verified round, from one verdict to the next."""
+    drafting = conditions.window * conditions.draft_step
+    if math.isinf(conditions.wait):
+        return math.inf
+    if is_parallel:
+        steps = min(conditions.window, int(conditions.wait / (conditions.draft_step * conditions.slowdown) + 1e-9))
+        drafting -= conditions.hit_rate * steps * conditions.draft_step
+    return drafting + conditions.wait
+
+
+def predict_rates(conditions: Conditions) -> Rates:
+    """Tokens per second to expect of each way to generate; 0 for one that needs a link where there is none."""
+    has_link = not math.isinf(conditions.rtt)
+    remote = 1.0 / conditions.remote_step if has_link else 0.0
+    if not has_link:
+        return Rates(1.0 / conditions.draft_step, 0.0, 0.0, 0.0)
+    verified, local = conditions.budget, 1.0 - conditions.budget
+    tokens = verified * expected_tokens(conditions.acceptance, conditions.window) + local * conditions.window
+    alone = local * conditions.window * conditions.draft_step
+    waiting = tokens / (verified * round_seconds(conditions, is_parallel=False) + alone)
+    parallel = tokens / (verified * round_seconds(conditions, is_parallel=True) + alone)
+    return Rates(1.0 / conditions.draft_step, remote, waiting, parallel)
+
+
+def best_window(conditions: Conditions, *, is_parallel: bool, longest: int = LONGEST) -> int:
+    """The window of 1 to ``longest`` tokens with the highest predicted rate; of equal ones the shortest."""
+
+    def rate(window: int) -> float:
+        rates = predict_rates(replace(conditions, window=window))
+        return rates.parallel if is_parallel else rates.waiting
+
+    return max(range(1, longest + 1), key=lambda window: (rate(window), -window))
+
+
+class ModeSwitch:
+    """Says before each round whether to draft, or which side generates alone. One for each pair of models, kept over answers.
+
+    Lossless, only the remote side can stand in: the device's own tokens are not the target's. Without a link the mode is then ``remote``
+    all the same, and what becomes of the answer is failover's business. In selective mode the device stands in, because the remote side
+    would spend more than the budget: where there is no link, or where it makes the answer slower both than ``least_rate`` and than the
+    device.
+
+    Args:
+        is_lossless: the answer must be the target's (budget 1).
+        least_rate: tokens per second that a selective answer should keep, for the quality that it gets for them.
+
+    Attributes:
+        mode: at present.
+        seconds: counted so far.
+        lost_seconds: of those, what drafting took longer than plain remote; below 0: what it saved lately.
+        probes: rounds tried against the forecast.
+    """
+
+    def __init__(self, *, is_lossless: bool, least_rate: float = READING) -> None:
+        self.is_lossless = is_lossless
+        self.least_rate = least_rate
+        self.mode: Mode = "speculate"
+        self.seconds = self.lost_seconds = 0.0
+        self.probes = 0
+        self._votes = 0
+        self._is_new = True
+        self._worst = 0.0  # seconds that a round loses if it gives a single token
+
+    def choose(self, conditions: Conditions, *, window: float | None = None) -> Mode:
+        """The mode of the next round; while one side generates alone, ask every few tokens.
+
+        Args:
+            conditions: as measured lately.
+            window: what the window policy proposes; None: ``conditions.window``.
+        """
+        rates = predict_rates(conditions)
+        if not self.is_lossless:
+            pays = rates.speculative > 0.0 and rates.speculative >= min(self.least_rate, rates.device)
+            return self._vote("speculate" if pays else "device", at_once=rates.speculative <= 0.0)
+        if rates.speculative <= 0.0:
+            return self._vote("remote", at_once=True)
+        self._worst = max(0.0, round_seconds(conditions, is_parallel=False) - conditions.remote_step)
+        pays = rates.speculative > rates.remote and not is_fused(conditions.window if window is None else window)
+        mode = self._vote("speculate" if pays else "remote")
+        if mode == "speculate":
+            return mode if self.lost_seconds + self._worst <= _LOSS * self.seconds + _CREDIT * self._worst else "remote"
+        if not pays and self.lost_seconds + self._worst <= _PROBE_LOSS * self.seconds:
+            self.probes += 1
+            return "speculate"
+        return mode
+
+    def record(self, mode: Mode, *, seconds: float, tokens: int, remote_step: float) -> None:
+        """Count a round, or a stretch that one side generated alone.
+
+        Args:
+            mode: it was made in.
+            seconds: it took, the change of modes included.
+            tokens: it gave.
+            remote_step: seconds between two tokens of a plain remote stream, meanwhile.
+        """
+        self.seconds += seconds
+        if mode == "speculate":
+            lost = self.lost_seconds + seconds - tokens * remote_step
+            self.lost_seconds = max(-_SAVINGS * self._worst, lost)
+
+    def _vote(self, mode: Mode, *, at_once: bool = False) -> Mode:
+        """The present mode until another was asked for twice in a row; the very first call is obeyed."""
+        if mode == self.mode:
+            self._votes = 0
+        else:
+            self._votes += 1
+            if at_once or self._is_new or self._votes >= _PATIENCE:
+                self.mode, self._votes = mode, 0
+        self._is_new = False
+        return self.mode

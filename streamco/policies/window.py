@@ -1,0 +1,165 @@
+"""How many tokens to draft before the verifier is asked (DSD sections 3.4 and 4).
+
+A policy looks at the last rounds (``WindowState``) and names the next window. A window of 1 or less means fused mode: drafting doesn't pay,
+and the remote side generates alone (section 4.4; ``streamco.policies.fallback`` makes the change and finds the way back).
+
+``Static`` and ``Dynamic`` are the paper's baselines. Whatever proposes real numbers goes through ``Stabiliser``, the paper's clamping and
+smoothing, so a policy that learned to predict windows needs to bring its prediction only.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec import Struct
+
+from streamco.errors import ConfigError
+
+__all__ = ["LONGEST", "SHORTEST", "Dynamic", "Stabiliser", "Static", "WindowPolicy", "WindowState", "is_fused"]
+
+SHORTEST, LONGEST = 1, 12  # tokens; section 4.4
+DEFAULT = 4  # tokens; DSD section 5.2, Synera section 5
+SMOOTHING = 0.4  # section 4.4, alpha there
+
+
+class WindowState(Struct, frozen=True, kw_only=True):
+    """What the paper's predictor looks at (section 4.1).
+
+    Args:
+        previous: window of the last round, tokens (gamma_prev).
+        acceptance: share of recent draft tokens that were accepted, 0..1 (alpha_recent); None: no round yet.
+        queue_depth: recent utilisation of the verifier's queue, 0..1 (q_depth).
+        rtt: recent round trip of the link, seconds (RTT_recent).
+        tpot: recent time per token of the target, seconds (TPOT_recent).
+    """
+
+    previous: int
+    acceptance: float | None = None
+    queue_depth: float = 0.0
+    rtt: float = 0.0
+    tpot: float = 0.0
+
+
+class WindowPolicy(Protocol):
+    """What every window policy offers."""
+
+    @property
+    def name(self) -> str:
+        """What reports and settings call it."""
+        ...
+
+    @property
+    def first(self) -> int:
+        """Window of the first round, tokens."""
+        ...
+
+    def propose(self, state: WindowState) -> float:
+        """The window of the next round, tokens, not yet rounded; 1 or less: fused mode."""
+        ...
+
+
+class Static(Struct, frozen=True, tag="static"):
+    """The same window always.
+
+    Args:
+        window: tokens.
+    """
+
+    window: int = DEFAULT
+
+    def __post_init__(self) -> None:
+        """Refuse a window out of range."""
+        _check("static window", self.window)
+
+    @property
+    def name(self) -> str:
+        """``static``."""
+        return "static"
+
+    @property
+    def first(self) -> int:
+        """The window."""
+        return self.window
+
+    def propose(self, state: WindowState) -> float:
+        """The window."""
+        return float(self.window)
+
+
+class Dynamic(Struct, frozen=True, tag="dynamic"):
+    """One token more while nearly everything is accepted, one less while hardly anything is (section 5.2).
+
+    Args:
+        first: tokens of the first round.
+        shortest, longest: tokens; ``shortest`` 2 never falls into fused mode.
+        raise_above: acceptance, 0..1.
+        lower_below: acceptance, 0..1.
+    """
+
+    first: int = DEFAULT
+    shortest: int = SHORTEST
+    longest: int = LONGEST
+    raise_above: float = 0.75
+    lower_below: float = 0.25
+
+    def __post_init__(self) -> None:
+        """Refuse bounds that exclude each other."""
+        _check("dynamic window", self.shortest, self.first, self.longest)
+        if not 0.0 <= self.lower_below <= self.raise_above <= 1.0:
+            raise ConfigError(
+                f"dynamic window: expected 0 <= lower_below <= raise_above <= 1, got {self.lower_below} and {self.raise_above}"
+            )
+
+    @property
+    def name(self) -> str:
+        """``dynamic``."""
+        return "dynamic"
+
+    def propose(self, state: WindowState) -> float:
+        """The previous window, one more or one less."""
+        change = 0
+        if state.acceptance is not None:
+            change = (state.acceptance > self.raise_above) - (state.acceptance < self.lower_below)
+        return float(min(self.longest, max(self.shortest, state.previous + change)))
+
+
+class Stabiliser:
+    """Makes proposals steady: clamped, smoothed, then rounded (section 4.4, techniques 1 and 2). One for each pair of models.
+
+    Whole proposals of ``Static`` and ``Dynamic`` go through unsmoothed with ``smoothing`` 1.
+
+    Args:
+        smoothing: weight of the newest proposal, above 0 up to 1.
+        shortest, longest: tokens.
+
+    Attributes:
+        smoothed: the mean of proposals, before rounding; None: none yet.
+
+    Raises:
+        ConfigError: a smoothing or bounds out of range.
+    """
+
+    def __init__(self, smoothing: float = SMOOTHING, *, shortest: int = SHORTEST, longest: int = LONGEST) -> None:
+        _check("stabiliser", shortest, longest)
+        if not 0.0 < smoothing <= 1.0:
+            raise ConfigError(f"stabiliser: expected a smoothing above 0 up to 1, got {smoothing}")
+        self._smoothing = smoothing
+        self._shortest, self._longest = shortest, longest
+        self.smoothed: float | None = None
+
+    def settle(self, proposal: float) -> int:
+        """The window to use, tokens."""
+        clamped = min(float(self._longest), max(float(self._shortest), proposal))
+        self.smoothed = clamped if self.smoothed is None else self._smoothing * clamped + (1.0 - self._smoothing) * self.smoothed
+        return int(self.smoothed + 0.5)
+
+
+def is_fused(window: float) -> bool:
+    """Whether a window says that the remote side should generate alone (gamma <= 1)."""
+    return window <= 1.0
+
+
+def _check(name: str, *windows: int) -> None:
+    """Windows of at least 1, ascending."""
+    if windows[0] < 1 or list(windows) != sorted(windows):
+        raise ConfigError(f"{name}: expected 1 <= shortest <= first <= longest, got {', '.join(map(str, windows))}")

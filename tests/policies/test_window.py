@@ -1,0 +1,95 @@
+"""How many tokens to draft: DSD's two baselines, and its smoothing by hand."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamco.errors import ConfigError
+from streamco.policies.window import LONGEST, Dynamic, Stabiliser, Static, WindowPolicy, WindowState, is_fused
+
+proposals = st.lists(st.floats(-5.0, 30.0), min_size=1, max_size=40)
+
+
+def follow(policy: WindowPolicy, acceptances: list[float | None]) -> list[int]:
+    """The windows of one round after another."""
+    windows, settled = [policy.first], Stabiliser(1.0)
+    for acceptance in acceptances:
+        windows.append(settled.settle(policy.propose(WindowState(previous=windows[-1], acceptance=acceptance))))
+    return windows
+
+
+def test_a_static_window_stays() -> None:
+    assert follow(Static(), [0.0, 1.0, None]) == [4, 4, 4, 4]
+    assert follow(Static(7), [0.1]) == [7, 7]
+
+
+def test_a_dynamic_window_grows_above_three_quarters_and_shrinks_below_one() -> None:
+    assert follow(Dynamic(), [0.76, 0.9, 0.75, 0.5, 0.25, 0.24, 0.0]) == [4, 5, 6, 6, 6, 6, 5, 4]
+    assert follow(Dynamic(), [None, 0.8]) == [4, 4, 5]
+
+
+def test_a_dynamic_window_stays_within_1_and_12() -> None:
+    assert follow(Dynamic(), [1.0] * 20)[-1] == LONGEST == 12
+    assert follow(Dynamic(), [0.0] * 20)[-1] == 1
+    assert follow(Dynamic(shortest=2), [0.0] * 20)[-1] == 2
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(0.0, 1.0)), max_size=40), st.integers(1, 12))
+def test_a_dynamic_window_moves_by_one_at_a_time(acceptances: list[float | None], first: int) -> None:
+    windows = follow(Dynamic(first), acceptances)
+    assert all(1 <= window <= 12 for window in windows)
+    assert all(abs(after - before) <= 1 for before, after in pairwise(windows))
+
+
+def test_a_window_of_1_or_less_is_fused_mode() -> None:
+    assert [is_fused(window) for window in (-1.0, 1, 1.0, 1.01, 4)] == [True, True, True, False, False]
+
+
+def test_proposals_are_smoothed_by_four_tenths() -> None:
+    steady = Stabiliser()
+    assert [steady.settle(proposal) for proposal in (4.0, 9.0, 9.0, 9.0)] == [4, 6, 7, 8]
+    assert steady.smoothed == pytest.approx(9 - 5 * 0.6**3)
+
+
+def test_proposals_are_clamped_before_they_are_smoothed() -> None:
+    steady = Stabiliser()
+    assert steady.settle(1000.0) == 12
+    assert steady.settle(-1000.0) == 8  # 0.4 * 1 + 0.6 * 12 = 7.6
+    assert steady.smoothed == pytest.approx(7.6)
+
+
+@given(proposals, st.floats(0.05, 1.0))
+def test_settled_windows_lie_in_range_and_never_overshoot(values: list[float], smoothing: float) -> None:
+    steady = Stabiliser(smoothing)
+    for value in values:
+        before = steady.smoothed
+        window = steady.settle(value)
+        assert 1 <= window <= 12
+        assert steady.smoothed is not None
+        if before is not None:
+            clamped = min(12.0, max(1.0, value))
+            assert min(before, clamped) - 1e-9 <= steady.smoothed <= max(before, clamped) + 1e-9
+
+
+def test_policies_go_through_json() -> None:
+    for policy in (Static(5), Dynamic(3, shortest=2)):
+        assert msgspec.json.decode(msgspec.json.encode(policy), type=Static | Dynamic) == policy
+    assert [policy.name for policy in (Static(), Dynamic())] == ["static", "dynamic"]
+
+
+def test_windows_and_smoothings_out_of_range_are_refused() -> None:
+    with pytest.raises(ConfigError, match="static window: expected 1 <="):
+        Static(0)
+    with pytest.raises(ConfigError, match="dynamic window: expected 1 <="):
+        Dynamic(4, shortest=5)
+    with pytest.raises(ConfigError, match="lower_below <= raise_above"):
+        Dynamic(raise_above=0.2)
+    with pytest.raises(ConfigError, match="expected a smoothing above 0"):
+        Stabiliser(0.0)
+    with pytest.raises(ConfigError, match="stabiliser: expected 1 <="):
+        Stabiliser(shortest=5, longest=4)
