@@ -55,7 +55,7 @@ class PrepareStream(Struct, frozen=True):
 class CancelStream(Struct, frozen=True):
     """Cancel this endpoint's stream, await it, and report ``StreamCancelled``.
 
-    ``reason``: lost | reader left | explored | takes over | handed over | not needed.
+    ``reason``: lost | reader left | explored | takes over | handed over | not needed | wanted | departed.
     """
 
     source: str

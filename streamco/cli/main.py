@@ -23,8 +23,10 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells count it
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code is 0, or 1 (an endpoint failed), 2 (usage), 130 (Ctrl-C)."""
     words = list(sys.argv[1:] if argv is None else argv)
-    args = _parser(_command_in(words)).parse_args(words)
+    verbose = 0
     try:
+        args = _parser(_command_in(words)).parse_args(words)
+        verbose = args.verbose
         return _run(args)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -32,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except StreamcoError as error:
-        if args.verbose > 1:
+        if verbose > 1:
             raise
         print(f"streamco: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1

@@ -159,6 +159,11 @@ class Leg:
         return self.continues and self.is_ahead and self.state is LegState.FAILED
 
     @property
+    def is_exploring(self) -> bool:
+        """Whether it has lost and goes on to its first token, to show how long that takes."""
+        return self.state is LegState.LOST and not self.is_stopping
+
+    @property
     def is_live(self) -> bool:
         """Whether the endpoint still works on it, or is being cancelled."""
         return self.is_stopping or self.state in _LIVE

@@ -21,7 +21,7 @@ from streamco.core.legs import Leg, LegState
 from streamco.policies.migration import UNKNOWN_RATE, Terms, TransferRule, ahead, copy_pays, cover, keeps_up, lag, net_saving
 from streamco.profiles import RemainingLength
 
-__all__ = ["MigrationPlan", "Mover", "Prepare", "Situation", "Switch"]
+__all__ = ["MigrationPlan", "Mover", "Prepare", "Release", "Situation", "Switch"]
 
 _STEP = 8  # an answer that need not move is looked at again when it is an eighth longer
 _ROUNDS = 8  # of reading ahead, after which what is left to read is taken as it is
@@ -84,6 +84,12 @@ class Prepare(Struct, frozen=True):
     target: str
 
 
+class Release(Struct, frozen=True):
+    """End what this endpoint does for the race that it has lost: it is wanted as the target."""
+
+    target: str
+
+
 class Switch(Struct, frozen=True):
     """Stop the source, let this endpoint go on; ``waits``: once it has read what it is reading."""
 
@@ -112,7 +118,7 @@ class Mover:
         """Whether no move will come any more."""
         return self._moves >= self._plan.most or len(self._terms) < 2
 
-    def consider(self, situation: Situation) -> Prepare | Switch | None:
+    def consider(self, situation: Situation) -> Prepare | Release | Switch | None:
         """What should be done now."""
         if self.is_done or situation.source.source not in self._terms:
             return None
@@ -209,11 +215,13 @@ class Mover:
 
     # Moving
 
-    def _advance(self, situation: Situation, target: Leg) -> Prepare | Switch | None:
+    def _advance(self, situation: Situation, target: Leg) -> Prepare | Release | Switch | None:
         if not target.can_take_over:
             self._terms.pop(target.source)
             self.reset()
             return None
+        if target.is_exploring:
+            return Release(target.source)
         is_covered = self._is_covered(situation, target)
         if target.is_live and not (is_covered and self._is_overdue(situation.now, self._terms[target.source])):
             return self._switch_early(situation, target)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from streamco.chunks import ChatCompletionChunk
 from streamco.commands import Partial
 from streamco.core.legs import Leg, LegState
-from streamco.core.mover import Mover, Prepare, Situation, Switch
+from streamco.core.mover import Mover, Prepare, Release, Situation, Switch
 from streamco.core.report import HandOver
 from streamco.core.transcript import Transcript
 
@@ -56,7 +56,7 @@ class Relay:
             able = [leg for leg in legs.values() if leg.can_begin_anew]
         return min(able, key=lambda leg: (leg.is_last_resort, leg.state is not LegState.PREPARED, leg.wait is None), default=None)
 
-    def consider_move(self, source: Leg, legs: Mapping[str, Leg], *, buffered: float, now: float) -> Prepare | Switch | None:
+    def consider_move(self, source: Leg, legs: Mapping[str, Leg], *, buffered: float, now: float) -> Prepare | Release | Switch | None:
         """What the mover wants; nothing while there is no text to be handed over, or a tool call."""
         if self._mover is None or not self.transcript.ends_in_text:
             return None

@@ -17,7 +17,7 @@ from streamco.commands import CancelStream, Command, ContinueStream, FailDeliver
 from streamco.config import READING
 from streamco.core.delivery import Delivery
 from streamco.core.legs import Leg, LegState, Start
-from streamco.core.mover import MigrationPlan, Mover, Prepare, Switch
+from streamco.core.mover import MigrationPlan, Mover, Prepare, Release, Switch
 from streamco.core.overlap import Departed
 from streamco.core.relay import Relay
 from streamco.core.report import HandOver
@@ -388,6 +388,8 @@ class SessionMachine:
         if self._relay is None or source is None or source.state is not LegState.WON or self.finished is not None:
             return
         match self._relay.consider_move(source, self.legs, buffered=self._delivery.ahead(now=now), now=now - self.began):
+            case Release(target):
+                self._stop(self.legs[target], "wanted")
             case Prepare(target):
                 self._prepare(self.legs[target], now)
             case Switch(target, waits):

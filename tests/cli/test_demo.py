@@ -113,7 +113,8 @@ def test_ctrl_c_at_any_time_leaves_no_server_behind(mark: str) -> None:
             except subprocess.TimeoutExpired:
                 process.send_signal(signal.SIGINT)
             process.communicate(timeout=60)
-        assert process.returncode == 130
+        # Before its first line Python ends by the signal itself, which a shell tells as 130 too.
+        assert process.returncode in {130, -signal.SIGINT}
         assert servers(mark) == []
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.core.legs import Leg, LegState, Start
-from streamco.core.mover import MigrationPlan, Mover, Prepare, Situation, Switch
+from streamco.core.mover import MigrationPlan, Mover, Prepare, Release, Situation, Switch
 from streamco.policies.migration import Terms
 from streamco.profiles import RemainingLength
 
@@ -295,10 +295,20 @@ def test_at_the_switch_the_source_makes_nothing_more_however_long_the_reading_wo
 
 def test_a_target_that_still_is_cancelled_from_the_race_is_waited_for() -> None:
     world = World(target=CHEAP)
-    world.legs["target"].state = LegState.LOST
+    world.legs["target"].state, world.legs["target"].is_stopping = LegState.LOST, True
     assert [world.look(10 + step, 60, now=100.0 * step) for step in range(5)] == [None] * 5
-    world.legs["target"].state = LegState.CANCELLED
+    world.legs["target"].state, world.legs["target"].is_stopping = LegState.CANCELLED, False
     assert world.look(16, 60) == Switch("target")
+
+
+def test_a_target_that_explores_is_wanted_more_as_a_target() -> None:
+    world = World(target=CHEAP)
+    world.legs["target"].state = LegState.LOST
+    assert world.look(10, 60) == Release("target")
+    world.legs["target"].is_stopping = True
+    assert world.look(11, 60) is None
+    world.legs["target"].state, world.legs["target"].is_stopping = LegState.CANCELLED, False
+    assert world.look(12, 60) == Switch("target")
 
 
 def test_a_reading_that_takes_three_times_as_long_is_given_up_for_the_change() -> None:
@@ -380,6 +390,10 @@ def test_only_who_is_free_and_able_is_ever_asked(data: st.DataObject, source: Te
         leg = world.legs[step.target]
         assert leg.can_take_over
         assert step.target != "source"
+        if isinstance(step, Release):
+            assert leg.is_exploring
+            leg.is_stopping = True
+            continue
         if isinstance(step, Switch):
             assert leg.state is LegState.PREPARING or not leg.is_live
             return

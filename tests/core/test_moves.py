@@ -231,6 +231,12 @@ def test_a_target_reads_ahead_while_the_source_writes_then_what_came_meanwhile_t
     assert play.machine.legs["device"].takes_over_at == position
 
 
+def test_an_exploring_loser_is_cancelled_when_it_is_wanted_as_the_target() -> None:
+    play = Play({"server": DEAR_SERVER, "device": NEW_DEVICE}, race=True, explore=True)
+    assert play.write("server", 1, now=0.1)[-1] == CancelStream("device", "wanted")
+    assert kinds(play.release("device", now=0.2)) == ["PrepareStream"]
+
+
 def test_by_the_full_buffer_rule_the_target_is_asked_when_the_buffer_covers_the_change() -> None:
     play = Play({"server": DEAR_SERVER, "device": CHEAP_DEVICE}, rule="full-buffer")
     commands = play.write_steadily("server", 50.0, until=3.0)
