@@ -37,7 +37,7 @@ class World:
         self.legs = {name: Leg(Start(name, None, continues=True)) for name in terms}
         self.legs["source"].state = LegState.WON
 
-    def look(self, position: int, buffered: float = 0.0, now: float = 1.0, *, source: str = "source") -> Prepare | Switch | None:
+    def look(self, position: int, buffered: float = 0.0, now: float = 1.0, *, source: str = "source") -> Prepare | Release | Switch | None:
         return self.mover.consider(Situation(self.legs[source], self.legs, position, buffered, now))
 
     def read(self, target: str, position: int, *, now: float = 1.0) -> None:
