@@ -1,0 +1,77 @@
+"""The specification's examples are what the code says: each line of hex decodes, encodes again, and the exchange runs through a server."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from streamco.wire.distributions import pack_rows, unpack_rows
+from streamco.wire.verify import ClientFrame, Opened, Refusal, Resumed, Rule, Verdict, VerifyLimits, Welcome
+from streamco.wire.verify_checks import prefix_hash
+from streamco.wire.verify_codec import HELLO, VerifyCodec, frame_number
+from streamco.wire.verify_errors import VerifyProtocolError
+from streamco.wire.verify_server import VerifyServer
+from tests.wire.verifying import SIZE, VOCABULARY
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "verifier-protocol.md").read_text()
+CODEC = VerifyCodec(SIZE)
+LINES = re.findall(r"^([><]) ((?:[0-9a-f]{2} ?)+)", PAGE, flags=re.MULTILINE)
+
+
+def test_every_example_is_the_frame_it_shows() -> None:
+    assert len(LINES) >= 17
+    for side, digits in LINES:
+        message = bytes.fromhex(digits)
+        frame = CODEC.decode_up(message) if side == ">" else CODEC.decode_down(message)
+        assert CODEC.encode(frame) == message
+
+
+def test_the_exchange_goes_through_a_server_as_it_is_written() -> None:
+    server = VerifyServer(CODEC, VOCABULARY, model="smollm2")
+    for side, digits in LINES:
+        message = bytes.fromhex(digits)
+        if side == ">":
+            if frame_number(message) == HELLO:  # a connection begins
+                server = VerifyServer(CODEC, VOCABULARY, model="smollm2")
+            server.receive(message)
+        else:
+            answer(server, message)
+            assert server.take_messages() == [message]
+    assert server.sessions == (0,)
+
+
+def answer(server: VerifyServer, message: bytes) -> None:
+    """What a shell would do to say this."""
+    match CODEC.decode_down(message):
+        case Welcome():
+            server.welcome()
+        case Opened() | Verdict() as frame:
+            assert server.send(frame)
+        case Resumed() as frame:
+            assert server.resume(frame, Rule())
+        case Refusal() as frame:
+            error: VerifyProtocolError = frame.error()
+            if error.code != "wrong_base":  # which the protocol itself finds
+                server.refuse(error)
+
+
+def test_the_row_and_the_hash_are_as_shown() -> None:
+    shown = re.search(r"row `([0-9a-f ]+)`", PAGE)
+    assert shown is not None
+    data = bytes.fromhex(shown[1])
+    rows = unpack_rows(data, 16, vocabulary_size=SIZE, max_rows=1, max_ids=2)
+    assert pack_rows(rows, 16) == data
+    assert (rows[0].ids, rows[0].weights, rows[0].rest) == ((504, 7), (65535, 21845), 0)
+    assert f"`{prefix_hash((1, 4093, 198)).hex()}`" in PAGE
+
+
+def test_the_limits_and_numbers_of_the_page_are_those_of_the_code() -> None:
+    limits = VerifyLimits()
+    for name, value in (
+        ("frame_bytes", limits.frame_bytes),
+        ("context_tokens", limits.context_tokens),
+        ("draft_tokens", limits.draft_tokens),
+    ):
+        assert re.search(rf"^\| `{name}` \|.* {value:,} \|$", PAGE, flags=re.MULTILINE), name
+    for frame in (*ClientFrame.__args__, Welcome, Opened, Verdict, Resumed, Refusal):
+        assert re.search(rf"^### \d+ {frame.__name__.lower()}$", PAGE, flags=re.MULTILINE), frame

@@ -1,0 +1,68 @@
+"""A client and a server of the verifier protocol with nothing but memory between them."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from streamco.wire.distributions import Distribution, quantise
+from streamco.wire.verify import Hello, Opened, Rule, RuleKind, ServerFrame, Verdict, VerifyLimits
+from streamco.wire.verify_client import VerifyClient
+from streamco.wire.verify_codec import VerifyCodec
+from streamco.wire.verify_server import VerifyServer
+
+msgpack: Any = import_module("msgpack")  # it has no types
+
+VOCABULARY = "49152:0123456789abcdef"
+SIZE = 49152
+KEY = bytes(range(16))
+GREEDY = Rule()
+SAMPLE = Rule(RuleKind.SAMPLE, 1.0)
+LIMITS = VerifyLimits(context_tokens=1000, draft_tokens=8, top_k=16, sessions=3)
+
+
+def codec(limits: VerifyLimits = LIMITS, size: int = SIZE) -> VerifyCodec:
+    return VerifyCodec(size, limits)
+
+
+def some_server(limits: VerifyLimits = LIMITS) -> VerifyServer:
+    return VerifyServer(codec(limits), VOCABULARY, model="target")
+
+
+def linked(limits: VerifyLimits = LIMITS) -> tuple[VerifyClient, VerifyServer]:
+    """Both ends behind hello and welcome."""
+    client, server = VerifyClient(codec(limits), VOCABULARY, token="secret"), some_server(limits)
+    up(client, server)
+    server.welcome()
+    down(server, client)
+    return client, server
+
+
+def up(client: VerifyClient, server: VerifyServer) -> list[object]:
+    """Deliver what the client has to say; the frames that get through."""
+    return [frame for message in client.take_messages() if (frame := server.receive(message)) is not None]
+
+
+def down(server: VerifyServer, client: VerifyClient) -> list[ServerFrame]:
+    """Deliver what the server has to say; the frames that matter."""
+    return [frame for message in server.take_messages() if (frame := client.receive(message)) is not None]
+
+
+def opened(client: VerifyClient, server: VerifyServer, ids: tuple[int, ...] = (1, 2, 3), rule: Rule = GREEDY, top_k: int = 0) -> int:
+    """A session that both sides hold."""
+    number = client.open(ids, rule, top_k=top_k)
+    up(client, server)
+    assert server.send(Opened(number, KEY, 0))
+    down(server, client)
+    return number
+
+
+def judge(server: VerifyServer, session: int, number: int, accepted: int, token: int | None, *rows: Distribution) -> bool:
+    return server.send(Verdict(session, number, accepted, token, rows=rows))
+
+
+def a_row(token: int, *others: int) -> Distribution:
+    return quantise([(token, 0.5), *((other, 0.1) for other in others)], is_whole=True)
+
+
+HELLO = Hello(1, 1, VOCABULARY, SIZE, "secret", "tests")
