@@ -8,7 +8,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-BENCHES: tuple[str, ...] = ("stream", "wire", "handoff", "tokenpack", "topk", "pacing", "dispatch", "failover", "cost", "moves", "gate")
+BENCHES: tuple[str, ...] = ("stream", "wire", "handoff", "tokenpack", "topk", "verify_wire", "pacing", "dispatch", "failover", "cost", "moves", "gate")
 BENCHES += ("engine", "migration")
 
 

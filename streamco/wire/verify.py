@@ -12,7 +12,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from streamco.wire.distributions import Distribution
+from streamco.wire.rows import Row
 from streamco.wire.verify_errors import VerifyProtocolError, error_for
 
 __all__ = [
@@ -61,7 +61,7 @@ class VerifyLimits(Struct, frozen=True, kw_only=True, array_like=True):
 
     frame_bytes: Positive = 1 << 20  # one frame; a context of 128 Ki ids of 18 bits takes 288 KiB
     context_tokens: Positive = 1 << 17  # one session's, draft included
-    draft_tokens: Positive = 64  # to verify in one round; the papers' windows end at 12
+    draft_tokens: Positive = 31  # to judge in one round; with the token before them a chunk of 32 (Synera 4.5)
     top_k: Annotated[int, Meta(ge=1, le=255)] = 64  # ids in one row of probabilities
     sessions: Positive = 64  # of one connection, at one time
 
@@ -78,7 +78,7 @@ class Rule(Struct, frozen=True, array_like=True):
     """How a session's drafts are judged, and what the next token is drawn by.
 
     ``GREEDY``: a token is accepted if it is the target's likeliest. ``SAMPLE``: speculative sampling against the distribution that the
-    draft carries. ``THRESHOLD``: accepted if it is the target's likeliest or at least this probable; corrections are the likeliest.
+    draft carries. ``THRESHOLD``: accepted if it is at least ``threshold`` times as likely as the target's best; corrections are the best.
     """
 
     kind: RuleKind = RuleKind.GREEDY
@@ -134,7 +134,7 @@ class Draft(Struct, frozen=True, gc=False):
     base: int
     ids: tuple[int, ...]
     given: int = 0
-    rows: tuple[Distribution, ...] = ()
+    rows: tuple[Row, ...] = ()
 
     @property
     def pending(self) -> tuple[int, ...]:
@@ -190,7 +190,7 @@ class Verdict(Struct, frozen=True, gc=False):
     queue_depth: int = 0  # verifications that waited when this one was done
     queue_us: int = 0  # from the draft's arrival to its batch
     compute_us: int = 0
-    rows: tuple[Distribution, ...] = ()
+    rows: tuple[Row, ...] = ()
 
 
 class Resumed(Struct, frozen=True, array_like=True, tag=19):

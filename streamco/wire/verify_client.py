@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from streamco.errors import UsageError
-from streamco.wire.distributions import Distribution
+from streamco.wire.rows import Row
 from streamco.wire.verify import (
     VERSIONS,
     Close,
@@ -113,7 +113,7 @@ class VerifyClient:
         self._say(Extend(session, base, tuple(ids)))
         held.length = base + len(ids)
 
-    def draft(self, session: int, base: int, ids: Sequence[int], *, given: int = 0, rows: Sequence[Distribution] = ()) -> int:
+    def draft(self, session: int, base: int, ids: Sequence[int], *, given: int = 0, rows: Sequence[Row] = ()) -> int:
         """Begin a round: cut the context to ``base``, add the first ``given`` ids, have the others judged; gives the round's number.
 
         Raises:

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from streamco._native import pack, unpack
 from streamco.errors import ConfigError
-from streamco.wire.distributions import Distribution, pack_rows, row_size, unpack_rows
+from streamco.wire.rows import Row, pack_rows, row_size, unpack_rows
 from streamco.wire.tokens import bits_for
 from streamco.wire.verify import (
     Byte,
@@ -256,7 +256,7 @@ class VerifyCodec:
             raise MalformedFrameError(f"ids: expected 0 to {self.vocabulary_size - 1}, got {max(ids)}")
         return ids
 
-    def _unpack_rows(self, packed: bytes, max_rows: int) -> tuple[Distribution, ...]:
+    def _unpack_rows(self, packed: bytes, max_rows: int) -> tuple[Row, ...]:
         if not packed:
             return ()
         return unpack_rows(packed, self.bits, vocabulary_size=self.vocabulary_size, max_rows=max_rows, max_ids=self.limits.top_k)

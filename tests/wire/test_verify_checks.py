@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.wire.distributions import Distribution
+from streamco.wire.rows import Row
 from streamco.wire.verify import Draft, Rule, RuleKind, Verdict, VerifyLimits
 from streamco.wire.verify_checks import check_answer, check_draft, check_rule, check_verdict, prefix_hash
 from streamco.wire.verify_errors import FrameSizeError, MalformedFrameError
 
 LIMITS = VerifyLimits(draft_tokens=4)
 DRAFT = Draft(7, 3, 10, (1, 2, 3, 4), 1)  # judges 2, 3 and 4
-ROW = Distribution((5, 6), (2, 1))
+ROW = Row((5, 6), (2, 1))
 
 
 @given(st.lists(st.integers(0, (1 << 32) - 1), max_size=20))
@@ -72,6 +72,6 @@ def test_what_cannot_be_a_verdict_on_the_draft_is_malformed(verdict: Verdict, ex
 
 def test_rows_are_there_for_every_place_where_they_were_asked_for() -> None:
     check_answer(Verdict(7, 3, 0, 9, rows=(ROW,) * 4), DRAFT, 2)
-    for rows in ((), (ROW,) * 3, (ROW,) * 5, (ROW, ROW, ROW, Distribution((1, 2, 3), (3, 2, 1)))):
+    for rows in ((), (ROW,) * 3, (ROW,) * 5, (ROW, ROW, ROW, Row((1, 2, 3), (3, 2, 1)))):
         with pytest.raises(MalformedFrameError, match="expected 4 rows of at most 2 ids"):
             check_answer(Verdict(7, 3, 0, 9, rows=rows), DRAFT, 2)

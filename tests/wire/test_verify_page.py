@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from streamco.wire.distributions import pack_rows, unpack_rows
+from streamco.wire.rows import pack_rows, unpack_rows
 from streamco.wire.verify import ClientFrame, Opened, Refusal, Resumed, Rule, Verdict, VerifyLimits, Welcome
 from streamco.wire.verify_checks import prefix_hash
 from streamco.wire.verify_codec import HELLO, VerifyCodec, frame_number

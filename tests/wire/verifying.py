@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from streamco.wire.distributions import Distribution, quantise
+from streamco.wire.rows import Row, quantise
 from streamco.wire.verify import Hello, Opened, Rule, RuleKind, ServerFrame, Verdict, VerifyLimits
 from streamco.wire.verify_client import VerifyClient
 from streamco.wire.verify_codec import VerifyCodec
@@ -57,11 +57,11 @@ def opened(client: VerifyClient, server: VerifyServer, ids: tuple[int, ...] = (1
     return number
 
 
-def judge(server: VerifyServer, session: int, number: int, accepted: int, token: int | None, *rows: Distribution) -> bool:
+def judge(server: VerifyServer, session: int, number: int, accepted: int, token: int | None, *rows: Row) -> bool:
     return server.send(Verdict(session, number, accepted, token, rows=rows))
 
 
-def a_row(token: int, *others: int) -> Distribution:
+def a_row(token: int, *others: int) -> Row:
     return quantise([(token, 0.5), *((other, 0.1) for other in others)], is_whole=True)
 
 

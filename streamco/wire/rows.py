@@ -1,9 +1,9 @@
 """Probabilities of the likeliest tokens as small whole numbers: what a draft and a verdict say about each position.
 
-A distribution is a list of ids, best first, with a weight each, and the weight of everything else (``rest``); the probability of an id
-is its weight divided by the sum of all weights. That is exact arithmetic on both sides: a device that draws its draft from the weights
-(``draw``) tells the verifier precisely what it drew from, and speculative sampling keeps the target's distribution whatever the rounding
-to weights cost. Ids come best first, so a greedy verdict reads the first one and no rounding can change it.
+A row is a list of ids, best first, with a weight each, and the weight of everything else (``rest``); the probability of an id is its
+weight divided by the sum of all weights. A device that draws its draft from the row's ``distribution`` tells the verifier precisely what it
+drew from, and speculative sampling keeps the target's distribution whatever the rounding to weights cost. Ids come best first, so a greedy
+verdict reads the first one and no rounding can change it.
 
 A row on the wire, numbers little-endian, ``bits`` the width of an id (see ``VerifyCodec``)::
 
@@ -22,41 +22,39 @@ from collections.abc import Sequence
 from itertools import pairwise
 from struct import Struct as Layout
 from struct import error as LayoutError  # noqa: N812
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from streamco._native import pack, packed_size, unpack
 from streamco.wire.verify_errors import FrameSizeError, MalformedFrameError
 
-__all__ = ["HIGHEST_WEIGHT", "Distribution", "pack_rows", "quantise", "row_size", "unpack_rows"]
+if TYPE_CHECKING:
+    from streamco.policies.acceptance import Distribution
+
+__all__ = ["HIGHEST_WEIGHT", "Row", "pack_rows", "quantise", "row_size", "unpack_rows"]
 
 HIGHEST_WEIGHT = (1 << 16) - 1
 
 _HEAD = Layout("<BH")
 
 
-class Distribution(Struct, frozen=True, gc=False):
+class Row(Struct, frozen=True, gc=False):
     """Ids best first, their weights, and the weight of all other ids together."""
 
     ids: tuple[int, ...]
     weights: tuple[int, ...]
     rest: int = 0
 
-    def probability(self, token: int) -> float:
-        """Of an id; 0 for one that isn't listed."""
-        return self.weights[self.ids.index(token)] / (sum(self.weights) + self.rest) if token in self.ids else 0.0
+    def distribution(self) -> Distribution:
+        """What it says; whole where nothing is left over. Both sides get the same one, bit by bit."""
+        from streamco.policies.acceptance import Distribution
 
-    def draw(self, u: float) -> int:
-        """The first id, best first, whose cumulative weight exceeds ``u`` (uniform in [0, 1)) of the listed ones'."""
-        left = u * sum(self.weights)
-        for token, weight in zip(self.ids, self.weights, strict=True):
-            left -= weight
-            if left < 0:
-                return token
-        return self.ids[-1]
+        total = sum(self.weights) + self.rest
+        return Distribution(self.ids, [weight / total for weight in self.weights])
 
 
-def quantise(pairs: Sequence[tuple[int, float]], *, is_whole: bool) -> Distribution:
+def quantise(pairs: Sequence[tuple[int, float]], *, is_whole: bool) -> Row:
     """Weights for ids with their probabilities, best first, as ``top_k`` gives them.
 
     Args:
@@ -69,7 +67,7 @@ def quantise(pairs: Sequence[tuple[int, float]], *, is_whole: bool) -> Distribut
     scale = HIGHEST_WEIGHT / pairs[0][1] if is_whole else HIGHEST_WEIGHT
     weights = tuple(min(max(1, round(share * scale)), HIGHEST_WEIGHT) for _, share in pairs)
     rest = 0 if is_whole else max(0, round((1 - sum(share for _, share in pairs)) * HIGHEST_WEIGHT))
-    return Distribution(tuple(token for token, _ in pairs), weights, rest)
+    return Row(tuple(token for token, _ in pairs), weights, rest)
 
 
 def row_size(count: int, bits: int) -> int:
@@ -77,7 +75,7 @@ def row_size(count: int, bits: int) -> int:
     return _HEAD.size + 2 * count + packed_size(count, bits)
 
 
-def pack_rows(rows: Sequence[Distribution], bits: int) -> bytes:
+def pack_rows(rows: Sequence[Row], bits: int) -> bytes:
     """Rows of at most 255 ids each, one behind the other.
 
     Raises:
@@ -92,18 +90,18 @@ def pack_rows(rows: Sequence[Distribution], bits: int) -> bytes:
     return b"".join(parts)
 
 
-def unpack_rows(data: bytes, bits: int, *, vocabulary_size: int, max_rows: int, max_ids: int) -> tuple[Distribution, ...]:
+def unpack_rows(data: bytes, bits: int, *, vocabulary_size: int, max_rows: int, max_ids: int) -> tuple[Row, ...]:
     """The rows in some bytes, nothing left over.
 
     Raises:
         FrameSizeError: more rows, or more ids in a row, than the limits.
         MalformedFrameError: anything else that the format above rules out.
     """
-    rows: list[Distribution] = []
+    rows: list[Row] = []
     place = 0
     while place < len(data):
         if len(rows) == max_rows:
-            raise FrameSizeError(f"distributions: expected at most {max_rows} rows, got more")
+            raise FrameSizeError(f"rows: expected at most {max_rows} rows, got more")
         if len(data) - place < _HEAD.size:
             raise MalformedFrameError(f"row {len(rows)}: expected {_HEAD.size} bytes to begin it, got {len(data) - place}")
         count, rest = _HEAD.unpack_from(data, place)
@@ -117,7 +115,7 @@ def unpack_rows(data: bytes, bits: int, *, vocabulary_size: int, max_rows: int, 
     return tuple(rows)
 
 
-def _unpack_row(data: bytes, bits: int, count: int, rest: int, vocabulary_size: int) -> Distribution:
+def _unpack_row(data: bytes, bits: int, count: int, rest: int, vocabulary_size: int) -> Row:
     weights = Layout(f"<{count}H").unpack_from(data)
     try:
         ids = tuple(unpack(data[2 * count :], bits, count))
@@ -129,4 +127,4 @@ def _unpack_row(data: bytes, bits: int, count: int, rest: int, vocabulary_size: 
         raise MalformedFrameError(f"row: expected {count} different ids, got {len(set(ids))}")
     if not weights[-1] or any(first < second for first, second in pairwise(weights)):
         raise MalformedFrameError(f"row: expected weights above 0, none above the one before it, got {weights}")
-    return Distribution(ids, weights, rest)
+    return Row(ids, weights, rest)
