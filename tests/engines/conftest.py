@@ -9,6 +9,8 @@ import pytest
 
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
+from streamco.engines.order import BatchOrder
+from streamco.engines.pacing import StepTime
 from streamco.engines.packaged import packaged_model
 from streamco.errors import EngineError
 from tests.engines import fakes
@@ -22,8 +24,8 @@ def make_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeEngine]:
     fakes.install(monkeypatch)
     made: list[tuple[LlamaEngine, fakes.FakeContext]] = []
 
-    def make(**changes: Any) -> LlamaEngine:
-        engine = LlamaEngine("bytes.gguf", fakes.options(**changes))
+    def make(step_time: StepTime | None = None, order: BatchOrder | None = None, **changes: Any) -> LlamaEngine:
+        engine = LlamaEngine("bytes.gguf", fakes.options(**changes), step_time=step_time, order=order)
         made.append((engine, fakes.FakeContext.last))
         fakes.FakeContext.last.batches.clear()  # the warm-up
         while fakes.FakeContext.last.entered.acquire(blocking=False):

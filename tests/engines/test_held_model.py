@@ -1,0 +1,228 @@
+"""Held sequences on a real model: a verified draft is what the model writes by itself, bit by bit, wherever the sequence sits.
+
+``STREAMCO_VERIFY_ROUNDS`` sets how many random prompts are tried (default 2; 50 take ten minutes: set --timeout too), and
+``STREAMCO_VERIFY_KINDS`` on which quantisations of the packaged model (default Q8_0, whose sums depend most on how many rows a batch has).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from streamco.config import SamplingOptions
+from streamco.engines.base import EngineOptions, TokenSequence
+from streamco.engines.gguf import derived
+from streamco.engines.llama import LlamaEngine
+from streamco.engines.packaged import packaged_model
+from streamco.errors import EngineError
+from tests.engines.asking import accepted, asked, draft, extend, verify
+from tests.engines.fakes import complete, start
+
+pytestmark = pytest.mark.model
+
+ROUNDS = int(os.environ.get("STREAMCO_VERIFY_ROUNDS", "2"))
+KINDS = os.environ.get("STREAMCO_VERIFY_KINDS", "Q8_0").split(",")
+TOKENS = 16
+SUBJECTS = ("rain", "a lighthouse", "bread", "the number nine", "tides", "an old clock", "Python generators", "winter", "trust", "maps")
+
+
+def load(kind: str | None = None, **changes: object) -> LlamaEngine:
+    pytest.importorskip("llama_cpp")
+    try:
+        path = packaged_model() if kind is None else derived(packaged_model(), kind)
+    except EngineError as exc:
+        pytest.skip(str(exc))
+    options = {"threads": 1, "context_tokens": 384, "max_sequences": 2, "held_sequences": 5} | changes
+    return LlamaEngine(path, EngineOptions(**options))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def exact(request: pytest.FixtureRequest) -> Iterator[LlamaEngine]:
+    engine = load(request.param, exact=True)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def fast() -> Iterator[LlamaEngine]:
+    engine = load()
+    yield engine
+    engine.close()
+
+
+def chat(engine: LlamaEngine, question: str) -> list[int]:
+    return engine.tokenize(engine.apply_template([{"role": "user", "content": question}]), special=True)
+
+
+def random_prompt(engine: LlamaEngine, dice: Random) -> list[int]:
+    """A question, or ids that make no sense: there, near ties are frequent."""
+    if dice.random() < 0.3:
+        return [dice.randrange(1000, 40000) for _ in range(dice.randrange(1, 90))]
+    return chat(
+        engine, f"Tell me {dice.choice(['about', 'a story about', 'three facts of'])} {dice.choice(SUBJECTS)}. " * dice.randrange(1, 9)
+    )
+
+
+def spoil(ids: list[int], rate: float, dice: Random) -> list[int]:
+    """A draft that is wrong here and there."""
+    return [dice.randrange(1000, 40000) if dice.random() < rate else token for token in ids]
+
+
+def speculate(sequence: TokenSequence, written: list[int], seed: int) -> list[int]:
+    """Write as many tokens from verified drafts, which are ``written`` with errors."""
+    dice = Random(seed)
+    base = None
+    output: list[int] = []
+    while len(output) < len(written):
+        proposal = spoil(written[len(output) :][: dice.randrange(0, 13)], dice.choice([0.0, 0.2, 0.6]), dice)
+        verdict = verify(sequence, proposal)
+        assert verdict.reason == "done"
+        if base is None:
+            base = verdict.predictions[0].position
+        kept = accepted(proposal, verdict.greedy)
+        output += [*proposal[:kept], verdict.greedy[kept]]
+        sequence.truncate(base + len(output) - 1)
+        sequence.extend(output[-1:])
+    return output[: len(written)]
+
+
+def test_a_verified_draft_of_any_length_has_the_bits_of_token_by_token_decoding(exact: LlamaEngine) -> None:
+    print("seed 1")
+    dice = Random(1)
+    for _ in range(ROUNDS):
+        prompt = random_prompt(exact, dice)
+        alone = complete(exact, prompt, max_tokens=TOKENS).ids
+        sequence = exact.hold()
+        assert extend(sequence, prompt).reason == "done"
+        own = draft(sequence, TOKENS, top=8).predictions
+        tokens = [prediction.greedy for prediction in own]
+        assert tokens[: len(alone)] == alone
+        for length in (0, 1, dice.randrange(len(own)), len(own) - 1):
+            sequence.truncate(len(prompt))
+            verdict = verify(sequence, tokens[:length], top=8)
+            assert [(each.likeliest, each.logits) for each in verdict.predictions] == [
+                (each.likeliest, each.logits) for each in own[: length + 1]
+            ]
+        sequence.close()
+
+
+def test_sessions_beside_each_other_and_beside_generations_write_what_each_writes_alone(exact: LlamaEngine) -> None:
+    print("seed 2")
+    dice = Random(2)
+    for turn in range(max(1, ROUNDS // 2)):
+        prompts = [random_prompt(exact, dice) for _ in range(4)]
+        alone = [complete(exact, prompt, max_tokens=TOKENS).ids for prompt in prompts]
+        beside, reader = start(exact, random_prompt(exact, dice), max_tokens=40, ignore_eos=True)
+        results: dict[int, list[int]] = {}
+
+        def run(
+            index: int,
+            seed: int,
+            prompts: list[list[int]] = prompts,
+            alone: list[list[int]] = alone,
+            results: dict[int, list[int]] = results,
+        ) -> None:
+            sequence = exact.hold()
+            extend(sequence, prompts[index])
+            results[index] = speculate(sequence, alone[index], seed)
+            sequence.close()
+
+        threads = [threading.Thread(target=run, args=(index, 100 * turn + index)) for index in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        reader.read(beside)
+        assert [results[index] for index in range(4)] == alone
+
+
+def test_a_long_draft_is_verified_in_chunks_with_the_same_bits(exact: LlamaEngine) -> None:
+    prompt = chat(exact, "Tell me about lighthouses.")
+    own = complete(exact, prompt, max_tokens=42).ids
+    sequence = exact.hold()
+    extend(sequence, prompt)
+    for length in (31, 32, 41):
+        assert verify(sequence, own[:length]).greedy == own[: length + 1]
+        sequence.truncate(len(prompt))
+    sequence.close()
+
+
+def test_branches_in_exact_mode_are_copies_with_the_same_bits(exact: LlamaEngine) -> None:
+    prompt = chat(exact, "Tell me about the sea.")
+    own = complete(exact, prompt, max_tokens=20).ids
+    sequence = exact.hold()
+    extend(sequence, prompt)
+    verify(sequence, own[:12])
+    branches = [sequence.fork(len(prompt) + length) for length in (0, 5, 12)]
+    runs = [asked(branch, "draft", 6) for branch in branches]
+    beside = draft(sequence, 4)
+    for task, answer in runs:
+        assert answer.read(task).reason == "done"
+    assert [answer.tokens for _, answer in runs] == [own[0:6], own[5:11], own[12:18]]
+    assert beside.tokens == own[12:16]
+    for each in (sequence, *branches):
+        each.close()
+
+
+def test_a_draft_is_what_a_generation_writes(fast: LlamaEngine) -> None:
+    prompt = chat(fast, "Name three rivers.")
+    sequence = fast.hold()
+    extend(sequence, prompt)
+    answer = draft(sequence, 10, top=3)
+    assert answer.tokens == complete(fast, prompt, max_tokens=10).ids
+    for prediction in answer.predictions:
+        assert prediction.token == prediction.greedy == prediction.likeliest[0][0]
+        assert 0 < prediction.confidence <= 1
+        assert prediction.margin > 0
+        assert len(prediction.likeliest) == len(prediction.logits) == 3
+    sequence.close()
+
+
+def test_branches_share_their_prefix_and_are_drafted_together(fast: LlamaEngine) -> None:
+    prompt = chat(fast, "Tell me a story about an old clock.")
+    sequence = fast.hold()
+    extend(sequence, prompt)
+    first = draft(sequence, 1, top=3).predictions[0]
+    branches = [sequence.fork(len(prompt)) for _ in range(3)]
+    for branch, (token, _) in zip(branches, first.likeliest, strict=True):
+        branch.extend([token])
+    runs = [asked(branch, "draft", 6) for branch in branches]
+    ends = [answer.read(task) for task, answer in runs]
+    assert all(end.timings.rows == 6 for end in ends)  # the alternative and five drafted: of the prompt nothing is decoded again
+    for (token, _), (_, answer) in zip(first.likeliest, runs, strict=True):
+        assert answer.tokens == complete(fast, [*prompt, token], max_tokens=6).ids
+    for each in (sequence, *branches):
+        each.close()
+
+
+def test_sampled_drafts_tell_the_distribution_they_were_drawn_from(fast: LlamaEngine) -> None:
+    sequence = fast.hold()
+    prompt = chat(fast, "Tell me a story.")
+    extend(sequence, prompt)
+    sampling = SamplingOptions(temperature=1.0, top_k=8, top_p=1.0, min_p=0.0, seed=5)
+    written = draft(sequence, 12, top=8, sampling=sampling)
+    for prediction in written.predictions:
+        assert prediction.is_complete
+        assert prediction.probability == dict(prediction.drawable)[prediction.token or 0]
+        assert sum(share for _, share in prediction.drawable) == pytest.approx(1.0)
+    sequence.truncate(len(prompt))
+    verdict = verify(sequence, written.tokens, top=8, sampling=sampling)
+    for ours, theirs in zip(written.predictions, verdict.predictions, strict=False):
+        assert dict(theirs.drawable) == pytest.approx(dict(ours.drawable), abs=1e-2)  # several rows at once: not the same bits
+    sequence.close()
+
+
+def test_what_a_closed_sequence_held_is_found_again(fast: LlamaEngine) -> None:
+    prompt = chat(fast, "Tell me about winter. " * 8)
+    sequence = fast.hold()
+    extend(sequence, prompt)
+    sequence.close()
+    again = fast.hold()
+    end = extend(again, prompt).end
+    assert end is not None
+    assert end.timings.rows == 0
+    again.close()
