@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 from streamco.engines.context import ABORTED, NO_ROOM, LlamaContext
+from streamco.engines.exactness import largest_exact_batch
 from streamco.engines.pacing import StepPacer
 from streamco.engines.slots import Slot, SlotTable
 from streamco.engines.threads import ThreadShare
@@ -113,6 +114,7 @@ class Decoder:
         make_room: Callable[[], bool],
     ) -> None:
         self.context = context
+        self.chunk = CHUNK  # rows of one sequence that a batch may have, where somebody waits or the bits matter
         self.lock = threading.Lock()  # around _alone and is_closing
         self.is_closing = False
         self._alone: object = None  # the batch being decoded holds this work and no other
@@ -140,7 +142,7 @@ class Decoder:
     # The engine's thread
 
     def warm_up(self) -> None:
-        """Touch the weights once, so that the first answer isn't slower than the others.
+        """Touch the weights once, so that the first answer isn't slower than the others; learn how large exact batches may be.
 
         Raises:
             EngineError: the model does not run.
@@ -150,6 +152,8 @@ class Decoder:
         if status not in {0, ABORTED}:
             raise EngineError(f"llama_decode: expected 0 from the first token, got {status}")
         self.context.clear()
+        if self._exact:
+            self.chunk = largest_exact_batch(self.context, min(CHUNK, self.context.rows))
 
     def compute(self, batch: Sequence[Work], *, rows: int = 0, prefill_tokens: int = 0) -> bool:
         """Decode the batch, which holds rows of all this work; False: not done, and the cache is as it was before."""

@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 
 from streamco.engines.base import EngineOptions
 from streamco.engines.context import LlamaContext
-from streamco.engines.decoder import CHUNK, Decoder, Work, slot_of
+from streamco.engines.decoder import Decoder, Work, slot_of
 from streamco.engines.generation import RunningGeneration
 from streamco.engines.held import HeldTable
 from streamco.engines.order import BatchOrder, next_batch
@@ -239,7 +239,7 @@ class EngineLoop:
         for work in ready:
             slot = slot_of(work)
             start = len(slot.ids)
-            chunk = work.prompt[start : start + CHUNK]
+            chunk = work.prompt[start : start + self._decoder.chunk]
             if context.count + len(chunk) > context.rows:
                 break
             wanted = work.wanted(len(chunk))
@@ -265,7 +265,7 @@ class EngineLoop:
         slot = slot_of(work)
         start = len(slot.ids)
         is_small = self._writing or self._verifying or self._options.exact or isinstance(work, Task)
-        size = min(CHUNK, self._options.prefill_chunk) if is_small else self._options.prefill_chunk
+        size = min(self._decoder.chunk, self._options.prefill_chunk) if is_small else self._options.prefill_chunk
         chunk = work.prompt[start : start + size]
         wanted = work.wanted(len(chunk))
         row = self._context.add_run(chunk, start, slot.sequence, wants_logits=wanted)

@@ -6,12 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from streamco.engines.base import HoldingEngine
+from streamco.engines.base import Generation, HoldingEngine
 from streamco.engines.context import NO_ROOM
+from streamco.engines.llama import LlamaEngine
 from streamco.errors import ConfigError, EngineError, UsageError
 from tests.engines.asking import asked, draft, extend, verify
 from tests.engines.conftest import MakeEngine
-from tests.engines.fakes import FakeContext, complete, start
+from tests.engines.fakes import FakeContext, Reader, complete, start
 
 
 def batches() -> list[str]:
@@ -19,6 +20,17 @@ def batches() -> list[str]:
     made = ["".join(chr(row.token - 32 * row.wants_logits) for row in batch) for batch in FakeContext.last.batches]
     FakeContext.last.batches.clear()
     return made
+
+
+def hold_next(engine: LlamaEngine, prompt: str) -> tuple[Generation, Reader]:
+    """A generation whose first decode waits for ``let_go``: what is asked meanwhile is there when it is over."""
+    context = FakeContext.last
+    while context.entered.acquire(blocking=False):
+        pass
+    context.hold()
+    run = start(engine, prompt, max_tokens=2)
+    assert context.entered.acquire(timeout=10)
+    return run
 
 
 def test_it_offers_what_a_holding_engine_offers(make_engine: MakeEngine) -> None:
@@ -90,12 +102,10 @@ def test_verifications_go_together_and_no_prompt_into_their_batch(make_engine: M
     sequences = [engine.hold() for _ in range(3)]
     for sequence, text in zip(sequences, (b"ab", b"lm", b"tu"), strict=True):
         extend(sequence, text)
-    context = FakeContext.last
     batches()
-    context.hold()
-    generation, reader = start(engine, "n" * 40, max_tokens=2)
+    generation, reader = hold_next(engine, "n" * 40)
     runs = [asked(sequence, "verify", text) for sequence, text in zip(sequences, (b"c", b"no", b"v"), strict=True)]
-    context.let_go()
+    FakeContext.last.let_go()
     assert [answer.read(task).reason for task, answer in runs] == ["done"] * 3
     reader.read(generation)
     assert [answer.greedy for _, answer in runs] == [list(b"cd"), list(b"nop"), list(b"vw")]
@@ -107,14 +117,12 @@ def test_verifications_beyond_the_room_of_a_batch_come_next(make_engine: MakeEng
     sequences = [engine.hold() for _ in range(4)]
     for sequence in sequences:
         extend(sequence, b"a")
-    context = FakeContext.last
-    context.hold()
-    generation, reader = start(engine, "n", max_tokens=1)
-    runs = [asked(sequence, "verify", b"b" * 20) for sequence in sequences]
-    context.let_go()
+    generation, reader = hold_next(engine, "n")
+    runs = [asked(sequence, "verify", b"b" * 14) for sequence in sequences]
+    FakeContext.last.let_go()
     reader.read(generation)
     assert [answer.read(task).reason for task, answer in runs] == ["done"] * 4
-    assert max(len(batch) for batch in context.batches) == 21  # rows are 32 here
+    assert max(len(batch) for batch in FakeContext.last.batches) == 30  # of 32
 
 
 def test_drafts_and_generations_are_decoded_together(make_engine: MakeEngine) -> None:

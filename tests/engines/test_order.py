@@ -42,8 +42,11 @@ def test_batches_are_the_chosen_ones(make_engine: MakeEngine) -> None:
     extend(sequence, b"ab")
     context = FakeContext.last
     context.batches.clear()
+    while context.entered.acquire(blocking=False):
+        pass
     context.hold()
     generation, reader = start(engine, "n" * 24, max_tokens=2)
+    assert context.entered.acquire(timeout=10)
     task, answer = asked(sequence, "verify", b"cd")
     context.let_go()
     assert answer.read(task).reason == "done"
@@ -74,8 +77,11 @@ def test_the_kinds_never_share_a_batch(make_engine: MakeEngine) -> None:
     sequence = engine.hold()
     extend(sequence, b"ab")
     context = FakeContext.last
+    while context.entered.acquire(blocking=False):
+        pass
     context.hold()
     generation, reader = start(engine, "n" * 24, max_tokens=2)
+    assert context.entered.acquire(timeout=10)
     task, answer = asked(sequence, "verify", b"cd")
     context.let_go()
     assert answer.read(task).reason == "error"
