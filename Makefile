@@ -6,7 +6,9 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: demo test pure style types imports sanitize bench docs vllm native clean
+CASES ?= 10000000
+
+.PHONY: demo test fuzz pure style types imports sanitize bench docs vllm native clean
 .DEFAULT_GOAL := test
 
 # What `make demo` needs: the package, llama.cpp, the terminal parts and the packaged model.
@@ -32,6 +34,10 @@ native: $(VENV)/.dev
 
 test: $(VENV)/.dev
 	$(PYTEST) -q
+
+# Ten million hostile messages and calls, on both twins: some minutes.
+fuzz: $(VENV)/.dev
+	PYTHONPATH=. $(BIN)/python -m tests.fuzz.verify --cases $(CASES)
 
 # The same tests on the pure twins, and the asyncio tests in debug mode.
 pure: $(VENV)/.dev

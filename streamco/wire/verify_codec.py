@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from streamco._native import pack, unpack
 from streamco.errors import ConfigError
-from streamco.wire.rows import Row, pack_rows, row_size, unpack_rows
+from streamco.wire.rows import Row, pack_rows, unpack_rows
 from streamco.wire.tokens import bits_for
 from streamco.wire.verify import (
     Byte,
@@ -218,11 +218,6 @@ class VerifyCodec:
         verdict = Verdict(frame.session, frame.round_number, frame.accepted, frame.token, *times, rows)
         check_verdict(verdict, self.limits, self.vocabulary_size)
         return verdict
-
-    def draft_size(self, frame: Draft) -> int:
-        """Bytes of a draft's message, at most: what it takes if every number in it is large."""
-        rows = sum(row_size(len(row.ids), self.bits) for row in frame.rows)
-        return 32 + len(frame.ids) * self.bits // 8 + 1 + rows
 
     def _read_draft(self, frame: _Draft) -> Draft:
         try:

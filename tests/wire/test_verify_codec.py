@@ -162,12 +162,6 @@ def test_a_verdict_without_rows_is_as_small() -> None:
     assert len(CODEC.encode(Verdict(1, 2000, 3, 49151, 12, 350, 90_000))) <= 30
 
 
-def test_the_greedy_draft_and_its_bound_agree() -> None:
-    for frame in (Draft((1 << 32) - 1, (1 << 32) - 1, (1 << 32) - 1, tuple(range(500)), 499), UP[3]):
-        assert isinstance(frame, Draft)
-        assert len(CODEC.encode(frame)) <= CODEC.draft_size(frame)
-
-
 def test_four_sampled_tokens_save_more_than_995_of_1000_bytes_of_their_distributions() -> None:
     rows = tuple(a_row(token, *range(100, 119)) for token in range(4))
     wide = codec(VerifyLimits())
