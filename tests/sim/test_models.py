@@ -55,7 +55,8 @@ class World:
         began = self.env.now
         stream = self.source.open(self.env, lambda event: self.events.append((round(self.env.now - began, 9), event)), command)
         if cancel_after is not None:
-            self.env.run(began + cancel_after)
+            if began + cancel_after > began:
+                self.env.run(began + cancel_after)
             stream.cancel(lambda: self.released.append(round(self.env.now - began, 9)))
         self.env.run()
         return self
