@@ -1,0 +1,260 @@
+"""A verifier and its devices in virtual time: the live scheduler, an engine that only takes time, devices that draft.
+
+The engine keeps the ids it was told to read, as a real one keeps their keys and values, and refuses a part that doesn't begin where the
+cache ends. Devices send ids that nobody else sends, so what got into the wrong sequence can be seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from random import Random
+from typing import Any
+
+import simpy
+from msgspec import Struct
+
+from streamco.core.scheduler import VerificationScheduler
+from streamco.core.verification import (
+    AcceptSession,
+    BatchFinished,
+    BatchPart,
+    DraftReceived,
+    DropSequence,
+    ForgetSession,
+    Judgement,
+    RefuseDraft,
+    RefuseSession,
+    RunBatch,
+    SchedulerCommand,
+    SchedulerEvent,
+    SendVerdict,
+    SessionClosed,
+    SessionOpened,
+    TruncateSequence,
+)
+from streamco.policies.batching import StepSeconds
+from streamco.sim.driver import call_at
+
+__all__ = ["Drafting", "SequenceCache", "SimulatedDrafter", "SimulatedVerifier"]
+
+Answer = AcceptSession | RefuseSession | SendVerdict | RefuseDraft | ForgetSession
+
+
+class SequenceCache:
+    """The ids of each sequence.
+
+    Attributes:
+        ids: by session.
+        most: tokens it held at one time.
+    """
+
+    def __init__(self) -> None:
+        self.ids: dict[str, list[int]] = {}
+        self.most = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens it holds."""
+        return sum(map(len, self.ids.values()))
+
+    def read(self, part: BatchPart) -> None:
+        """Take in a part of a batch."""
+        ids = self.ids.setdefault(part.session, [])
+        if len(ids) != part.start:
+            raise AssertionError(f"{part.session}: expected ids behind the {len(ids)} in the cache, got them for position {part.start}")
+        ids += part.ids
+
+    def truncate(self, session: str, length: int) -> None:
+        """Keep ``length`` ids."""
+        ids = self.ids[session]
+        if len(ids) < length:
+            raise AssertionError(f"{session}: expected to keep at most {len(ids)} tokens, got {length}")
+        del ids[length:]
+
+    def drop(self, session: str) -> None:
+        """Keep nothing."""
+        self.ids.pop(session, None)
+
+
+class SimulatedVerifier:
+    """A scheduler over an engine that takes time.
+
+    Args:
+        step: seconds a batch really takes.
+        judge: how many tokens of a draft stay, and which one follows, from all ids behind which it is judged and the draft.
+
+    Attributes:
+        cache: of the engine.
+        batches: (start, seconds, command) of each.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        scheduler: VerificationScheduler,
+        step: StepSeconds,
+        judge: Callable[[tuple[int, ...], tuple[int, ...]], tuple[int, int]],
+    ) -> None:
+        self.cache = SequenceCache()
+        self.batches: list[tuple[float, float, RunBatch]] = []
+        self._env = env
+        self._scheduler = scheduler
+        self._step = step
+        self._judge = judge
+        self._listeners: dict[str, Callable[[Answer], None]] = {}
+        self._armed: float | None = None
+        scheduler.start(now=env.now)
+
+    def receive(self, event: SchedulerEvent, listener: Callable[[Answer], None] | None = None) -> None:
+        """Something arrives at the server now; ``listener`` is told what concerns a session that is opened."""
+        if isinstance(event, SessionOpened) and listener is not None:
+            self._listeners[event.session] = listener
+        self._scheduler.receive(event, now=self._env.now)
+        self._carry_out()
+
+    def _carry_out(self) -> None:
+        for command in self._scheduler.take_commands():
+            self._do(command)
+        deadline = self._scheduler.next_deadline()
+        if deadline is not None and deadline != self._armed:
+            call_at(self._env, max(0.0, deadline - self._env.now), lambda: self._on_deadline(deadline))
+        self._armed = deadline
+
+    def _on_deadline(self, deadline: float) -> None:
+        if deadline == self._armed:
+            self._armed = None
+            self._scheduler.handle_deadline(now=max(deadline, self._env.now))
+            self._carry_out()
+
+    def _do(self, command: SchedulerCommand) -> None:
+        match command:
+            case RunBatch():
+                self._run(command)
+            case TruncateSequence(session, length):
+                self.cache.truncate(session, length)
+            case DropSequence(session):
+                self.cache.drop(session)
+            case _:
+                self._listeners[command.session](command)
+
+    def _run(self, command: RunBatch) -> None:
+        tokens, context = sum(len(part.ids) for part in command.parts), sum(part.start for part in command.parts)
+        seconds = self._step(tokens, context)
+        self.batches.append((self._env.now, seconds, command))
+        for part in command.parts:
+            self.cache.read(part)
+        self.cache.most = max(self.cache.most, self.cache.tokens)
+        judgements = tuple(self._judgement(part) for part in command.parts if part.judged)
+        call_at(self._env, seconds, lambda: self.receive(BatchFinished(command.number, judgements, seconds)))
+
+    def _judgement(self, part: BatchPart) -> Judgement:
+        ids = tuple(self.cache.ids[part.session])
+        border = len(ids) - part.judged + 1
+        return Judgement(part.session, *self._judge(ids[:border], ids[border:]))
+
+
+class Drafting(Struct, frozen=True, kw_only=True):
+    """How a device drafts and talks.
+
+    Args:
+        context_tokens: least and most tokens of a prompt.
+        answer_tokens: of an answer.
+        rate: tokens per second it drafts.
+        window: tokens in a draft.
+        budget: share of drafts that are sent to be judged; the others are given with the next one.
+        round_trip: seconds of the network.
+        pause: mean seconds between an answer and the next prompt.
+    """
+
+    context_tokens: tuple[int, int] = (100, 500)
+    answer_tokens: int = 128
+    rate: float = 10.0
+    window: int = 4
+    budget: float = 0.3
+    round_trip: float = 0.06
+    pause: float = 5.0
+
+
+class SimulatedDrafter:
+    """A device that opens one session behind the other and waits for each verdict.
+
+    Args:
+        number: of the device; its name and its ids carry it.
+
+    Attributes:
+        first: seconds from the first draft of an answer to its verdict; the prompt is read in them.
+        latencies: of the other drafts, refusals left out.
+        answers: sessions that were finished.
+        refused: drafts and sessions that were refused, with the seconds to wait.
+    """
+
+    def __init__(self, env: simpy.Environment, verifier: SimulatedVerifier, number: int, drafting: Drafting, dice: Random) -> None:
+        self.name = f"device{number}"
+        self.first: list[float] = []
+        self.latencies: list[float] = []
+        self.answers = 0
+        self.refused: list[RefuseSession | RefuseDraft] = []
+        self._env = env
+        self._verifier = verifier
+        self._drafting = drafting
+        self._dice = dice
+        self._next_id = number << 32
+        self._answered: simpy.Event = env.event()
+
+    def run(self) -> Generator[simpy.Event, Any, None]:
+        """Answers for ever, as a SimPy process."""
+        yield self._env.timeout(self._dice.random() * self._drafting.pause)
+        number = 0
+        while True:
+            number += 1
+            yield from self._answer(f"{self.name}-{number}")
+            yield self._env.timeout(self._dice.expovariate(1 / self._drafting.pause))
+
+    def _answer(self, session: str) -> Generator[simpy.Event, Any, None]:
+        drafting = self._drafting
+        text = self._write(self._dice.randint(*drafting.context_tokens))
+        end = len(text) + drafting.answer_tokens
+        while isinstance(refusal := (yield from self._ask(SessionOpened(session, self.name, tuple(text)))), RefuseSession):
+            self.refused.append(refusal)
+            yield self._env.timeout(refusal.retry_after or 0.0)
+        base, round_number, judged = len(text), 0, 0
+        while len(text) < end:
+            yield self._env.timeout(drafting.window / drafting.rate)
+            draft = self._write(drafting.window)
+            if self._dice.random() >= drafting.budget:
+                text += draft
+                continue
+            verdict = None
+            while not isinstance(verdict, SendVerdict):
+                round_number += 1
+                asked = self._env.now
+                event = DraftReceived(session=session, round=round_number, base=base, given=tuple(text[base:]), draft=tuple(draft))
+                verdict = yield from self._ask(event)
+                if isinstance(verdict, RefuseDraft):
+                    self.refused.append(verdict)
+                    yield self._env.timeout(verdict.retry_after or 0.0)
+            (self.latencies if judged else self.first).append(self._env.now - asked)
+            judged += 1
+            assert verdict.token is not None, "there is room for it"
+            text += [*draft[: verdict.accepted], verdict.token]
+            base = len(text)
+            if verdict.position != base:
+                raise AssertionError(f"{session}: expected a text of {base} tokens, got {verdict.position}")
+        self._verifier.receive(SessionClosed(session))
+        self.answers += 1
+
+    def _ask(self, event: SessionOpened | DraftReceived) -> Generator[simpy.Event, Any, Answer]:
+        yield self._env.timeout(self._drafting.round_trip / 2)
+        self._answered = self._env.event()
+        self._verifier.receive(event, self._hear)
+        answer: Answer = yield self._answered
+        yield self._env.timeout(self._drafting.round_trip / 2)
+        return answer
+
+    def _hear(self, answer: Answer) -> None:
+        self._answered.succeed(answer)
+
+    def _write(self, tokens: int) -> list[int]:
+        """Ids that come once in the world."""
+        first, self._next_id = self._next_id, self._next_id + tokens
+        return list(range(first, self._next_id))
