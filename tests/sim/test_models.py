@@ -205,7 +205,8 @@ def test_bursts_change_when_tokens_come_but_not_what_is_made(make: Any, burst: i
     assert bursts.source.work.made == single.source.work.made
     assert bursts.source.work.read == single.source.work.read
     assert bursts.tokens[:1] == single.tokens[:1]
-    assert sum(count for _, count in bursts.tokens) <= sum(count for _, count in single.tokens)
+    sent = [sum(count for _, count in world.tokens) for world in (bursts, single)]
+    assert sent[0] <= sent[1] + 1  # sums of gaps round otherwise than their multiples, and a cancel may fall on a token
     assert cancel_after is not None or bursts.end[0] == pytest.approx(single.end[0])
 
 
