@@ -20,6 +20,7 @@ from streamco.testing.endpoint import ScriptedEndpoint, text_chunk
 from streamco.testing.engine import FakeEngine
 from streamco.testing.faults import FAULT_KINDS, FaultPlan, Faults, Strike, draw_faults
 from streamco.testing.network import FaultProxy
+from streamco.testing.sequences import FakeDistribution
 from streamco.testing.server import ScriptedServer
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "FAULT_KINDS",
     "Answer",
     "Cut",
+    "FakeDistribution",
     "FakeEngine",
     "FaultPlan",
     "FaultProxy",

@@ -17,8 +17,10 @@ from streamco.engines.base import (
     ModelInfo,
     TextPiece,
 )
+from streamco.engines.sequence import HeldSequence
 from streamco.engines.slots import common_prefix
 from streamco.errors import ConfigError, EngineError
+from streamco.testing.sequences import FakeHost, Successor
 
 __all__ = ["FakeEngine", "FakeGeneration", "FakeVocabulary"]
 
@@ -72,7 +74,9 @@ WORDS = FakeVocabulary()
 
 
 class FakeEngine:
-    """Implements ``Engine``. Every request is answered with the script, one piece a token.
+    """Implements ``HoldingEngine``. Every request is answered with the script, one piece a token.
+
+    Held sequences are predicted by ``successor``; without one, the script comes behind whatever isn't its beginning, then ``end_id``.
 
     Prompts of requests with ``prefill_only`` are kept for ever: those that begin like one need less time, and their timings say so.
 
@@ -86,6 +90,8 @@ class FakeEngine:
         fail_after: end with an error after this many pieces; None: don't.
         context_tokens: longer prompts are refused.
         vocabulary: engines with the same one understand each other's ids; None: one that all share.
+        successor: what may follow ids, with probabilities; ``FakeDistribution`` makes pairs of models.
+        held_sequences: held sequences with memory at once.
     """
 
     def __init__(
@@ -99,6 +105,8 @@ class FakeEngine:
         fail_after: int | None = None,
         context_tokens: int = 2048,
         vocabulary: FakeVocabulary | None = None,
+        successor: Successor | None = None,
+        held_sequences: int = 16,
         name: str = "fake",
     ) -> None:
         if mode not in {"instant", "thread", "manual"}:
@@ -114,6 +122,17 @@ class FakeEngine:
         self.generations: list[FakeGeneration] = []
         self.kept: list[list[int]] = []
         self.is_closed = False
+        self.end_id = self.vocabulary.size - 1
+        self.sequences = FakeHost(
+            successor or self._follow,
+            vocabulary_size=self.vocabulary.size,
+            places=held_sequences,
+            context=context_tokens,
+            mode=mode,
+            prefill_s=prefill_s,
+            token_s=token_s,
+            end_ids=frozenset({self.end_id}),
+        )
         self.info = ModelInfo(
             name=name,
             vocabulary_size=self.vocabulary.size,
@@ -132,8 +151,8 @@ class FakeEngine:
         return self.vocabulary.encode(text)
 
     def detokenize(self, ids: Sequence[int]) -> bytes:
-        """The words of the ids."""
-        return self.vocabulary.decode(ids).encode()
+        """The words of the ids; the end token has none."""
+        return self.vocabulary.decode([token for token in ids if token != self.end_id]).encode()
 
     def apply_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
         """``role: content`` lines."""
@@ -160,6 +179,19 @@ class FakeEngine:
         generation.begin(self.mode)
         return generation
 
+    def hold(self, label: object = None) -> HeldSequence:
+        """A new, empty sequence.
+
+        Raises:
+            EngineError: the engine is closed.
+        """
+        return self.sequences.hold(label)
+
+    def _follow(self, ids: Sequence[int]) -> Mapping[int, float]:
+        script = [self.vocabulary.id_of(word) for word in self._pieces(GenerationRequest(prompt_ids=ids))]
+        said = next(count for count in range(min(len(script), len(ids)), -1, -1) if list(ids[len(ids) - count :]) == script[:count])
+        return {script[said] if said < len(script) else self.end_id: 1.0}
+
     def count_kept(self, ids: Sequence[int]) -> int:
         """How many tokens at the beginning of a prompt are kept; never its last one, whose successor is asked for."""
         return min(max((common_prefix(kept, list(ids)) for kept in self.kept), default=0), len(ids) - 1)
@@ -171,13 +203,16 @@ class FakeEngine:
         return re.findall(r"\s*\S+|\s+$", script) if isinstance(script, str) else list(script)
 
     def step(self, count: int = 1) -> None:
-        """Let every running generation write this many further pieces (manual)."""
+        """Let every running generation write this many further pieces, and held sequences do as many batches (manual)."""
         for generation in list(self.generations):
             generation.write(count)
+        for _ in range(count):
+            self.sequences.step()
 
     def close(self) -> None:
         """Cancel everything; idempotent."""
         self.is_closed = True
+        self.sequences.close()
         for generation in self.generations:
             generation.cancel()
             generation.join()

@@ -1,0 +1,215 @@
+"""Held sequences without a model: the engine's own bookkeeping, and a function in place of the weights."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from streamco.engines.held import HeldTable
+from streamco.engines.sequence import HeldSequence
+from streamco.engines.slots import SlotTable
+from streamco.engines.tasks import Task
+from streamco.errors import EngineError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["FakeDistribution", "FakeHost", "Successor"]
+
+Successor = Callable[[Sequence[int]], Mapping[int, float]]  # ids so far -> what may come next, with its probability
+_NEVER = -1e4  # a logit whose exponential is 0
+
+
+class FakeDistribution:
+    """What follows is drawn once for all from a seed: every two last ids have a distribution of their own.
+
+    Two of one ``seed`` with different ``noise`` are a target and a draft model: the more noise, the less they agree.
+
+    Args:
+        seed: gives the distributions.
+        size: ids go from 0 to ``size - 1``.
+        noise: standard deviation of what is added to the logits; 0: nothing.
+        spread: standard deviation of the logits; the larger, the surer the model.
+    """
+
+    def __init__(self, seed: int, size: int, *, noise: float = 0.0, spread: float = 2.0) -> None:
+        self._seed = seed
+        self._size = size
+        self._noise = noise
+        self._spread = spread
+
+    def __call__(self, ids: Sequence[int]) -> dict[int, float]:
+        """The distribution behind these ids."""
+        place = f"{self._seed} {list(ids[-2:])}"
+        dice, noise = Random(place), Random(f"noise {place}")
+        logits = [self._spread * dice.gauss(0, 1) + self._noise * noise.gauss(0, 1) for _ in range(self._size)]
+        weights = [math.exp(logit) for logit in logits]
+        return {token: weight / sum(weights) for token, weight in enumerate(weights)}
+
+
+class FakeHost:
+    """Runs the tasks of held sequences; implements what ``HeldSequence`` needs of its engine.
+
+    Args:
+        successor: the model.
+        vocabulary_size: ids are below it.
+        places: sequences with memory at once.
+        context: tokens a sequence may have.
+        mode: ``instant``: everything asked is done before the call returns; ``thread``: by a thread, in time; ``manual``: when ``step`` is
+            called.
+        prefill_s: seconds a token that is read (thread).
+        token_s: seconds a token that is written (thread).
+        end_ids: tokens that end a draft.
+    """
+
+    def __init__(
+        self,
+        successor: Successor,
+        *,
+        vocabulary_size: int,
+        places: int,
+        context: int,
+        mode: str,
+        prefill_s: float = 0.0,
+        token_s: float = 0.0,
+        end_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self.vocabulary_size = vocabulary_size
+        self.end_ids = end_ids
+        self.rounds = 0  # in which something was decoded
+        self._successor = successor
+        self._mode = mode
+        self._prefill_s = prefill_s
+        self._token_s = token_s
+        self._table = HeldTable(SlotTable(_NoMemory(), places, idle_tokens=context), places, context)
+        self._work: list[Task] = []
+        self._is_busy = False
+        self._is_closed = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def hold(self, label: object = None) -> HeldSequence:
+        """A new, empty sequence.
+
+        Raises:
+            EngineError: it is closed.
+        """
+        with self._changed:
+            self._check_open()
+            if self._mode == "thread" and self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="streamco-fake-sequences", daemon=True)
+                self._thread.start()
+        return HeldSequence(self, self, label)
+
+    def put(self, task: Task) -> None:
+        """Queue a task."""
+        with self._changed:
+            self._check_open()
+            self._table.take_in(task)
+        self.nudge()
+
+    def nudge(self) -> None:
+        """Something changed."""
+        with self._changed:
+            self._changed.notify_all()
+            if not self._is_busy:
+                while self._mode == "instant" and self._collect():
+                    self._round()
+
+    def interrupt(self, work: object) -> None:
+        """Rounds are short."""
+
+    def step(self) -> None:
+        """One batch of everything that is asked: a whole prompt, a whole verification, one token of each draft."""
+        with self._changed:
+            if self._collect():
+                self._round()
+
+    def close(self) -> None:
+        """Cancel everything; idempotent."""
+        with self._changed:
+            self._is_closed = True
+            for task in self._work:
+                task.finish("cancelled")
+            self._table.end("cancelled", None)
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineError("engine: expected an open engine, got a closed one")
+
+    def _collect(self) -> bool:
+        """End what was cancelled and begin what is next; whether there is anything to decode."""
+        self._table.reap()
+        for task in [task for task in self._work if task.is_cancelled]:
+            task.finish("cancelled")
+            self._put_away(task)
+        self._work += self._table.begin_ready()
+        return bool(self._work)
+
+    def _round(self) -> None:
+        self._is_busy = True  # a wake-up may cancel
+        self.rounds += 1
+        for task in list(self._work):
+            self._advance(task)
+            if task.is_done:
+                self._put_away(task)
+        self._is_busy = False
+
+    def _put_away(self, task: Task) -> None:
+        self._work.remove(task)
+        self._table.let_go(task)
+
+    def _advance(self, task: Task) -> None:
+        slot = task.slot
+        if slot is None:
+            raise AssertionError("a task that has begun has a slot")
+        more = [task.next_token] if task.next_token is not None else task.prompt[len(slot.ids) :]
+        wanted = 1 if task.next_token is not None else task.wanted(len(more))
+        slot.ids += more
+        for length in range(len(slot.ids) - wanted + 1, len(slot.ids) + 1):
+            task.accept(self._logits(slot.ids[:length]))
+        if not wanted:
+            task.end_prefill()
+
+    def _logits(self, ids: list[int]) -> NDArray[np.float32]:
+        import numpy as np
+
+        logits = np.full(self.vocabulary_size, _NEVER, dtype=np.float32)
+        for token, probability in self._successor(ids).items():
+            if probability > 0:
+                logits[token] = math.log(probability)
+        return logits
+
+    def _run(self) -> None:
+        with self._changed:
+            while True:
+                self._changed.wait_for(lambda: self._is_closed or self._collect())
+                if self._is_closed:
+                    return
+                cost = max(self._token_s if task.next_token is not None else self._prefill_s * task.missing for task in self._work)
+                self._pause(monotonic() + cost)
+                if self._collect():
+                    self._round()
+
+    def _pause(self, until: float) -> None:
+        """Wait as long as somebody still wants the result."""
+        while (left := until - monotonic()) > 0 and not self._is_closed and not all(task.is_cancelled for task in self._work):
+            self._changed.wait(left)
+
+
+class _NoMemory:
+    """Implements ``Memory``: the slots' own lists are all there is."""
+
+    def remove(self, sequence: int, start: int, stop: int = -1) -> bool:
+        return True
+
+    def copy(self, source: int, target: int, stop: int) -> None:
+        pass

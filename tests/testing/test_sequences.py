@@ -1,0 +1,131 @@
+"""Held sequences of the scripted engine: the real bookkeeping, a function for a model."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from streamco.config import SamplingOptions
+from streamco.engines.base import HoldingEngine
+from streamco.errors import EngineError
+from streamco.testing.engine import FakeEngine, FakeVocabulary
+from streamco.testing.sequences import FakeDistribution
+from tests.engines.asking import accepted, asked, draft, extend, verify
+
+SMALL = FakeVocabulary("small", size=12)
+PLAIN = SamplingOptions(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+
+
+def model(noise: float = 0.0, **options: object) -> FakeEngine:
+    return FakeEngine(vocabulary=SMALL, successor=FakeDistribution(4, SMALL.size - 1, noise=noise), **options)  # type: ignore[arg-type]
+
+
+def test_it_is_a_holding_engine() -> None:
+    engine: HoldingEngine = FakeEngine()
+    engine.hold().close()
+    engine.close()
+
+
+def test_without_a_model_the_script_is_said_from_where_it_stands() -> None:
+    engine = FakeEngine("one two three")
+    sequence = engine.hold()
+    extend(sequence, engine.tokenize("a prompt"))
+    written = draft(sequence, 2)
+    assert engine.detokenize(written.tokens) == b"one two"
+    rest = draft(sequence, 5)
+    assert (engine.detokenize(rest.tokens), rest.reason, rest.tokens[-1]) == (b" three", "stop", engine.end_id)
+    sequence.truncate(3)
+    assert engine.detokenize(verify(sequence, engine.tokenize(" two four")).greedy[:3]) == b" two threeone"
+
+
+def test_a_target_verifies_what_a_draft_model_writes() -> None:
+    target, small = model(), model(noise=2.0)
+    ours, theirs = small.hold(), target.hold()
+    for sequence in (ours, theirs):
+        extend(sequence, [1, 2])
+    proposal = draft(ours, 200).tokens
+    verdict = verify(theirs, proposal)
+    agreeing = sum(token == greedy for token, greedy in zip(proposal, verdict.greedy, strict=False))
+    assert 40 < agreeing < 180
+    kept = accepted(proposal, verdict.greedy)
+    theirs.truncate(2 + kept)
+    assert draft(theirs, 1).tokens == [verdict.greedy[kept]]
+
+
+def test_probabilities_are_those_of_the_distribution() -> None:
+    engine = model()
+    sequence = engine.hold()
+    extend(sequence, [3, 1])
+    (prediction,) = extend(sequence, [5], top=SMALL.size, sampling=PLAIN).predictions
+    assert {token: share for token, share in prediction.drawable if share > 0} == pytest.approx(
+        FakeDistribution(4, SMALL.size - 1)([3, 1, 5]), rel=1e-4
+    )
+    assert prediction.is_complete
+
+
+def test_equal_seeds_are_equal_models_and_noise_makes_another() -> None:
+    assert FakeDistribution(1, 9)([2, 3]) == FakeDistribution(1, 9)([7, 2, 3])
+    assert FakeDistribution(1, 9)([2, 3]) != FakeDistribution(2, 9)([2, 3])
+    assert FakeDistribution(1, 9)([2, 3]) != FakeDistribution(1, 9, noise=0.1)([2, 3])
+    assert sum(FakeDistribution(1, 9)([2, 3]).values()) == pytest.approx(1.0)
+
+
+def test_manual_sequences_move_when_told() -> None:
+    engine = model(mode="manual")
+    sequence = engine.hold()
+    sequence.extend([1, 2])
+    task, answer = asked(sequence, "draft", 2)
+    assert task.take() == ([], None)
+    engine.step()
+    engine.step()
+    assert len(task.take()[0]) == 1
+    engine.step()
+    assert answer.read(task).reason == "done"
+    assert engine.sequences.rounds == 3
+
+
+def test_a_thread_writes_in_time_and_is_stopped() -> None:
+    engine = model(mode="thread", token_s=0.001)
+    sequence = engine.hold()
+    extend(sequence, [1, 2])
+    assert len(draft(sequence, 5).tokens) == 5
+    engine_of_stone = model(mode="thread", token_s=1000.0)
+    slow = engine_of_stone.hold()
+    slow.extend([1, 2])
+    task, answer = asked(slow, "draft", 2)
+    task.cancel()
+    assert answer.read(task).reason == "cancelled"
+    task, answer = asked(slow, "draft", 2)
+    engine_of_stone.close()
+    assert answer.read(task).reason == "cancelled"
+    engine.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "streamco-fake-sequences"]
+
+
+def test_a_place_is_lost_to_others_as_in_an_engine() -> None:
+    engine = model(held_sequences=1)
+    first, second = engine.hold(), engine.hold()
+    extend(first, [1])
+    extend(second, [2])
+    assert verify(first, [3]).reason == "evicted"
+
+
+def test_a_wake_up_may_cancel() -> None:
+    engine = model()
+    sequence = engine.hold()
+    extend(sequence, [1])
+    other = sequence.fork().draft(3, lambda: None)
+    task = sequence.draft(3, other.cancel)
+    assert task.take()[1] is not None
+    assert other.take()[1] is not None
+
+
+def test_a_closed_engine_holds_nothing() -> None:
+    engine = model()
+    sequence = engine.hold()
+    engine.close()
+    with pytest.raises(EngineError, match="closed"):
+        sequence.extend([1])
+    with pytest.raises(EngineError, match="closed"):
+        engine.hold()
