@@ -19,6 +19,7 @@ from streamco.testing.clock import VirtualTimeLoop, run_in_virtual_time
 from streamco.testing.endpoint import ScriptedEndpoint, text_chunk
 from streamco.testing.engine import FakeEngine
 from streamco.testing.faults import FAULT_KINDS, FaultPlan, Faults, Strike, draw_faults
+from streamco.testing.link import LinkProxy
 from streamco.testing.network import FaultProxy
 from streamco.testing.sequences import FakeDistribution
 from streamco.testing.server import ScriptedServer
@@ -33,6 +34,7 @@ __all__ = [
     "FaultPlan",
     "FaultProxy",
     "Faults",
+    "LinkProxy",
     "Pause",
     "RecordedRequest",
     "Reset",
