@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec.structs import asdict
 
@@ -19,6 +20,9 @@ from streamco.profiles import Profile
 from streamco.proxy.config import PACKAGED, DeviceSection, PriceTable, ProxyConfig, ServerSection
 from streamco.proxy.options import ProxyOptions
 
+if TYPE_CHECKING:
+    from streamco.endpoints.device import DeviceEndpoint
+
 __all__ = ["build_client", "build_options", "keep_profile"]
 
 
@@ -30,7 +34,7 @@ def build_client(config: ProxyConfig, environ: Mapping[str, str] = os.environ) -
         EngineError: the packaged model isn't installed.
     """
     device = None if config.device is None else _build_device(config.device)
-    servers = [_build_server(section, index, environ) for index, section in enumerate(config.server)]
+    servers = [_build_server(section, index, environ, device) for index, section in enumerate(config.server)]
     if device is None and not servers:
         raise ConfigError("config: expected a [device] section, a [[server]] section or both, got neither")
     dispatch = config.dispatch
@@ -88,7 +92,7 @@ def keep_profile(client: Client, config: ProxyConfig) -> None:
         save_profile(Profile.from_json(client.profile()), config.dispatch.profile)
 
 
-def _build_device(section: DeviceSection) -> Endpoint:
+def _build_device(section: DeviceSection) -> DeviceEndpoint:
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.engines.base import EngineOptions
     from streamco.engines.packaged import packaged_model
@@ -100,7 +104,7 @@ def _build_device(section: DeviceSection) -> Endpoint:
     return DeviceEndpoint(path, name=section.name, options=options)
 
 
-def _build_server(section: ServerSection, index: int, environ: Mapping[str, str]) -> Endpoint:
+def _build_server(section: ServerSection, index: int, environ: Mapping[str, str], device: DeviceEndpoint | None) -> Endpoint:
     from streamco.endpoints.openai import OpenAIEndpoint
     from streamco.proxy.probed import ProbedEndpoint
 
@@ -116,6 +120,7 @@ def _build_server(section: ServerSection, index: int, environ: Mapping[str, str]
         timeouts=section.timeouts,
         prices=None if section.prices is None else _per_token(section.prices),
         capabilities=section.capabilities,
+        tokenizer=device if section.probe else None,
     )
 
 

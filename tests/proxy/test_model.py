@@ -14,6 +14,7 @@ from streamco.proxy.app import serving
 from streamco.proxy.build import build_client, build_options
 from streamco.proxy.config import parse_config
 from tests.support.leaks import settled
+from tests.support.peer_servers import running_peer
 
 pytestmark = [pytest.mark.model, pytest.mark.peer]
 
@@ -80,3 +81,12 @@ async def test_closing_a_stream_frees_the_devices_sequence() -> None:
         await anext(stream)
         await stream.close()
         await settled(lambda: not client._shared.active)
+
+
+async def test_a_probed_server_of_the_devices_model_is_handed_token_ids() -> None:
+    with running_peer("xllamacpp") as url:
+        section = CONFIG.format(url=url, policy="both").replace('model = "cloud"', 'model = "cloud"\nprobe = true')
+        async with build_client(parse_config(section), {}) as client:
+            device, server = client._shared.endpoints.values()
+            assert server.capabilities.continuation == "token_ids"
+            assert server.capabilities.vocabulary == device.capabilities.vocabulary is not None
