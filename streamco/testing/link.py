@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from typing import Self
 
 from streamco.errors import ConfigError
+from streamco.testing.listener import Listener
 
 __all__ = ["Lane", "LinkProxy"]
 
@@ -44,7 +44,7 @@ class Lane:
         return self._free + self._delay
 
 
-class LinkProxy:
+class LinkProxy(Listener):
     """The proxy; use it as an async context manager.
 
     Setting up a connection takes a round trip, too: what a client says first is held for it. Loss, slow start and TLS are not emulated.
@@ -65,15 +65,7 @@ class LinkProxy:
         rate = None if mbps is None else mbps * 1e6 / 8
         self._up, self._down = Lane(rtt / 2, rate), Lane(rtt / 2, rate)
         self._target = port
-        self._server: asyncio.Server | None = None
         self._relays: set[asyncio.Task[None]] = set()
-
-    @property
-    def port(self) -> int:
-        """The port it listens on."""
-        assert self._server is not None, "the proxy is not running"
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
 
     @property
     def bytes_up(self) -> int:
@@ -85,17 +77,13 @@ class LinkProxy:
         """From the server to the client so far, without headers."""
         return self._down.passed
 
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
-        return self
+    async def _listen(self, host: str, port: int) -> asyncio.Server:
+        return await asyncio.start_server(self._relay, host, port)
 
-    async def __aexit__(self, *exc_info: object) -> None:
-        assert self._server is not None
-        self._server.close()
+    async def _drop(self) -> None:
         for relay in self._relays:
             relay.cancel()
         await asyncio.gather(*self._relays, return_exceptions=True)
-        await self._server.wait_closed()
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

@@ -11,16 +11,16 @@ import contextlib
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable
-from typing import Self
 
 from streamco.testing.faults import Faults, Strike
 from streamco.testing.framing import AnswerReader, PlaceFinder
+from streamco.testing.listener import Listener
 from streamco.testing.server import ScriptedServer
 
 __all__ = ["FaultProxy"]
 
 
-class FaultProxy:
+class FaultProxy(Listener):
     """The proxy; use it as an async context manager.
 
     Args:
@@ -36,15 +36,7 @@ class FaultProxy:
         self.faults: Faults | Callable[[], Faults] = Faults() if faults is None else faults
         self.connections_total = 0
         self._target = port
-        self._server: asyncio.Server | None = None
         self._relays: set[_Relay] = set()
-
-    @property
-    def port(self) -> int:
-        """The port it listens on."""
-        assert self._server is not None, "the proxy is not running"
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
 
     @property
     def url(self) -> str:
@@ -76,27 +68,14 @@ class FaultProxy:
         for relay in self._relays:
             relay.reset()
 
-    async def start(self) -> None:
-        """Listen on a free port of 127.0.0.1."""
-        self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
+    async def _listen(self, host: str, port: int) -> asyncio.Server:
+        return await asyncio.start_server(self._relay, host, port)
 
-    async def aclose(self) -> None:
-        """Stop listening and drop every connection."""
-        if self._server is None:
-            return
-        self._server.close()
+    async def _drop(self) -> None:
         tasks = [relay.task for relay in self._relays]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._server.wait_closed()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections_total += 1

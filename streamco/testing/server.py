@@ -13,15 +13,16 @@ import ssl
 import struct
 from collections import Counter
 from collections.abc import Callable
-from typing import Self, cast
+from typing import cast
 from urllib.parse import urlsplit
 
 from streamco.testing.answers import Answer, Cut, Pause, RecordedRequest, Reset, Responder, Stall, stream_answer
+from streamco.testing.listener import Listener
 
 __all__ = ["ScriptedServer"]
 
 
-class ScriptedServer:
+class ScriptedServer(Listener):
     """The server; use it as an async context manager.
 
     Args:
@@ -42,18 +43,10 @@ class ScriptedServer:
         self._tls = tls
         self._connections: set[_Connection] = set()
         self._changed = asyncio.Event()
-        self._server: asyncio.Server | None = None
         self._default: Answer | Responder = stream_answer()
         self._queue: list[Answer | Responder] = []
         self._routes: dict[str, Answer | Responder] = {}
         self.script(*answers)
-
-    @property
-    def port(self) -> int:
-        """The port it listens on."""
-        assert self._server is not None, "the server is not running"
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
 
     @property
     def url(self) -> str:
@@ -89,27 +82,13 @@ class ScriptedServer:
                 self._changed.clear()
                 await self._changed.wait()
 
-    async def start(self) -> None:
-        """Listen on a free port of 127.0.0.1."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Connection(self), "127.0.0.1", 0, ssl=self._tls)
+    async def _listen(self, host: str, port: int) -> asyncio.Server:
+        return await asyncio.get_running_loop().create_server(lambda: _Connection(self), host, port, ssl=self._tls)
 
-    async def aclose(self) -> None:
-        """Stop listening and drop every connection."""
-        if self._server is None:
-            return
-        self._server.close()
+    async def _drop(self) -> None:
         for connection in list(self._connections):
             connection.abort()
         await self.wait_for(lambda server: not server.connections_open)
-        await self._server.wait_closed()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
 
     def _answer(self, request: RecordedRequest) -> Answer:
         self.requests.append(request)
