@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from streamco.config import SamplingOptions
+from streamco.wire.rows import Row
 
 __all__ = [
     "Engine",
@@ -161,6 +162,8 @@ class Prediction(Struct, frozen=True, kw_only=True):
     is_complete: bool = False  # ``drawable`` holds everything that may be drawn: a residual made from it is exact
     likeliest: tuple[tuple[int, float], ...] = ()  # (id, probability) of the model itself (temperature 1, nothing cut off), best first
     logits: tuple[float, ...] = ()  # of ``likeliest``, as the model gave them
+    share: float | None = None  # of ``token`` by the model itself, whether among ``likeliest`` or not; None: no token, or top=0
+    row: Row | None = None  # what ``token`` was drawn from, to the last bit; None: not asked for
 
     @property
     def confidence(self) -> float:
@@ -260,7 +263,16 @@ class TokenSequence(Protocol):
         """
         ...
 
-    def draft(self, count: int, wake: Callable[[], None], *, top: int = 0, sampling: SamplingOptions = ...) -> SequenceTask:
+    def draft(
+        self,
+        count: int,
+        wake: Callable[[], None],
+        *,
+        ids: Sequence[int] = (),
+        top: int = 0,
+        row_ids: int = 0,
+        sampling: SamplingOptions = ...,
+    ) -> SequenceTask:
         """Write up to ``count`` tokens, one prediction each; fewer where the context ends, or behind an end token (it is kept).
 
         Drafts of several sequences, forks among them, are decoded together.
@@ -268,7 +280,9 @@ class TokenSequence(Protocol):
         Args:
             count: tokens, at least 1.
             wake: as in ``extend``.
+            ids: added to the sequence first, in the batch that the first token comes from; they stay when a token was drawn behind them.
             top: alternatives a position; ``likeliest`` has at least two, for ``margin``.
+            row_ids: above 0: tokens are drawn from ``Prediction.row``, the whole-number weights of at most so many ids, up to 255.
             sampling: how tokens are drawn; ``seed`` is this draft's alone.
         """
         ...

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import exp
 from typing import TYPE_CHECKING
 
 from streamco.config import SamplingOptions
 from streamco.engines.base import Prediction
 from streamco.engines.sampling import Sampler, top_probabilities
 from streamco.errors import ConfigError
+from streamco.wire.rows import MOST_IDS, Row, quantise
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,17 +28,21 @@ class Predictor:
     Args:
         sampling: what tokens are drawn under.
         top: alternatives a position.
+        row_ids: above 0: tokens are drawn from rows of at most so many ids, with whole numbers as weights.
 
     Raises:
         ConfigError: an option is out of range.
     """
 
-    def __init__(self, sampling: SamplingOptions, top: int) -> None:
+    def __init__(self, sampling: SamplingOptions, top: int, row_ids: int = 0) -> None:
         if not 0 <= top <= MOST_ALTERNATIVES:
             raise ConfigError(f"top: expected 0 to {MOST_ALTERNATIVES}, got {top}")
+        if not 0 <= row_ids <= MOST_IDS:
+            raise ConfigError(f"row_ids: expected 0 to {MOST_IDS}, got {row_ids}")
         self._sampler = Sampler(sampling)
         self._greedy = Sampler(SamplingOptions(temperature=0))
         self._top = top
+        self._row_ids = row_ids
 
     def judge(self, logits: Logits, position: int, token: int | None) -> Prediction:
         """What the model says where ``token`` stands.
@@ -56,18 +62,34 @@ class Predictor:
             EngineError: the logits are not numbers.
         """
         ids, weights = self._sampler.distribution(logits)
-        return self._tell(logits, position, self._sampler.draw_from(ids, weights), ids, weights)
+        if not self._row_ids:
+            return self._tell(logits, position, self._sampler.draw_from(ids, weights), ids, weights)
+        pairs = zip(ids[: self._row_ids].tolist(), weights[: self._row_ids].tolist(), strict=True)
+        row = quantise([(choice, weight) for choice, weight in pairs if weight > 0.0], is_whole=True)
+        return self._tell(logits, position, self._sampler.draw_whole(row.ids, row.weights), ids, weights, row=row)
 
-    def _tell(self, logits: Logits, position: int, token: int | None, ids: NDArray[np.int64], weights: NDArray[np.float64]) -> Prediction:
+    def _tell(
+        self,
+        logits: Logits,
+        position: int,
+        token: int | None,
+        ids: NDArray[np.int64],
+        weights: NDArray[np.float64],
+        *,
+        row: Row | None = None,
+    ) -> Prediction:
         top = self._top
         likeliest = top_probabilities(logits, max(2, top))
+        best, highest = likeliest[0]
         return Prediction(
             position=position,
-            greedy=likeliest[0][0],
+            greedy=best,
             token=token,
             probability=None if token is None else float(weights[ids == token].sum()),
             drawable=tuple(zip(ids[:top].tolist(), weights[:top].tolist(), strict=True)),
             is_complete=len(ids) <= top,
             likeliest=likeliest,
-            logits=tuple(logits[[token for token, _ in likeliest]].tolist()),
+            logits=tuple(logits[[choice for choice, _ in likeliest]].tolist()),
+            share=None if token is None else highest * exp(float(logits[token]) - float(logits[best])),
+            row=row,
         )

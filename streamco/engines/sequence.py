@@ -89,11 +89,21 @@ class HeldSequence:
         """What the model says in place of a draft; see ``TokenSequence.verify``."""
         return self._ask(Verification(self, wake, self._checked(draft_ids), Predictor(sampling, top)))
 
-    def draft(self, count: int, wake: Callable[[], None], *, top: int = 0, sampling: SamplingOptions = _DEFAULT) -> SequenceTask:
+    def draft(
+        self,
+        count: int,
+        wake: Callable[[], None],
+        *,
+        ids: Sequence[int] = (),
+        top: int = 0,
+        row_ids: int = 0,
+        sampling: SamplingOptions = _DEFAULT,
+    ) -> SequenceTask:
         """Write tokens; see ``TokenSequence.draft``."""
         if count < 1:
             raise ConfigError(f"count: expected at least 1 token, got {count}")
-        return self._ask(Draft(self, wake, count, Predictor(sampling, top), self._vocabulary.end_ids))
+        predictor = Predictor(sampling, top, row_ids)
+        return self._ask(Draft(self, wake, self._checked(ids), count, predictor, end_ids=self._vocabulary.end_ids))
 
     def close(self) -> None:
         """Cancel what is asked for and let others have the memory; idempotent."""

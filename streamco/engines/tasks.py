@@ -251,29 +251,34 @@ class Verification(Task):
 class Draft(Task):
     """Tokens that this model writes."""
 
-    def __init__(self, owner: Owner, wake: Callable[[], None], count: int, predictor: Predictor, end_ids: frozenset[int]) -> None:
+    def __init__(
+        self, owner: Owner, wake: Callable[[], None], ids: list[int], count: int, predictor: Predictor, *, end_ids: frozenset[int]
+    ) -> None:
         super().__init__(owner, wake, room=count)
+        self._ids = ids
         self._count = count
         self._predictor = predictor
         self._end_ids = end_ids
 
     def plan(self, context: int) -> None:
-        """The ids there are; as many new ones as the context has room for."""
-        ids = self.owner.ids
+        """The ids there are and those that are given; as many new ones as the context has room for."""
+        ids = self.owner.ids + self._ids
         if not ids:
             raise EngineError("draft: expected a sequence of at least one id, got an empty one")
-        self.whole = self.prompt = list(ids)
+        self.whole = self.prompt = ids
         self.keep = len(ids) - 1
         self._count = min(self._count, context - len(ids))
         if self._count < 1:
             raise EngineError(f"draft: expected a sequence shorter than the context of {context} tokens, got {len(ids)}")
 
     def accept(self, logits: NDArray[np.float32]) -> None:
-        """Draw the next token."""
-        prediction = self._predictor.draw(logits, len(self.owner.ids))
+        """Draw the next token; the first one settles the ids that were given."""
+        prediction = self._predictor.draw(logits, len(self.prompt) + self._made)
         if prediction.token is None:
             raise AssertionError("a token was drawn")
         self.next_token = prediction.token
+        if not self._made:
+            self.owner.ids = list(self.prompt)
         self.owner.ids.append(prediction.token)
         self.show(prediction)
         if prediction.token in self._end_ids:

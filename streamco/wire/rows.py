@@ -32,9 +32,10 @@ from streamco.wire.verify_errors import FrameSizeError, MalformedFrameError
 if TYPE_CHECKING:
     from streamco.policies.acceptance import Distribution
 
-__all__ = ["HIGHEST_WEIGHT", "Row", "pack_rows", "quantise", "row_size", "unpack_rows"]
+__all__ = ["HIGHEST_WEIGHT", "MOST_IDS", "Row", "pack_rows", "quantise", "row_size", "unpack_rows"]
 
 HIGHEST_WEIGHT = (1 << 16) - 1
+MOST_IDS = 255  # of a row
 
 _HEAD = Layout("<BH")
 

@@ -65,6 +65,39 @@ def test_a_draft_goes_on_behind_what_was_accepted(make_engine: MakeEngine) -> No
     assert batches() == ["X", "Y"]
 
 
+def test_what_is_given_to_a_draft_is_decoded_in_one_batch_with_what_was_not_decoded_before(make_engine: MakeEngine) -> None:
+    sequence = make_engine(held_sequences=1).hold()
+    extend(sequence, b"abc")
+    draft(sequence, 2)
+    batches()
+    answer = draft(sequence, 2, ids=b"xm")
+    assert batches() == ["exM", "N"]
+    assert (answer.tokens, [prediction.position for prediction in answer.predictions]) == (list(b"no"), [7, 8])
+    sequence.truncate(6)
+    assert draft(sequence, 1, ids=b"k").tokens == list(b"l")
+    assert FakeContext.last.kv[0] == list(b"abcdexk")
+
+
+def test_a_draft_that_is_cancelled_before_its_first_token_leaves_what_it_was_given_out(make_engine: MakeEngine) -> None:
+    engine = make_engine(held_sequences=1)
+    sequence = engine.hold()
+    extend(sequence, b"ab")
+    generation, reader = hold_next(engine, "zz")
+    task, answer = asked(sequence, "draft", 2, ids=b"xyz")
+    task.cancel()
+    FakeContext.last.let_go()
+    assert answer.read(task).reason == "cancelled"
+    reader.read(generation)
+    assert draft(sequence, 1).tokens == list(b"c")
+
+
+def test_an_empty_sequence_may_be_drafted_from_what_is_given(make_engine: MakeEngine) -> None:
+    engine = make_engine(held_sequences=1)
+    assert draft(engine.hold(), 2, ids=b"a" * 40).tokens == list(b"bc")
+    with pytest.raises(EngineError, match="ids: expected ids from 0 to 255"):
+        draft(engine.hold(), 2, ids=[256])
+
+
 def test_what_was_drafted_and_not_decoded_is_decoded_by_the_verification(make_engine: MakeEngine) -> None:
     sequence = make_engine(held_sequences=1).hold()
     extend(sequence, b"a")

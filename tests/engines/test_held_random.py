@@ -68,8 +68,9 @@ class Books:
         return answer
 
     def draft(self, sequence: HeldSequence, text: list[int]) -> Answer:
-        answer = draft(sequence, 3)
-        text += answer.tokens
+        ids = self.ids()
+        answer = draft(sequence, 3, ids=ids)
+        text += [*ids, *answer.tokens] if answer.tokens else []
         return answer
 
     def stop(self, sequence: HeldSequence, text: list[int]) -> Answer:

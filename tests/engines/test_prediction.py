@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +12,9 @@ from hypothesis import strategies as st
 from streamco.config import SamplingOptions
 from streamco.engines.base import Prediction
 from streamco.engines.prediction import Predictor
+from streamco.engines.sampling import Sampler
 from streamco.errors import ConfigError, EngineError
+from streamco.wire.rows import Row
 
 PLAIN = SamplingOptions(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
@@ -77,6 +81,42 @@ def test_draws_follow_the_distribution_they_tell() -> None:
     logits = row(0, np.log(2), np.log(5))
     drawn = [predictor.draw(logits, 0).token for _ in range(4000)]
     assert [drawn.count(token) / 4000 for token in range(3)] == pytest.approx([1 / 8, 2 / 8, 5 / 8], abs=0.03)
+
+
+def test_the_models_own_share_of_a_token_knows_no_options_and_no_limit() -> None:
+    sampling = SamplingOptions(temperature=0.5, top_k=2, top_p=1.0, min_p=0.0)
+    told = Predictor(sampling, 2).judge(row(0, np.log(3), -1, 0, np.log(2)), 0, 3)
+    assert told.share == pytest.approx(1 / (1 + 3 + np.exp(-1) + 1 + 2))
+    assert told.share not in dict(told.likeliest)
+    assert Predictor(sampling, 2).judge(row(0, 1), 0, None).share is None
+
+
+def test_a_token_is_drawn_from_the_weights_that_are_told() -> None:
+    predictor = Predictor(SamplingOptions(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=3), 1, row_ids=3)
+    logits = row(0, np.log(2), np.log(5), np.log(4), -20)
+    told = [predictor.draw(logits, 0) for _ in range(4000)]
+    assert {each.row for each in told} == {Row((2, 3, 1), (65535, 52428, 26214))}
+    drawn = [each.token for each in told]
+    assert [drawn.count(token) / 4000 for token in (0, 1, 2, 3, 4)] == pytest.approx([0, 2 / 11, 5 / 11, 4 / 11, 0], abs=0.03)
+
+
+def test_a_row_has_no_id_that_cannot_be_drawn_and_a_greedy_one_has_a_single_id() -> None:
+    plain = Predictor(PLAIN, 1, row_ids=255).draw(row(3, -1e4, 3), 0)
+    assert plain.row == Row((0, 2), (65535, 65535))
+    assert Predictor(SamplingOptions(temperature=0), 1, row_ids=4).draw(row(1, 5, 2), 0).row == Row((1,), (65535,))
+
+
+@given(st.lists(st.integers(1, 65535), min_size=1, max_size=255), st.integers(0, 2**20))
+def test_whole_weights_draw_each_id_for_as_many_numbers_of_the_dice_as_its_weight(weights: list[int], seed: int) -> None:
+    number = Random(seed).randrange(sum(weights))
+    drawn = Sampler(SamplingOptions(seed=seed)).draw_whole(range(len(weights)), weights)
+    assert sum(weights[:drawn]) <= number < sum(weights[: drawn + 1])
+
+
+@pytest.mark.parametrize("row_ids", [-1, 256])
+def test_rows_longer_than_the_wire_has_room_for_are_the_callers_fault(row_ids: int) -> None:
+    with pytest.raises(ConfigError, match=f"row_ids: expected 0 to 255, got {row_ids}"):
+        Predictor(PLAIN, 1, row_ids=row_ids)
 
 
 def test_logits_that_are_not_numbers_are_an_error() -> None:
