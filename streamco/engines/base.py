@@ -10,12 +10,16 @@ while its owner extends it, cuts it back, branches it, and has drafts verified o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import Struct
 
 from streamco.config import SamplingOptions
 from streamco.wire.rows import Row
+
+if TYPE_CHECKING:
+    from streamco.engines.reading import RowReader
 
 __all__ = [
     "Engine",
@@ -182,6 +186,7 @@ class TaskTimings(Struct, frozen=True, kw_only=True):
     queued_s: float  # from asking until its first batch
     compute_s: float  # from there to the end, what else was decoded in between included
     rows: int  # tokens it had decoded; more than it was asked for after memory was lost
+    late_s: float = 0.0  # by which its batches took longer than the imposed step times
 
 
 class TaskEnd(Struct, frozen=True):
@@ -250,7 +255,20 @@ class TokenSequence(Protocol):
         """
         ...
 
-    def verify(self, draft_ids: Sequence[int], wake: Callable[[], None], *, top: int = 0, sampling: SamplingOptions = ...) -> SequenceTask:
+    def read(self, ids: Sequence[int], wake: Callable[[], None]) -> SequenceTask:
+        """Add ids at the end as ``extend`` does, but the last is decoded too, and all of them in the batches of verifications."""
+        ...
+
+    def verify(
+        self,
+        draft_ids: Sequence[int],
+        wake: Callable[[], None],
+        *,
+        given: Sequence[int] = (),
+        top: int = 0,
+        sampling: SamplingOptions = ...,
+        reader: RowReader | None = None,
+    ) -> SequenceTask:
         """What the model would have said in place of each id of a draft, and behind the last: one prediction more than the draft has ids.
 
         One batch, up to 32 rows. The draft stays at the end of the sequence: ``truncate`` to what is accepted.
@@ -258,8 +276,10 @@ class TokenSequence(Protocol):
         Args:
             draft_ids: what a smaller model proposes to come next; may be empty.
             wake: as in ``extend``.
+            given: ids between the sequence and the draft, not in question; they stay too.
             top: alternatives a position; 0: ``Prediction.greedy`` alone, which is cheapest.
             sampling: what ``probability`` and ``drawable`` are under (its ``max_tokens``, ``stop`` and ``seed`` mean nothing here).
+            reader: makes the predictions; ``top`` and ``sampling`` mean nothing then.
         """
         ...
 
@@ -294,6 +314,10 @@ class TokenSequence(Protocol):
 
 class HoldingEngine(Engine, Protocol):
     """An engine that also holds token sequences."""
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is asked inside is taken in at once, and goes into one batch as far as there is room. Not to be awaited in."""
+        ...
 
     def hold(self, label: object = None) -> TokenSequence:
         """A new, empty sequence. It takes one of ``held_sequences`` places with its first ids.

@@ -30,6 +30,7 @@ class Work(Protocol):
     next_token: int | None
     is_parked: bool
     asked_at: float  # perf_counter()
+    late_s: float  # by which its batches took longer than they were to
 
     @property
     def label(self) -> object:
@@ -180,7 +181,11 @@ class Decoder:
         for dummy in dummies:
             context.remove(dummy, 0)
         if status == 0:
-            self._pass_time(self._pacer.due(rows, prefill_tokens, started=started, now=perf_counter()), batch)
+            now = perf_counter()
+            due = self._pacer.due(rows, prefill_tokens, started=started, now=now)
+            for work in batch:
+                work.late_s += max(0.0, now - due)
+            self._pass_time(due, batch)
             return True
         self._clean_up(batch, status)
         return False

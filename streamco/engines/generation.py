@@ -54,6 +54,7 @@ class RunningGeneration:
         self.label: object = None
         self.slot: Slot | None = None
         self.asked_at = perf_counter()
+        self.late_s = 0.0
         self.next_token: int | None = None  # drawn and shown, but not yet decoded
         self.is_cancelled = False
         self.is_parked = False

@@ -6,6 +6,7 @@ import atexit
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,10 @@ class LlamaEngine:
             raise EngineError(f"prompt: expected at most {context - least} tokens (the context is {context}), got {len(ids)}")
         wanted = request.sampling.max_tokens
         return room if wanted is None else min(wanted, room)
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is asked inside is taken in at once; see ``HoldingEngine.together``."""
+        return self._loop.together()
 
     def hold(self, label: object = None) -> TokenSequence:
         """A new, empty sequence; see ``HoldingEngine.hold``.

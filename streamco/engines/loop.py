@@ -10,9 +10,10 @@ A sequence whose consumer doesn't read is parked; the thread goes on with the ot
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 
 from streamco.engines.base import EngineOptions
@@ -22,6 +23,7 @@ from streamco.engines.generation import RunningGeneration
 from streamco.engines.held import HeldTable
 from streamco.engines.order import BatchOrder, next_batch
 from streamco.engines.pacing import StepPacer
+from streamco.engines.reading import Reading
 from streamco.engines.slots import SlotTable
 from streamco.engines.tasks import Task, Verification
 from streamco.engines.threads import ThreadShare
@@ -67,6 +69,7 @@ class EngineLoop:
         self.warm_up = self._decoder.warm_up
         self.failure: BaseException | None = None
         self._inbox: SimpleQueue[Arrival] = SimpleQueue()
+        self._door = threading.Lock()  # held while what belongs together is put in
         self._live: set[Work] = set()  # everybody in the four queues below, and whoever is between them
         self._waiting: deque[RunningGeneration] = deque()
         self._generations = 0  # with a slot
@@ -88,6 +91,12 @@ class EngineLoop:
             if self._decoder.is_closing:
                 raise EngineError("engine: expected an open engine, got a closed one")
             self._inbox.put(arrival)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is put inside is taken in at once."""
+        with self._door:
+            yield
 
     def nudge(self) -> None:
         """Something changed: look again."""
@@ -138,8 +147,9 @@ class EngineLoop:
         return not self._decoder.is_closing
 
     def _drain_inbox(self) -> None:
-        while not self._inbox.empty():
-            self._take_in(self._inbox.get())
+        with self._door:
+            while not self._inbox.empty():
+                self._take_in(self._inbox.get())
 
     def _wait(self, seconds: float) -> None:
         with suppress(Empty):
@@ -193,7 +203,7 @@ class EngineLoop:
         if work.missing == 1 and work.wants_logits and isinstance(work, Task):
             work.next_token = work.prompt[-1]
             self._writing.append(work)
-        elif isinstance(work, Verification):
+        elif isinstance(work, Verification | Reading):
             self._verifying.append(work)
         elif work.missing:
             self._prefilling.append(work)
@@ -253,6 +263,8 @@ class EngineLoop:
                 slot_of(work).ids += chunk
                 for row in rows:
                     self._accept(work, row)
+                if not work.missing and not work.wants_logits:
+                    work.end_prefill()
         self._pacer.begin_round(was_idle=False)
         for work, _, _ in batch:
             self._verifying.remove(work)

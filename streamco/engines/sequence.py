@@ -10,6 +10,7 @@ from typing import Protocol
 from streamco.config import SamplingOptions
 from streamco.engines.base import SequenceTask, TaskEnd
 from streamco.engines.prediction import Predictor
+from streamco.engines.reading import Reading, RowReader
 from streamco.engines.slots import Slot
 from streamco.engines.tasks import Draft, Extension, Task, Verification
 from streamco.errors import ConfigError, EngineError, UsageError
@@ -83,11 +84,23 @@ class HeldSequence:
         self._ask(Fork(self, child, length))
         return child
 
+    def read(self, ids: Sequence[int], wake: Callable[[], None]) -> SequenceTask:
+        """Add ids at the end and decode all of them; see ``TokenSequence.read``."""
+        return self._ask(Reading(self, wake, self._checked(ids)))
+
     def verify(
-        self, draft_ids: Sequence[int], wake: Callable[[], None], *, top: int = 0, sampling: SamplingOptions = _DEFAULT
+        self,
+        draft_ids: Sequence[int],
+        wake: Callable[[], None],
+        *,
+        given: Sequence[int] = (),
+        top: int = 0,
+        sampling: SamplingOptions = _DEFAULT,
+        reader: RowReader | None = None,
     ) -> SequenceTask:
         """What the model says in place of a draft; see ``TokenSequence.verify``."""
-        return self._ask(Verification(self, wake, self._checked(draft_ids), Predictor(sampling, top)))
+        reader = reader or Predictor(sampling, top)
+        return self._ask(Verification(self, wake, self._checked(draft_ids), reader, given=self._checked(given)))
 
     def draft(
         self,

@@ -6,7 +6,7 @@ bounded by what was asked for, so that a task is never parked.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Draft", "Extension", "Owner", "Task", "Verification"]
+    from streamco.engines.reading import RowReader
+
+__all__ = ["Draft", "Extension", "Owner", "Task", "Verification", "check_length"]
 
 _WHOLE = ("done", "stop")
 
@@ -66,6 +68,7 @@ class Task:
         self.next_token: int | None = None
         self.is_cancelled = False
         self.is_taken = False
+        self.late_s = 0.0
         self.ended: TaskEnd | None = None
         self._wake = wake
         self._wake_failure: Exception | None = None
@@ -160,7 +163,7 @@ class Task:
         now = perf_counter()
         began = self._began or now
         rows = max(0, len(self.owner.slot.ids) - self._found) if self._began and self.owner.slot is not None else 0
-        timings = TaskTimings(queued_s=began - self.asked_at, compute_s=now - began, rows=rows)
+        timings = TaskTimings(queued_s=began - self.asked_at, compute_s=now - began, rows=rows, late_s=self.late_s)
         self.ended = TaskEnd(reason, timings, error or self._wake_failure)
         if self._ring.finish() & WAKE:
             self._call_wake()
@@ -186,7 +189,7 @@ class Extension(Task):
     def plan(self, context: int) -> None:
         """All ids where a prediction is wanted, else all but the last: it is decoded with what is asked next."""
         self.whole = self.owner.ids + self._ids
-        _check_length("sequence", self.whole, context)
+        check_length("sequence", self.whole, context)
         self.prompt = self.whole if self._predictor is not None else self.whole[:-1]
         self.keep = len(self.whole) - self.wants_logits
 
@@ -213,17 +216,18 @@ class Extension(Task):
 class Verification(Task):
     """A draft, and what the model says in its place."""
 
-    def __init__(self, owner: Owner, wake: Callable[[], None], ids: list[int], predictor: Predictor) -> None:
+    def __init__(self, owner: Owner, wake: Callable[[], None], ids: list[int], reader: RowReader, *, given: Sequence[int] = ()) -> None:
         super().__init__(owner, wake, room=len(ids) + 1)
+        self._given = given
         self._ids = ids
-        self._predictor = predictor
+        self._reader = reader
         self._first = 0
 
     def plan(self, context: int) -> None:
         """The rows that predict are the last id's and the draft's."""
-        ids = self.owner.ids
+        ids = [*self.owner.ids, *self._given]
         self.whole = self.prompt = ids + self._ids
-        _check_length("sequence and draft", self.prompt, context)
+        check_length("sequence and draft", self.prompt, context)
         if not ids:
             raise EngineError("verify: expected a sequence of at least one id, got an empty one")
         self._first = len(ids)
@@ -237,7 +241,7 @@ class Verification(Task):
     def accept(self, logits: NDArray[np.float32]) -> None:
         """What the model says behind the next id."""
         at = self._first + self._made
-        self.show(self._predictor.judge(logits, at, self.prompt[at] if at < len(self.prompt) else None))
+        self.show(self._reader.judge(logits, at, self.prompt[at] if at < len(self.prompt) else None))
         if at == len(self.prompt):
             self.finish("done")
 
@@ -287,7 +291,12 @@ class Draft(Task):
             self.finish("done")
 
 
-def _check_length(what: str, ids: list[int], context: int) -> None:
+def check_length(what: str, ids: list[int], context: int) -> None:
+    """Refuse what has no ids or doesn't fit.
+
+    Raises:
+        EngineError: it is so.
+    """
     if not ids:
         raise EngineError(f"{what}: expected at least one id, got none")
     if len(ids) > context:

@@ -6,6 +6,7 @@ import hashlib
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from time import monotonic
 from typing import Any, Literal
 
@@ -178,6 +179,10 @@ class FakeEngine:
         self.generations.append(generation)
         generation.begin(self.mode)
         return generation
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is asked inside is taken in at once."""
+        return self.sequences.together()
 
     def hold(self, label: object = None) -> HeldSequence:
         """A new, empty sequence.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from random import Random
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -105,6 +106,17 @@ class FakeHost:
                 self._thread = threading.Thread(target=self._run, name="streamco-fake-sequences", daemon=True)
                 self._thread.start()
         return HeldSequence(self, self, label)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What is put inside is taken in at once."""
+        with self._changed:
+            was_busy, self._is_busy = self._is_busy, True
+            try:
+                yield
+            finally:
+                self._is_busy = was_busy
+        self.nudge()
 
     def put(self, task: Task) -> None:
         """Queue a task."""

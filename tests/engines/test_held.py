@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 
-from streamco.engines.base import Generation, HoldingEngine
+from streamco.engines.base import Generation, HoldingEngine, Prediction
 from streamco.engines.context import NO_ROOM
 from streamco.engines.llama import LlamaEngine
 from streamco.errors import ConfigError, EngineError, UsageError
-from tests.engines.asking import asked, draft, extend, verify
+from tests.engines.asking import Answer, asked, draft, extend, verify
 from tests.engines.conftest import MakeEngine
 from tests.engines.fakes import FakeContext, Reader, complete, start
 
@@ -575,3 +576,42 @@ def test_many_consumers_ask_at_once(make_engine: MakeEngine) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(consume, range(20, 180, 20)))
+
+
+# What a verifier asks
+
+
+def test_given_ids_are_read_with_the_draft_and_not_judged(make_engine: MakeEngine) -> None:
+    sequence = make_engine(held_sequences=1).hold()
+    verdict = verify(sequence, b"fg", given=b"abcde")
+    assert batches() == ["abcdEFG"]
+    assert verdict.greedy == list(b"fgh")
+    assert [prediction.position for prediction in verdict.predictions] == [5, 6, 7]
+
+
+def test_what_is_only_read_is_decoded_to_its_last_id_in_one_batch_with_verifications(make_engine: MakeEngine) -> None:
+    engine = make_engine(held_sequences=2)
+    first, second = engine.hold(), engine.hold()
+    with engine.together():
+        reading, told = Answer(), Answer()
+        ends = [(reading, first.read(b"abc", reading.wake)), (told, second.verify(b"r", told.wake, given=b"pq"))]
+    for answer, task in ends:
+        assert answer.read(task).reason == "done"
+    assert batches() == ["abcpQR"]
+    assert (reading.predictions, told.greedy) == ([], list(b"rs"))
+    assert verify(first, b"e", given=b"d").greedy == list(b"ef")
+    assert batches() == ["DE"]
+
+
+def test_a_reader_sees_each_row_in_turn_and_makes_the_predictions(make_engine: MakeEngine) -> None:
+    class Odd:
+        def judge(self, logits: np.typing.NDArray[np.float32], position: int, token: int | None, /) -> Prediction:
+            if token == ord("y"):
+                raise EngineError("expected no y")
+            return Prediction(position=position, greedy=int(logits.argmax()) + 1, token=token)
+
+    sequence = make_engine(held_sequences=1).hold()
+    assert verify(sequence, b"x", given=b"ab", reader=Odd()).greedy == list(b"dz")
+    answer = verify(sequence, b"y", reader=Odd())
+    assert (answer.reason, answer.error) == ("error", "expected no y")
+    assert extend(sequence, b"z").reason == "done"
