@@ -27,8 +27,8 @@ BURST_GAP = 0.005  # s; below it two chunks came in one network read: LatencyLab
 LATENCYLAB = "github.com/ScaleVoice/LatencyLab, prompt.csv, commit 01a24a3f, April 2024"
 LLMPERF = "github.com/ray-project/llmperf-leaderboard, raw_data/individual, commit 27aa9b6a, December 2023"
 SPLITWISE = "github.com/Mutinifni/splitwise-sim, data/perf_model.csv, commit 8f99e7dc"
-MACHINES = (("llama2-70b", "a100-80gb", 4), ("llama2-70b", "a100-80gb", 8), ("llama2-70b", "h100-80gb", 4), ("llama2-70b", "h100-80gb", 8),
-            ("bloom-176b", "a100-80gb", 8), ("bloom-176b", "h100-80gb", 8))  # fmt: skip
+MACHINES = (("llama2-70b", "a100-80gb", 2), ("llama2-70b", "a100-80gb", 4), ("llama2-70b", "a100-80gb", 8), ("llama2-70b", "h100-80gb", 4),
+            ("llama2-70b", "h100-80gb", 8), ("bloom-176b", "a100-80gb", 8), ("bloom-176b", "h100-80gb", 8))  # fmt: skip
 
 
 def main() -> None:
