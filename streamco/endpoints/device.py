@@ -11,6 +11,7 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from time import time
+from typing import cast
 
 from msgspec.structs import replace
 
@@ -18,7 +19,17 @@ from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice, Compl
 from streamco.commands import Partial
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
 from streamco.endpoints.continuation import SPACES, Seam, split_seam
-from streamco.engines.base import Engine, EngineOptions, Generation, GenerationEnd, GenerationRequest, GenerationTimings, TextPiece
+from streamco.endpoints.drafter import TOP, Drafter, DrafterEvent
+from streamco.engines.base import (
+    Engine,
+    EngineOptions,
+    Generation,
+    GenerationEnd,
+    GenerationRequest,
+    GenerationTimings,
+    HoldingEngine,
+    TextPiece,
+)
 from streamco.engines.prompts import answer_ids, open_bytes, with_begin
 from streamco.errors import ConfigError, EndpointError, EngineError, StreamClosed, StreamConsumed, UsageError
 from streamco.events import StreamEnded, TokensReceived
@@ -60,6 +71,7 @@ class DeviceEndpoint:
         self._engine: Engine | None = None if isinstance(model, str | Path) else model
         self._loading: asyncio.Task[Engine] | None = None
         self._streams: set[DeviceStream] = set()
+        self._drafters: set[Drafter] = set()
         self._tokenized: tuple[Request, list[int]] | None = None
         self._is_closed = False
         self._numbers = count(1)
@@ -137,6 +149,38 @@ class DeviceEndpoint:
         stream.begin()
         return stream
 
+    async def drafter(self, request: Request, *, emit: Callable[[DrafterEvent], None], top: int = TOP, row_ids: int = 0) -> Drafter:
+        """Drafts for one answer, whose prompt the model begins to read at once; loads the model if it isn't.
+
+        Args:
+            request: the prompt, and how tokens are drawn.
+            emit: is told what was drafted, see ``Drafter``.
+            top: alternatives a token.
+            row_ids: above 0: each token comes with what it was drawn from, a row of at most so many ids.
+
+        Raises:
+            EngineError: the model can't be loaded, holds no sequences (``EngineOptions.held_sequences``), or the prompt does not fit.
+            UsageError: not exactly one of messages, prompt and prompt_ids.
+        """
+        engine = await self._loaded()
+        try:
+            ids = await asyncio.to_thread(self.prompt_ids, engine, request) if not _is_short(request) else self.prompt_ids(engine, request)
+            drafter = Drafter(
+                _holding(engine),
+                ids,
+                emit=emit,
+                sampling=request.sampling,
+                top=top,
+                row_ids=row_ids,
+                name=self._name,
+                on_close=self._drafters.discard,
+            )
+        except EngineError as exc:
+            exc.endpoint = exc.endpoint or self._name
+            raise
+        self._drafters.add(drafter)
+        return drafter
+
     def forget(self, stream: DeviceStream) -> None:
         """A stream has ended."""
         self._streams.discard(stream)
@@ -162,6 +206,8 @@ class DeviceEndpoint:
         self._is_closed = True
         for stream in list(self._streams):
             await stream.cancel()
+        for drafter in list(self._drafters):
+            await drafter.aclose()
         loading, engine = self._loading, self._engine
         if loading is not None:
             await asyncio.wait([loading])  # its thread can't be stopped; it frees what it has loaded
@@ -337,6 +383,12 @@ class DeviceStream:
 
     def _close(self) -> None:
         self._endpoint.forget(self)
+
+
+def _holding(engine: Engine) -> HoldingEngine:
+    if not hasattr(engine, "hold"):
+        raise EngineError(f"engine: expected one that holds sequences, got {type(engine).__name__}")
+    return cast("HoldingEngine", engine)
 
 
 def prompt_ids(engine: Engine, request: Request) -> list[int]:
