@@ -32,6 +32,8 @@ class Line:
         is_finished: nothing more comes.
         importance: mean of its tokens, as told last.
         earlier: tokens of earlier commands, in front.
+        is_timed: how long it takes says how fast the device is.
+        is_branch: its sequence began beside the device's own; room that it lacks the device may have.
     """
 
     version: int
@@ -42,6 +44,8 @@ class Line:
     is_finished: bool = False
     importance: float | None = None
     earlier: int = 0
+    is_timed: bool = False
+    is_branch: bool = False
 
     @property
     def made(self) -> int:
@@ -49,9 +53,9 @@ class Line:
         return len(self.tokens) - self.earlier
 
     @property
-    def is_full(self) -> bool:
-        """Fewer tokens came than were asked for: the text ends, or the device has no room for more."""
-        return self.is_finished and self.made < self.asked
+    def is_out_of_room(self) -> bool:
+        """Fewer tokens came than the device's own sequence was asked for; but for the end of the text it has no room for more."""
+        return self.is_finished and not self.is_branch and self.made < self.asked
 
     @property
     def ids(self) -> list[int]:
@@ -59,20 +63,25 @@ class Line:
         return [token.id for token in self.tokens]
 
     def fits(self, accepted: int, token: int | None) -> bool:
-        """Whether a verdict is what it bets on; a guess that is the model's own next token must be there by now."""
-        if self.guess is None or token is None or self.guess.position != accepted:
+        """Whether a verdict is what it bets on; a guess that is the model's own next token must be there by now.
+
+        Args:
+            accepted: draft tokens that stay.
+            token: that follows them; None: nobody said, and the model's own will do.
+        """
+        if self.guess is None or self.guess.position != accepted:
             return False
-        if self.guess.token is not None:
+        if token is None or self.guess.token is not None:
             return self.guess.token == token
         return bool(self.tokens) and self.tokens[0].id == token
 
-    def settle_guess(self) -> int:
-        """Its bet is won: it goes on behind settled tokens; gives how many tokens it has beyond them."""
-        if self.guess is not None and self.guess.token is None:
+    def win(self, token: int | None) -> None:
+        """The verdict is what it bets on: it goes on behind settled tokens, ``token`` among them."""
+        if self.guess is not None and self.guess.token is None and token is not None:
             del self.tokens[0]
             self.asked -= 1
         self.guess = None
-        return len(self.tokens)
+        self.is_timed = False
 
 
 RoundState = Literal["out", "held", "cut"]
@@ -88,18 +97,20 @@ class Round:
         number: of the last ``SendDraft``; -1: not sent.
         state: where it is.
         sent: when.
-        due: when patience with its state ends; None: never.
-        branches: that bet on its verdict.
-        wanted_branches: sequences in their batch.
+        given: tokens that were sent with it to be read as settled.
+        is_first: of its connection: a prompt is read in it.
+        retry_at: when it may be sent again, once refused.
+        branches: how many bet on its verdict.
     """
 
     draft: list[DraftToken]
     number: int = -1
     state: RoundState = "cut"
     sent: float = 0.0
-    due: float | None = None
-    branches: dict[int, Line] = field(default_factory=dict)
-    has_timed_branches: bool = False
+    given: int = 0
+    is_first: bool = False
+    retry_at: float = 0.0
+    branches: int = 0
 
     @property
     def ids(self) -> tuple[int, ...]:

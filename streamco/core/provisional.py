@@ -52,6 +52,12 @@ class ProvisionalAnswer:
         commands, self._commands = self._commands, []
         return commands
 
+    def end(self, reason: str) -> None:
+        """The answer is complete as it is; what was provisional is taken back."""
+        if self.ended is None:
+            self.ended = reason
+        self.retract()
+
     def settle(self, ids: Sequence[int], origin: Origin) -> int:
         """These tokens come next and stay; gives how many, for nothing comes behind the end of the text or the limit."""
         if self.ended is not None:

@@ -308,6 +308,11 @@ class OffloadSteering:
         self._count(tokens)
         self.forgiven_tokens += max(0.0, self.debt - _SLACK * self._largest)
 
+    def withdraw(self, tokens: int) -> None:
+        """Count a chunk as kept that was to be sent and was not: it was refused, or the link broke."""
+        self.offloaded_tokens -= tokens
+        self.forgiven_tokens += max(0.0, self.debt - _SLACK * self._largest)
+
     def _count(self, tokens: int) -> None:
         if tokens < 1:
             raise ConfigError(f"offload steering: expected a chunk of at least 1 token, got {tokens}")

@@ -1,0 +1,135 @@
+"""The device's side of an answer: the draft behind what is settled, and the branches beside it.
+
+It keeps what the device's own sequence holds, so that a draft begins with as little as possible to read again, and the versions of all that
+is drafted: news of what was dropped meets nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from streamco.core.drafts import Line
+from streamco.core.pair import Pair, SpeculationReport
+from streamco.core.provisional import Mirror
+from streamco.core.speculation import AdoptBranch, DraftBranch, DraftTokens, DropDrafts, SpeculatorCommand, TokensDrafted
+from streamco.errors import StreamcoError
+from streamco.policies.rejection import Branch
+
+__all__ = ["Drafting"]
+
+_CORRECTION = 2  # ids that a draft may have to read first and still say how fast the device drafts
+
+
+class Drafting:
+    """What the device is at.
+
+    Args:
+        pair: is told how long drafts take.
+        report: counts.
+        say: takes commands.
+        number: gives the next version.
+
+    Attributes:
+        trunk: the draft behind the settled tokens; None: none.
+        branches: by version, those that bet on the verdict that is out.
+        failure: why the device is out for the rest of the answer; None: it is not.
+        is_full: there is no room for another token on the device.
+    """
+
+    def __init__(self, pair: Pair, report: SpeculationReport, say: Callable[[SpeculatorCommand], None], number: Callable[[], int]) -> None:
+        self.trunk: Line | None = None
+        self.branches: dict[int, Line] = {}
+        self.failure: StreamcoError | None = None
+        self.is_full = False
+        self._pair = pair
+        self._report = report
+        self._say = say
+        self._number = number
+        self._mirror = Mirror()
+        self._side_by_side = 0  # branches that began together
+
+    @property
+    def is_out(self) -> bool:
+        """Nothing more can be drafted in this answer."""
+        return self.is_full or self.failure is not None
+
+    def begin(self, settled: Sequence[int], count: int, *, now: float) -> None:
+        """Draft behind the settled tokens, whatever it is at."""
+        self.drop()
+        length = self._mirror.meet(settled)
+        ids = tuple(settled[length:])
+        self._mirror.write(length, ids)
+        self.trunk = Line(self._number(), count, now, is_timed=len(ids) <= _CORRECTION)
+        self._say(DraftTokens(self.trunk.version, length, ids, count))
+
+    def extend(self, line: Line, count: int, *, now: float) -> None:
+        """Draft on behind the trunk's tokens."""
+        line.version, line.asked, line.began = self._number(), count, now
+        line.earlier, line.is_finished, line.is_timed, line.is_branch = len(line.tokens), False, True, False
+        self._say(DraftTokens(line.version, len(self._mirror.ids), (), count))
+
+    def branch(self, settled: int, guesses: Sequence[Branch], count: Callable[[Branch], int], *, now: float) -> None:
+        """Draft beside the trunk, which is being judged behind so many settled tokens; ``count`` says how far, 0: not at all."""
+        for guess in guesses:
+            tokens = count(guess)
+            if tokens < 1:
+                continue
+            asked = tokens + (guess.token is None)
+            line = Line(self._number(), asked, now, guess, is_timed=True, is_branch=True)
+            self.branches[line.version] = line
+            ids = () if guess.token is None else (guess.token,)
+            self._say(DraftBranch(line.version, settled + guess.position, ids, asked))
+        self._side_by_side = len(self.branches)
+
+    def take(self, event: TokensDrafted, *, now: float) -> Line | None:
+        """Note tokens; gives the draft they belong to, None where that is over."""
+        self._report.drafted += len(event.tokens)
+        trunk = self.trunk if self.trunk is not None and self.trunk.version == event.version else None
+        line = trunk or self.branches.get(event.version)
+        if line is None:
+            return None
+        if line is not trunk:
+            self._report.pre_drafted += len(event.tokens)
+        line.tokens += event.tokens
+        line.is_finished = event.is_finished
+        if event.importance is not None:
+            line.importance = event.importance
+        if line is trunk:
+            held = len(self._mirror.ids)
+            self._mirror.write(held, [token.id for token in event.tokens])
+        if line.is_finished and line.is_timed:
+            self._pair.note_draft(1 if line is trunk else self._side_by_side, line.made, now - line.began)
+            for other in self.branches.values():  # one of a batch says it for all
+                other.is_timed = False
+        return line
+
+    def rest(self) -> None:
+        """The trunk is judged as it is: nothing more is drafted on it."""
+        if self.trunk is not None and not self.trunk.is_finished:
+            self._say(DropDrafts((self.trunk.version,)))
+        self.trunk = None
+
+    def find(self, accepted: int, token: int | None) -> Line | None:
+        """The branch that foresaw this verdict; None: none did."""
+        return next((line for line in self.branches.values() if line.fits(accepted, token)), None)
+
+    def adopt(self, line: Line, settled: Sequence[int], token: int | None) -> None:
+        """A branch won its bet: it is the trunk, behind the settled tokens, from now on, and the others are dropped."""
+        self._report.adopted += len(line.tokens)
+        line.win(token)
+        del self.branches[line.version]
+        self._say(AdoptBranch(line.version))
+        self.drop()
+        self.trunk = line
+        same = self._mirror.meet(settled)
+        self._mirror.write(same, [*settled[same:], *line.ids])
+
+    def drop(self) -> None:
+        """End all drafts; what the device's own sequence holds stays."""
+        versions = [*self.branches]
+        if self.trunk is not None and not self.trunk.is_finished:
+            versions.append(self.trunk.version)
+        if versions:
+            self._say(DropDrafts(tuple(versions)))
+        self.branches = {}
+        self.trunk = None

@@ -1,0 +1,164 @@
+"""The verifier's side of an answer: its connection, what its context holds, and the round that is out.
+
+Trouble (a lost connection, a refusal) has a beginning; how long it is borne is for whoever asks ``trouble_since``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from streamco.core.drafts import Round
+from streamco.core.provisional import Mirror
+from streamco.core.speculation import (
+    CloseVerifier,
+    ConnectVerifier,
+    DraftRefused,
+    DraftToken,
+    SendDraft,
+    SpeculatorCommand,
+    VerdictReceived,
+    VerifierConnected,
+)
+from streamco.errors import StreamcoError
+
+__all__ = ["Judging", "VerifierState"]
+
+VerifierState = Literal["closed", "connecting", "open", "gone"]
+"""Not asked for yet; asked for; usable; out for the rest of the answer."""
+
+_RETRY_AFTER = 0.25  # seconds, where a refusal doesn't say
+
+
+class Judging:
+    """What the verifier is at.
+
+    Args:
+        say: takes commands.
+        verdict_patience: seconds until a verdict that doesn't come means that the connection is dead.
+        prompt_patience: the same for the first verdict of a connection, for a prompt is read in it.
+
+    Attributes:
+        state: of the connection.
+        round: to be judged; None: none.
+        failure: why the verifier is out for the rest of the answer; None: it is not, or nobody said.
+        trouble_since: when the connection was lost or asked for, or the round first refused; None: all is well.
+        refused_until: no draft is taken before.
+    """
+
+    def __init__(self, say: Callable[[SpeculatorCommand], None], *, verdict_patience: float, prompt_patience: float) -> None:
+        self.state: VerifierState = "closed"
+        self.round: Round | None = None
+        self.failure: StreamcoError | None = None
+        self.trouble_since: float | None = None
+        self.refused_until = 0.0
+        self._say = say
+        self._verdict_patience = verdict_patience
+        self._prompt_patience = prompt_patience
+        self._mirror = Mirror()
+        self._named: tuple[int, ...] = ()  # with the last ConnectVerifier
+        self._last_number = 0
+        self._is_new = True  # nothing was judged on this connection yet
+
+    def connect(self, settled: Sequence[int], *, now: float) -> None:
+        """Open the session, or take it up again; a round that was out waits for that."""
+        self.state = "connecting"
+        self._named = tuple(settled)
+        self._begin_trouble(now)
+        if self.round is not None:
+            self.round.state = "cut"
+        self._say(ConnectVerifier(self._named))
+
+    def connected(self, event: VerifierConnected, settled: Sequence[int], *, now: float) -> bool:
+        """The session is there; gives False where none was asked for."""
+        if self.state != "connecting":
+            return False
+        self.state = "open"
+        self._is_new = True
+        self._mirror.write(0, self._named[: event.length])
+        if self.round is None:
+            self.trouble_since = None
+        else:
+            self._send(self.round, settled, now)
+        return True
+
+    def submit(self, draft: Sequence[DraftToken], settled: Sequence[int], *, now: float) -> Round:
+        """Have this judged, now or as soon as there is a connection."""
+        self.round = Round(list(draft))
+        if self.state == "open":
+            self._send(self.round, settled, now)
+        return self.round
+
+    def accept(self, event: VerdictReceived, settled: Sequence[int]) -> Round | None:
+        """A verdict came; gives its round, which is over, or None where that was over before. ``settled``: without the verdict."""
+        waiting = self.round
+        if waiting is None or waiting.state != "out" or waiting.number != event.round:
+            return None
+        if not 0 <= event.accepted <= len(waiting.draft):
+            raise AssertionError(f"a verdict about {len(waiting.draft)} tokens can't accept {event.accepted}")
+        token = () if event.token is None else (event.token,)
+        base = self._mirror.meet(settled)
+        self._mirror.write(base, [*settled[base:], *waiting.ids[: event.accepted], *token])
+        self.round = None
+        self.trouble_since = None
+        self._is_new = False
+        return waiting
+
+    def refuse(self, event: DraftRefused, *, now: float) -> bool:
+        """A draft was refused; gives False where its round was over before."""
+        waiting = self.round
+        if waiting is None or waiting.state != "out" or waiting.number != event.round:
+            return False
+        self._begin_trouble(now)
+        seconds = _RETRY_AFTER if event.retry_after is None else max(0.0, event.retry_after)
+        waiting.state = "held"
+        waiting.retry_at = self.refused_until = now + seconds
+        return True
+
+    def abandon(self) -> Round | None:
+        """Give the round up; a verdict that is on its way is over."""
+        waiting, self.round = self.round, None
+        if self.state == "open":
+            self.trouble_since = None
+        return waiting
+
+    def fail(self, failure: StreamcoError) -> None:
+        """The verifier is out for the rest of the answer."""
+        self.close()
+        self.failure = self.failure or failure
+
+    def close(self) -> None:
+        """The session is not needed any more."""
+        if self.state in {"connecting", "open"}:
+            self._say(CloseVerifier())
+        self.state = "gone"
+
+    def due(self) -> float | None:
+        """When ``retry`` or ``connect`` is to be called; None: never."""
+        waiting = self.round
+        if waiting is None or waiting.state == "cut":
+            return None
+        if waiting.state == "held":
+            return waiting.retry_at
+        return waiting.sent + (self._prompt_patience if waiting.is_first else self._verdict_patience)
+
+    def retry(self, settled: Sequence[int], *, now: float) -> None:
+        """The time has come: send what was refused again; what got no verdict, on a new connection."""
+        waiting = self.round
+        if waiting is not None and waiting.state == "held":
+            self._send(waiting, settled, now)
+        elif waiting is not None:
+            self.connect(settled, now=now)
+
+    def _send(self, waiting: Round, settled: Sequence[int], now: float) -> None:
+        base = self._mirror.meet(settled)
+        given = tuple(settled[base:])
+        self._last_number += 1
+        waiting.number, waiting.state, waiting.sent = self._last_number, "out", now
+        waiting.given, waiting.is_first = len(given), self._is_new
+        rows = tuple(token.row for token in waiting.draft)
+        self._say(SendDraft(waiting.number, base, given, waiting.ids, rows if any(row is not None for row in rows) else ()))
+
+    def _begin_trouble(self, now: float) -> None:
+        if self.trouble_since is None:
+            self.trouble_since = now

@@ -1,0 +1,104 @@
+"""The remote side alone, where drafting doesn't pay or can't be judged; and the account of what drafting cost against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from streamco.core.pair import Pair
+from streamco.core.speculation import CloseRemote, OpenRemote, SpeculatorCommand
+from streamco.errors import StreamcoError
+from streamco.policies.fallback import round_seconds
+
+__all__ = ["Ledger", "StandIn"]
+
+
+class StandIn:
+    """The remote side's plain stream.
+
+    Args:
+        is_there: somebody can generate alone.
+        say: takes commands.
+        number: gives the next version.
+
+    Attributes:
+        version: of the stream that is open; None: none is.
+        failure: why it is out for the rest of the answer; None: it is not.
+        tokens: of the present stream.
+    """
+
+    def __init__(self, is_there: bool, say: Callable[[SpeculatorCommand], None], number: Callable[[], int]) -> None:
+        self.version: int | None = None
+        self.failure: StreamcoError | None = None
+        self.tokens = 0
+        self._is_there = is_there
+        self._say = say
+        self._number = number
+
+    @property
+    def is_able(self) -> bool:
+        """It can go on, or does."""
+        return self._is_there and self.failure is None
+
+    def open(self, settled: Sequence[int], left: int | None) -> None:
+        """Go on behind the settled tokens."""
+        self.tokens = 0
+        self.version = self._number()
+        self._say(OpenRemote(self.version, tuple(settled), left))
+
+    def close(self) -> None:
+        """Stop, if it runs."""
+        if self.version is not None:
+            self._say(CloseRemote(self.version))
+        self.version = None
+
+
+class Ledger:
+    """Tells the mode switch what rounds and streams took, each second once.
+
+    A change to the remote stream belongs to drafting: what its first token takes longer than the others. So does a change back, for the
+    round that follows begins with the stream's last token. What every answer takes to begin, a prompt to read, is nobody's.
+    """
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+        self._at = 0.0
+        self._is_begun = False
+
+    def start(self, *, now: float) -> None:
+        """The answer begins."""
+        self._at = now
+
+    def note_round(self, tokens: int, *, now: float) -> None:
+        """A verdict settled so many tokens."""
+        seconds = self._lap(now)
+        if not self._is_begun:
+            seconds = min(seconds, round_seconds(self._pair.conditions(), is_parallel=False))
+        self._pair.switch.record("speculate", seconds=seconds, tokens=tokens, remote_step=self._pair.remote_step)
+        self._is_begun = True
+
+    def note_stream(self, tokens: int, *, is_first: bool, now: float) -> None:
+        """The remote stream gave so many; ``is_first``: since it was opened."""
+        seconds, step = self._lap(now), self._pair.remote_step
+        if is_first:
+            change = max(0.0, seconds - tokens * step)
+            if self._is_begun:
+                self._pair.switch.record("speculate", seconds=change, tokens=0, remote_step=step)
+            seconds -= change
+        else:
+            self._pair.note_remote(tokens, seconds)
+        self._pair.switch.record("remote", seconds=seconds, tokens=tokens, remote_step=step)
+        self._is_begun = True
+
+    def note_device(self, *, now: float) -> None:
+        """The device settled tokens alone."""
+        self._pair.switch.record("device", seconds=self._lap(now), tokens=0, remote_step=self._pair.remote_step)
+        self._is_begun = True
+
+    @property
+    def is_begun(self) -> bool:
+        """Something was settled."""
+        return self._is_begun
+
+    def _lap(self, now: float) -> float:
+        seconds, self._at = max(0.0, now - self._at), now
+        return seconds

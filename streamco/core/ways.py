@@ -1,0 +1,166 @@
+"""Who can go on with an answer, who should, and how long trouble with the verifier is borne."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from streamco.core.drafting import Drafting
+from streamco.core.drafts import BranchKind
+from streamco.core.judging import Judging
+from streamco.core.pair import Pair
+from streamco.core.provisional import Emit, ProvisionalAnswer
+from streamco.core.standin import Ledger, StandIn
+from streamco.errors import ConfigError
+from streamco.policies.offload import is_past_exit
+from streamco.policies.rejection import ALTERNATIVES
+
+__all__ = ["SpeculatorOptions", "Way", "Ways"]
+
+Way = Literal["speculate", "device", "remote", "judge"]
+"""Judge: the verifier gives token by token, for nobody can draft or stream."""
+
+_PROBE_AFTER = 64  # tokens the device settled alone, after which the verifier is tried again
+
+
+class SpeculatorOptions(Struct, frozen=True, kw_only=True):
+    """How one answer is made; times in seconds.
+
+    Args:
+        end_ids: tokens that end the text.
+        max_tokens: the answer's longest length; None: no limit.
+        emit: what the reader gets: final tokens, or drafts at once.
+        has_remote: the remote side can generate alone.
+        may_use_device: the device may finish a lossless answer that nobody else can.
+        is_adaptive: False: speculate whether it pays or not.
+        is_parallel: draft while the verdict is out.
+        branch_kinds: which verdicts branches may bet on.
+        most_branches: side by side.
+        alternatives: of each position.
+        most_draft: tokens that the verifier judges in one round.
+        verdict_patience: until a verdict that doesn't come means a dead connection.
+        prompt_patience: the same for the first verdict of a connection.
+        link_patience: that trouble with the verifier may last before somebody else goes on. A selective answer, once it has begun, waits
+            for two rounds at most.
+        last_patience: the same where nobody else can.
+    """
+
+    end_ids: frozenset[int] = frozenset()
+    max_tokens: int | None = None
+    emit: Emit = "verified"
+    has_remote: bool = True
+    may_use_device: bool = False
+    is_adaptive: bool = True
+    is_parallel: bool = True
+    branch_kinds: frozenset[BranchKind] = frozenset({"accept all", "reject"})
+    most_branches: int = 6
+    alternatives: int = ALTERNATIVES
+    most_draft: int = 31
+    verdict_patience: float = 5.0
+    prompt_patience: float = 30.0
+    link_patience: float = 2.0
+    last_patience: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Refuse what can't be."""
+        if self.most_branches < 0 or self.alternatives < 0 or self.most_draft < 1:
+            raise ConfigError(
+                "speculator: expected most_branches >= 0, alternatives >= 0 and most_draft >= 1, "
+                f"got {self.most_branches}, {self.alternatives} and {self.most_draft}"
+            )
+        if min(self.verdict_patience, self.prompt_patience, self.link_patience, self.last_patience) <= 0.0:
+            raise ConfigError("speculator: expected every patience above 0 s")
+
+
+class Ways:
+    """Looks at everybody and says who goes on.
+
+    Attributes:
+        present: the way that was taken last; None: none yet.
+        unasked: tokens that the device settled alone since the last verdict.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        options: SpeculatorOptions,
+        *,
+        answer: ProvisionalAnswer,
+        drafting: Drafting,
+        judging: Judging,
+        remote: StandIn,
+        ledger: Ledger,
+    ) -> None:
+        self.present: Way | None = None
+        self.unasked = 0
+        self._pair = pair
+        self._options = options
+        self._answer = answer
+        self._drafting = drafting
+        self._judging = judging
+        self._remote = remote
+        self._ledger = ledger
+
+    def choose(self, *, now: float) -> Way | None:
+        """The way of the next draft; None: nobody can go on. Asked once a settled boundary, for the mode switch counts."""
+        can_draft, can_judge = not self._drafting.is_out, self._judging.state in {"connecting", "open"}
+        if not self._pair.is_lossless:
+            if can_draft:
+                return self._mode() if self.is_promising(now) and not self._is_past_exit else "device"
+        elif can_draft and can_judge and not self._remote.is_able:
+            self._pair.propose_window()
+            return "speculate"
+        elif can_draft and self.is_promising(now):
+            return self._mode()
+        if self._remote.is_able:
+            return "remote"
+        if can_judge:
+            return "judge"
+        return "device" if can_draft and self._options.may_use_device else None
+
+    def pays_again(self, *, now: float) -> bool:
+        """While the remote side streams: whether to draft again."""
+        if not self._pair.is_lossless or self._drafting.is_out or self._judging.state != "open" or not self.is_promising(now):
+            return False
+        return self._mode() == "speculate"
+
+    def is_promising(self, now: float) -> bool:
+        """Whether a draft would soon be judged."""
+        judging = self._judging
+        if judging.state == "open":
+            return now >= judging.refused_until
+        return judging.state == "connecting" and judging.trouble_since is not None and now < judging.trouble_since + self.patience
+
+    @property
+    def has_help(self) -> bool:
+        """Somebody can go on without the verifier."""
+        return self._remote.is_able or (not self._pair.is_lossless and not self._drafting.is_out)
+
+    @property
+    def patience(self) -> float:
+        """Seconds that trouble may last: a reader of device tokens need not wait as long as one who wants the target's."""
+        if not self.has_help:
+            return self._options.last_patience
+        if self._pair.is_lossless or not self._ledger.is_begun:
+            return self._options.link_patience
+        return min(self._options.link_patience, 2.0 * self._pair.wait)
+
+    def give_up_at(self) -> float | None:
+        """When trouble has lasted too long for the round that waits; None: none does."""
+        judging = self._judging
+        if judging.round is None or judging.round.state == "out" or judging.trouble_since is None:
+            return None
+        return judging.trouble_since + self.patience
+
+    @property
+    def _is_past_exit(self) -> bool:
+        return is_past_exit(self._answer.length, self._options.max_tokens, self._pair.steering.budget)
+
+    def _mode(self) -> Way:
+        """What pays."""
+        self._pair.propose_window()
+        if not self._options.is_adaptive:
+            return "speculate"
+        mode = self._pair.switch.choose(self._pair.conditions(), window=self._pair.proposal)
+        return "speculate" if mode == "device" and self.unasked >= _PROBE_AFTER else mode
