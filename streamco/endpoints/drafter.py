@@ -185,6 +185,11 @@ class Drafter:
         except EngineError as error:
             self._fail(error)
 
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end a text; a draft stops behind one."""
+        return self._engine.info.end_ids
+
     async def aclose(self) -> None:
         """Give all sequences back; returns when the engine has stopped working on them. Idempotent, safe to cancel."""
         self._is_closed = True

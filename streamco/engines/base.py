@@ -104,6 +104,7 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
     width: int  # d_model
     heads: int
     ffn_width: int
+    end_ids: frozenset[int] = frozenset()  # tokens that end a text
 
 
 class Generation(Protocol):

@@ -142,6 +142,7 @@ class LlamaModel:
             width=width,
             heads=int(library.llama_model_n_head(handle)),
             ffn_width=int(self._metadata(f"{architecture}.feed_forward_length") or 4 * width),
+            end_ids=self.end_ids,
         )
 
     def _fingerprint(self) -> str:

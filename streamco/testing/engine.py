@@ -145,6 +145,7 @@ class FakeEngine:
             width=1,
             heads=1,
             ffn_width=1,
+            end_ids=frozenset({self.end_id}),
         )
 
     def tokenize(self, text: str, *, special: bool = False, bos: bool = False) -> list[int]:

@@ -29,6 +29,7 @@ def test_the_facts_are_the_models(engine: LlamaEngine) -> None:
     info = engine.info
     assert info.vocabulary_size == 49_152
     assert info.vocabulary.startswith("49152:")
+    assert set(engine.tokenize("<|im_end|>", special=True)) <= info.end_ids
     assert (info.layers, info.width, info.heads, info.ffn_width) == (30, 576, 9, 1536)
     assert info.context_tokens == 512  # what it was opened with
     assert engine._model.info.context_tokens == 8192  # what it was trained for

@@ -35,6 +35,7 @@ def test_without_a_model_the_script_is_said_from_where_it_stands() -> None:
     assert engine.detokenize(written.tokens) == b"one two"
     rest = draft(sequence, 5)
     assert (engine.detokenize(rest.tokens), rest.reason, rest.tokens[-1]) == (b" three", "stop", engine.end_id)
+    assert engine.info.end_ids == {engine.end_id}
     sequence.truncate(3)
     assert engine.detokenize(verify(sequence, engine.tokenize(" two four")).greedy[:3]) == b" two threeone"
 
