@@ -18,6 +18,7 @@ __all__ = [
     "FULL",
     "HAS_NATIVE",
     "WAKE",
+    "NodeTap",
     "Ring",
     "argmax",
     "log_probability",
@@ -37,7 +38,7 @@ def _is_built() -> bool:
     if os.environ.get("STREAMCO_NO_NATIVE", "") not in {"", "0"}:
         return False
     try:
-        for leaf in ("ring", "ssescan", "tokenpack", "topk"):
+        for leaf in ("nodetap", "ring", "ssescan", "tokenpack", "topk"):
             import_module(f"{__name__}.{leaf}")
     except ImportError:
         return False
@@ -47,11 +48,13 @@ def _is_built() -> bool:
 HAS_NATIVE = _is_built()
 
 if TYPE_CHECKING or not HAS_NATIVE:
+    from streamco._native.nodetap_py import NodeTap
     from streamco._native.ring_py import Ring
     from streamco._native.ssescan_py import scan_events
     from streamco._native.tokenpack_py import pack, packed_size, unpack, unpack_into
     from streamco._native.topk_py import argmax, log_probability, row_at, sample_row, softmax_into, top_k
 else:
+    from streamco._native.nodetap import NodeTap
     from streamco._native.ring import Ring
     from streamco._native.ssescan import scan_events
     from streamco._native.tokenpack import pack, packed_size, unpack, unpack_into

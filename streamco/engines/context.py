@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from streamco.engines.abort import AbortFlag
+from streamco.engines.attention import AttentionTap
 from streamco.engines.model import LlamaModel
 from streamco.errors import EngineError
 
@@ -30,12 +31,23 @@ class LlamaContext:
         threads: how many compute.
         unified: any sequence may use any cell, and shared prefixes are stored once. Else each has its part of the cells, in the order of
             its positions, whatever others do: attention sums in the order of cells, and another order is another result.
+        attention_layers: whose attention ``attention`` can tell; it is then computed without the flash kernel.
 
     Raises:
         EngineError: there is not enough memory.
     """
 
-    def __init__(self, model: LlamaModel, *, cells: int, sequences: int, rows: int, threads: int, unified: bool = True) -> None:
+    def __init__(
+        self,
+        model: LlamaModel,
+        *,
+        cells: int,
+        sequences: int,
+        rows: int,
+        threads: int,
+        unified: bool = True,
+        attention_layers: Sequence[int] = (),
+    ) -> None:
         library = self._library = model.library
         parameters = library.llama_context_default_params()
         parameters.n_ctx = cells
@@ -44,12 +56,18 @@ class LlamaContext:
         parameters.kv_unified = unified
         parameters.n_threads = parameters.n_threads_batch = threads
         parameters.no_perf = True
+        self._tap = AttentionTap(library, attention_layers) if attention_layers else None
+        if self._tap is not None:
+            self._tap.attach(library, parameters)
         self.abort = AbortFlag()
         self._handle = library.llama_init_from_model(model.handle, parameters)
         if not self._handle:
             raise EngineError(f"model {model.path.name}: expected memory for a context of {cells} tokens, got none")
         self.abort.attach(library, self._handle)
         self._memory = library.llama_get_memory(self._handle)
+        if self._tap is not None and not unified:
+            self._tap.divide(int(library.llama_n_ctx_seq(self._handle)))
+        self.reads_attention = False
         self._threads = threads
         self._is_unified = unified
         self._row_type = ctypes.c_float * model.vocabulary_size
@@ -104,9 +122,36 @@ class LlamaContext:
         return stop - 1
 
     def decode(self) -> int:
-        """Compute the rows and forget them; llama_decode's status: 0, ``NO_ROOM``, ``ABORTED``, negative: failed."""
-        self._batch.n_tokens, self.count = self.count, 0
-        return int(self._library.llama_decode(self._handle, self._batch))
+        """Compute the rows and forget them; llama_decode's status: 0, ``NO_ROOM``, ``ABORTED``, negative: failed.
+
+        Where ``reads_attention`` was set, it is for this batch alone.
+
+        Raises:
+            EngineError: attention layers are read, and the graph is not as expected.
+        """
+        count, self.count = self.count, 0
+        self._batch.n_tokens = count
+        if self._tap is None:
+            return int(self._library.llama_decode(self._handle, self._batch))
+        self._tap.begin(reads=self.reads_attention)
+        self.reads_attention = False
+        status = int(self._library.llama_decode(self._handle, self._batch))
+        if status == 0:
+            self._tap.finish(self._sequences[:count], self._positions[:count])
+        return status
+
+    def attention(self, row: int) -> NDArray[np.float32]:
+        """What a row of the last decode, which read attention, pays to each token of its sequence up to itself.
+
+        Returns:
+            Shape (attention layers, tokens): the mean over the heads; each layer sums to 1.
+
+        Raises:
+            EngineError: no attention was read.
+        """
+        if self._tap is None:
+            raise EngineError("attention: expected a context with attention_layers, got one without")
+        return self._tap.weights(row)
 
     def logits(self, row: int) -> NDArray[np.float32]:
         """The logits of a row of the last decode, shape (vocabulary,); a view that the next decode overwrites.
@@ -135,7 +180,10 @@ class LlamaContext:
 
     def remove(self, sequence: int, start: int, stop: int = -1) -> bool:
         """Forget positions ``start`` to ``stop`` (-1: all after); False where the model's memory can't do that."""
-        return bool(self._library.llama_memory_seq_rm(self._memory, sequence, start, stop))
+        is_removed = bool(self._library.llama_memory_seq_rm(self._memory, sequence, start, stop))
+        if is_removed and self._tap is not None:
+            self._tap.remove(sequence, start, stop)
+        return is_removed
 
     def copy(self, source: int, target: int, stop: int) -> None:
         """Let ``target``, which is empty, share the source's positions before ``stop``; or copy them, where the cells aren't unified."""
@@ -143,10 +191,14 @@ class LlamaContext:
         library.llama_memory_seq_cp(memory, source, target, 0, stop if self._is_unified else -1)
         if not self._is_unified:  # llama.cpp aborts the process when it is asked for less than all of another sequence's cells
             library.llama_memory_seq_rm(memory, target, stop, -1)
+        if self._tap is not None:
+            self._tap.copy(source, target, stop)
 
     def clear(self) -> None:
         """Forget everything."""
         self._library.llama_memory_clear(self._memory, False)
+        if self._tap is not None:
+            self._tap.clear()
 
     def close(self) -> None:
         """Free the memory; idempotent."""

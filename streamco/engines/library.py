@@ -16,7 +16,7 @@ from typing import Any
 
 from streamco.errors import EngineError
 
-__all__ = ["collected_errors", "load_library", "native_function"]
+__all__ = ["collected_errors", "library_address", "load_library", "native_function"]
 
 _lock = threading.Lock()
 _library: Any = None
@@ -26,6 +26,22 @@ _ERROR_LEVEL = 4  # GGML_LOG_LEVEL_ERROR; GGML_LOG_LEVEL_CONT (5) goes on with t
 def native_function(name: str) -> Any:
     """A function of the C library, for use as a callback that needs no Python."""
     return getattr(ctypes.cdll.msvcrt if sys.platform == "win32" else ctypes.CDLL(None), name)
+
+
+def library_address(library: Any, name: str) -> int:
+    """Where a function of llama.cpp or of the ggml it runs on lies.
+
+    Raises:
+        EngineError: this build doesn't export it.
+    """
+    try:
+        function = getattr(library.llama_cpp._lib, name)  # with the libraries it depends on
+    except AttributeError:
+        try:
+            function = getattr(ctypes.CDLL("ggml-base.dll" if sys.platform == "win32" else "libggml-base.so"), name)
+        except (OSError, AttributeError) as exc:
+            raise EngineError(f"llama.cpp: expected a library that exports {name}, got {exc}") from exc
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def load_library() -> Any:

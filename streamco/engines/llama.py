@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from streamco.engines.attention import check_attention
 from streamco.engines.base import EngineOptions, Generation, GenerationRequest, ModelInfo, TokenSequence
 from streamco.engines.context import LlamaContext
 from streamco.engines.decoder import CHUNK
@@ -93,6 +94,7 @@ class LlamaEngine:
                 rows=rows,
                 threads=self._share.threads,
                 unified=not options.exact,
+                attention_layers=_layers(options, model.info.layers),
             )
         except BaseException:
             model.close()
@@ -173,6 +175,8 @@ class LlamaEngine:
         failure: BaseException | None = None
         try:
             self._loop.warm_up()
+            if self.options.attention_layers:
+                check_attention(self._context)
             self._is_warm.set()
             self._loop.run()
         except BaseException as exc:  # noqa: BLE001  # every consumer must hear of it
@@ -200,6 +204,14 @@ def _check_options(options: EngineOptions) -> None:
     most = MOST_SEQUENCES // 2 if options.exact else MOST_SEQUENCES - 1
     if sequences > most:
         raise ConfigError(f"max_sequences and held_sequences: expected at most {most} together, got {sequences}")
+
+
+def _layers(options: EngineOptions, count: int) -> list[int]:
+    """The layers that are read, counted from 0."""
+    for layer in options.attention_layers:
+        if not -count <= layer < count:
+            raise ConfigError(f"attention_layers: expected layers from {-count} to {count - 1}, got {layer}")
+    return sorted({layer % count for layer in options.attention_layers})
 
 
 _open_engines: weakref.WeakSet[LlamaEngine] = weakref.WeakSet()

@@ -25,7 +25,7 @@ from streamco.engines.order import BatchOrder, next_batch
 from streamco.engines.pacing import StepPacer
 from streamco.engines.reading import Reading
 from streamco.engines.slots import SlotTable
-from streamco.engines.tasks import Task, Verification
+from streamco.engines.tasks import Draft, Task, Verification
 from streamco.engines.threads import ThreadShare
 from streamco.errors import EngineError
 
@@ -234,11 +234,14 @@ class EngineLoop:
             slot = slot_of(work)
             assert work.next_token is not None
             context.add(work.next_token, len(slot.ids), slot.sequence, wants_logits=True)
+        context.reads_attention = reads = bool(self._options.attention_layers) and any(map(_has_drafted, ready))
         if not self._decoder.compute(ready, rows=len(ready)):
             return
         for row, work in enumerate(ready):
             assert work.next_token is not None
             slot_of(work).ids.append(work.next_token)
+            if reads and isinstance(work, Draft) and work.has_drafted:
+                work.notice(context.attention(row))
             self._accept(work, row)
         self._writing = [work for work in self._writing if not self._is_over(work)]
 
@@ -310,3 +313,7 @@ class EngineLoop:
             self._slots.release(work.slot)
             self._generations -= 1
             work.slot = None
+
+
+def _has_drafted(work: Work) -> bool:
+    return isinstance(work, Draft) and work.has_drafted

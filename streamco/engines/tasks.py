@@ -10,11 +10,14 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
+from msgspec.structs import replace
+
 from streamco._native import WAKE, Ring
 from streamco.engines.base import Prediction, TaskEnd, TaskTimings
 from streamco.engines.prediction import Predictor
 from streamco.engines.slots import Slot
 from streamco.errors import EngineError
+from streamco.policies.importance import draft_importance
 
 if TYPE_CHECKING:
     import numpy as np
@@ -263,6 +266,7 @@ class Draft(Task):
         self._count = count
         self._predictor = predictor
         self._end_ids = end_ids
+        self._attention: list[NDArray[np.float32]] = []  # what each drafted token's row pays to them
 
     def plan(self, context: int) -> None:
         """The ids there are and those that are given; as many new ones as the context has room for."""
@@ -275,9 +279,20 @@ class Draft(Task):
         if self._count < 1:
             raise EngineError(f"draft: expected a sequence shorter than the context of {context} tokens, got {len(ids)}")
 
+    @property
+    def has_drafted(self) -> bool:
+        """The next row is that of a token it drew itself."""
+        return self._made > 0
+
+    def notice(self, attention: NDArray[np.float32]) -> None:
+        """What the next row pays to each token of the sequence, shape (layers, tokens); told before ``accept``."""
+        self._attention.append(attention[:, len(self.prompt) :])
+
     def accept(self, logits: NDArray[np.float32]) -> None:
         """Draw the next token; the first one settles the ids that were given."""
         prediction = self._predictor.draw(logits, len(self.prompt) + self._made)
+        if self._attention:
+            prediction = replace(prediction, importance=draft_importance(self._attention))
         if prediction.token is None:
             raise AssertionError("a token was drawn")
         self.next_token = prediction.token

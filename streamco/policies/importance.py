@@ -7,14 +7,14 @@ chunk is compared with other chunks of the same age, and thresholds are profiled
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamco.errors import ConfigError
 
-__all__ = ["chunk_importance", "column_sums"]
+__all__ = ["chunk_importance", "column_sums", "draft_importance"]
 
 Floats = NDArray[np.float64] | NDArray[np.float32]
 
@@ -51,6 +51,18 @@ def chunk_importance(sums: NDArray[np.float64], start: int, count: int) -> float
         raise ConfigError(f"importance: expected start >= 0 and count >= 1, got {start} and {count}")
     chunk = sums[start : start + count]
     return float(chunk.mean()) if chunk.size else 0.0
+
+
+def draft_importance(rows: Sequence[Floats]) -> float:
+    """The i of a draft that is being written: mean attention to those of its tokens whose own row is there.
+
+    Args:
+        rows: what the row of each token of the draft, from the first on, pays to the draft's tokens up to itself, shape (layers, n).
+
+    Raises:
+        ConfigError: no rows.
+    """
+    return chunk_importance(column_sums(rows), 0, len(rows))
 
 
 def _average(row: Floats) -> NDArray[np.float64]:

@@ -98,8 +98,20 @@ class FakeContext:
     last: ClassVar[FakeContext]
     answer: ClassVar[Callable[[int], int]] = staticmethod(lambda token: token + 1)
 
-    def __init__(self, model: FakeModel, *, cells: int, sequences: int, rows: int, threads: int, unified: bool = True) -> None:
+    def __init__(
+        self,
+        model: FakeModel,
+        *,
+        cells: int,
+        sequences: int,
+        rows: int,
+        threads: int,
+        unified: bool = True,
+        attention_layers: Sequence[int] = (),
+    ) -> None:
         FakeContext.last = self
+        self.attention_layers = attention_layers
+        self.reads_attention = False
         self.cells, self.sequences, self.rows, self.threads, self.unified = cells, sequences, rows, threads, unified
         self.abort = Flag()
         self.batches: list[list[Row]] = []
@@ -163,6 +175,12 @@ class FakeContext:
         logits = np.zeros(256, dtype=np.float32)
         logits[type(self).answer(asked.token) % 256] = 10.0
         return logits
+
+    def attention(self, row: int) -> NDArray[np.float32]:
+        """All of it on the row's own token, but for 0.1 on each before it."""
+        asked = self.batches[-1][row]
+        others = np.full(asked.position, 0.1, dtype=np.float32)
+        return np.tile(np.append(others, 1.0 - others.sum()), (len(self.attention_layers), 1)).astype(np.float32)
 
     def use_threads(self, count: int) -> None:
         self.threads = count

@@ -615,3 +615,18 @@ def test_a_reader_sees_each_row_in_turn_and_makes_the_predictions(make_engine: M
     answer = verify(sequence, b"y", reader=Odd())
     assert (answer.reason, answer.error) == ("error", "expected no y")
     assert extend(sequence, b"z").reason == "done"
+
+
+def test_a_draft_tells_the_attention_to_its_own_tokens(make_engine: MakeEngine) -> None:
+    sequence = make_engine(held_sequences=1, attention_layers=(0,)).hold()
+    extend(sequence, b"ab")
+    told = [prediction.importance for prediction in draft(sequence, 4).predictions]
+    assert told[0] is None  # nothing of it has been decoded yet
+    assert told[1:] == pytest.approx([0.8, (0.9 + 0.7) / 2, (1.0 + 0.8 + 0.6) / 3])
+
+
+def test_without_layers_nothing_is_told_of_attention(make_engine: MakeEngine) -> None:
+    sequence = make_engine(held_sequences=1).hold()
+    extend(sequence, b"ab")
+    assert {prediction.importance for prediction in draft(sequence, 3).predictions} == {None}
+    assert not FakeContext.last.attention_layers

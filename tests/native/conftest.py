@@ -22,6 +22,11 @@ def load_twin(leaf: str, twin: str) -> ModuleType:
 
 
 @pytest.fixture(scope="module", params=TWINS)
+def nodetap(request: pytest.FixtureRequest) -> ModuleType:
+    return load_twin("nodetap", request.param)
+
+
+@pytest.fixture(scope="module", params=TWINS)
 def ring(request: pytest.FixtureRequest) -> ModuleType:
     return load_twin("ring", request.param)
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.errors import ConfigError
-from streamco.policies.importance import chunk_importance, column_sums
+from streamco.policies.importance import chunk_importance, column_sums, draft_importance
 
 
 def causal(seed: int, tokens: int, heads: int = 3) -> list[np.ndarray]:
@@ -61,3 +61,14 @@ def test_rows_without_keys_and_chunks_without_tokens_are_refused() -> None:
         column_sums([np.array(1.0)])
     with pytest.raises(ConfigError, match="count >= 1, got 3 and 0"):
         chunk_importance(np.ones(4), 3, 0)
+
+
+def test_a_drafts_importance_is_the_mean_of_what_its_tokens_got_so_far() -> None:
+    rows = [np.array([[0.4]]), np.array([[0.2, 0.6]]), np.array([[0.1, 0.2, 0.3]])]
+    assert draft_importance(rows[:1]) == pytest.approx(0.4)
+    assert draft_importance(rows) == pytest.approx((0.7 + 0.8 + 0.3) / 3)
+
+
+def test_a_draft_without_rows_has_no_importance() -> None:
+    with pytest.raises(ConfigError):
+        draft_importance([])

@@ -1,0 +1,9 @@
+from collections.abc import Sequence
+
+class NodeTap:
+    callback: int
+    state: int
+    is_understood: bool
+    def __init__(self, name_of: int, read: int, indexed: bytes, wanted: Sequence[bytes]) -> None: ...
+    def arm(self, values: bool, /) -> None: ...
+    def copies(self) -> list[tuple[int, tuple[int, int, int, int], bytes]]: ...
