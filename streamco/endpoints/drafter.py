@@ -318,7 +318,8 @@ class Drafter:
         if is_finished:
             line.count = 0
         if predictions or is_finished:
-            self._emit(TokensDrafted(version, tuple(map(self._tell, predictions)), is_finished))
+            importance = predictions[-1].importance if predictions else None
+            self._emit(TokensDrafted(version, tuple(map(self._tell, predictions)), is_finished, importance))
         if failure is not None:
             raise failure
 
