@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from streamco.endpoints.base import Capabilities, Endpoint, EndpointStream, Request, TokenPrices
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.endpoints.openai import OpenAIEndpoint
+    from streamco.endpoints.verifier import VerifierEndpoint
     from streamco.engines.base import EngineOptions
     from streamco.errors import (
         AllEndpointsFailed,
@@ -59,6 +60,7 @@ _HOMES = {
     "streamco.endpoints.base": ("Capabilities", "Endpoint", "EndpointStream", "Request", "TokenPrices"),
     "streamco.endpoints.device": ("DeviceEndpoint",),
     "streamco.endpoints.openai": ("OpenAIEndpoint",),
+    "streamco.endpoints.verifier": ("VerifierEndpoint",),
     "streamco.engines.base": ("EngineOptions",),
     "streamco.errors": (
         "AllEndpointsFailed",
@@ -120,6 +122,7 @@ __all__ = [
     "TokenStream",
     "Totals",
     "UsageError",
+    "VerifierEndpoint",
     "__version__",
 ]
 

@@ -23,6 +23,7 @@ from streamco.testing.link import LinkProxy
 from streamco.testing.network import FaultProxy
 from streamco.testing.sequences import FakeDistribution
 from streamco.testing.server import ScriptedServer
+from streamco.testing.verifier import Forget, Refuse, ScriptedVerifier, Send
 
 __all__ = [
     "DONE",
@@ -34,12 +35,16 @@ __all__ = [
     "FaultPlan",
     "FaultProxy",
     "Faults",
+    "Forget",
     "LinkProxy",
     "Pause",
     "RecordedRequest",
+    "Refuse",
     "Reset",
     "ScriptedEndpoint",
     "ScriptedServer",
+    "ScriptedVerifier",
+    "Send",
     "Stall",
     "Strike",
     "VirtualTimeLoop",

@@ -1,0 +1,403 @@
+"""A verifier whose target is a function, on the loopback: it speaks the protocol of docs/verifier-protocol.md, and fails as it is told to.
+
+The server takes the next step of its queue for each draft and judges it where there is none, the same for each open or resume. Every
+draft is kept for inspection, and every session's context, so a test can ask whether both sides hold the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import ssl
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from http import HTTPStatus
+from random import Random
+from typing import TYPE_CHECKING, Self
+
+from msgspec import Struct
+
+from streamco.engines.sampling import candidates
+from streamco.errors import ConfigError
+from streamco.policies.acceptance import Distribution, verify_greedy, verify_sampled, verify_threshold
+from streamco.testing.answers import Cut, Pause, Reset, Stall
+from streamco.testing.sequences import Successor
+from streamco.wire.rows import Row, quantise
+from streamco.wire.verify import (
+    PATH,
+    SUBPROTOCOL,
+    Close,
+    Draft,
+    Extend,
+    Hello,
+    Open,
+    Opened,
+    Resume,
+    Resumed,
+    Rule,
+    RuleKind,
+    Verdict,
+    VerifyLimits,
+)
+from streamco.wire.verify_checks import prefix_hash
+from streamco.wire.verify_codec import VerifyCodec
+from streamco.wire.verify_errors import NotResumableError, UnauthorisedError, UnknownSessionError, VerifyProtocolError
+from streamco.wire.verify_server import VerifyServer
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from websockets.asyncio.server import Server, ServerConnection
+    from websockets.http11 import Request, Response
+
+__all__ = ["Forget", "Refuse", "ScriptedVerifier", "Send", "VerifierStep", "judge"]
+
+
+class Refuse(Struct, frozen=True):
+    """Refuse it with this error; its session and round are filled in."""
+
+    kind: type[VerifyProtocolError]
+    retry_after: float | None = None
+    message: str = "scripted"
+    is_about_round: bool = True  # where it answers a draft; False: the session ends
+
+
+class Forget(Struct, frozen=True):
+    """Cut the connection and lose every session, as a server does that was killed."""
+
+
+class Send(Struct, frozen=True):
+    """Send these bytes as a message in the answer's place."""
+
+    data: bytes
+
+
+VerifierStep = Pause | Cut | Reset | Stall | Refuse | Forget | Send | None
+"""What becomes of a draft, an open or a resume: answered late, cut, never answered, refused, answered by bytes; None: answered."""
+
+
+class _Session(Struct):
+    """What the server holds of one answer."""
+
+    ids: list[int]
+    rule: Rule
+    top_k: int
+    rng: Random
+
+
+class ScriptedVerifier:
+    """The server; use it as an async context manager.
+
+    Args:
+        target: what follows which ids.
+        vocabulary, vocabulary_size: the fingerprint and the number of ids, as ``ModelInfo`` has them.
+        model: what the welcome calls it.
+        token: bearer token that clients must bring; None: anybody may come.
+        limits: sizes that it announces.
+        status: answer every connection with this HTTP status instead; None: accept.
+        port: to listen on; 0: a free one.
+        tls: serve wss with this context.
+
+    Attributes:
+        drafts: every draft received, in order.
+        connections_total: WebSockets ever accepted.
+    """
+
+    def __init__(
+        self,
+        target: Successor,
+        *,
+        vocabulary: str,
+        vocabulary_size: int,
+        model: str = "scripted",
+        token: str | None = None,
+        limits: VerifyLimits | None = None,
+        status: int | None = None,
+        port: int = 0,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.target = target
+        self.token = token
+        self.status = status
+        self.drafts: list[Draft] = []
+        self.connections_total = 0
+        self._vocabulary = vocabulary
+        self._codec = VerifyCodec(vocabulary_size, limits)
+        self._model = model
+        self._tls = tls
+        self._wanted_port = port
+        self._steps: list[VerifierStep] = []
+        self._open_steps: list[VerifierStep] = []
+        self._held: dict[bytes, _Session] = {}
+        self._connections: set[_Connection] = set()
+        self._server: Server | None = None
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        assert self._server is not None, "the server is not running"
+        port: int = next(iter(self._server.sockets)).getsockname()[1]
+        return port
+
+    @property
+    def url(self) -> str:
+        """What a ``VerifierEndpoint`` takes."""
+        return f"{'ws' if self._tls is None else 'wss'}://127.0.0.1:{self.port}"
+
+    @property
+    def contexts(self) -> list[list[int]]:
+        """The ids of each session that it holds, oldest first."""
+        return [list(session.ids) for session in self._held.values()]
+
+    @property
+    def connections_open(self) -> int:
+        """Connections that are open now."""
+        return len(self._connections)
+
+    def script(self, *steps: VerifierStep) -> None:
+        """What becomes of the next drafts, in place of what was queued; those behind them are judged."""
+        self._steps = list(steps)
+
+    def script_opens(self, *steps: VerifierStep) -> None:
+        """What becomes of the next opens and resumes."""
+        self._open_steps = list(steps)
+
+    def forget(self) -> None:
+        """Lose every session; those of open connections are not told."""
+        self._held.clear()
+
+    def cut(self) -> None:
+        """Reset every connection."""
+        for connection in list(self._connections):
+            connection.reset()
+
+    async def start(self) -> None:
+        """Listen on 127.0.0.1."""
+        from websockets.asyncio.server import serve
+        from websockets.typing import Subprotocol
+
+        self._server = await serve(
+            self._serve,
+            "127.0.0.1",
+            self._wanted_port,
+            subprotocols=[Subprotocol(SUBPROTOCOL)],
+            compression=None,
+            process_request=self._admit,
+            max_size=self._codec.limits.frame_bytes,
+            ping_interval=None,
+            close_timeout=1,
+            ssl=self._tls,
+        )
+
+    async def aclose(self) -> None:
+        """Stop listening and reset every connection; sessions are kept."""
+        if self._server is None:
+            return
+        server, self._server = self._server, None
+        self._wanted_port = next(iter(server.sockets)).getsockname()[1]
+        server.close(close_connections=False)
+        self.cut()
+        server.close()
+        await server.wait_closed()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    def _admit(self, socket: ServerConnection, request: Request) -> Response | None:
+        if self.status is not None:
+            return socket.respond(HTTPStatus(self.status), "scripted\n")
+        return None if request.path == PATH else socket.respond(HTTPStatus.NOT_FOUND, "no such path\n")
+
+    async def _serve(self, socket: ServerConnection) -> None:
+        from websockets.exceptions import ConnectionClosed
+
+        self.connections_total += 1
+        connection = _Connection(self, socket, VerifyServer(self._codec, self._vocabulary, model=self._model))
+        self._connections.add(connection)
+        try:
+            async for message in socket:
+                await connection.take(message)
+        except ConnectionClosed:
+            pass
+        finally:
+            self._connections.discard(connection)
+            connection.leave()
+
+    def _next_step(self, *, is_draft: bool) -> VerifierStep:
+        steps = self._steps if is_draft else self._open_steps
+        return steps.pop(0) if steps else None
+
+
+class _Connection:
+    """One client."""
+
+    def __init__(self, server: ScriptedVerifier, socket: ServerConnection, protocol: VerifyServer) -> None:
+        self._server = server
+        self._socket = socket
+        self._protocol = protocol
+        self._keys: dict[int, bytes] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def take(self, message: bytes | str) -> None:
+        """Act upon a message."""
+        frame = self._protocol.receive(message)
+        match frame:
+            case Hello():
+                self._greet(frame)
+            case Open() | Resume() | Draft():
+                if isinstance(frame, Draft):
+                    self._server.drafts.append(frame)
+                step = self._server._next_step(is_draft=isinstance(frame, Draft))
+                if isinstance(frame, Open):
+                    self._begin(frame)
+                task = asyncio.create_task(self._answer(frame, step))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+                await asyncio.sleep(0)
+            case Extend():
+                held = self._find(frame.session)
+                if held is not None:
+                    held.ids[frame.base :] = frame.ids
+            case Close():
+                self._server._held.pop(self._keys.pop(frame.session, b""), None)
+        await self._send()
+
+    def reset(self) -> None:
+        """Drop the connection without a good-bye."""
+        self._socket.transport.abort()
+
+    def leave(self) -> None:
+        """It is gone."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _greet(self, hello: Hello) -> None:
+        request = self._socket.request
+        given = "" if request is None else request.headers.get("Authorization", "")
+        brought = hello.token if hello.token is not None else given.removeprefix("Bearer ")
+        if self._server.token is not None and brought != self._server.token:
+            self._protocol.refuse(UnauthorisedError("hello: expected a token of this server, got another one or none"))
+        else:
+            self._protocol.welcome()
+
+    def _begin(self, frame: Open) -> None:
+        key = Random(f"{len(self._server._held)} {self._server.connections_total} {frame.session}").randbytes(16)
+        self._keys[frame.session] = key
+        self._server._held[key] = _Session(list(frame.ids), frame.rule, frame.top_k, Random(frame.rule.seed))
+
+    def _find(self, number: int) -> _Session | None:
+        held = self._server._held.get(self._keys.get(number, b""))
+        if held is None:
+            self._protocol.refuse(UnknownSessionError(f"session {number}: expected one that is held, got none", session=number))
+        return held
+
+    async def _answer(self, frame: Open | Resume | Draft, step: VerifierStep) -> None:
+        from websockets.exceptions import ConnectionClosed
+
+        with suppress(ConnectionClosed):
+            await self._play(frame, step)
+
+    async def _play(self, frame: Open | Resume | Draft, step: VerifierStep) -> None:
+        match step:
+            case Stall():
+                return
+            case Cut():
+                await self._socket.close()
+                return
+            case Reset():
+                self.reset()
+                return
+            case Forget():
+                self._server.forget()
+                self.reset()
+                return
+            case Send(data):
+                await self._socket.send(data)
+                return
+            case Refuse():
+                turn = frame.round_number if isinstance(frame, Draft) and step.is_about_round else None
+                error = step.kind(step.message, session=frame.session, round_number=turn, retry_after=step.retry_after)
+                self._protocol.refuse(error)
+            case Pause(seconds):
+                await asyncio.sleep(seconds)
+                self._act(frame)
+            case None:
+                self._act(frame)
+        await self._send()
+
+    def _act(self, frame: Open | Resume | Draft) -> None:
+        match frame:
+            case Open():
+                self._protocol.send(Opened(frame.session, self._keys[frame.session], 0))
+            case Resume():
+                self._resume(frame)
+            case Draft():
+                held = self._find(frame.session)
+                if held is None:
+                    return
+                held.ids[frame.base :] = frame.ids[: frame.given]
+                verdict = judge(self._server.target, held.ids, frame, held.rule, top_k=held.top_k, rng=held.rng)
+                held.ids += frame.pending[: verdict.accepted]
+                held.ids += [] if verdict.token is None else [verdict.token]
+                self._protocol.send(verdict)
+
+    def _resume(self, frame: Resume) -> None:
+        held = self._server._held.get(frame.key)
+        if held is None or (len(held.ids) >= frame.base and prefix_hash(held.ids[: frame.base]) != frame.prefix):
+            self._protocol.refuse(NotResumableError("session: expected one that is held, got none", session=frame.session))
+            return
+        del held.ids[frame.base :]
+        self._keys[frame.session] = frame.key
+        self._protocol.resume(Resumed(frame.session, len(held.ids), prefix_hash(held.ids)), held.rule)
+
+    async def _send(self) -> None:
+        for message in self._protocol.take_messages():
+            await self._socket.send(message)
+        if self._protocol.is_closed:
+            await self._socket.close(1008)
+
+
+def judge(target: Successor, ids: Sequence[int], draft: Draft, rule: Rule, *, top_k: int = 0, rng: Random | None = None) -> Verdict:
+    """What a target says of a draft behind these ids, as ``streamco serve`` would.
+
+    Raises:
+        ConfigError: rule sample without rows.
+    """
+    import numpy as np
+
+    pending = draft.pending
+    places = range(len(pending) + 1)
+    logits = [_logits(target([*ids, *pending[:place]])) for place in places]
+    if rule.kind is RuleKind.SAMPLE:
+        if len(draft.rows) != len(pending):
+            raise ConfigError(f"verdict: expected a row for each of {len(pending)} draft tokens, got {len(draft.rows)}")
+        sampling = {"temperature": rule.temperature, "top_k": rule.top_k, "top_p": rule.top_p, "min_p": rule.min_p}
+        drawable = [Distribution(*candidates(row, **sampling)) for row in logits]  # type: ignore[arg-type]
+        result = verify_sampled(pending, [row.distribution() for row in draft.rows], drawable, rng or Random(rule.seed))
+    elif rule.kind is RuleKind.THRESHOLD:
+        result = verify_threshold(pending, [Distribution(*candidates(row, temperature=1.0)) for row in logits], rule.threshold)
+    else:
+        result = verify_greedy(pending, [int(np.argmax(row)) for row in logits])
+    scale = rule.temperature if rule.kind is RuleKind.SAMPLE else 1.0
+    rows = tuple(_row(row, scale, top_k) for row in logits) if top_k else ()
+    return Verdict(draft.session, draft.round_number, result.accepted, result.token, rows=rows)
+
+
+def _logits(probabilities: Mapping[int, float]) -> NDArray[np.float32]:
+    import numpy as np
+
+    logits = np.full(max(probabilities) + 1, -1e4, dtype=np.float32)
+    for token, share in probabilities.items():
+        if share > 0:
+            logits[token] = math.log(share)
+    return logits
+
+
+def _row(logits: NDArray[np.float32], temperature: float, count: int) -> Row:
+    ids, shares = candidates(logits, temperature=temperature)
+    best = [(int(token), float(share)) for token, share in zip(ids[:count], shares[:count], strict=True) if share > 0]
+    return quantise(best, is_whole=False)

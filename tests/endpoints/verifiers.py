@@ -1,0 +1,121 @@
+"""What the tests of verifiers share: a target and its draft model as functions, a session that is talked to by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from streamco.config import Timeouts
+from streamco.core.speculation import (
+    CloseVerifier,
+    ConnectVerifier,
+    SendDraft,
+    VerdictReceived,
+    VerifierConnected,
+)
+from streamco.endpoints.verifier import VerifierEndpoint
+from streamco.endpoints.verifying import Verifier, VerifierEvent, VerifierSession
+from streamco.testing import FakeDistribution, FakeEngine
+from streamco.wire.rows import Row
+from streamco.wire.verify import Rule
+
+SIZE = 300  # ids
+TARGET = FakeDistribution(7, SIZE)
+DRAFTER = FakeDistribution(7, SIZE, noise=1.0)
+PROMPT = (5, 17, 250)
+QUICK = Timeouts(connect=5, first_token=5, next_token=5, socket=5, cancel=1)
+
+Event = TypeVar("Event", bound=VerifierEvent)
+
+
+def best(model: FakeDistribution, ids: Sequence[int]) -> int:
+    shares = model(ids)
+    return max(shares, key=lambda token: (shares[token], -token))
+
+
+def greedy(model: FakeDistribution, ids: Sequence[int], count: int) -> list[int]:
+    """What a model writes by itself behind these ids."""
+    text = list(ids)
+    for _ in range(count):
+        text.append(best(model, text))
+    return text[len(ids) :]
+
+
+def an_engine(size: int = SIZE) -> FakeEngine:
+    """A draft model, of which only the vocabulary matters here."""
+    from streamco.testing.engine import FakeVocabulary
+
+    return FakeEngine(vocabulary=FakeVocabulary(size=size))
+
+
+class Talk:
+    """A session and what it told."""
+
+    def __init__(self, verifier: Verifier, prompt: Sequence[int] = PROMPT, **options: Any) -> None:
+        options.setdefault("rule", Rule())
+        self.prompt = tuple(prompt)
+        self.events: list[VerifierEvent] = []
+        self.answer: list[int] = []  # that both sides hold
+        self._told: asyncio.Queue[VerifierEvent] = asyncio.Queue()
+        self._round = -1
+        self.session: VerifierSession = verifier.open(prompt, self._take, **options)
+
+    def _take(self, event: VerifierEvent) -> None:
+        self.events.append(event)
+        self._told.put_nowait(event)
+
+    async def next(self, kind: type[Event], *, limit: float = 10.0) -> Event:
+        """What it tells next, which must be of this kind."""
+        async with asyncio.timeout(limit):
+            event = await self._told.get()
+        assert isinstance(event, kind), event
+        return event
+
+    def has_told(self) -> bool:
+        return not self._told.empty()
+
+    async def connect(self) -> VerifierConnected:
+        self.session.run(ConnectVerifier(tuple(self.answer)))
+        told = await self.next(VerifierConnected)
+        assert told.length == len(self.answer)
+        return told
+
+    def send(self, ids: Sequence[int], *, given: Sequence[int] = (), rows: Sequence[Row] = ()) -> None:
+        self._round += 1
+        self.session.run(SendDraft(self._round, len(self.answer), tuple(given), tuple(ids), tuple(rows)))
+
+    async def judged(self, ids: Sequence[int], *, given: Sequence[int] = (), rows: Sequence[Row] = ()) -> VerdictReceived:
+        """A whole round; its outcome belongs to the answer."""
+        self.send(ids, given=given, rows=rows)
+        verdict = await self.next(VerdictReceived)
+        self.keep(verdict, ids, given)
+        return verdict
+
+    def keep(self, verdict: VerdictReceived, ids: Sequence[int], given: Sequence[int] = ()) -> None:
+        assert verdict.round == self._round
+        self.answer += [*given, *ids[: verdict.accepted]]
+        self.answer += [] if verdict.token is None else [verdict.token]
+
+    async def write(self, count: int, *, window: int = 4) -> list[int]:
+        """An answer by greedy rounds."""
+        while len(self.answer) < count:
+            await self.judged(greedy(DRAFTER, [*self.prompt, *self.answer], window))
+        return self.answer[:count]
+
+    async def aclose(self) -> None:
+        self.session.run(CloseVerifier())
+        await self.session.aclose()
+
+
+@asynccontextmanager
+async def verifier_at(url: str, **options: Any) -> AsyncIterator[VerifierEndpoint]:
+    """One that was started for a draft model of the usual vocabulary."""
+    options.setdefault("timeouts", QUICK)
+    endpoint = VerifierEndpoint(url, name="verifier", **options)
+    await endpoint.start(an_engine())
+    try:
+        yield endpoint
+    finally:
+        await endpoint.aclose()
