@@ -318,6 +318,26 @@ class TokenSequence(Protocol):
 class HoldingEngine(Engine, Protocol):
     """An engine that also holds token sequences."""
 
+    @property
+    def held_sequences(self) -> int:
+        """How many have memory at once; 0: it can't hold any."""
+        ...
+
+    @property
+    def held_tokens(self) -> int:
+        """What those may keep together."""
+        ...
+
+    @property
+    def batch_tokens(self) -> int:
+        """Most rows of one decode."""
+        ...
+
+    @property
+    def step_time(self) -> Callable[[int, int], float] | None:
+        """Seconds imposed on a step of (decode rows, prefill tokens); None: it takes what it takes."""
+        ...
+
     def together(self) -> AbstractContextManager[None]:
         """What is asked inside is taken in at once, and goes into one batch as far as there is room. Not to be awaited in."""
         ...

@@ -58,7 +58,9 @@ class LlamaEngine:
     ) -> None:
         self.path = Path(path)
         self.options = options = options or EngineOptions()
+        self.step_time = step_time
         _check_options(options)
+        self.held_sequences = options.held_sequences
         self._share = budget.claim(options.threads)
         try:
             self._model = LlamaModel(self.path, on_progress=on_progress)
@@ -82,10 +84,11 @@ class LlamaEngine:
         limit = min(options.context_tokens, model.info.context_tokens)
         self.info: ModelInfo = replace(model.info, context_tokens=limit)
         count = options.max_sequences + options.held_sequences
-        held_tokens = limit * options.held_sequences if options.held_tokens is None else options.held_tokens
+        has_room_each = options.held_tokens is None or options.exact
+        held_tokens = self.held_tokens = limit * options.held_sequences if has_room_each else options.held_tokens or 0
         stride = 2 if options.exact else 1
         sequences = 2 * count if options.exact else count + 1
-        rows = max(options.prefill_chunk, 2 * count, CHUNK if options.held_sequences else 0)
+        rows = self.batch_tokens = max(options.prefill_chunk, 2 * count, CHUNK if options.held_sequences else 0)
         try:
             self._context = LlamaContext(
                 model,

@@ -40,9 +40,15 @@ class Api(Protocol):
         ...
 
 
-def make_application(api: Api, options: ListenOptions) -> web.Application:
-    """The application: paths, the key or the guard against other names of this machine, errors in OpenAI's form."""
-    app = web.Application(middlewares=[translate_errors, authorize(options)], client_max_size=options.max_body_bytes)
+def make_application(api: Api, options: ListenOptions, *, deferred: frozenset[str] = frozenset()) -> web.Application:
+    """The application: paths, the key or the guard against other names of this machine, errors in OpenAI's form.
+
+    Args:
+        api: answers.
+        options: key and sizes.
+        deferred: paths that ask for the key themselves.
+    """
+    app = web.Application(middlewares=[translate_errors, authorize(options, deferred=deferred)], client_max_size=options.max_body_bytes)
     app.add_routes(
         [
             web.get("/health", api.health),

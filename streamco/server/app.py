@@ -10,10 +10,11 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
+from typing import cast
 
 from aiohttp import web
 
-from streamco.engines.base import Engine, GenerationRequest
+from streamco.engines.base import Engine, GenerationRequest, HoldingEngine
 from streamco.errors import EngineError
 from streamco.server.answers import Answer, ChatAnswer, CompletionAnswer
 from streamco.server.api import make_application
@@ -25,9 +26,10 @@ from streamco.server.prompts import ApiRequest, build_generation
 from streamco.server.refusals import RequestError
 from streamco.server.requests import ChatRequest, CompletionRequest, parse
 from streamco.server.streaming import answer_whole, stream_answer
+from streamco.server.verify import PATH, STATS_PATH, VerifyService
 from streamco.server.worker import Clock, LoopClock, Waker, Work
 
-__all__ = ["SERVICE", "Service", "ServeOptions", "make_app", "make_runner", "serving"]
+__all__ = ["SERVICE", "VERIFY", "Service", "ServeOptions", "make_app", "make_runner", "serving"]
 
 
 class Service:
@@ -152,20 +154,27 @@ class Service:
 
 
 SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
+VERIFY: web.AppKey[VerifyService] = web.AppKey("verify", VerifyService)
 
 
 def make_app(engine: Engine, options: ServeOptions | None = None, *, clock: Clock | None = None) -> web.Application:
     """The server as an aiohttp application; ``make_runner`` runs it as it should be run.
 
     Args:
-        engine: a loaded engine; stays the caller's.
+        engine: a loaded engine; stays the caller's. One that holds sequences verifies drafts, too.
         options: limits, key, latency; host and port are for ``serving``.
         clock: time for holding back and keep-alives; None: the loop's.
     """
     options = options or ServeOptions()
     service = Service(engine, options, clock)
-    app = make_application(service, options)
+    app = make_application(service, options, deferred=frozenset({PATH}))
     app[SERVICE] = service
+    if options.verify is not None and getattr(engine, "held_sequences", 0) > 0:
+        verify = VerifyService(cast(HoldingEngine, engine), options.verify, options, model=service.model)
+        app.add_routes([web.get(PATH, verify.handle), web.get(STATS_PATH, verify.stats)])
+        app.on_shutdown.append(verify.stop)
+        app.on_cleanup.append(verify.close)
+        app[VERIFY] = verify
     return app
 
 

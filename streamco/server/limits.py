@@ -14,7 +14,7 @@ from aiohttp.typedefs import Handler, Middleware
 from streamco.server.options import ListenOptions, is_loopback
 from streamco.server.refusals import RequestError, error_response, overloaded
 
-__all__ = ["Admission", "authorize", "read_body", "translate_errors"]
+__all__ = ["Admission", "authorize", "means_loopback", "read_body", "translate_errors"]
 
 logger = logging.getLogger("streamco.server")
 
@@ -48,8 +48,10 @@ def _refusal_of(request: web.Request, error: web.HTTPException) -> RequestError:
     return RequestError(error.status, text.format(path=request.path, method=request.method, allowed=allowed), headers=headers)
 
 
-def authorize(options: ListenOptions) -> Middleware:
+def authorize(options: ListenOptions, *, deferred: frozenset[str] = frozenset()) -> Middleware:
     """A middleware that asks for the key; without one, it answers only clients who mean this machine.
+
+    Paths in ``deferred`` may be asked without a key and see to it themselves; a wrong one is refused there too.
 
     Web pages can make a browser send requests to a loopback port under a name of their own (DNS rebinding); the Host header gives them
     away.
@@ -59,20 +61,22 @@ def authorize(options: ListenOptions) -> Middleware:
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if expected is not None and request.path not in OPEN_PATHS:
+        is_later = request.path in deferred and "Authorization" not in request.headers
+        if expected is not None and request.path not in OPEN_PATHS and not is_later:
             scheme, _, given = request.headers.get("Authorization", "").partition(" ")
             is_right = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), expected)
             if not is_right or scheme.lower() != "bearer":
                 message = "api key: expected a valid key, got " + ("another" if given else "none: send it as Authorization: Bearer KEY")
                 raise RequestError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-        if is_guarded and not _means_loopback(request.headers.get("Host", "")):
+        if is_guarded and not means_loopback(request.headers.get("Host", "")):
             raise RequestError(403, "host: expected a loopback name or address while the server has no api key")
         return await handler(request)
 
     return middleware
 
 
-def _means_loopback(host: str) -> bool:
+def means_loopback(host: str) -> bool:
+    """Whether the host of a request's header is this machine, by whatever name."""
     name = host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
     return not host or is_loopback(name.lower())
 

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from streamco.errors import ConfigError
 from streamco.server.latency import LatencyProfile
+from streamco.server.verify_options import VerifyOptions
 
 __all__ = ["ListenOptions", "ServeOptions", "is_loopback"]
 
@@ -70,6 +71,7 @@ class ServeOptions(ListenOptions, frozen=True, kw_only=True):
     max_tokens: int | None = None  # most a request may ask for; None: what fits the context
     latency: LatencyProfile | None = None
     latency_seed: int = 0
+    verify: VerifyOptions | None = VerifyOptions()  # None: no drafts are verified, even where the engine holds sequences
 
     def __post_init__(self) -> None:
         ListenOptions.__post_init__(self)

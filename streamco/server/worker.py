@@ -77,15 +77,23 @@ class LoopClock:
         return await bell.wait(deadline)
 
 
+class Rung(Protocol):
+    """What can be woken."""
+
+    def ring(self) -> None:
+        """Something has come; called on the loop."""
+        ...
+
+
 class Waker:
     """Coalesces the engine's wake calls into one loop wake-up. Create it inside the loop that reads."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._rung: deque[Bell] = deque()
+        self._rung: deque[Rung] = deque()
         self._is_scheduled = False
 
-    def bind(self, bell: Bell) -> Callable[[], None]:
+    def bind(self, bell: Rung) -> Callable[[], None]:
         """A ``wake`` for ``Engine.submit`` that rings this bell."""
 
         def wake() -> None:

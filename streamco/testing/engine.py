@@ -123,6 +123,10 @@ class FakeEngine:
         self.generations: list[FakeGeneration] = []
         self.kept: list[list[int]] = []
         self.is_closed = False
+        self.held_sequences = held_sequences
+        self.held_tokens = held_sequences * context_tokens
+        self.batch_tokens = 128
+        self.step_time: Callable[[int, int], float] | None = None
         self.end_id = self.vocabulary.size - 1
         self.sequences = FakeHost(
             successor or self._follow,

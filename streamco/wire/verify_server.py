@@ -69,9 +69,10 @@ class VerifyServer:
         self.codec = codec
         self.vocabulary = vocabulary
         self.is_closed = False
+        self.faults = 0  # of the peer
         mask = sum(1 << kind for kind in rules)
         self._welcome = Welcome(VERSIONS[1], model, mask, codec.limits, resume_s, is_exact)
-        self._faults_left = max_faults
+        self._max_faults = max_faults
         self._hello: Hello | None = None
         self._is_welcome = False
         self._sessions = ServerSessions(codec.limits, rules)
@@ -145,8 +146,8 @@ class VerifyServer:
             case _ as never:
                 assert_never(never)
         if error.is_fault:
-            self._faults_left -= 1
-            if self._faults_left <= 0:
+            self.faults += 1
+            if self.faults >= self._max_faults:
                 self.refuse(FaultLimitError("connection: expected frames of this protocol, got too many that are not"))
 
     def _read(self, message: bytes) -> ClientFrame | None:

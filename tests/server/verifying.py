@@ -1,0 +1,150 @@
+"""A device for the verifier's tests: the protocol's client end over a real WebSocket, and a pair of models without weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import websockets
+from aiohttp import web
+
+from streamco.engines.base import Engine, HoldingEngine
+from streamco.server.app import VERIFY, ServeOptions, make_app, make_runner
+from streamco.server.verify import PATH, VerifyService
+from streamco.server.verify_options import VerifyOptions
+from streamco.testing.engine import FakeEngine, FakeVocabulary
+from streamco.testing.sequences import FakeDistribution, Successor
+from streamco.wire.rows import Row
+from streamco.wire.verify import SUBPROTOCOL, Opened, Refusal, Resumed, Rule, ServerFrame, Verdict, Welcome
+from streamco.wire.verify_client import VerifyClient
+from streamco.wire.verify_codec import VerifyCodec
+
+SIZE = 64
+VOCABULARY = FakeVocabulary("verified", SIZE)
+PROMPT = (3, 14, 15, 9, 2, 6)
+GREEDY = Rule()
+
+T = TypeVar("T", bound=ServerFrame)
+
+
+def target(seed: int = 1, **options: Any) -> FakeEngine:
+    """An engine that verifies; instant unless told."""
+    successor: Successor = options.pop("successor", None) or FakeDistribution(seed, SIZE)
+    return FakeEngine(successor=successor, vocabulary=VOCABULARY, **{"context_tokens": 256} | options)
+
+
+def greedy_text(successor: Successor, ids: Sequence[int], count: int) -> list[int]:
+    """What a model writes by itself."""
+    text = list(ids)
+    for _ in range(count):
+        shares = successor(text)
+        text.append(max(shares, key=lambda token: (shares[token], -token)))
+    return text[len(ids) :]
+
+
+class Serving:
+    """A server under test."""
+
+    def __init__(self, url: str, service: VerifyService, runner: web.AppRunner) -> None:
+        self.url = url
+        self.http = url.replace("ws", "http", 1).removesuffix(PATH)
+        self.service = service
+        self.runner = runner
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        return self.service.host.figures()
+
+
+@asynccontextmanager
+async def serving(engine: Engine | None = None, *, verify: VerifyOptions | None = None, **options: Any) -> AsyncIterator[Serving]:
+    """A server that verifies on a free port."""
+    engine = engine or target()
+    settings = ServeOptions(verify=verify or VerifyOptions(), **options)
+    app = make_app(engine, settings)
+    runner = make_runner(app, settings)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", settings.port).start()
+        yield Serving(f"ws://127.0.0.1:{runner.addresses[0][1]}{PATH}", app[VERIFY], runner)
+    finally:
+        await runner.cleanup()
+
+
+class Device:
+    """One connection. What is heard that nobody asked for yet waits in ``heard``."""
+
+    def __init__(self, socket: websockets.ClientConnection, client: VerifyClient) -> None:
+        self.socket = socket
+        self.client = client
+        self.heard: list[ServerFrame] = []
+
+    async def say(self) -> None:
+        for message in self.client.take_messages():
+            await self.socket.send(message)
+
+    async def hear(self, kind: type[T]) -> T:
+        """The next frame of this kind; others are kept."""
+        found = next((frame for frame in self.heard if isinstance(frame, kind)), None)
+        while found is None:
+            async with asyncio.timeout(20):
+                frame = self.client.receive(await self.socket.recv())
+            if isinstance(frame, kind):
+                return frame
+            if frame is not None:
+                self.heard.append(frame)
+        self.heard.remove(found)
+        return found
+
+    async def open(self, ids: Sequence[int] = PROMPT, rule: Rule = GREEDY, **options: Any) -> tuple[int, Opened]:
+        number = self.client.open(ids, rule, **options)
+        await self.say()
+        return number, await self.hear(Opened)
+
+    async def draft(self, session: int, base: int, ids: Sequence[int], *, given: int = 0, rows: Sequence[Row] = ()) -> Verdict:
+        self.client.draft(session, base, ids, given=given, rows=rows)
+        await self.say()
+        return await self.hear(Verdict)
+
+    async def resume(self, key: bytes, ids: Sequence[int], **options: Any) -> tuple[int, Resumed]:
+        number = self.client.resume(key, ids, **options)
+        await self.say()
+        return number, await self.hear(Resumed)
+
+    async def refused(self) -> tuple[str, int | None, int | None]:
+        refusal = await self.hear(Refusal)
+        return refusal.code, refusal.session, refusal.round_number
+
+
+@asynccontextmanager
+async def connected(url: str, engine: HoldingEngine | FakeEngine | None = None, **options: Any) -> AsyncIterator[Device]:
+    """A device that was welcomed."""
+    async with connecting(url, engine, **options) as device:
+        await device.hear(Welcome)
+        yield device
+
+
+@asynccontextmanager
+async def connecting(
+    url: str, engine: HoldingEngine | FakeEngine | None = None, *, token: str | None = None, **options: Any
+) -> AsyncIterator[Device]:
+    """A device that has said hello."""
+    vocabulary, size = (VOCABULARY.fingerprint, SIZE) if engine is None else (engine.info.vocabulary, engine.info.vocabulary_size)
+    client = VerifyClient(VerifyCodec(size), vocabulary, token=token)
+    async with websockets.connect(url, **{"subprotocols": [SUBPROTOCOL], "compression": None} | options) as socket:
+        device = Device(socket, client)
+        await device.say()
+        yield device
+
+
+async def write(device: Device, session: int, ids: Sequence[int], draft: Successor, count: int, window: int = 4) -> list[int]:
+    """A greedy answer of ``count`` tokens, drafted by another model."""
+    text = list(ids)
+    while len(text) < len(ids) + count:
+        drafted = greedy_text(draft, text, window)
+        verdict = await device.draft(session, len(text), drafted)
+        assert verdict.token is not None
+        text += [*drafted[: verdict.accepted], verdict.token]
+    return text[len(ids) :][:count]
