@@ -53,6 +53,7 @@ class _Line:
         wanted: the prompt, the answer, and what was drafted of this version.
         count: tokens still to be drafted.
         held: what its sequence has when all that it was asked is done, the draft left out.
+        is_born: its sequence is known to exist; a fork that was cancelled doesn't.
         is_lost: a branch whose sequence is gone; it is made anew if the branch is adopted.
     """
 
@@ -62,6 +63,7 @@ class _Line:
     held: list[int] = field(default_factory=list)
     sequence: TokenSequence | None = None
     asked: _Asked | None = None
+    is_born: bool = True
     is_lost: bool = False
 
     def take(self) -> tuple[list[Prediction], TaskEnd | None]:
@@ -76,8 +78,9 @@ class _Line:
             asked.given = []
         if end is not None:
             self.asked = None
+        self.is_born = self.is_born or bool(ids)
         if asked.version is None or asked.version != self.version:
-            if end is not None and end.reason in _GONE:
+            if end is not None and (end.reason in _GONE or not self.is_born):
                 self.lose()
             return [], None
         self.wanted += ids
@@ -93,8 +96,9 @@ class _Line:
 
     def leave(self) -> SequenceTask | None:
         """Give the sequence back; gives the task whose end is to be waited for."""
-        self.stop()
         asked, self.asked = self.asked, None
+        if asked is not None:
+            asked.task.cancel()
         self.lose()
         return asked.task if asked is not None else None
 
@@ -238,6 +242,10 @@ class Drafter:
                 self._trunk.stop()
 
     def _release(self, line: _Line) -> None:
+        line.stop()
+        self._give_back(line)
+
+    def _give_back(self, line: _Line) -> None:
         task = line.leave()
         if task is not None:
             self._leaving.append(task)
@@ -272,10 +280,10 @@ class Drafter:
         if not trunk.count:
             trunk.take()  # its draft has been told to the end, or isn't wanted
         if line is trunk or trunk.sequence is None:
-            line.sequence = self._engine.hold(self._name)
+            line.sequence, line.is_born = self._engine.hold(self._name), True
         elif trunk.asked is None:
             shared = common_prefix(trunk.held, line.wanted)
-            line.sequence = trunk.sequence.fork(shared)
+            line.sequence, line.is_born = trunk.sequence.fork(shared), False
             line.held = line.wanted[:shared]
         return line.sequence
 
@@ -327,13 +335,18 @@ class Drafter:
         """A draft that was wanted ended before its time; gives what the answer's drafts fail with.
 
         Evicted: others needed the memory. Cancelled: the trunk that it was to be forked from was given back, or the engine was closed,
-        which the next question to it says. A branch that found no place is nothing to fail for.
+        which the next question to it says. Error: there may have been no place or no memory left; so a branch is nothing to fail for, and
+        branches make room for the trunk.
         """
         line.lose()
-        if line is not self._trunk:
-            line.is_lost = True
+        line.is_lost = line is not self._trunk and end.reason != "cancelled"
+        if line is not self._trunk or end.reason != "error":
             return None
-        if end.reason != "error":
+        others = [branch for branch in self._branches.values() if branch.sequence is not None]
+        for branch in others:
+            branch.is_lost = True
+            self._give_back(branch)
+        if others:
             return None
         return end.error if isinstance(end.error, EngineError) else EngineError(f"engine: expected drafts, got {end.error}")
 

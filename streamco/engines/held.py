@@ -49,6 +49,11 @@ class HeldTable:
         self._asked[sequence] = None
 
     @property
+    def held(self) -> int:
+        """Sequences with a place."""
+        return len(self._holders)
+
+    @property
     def has_ready(self) -> bool:
         """Whether ``begin_ready`` would begin anything."""
         return any(sequence.is_ready for sequence in self._asked)

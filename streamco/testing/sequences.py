@@ -94,6 +94,11 @@ class FakeHost:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
+    @property
+    def held(self) -> int:
+        """Sequences with memory."""
+        return self._table.held
+
     def hold(self, label: object = None) -> HeldSequence:
         """A new, empty sequence.
 

@@ -7,10 +7,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from streamco.config import SamplingOptions
-from streamco.core.speculation import DraftTokens, TokensDrafted
+from streamco.core.speculation import AdoptBranch, DeviceFailed, DraftBranch, DraftTokens, DropDrafts, TokensDrafted
 from streamco.endpoints.drafter import Drafter, DrafterCommand, DrafterEvent
+from streamco.errors import EngineError, UsageError
 from streamco.testing.engine import FakeEngine, FakeVocabulary
+from streamco.wire.rows import Row
 
 SIZE = 50
 PROMPT = [1, 2, 3]
@@ -23,7 +27,8 @@ def count_up(ids: Sequence[int]) -> dict[int, float]:
 
 
 def counting(**options: Any) -> FakeEngine:
-    return FakeEngine(**({"vocabulary": FakeVocabulary("digits", size=SIZE + 1), "successor": count_up, "mode": "manual"} | options))
+    given: dict[str, Any] = {"vocabulary": FakeVocabulary("digits", size=SIZE + 1), "successor": count_up, "mode": "manual"}
+    return FakeEngine(**(given | options))
 
 
 class Bench:
@@ -95,3 +100,362 @@ async def test_tokens_are_told_as_they_come() -> None:
         assert at.told() == [(5, [5], False), (5, [6], True)]
         await at.step(3)
         assert at.told() == []
+
+
+async def test_what_came_since_the_loop_last_looked_is_one_event() -> None:
+    async with bench() as at:
+        at.run(DraftTokens(1, 0, (), 4))
+        at.engine.step(4)
+        await at.step(0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert at.told() == [(1, [4, 5, 6], False)]
+    async with bench(counting(mode="instant")) as at:
+        at.run(DraftTokens(1, 0, (), 40))
+        at.run(DraftBranch(2, 0, (30,), 4))
+        await at.step()
+        assert [(version, len(ids), is_finished) for version, ids, is_finished in at.told()] == [(1, 40, True), (2, 4, True)]
+
+
+async def test_a_token_comes_with_the_models_probability_and_the_alternatives() -> None:
+    async with bench(top=3) as at:
+        at.run(DraftTokens(1, 0, (), 1))
+        await at.step(3)
+        (event,) = at.events
+        assert isinstance(event, TokensDrafted)
+        (token,) = event.tokens
+        assert (token.id, token.row) == (4, None)
+        assert token.confidence == pytest.approx(0.7)
+        assert [choice for choice, _ in token.alternatives] == [4, 5, 6]
+        assert [share for _, share in token.alternatives] == pytest.approx([0.7, 0.2, 0.1])
+
+
+async def test_a_sampled_token_comes_with_the_row_it_was_drawn_from_and_its_own_probability() -> None:
+    sampling = SamplingOptions(temperature=1.0, top_k=2, top_p=1.0, min_p=0.0, seed=3)
+    async with bench(sampling=sampling, row_ids=2) as at:
+        at.run(DraftTokens(1, 0, (), 40))
+        await at.step(50)
+        tokens = [token for event in at.events if isinstance(event, TokensDrafted) for token in event.tokens]
+        before = PROMPT[-1]
+        for token in tokens:
+            best, second = (before + 1) % SIZE, (before + 2) % SIZE
+            assert token.row == Row((best, second), (65535, 18724))
+            assert token.confidence == pytest.approx(0.7 if token.id == best else 0.2)
+            before = token.id
+        assert len(tokens) == 40
+        assert len({(token.id - place) % SIZE for place, token in enumerate(tokens)}) > 2
+
+
+async def test_every_draft_has_dice_of_its_own_and_a_seed_gives_them_again() -> None:
+    sampling = SamplingOptions(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=3)
+    drafts = []
+    for _ in range(2):
+        async with bench(sampling=sampling) as at:
+            at.run(DraftTokens(1, 0, (), 20))
+            first = await at.drafts(40)
+            at.run(DraftTokens(2, 0, (), 20))
+            drafts.append([first[1], (await at.drafts(40))[2]])
+    assert drafts[0] == drafts[1]
+    assert drafts[0][0] != drafts[0][1]
+
+
+async def test_a_draft_goes_on_behind_what_was_accepted_in_one_decode() -> None:
+    async with bench() as at:
+        at.run(DraftTokens(1, 0, (), 4))
+        assert await at.drafts(6) == {1: [4, 5, 6, 7]}
+        rounds = at.engine.sequences.rounds
+        at.run(DraftTokens(2, length=2, ids=(20,), count=3))
+        assert await at.drafts(3) == {2: [21, 22, 23]}
+        at.run(DraftTokens(3, length=6, ids=(30,), count=2))  # what was drafted last and not decoded goes into one batch with the bonus
+        assert await at.drafts(2) == {3: [31, 32]}
+        assert at.engine.sequences.rounds - rounds == 5
+
+
+async def test_many_given_ids_are_read_first_and_stay_when_the_draft_is_dropped() -> None:
+    async with bench() as at:
+        at.run(DraftTokens(1, 0, tuple(range(40)), 2), DropDrafts((1,)))
+        await at.step(3)
+        rounds = at.engine.sequences.rounds
+        at.run(DraftTokens(2, 40, (), 1))
+        assert await at.drafts(3) == {2: [40]}
+        assert at.engine.sequences.rounds - rounds == 1
+
+
+async def test_a_draft_that_is_dropped_while_the_prompt_is_read_tells_nothing_and_costs_nothing() -> None:
+    async with bench() as at:
+        at.run(DraftTokens(1, 0, (), 4), DropDrafts((1,)))
+        await at.step(5)
+        assert at.told() == []
+        assert at.engine.sequences.rounds == 1
+        at.run(DraftTokens(2, 0, (), 2))
+        assert await at.drafts() == {2: [4, 5]}
+
+
+async def test_a_dropped_draft_stops_at_once() -> None:
+    async with bench() as at:
+        at.run(DraftTokens(1, 0, (), 20))
+        await at.step(4)
+        assert at.told() == [(1, [4], False), (1, [5], False), (1, [6], False)]
+        at.engine.step()
+        at.run(DropDrafts((1, 77)))  # what was drawn meanwhile is not told
+        rounds = at.engine.sequences.rounds
+        await at.step(5)
+        assert (at.told(), at.engine.sequences.rounds) == ([], rounds)
+        at.run(DraftTokens(2, 3, (10,), 2))
+        assert await at.drafts() == {2: [11, 12]}
+
+
+async def test_a_newer_draft_takes_the_place_of_one_at_work() -> None:
+    async with bench() as at:
+        at.run(DraftTokens(1, 0, (), 20))
+        await at.step(3)
+        at.told()
+        at.run(DraftTokens(2, 1, (9,), 20), DraftTokens(3, 2, (8,), 2))
+        assert await at.drafts() == {3: [9, 10]}
+        at.run(DraftTokens(4, 5, (), 1))
+        assert await at.drafts() == {4: [11]}  # 4, 9, 8, 9, 10: what version 2 was given stays although nothing came of it
+
+
+async def test_branches_are_drafted_in_the_batches_of_the_first() -> None:
+    async with bench() as at:
+        at.run(DraftTokens(1, 0, (), 4))
+        await at.drafts(6)
+        rounds = at.engine.sequences.rounds
+        at.run(DraftBranch(2, 4, (), 4), DraftBranch(3, 2, (20,), 4), DraftBranch(4, 0, (30,), 4), DraftBranch(5, 4, (40,), 4))
+        assert await at.drafts(5) == {2: [8, 9, 10, 11], 3: [21, 22, 23, 24], 4: [31, 32, 33, 34], 5: [41, 42, 43, 44]}
+        assert at.engine.sequences.rounds - rounds == 4
+
+
+async def test_an_adopted_branch_drafts_on_and_is_the_trunk() -> None:
+    async with bench() as at:
+        at.run(DraftTokens(1, 0, (), 4))
+        await at.drafts(6)
+        at.run(DraftBranch(2, 4, (), 4), DraftBranch(3, 2, (20,), 4))
+        await at.step(2)
+        assert at.told() == [(2, [8], False), (3, [21], False), (2, [9], False), (3, [22], False)]
+        at.run(AdoptBranch(3), DropDrafts((2,)))
+        await at.step(1)
+        assert at.told() == [(3, [23], False)]
+        await at.step(4)
+        assert at.told() == [(3, [24], True)]
+        at.run(DraftTokens(4, 7, (40,), 1), DraftBranch(5, 4, (3,), 1))  # 4, 5, 20, 21, 22, 23, 24
+        assert await at.drafts() == {4: [41], 5: [4]}
+
+
+async def test_a_branch_can_be_adopted_before_it_exists() -> None:
+    async with bench() as at:
+        at.run(DraftTokens(1, 0, (), 2))
+        await at.drafts(4)
+        at.run(DraftBranch(2, 1, (20,), 3), AdoptBranch(2))
+        assert await at.drafts() == {2: [21, 22, 23]}
+        at.run(DraftTokens(3, 5, (), 4))
+        await at.step(1)
+        at.told()
+        at.run(DraftBranch(4, 3, (40,), 2), AdoptBranch(4))  # the trunk is at work: its fork waits, and is not missed
+        assert await at.drafts() == {4: [41, 42]}
+
+
+async def test_a_branch_waits_for_the_trunks_draft_or_for_its_end_when_it_is_dropped() -> None:
+    async with bench() as at:
+        at.run(DraftTokens(1, 0, (), 3))
+        await at.step(2)
+        at.run(DraftBranch(2, 1, (20,), 1))
+        await at.step(2)
+        assert at.told() == [(1, [4], False), (1, [5], False), (1, [6], True)]
+        assert await at.drafts(2) == {2: [21]}
+        at.run(DraftTokens(3, 3, (), 10))
+        await at.step(2)
+        at.told()
+        at.run(DropDrafts((3,)), DraftBranch(4, 2, (30,), 1), DraftTokens(5, 1, (40,), 1))
+        assert await at.drafts(3) == {4: [31], 5: [41]}
+
+
+async def test_a_dropped_branch_gives_its_place_back_whether_it_drafts_or_not() -> None:
+    async with bench(counting(held_sequences=3)) as at:
+        at.run(DraftTokens(1, 0, (), 2))
+        await at.drafts(4)
+        for version in range(10, 30, 2):
+            at.run(DraftBranch(version, 2, (20,), 2), DraftBranch(version + 1, 1, (30,), 2))
+            assert await at.drafts(2) == {version: [21, 22], version + 1: [31, 32]}
+            at.run(DropDrafts((version, version + 1)))
+            at.run(DraftBranch(version, 2, (20,), 2), DraftBranch(version + 1, 1, (30,), 2), DropDrafts((version, version + 1)))
+
+
+async def test_a_draft_ends_behind_an_end_token() -> None:
+    engine = FakeEngine("one two three", mode="manual")
+    async with bench(engine, prompt=engine.tokenize("say it")) as at:
+        at.run(DraftTokens(1, 0, (), 9))
+        ids = (await at.drafts())[1]
+        assert (engine.detokenize(ids), ids[-1]) == (b"one two three", engine.end_id)
+        assert at.drafter.end_ids == {engine.end_id}
+        at.run(DraftTokens(2, 2, (), 2))
+        assert await at.drafts() == {2: [*ids[2:]]}
+
+
+async def test_a_full_context_ends_drafts_with_fewer_tokens() -> None:
+    async with bench(counting(context_tokens=8)) as at:
+        at.run(DraftTokens(1, 0, (), 9))
+        assert await at.drafts() == {1: [4, 5, 6, 7, 8]}
+        for version in (2, 3):
+            at.run(DraftTokens(version, 5, (9,) * version, 4))  # the answer goes on without the device
+            await at.step()
+            assert at.told() == [(version, [], True)]
+        at.run(DraftBranch(4, 7, (), 4), DraftBranch(5, 2, (20,), 9), DraftTokens(6, 5, (), 1), DropDrafts((6,)))
+        assert await at.drafts() == {4: [], 5: [21, 22]}
+        at.run(AdoptBranch(5))
+        at.run(DraftTokens(7, 4, (), 9))
+        assert await at.drafts() == {7: [22]}
+
+
+async def test_an_evicted_trunk_is_read_again() -> None:
+    engine = counting(held_sequences=2)
+    async with bench(engine) as at:
+        at.run(DraftTokens(1, 0, (), 2))
+        await at.drafts(4)
+        for _ in range(2):
+            other = Bench(engine)
+            await other.open([40, 41])
+            other.run(DraftTokens(1, 0, (), 3))
+            other.run(DraftBranch(2, 0, (9,), 3))
+            assert await other.drafts() == {1: [42, 43, 44], 2: [10, 11, 12]}
+        at.run(DraftTokens(2, 1, (9,), 2), DraftBranch(3, 0, (20,), 1))
+        assert await at.drafts() == {2: [10, 11], 3: [21]}
+        await asyncio.gather(other.drafter.aclose(), other.step())
+    engine.close()
+
+
+async def test_a_branch_without_a_place_says_nothing_until_it_is_adopted() -> None:
+    async with bench(counting(held_sequences=2)) as at:
+        at.run(DraftTokens(1, 0, (), 2))
+        await at.drafts(4)
+        at.run(DraftBranch(2, 2, (), 3), DraftBranch(3, 1, (20,), 3), DraftTokens(4, 2, (), 3))
+        assert await at.drafts() == {2: [6, 7, 8], 4: [6, 7, 8]}
+        at.run(DropDrafts((2, 4)), AdoptBranch(3))
+        assert await at.drafts() == {3: [21, 22, 23]}
+
+
+async def test_a_trunk_without_a_place_is_out() -> None:
+    engine = counting(held_sequences=1)
+    async with bench(engine) as at:
+        at.run(DraftTokens(1, 0, (), 30))
+        await at.step(2)
+        other = Bench(engine)
+        await other.open([40, 41], name="laptop")
+        other.run(DraftTokens(1, 0, (), 3))
+        await other.step(3)
+        (event,) = other.events
+        assert isinstance(event, DeviceFailed)
+        assert isinstance(event.error, EngineError)
+        assert event.error.endpoint == "laptop"
+        assert "expected one of 1 places that nothing is asked of, got all at work" in str(event.error)
+        other.run(DraftTokens(2, 0, (), 3), AdoptBranch(5))
+        await other.step(3)
+        assert len(other.events) == 1
+        await other.drafter.aclose()
+    engine.close()
+
+
+@pytest.mark.parametrize("is_at_work", [True, False])
+async def test_an_engine_that_is_closed_is_told_once(is_at_work: bool) -> None:
+    async with bench() as at:
+        at.run(DraftTokens(1, 0, (), 4))
+        await at.step(3 if is_at_work else 9)
+        at.told()
+        at.engine.close()
+        if not is_at_work:
+            at.run(DraftTokens(2, 4, (), 4), DraftBranch(3, 2, (), 4))
+        for _ in range(4):
+            await asyncio.sleep(0)
+        (event,) = at.events
+        assert isinstance(event, DeviceFailed)
+        assert "got a closed one" in str(event.error)
+
+
+async def test_a_closed_drafter_tells_nothing_and_holds_nothing() -> None:
+    engine = counting()
+    async with bench(engine) as at:
+        at.run(DraftTokens(1, 0, (), 2))
+        await at.drafts(4)
+        at.run(DraftBranch(2, 2, (), 9), DraftBranch(3, 1, (20,), 9), DraftBranch(4, 1, (30,), 1), DraftTokens(5, 2, (), 9))
+        await at.step(3)
+        at.told()
+        assert engine.sequences.held == 4
+        closing = [asyncio.create_task(at.drafter.aclose()) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert not closing[0].done()  # until the engine has stopped
+        at.run(DraftTokens(6, 0, (), 2), AdoptBranch(2))
+        await at.step(2)
+        await asyncio.gather(*closing)
+        assert (at.told(), engine.sequences.held) == ([], 0)
+    engine.close()
+
+
+async def test_a_failed_drafter_holds_nothing() -> None:
+    engine = counting(held_sequences=1)
+    async with bench(engine) as at:
+        at.run(DraftTokens(1, 0, (), 30))
+        other = Bench(engine)
+        await other.open([40, 41])
+        other.run(DraftTokens(1, 0, (), 3))
+        await other.step(3)
+        at.run(DropDrafts((1,)))
+        await at.step(2)
+        assert engine.sequences.held == 1
+    assert engine.sequences.held == 0
+    engine.close()
+
+
+async def test_answers_at_once_share_batches() -> None:
+    engine = counting()
+    benches = [Bench(engine) for _ in range(3)]
+    for number, each in enumerate(benches):
+        await each.open([10 * number, 10 * number + 1])
+        each.run(DraftTokens(1, 0, (), 4))
+    rounds = engine.sequences.rounds
+    told = [await each.drafts(5 if each is benches[0] else 0) for each in benches]
+    assert told == [{1: [2, 3, 4, 5]}, {1: [12, 13, 14, 15]}, {1: [22, 23, 24, 25]}]
+    assert engine.sequences.rounds - rounds == 5
+    for each in benches:
+        await each.drafter.aclose()
+    engine.close()
+
+
+async def test_a_driver_may_run_commands_from_inside_an_event() -> None:
+    async with bench() as at:
+        answers: list[list[DrafterCommand]] = [
+            [DraftBranch(2, 1, (20,), 3), DraftBranch(3, 2, (), 3)],
+            [AdoptBranch(3), DropDrafts((2,)), DraftBranch(4, 2, (30,), 1)],  # 3 has a token, too, which has not been told
+        ]
+
+        def answer(event: DrafterEvent) -> None:
+            at.events.append(event)
+            assert isinstance(event, TokensDrafted)
+            for command in answers.pop(0) if answers and (event.version == 2 or event.is_finished) else []:
+                at.drafter.run(command)
+
+        at.drafter._emit = answer
+        at.run(DraftTokens(1, 0, (), 2))
+        await at.step(3)
+        assert at.told() == [(1, [4], False), (1, [5], True)]
+        await at.step(3)
+        assert at.told() == [(2, [21], False), (3, [6], False), (3, [7], False), (3, [8], True)]
+        await at.step()
+        assert at.told() == [(4, [31], True)]
+
+
+async def test_what_cannot_be_is_the_callers_fault() -> None:
+    async with bench() as at:
+        with pytest.raises(UsageError, match="draft: expected a length of 0 to 0, got 1"):
+            at.drafter.run(DraftTokens(1, 1, (), 2))
+        with pytest.raises(UsageError, match="draft: expected a length of 0 to 0, got -1"):
+            at.drafter.run(DraftBranch(1, -1, (), 2))
+        with pytest.raises(UsageError, match=r"branch 3: expected one of \[\], got none of them"):
+            at.drafter.run(AdoptBranch(3))
+
+
+@pytest.mark.parametrize("count", [0, 8])
+async def test_a_prompt_has_to_fit_with_room_for_a_token(count: int) -> None:
+    engine = counting(context_tokens=8)
+    with pytest.raises(EngineError, match=rf"prompt: expected 1 to 7 tokens \(the context is 8\), got {count}"):
+        Drafter(engine, [1] * count, emit=print, sampling=GREEDY)
+    engine.close()
