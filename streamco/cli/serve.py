@@ -16,10 +16,15 @@ if TYPE_CHECKING:
     from streamco.engines.base import Engine
     from streamco.server.options import ServeOptions
     from streamco.server.steptimes import StepTimes
+    from streamco.server.verify_options import VerifyOptions
 
 __all__ = ["add_arguments", "run"]
 
 KEY_VARIABLE = "STREAMCO_API_KEY"
+
+PLACES = 16  # for devices' sessions
+EXACT_PLACES = 4  # there each has memory for a whole context, twice
+TOKENS = 4  # contexts that sessions keep together
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listen.add_argument("--port", type=int, default=8000, help="0: any free one (default: %(default)s)")
     listen.add_argument("--api-key", metavar="KEY", help=f"what clients must send as bearer token (default: ${KEY_VARIABLE})")
     listen.add_argument("--no-auth", action="store_true", help="serve other machines without a key")
+    listen.add_argument("--tls-cert", metavar="PATH", help="a PEM file with the certificate chain: serve https and wss")
+    listen.add_argument("--tls-key", metavar="PATH", help="a PEM file with its key (default: in the certificate's)")
     listen.add_argument("--ready-fd", type=int, metavar="FD", help="write the address to this file descriptor and close it, once ready")
     limits = parser.add_argument_group("limits")
     limits.add_argument("--max-body", type=int, default=1 << 20, metavar="BYTES", help="largest request (default: %(default)s)")
@@ -44,6 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("--max-tokens", type=int, metavar="N", help="longest answer (default: what fits the context)")
     limits.add_argument("--max-streams", type=int, default=64, metavar="N", help="requests at once, queued ones too (default: %(default)s)")
     limits.add_argument("--keepalive", type=float, default=10.0, metavar="S", help="silence before a comment (default: %(default)s)")
+    verify = parser.add_argument_group("verifying drafts of devices")
+    verify.add_argument("--verify-places", type=int, metavar="N", help=f"sessions in memory at once, 0: none (default: {PLACES})")
+    verify.add_argument("--verify-tokens", type=int, metavar="N", help=f"what they keep together (default: {TOKENS} contexts)")
+    verify.add_argument("--verify-policy", choices=("alternating", "strict"), default="alternating", help="strict: prompts always first")
+    verify.add_argument("--verify-sessions", type=int, default=1024, metavar="N", help="sessions remembered (default: %(default)s)")
+    verify.add_argument("--verify-connections", type=int, default=512, metavar="N", help="devices at once (default: %(default)s)")
+    verify.add_argument("--verify-peer", type=int, default=128, metavar="N", help="of those, from one address (default: %(default)s)")
+    verify.add_argument("--verify-resume", type=int, default=60, metavar="S", help="seconds to resume a session (default: %(default)s)")
     remote = parser.add_argument_group("behaving like a larger server")
     remote.add_argument("--latency", metavar="PROFILE", help="times of a measured server: a packaged name, a JSON file, or 'list'")
     remote.add_argument("--latency-seed", type=int, default=0, metavar="N", help="the dice of --latency (default: %(default)s)")
@@ -62,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
         path = _model_path(args.model)
         options = _options(args, path)
         options.check_exposure()
+        options.tls_context()
         check_descriptor(args.ready_fd)
         engine = _load(args, path)
     except ConfigError as error:
@@ -100,6 +116,21 @@ def _options(args: argparse.Namespace, path: Path) -> ServeOptions:
         keepalive=args.keepalive,
         latency=load_latency(args.latency) if args.latency else None,
         latency_seed=args.latency_seed,
+        tls_cert=args.tls_cert,
+        tls_key=args.tls_key,
+        verify=_verify_options(args),
+    )
+
+
+def _verify_options(args: argparse.Namespace) -> VerifyOptions:
+    from streamco.server.verify_options import VerifyOptions
+
+    return VerifyOptions(
+        policy=args.verify_policy,
+        sessions=args.verify_sessions,
+        connections=args.verify_connections,
+        peer_connections=args.verify_peer,
+        resume_s=args.verify_resume,
     )
 
 
@@ -108,12 +139,16 @@ def _load(args: argparse.Namespace, path: Path) -> Engine:
     from streamco.engines.llama import LlamaEngine
     from streamco.server.packaged import load_step_times
 
+    default_places = EXACT_PLACES if args.exact else PLACES
+    places = default_places if args.verify_places is None else args.verify_places
     step_time: StepTimes | None = load_step_times(args.step_times) if args.step_times else None
     options = EngineOptions(
         context_tokens=args.context,
         max_sequences=args.sequences,
         threads=args.threads,
         exact=args.exact,
+        held_sequences=places,
+        held_tokens=args.verify_tokens or min(TOKENS, max(1, places)) * args.context,
         prefill_chunk=EngineOptions().prefill_chunk if args.prefill_chunk is None else args.prefill_chunk,
     )
     return LlamaEngine(path, options, step_time=step_time)

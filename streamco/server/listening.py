@@ -37,18 +37,19 @@ def make_runner(app: web.Application, options: ListenOptions) -> web.AppRunner:
 
 @asynccontextmanager
 async def listening(app: web.Application, options: ListenOptions) -> AsyncIterator[str]:
-    """Run the application until the block is left; the address, ``http://HOST:PORT``.
+    """Run the application until the block is left; the address, ``http://HOST:PORT``, or ``https:`` with a certificate.
 
     Raises:
-        ConfigError: the host is open to others and there is no key.
+        ConfigError: the host is open to others and there is no key, or the certificate can't be used.
         OSError: the port is taken.
     """
     options.check_exposure()
+    tls = options.tls_context()
     runner = make_runner(app, options)
     await runner.setup()
     try:
-        await web.TCPSite(runner, options.host, options.port).start()
+        await web.TCPSite(runner, options.host, options.port, ssl_context=tls).start()
         host, port = runner.addresses[0][:2]
-        yield f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        yield f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
     finally:
         await runner.cleanup()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import ssl
 
 from msgspec import Struct
 
@@ -30,6 +31,8 @@ class ListenOptions(Struct, frozen=True, kw_only=True):
     idle_timeout: float = 75.0  # seconds a connection may be without a whole request head: a slow client holds no descriptor for ever
     reader_timeout: float | None = 60.0  # seconds one write may wait for a reader that does not read, before it is dropped
     shutdown: float = 5.0  # seconds handlers get to end their streams
+    tls_cert: str | None = None  # PEM file of the certificate chain; None: plain HTTP
+    tls_key: str | None = None  # PEM file of its key; None: the certificate's file has it
 
     def __post_init__(self) -> None:
         for field, least in (("port", 0), ("max_body_bytes", 1), ("max_streams", 1), ("retry_after", 0)):
@@ -41,12 +44,30 @@ class ListenOptions(Struct, frozen=True, kw_only=True):
             value = getattr(self, field)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{field}: expected seconds > 0, got {value}")
+        if self.tls_key is not None and self.tls_cert is None:
+            raise ConfigError("tls_key: expected a tls_cert beside it, got none")
         if self.api_key == "":
             raise ConfigError("api_key: expected a key, got an empty text")
         if self.api_key is not None and not (
             self.api_key.isascii() and self.api_key.isprintable() and self.api_key.strip() == self.api_key
         ):
             raise ConfigError("api_key: expected printable ASCII that a header can carry, got other characters or spaces around it")
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """What a listening socket speaks TLS with; None: nothing.
+
+        Raises:
+            ConfigError: a file can't be read, or holds something else.
+        """
+        if self.tls_cert is None:
+            return None
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            context.load_cert_chain(self.tls_cert, self.tls_key, password="")  # a key with a passphrase would ask the terminal
+        except OSError as error:  # of OpenSSL's too
+            shown = self.tls_cert if self.tls_key is None else f"{self.tls_cert} and {self.tls_key}"
+            raise ConfigError(f"tls: expected a certificate and its key in PEM, got {error.strerror or error} at {shown}") from error
+        return context
 
     def check_exposure(self) -> None:
         """Refuse to serve everyone by accident; called before the server listens.

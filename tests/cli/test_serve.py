@@ -146,6 +146,13 @@ def test_options_reach_the_server(model: str) -> None:
     assert options.latency.name == "openai-gpt-4-0125-preview"
 
 
+def test_options_reach_the_verifier(model: str) -> None:
+    words = "--verify-policy strict --verify-sessions 5 --verify-connections 6 --verify-peer 7 --verify-resume 8"
+    verify = serve._options(parse(*words.split()), Path(model)).verify
+    assert verify is not None
+    assert (verify.policy, verify.sessions, verify.connections, verify.peer_connections, verify.resume_s) == ("strict", 5, 6, 7, 8)
+
+
 def test_settings_reach_the_engine(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
 
@@ -159,6 +166,13 @@ def test_settings_reach_the_engine(model: str, monkeypatch: pytest.MonkeyPatch) 
     options = seen["options"]
     assert (options.context_tokens, options.max_sequences, options.threads, options.exact, options.prefill_chunk) == (300, 3, 1, True, 64)
     assert seen["step_time"].name == "llama2-70b-a100x4"
+    assert options.held_sequences == serve.EXACT_PLACES
+    serve._load(parse("--context", "300"), Path(model))
+    assert (seen["options"].held_sequences, seen["options"].held_tokens) == (serve.PLACES, 1200)
+    serve._load(parse("--verify-places", "7", "--verify-tokens", "900"), Path(model))
+    assert (seen["options"].held_sequences, seen["options"].held_tokens) == (7, 900)
+    serve._load(parse("--verify-places", "0"), Path(model))
+    assert seen["options"].held_sequences == 0
 
 
 @pytest.mark.parametrize(
@@ -169,6 +183,10 @@ def test_settings_reach_the_engine(model: str, monkeypatch: pytest.MonkeyPatch) 
         (["--max-streams", "0"], 2, "max_streams: expected at least 1"),
         (["--port", "70000"], 2, "port: expected at most 65535, got 70000"),
         (["--ready-fd", "9999"], 2, "ready-fd: expected an open file descriptor, got 9999"),
+        (["--tls-key", "key.pem"], 2, "tls_key: expected a tls_cert beside it, got none"),
+        (["--tls-cert", "/nowhere/cert.pem"], 2, "got No such file or directory at /nowhere/cert.pem"),
+        (["--verify-sessions", "0"], 2, "verify: sessions: expected at least 1, got 0"),
+        (["--verify-places", "-1"], 2, "held_sequences: expected at least 0, got -1"),
         (["--prefill-chunk", "0"], 2, "prefill_chunk: expected at least 1, got 0"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -12,6 +13,7 @@ from aiohttp.http_exceptions import BadHttpMessage
 from streamco.errors import ConfigError
 from streamco.server.listening import listening, make_runner
 from streamco.server.options import ListenOptions
+from tests.support.certificates import client_context, write_certificate
 
 
 async def hello(_request: web.Request) -> web.Response:
@@ -30,6 +32,24 @@ async def test_the_address_is_where_it_answers(host: str, shown: str) -> None:
         assert address.startswith((f"http://{shown}:", "http://[::1]:"))
         async with client.get(address) as response:
             assert await response.text() == "hello"
+
+
+async def test_with_a_certificate_it_speaks_tls_alone(tmp_path: Path) -> None:
+    options = ListenOptions(host="localhost", tls_cert=str(write_certificate(tmp_path)))
+    async with listening(make_app(), options) as address, aiohttp.ClientSession() as client:
+        assert address.startswith("https://")
+        async with client.get(address, ssl=client_context()) as response:
+            assert await response.text() == "hello"
+        with pytest.raises(aiohttp.ClientError):
+            await client.get(address.replace("https", "http"))
+
+
+async def test_a_certificate_that_is_none_is_said_before_it_listens(tmp_path: Path) -> None:
+    path = tmp_path / "certificate.pem"
+    path.write_text("nothing")
+    with pytest.raises(ConfigError, match="tls: expected a certificate and its key in PEM"):
+        async with listening(make_app(), ListenOptions(tls_cert=str(path))):
+            pass
 
 
 async def test_a_host_that_others_can_reach_needs_a_key() -> None:

@@ -139,11 +139,11 @@ async def connecting(
         yield device
 
 
-async def write(device: Device, session: int, ids: Sequence[int], draft: Successor, count: int, window: int = 4) -> list[int]:
+async def write(device: Device, session: int, ids: Sequence[int], draft: Successor, count: int) -> list[int]:
     """A greedy answer of ``count`` tokens, drafted by another model."""
     text = list(ids)
     while len(text) < len(ids) + count:
-        drafted = greedy_text(draft, text, window)
+        drafted = greedy_text(draft, text, 4)
         verdict = await device.draft(session, len(text), drafted)
         assert verdict.token is not None
         text += [*drafted[: verdict.accepted], verdict.token]

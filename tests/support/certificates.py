@@ -6,7 +6,7 @@ import ssl
 import tempfile
 from pathlib import Path
 
-__all__ = ["client_context", "server_context"]
+__all__ = ["client_context", "server_context", "write_certificate"]
 
 _CERTIFICATE = """\
 -----BEGIN CERTIFICATE-----
@@ -35,10 +35,15 @@ def server_context() -> ssl.SSLContext:
     """For a server that shows the certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with tempfile.TemporaryDirectory() as folder:  # the ssl module takes certificates from files only
-        path = Path(folder) / "certificate.pem"
-        path.write_text(_CERTIFICATE + _KEY)
-        context.load_cert_chain(path)
+        context.load_cert_chain(write_certificate(Path(folder)))
     return context
+
+
+def write_certificate(folder: Path) -> Path:
+    """A PEM file with the certificate and its key."""
+    path = folder / "certificate.pem"
+    path.write_text(_CERTIFICATE + _KEY)
+    return path
 
 
 def client_context() -> ssl.SSLContext:
