@@ -20,6 +20,7 @@ from streamco.wire.rows import Row
 from streamco.wire.verify import SUBPROTOCOL, Opened, Refusal, Resumed, Rule, ServerFrame, Verdict, Welcome
 from streamco.wire.verify_client import VerifyClient
 from streamco.wire.verify_codec import VerifyCodec
+from streamco.wire.verify_errors import OverloadedError
 
 SIZE = 64
 VOCABULARY = FakeVocabulary("verified", SIZE)
@@ -93,6 +94,8 @@ class Device:
                 frame = self.client.receive(await self.socket.recv())
             if isinstance(frame, kind):
                 return frame
+            if isinstance(frame, Refusal) and kind in {Verdict, Opened, Resumed}:
+                raise frame.error()
             if frame is not None:
                 self.heard.append(frame)
         self.heard.remove(found)
@@ -104,9 +107,14 @@ class Device:
         return number, await self.hear(Opened)
 
     async def draft(self, session: int, base: int, ids: Sequence[int], *, given: int = 0, rows: Sequence[Row] = ()) -> Verdict:
-        self.client.draft(session, base, ids, given=given, rows=rows)
-        await self.say()
-        return await self.hear(Verdict)
+        """Ask, and ask again when told to."""
+        while True:
+            self.client.draft(session, base, ids, given=given, rows=rows)
+            await self.say()
+            try:
+                return await self.hear(Verdict)
+            except OverloadedError as error:
+                await asyncio.sleep(error.retry_after or 0.0)
 
     async def resume(self, key: bytes, ids: Sequence[int], **options: Any) -> tuple[int, Resumed]:
         number = self.client.resume(key, ids, **options)

@@ -1,0 +1,116 @@
+"""Drafts of one quantisation verified by another, both of the packaged model, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from streamco.engines.base import EngineOptions
+from streamco.engines.gguf import derived
+from streamco.engines.llama import LlamaEngine
+from streamco.engines.packaged import packaged_model
+from streamco.server.steptimes import StepTimes
+from streamco.wire.rows import quantise
+from streamco.wire.verify import Rule, RuleKind
+from tests.engines.asking import draft as drafted
+from tests.engines.asking import extend
+from tests.engines.fakes import complete
+from tests.server.verifying import Device, connected, serving
+
+pytestmark = pytest.mark.model
+
+QUESTIONS = ("Name three colours of the sea.", "Write a short story about a lighthouse keeper.", "What is 17 times 3?", "Explain tides.")
+TOKENS = 40
+
+
+@dataclass
+class Pair:
+    target: LlamaEngine
+    draft: LlamaEngine
+
+    def prompt(self, question: str) -> list[int]:
+        return self.target.tokenize(self.target.apply_template([{"role": "user", "content": question}]), special=True)
+
+    def own(self, ids: list[int], count: int = TOKENS) -> list[int]:
+        """The target's own greedy answer, one token at a time."""
+        return complete(self.target, ids, max_tokens=count).ids
+
+
+def load(path: object, **changes: object) -> LlamaEngine:
+    options = {"threads": 1, "context_tokens": 320, "max_sequences": 1, "held_sequences": 5} | changes
+    return LlamaEngine(path, EngineOptions(**options))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    target, draft = load(packaged_model(), exact=True), load(derived(packaged_model(), "Q4_0"))
+    yield Pair(target, draft)
+    target.close()
+    draft.close()
+
+
+async def answer(device: Device, pair: Pair, ids: list[int], window: int) -> list[int]:
+    """Written by the draft model, judged by the target."""
+    session, _ = await device.open(ids, reserve=len(ids) + TOKENS)
+    sequence, text = pair.draft.hold(), list(ids)
+    await asyncio.to_thread(extend, sequence, ids)
+    while len(text) < len(ids) + TOKENS:
+        told = await asyncio.to_thread(drafted, sequence, window)
+        verdict = await device.draft(session, len(text), told.tokens)
+        assert verdict.token is not None
+        sequence.truncate(len(text) + verdict.accepted)
+        text += [*told.tokens[: verdict.accepted], verdict.token]
+        sequence.extend([verdict.token])
+    sequence.close()
+    return text[len(ids) :][:TOKENS]
+
+
+async def test_greedy_answers_are_the_targets_own_token_for_token_while_others_are_verified(pair: Pair) -> None:
+    prompts = [pair.prompt(question) for question in QUESTIONS]
+    wanted = [await asyncio.to_thread(pair.own, ids) for ids in prompts]
+
+    async def ask(url: str, ids: list[int], window: int) -> list[int]:
+        async with connected(url, pair.target) as device:
+            return await answer(device, pair, ids, window)
+
+    async with serving(pair.target) as server:
+        answers = await asyncio.gather(*(ask(server.url, ids, window) for window, ids in enumerate(prompts, start=3)))
+        figures = server.figures
+    assert [told[: len(own)] for told, own in zip(answers, wanted, strict=True)] == wanted
+    assert figures["accepted_tokens"] > 0.4 * sum(map(len, wanted))
+    assert figures["failed_batches"] == 0
+
+
+async def test_a_round_that_took_longer_than_the_imposed_times_is_counted(pair: Pair) -> None:
+    ids = pair.prompt(QUESTIONS[0])
+    for milliseconds, late in ((2000.0, 0), (0.001, 2)):
+        times = StepTimes(name="imposed", source="test", license="none", decode_ms=((1, milliseconds),))
+        options = EngineOptions(threads=1, context_tokens=320, max_sequences=1, held_sequences=1)
+        engine = await asyncio.to_thread(LlamaEngine, packaged_model(), options, step_time=times)
+        try:
+            async with serving(engine) as server, connected(server.url, engine) as device:
+                session, _ = await device.open(ids[:3])
+                first = await device.draft(session, 3, ids[3:6])
+                second = await device.draft(session, 3, ids[3:6])
+                assert (first.token, first.accepted) == (second.token, second.accepted)
+                assert server.figures["late_verdicts"] == late
+                assert (second.compute_us >= 2_000_000) == (not late)
+        finally:
+            await asyncio.to_thread(engine.close)
+
+
+async def test_sampled_verdicts_tell_the_rows_they_were_made_from(pair: Pair) -> None:
+    ids = pair.prompt(QUESTIONS[1])
+    own = await asyncio.to_thread(pair.own, ids, 4)
+    rule = Rule(RuleKind.SAMPLE, temperature=0.7, seed=3)
+    async with serving(pair.target) as server, connected(server.url, pair.target) as device:
+        session, _ = await device.open(ids, rule, top_k=5)
+        rows = [quantise([(token, 1.0)], is_whole=True) for token in own]
+        verdict = await device.draft(session, len(ids), own, rows=rows)
+    assert [len(row.ids) for row in verdict.rows] == [5] * 5
+    assert [row.ids[0] for row in verdict.rows[:4]] == own
+    assert all(sum(row.weights) + row.rest in range(65533, 65539) for row in verdict.rows)
+    assert verdict.accepted == 4 or verdict.token != own[verdict.accepted]
