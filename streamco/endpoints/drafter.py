@@ -55,6 +55,7 @@ class _Line:
         held: what its sequence has when all that it was asked is done, the draft left out.
         is_born: its sequence is known to exist; a fork that was cancelled doesn't.
         is_lost: a branch whose sequence is gone; it is made anew if the branch is adopted.
+        has_failed: the last that was heard of it was an error.
     """
 
     version: int | None
@@ -65,6 +66,7 @@ class _Line:
     asked: _Asked | None = None
     is_born: bool = True
     is_lost: bool = False
+    has_failed: bool = False
 
     def take(self) -> tuple[list[Prediction], TaskEnd | None]:
         """What is new of the draft, and its end, where it is still wanted."""
@@ -78,7 +80,8 @@ class _Line:
             asked.given = []
         if end is not None:
             self.asked = None
-        self.is_born = self.is_born or bool(ids)
+        if ids:
+            self.is_born, self.has_failed = True, False
         if asked.version is None or asked.version != self.version:
             if end is not None and (end.reason in _GONE or not self.is_born):
                 self.lose()
@@ -335,8 +338,8 @@ class Drafter:
         """A draft that was wanted ended before its time; gives what the answer's drafts fail with.
 
         Evicted: others needed the memory. Cancelled: the trunk that it was to be forked from was given back, or the engine was closed,
-        which the next question to it says. Error: there may have been no place or no memory left; so a branch is nothing to fail for, and
-        branches make room for the trunk.
+        which the next question to it says. Error: there may have been no place or no memory left; so a branch is nothing to fail for,
+        branches make room for the trunk, and it is tried twice: meanwhile others may have been dropped.
         """
         line.lose()
         line.is_lost = line is not self._trunk and end.reason != "cancelled"
@@ -346,7 +349,8 @@ class Drafter:
         for branch in others:
             branch.is_lost = True
             self._give_back(branch)
-        if others:
+        if others or not line.has_failed:
+            line.has_failed = True
             return None
         return end.error if isinstance(end.error, EngineError) else EngineError(f"engine: expected drafts, got {end.error}")
 

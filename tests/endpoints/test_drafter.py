@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from streamco.config import SamplingOptions
 from streamco.core.speculation import AdoptBranch, DeviceFailed, DraftBranch, DraftTokens, DropDrafts, TokensDrafted
+from streamco.endpoints.base import Request
+from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.drafter import Drafter, DrafterCommand, DrafterEvent
+from streamco.engines.base import Engine
 from streamco.errors import EngineError, UsageError
 from streamco.testing.engine import FakeEngine, FakeVocabulary
 from streamco.wire.rows import Row
+from tests.engines.conftest import MakeEngine, make_engine  # noqa: F401
+from tests.engines.fakes import FakeContext
 
 SIZE = 50
 PROMPT = [1, 2, 3]
@@ -34,7 +39,7 @@ def counting(**options: Any) -> FakeEngine:
 class Bench:
     """A drafter on an engine that moves when told."""
 
-    def __init__(self, engine: FakeEngine) -> None:
+    def __init__(self, engine: Any) -> None:
         self.engine = engine
         self.events: list[DrafterEvent] = []
         self.drafter: Drafter
@@ -42,6 +47,16 @@ class Bench:
     async def open(self, prompt: Sequence[int] = PROMPT, **options: Any) -> Drafter:
         self.drafter = Drafter(self.engine, prompt, emit=self.events.append, **({"sampling": GREEDY} | options))
         return self.drafter
+
+    async def open_on(self, prompt: Sequence[int]) -> Bench:
+        await self.open(prompt)
+        return self
+
+    async def heard(self, tokens: int) -> None:
+        """Wait for so many tokens."""
+        async with asyncio.timeout(30):
+            while sum(len(ids) for _, ids, _ in self.news()) < tokens:
+                await asyncio.sleep(0.001)
 
     def run(self, *commands: DrafterCommand) -> None:
         before = len(self.events)
@@ -58,9 +73,17 @@ class Bench:
 
     def told(self) -> list[tuple[int, list[int], bool]]:
         """(version, ids, is_finished) of the events since the last call."""
-        events, self.events[:] = list(self.events), []
-        assert all(isinstance(event, TokensDrafted) for event in events), events
-        return [(event.version, [token.id for token in event.tokens], event.is_finished) for event in events]  # type: ignore[union-attr]
+        news = self.news()
+        self.events.clear()
+        return news
+
+    def news(self) -> list[tuple[int, list[int], bool]]:
+        assert all(isinstance(event, TokensDrafted) for event in self.events), self.events
+        return [
+            (event.version, [token.id for token in event.tokens], event.is_finished)
+            for event in self.events
+            if isinstance(event, TokensDrafted)
+        ]
 
     async def drafts(self, steps: int = 20) -> dict[int, list[int]]:
         """Everything that is drafted in so many steps, by version; the finished ones."""
@@ -459,3 +482,81 @@ async def test_a_prompt_has_to_fit_with_room_for_a_token(count: int) -> None:
     with pytest.raises(EngineError, match=rf"prompt: expected 1 to 7 tokens \(the context is 8\), got {count}"):
         Drafter(engine, [1] * count, emit=print, sampling=GREEDY)
     engine.close()
+
+
+async def test_an_engines_decode_holds_a_row_of_every_branch_and_answer(make_engine: MakeEngine) -> None:  # noqa: F811
+    engine = make_engine(held_sequences=8)
+    context = FakeContext.last
+    first, second = [await Bench(engine).open_on(prompt) for prompt in ([10, 11], [100, 101])]
+    for each in (first, second):
+        each.run(DraftTokens(1, 0, (), 3))
+        await each.heard(3)
+    context.batches.clear()
+    while context.entered.acquire(blocking=False):
+        pass
+    context.hold()
+    second.run(DraftTokens(2, 3, (), 5))
+    assert context.entered.acquire(timeout=10)
+    first.run(DraftBranch(2, 3, (), 3), DraftBranch(3, 1, (50,), 3), DraftBranch(4, 2, (60,), 3))
+    context.let_go()
+    await asyncio.gather(first.heard(9), second.heard(5))
+    assert [[row.token for row in batch] for batch in context.batches] == [
+        [104],
+        [105, 14, 50, 60],
+        [106, 15, 51, 61],
+        [107, 16, 52, 62],
+        [108],
+    ]
+    await asyncio.gather(first.drafter.aclose(), second.drafter.aclose())
+
+
+async def test_the_endpoint_renders_the_prompt_once_and_closes_its_drafters() -> None:
+    engine = FakeEngine("one two three", mode="thread")
+    endpoint = DeviceEndpoint(engine, name="phone")
+    at = Bench(engine)
+    at.drafter = await endpoint.drafter(
+        Request(messages=[{"role": "user", "content": "hi"}], sampling=GREEDY), emit=at.events.append, top=2
+    )
+    assert engine.detokenize(at.drafter.prompt_ids) == b"user: hi\nassistant:"
+    at.run(DraftTokens(1, 0, (), 3))
+    await at.heard(3)
+    assert engine.detokenize([token for _, ids, _ in at.told() for token in ids]) == b"one two three"
+    second = await endpoint.drafter(Request(prompt_ids=[1, 2], sampling=GREEDY), emit=at.events.append)
+    await second.aclose()
+    assert engine.sequences.held == 1
+    await endpoint.aclose()
+    assert engine.sequences.held == 0
+    at.run(DraftTokens(2, 0, (), 3))
+    engine.close()
+
+
+async def test_a_long_prompt_is_tokenised_beside_the_loop() -> None:
+    engine = FakeEngine("word", mode="instant", context_tokens=3000)
+    endpoint = DeviceEndpoint(engine)
+    drafter = await endpoint.drafter(Request(prompt="so many words " * 600), emit=print)
+    assert len(drafter.prompt_ids) == 1801
+    await endpoint.aclose()
+    engine.close()
+
+
+async def test_an_endpoint_says_who_cannot_draft() -> None:
+    engine = FakeEngine(context_tokens=2)
+    endpoint = DeviceEndpoint(engine, name="phone")
+    with pytest.raises(EngineError, match="prompt: expected 1 to 1 tokens") as caught:
+        await endpoint.drafter(Request(prompt="far too long"), emit=print)
+    assert caught.value.endpoint == "phone"
+    engine.close()
+    with pytest.raises(EngineError, match="expected an open engine, got a closed one"):
+        await endpoint.drafter(Request(prompt="a"), emit=print)
+    await endpoint.aclose()
+
+    class Writer:
+        """An engine that only generates."""
+
+        info = engine.info
+        tokenize = engine.tokenize
+
+    other = DeviceEndpoint(cast("Engine", Writer()))
+    with pytest.raises(EngineError, match="engine: expected one that holds sequences, got Writer"):
+        await other.drafter(Request(prompt="a"), emit=print)
+    await other.aclose()
