@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from streamco.client.client import Client
     from streamco.client.dispatcher import DispatchOptions
     from streamco.client.migration import MigrationOptions
-    from streamco.client.stream import ChatStream, Token, TokenStream
+    from streamco.client.pairing import SpeculationOptions
+    from streamco.client.stream import ChatStream, Retracted, Settled, Token, TokenStream
     from streamco.config import Limits, RetryPolicy, SamplingOptions, Timeouts
-    from streamco.core.report import AnswerUsage, DispatchReport, EndpointReport, Report
+    from streamco.core.report import AnswerUsage, DispatchReport, EndpointReport, Report, SpeculationFigures
     from streamco.core.totals import EndpointTotals, Totals
     from streamco.endpoints.base import Capabilities, Endpoint, EndpointStream, Request, TokenPrices
     from streamco.endpoints.device import DeviceEndpoint
@@ -53,9 +54,10 @@ _HOMES = {
     "streamco.client.client": ("Client",),
     "streamco.client.dispatcher": ("DispatchOptions",),
     "streamco.client.migration": ("MigrationOptions",),
-    "streamco.client.stream": ("ChatStream", "Token", "TokenStream"),
+    "streamco.client.pairing": ("SpeculationOptions",),
+    "streamco.client.stream": ("ChatStream", "Retracted", "Settled", "Token", "TokenStream"),
     "streamco.config": ("Limits", "RetryPolicy", "SamplingOptions", "Timeouts"),
-    "streamco.core.report": ("AnswerUsage", "DispatchReport", "EndpointReport", "Report"),
+    "streamco.core.report": ("AnswerUsage", "DispatchReport", "EndpointReport", "Report", "SpeculationFigures"),
     "streamco.core.totals": ("EndpointTotals", "Totals"),
     "streamco.endpoints.base": ("Capabilities", "Endpoint", "EndpointStream", "Request", "TokenPrices"),
     "streamco.endpoints.device": ("DeviceEndpoint",),
@@ -111,8 +113,12 @@ __all__ = [
     "OpenAIEndpoint",
     "Report",
     "Request",
+    "Retracted",
     "RetryPolicy",
     "SamplingOptions",
+    "Settled",
+    "SpeculationFigures",
+    "SpeculationOptions",
     "StreamClosed",
     "StreamConsumed",
     "StreamcoError",

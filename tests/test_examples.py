@@ -37,6 +37,11 @@ PRINTS = {
         r"^\[content\] 9\.8 is larger\.$",
         r"^21 tokens, \$0\.000013$",
     ],
+    "speculate": [
+        r"^The sky \w",
+        r"^\d+ tokens the device's, \d+ the server's, \d+ by the server alone$",
+        r"^\d+ rounds, \d+ bytes up, \d+% accepted, exact: True$",
+    ],
     "speech_bot": [r"^ *\d+\.\d\d s: \w", r"^smooth to \d+% at \d+ tokens$"],
     "web_chat": [r'^data: "\w+"$', r"^1 left: \d{1,2} of 500 tokens were made$"],
 }

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from streamco.client.arguments import build_request
+from streamco.client.beginning import Beginning
 from streamco.client.chat import UNSET, Chat, Unset
+from streamco.client.desk import Prepared, SpeculationDesk
 from streamco.client.dispatcher import Dispatched, Dispatcher, DispatchOptions
 from streamco.client.driver import SessionDriver
-from streamco.client.facts import describe_request, takes_long
+from streamco.client.figures import Record, speculation_bill
 from streamco.client.migration import MigrationOptions
-from streamco.client.reporting import build_bill, build_report, describe_usage
+from streamco.client.pairing import HELD_SEQUENCES, Mode, Pairing, SpeculationOptions, VerifierSetting, check_speculation
+from streamco.client.reporting import build_bill
+from streamco.client.running import AnswerDriver
 from streamco.client.shared import DeviceSetting, ServerSetting, SharedEndpoints
+from streamco.client.speculation import SpeculationDriver
 from streamco.client.stream import ChatStream, TokenStream, Work
 from streamco.config import Limits, Pace, parse_pace
 from streamco.core.mover import MigrationPlan
-from streamco.core.report import AnswerUsage, Report
+from streamco.core.provisional import Emit
 from streamco.core.session import OnFailure, SessionMachine, SessionPlan
 from streamco.core.totals import Ledger, Totals
 from streamco.endpoints.base import Message, Request
@@ -39,9 +43,16 @@ class Client:
         device: the small model on this machine: a GGUF file, or an endpoint; None: there is none.
         server: the remote model: an endpoint, an OpenAI model name, or a list of endpoints: the first takes part in the race, the others
             stand in for it in their order; None: there is none.
-        budget: share of all prompt tokens that the constrained side may process, 0 to 1 (DiSCo 4.1, b).
+        budget: share of the work that the dear side may do, 0 to 1. In a race: of all prompt tokens, those that the constrained side may
+            process (DiSCo 4.1, b); None: 0.3. Where the device drafts: of the drafted tokens, those that are judged; None: all, so that the
+            answer is the verifier's own.
         policy: "auto", or a dispatch policy's name (docs/dispatch.md).
         pace: tokens per second at the reader, "reading" (4.8), "listening" (3.5), or None: as fast as they come.
+        mode: "race": the whole answer comes from whoever is first; "speculate": the device drafts and the server verifies, wherever that
+            can be; "auto": whichever is faster, answer by answer (docs/speculation.md).
+        verifier: who judges drafts: the URL of a ``streamco serve``, or a verifier; None: ``server`` does.
+        emit: of speculated answers, what readers of ``stream`` get: "verified", what is final; "draft", drafts at once, and retractions.
+        speculation: everything else that steers drafting and verifying.
         profile: what an earlier client learned (``Client.profile()``), or the file it was written to; None: learn from nothing.
         on_failure: what becomes of an answer whose endpoint dies in the middle. "migrate": another one that can goes on from the last good
             token; "restart": likewise, and if none can, one is asked for the whole answer anew: what the reader has is taken out of it, and
@@ -61,9 +72,13 @@ class Client:
         device: DeviceSetting = None,
         server: ServerSetting = None,
         *,
-        budget: float = 0.3,
+        budget: float | None = None,
         policy: str = "auto",
         pace: Pace = None,
+        mode: Mode = "race",
+        verifier: VerifierSetting = None,
+        emit: Emit = "verified",
+        speculation: SpeculationOptions | None = None,
         profile: bytes | Path | None = None,
         on_failure: OnFailure | None = None,
         migration: MigrationOptions | None = None,
@@ -72,12 +87,23 @@ class Client:
         seed: int | None = None,
     ) -> None:
         _check_options(migration, dispatch, limits, on_failure)
-        self._shared = SharedEndpoints(device, server)
+        check_speculation(mode, verifier, emit, speculation)
+        held = HELD_SEQUENCES if mode != "race" or verifier is not None else 0
+        self._shared = shared = SharedEndpoints(device, server, held_sequences=held)
+        shared.pairing = Pairing(verifier, shared.device, shared.servers)
         self._on_failure = on_failure
         self._migration = migration or MigrationOptions()
         self._dispatch = dispatch or DispatchOptions()
         prior = None if profile is None else _read_profile(profile)
-        self._dispatcher = Dispatcher(self._dispatch, budget=budget, policy=policy, profile=prior, seed=seed)
+        self._dispatcher = Dispatcher(self._dispatch, budget=_RACED if budget is None else budget, policy=policy, profile=prior, seed=seed)
+        self._desk = SpeculationDesk(
+            shared.pairing,
+            speculation or SpeculationOptions(),
+            mode=mode,
+            emit=emit,
+            budget=1.0 if budget is None else budget,
+            seed=seed,
+        )
         self._pace = parse_pace(pace)
         self._limits = limits or Limits()
         self._ledger = Ledger()
@@ -87,13 +113,17 @@ class Client:
     # Life
 
     async def start(self) -> None:
-        """Load the model and open the connection pools; idempotent. A side that can't start is left out, and reports say why.
+        """Load the model, open the connection pools, ask the verifier what it can; idempotent.
+
+        A side that can't start is left out, and reports say why.
 
         Raises:
             AllEndpointsFailed: no endpoint could start.
             StreamClosed: the client was closed.
         """
         await self._shared.start()
+        if self._desk.mode != "race":
+            await self._desk.pairing.start()
 
     async def aclose(self) -> None:
         """Stop all answers, release every connection, model and task; idempotent. A client from ``with_options`` closes nothing."""
@@ -117,6 +147,9 @@ class Client:
         budget: float | None = None,
         policy: str | None = None,
         pace: Pace | Unset = UNSET,
+        mode: Mode | None = None,
+        emit: Emit | None = None,
+        speculation: SpeculationOptions | None = None,
         on_failure: OnFailure | Unset | None = UNSET,
         migration: MigrationOptions | None = None,
         dispatch: DispatchOptions | None = None,
@@ -125,9 +158,10 @@ class Client:
         """A client with other settings over the same endpoints.
 
         What is learned and spent, ``totals`` included, is shared unless ``budget``, ``policy`` or ``dispatch`` is given: then the new
-        client has an account of its own, which begins at nothing.
+        client has an account of its own, which begins at nothing. A device that was loaded by a client in mode "race" can't draft.
         """
         _check_options(migration, dispatch, limits, None if isinstance(on_failure, Unset) else on_failure)
+        check_speculation(mode or self._desk.mode, None, emit or self._desk.emit, speculation)
         other = object.__new__(type(self))
         other._shared = self._shared
         other._owner = self._owner or self
@@ -135,6 +169,7 @@ class Client:
         other._dispatch = dispatch or self._dispatch
         is_same = budget is None and policy is None and dispatch is None
         other._dispatcher = self._dispatcher if is_same else self._dispatcher.copy(other._dispatch, budget=budget, policy=policy)
+        other._desk = self._desk.copy(mode=mode, emit=emit, budget=budget, options=speculation)
         other._ledger = self._ledger if is_same else Ledger()
         other._pace = self._pace if isinstance(pace, Unset) else parse_pace(pace)
         other._on_failure = self._on_failure if isinstance(on_failure, Unset) else on_failure
@@ -174,38 +209,57 @@ class Client:
         request = build_request(messages, model=model, **options)
         if request.extra.get("n", 1) != 1:
             raise ConfigError(f"n: expected 1 for a stream of tokens, got {request.extra['n']!r} (chat.completions.create gives them all)")
-        return TokenStream(self._work(request, pace))
+        return TokenStream(self._work(request, pace, shows_drafts=True))
 
     def open_chat(self, request: Request, *, pace: Pace | Unset = UNSET, includes_usage: bool = False) -> ChatStream:
         """Ask for an answer as chunks, from a request already built; nothing happens before the first read."""
         return ChatStream(self._work(request, pace), includes_usage=includes_usage)
 
-    def _work(self, request: Request, pace: Pace | Unset) -> Work:
+    def _work(self, request: Request, pace: Pace | Unset, *, shows_drafts: bool = False) -> Work:
         rate = self._pace if isinstance(pace, Unset) else parse_pace(pace)
         shared = self._shared
-        counted: list[RequestFacts] = []
-        chosen: list[Dispatched] = []
+        beginning = Beginning(request, shared, self._desk)
 
         async def ready() -> None:
             if not shared.is_started:
-                await shared.start()
-            if takes_long(request):
-                counted.append(await asyncio.to_thread(describe_request, request, *shared.available()))
+                await self.start()
+            await beginning.get_ready()
 
-        def begin() -> SessionDriver:
+        def begin() -> AnswerDriver:
             shared.check_open()  # it may have been closed while the prompt was counted
-            facts = counted[0] if counted else None
-            dispatched = self._dispatcher.decide(request, shared.device, shared.servers, shared.unavailable, facts)
-            chosen.append(dispatched)
+            if beginning.prepared is not None:
+                return self._speculate(beginning, beginning.prepared, rate, shows_drafts=shows_drafts)
+            dispatched = self._dispatcher.decide(request, shared.device, shared.servers, shared.unavailable, beginning.facts)
+            if beginning.note:
+                dispatched.add_note(f"not speculated: {beginning.note}")
+            beginning.dispatched = dispatched
             return self._run(request, dispatched, rate)
 
-        def report(driver: SessionDriver) -> Report:
-            return build_report(driver.machine, chosen[0], shared.endpoints, now=driver.now, was_left=driver.was_broken_off)
+        return Work(ready, begin, beginning.report, beginning.usage, beginning.abandon)
 
-        def usage(driver: SessionDriver) -> AnswerUsage:
-            return describe_usage(driver.machine, chosen[0].prompt_tokens)
+    def _speculate(self, beginning: Beginning, prepared: Prepared, rate: float | None, *, shows_drafts: bool) -> SpeculationDriver:
+        desk, shared = self._desk, self._shared
+        steering = desk.pair.steering
+        record = beginning.record = Record(
+            prepared, desk.pairing, self._dispatcher.costs(shared.device, shared.servers), desk.budget, steering.share
+        )
 
-        return Work(ready, begin, report, usage)
+        def settle(driver: SpeculationDriver) -> None:
+            shared.active.discard(driver)
+            self._dispatcher.learn_prompt(prepared.prompt_tokens)
+            self._ledger.enter(speculation_bill(driver, record))
+
+        driver = desk.begin(
+            prepared,
+            pace=rate,
+            reader_rate=rate or self._dispatch.reader_rate,
+            shows_drafts=shows_drafts,
+            may_use_device=self._on_failure != "raise",
+            on_over=settle,
+        )
+        shared.active.add(driver)
+        driver.start()
+        return driver
 
     def _run(self, request: Request, dispatched: Dispatched, rate: float | None) -> SessionDriver:
         on_failure, limit = _failure_rule(self._on_failure, dispatched.facts), request.sampling.max_tokens
@@ -245,6 +299,7 @@ class Client:
         return self._dispatcher.plan_moves(dispatched, endpoints, self._migration, pace=pace, capacity=capacity, limit=limit)
 
 
+_RACED = 0.3  # of the prompts' tokens, where no budget is given
 _LEAST_AHEAD = 32  # tokens; below that a device would be parked and woken all the time
 
 

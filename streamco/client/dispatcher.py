@@ -6,6 +6,7 @@ Everything that decides is in ``policies`` and ``core.learner``; this file colle
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from random import Random, SystemRandom
 from typing import Literal
 
@@ -13,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from streamco.client.facts import describe_request
-from streamco.client.migration import MigrationDesk, MigrationOptions
+from streamco.client.migration import CostOf, MigrationDesk, MigrationOptions
 from streamco.config import READING
 from streamco.core.estimators import is_burst
 from streamco.core.learner import DeviceTTFT, Learner, Plan, PromptLength, ServerTTFT
@@ -117,10 +118,11 @@ class Dispatched:
 
     def cost(self, endpoint: Endpoint, prompt: int, completion: int, cached: int) -> RequestCost:
         """Cost of these tokens at this endpoint, money and energy; None where prices or the model's shape are not known."""
-        if endpoint.kind == "device":
-            return request_cost(Usage(device_prompt=prompt - cached, device_completion=completion), None, self._costs)
-        usage = Usage(server_prompt=prompt, server_completion=completion, server_cached=cached)
-        return request_cost(usage, _prices(endpoint), None)
+        return _cost(self._costs, endpoint, prompt, completion, cached)
+
+    def add_note(self, text: str) -> None:
+        """Say more in the reason."""
+        self._note += f"; {text}"
 
 
 class Dispatcher:
@@ -240,6 +242,15 @@ class Dispatcher:
             note=_note(unavailable) + "".join(f"; not for {server.name}" for server in servers if able and server not in able),
         )
 
+    def costs(self, device: Endpoint | None, servers: Sequence[Endpoint]) -> CostOf:
+        """What tokens cost at these endpoints, for answers that are not dispatched."""
+        self._note_costs(device, servers)
+        return partial(_cost, self._costs)
+
+    def learn_prompt(self, tokens: int) -> None:
+        """An answer that was not dispatched had so long a prompt."""
+        self._learner.observe(PromptLength(tokens))
+
     def _note_costs(self, device: Endpoint | None, servers: Sequence[Endpoint]) -> None:
         known = (_prices(servers[0]) if servers else None, _shape(device))
         if known == self._known:
@@ -307,6 +318,13 @@ class Dispatcher:
             self._learner.observe(_device_sample(leg, leg.ttft, dispatched) if side == "device" else _server_sample(leg, leg.ttft))
         elif side == "server" and leg.stopped is not None and not leg.has_won:
             self._learner.observe(ServerTTFT(leg.stopped - leg.opened, is_censored=True))
+
+
+def _cost(costs: DeviceCosts | None, endpoint: Endpoint, prompt: int, completion: int, cached: int) -> RequestCost:
+    if endpoint.kind == "device":
+        return request_cost(Usage(device_prompt=prompt - cached, device_completion=completion), None, costs)
+    usage = Usage(server_prompt=prompt, server_completion=completion, server_cached=cached)
+    return request_cost(usage, _prices(endpoint), None)
 
 
 def _device_sample(leg: Leg, ttft: float, dispatched: Dispatched) -> DeviceTTFT:

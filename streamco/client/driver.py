@@ -9,15 +9,14 @@ full ring.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 
 from msgspec.structs import replace
 
-from streamco.chunks import ChatCompletionChunk
 from streamco.client.failures import Unopened, translate
+from streamco.client.running import Batch, clock_of
 from streamco.commands import (
     CancelStream,
     Command,
@@ -34,10 +33,7 @@ from streamco.endpoints.base import Endpoint, EndpointStream, Request
 from streamco.errors import ConcurrentRead, StreamClosed, StreamcoError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
 
-__all__ = ["Batch", "SessionDriver"]
-
-Batch = tuple[str, list[ChatCompletionChunk], float]
-"""Endpoint name, chunks, when they were delivered (seconds, the driver's clock)."""
+__all__ = ["SessionDriver"]
 
 
 class SessionDriver:
@@ -75,7 +71,7 @@ class SessionDriver:
         self._on_over = on_over
         self._log = log
         self._loop = asyncio.get_running_loop()
-        self._clock = clock or _clock_of(self._loop)
+        self._clock = clock or clock_of(self._loop)
         self._batches: deque[Batch] = deque()
         self._unread = 0
         self._streams: dict[str, EndpointStream] = {}
@@ -104,6 +100,11 @@ class SessionDriver:
     def was_broken_off(self) -> bool:
         """Whether it was left before its answer had come to an end."""
         return self._has_left and not self._has_finished
+
+    @property
+    def has_changed_hands(self) -> bool:
+        """Whether a second endpoint went on with the answer: what that one says of usage is not all."""
+        return bool(self.machine.hand_overs)
 
     @property
     def now(self) -> float:
@@ -391,12 +392,6 @@ class SessionDriver:
         if self._room is None or self._room.done():
             self._room = self._loop.create_future()
         await asyncio.shield(self._room)  # shared by the legs: cancelling one of them must not cancel it
-
-
-def _clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
-    """The system's, unless the loop has one of its own: uvloop's is truncated to milliseconds, asyncio's costs one more call."""
-    has_own = isinstance(loop, asyncio.BaseEventLoop) and type(loop).time is not asyncio.BaseEventLoop.time
-    return loop.time if has_own else time.monotonic
 
 
 def _continued(request: Request, partial: Partial) -> Request:

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-from streamco.client.driver import SessionDriver
+from streamco.client.pairing import Pairing
+from streamco.client.running import AnswerDriver
 from streamco.endpoints.base import Endpoint
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointError, StreamClosed
 
@@ -26,18 +27,20 @@ class SharedEndpoints:
     Args:
         device: as for ``Client``.
         server: as for ``Client``.
+        held_sequences: places for drafts on a device that is loaded here; 0: it doesn't draft.
 
     Attributes:
         endpoints: all, by name.
         unavailable: those that could not start, with their errors.
-        active: sessions that have work under way.
+        pairing: the device with its verifier, where there is one.
+        active: answers that have work under way.
 
     Raises:
         ConfigError: neither device nor server, not an endpoint, names that are not unique.
     """
 
-    def __init__(self, device: DeviceSetting, server: ServerSetting) -> None:
-        self.device = _make_device(device)
+    def __init__(self, device: DeviceSetting, server: ServerSetting, *, held_sequences: int = 0) -> None:
+        self.device = _make_device(device, held_sequences)
         self.servers = _make_servers(server)
         everyone = [*([self.device] if self.device is not None else []), *self.servers]
         if not everyone:
@@ -46,7 +49,8 @@ class SharedEndpoints:
         if len(self.endpoints) != len(everyone):
             raise ConfigError(f"client: expected endpoints with names of their own, got {[endpoint.name for endpoint in everyone]}")
         self.unavailable: dict[str, EndpointError] = {}
-        self.active: set[SessionDriver] = set()
+        self.pairing: Pairing | None = None  # closed with the endpoints
+        self.active: set[AnswerDriver] = set()
         self.is_started = False
         self._is_closed = False
         self._lock = asyncio.Lock()
@@ -108,17 +112,21 @@ class SharedEndpoints:
 
     async def _close_endpoints(self) -> None:
         """Close them all, whatever one of them has to say about it."""
-        results = await asyncio.gather(*(endpoint.aclose() for endpoint in self.endpoints.values()), return_exceptions=True)
+        closings = [endpoint.aclose() for endpoint in self.endpoints.values()]
+        if self.pairing is not None:
+            closings.append(self.pairing.aclose())
+        results = await asyncio.gather(*closings, return_exceptions=True)
         for error in results:
             if error is not None:
                 raise error
 
 
-def _make_device(setting: DeviceSetting) -> Endpoint | None:
+def _make_device(setting: DeviceSetting, held_sequences: int) -> Endpoint | None:
     if isinstance(setting, str | Path):
         from streamco.endpoints.device import DeviceEndpoint
+        from streamco.engines.base import EngineOptions
 
-        return DeviceEndpoint(setting)
+        return DeviceEndpoint(setting, options=EngineOptions(held_sequences=held_sequences))
     if setting is not None:
         _check_endpoint("device", setting)
     return setting

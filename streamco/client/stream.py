@@ -12,11 +12,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from streamco.chunks import ChatCompletionChunk, CompletionUsage
-from streamco.client.driver import Batch, SessionDriver
+from streamco.client.presentation import SpeculatedChunk
+from streamco.client.running import AnswerDriver, Batch
 from streamco.core.report import AnswerUsage, Report
+from streamco.core.speculation import Origin
 from streamco.errors import ConcurrentRead, StreamClosed, StreamConsumed
 
-__all__ = ["AnswerStream", "ChatStream", "Token", "TokenStream", "Work"]
+__all__ = ["AnswerStream", "ChatStream", "Retracted", "Settled", "Token", "TokenStream", "Work"]
 
 Item = TypeVar("Item")
 
@@ -30,6 +32,7 @@ class Token(Struct, frozen=True):
         source: the endpoint's name.
         time: when it was delivered, seconds on the monotonic clock.
         kind: the answer's own text, or thinking aloud.
+        origin: who made it in a speculated answer, ``draft``: nobody has vouched for it yet (docs/speculation.md); None in a race.
     """
 
     text: str
@@ -37,6 +40,25 @@ class Token(Struct, frozen=True):
     source: str
     time: float
     kind: Literal["content", "reasoning"] = "content"
+    origin: Origin | None = None
+
+
+class Retracted(Token, frozen=True, kw_only=True):
+    """The newest ``characters`` of the text are taken back; all of them were provisional. Its own text is "".
+
+    Comes in speculated answers with ``emit="draft"`` only.
+    """
+
+    characters: int
+
+
+class Settled(Token, frozen=True, kw_only=True):
+    """The oldest ``characters`` of the provisional text are final, and ``origin`` vouches for them. Its own text is "".
+
+    Comes in speculated answers with ``emit="draft"`` only.
+    """
+
+    characters: int
 
 
 class Work:
@@ -50,23 +72,26 @@ class Work:
         begin: starts the session.
         report: describes it.
         usage: counts its answer's tokens.
+        abandon: releases what ``ready`` has got, where it does not begin after all.
     """
 
     def __init__(
         self,
         ready: Callable[[], Awaitable[None]],
-        begin: Callable[[], SessionDriver],
-        report: Callable[[SessionDriver], Report],
-        usage: Callable[[SessionDriver], AnswerUsage],
+        begin: Callable[[], AnswerDriver],
+        report: Callable[[AnswerDriver], Report],
+        usage: Callable[[AnswerDriver], AnswerUsage],
+        abandon: Callable[[], Awaitable[None]],
     ) -> None:
-        self.driver: SessionDriver | None = None
+        self.driver: AnswerDriver | None = None
         self.is_closed = False
         self._ready = ready
         self._begin = begin
         self._describe = report
         self._count = usage
+        self._abandon = abandon
 
-    async def start(self) -> SessionDriver:
+    async def start(self) -> AnswerDriver:
         """The session, begun if it was not.
 
         Raises:
@@ -75,6 +100,7 @@ class Work:
         if self.driver is None:
             await self._ready()
             if self.is_closed:
+                await self._abandon()
                 raise StreamClosed("expected an open stream, got one that was closed before it began")
             if self.driver is None:
                 self.driver = self._begin()
@@ -235,7 +261,7 @@ async def _read_chunks(work: Work, *, includes_usage: bool) -> AsyncGenerator[Ch
     try:
         while (batch := await driver.next_batch()) is not None:
             for chunk in batch[1]:
-                if chunk.usage is not None and driver.machine.hand_overs:  # of the end alone, with what came before in its prompt
+                if chunk.usage is not None and driver.has_changed_hands:  # of the end alone, with what came before in its prompt
                     chunk = replace(chunk, usage=None)  # noqa: PLW2901
                 if chunk.choices:
                     yield chunk
@@ -270,18 +296,25 @@ async def _read_tokens(work: Work) -> AsyncGenerator[Token, None]:
 
 def _tokens(batch: Batch) -> list[Token]:
     source, chunks, time = batch
-    found = []
+    found: list[Token] = []
     for chunk in chunks:
+        origin = None
+        if isinstance(chunk, SpeculatedChunk):
+            origin = chunk.origin
+            if chunk.retracted:
+                found.append(Retracted("", None, source, time, characters=chunk.retracted))
+            if chunk.settled:
+                found.append(Settled("", None, source, time, origin=origin, characters=chunk.settled))
         for choice in chunk.choices[:1]:
             delta, ids = choice.delta, choice.token_ids
             if thinking := delta.reasoning_content or delta.reasoning:
                 found.append(Token(thinking, None, source, time, "reasoning"))
             if delta.content:
-                found.append(Token(delta.content, ids[0] if ids and len(ids) == 1 else None, source, time))
+                found.append(Token(delta.content, ids[0] if ids and len(ids) == 1 else None, source, time, "content", origin))
     return found
 
 
-async def _leave(driver: SessionDriver) -> None:
+async def _leave(driver: AnswerDriver) -> None:
     """End the work when a reader is gone for good; a cancelled reader must not wait, but the work ends all the same."""
     driver.leave()
     task = asyncio.current_task()

@@ -39,7 +39,7 @@ class EndpointTotals(Struct, frozen=True, kw_only=True):
     Args:
         kind: device or server.
         requests: how often it was asked; more than once for an answer that it lost, or read ahead, and took over later.
-        won, took_over, read_ahead, lost: what became of them.
+        won, took_over, read_ahead, lost, speculated: what became of them; the last: it drafted or verified.
         failed: requests that ended in an error, also of those it had won.
         prompt_tokens: that it read.
         completion_tokens: that it made, those nobody read included.
@@ -56,6 +56,7 @@ class EndpointTotals(Struct, frozen=True, kw_only=True):
     took_over: int = 0
     read_ahead: int = 0
     lost: int = 0
+    speculated: int = 0
     failed: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -76,6 +77,7 @@ class EndpointTotals(Struct, frozen=True, kw_only=True):
             took_over=self.took_over + (part.outcome == "took over"),
             read_ahead=self.read_ahead + (part.outcome == "read ahead"),
             lost=self.lost + (part.outcome == "lost"),
+            speculated=self.speculated + (part.outcome in {"drafted", "verified"}),
             failed=self.failed + (part.error is not None),
             prompt_tokens=self.prompt_tokens + part.prompt_tokens,
             completion_tokens=self.completion_tokens + part.completion_tokens,

@@ -107,6 +107,7 @@ class OpenAIEndpoint:
         self._dialect = Dialect(self._address.provider)
         self._codec: TokenCodec | None = None  # of a server that takes packed ids
         self._shared = None if tokenizer is None else SharedVocabulary(tokenizer)
+        self._key = key
         self._headers = _build_headers(self._address, key, headers)
         self._client = HttpClient(self._name, timeouts=timeouts, session=session, secret=key)
         self._counter = TokenCounter(model)
@@ -168,6 +169,10 @@ class OpenAIEndpoint:
         Counted by tiktoken where it is installed and has the model's vocabulary on this machine, else estimated from the text's size.
         """
         return self._counter.count(request)
+
+    def access(self) -> tuple[str, str | None]:
+        """Base URL and key, for who speaks another protocol to the same server."""
+        return self._address.base_url, self._key
 
     async def models(self) -> list[str]:
         """Ids of the models the server offers.

@@ -1,0 +1,250 @@
+"""From a request to a speculated answer: whether it can and should be one, and all that it is made with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from random import Random, SystemRandom
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from streamco.client.pairing import Mode, Pairing, SpeculationOptions, obstacle, resolve_sampling, rule_for
+from streamco.client.presentation import Presentation
+from streamco.client.speculation import SpeculationDriver, Tell
+from streamco.client.wording import Wording
+from streamco.core.delivery import Delivery
+from streamco.core.pair import Pair
+from streamco.core.provisional import Emit
+from streamco.core.speculation import Origin, SpeculatorEvent
+from streamco.core.speculator import Speculator, SpeculatorOptions
+from streamco.endpoints.base import Endpoint, EndpointStream, Request
+from streamco.endpoints.drafter import Drafter
+from streamco.endpoints.verifying import Verifier, VerifierSession
+from streamco.engines.base import Engine
+from streamco.engines.prompts import open_bytes
+from streamco.errors import EngineError
+from streamco.policies.eligibility import RequestFacts
+from streamco.policies.fallback import predict_rates
+from streamco.wire.verify import Rule, RuleKind
+
+__all__ = ["Prepared", "SpeculationDesk", "names_of"]
+
+_LOOK_AGAIN = 20  # answers that race in mode auto before one is speculated against the forecast
+
+
+class _Relay:
+    """Hands events on once it is known to whom."""
+
+    def __init__(self) -> None:
+        self._waiting: list[SpeculatorEvent] = []
+        self._tell: Tell | None = None
+
+    def __call__(self, event: SpeculatorEvent) -> None:
+        if self._tell is None:
+            self._waiting.append(event)
+        else:
+            self._tell(event)
+
+    def connect(self, tell: Tell) -> None:
+        """From now on, to this one; what has happened is told before it begins."""
+        self._tell = tell
+        for event in self._waiting:
+            tell(event)
+
+
+class Prepared(Struct):
+    """A request that is going to be speculated; the device reads its prompt already.
+
+    Args:
+        request: its sampling options written out.
+        drafter: on the device. relay: takes its events.
+        rule: of the verifier.
+        is_exact: whether that rule keeps what it promises there.
+    """
+
+    request: Request
+    drafter: Drafter
+    relay: Callable[[SpeculatorEvent], None]
+    rule: Rule
+    is_exact: bool
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of the request."""
+        return len(self.drafter.prompt_ids)
+
+
+class SpeculationDesk:
+    """What one client's speculated answers are made with.
+
+    Args:
+        pairing: the device and the verifier.
+        options: how.
+        mode: when.
+        emit: what readers of tokens get.
+        budget: share of the drafts that is judged.
+        seed: of the dice; None: from the system.
+        known: a pair with another budget, whose measurements are taken over.
+    """
+
+    def __init__(
+        self,
+        pairing: Pairing,
+        options: SpeculationOptions,
+        *,
+        mode: Mode,
+        emit: Emit,
+        budget: float,
+        seed: int | None = None,
+        known: Pair | None = None,
+    ) -> None:
+        self.pairing = pairing
+        self.options = options
+        self.mode = mode
+        self.emit = emit
+        self.budget = budget
+        self.pair = options.pair(budget, known)
+        self._seed = SystemRandom().getrandbits(64) if seed is None else seed
+        self._numbers = count(1)
+        self._raced = 0  # answers since one was speculated
+
+    def copy(self, *, mode: Mode | None, emit: Emit | None, budget: float | None, options: SpeculationOptions | None) -> SpeculationDesk:
+        """A desk with other settings over the same pair; what is learned is shared where neither budget nor options are given."""
+        other = SpeculationDesk(
+            self.pairing,
+            options or self.options,
+            mode=mode or self.mode,
+            emit=emit or self.emit,
+            budget=self.budget if budget is None else budget,
+            seed=self._seed + 1,
+            known=self.pair,
+        )
+        if budget is None and options is None:
+            other.pair = self.pair
+        return other
+
+    # Before an answer
+
+    async def prepare(self, request: Request, facts: RequestFacts) -> Prepared | str:
+        """All that the answer needs, or why it races; "": nobody asked for anything else."""
+        if self.mode == "race":
+            return ""
+        pairing = self.pairing
+        await pairing.start()
+        if pairing.problem:
+            pairing.look_again()
+            return pairing.problem
+        sampling = resolve_sampling(request.sampling)
+        rule = rule_for(sampling, self.budget, self.options)
+        context = pairing.device.capabilities.context_tokens or 0
+        if problem := obstacle(request, facts, rule, pairing.facts, context=context, models=pairing.models):
+            return problem
+        if self.mode == "auto" and not self._pays():
+            return "drafting doesn't pay now"
+        relay, request = _Relay(), replace(request, sampling=sampling)
+        try:
+            drafter = await pairing.device.drafter(
+                request, emit=relay, row_ids=self.options.row_tokens if rule.kind is RuleKind.SAMPLE else 0
+            )
+        except EngineError as error:
+            return str(error)
+        return Prepared(request, drafter, relay, rule, pairing.facts.is_exact(rule))
+
+    def _pays(self) -> bool:
+        """Whether drafting is faster than what a race gives, by what was measured; now and then it is tried all the same."""
+        rates = predict_rates(self.pair.conditions())
+        least = rates.remote if self.pair.is_lossless else min(self.pair.switch.least_rate, rates.device)
+        self._raced += 1
+        if rates.speculative > least or self._raced > _LOOK_AGAIN:
+            self._raced = 0
+            return True
+        return False
+
+    # An answer
+
+    def begin(
+        self,
+        prepared: Prepared,
+        *,
+        pace: float | None,
+        reader_rate: float,
+        shows_drafts: bool,
+        may_use_device: bool,
+        on_over: Callable[[SpeculationDriver], None],
+    ) -> SpeculationDriver:
+        """The answer's driver, not started.
+
+        Args:
+            pace: tokens per second at the reader.
+            reader_rate: of the virtual one that quality is measured with.
+            shows_drafts: the reader can be told that text is taken back.
+            may_use_device: the device may finish what nobody else can.
+            on_over: is told when all work has ended.
+        """
+        pairing, drafter, relay = self.pairing, prepared.drafter, prepared.relay
+        engine, verifier = pairing.device.engine, pairing.verifier
+        if engine is None or verifier is None or not isinstance(relay, _Relay):
+            raise AssertionError("what was prepared has a model and a verifier")
+        number, sampling = next(self._numbers), prepared.request.sampling
+        is_shown = shows_drafts and self.emit == "draft" and pace is None
+        options = SpeculatorOptions(
+            end_ids=drafter.end_ids,
+            max_tokens=sampling.max_tokens,
+            emit="draft" if is_shown else "verified",
+            has_remote=verifier.remote is not None,
+            may_use_device=may_use_device,
+            is_adaptive=self.options.is_adaptive,
+            is_parallel=self.options.is_parallel and self.options.most_branches > 0,
+            branch_kinds=self.options.branch_kinds,
+            most_branches=self.options.most_branches,
+            most_draft=pairing.facts.draft_tokens,
+            link_patience=self.options.link_patience,
+        )
+        length = prepared.prompt_tokens
+
+        def draft(tell: Tell) -> Drafter:
+            relay.connect(tell)
+            return drafter
+
+        def judge(tell: Tell) -> VerifierSession:
+            reserve = 0 if sampling.max_tokens is None else length + sampling.max_tokens
+            return verifier.open(drafter.prompt_ids, tell, rule=prepared.rule, reserve=reserve)
+
+        remote = verifier.remote
+        return SpeculationDriver(
+            Speculator(self.pair, options, Random(f"{self._seed}/{number}")),
+            Presentation(
+                Wording(lambda token: engine.detokenize([token]), sampling.stop, open_bytes(engine, drafter.prompt_ids)),
+                Delivery(pace, reader_rate),
+                names_of(pairing.device, verifier),
+                number=f"speculated-{number}",
+                model=pairing.facts.model,
+            ),
+            drafter=draft,
+            session=judge,
+            remote=None if remote is None else _opener(remote, prepared, self._room(engine)),
+            remote_name=verifier.name,
+            prompt_tokens=length,
+            on_over=on_over,
+        )
+
+    def _room(self, engine: Engine) -> int:
+        """Tokens for prompt and answer where nobody sets a limit."""
+        return min(engine.info.context_tokens, self.pairing.facts.context_tokens or engine.info.context_tokens)
+
+
+def names_of(device: Endpoint, verifier: Verifier) -> dict[Origin, str]:
+    """Whose tokens those of an origin are."""
+    makers: dict[Origin, str] = dict.fromkeys(("draft", "accepted", "device"), device.name)
+    return makers | dict.fromkeys(("corrected", "bonus", "remote"), verifier.name)
+
+
+def _opener(remote: Endpoint, prepared: Prepared, room: int) -> Callable[[tuple[int, ...], int | None], EndpointStream]:
+    def open_stream(ids: Sequence[int], max_tokens: int | None) -> EndpointStream:
+        prompt = [*prepared.drafter.prompt_ids, *ids]
+        limit = max(1, room - len(prompt)) if max_tokens is None else max_tokens
+        sampling = replace(prepared.request.sampling, stop=(), max_tokens=limit)  # stop strings are looked for here
+        return remote.open(Request(prompt_ids=prompt, sampling=sampling, headers=prepared.request.headers))
+
+    return open_stream

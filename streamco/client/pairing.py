@@ -1,0 +1,309 @@
+"""The device and the verifier as a pair: found at the start, asked whether they fit, and what is known of them kept over answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from streamco.config import SamplingOptions
+from streamco.core.drafts import BranchKind
+from streamco.core.pair import Pair, PairPrior
+from streamco.endpoints.base import Endpoint, Request
+from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.verifying import Verifier, VerifierFacts
+from streamco.errors import ConfigError, EndpointError, VerifierError
+from streamco.policies.device_constrained import check_share
+from streamco.policies.eligibility import RequestFacts
+from streamco.policies.offload import CONFIDENCE_THRESHOLD, OffloadRule
+from streamco.policies.window import Stabiliser, WindowPolicy
+from streamco.wire.verify import Rule, RuleKind
+
+if TYPE_CHECKING:
+    from streamco.endpoints.openai import OpenAIEndpoint
+
+__all__ = ["Mode", "Pairing", "SpeculationOptions", "VerifierSetting", "check_speculation", "obstacle", "resolve_sampling", "rule_for"]
+
+_log = logging.getLogger("streamco")
+
+Mode = Literal["race", "speculate", "auto"]
+VerifierSetting = str | Verifier | None
+
+HELD_SEQUENCES = 8  # of a device that is loaded for one answer at a time: the draft and its branches, and one to spare
+_ASK_AGAIN = 30.0  # seconds after which a verifier that could not be used is asked again
+_KEPT = frozenset({"stream", "stream_options", "user", "metadata", "store", "service_tier", "return_token_ids", "response_format"})
+_PENALTIES = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1}
+_NEUTRAL: Mapping[str, Any] = {"n": 1, "logprobs": False, "logit_bias": {}, "tools": [], **_PENALTIES}
+_NOTHING = object()
+
+
+class SpeculationOptions(Struct, frozen=True, kw_only=True):
+    """How answers are drafted and verified (docs/speculation.md).
+
+    Args:
+        window: how many tokens to draft; None: 4 (Synera section 5). Any ``streamco.policies.window.WindowPolicy``.
+        smoothing: of a window policy's proposals, 0..1; 1: none (DSD section 4.4, alpha).
+        is_parallel: the device drafts on while the verdict is out (Synera section 4.4).
+        most_branches: drafted side by side then; 0: none.
+        branch_kinds: which verdicts they may bet on: "accept all", "reject".
+        is_adaptive: the server generates alone where drafting doesn't pay.
+        offload: which filters choose what is judged where the budget is below 1 (Synera section 4.2).
+        confidence_threshold: c_th.
+        chunks: (confidence, importance) of chunks measured before, for the first plan under a budget below 1.
+        threshold: greedy and below budget 1, a token is good enough at so many times the probability of the verifier's best.
+        row_tokens: with sampling, the device draws each token from at most so many, and sends them: what is exact needs to be whole.
+        prior: what is believed of the pair before anything was measured.
+        link_patience: seconds that trouble with the verifier may last before somebody else goes on.
+
+    Raises:
+        ConfigError: a setting out of range.
+    """
+
+    window: WindowPolicy | None = None
+    smoothing: float = 1.0
+    is_parallel: bool = True
+    most_branches: int = 6
+    branch_kinds: frozenset[BranchKind] = frozenset({"accept all", "reject"})
+    is_adaptive: bool = True
+    offload: OffloadRule = "combined"
+    confidence_threshold: float = CONFIDENCE_THRESHOLD
+    chunks: tuple[tuple[float, float | None], ...] = ()
+    threshold: float = 0.3
+    row_tokens: int = 20
+    prior: PairPrior | None = None
+    link_patience: float = 2.0
+
+    def __post_init__(self) -> None:
+        """Refuse what can't be."""
+        check_share("speculation: threshold", self.threshold)
+        check_share("speculation: smoothing", self.smoothing)
+        if self.most_branches < 0 or not 1 <= self.row_tokens <= 64 or self.link_patience <= 0:
+            raise ConfigError(
+                "speculation: expected most_branches >= 0, row_tokens of 1 to 64 and link_patience > 0, "
+                f"got {self.most_branches}, {self.row_tokens} and {self.link_patience}"
+            )
+
+    def pair(self, budget: float, known: Pair | None = None) -> Pair:
+        """A pair of which nothing was measured, or that begins with what is known of one with another budget."""
+        prior = self.prior
+        if known is not None:
+            conditions = known.conditions()
+            prior = PairPrior(
+                acceptance=known.acceptance,
+                step_times=tuple(known.step_times),
+                wait=known.wait,
+                remote_step=known.remote_step,
+                hit_rate=conditions.hit_rate,
+                mean_confidence=known.mean_confidence,
+            )
+        return Pair(
+            budget,
+            window=self.window,
+            stabiliser=Stabiliser(self.smoothing),
+            prior=prior,
+            rule=self.offload,
+            confidence_threshold=self.confidence_threshold,
+            chunks=self.chunks,
+        )
+
+
+def check_speculation(mode: object, verifier: object, emit: object, options: object) -> None:
+    """Refuse settings that can't be.
+
+    Raises:
+        ConfigError: one of them.
+    """
+    if mode not in {"race", "speculate", "auto"}:
+        raise ConfigError(f'mode: expected "race", "speculate" or "auto", got {mode!r}')
+    if emit not in {"verified", "draft"}:
+        raise ConfigError(f'emit: expected "verified" or "draft", got {emit!r}')
+    if verifier is not None and not isinstance(verifier, str) and not (hasattr(verifier, "open") and hasattr(verifier, "probe")):
+        raise ConfigError(f"verifier: expected the URL of one, a verifier or None, got {type(verifier).__name__}")
+    if options is not None and not isinstance(options, SpeculationOptions):
+        raise ConfigError(f"speculation: expected SpeculationOptions or None, got {type(options).__name__}")
+
+
+def resolve_sampling(sampling: SamplingOptions) -> SamplingOptions:
+    """With the engine's defaults written out, so that the device, the verifier and whoever generates alone mean the same distribution."""
+    from streamco.engines.sampling import MIN_P, TEMPERATURE, TOP_K, TOP_P
+
+    return replace(
+        sampling,
+        temperature=TEMPERATURE if sampling.temperature is None else sampling.temperature,
+        top_k=TOP_K if sampling.top_k is None else max(0, sampling.top_k),
+        top_p=TOP_P if sampling.top_p is None else sampling.top_p,
+        min_p=MIN_P if sampling.min_p is None else sampling.min_p,
+    )
+
+
+def rule_for(sampling: SamplingOptions, budget: float, options: SpeculationOptions) -> Rule:
+    """How drafts of a request are judged.
+
+    Args:
+        sampling: as ``resolve_sampling`` gives it.
+        budget: share of the drafts that is judged.
+        options: the threshold.
+    """
+    if sampling.temperature and sampling.top_k != 1:
+        return Rule(
+            RuleKind.SAMPLE,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k or 0,
+            top_p=1.0 if sampling.top_p is None else sampling.top_p,
+            min_p=sampling.min_p or 0.0,
+            seed=None if sampling.seed is None else sampling.seed & 0xFFFFFFFF,
+        )
+    return Rule(RuleKind.GREEDY) if budget >= 1.0 else Rule(RuleKind.THRESHOLD, threshold=options.threshold)
+
+
+def obstacle(request: Request, facts: RequestFacts, rule: Rule, verifier: VerifierFacts, *, context: int, models: frozenset[str]) -> str:
+    """Why a request can't be speculated; "": it can.
+
+    Args:
+        facts: of the request.
+        rule: that it would be judged by.
+        verifier: what that one can.
+        context: tokens the device has room for, prompt and answer together.
+        models: names that mean the verifier's model.
+    """
+    asked: Mapping[str, Any] = {name: value for name, value in request.extra.items() if value != _NEUTRAL.get(name, _NOTHING)}
+    if facts.has_tools:
+        return "tools"
+    if facts.has_json_schema:
+        return "a JSON schema"
+    if facts.has_images:
+        return "images"
+    if facts.choices > 1:
+        return f"{facts.choices} choices"
+    if unknown := sorted(asked.keys() - _KEPT):
+        return f"{unknown[0]} can't be kept to"
+    if request.model is not None and request.model not in models:
+        return f"model {request.model} is another one than the verifier's"
+    if rule.kind not in verifier.rules:
+        return f"the verifier doesn't judge by {rule.kind.name.lower()}"
+    room = min(context, verifier.context_tokens or context)
+    length = facts.prompt_tokens + (facts.max_tokens or 1)
+    return f"{length} tokens, room for {room}" if length > room else ""
+
+
+class Pairing:
+    """The verifier of a client, and whether it fits its device; shared by clients from ``with_options``.
+
+    Args:
+        setting: as for ``Client``.
+        device: drafts; None: there is none.
+        servers: the first may be asked to verify.
+
+    Attributes:
+        verifier: None until it is found.
+        problem: why nothing can be speculated; "": it can.
+
+    Raises:
+        ConfigError: a URL that is none.
+    """
+
+    def __init__(self, setting: VerifierSetting, device: Endpoint | None, servers: Sequence[Endpoint]) -> None:
+        self.verifier: Verifier | None = _make_verifier(setting)
+        self.problem = "the verifier was not asked yet"
+        self.server = servers[0] if servers else None
+        self._device = device
+        self._asking: asyncio.Task[None] | None = None
+        self._asked_at: float | None = None
+        self._is_closed = False
+
+    @property
+    def device(self) -> DeviceEndpoint:
+        """Who drafts."""
+        if not isinstance(self._device, DeviceEndpoint):
+            raise AssertionError("somebody drafts where there is no problem")
+        return self._device
+
+    @property
+    def facts(self) -> VerifierFacts:
+        """What the verifier said."""
+        if self.verifier is None or self.verifier.facts is None:
+            raise AssertionError("a verifier without a problem has said what it can")
+        return self.verifier.facts
+
+    @property
+    def models(self) -> frozenset[str]:
+        """Names that mean the verifier's model."""
+        names = {self.facts.model, getattr(self.server, "model", None)}
+        return frozenset(name for name in names if name)
+
+    async def start(self) -> None:
+        """Find and ask the verifier; what is wrong with it becomes ``problem``. The device was started before."""
+        if self._asked_at is None:
+            await self._ask()
+
+    def look_again(self) -> None:
+        """Ask a verifier once more that could not be used, if that was a while ago; answers meanwhile do without."""
+        is_due = self._asked_at is not None and monotonic() - self._asked_at >= _ASK_AGAIN
+        if self.problem and is_due and self._asking is None and not self._is_closed:
+            self._asking = asyncio.create_task(self._ask(), name="streamco ask the verifier again")
+            self._asking.add_done_callback(self._forget)
+
+    async def aclose(self) -> None:
+        """Close the verifier; idempotent."""
+        self._is_closed = True
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.wait([self._asking])
+        if self.verifier is not None:
+            await self.verifier.aclose()
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._asking = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+
+    async def _ask(self) -> None:
+        try:
+            self.problem = await self._find()
+        except (EndpointError, VerifierError) as error:
+            self.problem = str(error)
+        self._asked_at = monotonic()
+        if self.problem:
+            _log.warning("answers are not speculated: %s", self.problem)
+
+    async def _find(self) -> str:
+        """What is wrong; "": nothing."""
+        if not isinstance(self._device, DeviceEndpoint):
+            return "no device" if self._device is None else f"{self._device.name} can't draft"
+        if self._device.engine is None:
+            return f"{self._device.name} could not be loaded"
+        if self.verifier is None:
+            from streamco.endpoints.openai import OpenAIEndpoint
+
+            if not isinstance(self.server, OpenAIEndpoint):
+                return "no verifier" if self.server is None else f"{self.server.name} can't verify"
+            self.verifier = await _ask_server(self.server)
+            if self.verifier is None:
+                return f"{self.server.name} can't verify"
+        await self.verifier.start(self._device.engine)
+        await self.verifier.probe()
+        return ""
+
+
+def _make_verifier(setting: VerifierSetting) -> Verifier | None:
+    if not isinstance(setting, str):
+        return setting
+    from streamco.endpoints.verifier import VerifierEndpoint
+
+    return VerifierEndpoint(setting)
+
+
+async def _ask_server(server: OpenAIEndpoint) -> Verifier | None:
+    """The verifier behind a server's API; None: it is of another kind.
+
+    Raises:
+        EndpointError: it doesn't answer.
+    """
+    from streamco.endpoints.verifiers import find_verifier
+
+    return await find_verifier(server)

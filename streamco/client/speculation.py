@@ -1,0 +1,341 @@
+"""Runs a speculator on asyncio: the device's drafts, the verifier's verdicts and the remote side's stream in, commands out.
+
+What happens is told to the machine in the order in which it happened; what that means for the reader goes through ``Presentation``. One
+timer serves the machine's deadline and the reader's pace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Protocol
+
+from streamco.client.mailbox import Mailbox
+from streamco.client.presentation import Presentation
+from streamco.client.running import Batch, clock_of
+from streamco.client.standin import OpenStandIn, StandIn
+from streamco.core.speculation import (
+    AdoptBranch,
+    CloseRemote,
+    CloseVerifier,
+    ConnectVerifier,
+    DeliverIds,
+    DraftBranch,
+    DraftTokens,
+    DropDrafts,
+    FailAnswer,
+    FinishAnswer,
+    OpenRemote,
+    RetractIds,
+    SendDraft,
+    SettleIds,
+    SpeculatorCommand,
+    SpeculatorEvent,
+)
+from streamco.core.speculator import Speculator
+from streamco.endpoints.verifying import VerifierSession
+from streamco.errors import AllEndpointsFailed, EndpointError, StreamcoError
+from streamco.events import ReaderLeft
+
+__all__ = ["DrafterLike", "SpeculationDriver", "SpeculationLog", "Tell"]
+
+DraftCommand = DraftTokens | DraftBranch | AdoptBranch | DropDrafts
+Tell = Callable[[SpeculatorEvent], None]
+SpeculationLog = list[tuple[float, SpeculatorEvent | None, list[SpeculatorCommand]]]
+
+
+class DrafterLike(Protocol):
+    """What drafts on the device for one answer (``streamco.endpoints.drafter.Drafter``)."""
+
+    def run(self, command: DraftCommand) -> None:
+        """Begin what is asked; never blocks."""
+        ...
+
+    async def aclose(self) -> None:
+        """Release its sequences; idempotent."""
+        ...
+
+
+class SpeculationDriver:
+    """One speculated answer's IO.
+
+    Args:
+        machine: not started yet.
+        presentation: what the reader gets.
+        drafter: makes what drafts; its events go to what it is given.
+        session: the verifier's, likewise.
+        remote: opens the remote side's plain stream; None: nobody generates there.
+        remote_name: of the endpoint behind it.
+        prompt_tokens: in front of the answer.
+        on_over: called once when the answer and all its work have ended.
+        clock: seconds, monotonic; None: the system's, or the loop's where the loop has one of its own (virtual time).
+        log: collects (now, event or None, commands) of every step, for replay.
+
+    Attributes:
+        session: the verifier's.
+        began, finished: when; None: not yet.
+        finish_reason: stop or length; None: not finished, or failed.
+        error: what the answer ended with.
+        dropped: tokens held for a reader who left.
+        stand_in: the remote side, where it generates alone.
+    """
+
+    def __init__(
+        self,
+        machine: Speculator,
+        presentation: Presentation,
+        *,
+        drafter: Callable[[Tell], DrafterLike],
+        session: Callable[[Tell], VerifierSession],
+        remote: OpenStandIn | None = None,
+        remote_name: str = "remote",
+        prompt_tokens: int = 0,
+        on_over: Callable[[SpeculationDriver], None] | None = None,
+        clock: Callable[[], float] | None = None,
+        log: SpeculationLog | None = None,
+    ) -> None:
+        self.machine = machine
+        self.presentation = presentation
+        self.began = 0.0
+        self.finished: float | None = None
+        self.finish_reason: str | None = None
+        self.dropped = 0
+        self._mailbox = Mailbox()
+        self._drafter = drafter(self.tell)
+        self.session = session(self.tell)
+        self._on_over = on_over
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._clock = clock or clock_of(self._loop)
+        self._events: deque[SpeculatorEvent | None] = deque()  # None: the machine's deadline has come
+        self._is_stepping = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed: float | None = None
+        self._is_complete = False  # text may still be held for the pace
+        self._is_winding_up = False
+        self._is_over = False
+        self.stand_in = StandIn(remote, name=remote_name, prompt_tokens=prompt_tokens, tell=self.tell, spawn=self._spawn)
+
+    # For the reader
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of this answer is at work any more."""
+        return self._is_over
+
+    @property
+    def was_broken_off(self) -> bool:
+        """Whether it was left before its answer had come to an end."""
+        return self._mailbox.has_left and not self._mailbox.has_finished
+
+    @property
+    def has_changed_hands(self) -> bool:
+        """Its usage is its own, whoever wrote it."""
+        return False
+
+    @property
+    def error(self) -> StreamcoError | None:
+        """What the answer ended with."""
+        return self._mailbox.error
+
+    @property
+    def now(self) -> float:
+        """The driver's clock, seconds."""
+        return self._clock()
+
+    def start(self) -> None:
+        """Begin."""
+        self.began = self._clock()
+        self.machine.start(now=self.began)
+        self._carry_out(None, self.began)
+        self._process()
+
+    async def next_batch(self) -> Batch | None:
+        """Wait for the next delivery; see ``Mailbox.next``."""
+        return await self._mailbox.next()
+
+    async def peek(self) -> None:
+        """Wait until something was delivered or the answer has ended; see ``Mailbox.peek``."""
+        await self._mailbox.peek()
+
+    async def aclose(self) -> None:
+        """Stop all work of this answer and wait for its end; idempotent."""
+        self.leave()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def leave(self) -> None:
+        """Stop all work of this answer without waiting; what was not read is dropped. Must run in the loop's thread."""
+        if self._mailbox.has_left:
+            return
+        self._mailbox.leave()
+        self.dropped = self.presentation.delivery.drop()
+        self.tell(ReaderLeft())
+        self._wind_up()
+        self._end_if_idle()
+
+    def leave_soon(self) -> None:
+        """``leave`` from anywhere, a finaliser in another thread included; does nothing once the loop is closed."""
+        with suppress(RuntimeError):  # the loop is closed: nothing of this answer can be at work
+            self._loop.call_soon_threadsafe(self.leave)
+
+    # The machine's clockwork
+
+    def tell(self, event: SpeculatorEvent) -> None:
+        """Something happened. Must run in the loop's thread."""
+        self._events.append(event)
+        self._process()
+
+    def _process(self) -> None:
+        """Tell the machine everything that has happened, and do what it commands."""
+        if self._is_stepping:
+            return
+        self._is_stepping = True
+        try:
+            while self._events:
+                event = self._events.popleft()
+                now = self._clock()
+                if event is not None:
+                    self.machine.receive(event, now=now)
+                else:
+                    now = max(now, self._armed or now)  # uvloop's timers may fire up to a millisecond early
+                    self.machine.handle_deadline(now=now)
+                self._carry_out(event, now)
+        except Exception as error:  # noqa: BLE001  whatever it is must reach the reader as an error, not as silence
+            self._crash(error)
+        finally:
+            self._is_stepping = False
+
+    def _carry_out(self, event: SpeculatorEvent | None, now: float) -> None:
+        commands = self.machine.take_commands()
+        if self._log is not None:
+            self._log.append((now, event, commands))
+        for command in commands:
+            self._obey(command, now)
+        self._arm(now)
+        self._end_if_idle()
+
+    def _obey(self, command: SpeculatorCommand, now: float) -> None:
+        match command:
+            case DraftTokens() | DraftBranch() | AdoptBranch() | DropDrafts():
+                self._drafter.run(command)
+            case ConnectVerifier() | SendDraft() | CloseVerifier():
+                self.session.run(command)
+            case OpenRemote():
+                self.stand_in.begin(command, now=now)
+            case CloseRemote(version):
+                self.stand_in.end(version)
+            case DeliverIds() | SettleIds() | RetractIds():
+                if not self._is_complete:
+                    self._mailbox.put(self.presentation.show(command, now=now))
+                    if self.presentation.is_stopped:
+                        self._complete("stop", now)
+                        self._events.append(ReaderLeft("stop string"))
+            case FinishAnswer(reason):
+                self._complete(reason, now)
+            case FailAnswer(error):
+                self._fail(error, now)
+
+    def _arm(self, now: float) -> None:
+        times = (self.machine.next_deadline(), self.presentation.delivery.next_due())
+        deadline = min((time for time in times if time is not None), default=None)
+        if self._timer is not None:
+            if deadline == self._armed:
+                return
+            self._timer.cancel()
+            self._timer = None
+        self._armed = deadline
+        if deadline is not None and not self._is_over:
+            self._timer = self._loop.call_later(max(0.0, deadline - now), self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        now = max(self._clock(), self._armed or 0.0)
+        self._mailbox.put(self.presentation.release(now=now))
+        self._finish_if_read(now)
+        self._events.append(None)
+        self._process()
+
+    # Ends
+
+    def _complete(self, reason: str, now: float) -> None:
+        """The answer is whole."""
+        if self._is_complete or self._mailbox.has_finished:
+            return
+        self._is_complete = True
+        batches = self.presentation.finish(reason, now=now)
+        self.finish_reason = "stop" if self.presentation.is_stopped else reason
+        self._mailbox.put(batches)
+        self._wind_up()
+        self._finish_if_read(now)
+
+    def _finish_if_read(self, now: float) -> None:
+        """Nothing of a whole answer is held for the pace any more."""
+        if self._is_complete and not self._mailbox.has_finished and self.presentation.delivery.is_empty:
+            self.finished = now
+            self._mailbox.finish()
+
+    def _fail(self, error: StreamcoError, now: float) -> None:
+        if self._is_complete or self._mailbox.has_finished:
+            return
+        self._mailbox.put([*self.presentation.finish(None, now=now), *self.presentation.flush(now=now)])
+        if isinstance(error, EndpointError | AllEndpointsFailed):
+            error.partial = error.partial or self.presentation.text
+        self.finished = now
+        self._mailbox.finish(error)
+        self._wind_up()
+
+    def _wind_up(self) -> None:
+        """Release everything; once."""
+        if not self._is_winding_up:
+            self._is_winding_up = True
+            self.stand_in.end_all()
+            self._spawn(self._release(), "streamco release a speculated answer")
+
+    async def _release(self) -> None:
+        results = await asyncio.gather(self._drafter.aclose(), self.session.aclose(), return_exceptions=True)
+        for error in results:
+            if error is not None:
+                raise error
+
+    # Small helpers
+
+    def _spawn(self, coroutine: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+        task = self._loop.create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._crash(error)
+        self._end_if_idle()
+
+    def _crash(self, error: BaseException) -> None:
+        """Something here or in an endpoint is broken: end with that, whatever the state."""
+        if self._mailbox.has_left or self._mailbox.has_finished:  # nobody would see it
+            self._loop.call_exception_handler({"message": "streamco speculated answer failed", "exception": error})
+        else:
+            failure = StreamcoError(f"speculation: expected events it can handle, got {error!r}")
+            failure.__cause__ = error
+            self._mailbox.finish(failure)
+        self._wind_up()
+        self._events.clear()
+        self._end_if_idle()
+
+    def _end_if_idle(self) -> None:
+        if self._is_over or self._tasks or not self._is_winding_up or not (self._mailbox.has_finished or self._mailbox.has_left):
+            return
+        self._is_over = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._on_over is not None:
+            try:
+                self._on_over(self)
+            except Exception as error:  # noqa: BLE001  the answer is complete: what follows it must not take it away
+                self._loop.call_exception_handler({"message": "streamco could not settle an answer", "exception": error})

@@ -1,0 +1,24 @@
+"""Which verifier stands behind a server's OpenAI API."""
+
+from __future__ import annotations
+
+from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.endpoints.probe import STREAMCO
+from streamco.endpoints.verifying import Verifier
+
+__all__ = ["find_verifier"]
+
+
+async def find_verifier(server: OpenAIEndpoint) -> Verifier | None:
+    """Ask a server what it is, and speak to it as to a verifier; None: its kind doesn't verify.
+
+    Raises:
+        EndpointError: it doesn't answer.
+    """
+    info = await server.probe()
+    url, key = server.access()
+    if info.kind == STREAMCO:
+        from streamco.endpoints.verifier import VerifierEndpoint
+
+        return VerifierEndpoint(url, token=key, name=server.name, is_plain=url.startswith("http:"))
+    return None
