@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from streamco.endpoints.base import Capabilities, Endpoint, EndpointStream, Request, TokenPrices
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.endpoints.openai import OpenAIEndpoint
+    from streamco.endpoints.sglang import SGLangVerifier
     from streamco.endpoints.verifier import VerifierEndpoint
+    from streamco.endpoints.vllm import VLLMVerifier
     from streamco.engines.base import EngineOptions
     from streamco.errors import (
         AllEndpointsFailed,
@@ -62,7 +64,9 @@ _HOMES = {
     "streamco.endpoints.base": ("Capabilities", "Endpoint", "EndpointStream", "Request", "TokenPrices"),
     "streamco.endpoints.device": ("DeviceEndpoint",),
     "streamco.endpoints.openai": ("OpenAIEndpoint",),
+    "streamco.endpoints.sglang": ("SGLangVerifier",),
     "streamco.endpoints.verifier": ("VerifierEndpoint",),
+    "streamco.endpoints.vllm": ("VLLMVerifier",),
     "streamco.engines.base": ("EngineOptions",),
     "streamco.errors": (
         "AllEndpointsFailed",
@@ -115,6 +119,7 @@ __all__ = [
     "Request",
     "Retracted",
     "RetryPolicy",
+    "SGLangVerifier",
     "SamplingOptions",
     "Settled",
     "SpeculationFigures",
@@ -128,6 +133,7 @@ __all__ = [
     "TokenStream",
     "Totals",
     "UsageError",
+    "VLLMVerifier",
     "VerifierEndpoint",
     "__version__",
 ]

@@ -171,8 +171,14 @@ PROVIDERS: tuple[Provider, ...] = (
     ),
     Provider(
         name="sglang",
-        capabilities=Capabilities(json_schema=True, choices=True, continuation="continue_final_message", pre_copy="warm"),
-        source="docs.sglang.ai: openai_api_completions (continue_final_message)",
+        capabilities=Capabilities(
+            takes_token_ids=True, json_schema=True, choices=True, continuation="continue_final_message", pre_copy="warm"
+        ),
+        has_token_ids=True,
+        reading="tokenize",
+        source="docs.sglang.ai: openai_api_completions (continue_final_message); prompts of ids: sglang#736; "
+        "return_token_ids in completions: sglang#30917, earlier ones leave it alone; /tokenize takes prompts, no messages: "
+        "entrypoints/openai/serving_tokenize.py",
     ),
     Provider(
         name="llama-server",

@@ -21,6 +21,7 @@ from streamco.testing.engine import FakeEngine
 from streamco.testing.faults import FAULT_KINDS, FaultPlan, Faults, Strike, draw_faults
 from streamco.testing.link import LinkProxy
 from streamco.testing.network import FaultProxy
+from streamco.testing.scoring import ScriptedSGLang, ScriptedVLLM
 from streamco.testing.sequences import FakeDistribution
 from streamco.testing.server import ScriptedServer
 from streamco.testing.verifier import Forget, Refuse, ScriptedVerifier, Send
@@ -42,7 +43,9 @@ __all__ = [
     "Refuse",
     "Reset",
     "ScriptedEndpoint",
+    "ScriptedSGLang",
     "ScriptedServer",
+    "ScriptedVLLM",
     "ScriptedVerifier",
     "Send",
     "Stall",

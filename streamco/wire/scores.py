@@ -1,0 +1,235 @@
+"""What stock servers say of a prompt's last tokens: the requests that ask, and their answers read and checked.
+
+Both servers are sent context and draft as one prompt, with one token to write behind it:
+
+- vLLM: ``/v1/completions`` with ``prompt_logprobs``. It tells a row for every token of the prompt, each keyed by id, the prompt's own token
+  always among them; minus infinity is written as -9999. It reads the whole prompt anew each time (vllm#17251).
+- SGLang: ``/generate`` with ``logprob_start_len`` one before the first draft token, whose row is always empty (strands-sglang#32). What is
+  before that place comes from its cache.
+
+Formats as in vLLM 0.32 (entrypoints/openai/completion, logprobs.py) and SGLang (managers/io_struct.py, tokenizer_manager.py).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from streamco.errors import EndpointProtocolError
+
+__all__ = ["Place", "Scores", "read_sglang", "read_vllm", "sglang_request", "vllm_request"]
+
+IMPOSSIBLE = -9999.0
+"""What vLLM writes for the logarithm of 0."""
+
+_ROUNDING = 1e-3  # by which a logarithm may exceed that of 1
+_AS_ID = "token_id:"  # before an id that vLLM writes in a text's place
+_ID = re.compile(rf"{_AS_ID}[0-9]{{1,10}}")
+
+_Read = TypeVar("_Read")
+
+
+class Place(Struct, frozen=True):
+    """What the target says of one place.
+
+    Args:
+        best: its likeliest id.
+        ids: those it tells of, likeliest first; what stands there in the prompt is among them.
+        logprobs: of those, under the model itself (temperature 1, nothing cut off); minus infinity for what can't be.
+    """
+
+    best: int
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+class Scores(Struct, frozen=True):
+    """What it says of each draft token's place and of the one behind them, whose ``best`` is what it wrote there."""
+
+    places: tuple[Place, ...]
+
+
+class _Entry(Struct):
+    logprob: float
+    rank: int | None = None
+
+
+class _Written(Struct):
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class _Choice(Struct):
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[Raw] | None = None
+    logprobs: _Written | None = None
+
+
+class _Completion(Struct):
+    choices: list[_Choice]
+
+
+class _Meta(Struct):
+    cached_tokens: int | None = None
+    prompt_tokens: int | None = None
+    input_token_logprobs: list[tuple[float | None, int, Any]] | None = None
+    input_top_logprobs: list[list[tuple[float | None, int, Any]] | None] | None = None
+    output_top_logprobs: list[list[tuple[float | None, int, Any]] | None] | None = None
+
+
+class _Generated(Struct):
+    output_ids: list[int]
+    meta_info: _Meta
+
+
+_decode_completion = msgspec.json.Decoder(_Completion).decode
+_decode_generated = msgspec.json.Decoder(_Generated).decode
+_decode_row = msgspec.json.Decoder(dict[str, _Entry]).decode
+
+
+def vllm_request(model: str, ids: Sequence[int], pending: int, top: int) -> dict[str, Any]:
+    """The body that asks vLLM about the last ``pending`` of these ids.
+
+    Args:
+        model: its name at the server.
+        ids: context and draft, shape (context + pending,).
+        pending: draft tokens; 0: only what follows.
+        top: ids in each row, 1 at least.
+    """
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": list(ids),
+        "max_tokens": 1,
+        "temperature": 0,
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+        "logprobs": top,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        "stream": False,
+    }
+    return {**body, "prompt_logprobs": top} if pending else body
+
+
+def read_vllm(answer: bytes, ids: Sequence[int], pending: int) -> Scores:
+    """What vLLM answered to ``vllm_request``.
+
+    Raises:
+        EndpointProtocolError: rows are missing, belong to other tokens or are none.
+    """
+    (choice,) = _expect_one(_decode(_decode_completion, answer).choices, "choice")
+    if choice.prompt_token_ids is not None and choice.prompt_token_ids != list(ids):
+        _refuse(f"the prompt of {len(ids)} ids that was sent", f"another of {len(choice.prompt_token_ids)}")
+    rows = choice.prompt_logprobs or []
+    if pending and len(rows) != len(ids):
+        _refuse(f"prompt_logprobs for {len(ids)} tokens", f"{len(rows)} of them")
+    start = len(ids) - pending
+    places = [_read_vllm_row(rows[at], ids[at], f"row {at}") for at in range(start, len(ids))]
+    (token,) = _expect_one(choice.token_ids or [], "token")
+    tops = (choice.logprobs.top_logprobs if choice.logprobs else None) or [{}]
+    listed = [(int(key[len(_AS_ID) :]), _finite(value)) for key, value in (tops[0] or {}).items() if _ID.fullmatch(key)]
+    return Scores((*places, _behind(token, listed)))
+
+
+def sglang_request(ids: Sequence[int], pending: int, top: int) -> dict[str, Any]:
+    """The body that asks SGLang about the last ``pending`` of these ids; see ``vllm_request``."""
+    return {
+        "input_ids": list(ids),
+        "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True, "skip_special_tokens": False},
+        "return_logprob": True,
+        "logprob_start_len": max(0, len(ids) - pending - 1),
+        "top_logprobs_num": top,
+        "return_text_in_logprobs": False,
+        "stream": False,
+    }
+
+
+def read_sglang(answer: bytes, ids: Sequence[int], pending: int) -> Scores:
+    """What SGLang answered to ``sglang_request``.
+
+    Raises:
+        EndpointProtocolError: rows are missing, belong to other tokens, were read from a cache or are none.
+    """
+    generated = _decode(_decode_generated, answer)
+    meta = generated.meta_info
+    start = len(ids) - pending
+    if meta.prompt_tokens not in {None, len(ids)}:
+        _refuse(f"a prompt of {len(ids)} tokens", f"{meta.prompt_tokens}")
+    if meta.cached_tokens is not None and meta.cached_tokens > start - 1:
+        _refuse(f"at most {start - 1} tokens from its cache, for the others' rows are asked", f"{meta.cached_tokens}")
+    own, tops = meta.input_token_logprobs or [], meta.input_top_logprobs or []
+    if pending and (len(own) != pending + 1 or len(tops) != pending + 1):
+        _refuse(f"input logprobs for {pending + 1} tokens", f"{len(own)} and {len(tops)}")
+    for place, entry in enumerate(own[1:] if pending else ()):
+        if entry[1] != ids[start + place]:
+            _refuse(f"the logprob of id {ids[start + place]} at row {place + 1}", f"id {entry[1]}")
+    places = [_read_sglang_row(own[row], tops[row], f"row {row}") for row in range(1, pending + 1)]
+    (token,) = _expect_one(generated.output_ids, "token")
+    last = (meta.output_top_logprobs or [[]])[0] or []
+    return Scores((*places, _behind(token, [(entry[1], _finite(entry[0])) for entry in last])))
+
+
+def _read_vllm_row(raw: Raw, token: int, where: str) -> Place:
+    try:
+        row = _decode_row(raw)
+        entries = {int(key): entry for key, entry in row.items()}
+    except (ValueError, TypeError) as error:
+        raise EndpointProtocolError(f"{where}: expected log-probabilities by token id, got {error}") from None
+    if token not in entries:
+        _refuse(f"id {token} itself", f"{sorted(entries)[:8]}", where)
+    best = [key for key, entry in entries.items() if entry.rank == 1]
+    if len(best) != 1:
+        _refuse("one id of rank 1", f"{len(best)}", where)
+    return _place(best[0], [(key, _finite(entry.logprob)) for key, entry in entries.items()], where)
+
+
+def _read_sglang_row(own: tuple[float | None, int, Any], top: list[tuple[float | None, int, Any]] | None, where: str) -> Place:
+    if not top:
+        _refuse("the likeliest tokens", "none", where)
+    listed = {entry[1]: _finite(entry[0]) for entry in top}
+    listed.setdefault(own[1], _finite(own[0]))
+    return _place(top[0][1], list(listed.items()), where)
+
+
+def _behind(token: int, listed: list[tuple[int, float]]) -> Place:
+    """The place behind the draft; what was written there is the best, also where another is as good."""
+    if not any(known == token for known, _ in listed):
+        listed = [(token, 0.0 if not listed else max(value for _, value in listed)), *listed]
+    return _place(token, listed, "the last row")
+
+
+def _place(best: int, listed: list[tuple[int, float]], where: str) -> Place:
+    if min(token for token, _ in listed) < 0:
+        _refuse("token ids", f"{min(token for token, _ in listed)}", where)
+    for _, value in listed:
+        if math.isnan(value) or value > _ROUNDING:
+            _refuse("logarithms of probabilities", f"{value}", where)
+    listed.sort(key=lambda pair: (-pair[1], pair[0] != best))
+    return Place(best, tuple(token for token, _ in listed), tuple(value for _, value in listed))
+
+
+def _finite(value: float | None) -> float:
+    """A log-probability; JSON has no minus infinity, so SGLang writes null and vLLM -9999."""
+    return -math.inf if value is None or value <= IMPOSSIBLE else value
+
+
+def _decode(decode: Any, answer: bytes) -> Any:
+    try:
+        return decode(answer)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise EndpointProtocolError(f"expected log-probabilities, got {answer[:80]!r}: {error}") from None
+
+
+def _expect_one(found: list[_Read], what: str) -> list[_Read]:
+    if len(found) != 1:
+        _refuse(f"one {what}", f"{len(found)}")
+    return found
+
+
+def _refuse(expected: str, got: str, where: str = "scores") -> NoReturn:
+    raise EndpointProtocolError(f"{where}: expected {expected}, got {got}")
