@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from itertools import product
 from random import Random
-from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -23,8 +22,7 @@ from streamco.policies.acceptance import (
     verify_sampled,
     verify_threshold,
 )
-
-Key = TypeVar("Key")
+from tests.support.surprise import surprise
 
 VOCABULARY = 4
 ids = st.lists(st.integers(0, 9), max_size=8)
@@ -310,17 +308,6 @@ def test_rates_at_the_ends_are_solved_too() -> None:
 def test_a_round_that_cannot_be_is_refused(impossible: tuple[int, int]) -> None:
     with pytest.raises(ConfigError, match="rounds of 1 to window"):
         solve_acceptance([impossible])
-
-
-def surprise(seen: Counter[Key], probabilities: dict[Key, float], draws: int) -> float:
-    """Pearson's chi-square as a share of its 99.9 % point (Wilson and Hilferty's); outcomes expected fewer than 5 times are one."""
-    rare = [outcome for outcome, share in probabilities.items() if draws * share < 5.0]
-    cells = [(seen[outcome], draws * share) for outcome, share in probabilities.items() if draws * share >= 5.0]
-    if rare:
-        cells.append((sum(seen[outcome] for outcome in rare), draws * sum(probabilities[outcome] for outcome in rare)))
-    freedom = len(cells) - 1
-    limit = freedom * (1.0 - 2.0 / (9.0 * freedom) + 3.0902 * math.sqrt(2.0 / (9.0 * freedom))) ** 3
-    return sum((count - expected) ** 2 / expected for count, expected in cells if expected) / limit
 
 
 def test_the_chi_squares_limit_is_the_tables() -> None:
