@@ -59,6 +59,7 @@ from streamco.wire.verify_server import VerifyServer
 __all__ = ["Host", "Line", "make_scheduler"]
 
 _CPU_STEP = LinearStep(setup=0.01, per_token=0.003)  # until batches were measured; only their ratio is wrong then
+_OTHER_TEXT = "the hash of the tokens that are here, got that of others: open it anew"
 _MICROSECONDS = 1_000_000
 _MOST_MICROSECONDS = (1 << 32) - 1
 
@@ -198,6 +199,9 @@ class Host:
         if session is None:
             self._refuse_resume(line, frame, "a session of this key, got none: open it anew")
             return
+        if self._is_other_text(session, frame):
+            self._refuse_resume(line, frame, _OTHER_TEXT)
+            return
         if session.line is not None:
             message = f"session {session.number}: expected one connection for it, got another that resumes it"
             session.line.server.refuse(EvictedError(message, session=session.number))
@@ -212,18 +216,21 @@ class Host:
     def _answer_resume(self, session: _Hosted) -> None:
         line, frame = session.line, session.resume
         session.resume = None
-        text = self._scheduler.text(session.name)
-        if line is None or frame is None or text is None:
+        if line is None or frame is None:
             return
-        base = min(frame.base, len(text))
-        prefix = prefix_hash(text[:base])
-        if base == frame.base and prefix != frame.prefix:
+        if self._is_other_text(session, frame):
             self._detach(session)
-            self._refuse_resume(line, frame, f"the hash of {base} tokens that are here, got that of others: open it anew")
+            self._refuse_resume(line, frame, _OTHER_TEXT)
             return
+        text = (self._scheduler.text(session.name) or ())[: frame.base]
         self.stats.resumed += 1
-        line.server.resume(Resumed(session.number, base, prefix), session.rule)
+        line.server.resume(Resumed(session.number, len(text), prefix_hash(text)), session.rule)
         line.flush()
+
+    def _is_other_text(self, session: _Hosted, frame: Resume) -> bool:
+        """Whether the device holds other tokens, as far as that can be told here."""
+        text = self._scheduler.text(session.name)
+        return text is None or (frame.base <= len(text) and prefix_hash(text[: frame.base]) != frame.prefix)
 
     def _refuse_resume(self, line: Line, frame: Resume, expected: str) -> None:
         line.server.refuse(NotResumableError(f"session {frame.session}: expected {expected}", session=frame.session))

@@ -142,7 +142,8 @@ class VerifyService:
         if SUBPROTOCOL not in offered:
             raise RequestError(400, f"subprotocol: expected {SUBPROTOCOL}, got {', '.join(sorted(offered)) or 'none'}")
         origin = request.headers.get("Origin")
-        if origin is not None and self._listen.api_key is None and not means_loopback(urlsplit(origin).netloc):
+        page = None if origin is None else urlsplit(origin).netloc  # of a sandboxed page: empty
+        if page is not None and self._listen.api_key is None and not (page and means_loopback(page)):
             raise RequestError(403, "origin: expected a page of this machine while the server has no api key")
         objection = self.peers.objection(peer, now=now)
         if objection is not None:

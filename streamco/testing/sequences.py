@@ -192,7 +192,10 @@ class FakeHost:
         wanted = 1 if task.next_token is not None else task.wanted(len(more))
         slot.ids += more
         for length in range(len(slot.ids) - wanted + 1, len(slot.ids) + 1):
-            task.accept(self._logits(slot.ids[:length]))
+            try:
+                task.accept(self._logits(slot.ids[:length]))
+            except EngineError as exc:
+                task.finish("error", error=exc)
         if not wanted:
             task.end_prefill()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from typing import Any, TypeVar
 
 import websockets
@@ -36,6 +37,17 @@ def target(seed: int = 1, **options: Any) -> FakeEngine:
     return FakeEngine(successor=successor, vocabulary=VOCABULARY, **{"context_tokens": 256} | options)
 
 
+class WholeText:
+    """What follows depends on every id so far."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def __call__(self, ids: Sequence[int]) -> dict[int, float]:
+        digest = sha256(bytes(ids)).digest()
+        return {digest[0] % self._size: 0.5} | {digest[1] % self._size: 0.3}
+
+
 def greedy_text(successor: Successor, ids: Sequence[int], count: int) -> list[int]:
     """What a model writes by itself."""
     text = list(ids)
@@ -61,9 +73,9 @@ class Serving:
 
 @asynccontextmanager
 async def serving(engine: Engine | None = None, *, verify: VerifyOptions | None = None, **options: Any) -> AsyncIterator[Serving]:
-    """A server that verifies on a free port."""
+    """A server that verifies on a free port; it takes what comes, unless told."""
     engine = engine or target()
-    settings = ServeOptions(verify=verify or VerifyOptions(), **options)
+    settings = ServeOptions(verify=verify or VerifyOptions(draft_stretch=1e6, prefill_within=1e6), **options)
     app = make_app(engine, settings)
     runner = make_runner(app, settings)
     await runner.setup()
@@ -94,7 +106,7 @@ class Device:
                 frame = self.client.receive(await self.socket.recv())
             if isinstance(frame, kind):
                 return frame
-            if isinstance(frame, Refusal) and kind in {Verdict, Opened, Resumed}:
+            if isinstance(frame, Refusal) and issubclass(kind, Verdict | Opened | Resumed):
                 raise frame.error()
             if frame is not None:
                 self.heard.append(frame)
@@ -105,6 +117,14 @@ class Device:
         number = self.client.open(ids, rule, **options)
         await self.say()
         return number, await self.hear(Opened)
+
+    async def open_patiently(self, ids: Sequence[int], **options: Any) -> tuple[int, Opened]:
+        """Come again when told to."""
+        while True:
+            try:
+                return await self.open(ids, **options)
+            except OverloadedError as error:
+                await asyncio.sleep(error.retry_after or 0.0)
 
     async def draft(self, session: int, base: int, ids: Sequence[int], *, given: int = 0, rows: Sequence[Row] = ()) -> Verdict:
         """Ask, and ask again when told to."""
