@@ -124,7 +124,7 @@ class Judging:
 
     def fail(self, failure: StreamcoError) -> None:
         """The verifier is out for the rest of the answer."""
-        self.close()
+        self.state = "gone"
         self.failure = self.failure or failure
 
     def close(self) -> None:

@@ -168,6 +168,7 @@ class Speculator:
     def _go_without(self, now: float) -> None:
         """The verifier is gone, or its trouble has lasted too long: somebody else goes on from the round's beginning."""
         if not self._ways.has_help:
+            self._judging.close()
             self._judging.fail(VerifierError("verifier: expected verdicts, got none for longer than anybody waits"))
         waiting = self._judging.abandon()
         if self._pair.is_lossless:
@@ -296,8 +297,9 @@ class Speculator:
                     self.report.losses += 1
                     judging.connect(self.answer.ids, now=now)
             case VerifierFailed(error):
-                judging.fail(error)
-                self._go_without(now)
+                if judging.state != "gone":
+                    judging.fail(error)
+                    self._go_without(now)
 
     def _retry(self, now: float) -> None:
         """A refused draft is sent again; a verdict that doesn't come costs the connection."""

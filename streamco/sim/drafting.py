@@ -1,0 +1,170 @@
+"""A drafting device in virtual time: one sequence, branches beside it, and steps that take longer the more of them draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import simpy
+from msgspec import Struct
+
+from streamco.core.speculation import AdoptBranch, DeviceFailed, DraftBranch, DraftToken, DraftTokens, DropDrafts, TokensDrafted
+from streamco.errors import EngineError
+from streamco.sim.driver import call_at
+
+__all__ = ["DraftingDevice", "SimulatedDrafts", "Successor", "choose_token"]
+
+Successor = Callable[[Sequence[int]], Mapping[int, float]]  # ids so far -> what may come next, with its probability
+
+
+class DraftingDevice(Struct, frozen=True, kw_only=True):
+    """What drafts.
+
+    Args:
+        model: the draft model; sees the answer's ids.
+        step_times: seconds of a step by the number of sequences that draft in it; of more than are listed, the last.
+        read_time: seconds a token that has to be read first, but for the first, which comes with the step.
+        is_sampled: tokens are drawn from the model; False: its likeliest.
+        end_ids: tokens that end a draft.
+        context: tokens of the answer that it has room for; None: any number.
+        burst: tokens an event.
+        top: alternatives told with each token.
+        jitter: a step takes up to this share more or less.
+        told_after: seconds from a token to its event, which comes even if the draft was dropped meanwhile.
+        fails_at: when it fails; None: never.
+    """
+
+    model: Successor
+    step_times: tuple[float, ...] = (0.02, 0.021, 0.022, 0.023, 0.024, 0.025)
+    read_time: float = 0.0
+    is_sampled: bool = False
+    end_ids: frozenset[int] = frozenset()
+    context: int | None = None
+    burst: int = 1
+    top: int = 4
+    jitter: float = 0.0
+    told_after: float = 0.0
+    fails_at: float | None = None
+
+
+def choose_token(model: Mapping[int, float], dice: Random | None) -> int:
+    """A draw; without dice the likeliest, of equal ones the lowest."""
+    if dice is None:
+        return max(model, key=lambda token: (model[token], -token))
+    return dice.choices(list(model), list(model.values()))[0]
+
+
+@dataclass(slots=True)
+class _Sequence:
+    version: int
+    ids: list[int]
+    left: int
+    unread: int
+    told: list[DraftToken] = field(default_factory=list)
+
+
+class SimulatedDrafts:
+    """Implements what a speculator commands of the device.
+
+    Args:
+        emit: is told events when they happen.
+        dice: for draws and jitter.
+
+    Attributes:
+        made: tokens written, those of drafts that were dropped included.
+    """
+
+    def __init__(
+        self, env: simpy.Environment, device: DraftingDevice, emit: Callable[[TokensDrafted | DeviceFailed], None], dice: Random
+    ) -> None:
+        self.made = 0
+        self._env = env
+        self._device = device
+        self._emit = emit
+        self._dice = dice
+        self._own = _Sequence(0, [], 0, 0)
+        self._branches: dict[int, _Sequence] = {}
+        self._is_busy = False
+        self._is_out = False
+        if device.fails_at is not None:
+            call_at(env, device.fails_at, self._fail)
+
+    @property
+    def ids(self) -> list[int]:
+        """Of the device's own sequence."""
+        return self._own.ids
+
+    def run(self, command: DraftTokens | DraftBranch | AdoptBranch | DropDrafts) -> None:
+        """Begin what is asked."""
+        match command:
+            case DraftTokens(version, length, ids, count):
+                if self._own.left:
+                    raise AssertionError(f"draft {version}: expected the draft before it to be dropped or finished")
+                self._own = self._begin(version, self._own.ids, length, ids, count)
+            case DraftBranch(version, length, ids, count):
+                self._branches[version] = self._begin(version, self._own.ids, length, ids, count)
+            case AdoptBranch(version):
+                self._own = self._branches.pop(version)
+            case DropDrafts(versions):
+                for version in versions:
+                    self._drop(version)
+        self._step()
+
+    def _begin(self, version: int, held: list[int], length: int, ids: tuple[int, ...], count: int) -> _Sequence:
+        if length > len(held) or count < 1:
+            raise AssertionError(
+                f"draft {version}: expected a length of at most {len(held)} and a token to write, got {length} and {count}"
+            )
+        return _Sequence(version, [*held[:length], *ids], count, len(ids))
+
+    def _drop(self, version: int) -> None:
+        if version == self._own.version:
+            self._own.left = 0
+        else:
+            del self._branches[version]
+
+    def _step(self) -> None:
+        """One batch of everything that drafts."""
+        active = [sequence for sequence in (self._own, *self._branches.values()) if sequence.left]
+        if self._is_busy or self._is_out or not active:
+            return
+        times = self._device.step_times
+        seconds = times[min(len(active), len(times)) - 1] + self._device.read_time * sum(max(0, one.unread - 1) for one in active)
+        self._is_busy = True
+        call_at(self._env, seconds * (1.0 + self._device.jitter * self._dice.uniform(-1.0, 1.0)), lambda: self._end_step(active))
+
+    def _end_step(self, active: list[_Sequence]) -> None:
+        self._is_busy = False
+        for sequence in active:
+            is_there = sequence is self._own or self._branches.get(sequence.version) is sequence
+            if is_there and sequence.left and not self._is_out:
+                self._write(sequence)
+        self._step()
+
+    def _write(self, sequence: _Sequence) -> None:
+        device = self._device
+        sequence.unread = 0
+        if device.context is None or len(sequence.ids) < device.context:
+            model = device.model(sequence.ids)
+            token = choose_token(model, self._dice if device.is_sampled else None)
+            best = sorted(model.items(), key=lambda item: (-item[1], item[0]))[: device.top]
+            sequence.told.append(DraftToken(token, model[token], tuple(best), model if device.is_sampled else None))
+            sequence.ids.append(token)
+            sequence.left -= 1
+            self.made += 1
+            if token in device.end_ids:
+                sequence.left = 0
+        else:
+            sequence.left = 0
+        if not sequence.left or len(sequence.told) >= device.burst:
+            told, sequence.told = tuple(sequence.told), []
+            event = TokensDrafted(sequence.version, told, is_finished=not sequence.left)
+            if device.told_after:
+                call_at(self._env, device.told_after, lambda: self._emit(event))
+            else:
+                self._emit(event)
+
+    def _fail(self) -> None:
+        self._is_out = True
+        self._emit(DeviceFailed(EngineError("device: expected a decode, got a failure")))

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from random import Random
+from typing import get_args
+
+import pytest
+import simpy
+
+from streamco.core.pair import Pair, PairPrior
+from streamco.core.provisional import Emit
+from streamco.core.speculation import SpeculatorEvent
+from streamco.core.speculator import SpeculatorOptions
+from streamco.policies.window import Dynamic, Static
+from streamco.sim.drafting import DraftingDevice, Successor, choose_token
+from streamco.sim.judging import Fault, FaultKind, Faults, JudgingServer, Link
+from streamco.sim.speculation import SimulatedSpeculation, SpeculationOutcome, simulate_answer
+from streamco.testing.sequences import FakeDistribution
+
+_END = 0
+_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+
+
+@cache
+def model(seed: int, noise: float, size: int = 8) -> Successor:
+    """Two last ids decide; each place is computed once."""
+    distribution = FakeDistribution(seed, size, noise=noise)
+    known: dict[tuple[int, ...], Mapping[int, float]] = {}
+
+    def successor(ids: Sequence[int]) -> Mapping[int, float]:
+        place = tuple(ids[-2:])
+        if place not in known:
+            known[place] = distribution(place)
+        return known[place]
+
+    return successor
+
+
+def own_answer(target: Successor, end_ids: frozenset[int], most: int) -> list[int]:
+    """What the target says alone, greedily, the end included."""
+    ids: list[int] = []
+    while len(ids) < most and not (ids and ids[-1] in end_ids):
+        ids.append(choose_token(target(ids), None))
+    return ids
+
+
+def random_faults(dice: Random, share: float) -> Faults:
+    def fault(_: int) -> Fault | None:
+        if dice.random() >= share:
+            return None
+        kind = dice.choice(_KINDS)
+        return Fault(kind, dice.choice((-1.0, 0.0, 0.01, 0.3, 3.0)) if kind == "refused" else dice.random() * 2.0)
+
+    return fault
+
+
+def repeat_events(_: simpy.Environment, run: SimulatedSpeculation) -> None:
+    """Whoever tells of rounds and connections says everything twice."""
+    once = run.receive
+
+    def twice(event: SpeculatorEvent) -> None:
+        once(event)
+        once(event)
+
+    run.session.emit = twice
+
+
+class Scenario:
+    """Everything about an answer, from one seed."""
+
+    def __init__(self, seed: int, *, budget: float | None = None) -> None:
+        dice = Random(seed)
+        self.seed = seed
+        self.budget = dice.choice((0.0, 0.2, 0.5, 0.9)) if budget is None else budget
+        self.end_ids = frozenset({_END}) if dice.random() < 0.7 else frozenset[int]()
+        self.most = dice.choice((1, 2, 3, 7, 20, 40))
+        self.target = model(dice.randrange(12), 0.0)
+        draft = model(dice.randrange(12), dice.choice((0.0, 0.5, 1.0, 3.0)))
+        if dice.random() < 0.8:
+            draft = model(seed % 12, dice.choice((0.0, 0.5, 1.0, 3.0)))
+            self.target = model(seed % 12, 0.0)
+        is_sampled = dice.random() < 0.2
+        fails = [dice.choice((0.05, 0.5, 2.0)) if dice.random() < 0.12 else None for _ in range(3)]
+        self.is_doomed = any(fail is not None for fail in fails)
+        share = dice.choice((0.0, 0.0, 0.1, 0.5))
+        window = Static(dice.randrange(1, 7)) if dice.random() < 0.6 else Dynamic()
+        prior = PairPrior(remote_step=dice.choice((0.01, 0.05, 0.2)), wait=dice.choice((0.02, 0.1, 0.5)))
+        self.pair = Pair(self.budget, window=window, prior=prior)
+        emit: Emit = dice.choice(("verified", "draft"))
+        self.options = SpeculatorOptions(
+            end_ids=self.end_ids,
+            max_tokens=self.most,
+            emit=emit,
+            has_remote=dice.random() < 0.7,
+            may_use_device=dice.random() < 0.3,
+            is_adaptive=dice.random() < 0.7,
+            is_parallel=dice.random() < 0.8,
+            most_branches=dice.randrange(1, 6),
+            verdict_patience=dice.choice((0.2, 1.0, 5.0)),
+            prompt_patience=dice.choice((1.0, 5.0)),
+            link_patience=dice.choice((0.1, 1.0)),
+            last_patience=dice.choice((5.0, 30.0)),
+        )
+        step = dice.choice((0.001, 0.02, 0.05))
+        self.device = DraftingDevice(
+            model=draft,
+            step_times=tuple(step * (1.0 + 0.1 * place) for place in range(dice.randrange(1, 7))),
+            read_time=dice.choice((0.0, 0.01)),
+            is_sampled=is_sampled,
+            end_ids=self.end_ids,
+            context=dice.choice((None, None, None, 5, 30)),
+            burst=dice.choice((1, 2, 100)),
+            jitter=dice.choice((0.0, 0.5)),
+            told_after=dice.choice((0.0, 0.005)),
+            fails_at=fails[0],
+        )
+        self.server = JudgingServer(
+            model=self.target,
+            step=dice.choice((0.01, 0.05, 0.2)),
+            read_time=dice.choice((0.0, 0.002)),
+            prompt_time=dice.choice((0.0, 0.3)),
+            is_sampled=is_sampled,
+            end_ids=self.end_ids,
+            context=dice.choice((None, None, None, None, 6, 25)),
+            connect_trips=dice.choice((1.0, 3.0)),
+            faults=random_faults(Random(seed + 1), share),
+            remembers=dice.random() < 0.5,
+            verifier_fails_at=fails[1],
+            remote_fails_at=fails[2],
+        )
+        self.link = Link(rtt=dice.choice((0.0, 0.03, 0.2)), bits_per_s=dice.choice((1e4, 1e8)))
+        self.is_sampled = is_sampled
+
+    def run(self) -> SpeculationOutcome:
+        outcome = simulate_answer(self.pair, self.options, self.device, self.server, self.link, seed=self.seed, before=repeat_events)
+        assert outcome is not None, f"seed {self.seed}: nothing happens any more, and the answer has no end"
+        return outcome
+
+
+def check_reader(scenario: Scenario, outcome: SpeculationOutcome) -> None:
+    """The reader has what was settled, once, and nothing else."""
+    text = outcome.ids[:-1] if outcome.ids and outcome.ids[-1] in scenario.end_ids else outcome.ids
+    reader, report = outcome.reader, outcome.report
+    assert [token for token, _ in reader.final] == text
+    assert not reader.provisional
+    assert reader.shown - reader.retracted == len(text) == len(reader.times)
+    assert report.retracted == reader.retracted
+    assert not (set(text) & scenario.end_ids)
+    settled = {"accepted": report.accepted, "corrected": report.corrected, "bonus": report.bonus}
+    settled |= {"device": report.device, "remote": report.remote}
+    assert sum(settled.values()) == len(outcome.ids)
+    for origin, count in settled.items():
+        assert 0 <= count - sum(vouched == origin for _, vouched in reader.final) <= 1  # the end of the text isn't delivered
+    assert len(outcome.ids) <= scenario.most
+    assert report.wasted >= 0
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_a_lossless_answer_is_the_targets_own_whatever_happens(part: int) -> None:
+    for seed in range(part * 400, part * 400 + 400):
+        scenario = Scenario(seed, budget=1.0)
+        outcome = scenario.run()
+        try:
+            check_reader(scenario, outcome)
+            check_lossless(scenario, outcome)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def check_lossless(scenario: Scenario, outcome: SpeculationOutcome) -> None:
+    report = outcome.report
+    assert report.device == 0 or (not report.is_exact and scenario.options.may_use_device)
+    if not scenario.is_sampled and report.is_exact:
+        whole = own_answer(scenario.target, scenario.end_ids, scenario.most)
+        assert outcome.ids == whole[: len(outcome.ids)]
+        is_cut = scenario.server.context is not None and len(outcome.ids) >= scenario.server.context
+        assert outcome.reason is None or is_cut or len(outcome.ids) >= len(whole) - (outcome.reason == "stop")
+    if outcome.reason is None:
+        assert outcome.error is not None
+        assert scenario.is_doomed or not scenario.options.has_remote
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_a_selective_answer_settles_everything_once_whatever_happens(part: int) -> None:
+    for seed in range(part * 200, part * 200 + 200):
+        scenario = Scenario(seed)
+        outcome = scenario.run()
+        try:
+            check_reader(scenario, outcome)
+            assert outcome.reason is not None or scenario.is_doomed
+            assert outcome.report.offloaded <= outcome.report.chunks
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
