@@ -198,6 +198,7 @@ class VerifierEndpoint:
             await former.aclose()
         self._link = await connect_link(address, client, timeouts=self._timeouts, ping_every=_PING_EVERY)
         self._facts = _read_welcome(self._link.welcome)
+        self._remote.model = self._facts.model or self._remote.model
         return self._link
 
     def _end_connecting(self, task: asyncio.Task[VerifyLink]) -> None:

@@ -66,10 +66,14 @@ class Talk:
         self.events.append(event)
         self._told.put_nowait(event)
 
+    async def told(self, *, limit: float = 10.0) -> VerifierEvent:
+        """What it tells next."""
+        async with asyncio.timeout(limit):
+            return await self._told.get()
+
     async def next(self, kind: type[Event], *, limit: float = 10.0) -> Event:
         """What it tells next, which must be of this kind."""
-        async with asyncio.timeout(limit):
-            event = await self._told.get()
+        event = await self.told(limit=limit)
         assert isinstance(event, kind), event
         return event
 
