@@ -200,6 +200,7 @@ class SpeculationDesk:
             most_branches=self.options.most_branches,
             most_draft=pairing.facts.draft_tokens,
             link_patience=self.options.link_patience,
+            last_patience=self.options.last_patience,
         )
         length = prepared.prompt_tokens
 

@@ -58,7 +58,8 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
         threshold: greedy and below budget 1, a token is good enough at so many times the probability of the verifier's best.
         row_tokens: with sampling, the device draws each token from at most so many, and sends them: what is exact needs to be whole.
         prior: what is believed of the pair before anything was measured.
-        link_patience: seconds that trouble with the verifier may last before somebody else goes on.
+        link_patience: seconds that trouble with the verifier may last before the server alone, or below budget 1 the device, goes on.
+        last_patience: the same where neither can: before the device finishes what should have been the verifier's, or the answer fails.
 
     Raises:
         ConfigError: a setting out of range.
@@ -77,15 +78,16 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
     row_tokens: int = 20
     prior: PairPrior | None = None
     link_patience: float = 2.0
+    last_patience: float = 30.0
 
     def __post_init__(self) -> None:
         """Refuse what can't be."""
         check_share("speculation: threshold", self.threshold)
         check_share("speculation: smoothing", self.smoothing)
-        if self.most_branches < 0 or not 1 <= self.row_tokens <= 64 or self.link_patience <= 0:
+        if self.most_branches < 0 or not 1 <= self.row_tokens <= 64 or min(self.link_patience, self.last_patience) <= 0:
             raise ConfigError(
-                "speculation: expected most_branches >= 0, row_tokens of 1 to 64 and link_patience > 0, "
-                f"got {self.most_branches}, {self.row_tokens} and {self.link_patience}"
+                "speculation: expected most_branches >= 0, row_tokens of 1 to 64 and patience > 0 s, "
+                f"got {self.most_branches}, {self.row_tokens}, {self.link_patience} and {self.last_patience}"
             )
 
     def pair(self, budget: float, known: Pair | None = None) -> Pair:

@@ -22,6 +22,7 @@ SIZE, SAID = 300, 200  # ids of the vocabulary, and those that models say
 END = SIZE - 1
 PROMPT = "Why is it so?"
 ALWAYS = SpeculationOptions(is_adaptive=False)
+HASTY = SpeculationOptions(is_adaptive=False, last_patience=0.3)  # seconds
 QUICK = Timeouts(connect=5, first_token=5, next_token=5, socket=5, cancel=1)
 
 
@@ -93,6 +94,11 @@ class World:
         async with serving(self.large, ServeOptions(**options)) as url:
             yield url
 
+    def wake(self) -> None:
+        """Begin the scripted engines' own threads."""
+        self.engine.hold().close()
+        self.large.hold().close()
+
     def close(self) -> None:
         self.engine.close()
         self.large.close()
@@ -105,7 +111,7 @@ class World:
         options.setdefault("mode", "speculate")
         options.setdefault("seed", 1)
         options.setdefault("speculation", ALWAYS)
-        self.engine.hold().close()  # the scripted engine's own thread begins
+        self.wake()
         async with holding_nothing_new(), Client(DeviceEndpoint(self.engine), verifier=verifier, **options) as client:
             yield client
 
