@@ -15,10 +15,18 @@ async def find_verifier(server: OpenAIEndpoint) -> Verifier | None:
     Raises:
         EndpointError: it doesn't answer.
     """
-    info = await server.probe()
+    kind = (await server.probe()).kind
     url, key = server.access()
-    if info.kind == STREAMCO:
+    if kind == STREAMCO:
         from streamco.endpoints.verifier import VerifierEndpoint
 
         return VerifierEndpoint(url, token=key, name=server.name, is_plain=url.startswith("http:"))
+    if kind == "vllm":
+        from streamco.endpoints.vllm import VLLMVerifier
+
+        return VLLMVerifier(url, model=server.model, api_key=key or "", name=server.name)
+    if kind == "sglang":
+        from streamco.endpoints.sglang import SGLangVerifier
+
+        return SGLangVerifier(url, model=server.model, api_key=key or "", name=server.name)
     return None
