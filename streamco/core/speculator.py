@@ -20,6 +20,7 @@ from typing import assert_never
 from streamco.core.drafting import Drafting
 from streamco.core.drafts import Line, Round, bet
 from streamco.core.judging import Judging
+from streamco.core.overhearing import Overhearing
 from streamco.core.pair import Pair, SpeculationReport
 from streamco.core.provisional import ProvisionalAnswer
 from streamco.core.speculation import (
@@ -78,6 +79,7 @@ class Speculator:
         self._drafting = Drafting(pair, self.report, say, number)
         self._judging = Judging(say, verdict_patience=options.verdict_patience, prompt_patience=options.prompt_patience)
         self._remote = StandIn(options.has_remote, say, number)
+        self._overhearing = Overhearing(self._drafting, pair)
         self._ledger = Ledger(pair)
         self._ways = Ways(
             pair, options, answer=self.answer, drafting=self._drafting, judging=self._judging, remote=self._remote, ledger=self._ledger
@@ -105,7 +107,7 @@ class Speculator:
         match event:
             case TokensDrafted():
                 line = self._drafting.take(event, now=now)
-                if line is not None and line is self._drafting.trunk:
+                if line is not None and line is self._drafting.trunk and self._remote.version is None:
                     self._look_at_trunk(now)
             case DeviceFailed(error):
                 self._on_device_failed(error, now)
@@ -255,7 +257,7 @@ class Speculator:
         self._ledger.note_device(now=now)
 
     def _on_device_failed(self, error: StreamcoError, now: float) -> None:
-        was_drafting = self._drafting.trunk is not None
+        was_drafting = self._drafting.trunk is not None and self._remote.version is None
         self._drafting.failure = error
         self._drafting.drop()
         if was_drafting:
@@ -374,6 +376,8 @@ class Speculator:
         if self.answer.ended is not None:
             self._finish(self.answer.ended)
             return
+        if self._pair.is_lossless and self._options.is_adaptive and self._judging.state != "gone":
+            self._overhearing.follow(self.answer.ids, now=now)
         self._unlooked += len(ids)
         if self._unlooked >= _ASK_EVERY:
             self._unlooked = 0

@@ -1,0 +1,60 @@
+"""Learning the acceptance rate while the remote side streams alone: the device drafts, and the stream says what was right.
+
+The papers' fused mode knows no way back, for nothing is judged in it. A draft compared with the stream costs no round and no second, only
+the device's work, so there are fewer and fewer of them: each stretch without one is twice as long as the last. That holds where tokens are
+chosen greedily; what is drawn says little about what else might have been, and isn't compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from streamco.core.drafting import Drafting
+from streamco.core.drafts import Line
+from streamco.core.pair import Pair
+
+__all__ = ["Overhearing"]
+
+_FIRST, _LONGEST = 4, 64  # streamed tokens between two drafts
+
+
+class Overhearing:
+    """Drafts that nobody asks about.
+
+    Args:
+        drafting: of the device.
+        pair: is told what would have been accepted.
+    """
+
+    def __init__(self, drafting: Drafting, pair: Pair) -> None:
+        self._drafting = drafting
+        self._pair = pair
+        self._line: Line | None = None
+        self._at = 0  # length of the answer it stands behind
+        self._pause = _FIRST
+        self._next = _FIRST
+        self._is_vain = False  # tokens are drawn
+
+    def follow(self, settled: Sequence[int], *, now: float) -> None:
+        """The stream is here: begin a draft if it is time for one, and compare one that the stream has passed."""
+        line, length = self._line, len(settled)
+        if line is not None and line is not self._drafting.trunk:
+            self._line = line = None  # it was dropped
+        if line is None:
+            if length >= self._next and not self._is_vain and not self._drafting.is_out:
+                self._at = length
+                self._drafting.begin(settled, self._pair.window, now=now)
+                self._line = self._drafting.trunk
+        elif line.is_finished and length >= self._at + len(line.tokens):
+            self._compare(line, settled)
+            self._drafting.rest()
+            self._line = None
+            self._pause = min(_LONGEST, 2 * self._pause)
+            self._next = length + self._pause
+
+    def _compare(self, line: Line, settled: Sequence[int]) -> None:
+        self._is_vain = any(token.row is not None for token in line.tokens)
+        if not self._is_vain:
+            pairs = zip(line.ids, settled[self._at :], strict=False)
+            right = next((place for place, (drafted, said) in enumerate(pairs) if drafted != said), len(line.tokens))
+            self._pair.note_verdict([token.confidence for token in line.tokens], right, is_hit=None)
