@@ -7,17 +7,23 @@ is lost; sessions are resumed on the new one.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import random
 import ssl
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 from weakref import WeakSet
+
+from msgspec.structs import replace
 
 from streamco.config import Timeouts
 from streamco.endpoints.base import Endpoint
 from streamco.endpoints.http import is_loopback
 from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.endpoints.probe import STREAMCO
+from streamco.endpoints.providers import find_provider
 from streamco.endpoints.verify_link import LinkAddress, VerifyLink, connect_link, load_websockets
 from streamco.endpoints.verify_session import ProtocolSession
 from streamco.endpoints.verifying import Emit, VerifierFacts
@@ -26,6 +32,9 @@ from streamco.errors import ConfigError, EndpointError, StreamClosed, UsageError
 from streamco.wire.verify import PATH, Rule, RuleKind, VerifyLimits, Welcome
 from streamco.wire.verify_client import VerifyClient
 from streamco.wire.verify_codec import VerifyCodec
+
+if TYPE_CHECKING:
+    import aiohttp
 
 __all__ = ["VerifierEndpoint"]
 
@@ -84,10 +93,9 @@ class VerifierEndpoint:
         self._connecting: asyncio.Task[VerifyLink] | None = None
         self._sessions: WeakSet[ProtocolSession] = WeakSet()
         self._is_closed = False
-        base = urlunsplit(("https" if parts.scheme == "wss" else "http", parts.netloc, path.removesuffix(PATH) + "/v1", "", ""))
-        self._remote = OpenAIEndpoint(
-            "default", base_url=base, api_key=token or "", name=f"{self._name}/remote", provider="streamco", api="completions"
-        )
+        self._base = urlunsplit(("https" if parts.scheme == "wss" else "http", parts.netloc, path.removesuffix(PATH) + "/v1", "", ""))
+        self._remote: OpenAIEndpoint | None = None
+        self._session: aiohttp.ClientSession | None = None  # of the remote, where certificates are given
 
     def __repr__(self) -> str:
         return f"VerifierEndpoint({self._url!r}, name={self._name!r})"
@@ -111,7 +119,7 @@ class VerifierEndpoint:
 
     @property
     def remote(self) -> Endpoint | None:
-        """The completions API of the same server."""
+        """The completions API of the same server; None before ``start``."""
         return self._remote
 
     async def start(self, draft: Engine) -> None:
@@ -127,8 +135,21 @@ class VerifierEndpoint:
             raise UsageError(f"{self._name}: expected drafts of vocabulary {self._draft.vocabulary}, got {draft.info.vocabulary}")
         if self._draft is None:
             await load_websockets()
-            if self._tls is None and self._url.startswith("wss:"):
+            if self._tls is not None:
+                self._session = await _open_session(self._tls)
+            elif self._url.startswith("wss:"):
                 self._tls = await asyncio.to_thread(ssl.create_default_context)
+            usual = find_provider(STREAMCO).capabilities
+            self._remote = OpenAIEndpoint(
+                "default",  # until the welcome names it
+                base_url=self._base,
+                api_key=self._token or "",
+                name=f"{self._name}/remote",
+                provider=STREAMCO,
+                api="completions",
+                capabilities=replace(usual, vocabulary=draft.info.vocabulary),  # a welcome says that it is so
+                session=self._session,
+            )
             await self._remote.start()
             self._codec = VerifyCodec(draft.info.vocabulary_size, self._limits)
             self._draft = draft.info
@@ -136,8 +157,9 @@ class VerifierEndpoint:
     async def probe(self) -> VerifierFacts:
         """Connect; see ``Verifier.probe``. The completions API is asked as well, and does without where there is none."""
         link = await self.find()
-        with suppress(EndpointError):  # who is asked to go on alone will tell
-            await self._remote.probe()
+        if self._remote is not None:
+            with suppress(EndpointError):  # who is asked to go on alone will tell
+                await self._remote.probe()
         return _read_welcome(link.welcome)
 
     def open(self, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int = 0, reserve: int = 0) -> ProtocolSession:
@@ -186,7 +208,10 @@ class VerifierEndpoint:
         link, self._link = self._link, None
         if link is not None:
             await link.aclose()
-        await self._remote.aclose()
+        if self._remote is not None:
+            await self._remote.aclose()
+        if self._session is not None:
+            await self._session.close()
 
     async def _connect(self) -> VerifyLink:
         if self._draft is None or self._codec is None or self._is_closed:
@@ -198,13 +223,23 @@ class VerifierEndpoint:
             await former.aclose()
         self._link = await connect_link(address, client, timeouts=self._timeouts, ping_every=_PING_EVERY)
         self._facts = _read_welcome(self._link.welcome)
-        self._remote.model = self._facts.model or self._remote.model
+        if self._remote is not None and self._facts.model:
+            self._remote.model = self._facts.model
         return self._link
 
     def _end_connecting(self, task: asyncio.Task[VerifyLink]) -> None:
         self._connecting = None
         if not task.cancelled():
             task.exception()  # told to whoever waits; perhaps nobody does any more
+
+
+async def _open_session(tls: ssl.SSLContext) -> aiohttp.ClientSession:
+    """One that trusts what the verifier's connection does."""
+    await asyncio.to_thread(importlib.import_module, "aiohttp")
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=None, connect=_TIMEOUTS.connect)
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls, limit=0), cookie_jar=aiohttp.DummyCookieJar(), timeout=timeout)
 
 
 def _split(url: str, *, is_plain: bool) -> SplitResult:

@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -18,6 +19,9 @@ from streamco.endpoints.base import Request
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifier import VerifierEndpoint
 from streamco.errors import EndpointStatusError, StreamcoError
+from streamco.events import TokensReceived
+from streamco.server.app import ServeOptions, make_app
+from streamco.server.listening import listening
 from streamco.server.verify_options import VerifyOptions
 from streamco.testing import FakeDistribution, FakeEngine, FaultProxy
 from streamco.wire.rows import quantise
@@ -26,6 +30,7 @@ from streamco.wire.verify_errors import UnauthorisedError, VocabularyError
 from tests.endpoints.helpers import read_all
 from tests.endpoints.verifiers import QUICK, Talk, greedy
 from tests.server.verifying import PROMPT, SIZE, VOCABULARY, serving, target
+from tests.support.certificates import client_context, write_certificate
 from tests.support.leaks import settled
 
 TARGET = FakeDistribution(1, SIZE)  # that of tests.server.verifying.target()
@@ -160,9 +165,13 @@ async def test_a_server_that_is_killed_in_mid_answer_and_started_again_goes_on_w
             await process.wait()
 
 
-async def test_the_same_server_goes_on_alone_behind_given_ids() -> None:
+@pytest.mark.parametrize("is_probed", [True, False])
+async def test_the_same_server_goes_on_alone_behind_given_ids(is_probed: bool) -> None:
     async with serving(FakeEngine("one two three four five", vocabulary=VOCABULARY)) as server, verifier_at(server.url) as verifier:
-        await verifier.probe()
+        if is_probed:
+            await verifier.probe()
+        else:
+            await Talk(verifier, PROMPT).connect()
         remote = verifier.remote
         assert isinstance(remote, OpenAIEndpoint)
         assert remote.capabilities.vocabulary == VOCABULARY.fingerprint
@@ -170,6 +179,21 @@ async def test_the_same_server_goes_on_alone_behind_given_ids() -> None:
         answered = await read_all(remote.open(request))
         ids = [token for chunk in answered.chunks for choice in chunk.choices for token in choice.token_ids or ()]
         assert VOCABULARY.decode(ids) == answered.text == "one two three four five"
+
+
+async def test_over_tls_the_same_certificates_are_trusted_for_both(tmp_path: Path) -> None:
+    options = ServeOptions(host="localhost", tls_cert=str(write_certificate(tmp_path)), verify=VerifyOptions())
+    engine = FakeEngine("one two three", vocabulary=VOCABULARY, successor=TARGET)
+    async with listening(make_app(engine, options), options) as url, verifier_at(url, tls=client_context()) as verifier:
+        talk = Talk(verifier, PROMPT)
+        await talk.connect()
+        assert await write(talk, 5) == ANSWER[:5]
+        assert verifier.remote is not None
+        request = Request(prompt_ids=VOCABULARY.encode("count from one"), sampling=SamplingOptions(temperature=0, max_tokens=5))
+        stream = verifier.remote.open(request)
+        told = await stream.receive()
+        assert isinstance(told, TokensReceived)
+        await stream.cancel()
 
 
 @pytest.mark.parametrize("token", [None, "open"])
