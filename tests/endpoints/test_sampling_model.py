@@ -1,7 +1,9 @@
 """Sampled answers of a real pair have the target's distribution: a drafter, a socket, a server that judges.
 
 The first two tokens of many texts behind one beginning, against the target's own probabilities: 6 ids may be drawn at each place, so 6
-first tokens and 36 pairs. A chi-square may exceed its 99.9 % point in one of a thousand faultless builds, once for all, for the seeds are fixed.
+first tokens and 36 pairs. A chi-square may exceed its 99.9 % point in one of a thousand faultless builds, once for all, for the seeds are
+fixed.
+
 200 texts are enough to tell a wrong build by: the draft model's own first tokens have a sum of (q - p)^2 / p of 0.48, and so a chi-square
 of about 96 where the limit is 20.5, not to speak of the 41 % that the target would not draw at all. The test shows that it is so.
 
