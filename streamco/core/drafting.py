@@ -64,8 +64,7 @@ class Drafting:
 
     def extend(self, line: Line, count: int, *, now: float) -> None:
         """Draft on behind the trunk's tokens."""
-        line.version, line.asked, line.began = self._number(), count, now
-        line.earlier, line.is_finished, line.is_timed, line.is_branch = len(line.tokens), False, True, False
+        line.go_on(self._number(), count, now=now)
         self._say(DraftTokens(line.version, len(self._mirror.ids), (), count))
 
     def branch(self, settled: int, guesses: Sequence[Branch], count: Callable[[Branch], int], *, now: float) -> None:
@@ -90,10 +89,7 @@ class Drafting:
             return None
         if line is not trunk:
             self._report.pre_drafted += len(event.tokens)
-        line.tokens += event.tokens
-        line.is_finished = event.is_finished
-        if event.importance is not None:
-            line.importance = event.importance
+        line.take(event.tokens, event.importance, is_finished=event.is_finished)
         if line is trunk:
             held = len(self._mirror.ids)
             self._mirror.write(held, [token.id for token in event.tokens])

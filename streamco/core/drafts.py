@@ -30,8 +30,9 @@ class Line:
         guess: the verdict it bets on; None: it stands behind settled tokens.
         tokens: so far, without the guessed token but where the model wrote that itself.
         is_finished: nothing more comes.
-        importance: mean of its tokens, as told last.
+        importance: mean of its tokens, as far as told.
         earlier: tokens of earlier commands, in front.
+        earlier_importance: mean of those.
         is_timed: how long it takes says how fast the device is.
         is_branch: its sequence began beside the device's own; room that it lacks the device may have.
     """
@@ -44,6 +45,7 @@ class Line:
     is_finished: bool = False
     importance: float | None = None
     earlier: int = 0
+    earlier_importance: float | None = None
     is_timed: bool = False
     is_branch: bool = False
 
@@ -61,6 +63,20 @@ class Line:
     def ids(self) -> list[int]:
         """Of its tokens."""
         return [token.id for token in self.tokens]
+
+    def take(self, tokens: Sequence[DraftToken], importance: float | None, *, is_finished: bool) -> None:
+        """More of it came; ``importance`` is that of the present command's tokens."""
+        self.tokens += tokens
+        self.is_finished = is_finished
+        if importance is not None:
+            earlier = 0 if self.earlier_importance is None else self.earlier
+            self.importance = (earlier * (self.earlier_importance or 0.0) + self.made * importance) / max(1, earlier + self.made)
+
+    def go_on(self, version: int, count: int, *, now: float) -> None:
+        """So many tokens more were asked for, on the device's own sequence."""
+        self.version, self.asked, self.began = version, count, now
+        self.earlier, self.earlier_importance = len(self.tokens), self.importance
+        self.is_finished, self.is_timed, self.is_branch = False, True, False
 
     def fits(self, accepted: int, token: int | None) -> bool:
         """Whether a verdict is what it bets on; a guess that is the model's own next token must be there by now.

@@ -1,0 +1,120 @@
+"""What is known of a draft model and its verifier."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamco.core.pair import Pair, PairPrior, SpeculationReport
+from streamco.errors import ConfigError
+from streamco.policies.window import Dynamic, Stabiliser, Static
+
+
+def prior(**changes: object) -> PairPrior:
+    return PairPrior(**{"step_times": (0.02, 0.03), **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"acceptance": 1.2}, {"hit_rate": -0.1}, {"step_times": ()}, {"step_times": (0.02, 0.0)}, {"wait": 0.0}, {"remote_step": -1.0}],
+)
+def test_a_prior_that_can_not_be_is_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        prior(**wrong)
+
+
+def test_a_budget_out_of_range_is_refused() -> None:
+    with pytest.raises(ConfigError):
+        Pair(1.5)
+
+
+def test_only_a_whole_budget_is_lossless() -> None:
+    assert Pair(1.0).is_lossless
+    assert not Pair(0.9).is_lossless
+
+
+def test_what_is_believed_at_first_is_the_prior() -> None:
+    pair = Pair(prior=prior(acceptance=0.6, wait=0.2, remote_step=0.07, hit_rate=0.4))
+    conditions = pair.conditions()
+    assert pair.acceptance == pytest.approx(0.6)
+    assert (conditions.verify, conditions.remote_step, conditions.draft_step) == (0.2, 0.07, 0.02)
+    assert conditions.hit_rate == pytest.approx(0.4)
+    assert conditions.slowdown == pytest.approx(1.5)
+    assert pair.mean_confidence is None
+
+
+def test_the_acceptance_rate_becomes_what_verdicts_show() -> None:
+    pair = Pair(prior=prior(acceptance=0.2))
+    for _ in range(200):
+        pair.note_verdict([0.5] * 4, 4, is_hit=None)
+    assert pair.acceptance > 0.98
+
+
+def test_tokens_behind_a_rejected_one_say_nothing() -> None:
+    pair = Pair(prior=prior(acceptance=0.5))
+    for _ in range(400):
+        pair.note_verdict([0.5] * 8, 1, is_hit=None)
+    assert pair.acceptance == pytest.approx(0.5, abs=0.02), "one held and one not, each time"
+
+
+def test_the_mean_confidence_is_measured() -> None:
+    pair = Pair()
+    pair.note_verdict([0.9], 1, is_hit=None)
+    assert pair.mean_confidence == pytest.approx(0.9)
+    for _ in range(300):
+        pair.note_verdict([0.3], 1, is_hit=None)
+    assert pair.mean_confidence == pytest.approx(0.3, abs=0.01)
+
+
+def test_hits_are_counted_where_there_were_branches() -> None:
+    pair = Pair(prior=prior(hit_rate=0.5))
+    for _ in range(300):
+        pair.note_verdict([], 0, is_hit=None)
+    assert pair.conditions().hit_rate == pytest.approx(0.5)
+    for _ in range(300):
+        pair.note_verdict([], 0, is_hit=True)
+    assert pair.conditions().hit_rate > 0.95
+
+
+def test_one_measured_step_says_something_about_batches_of_other_sizes() -> None:
+    pair = Pair(prior=prior(step_times=(0.02, 0.03, 0.04)))
+    for _ in range(300):
+        pair.note_draft(2, 10, 0.6)
+    assert pair.step_times[1] == pytest.approx(0.06, rel=0.01)
+    assert 0.025 < pair.step_times[0] < 0.04, "not as much as one of its own would say"
+    before = list(pair.step_times)
+    pair.note_draft(9, 10, 0.6)
+    pair.note_draft(1, 0, 0.6)
+    assert pair.step_times == before
+
+
+def test_the_first_wait_is_taken_whole_and_later_ones_by_and_by() -> None:
+    pair = Pair(prior=prior(wait=0.5))
+    pair.note_wait(0.1, queue_depth=0.3, server_seconds=0.04)
+    assert pair.wait == pytest.approx(0.1)
+    assert pair.queue_depth == 0.3
+    pair.note_wait(0.2, queue_depth=0.0, server_seconds=0.04)
+    assert 0.1 < pair.wait < 0.2
+
+
+def test_the_remote_step_follows_the_stream() -> None:
+    pair = Pair(prior=prior(remote_step=0.05))
+    for _ in range(100):
+        pair.note_remote(2, 0.04)
+    assert pair.remote_step == pytest.approx(0.02, rel=0.01)
+    pair.note_remote(0, 1.0)
+    assert pair.remote_step == pytest.approx(0.02, rel=0.01)
+
+
+def test_the_window_is_the_policys_made_steady() -> None:
+    assert Pair(window=Static(6)).propose_window() == 6
+    pair = Pair(window=Dynamic(first=4), prior=prior(acceptance=0.95))
+    assert [pair.propose_window() for _ in range(3)] == [5, 6, 7]
+    slow = Pair(window=Dynamic(first=4), stabiliser=Stabiliser(0.2), prior=prior(acceptance=0.95))
+    assert [slow.propose_window() for _ in range(2)] == [5, 5]
+
+
+def test_shares_of_nothing_are_not_known() -> None:
+    report = SpeculationReport()
+    assert report.acceptance is report.hit_rate is report.offloaded_share is None
+    report = SpeculationReport(rounds=4, hits=2, judged=16, accepted=8, chunks=40, offloaded=16, drafted=50, device=24)
+    assert (report.acceptance, report.hit_rate, report.offloaded_share, report.wasted) == (0.5, 0.5, 0.4, 18)
