@@ -50,7 +50,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     exact: bool = False  # the same ids give the same logits, bit by bit, whatever runs beside or ran before; takes twice the memory
     held_sequences: int = 0  # token sequences held at once, beside ``max_sequences`` generations
     held_tokens: int | None = None  # what those may keep together; None: ``context_tokens`` each, as always in exact mode
-    attention_layers: tuple[int, ...] = ()  # whose attention ``Prediction.importance`` is; counted from 0, or from the end: -1 is the last
+    # whose attention is ``Prediction.importance`` (``streamco.policies.importance.LAYERS``); -1: the last; (): none, and nothing it costs
+    attention_layers: tuple[int, ...] = ()
 
 
 class TextPiece(Struct, frozen=True):
@@ -170,7 +171,7 @@ class Prediction(Struct, frozen=True, kw_only=True):
     logits: tuple[float, ...] = ()  # of ``likeliest``, as the model gave them
     share: float | None = None  # of ``token`` by the model itself, whether among ``likeliest`` or not; None: no token, or top=0
     row: Row | None = None  # what ``token`` was drawn from, to the last bit; None: not asked for
-    importance: float | None = None  # mean attention to its draft so far (``EngineOptions.attention_layers``); None: not read
+    importance: float | None = None  # mean attention to its draft so far; None: not read, or not to be read in this model
 
     @property
     def confidence(self) -> float:

@@ -67,6 +67,7 @@ class LlamaContext:
         self._memory = library.llama_get_memory(self._handle)
         if self._tap is not None and not unified:
             self._tap.divide(int(library.llama_n_ctx_seq(self._handle)))
+        self.tells_attention = bool(attention_layers)
         self.reads_attention = False
         self._threads = threads
         self._is_unified = unified
@@ -131,7 +132,7 @@ class LlamaContext:
         """
         count, self.count = self.count, 0
         self._batch.n_tokens = count
-        if self._tap is None:
+        if self._tap is None or not self.tells_attention:
             return int(self._library.llama_decode(self._handle, self._batch))
         self._tap.begin(reads=self.reads_attention)
         self.reads_attention = False
@@ -149,7 +150,7 @@ class LlamaContext:
         Raises:
             EngineError: no attention was read.
         """
-        if self._tap is None:
+        if self._tap is None or not self.tells_attention:
             raise EngineError("attention: expected a context with attention_layers, got one without")
         return self._tap.weights(row)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from streamco.engines.attention import check_attention
+from streamco.engines.attention import has_readable_attention
 from streamco.engines.base import EngineOptions, Generation, GenerationRequest, ModelInfo, TokenSequence
 from streamco.engines.context import LlamaContext
 from streamco.engines.decoder import CHUNK
@@ -97,7 +97,7 @@ class LlamaEngine:
                 rows=rows,
                 threads=self._share.threads,
                 unified=not options.exact,
-                attention_layers=_layers(options, model.info.layers),
+                attention_layers=_layers(options, model.info.layers) if model.can_share_prefixes else [],
             )
         except BaseException:
             model.close()
@@ -178,8 +178,8 @@ class LlamaEngine:
         failure: BaseException | None = None
         try:
             self._loop.warm_up()
-            if self.options.attention_layers:
-                check_attention(self._context)
+            if self._context.tells_attention and not has_readable_attention(self._context):
+                self._context.tells_attention = False
             self._is_warm.set()
             self._loop.run()
         except BaseException as exc:  # noqa: BLE001  # every consumer must hear of it
@@ -210,11 +210,11 @@ def _check_options(options: EngineOptions) -> None:
 
 
 def _layers(options: EngineOptions, count: int) -> list[int]:
-    """The layers that are read, counted from 0."""
+    """The layers that are read, counted from 0; a model that has fewer than are counted from its end gives all of them."""
     for layer in options.attention_layers:
-        if not -count <= layer < count:
-            raise ConfigError(f"attention_layers: expected layers from {-count} to {count - 1}, got {layer}")
-    return sorted({layer % count for layer in options.attention_layers})
+        if layer >= count:
+            raise ConfigError(f"attention_layers: expected layers below {count}, got {layer}")
+    return sorted({layer if layer >= 0 else max(0, count + layer) for layer in options.attention_layers})
 
 
 _open_engines: weakref.WeakSet[LlamaEngine] = weakref.WeakSet()

@@ -234,7 +234,7 @@ class EngineLoop:
             slot = slot_of(work)
             assert work.next_token is not None
             context.add(work.next_token, len(slot.ids), slot.sequence, wants_logits=True)
-        context.reads_attention = reads = bool(self._options.attention_layers) and any(map(_has_drafted, ready))
+        context.reads_attention = reads = context.tells_attention and any(map(_has_drafted, ready))
         if not self._decoder.compute(ready, rows=len(ready)):
             return
         for row, work in enumerate(ready):

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from streamco.errors import ConfigError
 
-__all__ = ["chunk_importance", "column_sums", "draft_importance"]
+__all__ = ["LAYERS", "chunk_importance", "column_sums", "draft_importance"]
+
+LAYERS = (-4, -3, -2, -1)  # counted from the model's end
 
 Floats = NDArray[np.float64] | NDArray[np.float32]
 

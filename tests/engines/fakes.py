@@ -54,11 +54,12 @@ class Flag:
 class FakeModel:
     """Stands in for ``LlamaModel``."""
 
+    can_share_prefixes: ClassVar[bool] = True
+
     def __init__(self, path: Path, *, on_progress: Callable[[float], None] | None = None, repack: bool | None = None) -> None:
         self.path = path
         self.end_ids = frozenset({END})
         self.vocabulary_size = 256
-        self.can_share_prefixes = True
         self.is_closed = False
         self.info = ModelInfo(
             name="bytes",
@@ -97,6 +98,7 @@ class FakeContext:
 
     last: ClassVar[FakeContext]
     answer: ClassVar[Callable[[int], int]] = staticmethod(lambda token: token + 1)
+    readable: ClassVar[bool] = True  # its attention
 
     def __init__(
         self,
@@ -111,6 +113,7 @@ class FakeContext:
     ) -> None:
         FakeContext.last = self
         self.attention_layers = attention_layers
+        self.tells_attention = bool(attention_layers)
         self.reads_attention = False
         self.cells, self.sequences, self.rows, self.threads, self.unified = cells, sequences, rows, threads, unified
         self.abort = Flag()
@@ -179,6 +182,8 @@ class FakeContext:
     def attention(self, row: int) -> NDArray[np.float32]:
         """All of it on the row's own token, but for 0.1 on each before it."""
         asked = self.batches[-1][row]
+        if not self.readable:
+            raise EngineError("attention: expected one that can be read")
         others = np.full(asked.position, 0.1, dtype=np.float32)
         return np.tile(np.append(others, 1.0 - others.sum()), (len(self.attention_layers), 1)).astype(np.float32)
 

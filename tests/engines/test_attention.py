@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from streamco.engines import attention
-from streamco.engines.attention import AttentionTap, check_attention
+from streamco.engines.attention import AttentionTap, has_readable_attention
 from streamco.engines.base import EngineOptions
 from streamco.engines.context import LlamaContext
 from streamco.engines.gguf import derived
@@ -21,7 +21,8 @@ from streamco.engines.packaged import packaged_model
 from streamco.errors import ConfigError, EngineError
 from streamco.policies.importance import draft_importance
 from tests.engines.asking import asked, draft, extend
-from tests.engines.fakes import complete
+from tests.engines.conftest import MakeEngine
+from tests.engines.fakes import FakeContext, FakeModel, complete
 
 LAYERS = (0, 7, 20)
 CLOSE = 2e-3  # the row count changes F16's sums by less; a weight at a wrong place is off by a hundred times that
@@ -181,7 +182,7 @@ def test_a_context_without_layers_tells_nothing(model: LlamaModel) -> None:
 @pytest.mark.parametrize("unified", [True, False])
 def test_the_check_passes_and_leaves_nothing_behind(make_context: MakeContext, unified: bool) -> None:
     context = make_context(unified=unified)
-    check_attention(context)
+    assert has_readable_attention(context)
     assert len(decode(context, ([5], 0, 0))[0][0]) == 1
 
 
@@ -206,16 +207,15 @@ class Unreadable:
         self.is_clear = True
 
 
-@pytest.mark.parametrize(("share", "status"), [(0.9, 0), (float("nan"), 0), (1.0, 1)])
-def test_a_model_whose_rows_do_not_sum_to_one_is_refused(share: float, status: int) -> None:
-    with pytest.raises(EngineError, match="expected rows that sum to 1"):
-        check_attention(Unreadable(share, status))
-
-
-def test_an_engine_that_is_being_closed_is_not_checked() -> None:
-    context = Unreadable(0.0, status=2)
-    check_attention(context)
+@pytest.mark.parametrize(("share", "status"), [(0.9, 0), (float("nan"), 0), (1.0, 1), (1.0, 2)])
+def test_rows_that_do_not_sum_to_one_can_not_be_read(share: float, status: int) -> None:
+    context = Unreadable(share, status)
+    assert not has_readable_attention(context)
     assert context.is_clear
+
+
+def test_rows_that_sum_to_one_can_be_read() -> None:
+    assert has_readable_attention(Unreadable(1.0))
 
 
 class ScriptedTap:
@@ -358,8 +358,24 @@ def test_generations_beside_drafts_are_as_they_were(tapped: LlamaEngine) -> None
     sequence.close()
 
 
-@pytest.mark.model
-@pytest.mark.parametrize("layer", [30, -31])
-def test_a_layer_that_is_not_there_is_refused(model: LlamaModel, layer: int) -> None:
-    with pytest.raises(ConfigError, match=f"attention_layers: expected layers from -30 to 29, got {layer}"):
-        LlamaEngine(model.path, EngineOptions(threads=1, context_tokens=64, attention_layers=(layer,)))
+def test_a_layer_that_is_not_there_is_refused(make_engine: MakeEngine) -> None:
+    with pytest.raises(ConfigError, match="attention_layers: expected layers below 1, got 1"):
+        make_engine(attention_layers=(0, 1))
+
+
+def test_a_model_with_fewer_layers_than_are_counted_from_its_end_gives_all(make_engine: MakeEngine) -> None:
+    make_engine(attention_layers=(-4, -3, -2, -1))
+    assert FakeContext.last.attention_layers == [0]
+
+
+@pytest.mark.parametrize("reason", ["memory that can't be cut", "another graph"])
+def test_a_model_whose_attention_can_not_be_read_drafts_without(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    if reason == "another graph":
+        monkeypatch.setattr(FakeContext, "readable", False)
+    else:
+        monkeypatch.setattr(FakeModel, "can_share_prefixes", False)
+    sequence = make_engine(held_sequences=1, attention_layers=(0,)).hold()
+    extend(sequence, b"ab")
+    assert [prediction.importance for prediction in draft(sequence, 3).predictions] == [None] * 3
