@@ -19,8 +19,8 @@ from streamco.core.speculation import (
     VerifierFailed,
     VerifierLost,
 )
+from streamco.endpoints.backoff import Backoff
 from streamco.endpoints.retry import is_transient
-from streamco.endpoints.verify_session import Backoff
 from streamco.endpoints.verifying import Emit, VerifierCommand, VerifierFacts
 from streamco.engines.sampling import candidates
 from streamco.errors import EndpointError, EndpointStatusError, EndpointTimeoutError, StreamcoError, UsageError, VerifierError

@@ -28,6 +28,7 @@ from streamco.core.speculation import (
     VerifierFailed,
     VerifierLost,
 )
+from streamco.endpoints.backoff import Backoff
 from streamco.endpoints.verify_link import VerifyLink, is_lasting
 from streamco.endpoints.verifying import Emit, VerifierCommand
 from streamco.errors import EndpointError, EndpointTimeoutError, StreamcoError
@@ -35,7 +36,7 @@ from streamco.wire.rows import Row
 from streamco.wire.verify import Opened, Refusal, Resumed, Rule, RuleKind, Verdict
 from streamco.wire.verify_errors import VerifyProtocolError
 
-__all__ = ["Backoff", "Links", "ProtocolSession"]
+__all__ = ["Links", "ProtocolSession"]
 
 _PIECE = 4096  # ids of a context in one frame: other sessions' rounds find room between them
 _FULL_QUEUE = 32  # verifications that wait; more is no fuller
@@ -54,30 +55,6 @@ class Links(Protocol):
             VerifyProtocolError: the server doesn't want us.
         """
         ...
-
-
-class Backoff:
-    """Seconds to wait before the next try: exponential, with full jitter; the first comes at once.
-
-    Args:
-        first, longest: seconds; ceilings of the second wait and of any.
-        rng: dice.
-    """
-
-    def __init__(self, first: float, longest: float, rng: Random) -> None:
-        self._first = first
-        self._longest = longest
-        self._rng = rng
-        self._tries = 0
-
-    def next_wait(self, wished: float | None = None) -> float:
-        """The wait; what the server wishes goes first, up to a minute."""
-        self._tries += 1
-        if wished is not None:
-            return min(wished, 60.0)
-        if self._tries == 1:
-            return 0.0
-        return self._rng.uniform(0.0, min(self._longest, self._first * 2.0 ** (self._tries - 2)))
 
 
 class ProtocolSession:

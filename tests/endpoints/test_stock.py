@@ -211,7 +211,7 @@ async def test_a_round_that_is_lost_is_told_and_the_next_one_goes_on(bench: Benc
 
 
 async def test_a_round_that_takes_too_long_is_lost(bench: Bench) -> None:
-    async with bench.verifier(timeouts=Timeouts(connect=5, first_token=0.3, cancel=1)) as verifier:
+    async with bench.verifier(timeouts=Timeouts(connect=5, first_token=2, cancel=1)) as verifier:
         talk = Talk(verifier)
         await talk.connect()
         bench.server.plan(Answer(steps=[Stall()]))
