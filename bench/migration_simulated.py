@@ -11,7 +11,6 @@ import simpy
 from streamco.core.legs import Start
 from streamco.core.mover import MigrationPlan
 from streamco.core.session import SessionMachine, SessionPlan
-from streamco.endpoints.continuation import SPACES
 from streamco.policies.migration import Terms
 from streamco.profiles import RemainingLength
 from streamco.sim.driver import SimulatedSession
@@ -132,7 +131,6 @@ class World:
             finish_reason="length" if self.is_limited else "stop",
             tells_ids=self.is_one_vocabulary or dice.random() < 0.6,
             tells_early=dice.random() < 0.3,
-            whitespace=dice.choice([SPACES, None]),
             cancel_takes=dice.choice([0.0, dice.uniform(0.001, 0.3)]),
         )
 

@@ -1,9 +1,10 @@
 """A request that goes on with an answer somebody else has begun, in the form its endpoint understands.
 
-Token ids go where they mean the same, packed or plain. Everywhere else text goes, and its end needs care: vocabularies put spaces in front
-of words, so text that ends in spaces asks for a token that hardly occurs, and many chat templates trim what a message ends with. That
-whitespace (``seam``) is held back. The target writes it again, and ``Seam`` takes it out of what comes: known characters that the target
-was never shown, so nothing is guessed.
+Token ids go where they mean the same, packed or plain. Everywhere else text goes, and its end needs care. Vocabularies put the last space
+of a run in front of the next word, and join the rest of it: read at the end of a text, a line break and an indent become other tokens than
+in the middle of one, and what follows those is hardly ever what would have followed. Many chat templates trim the end of a message, too.
+So all whitespace there (``seam``) is held back. The target writes it again, and ``Seam`` takes it out of what comes: known characters that
+the target was never shown, so nothing is guessed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from streamco.errors import UsageError
 from streamco.events import TokensReceived
 from streamco.wire.tokens import TokenCodec
 
-__all__ = ["PACKED_FIELD", "PREFILL_FIELD", "SPACES", "Seam", "continue_request", "hand_over", "prefill_request", "split_seam"]
+__all__ = ["PACKED_FIELD", "PREFILL_FIELD", "Seam", "continue_request", "hand_over", "prefill_request", "split_seam"]
 
 PACKED_FIELD = "continuation_tokens_packed"  # of ``streamco serve``: docs/serve.md
 PREFILL_FIELD = "prefill_only"  # likewise
@@ -39,12 +40,9 @@ _ABOUT_TOKENS = {  # what is written and how much of it is told: nobody reads it
     "tools",
     "top_logprobs",
 }
-SPACES = " \t"  # what a vocabulary may want at the beginning of the next token
 
 
-def hand_over(
-    request: Request, partial: Partial, can: Capabilities, *, codec: TokenCodec | None = None, keeps_whitespace: bool = False
-) -> tuple[Request, str]:
+def hand_over(request: Request, partial: Partial, can: Capabilities, *, codec: TokenCodec | None = None) -> tuple[Request, str]:
     """The request that makes a server go on behind ``partial``, and the whitespace it will write again.
 
     Args:
@@ -52,7 +50,6 @@ def hand_over(
         partial: the answer's beginning. Nothing of it that could be sent: the request begins anew.
         can: of the server.
         codec: of its vocabulary, if it takes ids packed behind any prompt (``streamco serve``).
-        keeps_whitespace: it doesn't trim what a message ends with.
 
     Raises:
         UsageError: it can't go on with this answer.
@@ -63,7 +60,7 @@ def hand_over(
         return msgspec.structs.replace(request, extra={**request.extra, PACKED_FIELD: packed}), ""
     if ids and request.prompt_ids is not None and can.takes_token_ids and can.vocabulary in {None, partial.vocabulary}:
         return msgspec.structs.replace(request, prompt_ids=[*request.prompt_ids, *ids]), ""  # the prompt's ids are the server's too
-    text, seam = split_seam(partial.text, SPACES if keeps_whitespace or request.messages is None else None)
+    text, seam = split_seam(partial.text)
     if not text:
         return request, seam
     return continue_request(request, text, "continue_final_message" if can.continuation == "token_ids" else can.continuation), seam
@@ -109,9 +106,9 @@ def prefill_request(request: Request, how: PreCopy) -> Request:
     return msgspec.structs.replace(request, extra=extra, sampling=sampling, prefill_only=False)
 
 
-def split_seam(text: str, whitespace: str | None = None) -> tuple[str, str]:
-    """The text that is handed over, and the whitespace at its end that is not; None: every kind of whitespace."""
-    kept = text.rstrip(whitespace)
+def split_seam(text: str) -> tuple[str, str]:
+    """The text that is handed over, and the whitespace at its end that is not."""
+    kept = text.rstrip()
     return kept, text[len(kept) :]
 
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, PromptTokensDetails
 from streamco.commands import Partial
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
-from streamco.endpoints.continuation import SPACES, Seam, split_seam
+from streamco.endpoints.continuation import Seam, split_seam
 from streamco.endpoints.drafter import TOP, Drafter, DrafterEvent
 from streamco.engines.base import (
     Engine,
@@ -418,7 +418,7 @@ def _partial_ids(engine: Engine, request: Request, partial: Partial) -> list[int
     begun = prompt_ids(engine, replace(request, partial=None))
     if _has_ids(engine, partial):
         return [*begun, *(partial.ids or ())]
-    text, _ = split_seam(partial.text, SPACES)
+    text, _ = split_seam(partial.text)
     return [*begun, *answer_ids(engine, text)] if text else begun
 
 
@@ -428,7 +428,7 @@ def _has_ids(engine: Engine, partial: Partial) -> bool:
 
 def _seam_of(engine: Engine, partial: Partial | None) -> str:
     """The spaces at the end of a text that was handed over."""
-    return "" if partial is None or _has_ids(engine, partial) else split_seam(partial.text, SPACES)[1]
+    return "" if partial is None or _has_ids(engine, partial) else split_seam(partial.text)[1]
 
 
 def _is_short(request: Request) -> bool:

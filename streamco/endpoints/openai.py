@@ -283,8 +283,7 @@ class OpenAIEndpoint:
             by_ids = await self._shared.hand_over(rest, request.partial, context_tokens=context_tokens)
             if by_ids is not None:
                 return by_ids, ""
-        keeps = self._address.provider.keeps_whitespace
-        return hand_over(rest, request.partial, self._capabilities, codec=self._codec, keeps_whitespace=keeps)
+        return hand_over(rest, request.partial, self._capabilities, codec=self._codec)
 
     def _takes_ids(self, request: Request, partial: Partial) -> bool:
         """Whether the server's template and vocabulary are those of the model here, for this request."""

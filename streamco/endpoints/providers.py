@@ -41,7 +41,6 @@ class Provider(Struct, frozen=True, kw_only=True):
         has_token_ids: tells the ids behind each text when asked (``return_token_ids``).
         ids_lead_stops: with stop strings set, ids come before the text that is held back for them: nobody could go on behind them.
         reading: how it tells the ids it reads a prompt into; None: it doesn't.
-        keeps_whitespace: goes on with a message exactly as it was written, whatever the chat template trims.
         source: where this is known from.
     """
 
@@ -58,7 +57,6 @@ class Provider(Struct, frozen=True, kw_only=True):
     has_token_ids: bool = False
     ids_lead_stops: bool = False
     reading: Reading | None = None
-    keeps_whitespace: bool = False
     source: str
 
 
@@ -202,7 +200,6 @@ PROVIDERS: tuple[Provider, ...] = (
         name="streamco",
         capabilities=Capabilities(takes_token_ids=True, continuation="continue_final_message", pre_copy="append"),
         has_token_ids=True,
-        keeps_whitespace=True,
         source="docs/serve.md",
     ),
 )

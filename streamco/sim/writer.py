@@ -14,7 +14,7 @@ import simpy
 
 from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice
 from streamco.commands import OpenStream, Partial, PrepareStream
-from streamco.endpoints.continuation import SPACES, Seam, split_seam
+from streamco.endpoints.continuation import Seam, split_seam
 from streamco.errors import EndpointConnectError
 from streamco.events import Event, StreamEnded, StreamFailed, TokensReceived
 from streamco.sim.driver import Opening, SimulatedStream, call_at
@@ -87,7 +87,6 @@ class SimulatedWriter:
         finish_reason: how the answer ends.
         tells_ids: False: text alone, as most servers.
         tells_early: ids of a code point are told as they are made, before there is text to show.
-        whitespace: what it is not sent of a text's end, None: every kind (``split_seam``).
         cancel_takes: seconds a cancel needs.
 
     Attributes:
@@ -107,7 +106,6 @@ class SimulatedWriter:
         finish_reason: str = "stop",
         tells_ids: bool = True,
         tells_early: bool = False,
-        whitespace: str | None = SPACES,
         cancel_takes: float = 0.0,
     ) -> None:
         self.name = name
@@ -119,7 +117,6 @@ class SimulatedWriter:
         self.finish_reason = finish_reason
         self.tells_ids = tells_ids
         self.tells_early = tells_early and tells_ids
-        self.whitespace = whitespace
         self.cancel_takes = cancel_takes
         self.by_ids = self.by_text = 0
         self._breaks = list(breaks)
@@ -150,7 +147,7 @@ class SimulatedWriter:
             self.by_ids += 1
             return spelling.after_ids(len(partial.ids)), ""
         self.by_text += 1
-        kept, held = split_seam(partial.text, self.whitespace)
+        kept, held = split_seam(partial.text)
         return spelling.after_text(len(kept)), held
 
     def _tell(self, text: str, ids: tuple[int, ...]) -> list[ChunkChoice]:

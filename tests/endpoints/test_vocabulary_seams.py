@@ -20,7 +20,7 @@ from streamco.commands import Partial
 from streamco.config import SamplingOptions
 from streamco.core.transcript import Transcript
 from streamco.endpoints.base import Capabilities, Endpoint, Request
-from streamco.endpoints.continuation import SPACES, Seam, hand_over, split_seam
+from streamco.endpoints.continuation import Seam, hand_over, split_seam
 from streamco.endpoints.device import DeviceEndpoint, prompt_ids
 from streamco.engines.base import EngineOptions, TextPiece
 from streamco.engines.llama import LlamaEngine
@@ -141,19 +141,18 @@ def test_the_target_reads_the_same_bytes_at_every_place(way: tuple[LlamaEngine, 
             text = CORPUS[name][:cut]
             ids = prompt_ids(target, replace(request, partial=begun(text, source)))
             assert ids[: len(opening)] == opening
-            assert target.detokenize(ids[len(opening) :]).decode() == text.rstrip(SPACES), f"cut behind {cut} characters"
+            assert target.detokenize(ids[len(opening) :]).decode() == text.rstrip(), f"cut behind {cut} characters"
 
 
-@pytest.mark.parametrize("trims", [False, True], ids=["keeps whitespace", "trims whitespace"])
 @pytest.mark.parametrize("name", CORPUS)
-def test_what_the_target_writes_joins_without_a_gap_at_every_place(way: tuple[LlamaEngine, LlamaEngine], name: str, *, trims: bool) -> None:
+def test_what_the_target_writes_joins_without_a_gap_at_every_place(way: tuple[LlamaEngine, LlamaEngine], name: str) -> None:
     """Behind what it has read the target writes the rest in tokens of its own, in bursts of any size."""
     source, target = way
     text, dice = CORPUS[name], random.Random(f"{SEED}/{name}")
     can = Capabilities(continuation="continue_final_message")
     for cut in range(len(text) + 1):
         partial = begun(text[:cut], source)
-        asked, held = hand_over(Request(messages=[]), partial, can, keeps_whitespace=not trims)
+        asked, held = hand_over(Request(messages=[]), partial, can)
         kept = asked.messages[-1]["content"] if asked.messages else ""
         assert kept + held == text[:cut]
         pieces = pieces_of(target, answer_ids(target, text[len(kept) :]))
@@ -184,7 +183,7 @@ async def test_real_models_go_on_as_they_would_behind_that_text(way: tuple[Llama
         anew = Request(prompt_ids=prompt_ids(target, continued), sampling=request.sampling)
         await generate(endpoint, anew)  # leaves the prompt in the cache, so that the two below are computed alike
         rest, fresh = await generate(endpoint, continued), await generate(endpoint, anew)
-        held = split_seam(text[:cut], SPACES)[1]
+        held = split_seam(text[:cut])[1]
         same = next((at for at in range(len(held)) if fresh[at : at + 1] != held[at]), len(held))
         assert rest == fresh[same:], f"cut behind {cut} characters"
         assert "\ufffd" not in rest.removesuffix("\ufffd")  # the limit of the length may fall into a code point
