@@ -145,8 +145,9 @@ class ScriptedVLLM(_ScoringServer):
 
     def _entries(self, row: _Row, own: int, count: int) -> dict[str, Any]:
         """The prompt's own token comes first with its true rank; where it is among the best, their ranks hold."""
-        rank = next(place for place, (token, _) in enumerate(row, 1) if token == own)
-        listed = [(rank, *row[rank - 1]), *((place, *pair) for place, pair in enumerate(row[:count], 1))]
+        rank = next((place for place, (token, _) in enumerate(row, 1) if token == own), len(row) + 1)
+        value = dict(row).get(own, -math.inf)
+        listed = [(rank, own, value), *((place, *pair) for place, pair in enumerate(row[:count], 1))]
         return {str(token): {"logprob": max(value, -9999.0), "rank": place, "decoded_token": f" {token}"} for place, token, value in listed}
 
 
@@ -172,7 +173,7 @@ class ScriptedSGLang(_ScoringServer):
         top: list[Any] = [None]
         for at in range(start + 1, len(ids)):
             row = self._row(ids[:at])
-            own.append([_finite(dict(row)[ids[at]]), ids[at], None])
+            own.append([_finite(dict(row).get(ids[at], -math.inf)), ids[at], None])
             top.append([[_finite(value), token, None] for token, value in row[:count]])
         last = self._row(ids)
         meta = {

@@ -1,0 +1,41 @@
+"""Whole answers of a client whose drafts a stock server verifies."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamco.endpoints.sglang import SGLangVerifier
+from streamco.endpoints.vllm import VLLMVerifier
+from streamco.testing import Answer, Cut, ScriptedSGLang, ScriptedVLLM, json_answer
+from tests.client.speculating import PROMPT, QUICK, World
+
+BOTH = [(ScriptedVLLM, VLLMVerifier), (ScriptedSGLang, SGLangVerifier)]
+
+
+@pytest.mark.parametrize(("serve", "make"), BOTH)
+async def test_a_speculated_answer_is_the_targets_own(
+    serve: type[ScriptedVLLM | ScriptedSGLang], make: type[VLLMVerifier | SGLangVerifier]
+) -> None:
+    world = World()
+    async with serve(world.target, world.engine.tokenize) as server:
+        verifier = make(server.url, timeouts=QUICK)
+        async with world.speculating(verifier) as client:
+            answer = await client.chat.completions.create(messages=[{"role": "user", "content": PROMPT}], temperature=0, max_tokens=100)
+        assert answer.choices[0].message.content == world.text()
+        assert server.scored > 3
+    world.close()
+
+
+@pytest.mark.parametrize(("serve", "make"), BOTH)
+async def test_faults_in_between_cost_time_and_no_token(
+    serve: type[ScriptedVLLM | ScriptedSGLang], make: type[VLLMVerifier | SGLangVerifier]
+) -> None:
+    world = World()
+    async with serve(world.target, world.engine.tokenize) as server:
+        verifier = make(server.url, timeouts=QUICK)
+        async with world.speculating(verifier) as client:
+            busy = json_answer({"error": {"message": "busy"}}, status=429, headers={"Retry-After": "0.01"})
+            server.plan(None, busy, Answer(steps=[b"{", Cut()]), None, busy, json_answer({}, status=500))
+            answer = await client.chat.completions.create(messages=[{"role": "user", "content": PROMPT}], temperature=0, max_tokens=100)
+        assert answer.choices[0].message.content == world.text()
+    world.close()
