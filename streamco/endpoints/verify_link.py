@@ -182,17 +182,16 @@ class VerifyLink:
             session.end(error)
 
     async def aclose(self) -> None:
-        """Close the connection; idempotent."""
-        if not self.is_over:
-            self.is_over = True
-            while not self._unsent.empty():  # the closing of sessions, mostly
-                with suppress(Exception):
-                    await self._socket.send(self._unsent.get_nowait())
-            self._sessions.clear()
+        """Close the connection behind what is still to be sent; idempotent."""
+        self.is_over = True
+        self._sessions.clear()
         for task in self._helpers:
             task.cancel()
         try:
             async with asyncio.timeout(self._timeouts.cancel):
+                with suppress(EndpointError), _translated(self._name):  # it is gone already
+                    while not self._unsent.empty():
+                        await self._socket.send(self._unsent.get_nowait())
                 await self._socket.close()
         except TimeoutError:
             self._socket.transport.abort()
