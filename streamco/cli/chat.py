@@ -12,6 +12,7 @@ from streamco.cli.options import (
     add_look_arguments,
     add_prompt_arguments,
     api_key_of,
+    budget_of,
     device_path_of,
     option,
     prices,
@@ -21,10 +22,12 @@ from streamco.cli.runtime import run_async, waiting
 from streamco.cli.talk import answer_prompt, converse, is_interactive, make_view, migration_of
 from streamco.client.client import Client
 from streamco.endpoints.base import Endpoint
+from streamco.endpoints.verifying import Verifier
 from streamco.errors import ConfigError
 
 __all__ = ["add_arguments", "run"]
 
+VERIFIER, LOCAL = "verifier", "local"
 DESCRIPTION = """\
 Each prompt goes to a small model on this machine and to a server; whichever has the first word answers, and the other is cancelled.
 Where the other is cheaper, it may finish what the first began.
@@ -48,6 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PROMPT/ANSWER",
         help="the server's, in US dollars per million tokens, such as 0.15/0.6 (known ones of common models)",
     )
+    group.add_argument(
+        "--verifier",
+        metavar="URL",
+        help="of a streamco serve that judges drafts, ws://HOST:PORT (the server itself, with --mode speculate)",
+    )
     add_answer_arguments(parser)
     add_prompt_arguments(parser)
     add_look_arguments(parser)
@@ -66,22 +74,40 @@ def run(args: argparse.Namespace) -> int:
 
 async def _chat(args: argparse.Namespace) -> int:
     device, server = make_device(args), make_server(args)
-    kinds = {endpoint.name: endpoint.kind for endpoint in (device, server) if endpoint is not None}
+    verifier = make_verifier(args)
+    kinds: dict[str, str] = {endpoint.name: endpoint.kind for endpoint in (device, server) if endpoint is not None}
+    if verifier is not None:
+        kinds[verifier.name] = "server"
+    if args.mode != "race" and budget_of(args) < 1:
+        kinds[LOCAL] = "local"
     view = make_view(args, kinds)
-    client = Client(device, server, budget=args.budget, policy=args.policy, migration=migration_of(args), seed=args.seed)
+    client = Client(
+        device,
+        server,
+        budget=args.budget,
+        policy=args.policy,
+        mode=args.mode,
+        verifier=verifier,
+        migration=migration_of(args),
+        seed=args.seed,
+    )
     try:
         async with waiting("loading the model") if device is not None else nullcontext():
             await client.__aenter__()
         if args.prompt is not None:
             return await answer_prompt(client, args, view)
         if is_interactive(args):
-            view.legend({name: _describe(args, kind) for name, kind in kinds.items()})
+            view.legend({name: _describe(args, name, kind) for name, kind in kinds.items()})
         return await converse(client, args, view)
     finally:
         await client.aclose()
 
 
-def _describe(args: argparse.Namespace, kind: str) -> str:
+def _describe(args: argparse.Namespace, name: str, kind: str) -> str:
+    if name == VERIFIER:
+        return f"judges the device's drafts, at {args.verifier}"
+    if name == LOCAL:
+        return "what the device drafted and nobody was asked about"
     if kind == "server":
         return f"the model at {args.base_url}" if args.base_url else "the remote model"
     return f"the model on this machine: {Path(args.device).name if args.device else 'the packaged one'}"
@@ -95,13 +121,31 @@ def make_device(args: argparse.Namespace) -> Endpoint | None:
     """
     if args.no_device:
         return None
+    from streamco.client.pairing import HELD_SEQUENCES
+
     path = device_path_of(args.device, has_server=args.server is not None)
     if path is None:
         return None
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.engines.base import EngineOptions
 
-    return DeviceEndpoint(path, options=EngineOptions(threads=args.threads or default_threads()))
+    held = 0 if args.mode == "race" and args.verifier is None else HELD_SEQUENCES
+    return DeviceEndpoint(path, options=EngineOptions(threads=args.threads or default_threads(), held_sequences=held))
+
+
+def make_verifier(args: argparse.Namespace) -> Verifier | None:
+    """Who judges drafts, as the options name it; None: the server, if it can.
+
+    Raises:
+        ConfigError: a URL that is none, or nobody drafts.
+    """
+    if args.verifier is None:
+        return None
+    if args.no_device:
+        raise ConfigError("--verifier: expected a device that drafts, got --no-device")
+    from streamco.endpoints.verifier import VerifierEndpoint
+
+    return VerifierEndpoint(args.verifier, token=api_key_of(args.api_key_env), name=VERIFIER)
 
 
 def default_threads() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from typing import Literal
 
 from msgspec import Struct
 
@@ -11,6 +12,7 @@ from streamco.errors import ConfigError
 
 __all__ = [
     "COMMANDS",
+    "MODES",
     "POLICIES",
     "Call",
     "Command",
@@ -19,10 +21,12 @@ __all__ = [
     "pace_text",
     "parse_budget",
     "parse_line",
+    "parse_mode",
     "parse_pace_text",
     "parse_policy",
 ]
 
+MODES = ("race", "speculate", "auto")
 POLICIES = (
     "auto",
     "device-constrained",
@@ -61,7 +65,8 @@ COMMANDS = (
     Command("system", "[TEXT|off]", "show or set the system message"),
     Command("report", "", "show the whole report of the last answer"),
     Command("pace", "[N|reading|listening|off]", "show or set how fast text appears, in tokens per second"),
-    Command("budget", "[0..1]", "show or set the share of prompt tokens the constrained side may process"),
+    Command("budget", "[0..1]", "show or set the share of the work the dear side may do"),
+    Command("mode", "[race|speculate|auto]", "show or set whether one side writes or the device drafts and the server verifies"),
     Command("policy", "[NAME]", "show or set the rule for who starts when"),
     Command("save", "FILE", "write the conversation to a Markdown file"),
     Command("quit", "", "leave (so does Ctrl-D)"),
@@ -150,6 +155,22 @@ def parse_budget(text: str) -> float:
     if not 0.0 <= share <= 1.0:
         raise ConfigError(f"budget: expected a share from 0 to 1, such as 0.3 or 30%, got {text!r}")
     return share
+
+
+def parse_mode(text: str) -> Literal["race", "speculate", "auto"]:
+    """A mode's name.
+
+    Raises:
+        ConfigError: there is no such mode.
+    """
+    match text.strip().lower():
+        case "race":
+            return "race"
+        case "speculate":
+            return "speculate"
+        case "auto":
+            return "auto"
+    raise ConfigError(f"mode: expected race, speculate or auto, got {text!r}")
 
 
 def parse_policy(text: str) -> str:

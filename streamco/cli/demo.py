@@ -17,14 +17,14 @@ from msgspec import Struct
 from streamco.cli.answer import AnswerSettings, read_answer
 from streamco.cli.cloud import running_server
 from streamco.cli.commands import pace_text
-from streamco.cli.options import add_answer_arguments, add_look_arguments, add_prompt_arguments
+from streamco.cli.options import add_answer_arguments, add_look_arguments, add_prompt_arguments, budget_of
 from streamco.cli.report import format_saving, format_seconds, format_usd
 from streamco.cli.runtime import run_async, waiting
 from streamco.cli.talk import answer_prompt, converse, is_interactive, make_view, migration_of
 from streamco.cli.view import View
 from streamco.client.client import Client
 from streamco.client.dispatcher import DispatchOptions
-from streamco.core.report import EndpointReport, HandOver, Report
+from streamco.core.report import EndpointReport, HandOver, Report, SpeculationFigures
 from streamco.endpoints.base import TokenPrices
 from streamco.errors import ConfigError
 
@@ -36,7 +36,8 @@ Three prompts show who answers when, and when an answer changes hands; on a term
 """
 CLOUD = "openai-gpt-3.5-turbo-0125"
 PRICES = TokenPrices(prompt=0.5e-6, completion=1.5e-6)  # OpenAI's list price of that model, US dollars per token
-DEVICE_KIND = "Q2_K"
+STEP_TIMES = "llama2-70b-a100x2"  # whose steps the cloud keeps to where it verifies
+DEVICE_KIND, DRAFTING_KIND = "Q2_K", "Q4_0"
 PACE = 12.0  # tokens/s: a brisk reader; fast enough not to bore, slow enough to see that nothing stutters
 GIVING_WAY, HEAD_START = "proportional-wait", 0.2  # policy and budget under which the device begins late enough to lose, and begins
 PROMPT_LENGTHS = (30, 35, 40, 45, 50, 60, 80, 120, 200, 400)  # tokens, each as likely: what the plan expects before it has seen any
@@ -89,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
     """
     from streamco.server.packaged import load_latency, packaged_names
 
+    if args.mode == "auto":
+        raise ConfigError("--mode: expected race or speculate for the demo, got auto")
     if args.latency == "list":
         print("\n".join(packaged_names("latency")))
         return 0
@@ -114,12 +117,23 @@ async def _demo(args: argparse.Namespace) -> int:
 def _introduce(args: argparse.Namespace, view: View) -> None:
     view.legend(
         {
-            "device": f"SmolLM2-135M as {DEVICE_KIND} on this machine, one thread",
-            "cloud": f"the same model as Q4_1 behind HTTP, one thread, timed like {args.latency}",
+            "device": f"SmolLM2-135M as {_device_kind(args)} on this machine, one thread",
+            "cloud": f"the same model as Q4_1 behind HTTP, one thread, timed like {_timed_like(args)}",
         }
     )
-    view.note(f"policy {args.policy}: the {_spared(args.policy)} may read {args.budget:.0%} of all prompt tokens")
+    if args.mode == "speculate":
+        view.note(f"the device drafts, the cloud verifies {budget_of(args):.0%} of its drafts")
+    else:
+        view.note(f"policy {args.policy}: the {_spared(args.policy)} may read {budget_of(args):.0%} of all prompt tokens")
     view.note(f"pace   {pace_text(args.pace)}, whoever made the text")
+
+
+def _device_kind(args: argparse.Namespace) -> str:
+    return DRAFTING_KIND if args.mode == "speculate" else DEVICE_KIND
+
+
+def _timed_like(args: argparse.Namespace) -> str:
+    return STEP_TIMES if args.mode == "speculate" else str(args.latency)
 
 
 def _spared(policy: str) -> str:
@@ -129,26 +143,29 @@ def _spared(policy: str) -> str:
 @asynccontextmanager
 async def _client(args: argparse.Namespace) -> AsyncIterator[Client]:
     """A client over the two, everything it needs started, and everything stopped at the end."""
+    from streamco.client.pairing import HELD_SEQUENCES
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.endpoints.openai import OpenAIEndpoint
     from streamco.engines.base import EngineOptions
     from streamco.engines.gguf import derived
     from streamco.engines.packaged import packaged_model
 
-    options = ("--port", "0", "--threads", "1", "--latency", args.latency, "--latency-seed", str(args.seed or 0))
-    model = packaged_model()
+    speculates = args.mode == "speculate"
+    timing = ("--step-times", STEP_TIMES) if speculates else ("--latency", args.latency, "--latency-seed", str(args.seed or 0))
+    model, kind = packaged_model(), _device_kind(args)
     async with AsyncExitStack() as stack:
-        async with waiting(f"deriving the device's model ({DEVICE_KIND})"):
-            small = await asyncio.to_thread(derived, model, DEVICE_KIND)
+        async with waiting(f"deriving the device's model ({kind})"):
+            small = await asyncio.to_thread(derived, model, kind)
         async with waiting("starting the cloud"):
-            url = await stack.enter_async_context(running_server("--model", str(model), *options))
-        device = DeviceEndpoint(small, options=EngineOptions(threads=1))
+            url = await stack.enter_async_context(running_server("--model", str(model), "--port", "0", "--threads", "1", *timing))
+        device = DeviceEndpoint(small, options=EngineOptions(threads=1, held_sequences=HELD_SEQUENCES if speculates else 0))
         cloud = OpenAIEndpoint(model.stem, base_url=url, name="cloud", prices=PRICES)
         client = Client(
             device,
             cloud,
-            budget=args.budget,
+            budget=budget_of(args),
             policy=args.policy,
+            mode=args.mode,
             profile=_prior(args.latency),
             migration=migration_of(args),
             dispatch=DispatchOptions(explore=1.0),  # the loser runs to its first token, so that both times can be shown
@@ -174,7 +191,7 @@ async def _play(client: Client, args: argparse.Namespace, view: View) -> int:
         view.heading(f"{number}. {scene.title}")
         view.note(f"> {scene.prompt}")
         asked = client
-        if scene.gives_way:
+        if scene.gives_way and args.mode == "race":
             view.note(f"(policy {GIVING_WAY}, the device may read {HEAD_START:.0%} of all prompt tokens: the cloud has a head start)")
             asked = client.with_options(policy=GIVING_WAY, budget=HEAD_START)
         settings = AnswerSettings(
@@ -191,6 +208,8 @@ async def _play(client: Client, args: argparse.Namespace, view: View) -> int:
 
 def _explain(report: Report) -> list[str]:
     """What happened, in plain lines."""
+    if report.speculation is not None:
+        return [f"  {line}" for line in _explain_drafts(report, report.speculation)]
     waits = {"device": report.dispatch.device_wait, "cloud": report.dispatch.server_wait}
     lines = ["plan: " + ", ".join(f"{name} {_when(wait)}" for name, wait in waits.items())]
     lines += [_endpoint_line(part) for part in sorted(report.endpoints, key=lambda part: part.outcome != "won")]
@@ -200,6 +219,26 @@ def _explain(report: Report) -> list[str]:
         lines.append(f"pacing: {report.tokens_per_second:.1f} tokens/s, {quality.stalls} stalls, {quality.delayed_tokens} late tokens")
     lines.append(f"cost: {format_usd(report.cost_usd)}; the cloud alone would have cost {format_usd(_cloud_alone(report))}")
     return [f"  {line}" for line in lines]
+
+
+def _explain_drafts(report: Report, figures: SpeculationFigures) -> list[str]:
+    made = f"tokens: {figures.accepted} accepted, {figures.corrected} put right, {figures.bonus} behind drafts accepted whole"
+    others = ((figures.device, "kept unasked"), (figures.remote, "by the cloud alone"))
+    rounds = f"rounds: {figures.rounds}, {figures.bytes_up} bytes up and {figures.bytes_down} down"
+    exact = "yes" if figures.is_exact else "no"
+    lines = [
+        made + "".join(f", {count} {what}" for count, what in others if count),
+        f"{rounds}; in {_percent(figures.hit_rate)} of them the next draft was there with the verdict",
+        f"the cloud's own answer: {exact}; it computed {figures.cloud_tokens} tokens for {report.tokens} of the answer",
+    ]
+    if report.tokens_per_second:
+        lines.append(f"speed: {report.tokens_per_second:.1f} tokens/s, {report.quality.stalls} stalls")
+    lines.append(f"cost: {format_usd(report.cost_usd)}; the cloud alone would have cost {format_usd(_cloud_alone(report))}")
+    return lines
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
 
 
 def _when(wait: float | None) -> str:

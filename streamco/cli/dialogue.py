@@ -6,7 +6,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from streamco.cli.answer import Answer, AnswerSettings, read_answer
-from streamco.cli.commands import POLICIES, CommandError, help_lines, pace_text, parse_budget, parse_line, parse_pace_text, parse_policy
+from streamco.cli.commands import (
+    POLICIES,
+    CommandError,
+    help_lines,
+    pace_text,
+    parse_budget,
+    parse_line,
+    parse_mode,
+    parse_pace_text,
+    parse_policy,
+)
 from streamco.cli.history import Conversation
 from streamco.cli.report import Section, report_sections
 from streamco.cli.view import View
@@ -27,10 +37,19 @@ class Dialogue:
         settings: what prompts are sent with.
         budget: the client's, 0 to 1.
         policy: the client's, by name.
+        mode: the client's.
     """
 
     def __init__(
-        self, client: Client, view: View, conversation: Conversation, settings: AnswerSettings, *, budget: float, policy: str
+        self,
+        client: Client,
+        view: View,
+        conversation: Conversation,
+        settings: AnswerSettings,
+        *,
+        budget: float,
+        policy: str,
+        mode: str = "race",
     ) -> None:
         self._client = client
         self._view = view
@@ -38,6 +57,7 @@ class Dialogue:
         self._settings = settings
         self._budget_share = budget
         self._policy_name = policy
+        self._mode_name = mode
         self._last: Report | None = None
         self.has_failed = False  # an endpoint, in any answer so far
         self.was_stopped = False  # the last answer, by Ctrl-C
@@ -49,6 +69,7 @@ class Dialogue:
             "pace": self._pace,
             "budget": self._budget,
             "policy": self._policy,
+            "mode": self._mode,
             "save": self._save,
             "quit": lambda _: False,
         }
@@ -82,7 +103,8 @@ class Dialogue:
     @property
     def settings_line(self) -> str:
         """The settings in force."""
-        return f"policy {self._policy_name} · budget {self._budget_share:g} · pace {pace_text(self._settings.pace)}"
+        who = f"policy {self._policy_name}" if self._mode_name == "race" else f"mode {self._mode_name}"
+        return f"{who} · budget {self._budget_share:g} · pace {pace_text(self._settings.pace)}"
 
     # Commands: each takes what follows its name and says whether to go on
 
@@ -119,7 +141,17 @@ class Dialogue:
             share = parse_budget(text)
             self._client = self._client.with_options(budget=share)
             self._budget_share = share
-        self._view.note(f"budget: {self._budget_share:.0%} of prompt tokens may be processed by the constrained side")
+        raced, drafted = "of prompt tokens may be processed by the constrained side", "of drafted tokens are judged by the server"
+        what = {"race": raced, "speculate": drafted}.get(self._mode_name, f"{raced}, or {drafted}")
+        self._view.note(f"budget: {self._budget_share:.0%} {what}")
+        return True
+
+    def _mode(self, text: str) -> bool:
+        if text:
+            mode = parse_mode(text)
+            self._client = self._client.with_options(mode=mode)
+            self._mode_name = mode
+        self._view.note(f"mode: {self._mode_name}")
         return True
 
     def _policy(self, text: str) -> bool:

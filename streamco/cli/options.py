@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from streamco.cli.commands import POLICIES, parse_budget, parse_pace_text, parse_policy
+from streamco.cli.commands import MODES, POLICIES, parse_budget, parse_pace_text, parse_policy
 from streamco.endpoints.base import TokenPrices
 from streamco.errors import ConfigError
 
@@ -16,6 +16,7 @@ __all__ = [
     "add_look_arguments",
     "add_prompt_arguments",
     "api_key_of",
+    "budget_of",
     "device_path_of",
     "number",
     "option",
@@ -39,9 +40,15 @@ def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--budget",
         type=option(parse_budget),
-        default=0.3,
+        default=None,
         metavar="SHARE",
-        help="share of prompt tokens the constrained side may process (0.3)",
+        help="share of the work the dear side may do: of prompt tokens in a race (0.3), of drafted tokens that are judged (1)",
+    )
+    group.add_argument(
+        "--mode",
+        choices=MODES,
+        default="race",
+        help="race: whoever is first writes it all; speculate: the device drafts, the server verifies; auto: whichever is faster (race)",
     )
     group.add_argument(
         "--policy", type=option(parse_policy), default="auto", metavar="NAME", help=f"who starts when: {', '.join(POLICIES)}"
@@ -58,6 +65,11 @@ def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-tokens", type=option(whole_number), metavar="N", help="longest answer, in tokens")
     group.add_argument("--temperature", type=option(number), metavar="T", help="0: always the likeliest token")
     group.add_argument("--seed", type=int, metavar="N", help="make sampling repeatable, where the endpoint can")
+
+
+def budget_of(args: argparse.Namespace) -> float:
+    """The budget as it is meant: where none is given, all drafts are judged, and races have their usual share."""
+    return args.budget if args.budget is not None else 1.0 if args.mode == "speculate" else 0.3
 
 
 def add_look_arguments(parser: argparse.ArgumentParser) -> None:

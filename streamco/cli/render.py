@@ -29,7 +29,7 @@ from streamco.cli.theme import Theme
 __all__ = ["AnswerRenderer", "Frame", "make_console", "markdown_styles", "rows_of"]
 
 WIDEST = 110  # cells; longer lines are hard to read
-_MARKS = {"\u2061": "device", "\u2062": "server"}  # invisible operators: no cells wide, and nothing a model writes
+_MARKS = {"\u2061": "device", "\u2062": "server", "\u2063": "local"}  # invisible operators: no cells wide, and nothing a model writes
 _MARK_OF = {kind: mark for mark, kind in _MARKS.items()}
 _TRAILING = re.compile(r"(?:\x1b\[[0-9;:]*m|\s)+$")
 _ESCAPES = re.compile(r"\x1b\[[0-9;:]*m")
@@ -69,7 +69,7 @@ class AnswerRenderer:
 
         Args:
             text: any length, cut anywhere; control characters are dropped.
-            maker: ``device`` or ``server``.
+            maker: ``device``, ``server`` or ``local``.
             mode: ``content`` (Markdown) or ``reasoning`` (shown as it is, dimmed).
 
         Returns:
@@ -226,7 +226,7 @@ class _Tinted:
             if segment.control:
                 yield segment
                 continue
-            for part in re.split("([\u2061\u2062])", segment.text):
+            for part in re.split("([\u2061-\u2063])", segment.text):
                 if part in _MARKS:
                     maker = _MARKS[part]
                 else:

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from msgspec import Struct
 
-from streamco.core.report import EndpointReport, HandOver, Report
+from streamco.core.report import EndpointReport, HandOver, Report, SpeculationFigures
 
 __all__ = [
     "Section",
@@ -18,6 +18,7 @@ __all__ = [
     "report_sections",
     "saved_share",
     "sections_to_text",
+    "speculation_summary",
     "summary",
 ]
 
@@ -59,6 +60,8 @@ def summary(report: Report, *, ending: str = "") -> str:
     """The answer in one line. ``ending``: stopped | failed, "" when it is whole."""
     parts = [f"{report.winner or 'nobody'} answered"]
     parts += [_change(report, change) for change in report.hand_overs]
+    if drafts := speculation_summary(report):
+        parts.append(drafts)
     parts.append(f"first token {format_seconds(report.ttft)}")
     if report.tokens_per_second is not None:
         parts.append(f"{report.tokens_per_second:.1f} tokens/s")
@@ -69,6 +72,15 @@ def summary(report: Report, *, ending: str = "") -> str:
     if ending:
         parts.append(ending)
     return " · ".join(parts)
+
+
+def speculation_summary(report: Report) -> str:
+    """What became of the drafts: ``72% of drafts accepted · 30% judged``; "" where there were none."""
+    figures = report.speculation
+    if figures is None or figures.acceptance is None:
+        return ""
+    accepted = f"{figures.acceptance:.0%} of drafts accepted"
+    return accepted if figures.offloaded_share is None else f"{accepted} · {figures.offloaded_share:.0%} judged"
 
 
 def _change(report: Report, change: HandOver) -> str:
@@ -90,7 +102,8 @@ def saved_share(report: Report, change: HandOver) -> float | None:
 
 def report_sections(report: Report) -> list[Section]:
     """The whole report as tables."""
-    return [_answer_section(report), _dispatch_section(report), _endpoint_section(report.endpoints)]
+    drafts = [] if report.speculation is None else [_speculation_section(report.speculation)]
+    return [_answer_section(report), *drafts, _dispatch_section(report), _endpoint_section(report.endpoints)]
 
 
 def _answer_section(report: Report) -> Section:
@@ -126,6 +139,28 @@ def _change_rows(report: Report, change: HandOver) -> list[tuple[str, str]]:
 def format_saving(dollars: float | None) -> str:
     """A difference of costs for people; one below zero was a loss."""
     return f"-{format_usd(-dollars)}" if dollars is not None and dollars < 0 else format_usd(dollars)
+
+
+def _speculation_section(figures: SpeculationFigures) -> Section:
+    makers = (
+        ("accepted", figures.accepted),
+        ("corrected", figures.corrected),
+        ("bonus", figures.bonus),
+        ("kept unasked", figures.device),
+        ("by the server alone", figures.remote),
+    )
+    rows = [
+        ("tokens", ", ".join(f"{count} {name}" for name, count in makers if count)),
+        ("of judged drafts accepted", _share(figures.acceptance)),
+        ("of drafts judged, their budget", f"{_share(figures.offloaded_share)}, {_share(figures.budget)}"),
+        ("next draft ready with the verdict", _share(figures.hit_rate)),
+        ("rounds, bytes up and down", f"{figures.rounds}, {figures.bytes_up} and {figures.bytes_down}"),
+        ("drafted, of these not in the answer", f"{figures.drafted}, {figures.wasted}"),
+        ("computed by the server", f"{figures.cloud_tokens} tokens"),
+        ("server alone, refusals, lost connections", f"{figures.fallbacks}, {figures.refusals}, {figures.losses}"),
+        ("the server's own answer", "yes" if figures.is_exact else "no"),
+    ]
+    return Section("drafts and verdicts", (), list(rows))
 
 
 def _dispatch_section(report: Report) -> Section:

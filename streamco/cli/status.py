@@ -49,15 +49,14 @@ class Progress:
         who = " and ".join(asked) or "an answer"
         return f"{self._spin(now)} waiting for {who} · {now - self.began:.1f} s · Ctrl-C stops"
 
-    def line(self, *, now: float, cost: str = "") -> str:
-        """The status line. ``cost``: what it costs so far, as text."""
+    def line(self, *, now: float, drafts: str = "", cost: str = "") -> str:
+        """The status line. ``drafts``: what became of them so far, and ``cost``: what it costs so far, as text."""
         first = format_seconds(None if self.first is None else self.first - self.began)
         parts = [f"{self._spin(now)} {self._makers()}", f"first token {first}"]
         if self.rate is not None:
             parts.append(f"{self.rate:.1f} tokens/s")
         parts.append(f"{self.tokens} token{'s' if self.tokens != 1 else ''}")
-        if cost:
-            parts.append(cost)
+        parts += [text for text in (drafts, cost) if text]
         return " · ".join([*parts, "Ctrl-C stops"])
 
     def _spin(self, now: float) -> str:

@@ -14,6 +14,7 @@ from streamco.cli.dialogue import Dialogue
 from streamco.cli.history import Conversation, state_path
 from streamco.cli.interrupt import quiet_keyboard
 from streamco.cli.lines import lines_of
+from streamco.cli.options import budget_of
 from streamco.cli.view import PlainView, View
 from streamco.client.client import Client
 from streamco.client.migration import MigrationOptions
@@ -86,7 +87,8 @@ async def answer_prompt(client: Client, args: argparse.Namespace, view: View) ->
 
 async def converse(client: Client, args: argparse.Namespace, view: View) -> int:
     """Talk until the user leaves, or until the pipe ends; the exit code tells whether an answer of the pipe failed."""
-    dialogue = Dialogue(client, view, Conversation(args.system), settings_of(args), budget=args.budget, policy=args.policy)
+    conversation, settings = Conversation(args.system), settings_of(args)
+    dialogue = Dialogue(client, view, conversation, settings, budget=budget_of(args), policy=args.policy, mode=args.mode)
     if is_interactive(args):
         await _talk_to_person(dialogue, view, color=not args.no_color and args.theme != "mono")
         return 0

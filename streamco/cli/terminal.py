@@ -13,18 +13,27 @@ from rich.text import Text
 
 from streamco.cli.interrupt import quiet_keyboard
 from streamco.cli.render import AnswerRenderer, rows_of
-from streamco.cli.report import Section, format_usd, summary
+from streamco.cli.report import Section, format_usd, speculation_summary, summary
 from streamco.cli.screen import HIDE_CURSOR, SHOW_CURSOR, Region, Row
 from streamco.cli.status import Progress
 from streamco.cli.theme import Theme
 from streamco.client.stream import Token
 from streamco.core.report import Report
+from streamco.core.speculation import Origin
 
 __all__ = ["TerminalView"]
 
 FRAME = 0.04  # seconds at least between two drawings
 SPIN = 0.1  # seconds at most: the spinner turns
 BELOW = 3  # rows kept free of open text: a blank one, the status line, and one where the terminal's cursor may go
+_MAKERS: dict[Origin, str] = {
+    "draft": "device",
+    "accepted": "device",
+    "device": "local",
+    "corrected": "server",
+    "bonus": "server",
+    "remote": "server",
+}
 DRAW_SHARE = 4  # drawing takes at most a fifth of the time, however long the open block has become
 
 
@@ -97,7 +106,8 @@ class TerminalView:
             asked = [part.name for part in report.endpoints if part.opened is not None] if report else []
             line = progress.waiting_line(asked, now=self._clock())
         else:
-            line = progress.line(now=self._clock(), cost=format_usd(report.cost_usd) if report and report.cost_usd is not None else "")
+            cost = format_usd(report.cost_usd) if report and report.cost_usd is not None else ""
+            line = progress.line(now=self._clock(), drafts=speculation_summary(report) if report else "", cost=cost)
         return self._one_row(self._tinted(line))
 
     def _tinted(self, line: str) -> Text:
@@ -140,7 +150,8 @@ class TerminalView:
     def feed(self, token: Token) -> None:
         """Take a token; the drawing task shows it."""
         self._progress.record(token.source, now=self._clock())
-        self._done += self._renderer.feed(token.text, self._kinds.get(token.source, ""), token.kind)
+        maker = _MAKERS[token.origin] if token.origin is not None else self._kinds.get(token.source, "")
+        self._done += self._renderer.feed(token.text, maker, token.kind)
         self._changed.set()
 
     def end(self, report: Report | None, *, ending: str = "") -> None:

@@ -15,8 +15,9 @@ class Theme(Struct, frozen=True, kw_only=True):
     """Styles in rich's notation."""
 
     name: str
-    device: str
-    server: str
+    device: str  # also what it drafted and the server accepted
+    server: str  # also what it put right
+    local: str  # what the device drafted and nobody was asked about
     thinking: str = "dim italic"
     quiet: str = "dim"
     error: str = "bold red"
@@ -26,19 +27,19 @@ class Theme(Struct, frozen=True, kw_only=True):
 
     def tint(self, kind: str) -> str:
         """Style of text that this kind of endpoint made; "" for an unknown one."""
-        return {"device": self.device, "server": self.server}.get(kind, "")
+        return {"device": self.device, "server": self.server, "local": self.local}.get(kind, "")
 
     def fit(self, colors: str | None) -> Theme:
         """The theme for a terminal with so many colours (rich's name for it): with 16 of them, soft tints would all become white."""
         if colors in {"truecolor", "256"} or not self.device:
             return self
-        return structs.replace(self, device="green", server="cyan")
+        return structs.replace(self, device="green", server="cyan", local="yellow")
 
 
 THEMES = {
-    "dark": Theme(name="dark", device="#a9dcb6", server="#a8c7fa", code="ansi_dark"),
-    "light": Theme(name="light", device="#1a6334", server="#1b4b96", code="ansi_light"),
-    "mono": Theme(name="mono", device="", server="", error="bold", code="bw"),
+    "dark": Theme(name="dark", device="#a9dcb6", server="#a8c7fa", local="#e0c58f", code="ansi_dark"),
+    "light": Theme(name="light", device="#1a6334", server="#1b4b96", local="#7a5200", code="ansi_light"),
+    "mono": Theme(name="mono", device="", server="", local="", error="bold", code="bw"),
 }
 
 

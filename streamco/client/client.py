@@ -96,14 +96,9 @@ class Client:
         self._dispatch = dispatch or DispatchOptions()
         prior = None if profile is None else _read_profile(profile)
         self._dispatcher = Dispatcher(self._dispatch, budget=_RACED if budget is None else budget, policy=policy, profile=prior, seed=seed)
-        self._desk = SpeculationDesk(
-            shared.pairing,
-            speculation or SpeculationOptions(),
-            mode=mode,
-            emit=emit,
-            budget=1.0 if budget is None else budget,
-            seed=seed,
-        )
+        speculation = speculation or SpeculationOptions()
+        judged = budget if speculation.budget is None else speculation.budget
+        self._desk = SpeculationDesk(shared.pairing, speculation, mode=mode, emit=emit, budget=judged, seed=seed)
         self._pace = parse_pace(pace)
         self._limits = limits or Limits()
         self._ledger = Ledger()

@@ -83,7 +83,7 @@ class SpeculationDesk:
         options: how.
         mode: when.
         emit: what readers of tokens get.
-        budget: share of the drafts that is judged.
+        budget: share of the drafts that is judged; None: what the options say, else all.
         seed: of the dice; None: from the system.
         known: a pair with another budget, whose measurements are taken over.
     """
@@ -95,7 +95,7 @@ class SpeculationDesk:
         *,
         mode: Mode,
         emit: Emit,
-        budget: float,
+        budget: float | None,
         seed: int | None = None,
         known: Pair | None = None,
     ) -> None:
@@ -103,20 +103,21 @@ class SpeculationDesk:
         self.options = options
         self.mode = mode
         self.emit = emit
-        self.budget = budget
-        self.pair = options.pair(budget, known)
+        self.budget = budget if budget is not None else 1.0 if options.budget is None else options.budget
+        self.pair = options.pair(self.budget, known)
         self._seed = SystemRandom().getrandbits(64) if seed is None else seed
         self._numbers = count(1)
         self._raced = 0  # answers since one was speculated
 
     def copy(self, *, mode: Mode | None, emit: Emit | None, budget: float | None, options: SpeculationOptions | None) -> SpeculationDesk:
         """A desk with other settings over the same pair; what is learned is shared where neither budget nor options are given."""
+        told = None if options is None else options.budget
         other = SpeculationDesk(
             self.pairing,
             options or self.options,
             mode=mode or self.mode,
             emit=emit or self.emit,
-            budget=self.budget if budget is None else budget,
+            budget=budget if budget is not None else self.budget if told is None else told,
             seed=self._seed + 1,
             known=self.pair,
         )

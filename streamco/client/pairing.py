@@ -46,6 +46,7 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
     """How answers are drafted and verified (docs/speculation.md).
 
     Args:
+        budget: share of the drafts that is judged, 0..1; None: the client's budget.
         window: how many tokens to draft; None: 4 (Synera section 5). Any ``streamco.policies.window.WindowPolicy``.
         smoothing: of a window policy's proposals, 0..1; 1: none (DSD section 4.4, alpha).
         is_parallel: the device drafts on while the verdict is out (Synera section 4.4).
@@ -65,6 +66,7 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
         ConfigError: a setting out of range.
     """
 
+    budget: float | None = None
     window: WindowPolicy | None = None
     smoothing: float = 1.0
     is_parallel: bool = True
@@ -82,6 +84,8 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse what can't be."""
+        if self.budget is not None:
+            check_share("speculation: budget", self.budget)
         check_share("speculation: threshold", self.threshold)
         check_share("speculation: smoothing", self.smoothing)
         if self.most_branches < 0 or not 1 <= self.row_tokens <= 64 or min(self.link_patience, self.last_patience) <= 0:

@@ -13,11 +13,13 @@ from streamco.calibration.store import save_profile
 from streamco.client.client import Client
 from streamco.client.dispatcher import DispatchOptions
 from streamco.client.migration import MigrationOptions
+from streamco.client.pairing import SpeculationOptions
 from streamco.endpoints.address import read_key
 from streamco.endpoints.base import Endpoint, TokenPrices
+from streamco.endpoints.verifying import Verifier
 from streamco.errors import ConfigError
 from streamco.profiles import Profile
-from streamco.proxy.config import PACKAGED, DeviceSection, PriceTable, ProxyConfig, ServerSection
+from streamco.proxy.config import PACKAGED, DeviceSection, PriceTable, ProxyConfig, ServerSection, SpeculateSection
 from streamco.proxy.options import ProxyOptions
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ def build_client(config: ProxyConfig, environ: Mapping[str, str] = os.environ) -
         ConfigError: nobody to answer, a file or key that isn't there, a setting out of range.
         EngineError: the packaged model isn't installed.
     """
-    device = None if config.device is None else _build_device(config.device)
+    device = None if config.device is None else _build_device(config.device, config.speculate)
     servers = [_build_server(section, index, environ, device) for index, section in enumerate(config.server)]
     if device is None and not servers:
         raise ConfigError("config: expected a [device] section, a [[server]] section or both, got neither")
@@ -47,6 +49,14 @@ def build_client(config: ProxyConfig, environ: Mapping[str, str] = os.environ) -
         pace=dispatch.pace,
         profile=profile if profile is not None and profile.exists() else None,
         on_failure=dispatch.on_failure,
+        mode=config.speculate.mode,
+        verifier=_build_verifier(config.speculate, environ),
+        speculation=SpeculationOptions(
+            budget=config.speculate.budget,
+            threshold=config.speculate.threshold,
+            most_branches=config.speculate.most_branches,
+            is_adaptive=config.speculate.is_adaptive,
+        ),
         migration=MigrationOptions(**asdict(config.migration)),
         dispatch=DispatchOptions(
             constrained=dispatch.constrained,
@@ -92,7 +102,7 @@ def keep_profile(client: Client, config: ProxyConfig) -> None:
         save_profile(Profile.from_json(client.profile()), config.dispatch.profile)
 
 
-def _build_device(section: DeviceSection) -> DeviceEndpoint:
+def _build_device(section: DeviceSection, speculate: SpeculateSection) -> DeviceEndpoint:
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.engines.base import EngineOptions
     from streamco.engines.packaged import packaged_model
@@ -100,7 +110,8 @@ def _build_device(section: DeviceSection) -> DeviceEndpoint:
     path = packaged_model() if section.model == PACKAGED else Path(section.model)
     if not path.is_file():
         raise ConfigError(f"device.model: expected a GGUF file, got nothing at {path}")
-    options = EngineOptions(context_tokens=section.context, max_sequences=section.sequences, threads=section.threads)
+    held = 0 if speculate.mode == "race" else section.drafts * (2 + speculate.most_branches)
+    options = EngineOptions(context_tokens=section.context, max_sequences=section.sequences, threads=section.threads, held_sequences=held)
     return DeviceEndpoint(path, name=section.name, options=options)
 
 
@@ -122,6 +133,15 @@ def _build_server(section: ServerSection, index: int, environ: Mapping[str, str]
         capabilities=section.capabilities,
         tokenizer=device if section.probe else None,
     )
+
+
+def _build_verifier(section: SpeculateSection, environ: Mapping[str, str]) -> Verifier | None:
+    if section.verifier is None:
+        return None
+    from streamco.endpoints.verifier import VerifierEndpoint
+
+    token = None if section.token_env is None else read_key(section.token_env, setting="speculate.token_env", environ=environ)
+    return VerifierEndpoint(section.verifier, token=token, is_plain=section.is_plain)
 
 
 def _per_token(prices: PriceTable) -> TokenPrices:

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import msgspec
 from msgspec import Struct, field
 
+from streamco.client.pairing import SpeculationOptions
 from streamco.config import READING, Timeouts
 from streamco.endpoints.base import Capabilities
 from streamco.errors import ConfigError
@@ -30,6 +31,7 @@ __all__ = [
     "ProxyConfig",
     "ProxySection",
     "ServerSection",
+    "SpeculateSection",
     "format_config",
     "load_config",
     "parse_config",
@@ -63,6 +65,7 @@ class DeviceSection(Struct, frozen=True, kw_only=True):
     threads: int | None = None  # None: a fair share of the cores
     context: int = 2048  # tokens a sequence, prompt and answer
     sequences: int = 4  # answers decoded together
+    drafts: int = 2  # answers drafted at a time with full branches, where [speculate] says so
 
 
 class PriceTable(Struct, frozen=True, kw_only=True):
@@ -112,6 +115,19 @@ class MigrationSection(Struct, frozen=True, kw_only=True):
     unpaced: bool = False
 
 
+class SpeculateSection(Struct, frozen=True, kw_only=True):
+    """``[speculate]``: the device drafts, a server verifies; see ``Client`` and ``SpeculationOptions``."""
+
+    mode: Literal["race", "speculate", "auto"] = "race"
+    verifier: str | None = None  # URL; None: the first [[server]]
+    token_env: str | None = None  # the variable with the verifier's token; None: none
+    is_plain: bool = False  # a ws:// beyond this machine is meant so
+    budget: float = 1.0  # share of the drafts that is judged
+    threshold: float = SpeculationOptions().threshold
+    most_branches: int = SpeculationOptions().most_branches
+    is_adaptive: bool = True
+
+
 class ProxyConfig(Struct, frozen=True, kw_only=True):
     """The whole file."""
 
@@ -120,6 +136,7 @@ class ProxyConfig(Struct, frozen=True, kw_only=True):
     server: tuple[ServerSection, ...] = ()
     dispatch: DispatchSection = field(default_factory=DispatchSection)
     migration: MigrationSection = MigrationSection()
+    speculate: SpeculateSection = SpeculateSection()
 
 
 def load_config(path: Path) -> ProxyConfig:
@@ -210,7 +227,7 @@ def format_config(config: ProxyConfig) -> str:
     if config.device is not None:
         parts.append(_table("[device]", config.device))
     parts += [_table("[[server]]", server) for server in config.server]
-    parts += [_table("[dispatch]", config.dispatch), _table("[migration]", config.migration)]
+    parts += [_table("[dispatch]", config.dispatch), _table("[migration]", config.migration), _table("[speculate]", config.speculate)]
     return "\n".join(parts)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streamco.core.report import Report
+from streamco.core.report import Report, SpeculationFigures
 
 __all__ = ["comment", "headers", "opening_headers"]
 
@@ -14,12 +14,21 @@ _LONGEST = 500  # characters of one header; reasons quote limits, not prompts, b
 def headers(report: Report) -> dict[str, str]:
     """The ``x-streamco-*`` headers of a whole answer; what is not known is left out."""
     cost = {} if report.cost_usd is None else {"x-streamco-cost-usd": f"{report.cost_usd:.9f}"}
-    return opening_headers(report) | cost
+    return opening_headers(report) | cost | _draft_headers(report.speculation)
+
+
+def _draft_headers(figures: SpeculationFigures | None) -> dict[str, str]:
+    if figures is None:
+        return {}
+    shares = {"acceptance": figures.acceptance, "offloaded-share": figures.offloaded_share, "hit-rate": figures.hit_rate}
+    told = {f"x-streamco-{name}": f"{share:.4f}" for name, share in shares.items() if share is not None}
+    return told | {"x-streamco-rounds": str(figures.rounds), "x-streamco-exact": "true" if figures.is_exact else "false"}
 
 
 def opening_headers(report: Report) -> dict[str, str]:
     """Those that are known when the first token is there."""
     told = {
+        "mode": report.mode,
         "winner": report.winner,
         "ttft-ms": None if report.ttft is None else f"{report.ttft * 1000:.1f}",
         "policy": report.dispatch.policy,

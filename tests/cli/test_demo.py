@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from streamco.cli.demo import PRICES, SCENES, _change_line, _endpoint_line
+from streamco.cli.demo import PRICES, SCENES, _change_line, _endpoint_line, _explain
 from streamco.core.report import EndpointReport, HandOver, Outcome
 from tests.cli.terminal import ROOT, terminal
+from tests.cli.test_report import FIGURES, make_report
 
 DEMO = ("-m", "streamco", "demo")
 pytestmark = pytest.mark.timeout(180)
@@ -70,6 +71,32 @@ def test_one_prompt_as_json_is_the_text_and_the_whole_report(mark: str) -> None:
     assert report["cost_usd"] >= 0
     assert report["dispatch"]["policy"] == "device-constrained"
     assert servers(mark) == []
+
+
+@pytest.mark.model
+def test_the_device_drafts_for_the_cloud_where_that_is_asked_for(mark: str) -> None:
+    done = subprocess.run(
+        [sys.executable, *DEMO, "--mode", "speculate", "--prompt", "Name a colour.", "--json", "--pace", "off", "--max-tokens", "12"],
+        text=True,
+        capture_output=True,
+        cwd=ROOT,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)["report"]
+    assert report["mode"] == "speculate", report["dispatch"]["reason"]
+    assert report["winner"] == "device with cloud"
+    assert report["speculation"]["offloaded_share"] in {None, 1.0}
+    assert servers(mark) == []
+
+
+def test_drafts_are_explained_in_plain_lines() -> None:
+    report = make_report(speculation=FIGURES)
+    lines = _explain(report)
+    assert lines[0] == "  tokens: 36 accepted, 8 put right, 4 behind drafts accepted whole, 30 kept unasked"
+    assert lines[1].endswith("in 50% of them the next draft was there with the verdict")
+    assert lines[2] == "  the cloud's own answer: no; it computed 60 tokens for 132 of the answer"
 
 
 @pytest.mark.model

@@ -56,6 +56,18 @@ async def test_the_pace_of_the_next_answer_is_the_one_that_was_set() -> None:
     assert talk.dialogue.settings_line == "policy auto · budget 0.3 · pace reading"
 
 
+async def test_another_mode_counts_from_the_next_answer_on_and_changes_what_the_budget_means() -> None:
+    talk = Talk()
+    async with talk.client:
+        assert "mode: speculate" in await talk.say("/mode Speculate")
+        assert talk.dialogue.settings_line == "mode speculate · budget 0.3 · pace off"
+        assert "budget: 30% of drafted tokens are judged by the server" in await talk.say("/budget")
+        await talk.say("one")
+        assert "not speculated: device can't draft" in await talk.say("/report")
+        assert "of prompt tokens may be processed by the constrained side, or of drafted" in await talk.say("/mode auto", "/budget")
+        assert "mode: expected race, speculate or auto, got 'both'" in await talk.say("/mode both")
+
+
 async def test_another_policy_decides_from_the_next_answer_on() -> None:
     talk = Talk()
     async with talk.client:

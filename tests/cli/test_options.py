@@ -32,7 +32,7 @@ def parse(*words: str) -> argparse.Namespace:
 def test_the_defaults_leave_everything_to_the_endpoints() -> None:
     args = parse()
     assert (args.prompt, args.json, args.pace, args.max_tokens, args.temperature, args.seed, args.system) == (None, False, *[None] * 5)
-    assert (args.budget, args.policy, args.theme, args.no_color, args.no_migration) == (0.3, "auto", "auto", False, False)
+    assert (args.budget, args.policy, args.theme, args.no_color, args.no_migration) == (None, "auto", "auto", False, False)
 
 
 def test_values_are_read_as_people_write_them() -> None:

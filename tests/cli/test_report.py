@@ -10,10 +10,34 @@ from streamco.cli.report import (
     report_sections,
     saved_share,
     sections_to_text,
+    speculation_summary,
     summary,
 )
 from streamco.core.meter import Quality
-from streamco.core.report import DispatchReport, EndpointReport, HandOver, Report
+from streamco.core.report import DispatchReport, EndpointReport, HandOver, Report, SpeculationFigures
+
+FIGURES = SpeculationFigures(
+    acceptance=0.721,
+    offloaded_share=0.301,
+    budget=0.3,
+    hit_rate=0.5,
+    rounds=12,
+    bytes_up=300,
+    bytes_down=200,
+    drafted=90,
+    wasted=20,
+    accepted=36,
+    corrected=8,
+    bonus=4,
+    device=30,
+    remote=0,
+    cloud_tokens=60,
+    fallbacks=1,
+    refusals=0,
+    losses=2,
+    retracted=0,
+    is_exact=False,
+)
 
 
 def make_report(**changes: object) -> Report:
@@ -97,6 +121,25 @@ def test_energy_is_rounded(joules: float | None, text: str) -> None:
 
 def test_the_summary_is_one_line_with_who_how_soon_how_fast_and_how_much() -> None:
     assert summary(make_report()) == "device answered · first token 38 ms · 48.1 tokens/s · 132 tokens · $0.0000045"
+
+
+def test_the_summary_of_a_speculated_answer_says_what_became_of_its_drafts() -> None:
+    assert " · 72% of drafts accepted · 30% judged · first token" in summary(make_report(speculation=FIGURES))
+    assert speculation_summary(make_report()) == ""
+
+
+def test_a_speculated_answer_has_a_table_of_its_own() -> None:
+    text = sections_to_text(report_sections(make_report(speculation=FIGURES)))
+    for words in (
+        "tokens                                    36 accepted, 8 corrected, 4 bonus, 30 kept unasked",
+        "of drafts judged, their budget            30.1%, 30.0%",
+        "next draft ready with the verdict         50.0%",
+        "rounds, bytes up and down                 12, 300 and 200",
+        "drafted, of these not in the answer       90, 20",
+        "server alone, refusals, lost connections  1, 0, 2",
+        "the server's own answer                   no",
+    ):
+        assert words in text, text
 
 
 def test_the_summary_of_a_stopped_answer_says_so() -> None:

@@ -25,6 +25,12 @@ def test_after_the_first_token_the_line_says_who_writes_how_soon_how_fast_and_ho
     assert progress.line(now=10.3, cost="$0")[2:] == "device · first token 50 ms · 50.0 tokens/s · 11 tokens · $0 · Ctrl-C stops"
 
 
+def test_what_became_of_drafts_stands_before_the_cost() -> None:
+    progress = Progress(now=0.0)
+    progress.record("device", now=0.5)
+    assert " · 1 token · 72% of drafts accepted · $0 · " in progress.line(now=0.5, drafts="72% of drafts accepted", cost="$0")
+
+
 def test_one_token_has_no_rate() -> None:
     progress = Progress(now=0.0)
     progress.record("device", now=0.5)

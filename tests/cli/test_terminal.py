@@ -12,7 +12,7 @@ from streamco.cli.terminal import TerminalView
 from streamco.cli.theme import THEMES
 from streamco.client.stream import Token
 from tests.cli.emulator import Emulator, plain
-from tests.cli.test_report import make_report
+from tests.cli.test_report import FIGURES, make_report
 
 KINDS = {"device": "device", "cloud": "server"}
 
@@ -56,6 +56,18 @@ async def test_before_the_first_token_it_says_who_is_waited_for() -> None:
         text = await screen.until("waiting for device and cloud")
         assert "Ctrl-C stops" in text
     assert screen.show() == ""
+
+
+async def test_a_speculated_answer_is_tinted_by_who_vouches_for_each_token() -> None:
+    screen, theme = Screen(width=140), THEMES["dark"]
+    async with screen.view.answering(lambda: make_report(speculation=FIGURES)):
+        for text, origin in (("one ", "accepted"), ("two ", "corrected"), ("three ", "device"), ("four", "bonus")):
+            screen.view.feed(Token(text, None, "device", 0.0, "content", origin))  # type: ignore[arg-type]
+        await screen.until("72% of drafts accepted · 30% judged")
+    screen.show()
+    tints = [f"38;2;{int(tint[1:3], 16)};{int(tint[3:5], 16)};{int(tint[5:], 16)}" for tint in (theme.device, theme.server, theme.local)]
+    for tint, word in zip([*tints, tints[1]], ("one", "two", "three", "four"), strict=True):
+        assert f"\x1b[{tint}m{word}" in screen.raw
 
 
 async def test_while_an_answer_comes_a_status_line_stays_below_it() -> None:

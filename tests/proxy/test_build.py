@@ -9,6 +9,7 @@ import pytest
 from streamco.calibration.store import load_profile
 from streamco.client.client import Client
 from streamco.client.migration import MigrationOptions
+from streamco.endpoints.device import DeviceEndpoint
 from streamco.errors import ConfigError
 from streamco.proxy.build import build_client, build_options, keep_profile
 from streamco.proxy.config import DispatchSection, ProxyConfig, ServerSection, parse_config
@@ -49,6 +50,34 @@ def test_a_device_is_made_from_its_file(tmp_path: Path) -> None:
     client = build_client(parse_config(f'[device]\nmodel = "{path}"\nname = "laptop"\ncontext = 512\nthreads = 1\n'))
     assert client._shared.device is not None
     assert (client._shared.device.name, client._shared.device.kind) == ("laptop", "device")
+
+
+def test_a_device_that_drafts_has_places_for_its_drafts_and_the_verifier_its_token(tmp_path: Path) -> None:
+    path = tmp_path / "small.gguf"
+    path.touch()
+    text = f'''
+        [device]
+        model = "{path}"
+        drafts = 3
+        [dispatch]
+        budget = 0.4
+        [speculate]
+        mode = "auto"
+        verifier = "ws://127.0.0.1:9"
+        token_env = "VERIFIER_TOKEN"
+        budget = 0.5
+        most_branches = 2
+        '''
+    client = build_client(parse_config(text), {"VERIFIER_TOKEN": "sk-2"})
+    device, desk = client._shared.device, client._desk
+    assert isinstance(device, DeviceEndpoint)
+    assert device._options.held_sequences == 12
+    assert (desk.mode, desk.budget, desk.options.most_branches) == ("auto", 0.5, 2)
+    assert desk.pairing.verifier is not None
+    assert desk.pairing.verifier.name == "127.0.0.1:9"
+    assert client.with_options(budget=0.1)._desk.budget == 0.1
+    with pytest.raises(ConfigError, match=r"speculate\.token_env"):
+        build_client(parse_config(text), {})
 
 
 @pytest.mark.parametrize(

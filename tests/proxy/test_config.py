@@ -88,7 +88,7 @@ def test_every_section_is_understood() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[proxi]\n", r"proxi: expected one of proxy, device, server, dispatch, migration, got a key that is unknown"),
+        ("[proxi]\n", r"proxi: expected one of proxy, device, server, dispatch, migration, speculate, got a key that is unknown"),
         ('[proxy]\nhots = "x"\n', r"proxy\.hots: expected one of host, port, .*, got a key that is unknown"),
         ('[[server]]\nmodel = "m"\n[[server]]\nmodel = "n"\napi_key = "sk-1"\n', r"server\[1\]\.api_key: expected one of model, base_url"),
         ('[[server]]\nmodel = "m"\nprices = { promt = 1 }\n', r"server\[0\]\.prices\.promt: expected one of prompt, completion"),
@@ -149,7 +149,8 @@ def test_the_printed_form_names_defaults_and_leaves_out_what_is_not_set() -> Non
     assert "[proxy]\n" in text
     assert "port = 8080\n" in text
     assert "budget = 0.3\n" in text
-    assert text.endswith('[migration]\nrule = "pre-copy"\nmost = 1\nunpaced = false\n')
+    assert '[migration]\nrule = "pre-copy"\nmost = 1\nunpaced = false\n' in text
+    assert '[speculate]\nmode = "race"\nis_plain = false\nbudget = 1.0\n' in text
     assert "[device]" not in text
     assert "\npace" not in text
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from streamco.core.meter import Quality
-from streamco.core.report import DispatchReport, Report
+from streamco.core.report import DispatchReport, Report, SpeculationFigures
 from streamco.proxy.reports import comment, headers, opening_headers
 
 DISPATCH = DispatchReport(
@@ -25,6 +25,30 @@ DISPATCH = DispatchReport(
 )
 
 QUALITY = Quality(tbt_p50=0.1, tbt_p99=0.2, delayed_tokens=0, stalls=0, score=1.0)
+
+
+FIGURES = SpeculationFigures(
+    acceptance=0.75,
+    offloaded_share=0.3,
+    budget=0.3,
+    hit_rate=None,
+    rounds=12,
+    bytes_up=300,
+    bytes_down=200,
+    drafted=90,
+    wasted=20,
+    accepted=36,
+    corrected=8,
+    bonus=4,
+    device=30,
+    remote=0,
+    cloud_tokens=60,
+    fallbacks=0,
+    refusals=0,
+    losses=0,
+    retracted=0,
+    is_exact=False,
+)
 
 
 def make_report(reason: str = "device, server", *, winner: str | None = "device", ttft: float | None = 0.0123) -> Report:
@@ -43,6 +67,7 @@ def make_report(reason: str = "device, server", *, winner: str | None = "device"
 
 def test_the_headers_say_who_when_what_it_cost_and_why() -> None:
     assert headers(make_report()) == {
+        "x-streamco-mode": "race",
         "x-streamco-winner": "device",
         "x-streamco-ttft-ms": "12.3",
         "x-streamco-policy": "both",
@@ -52,7 +77,17 @@ def test_the_headers_say_who_when_what_it_cost_and_why() -> None:
 
 
 def test_what_is_not_known_yet_is_left_out() -> None:
-    assert set(opening_headers(make_report(winner=None, ttft=None))) == {"x-streamco-policy", "x-streamco-reason"}
+    assert set(opening_headers(make_report(winner=None, ttft=None))) == {"x-streamco-mode", "x-streamco-policy", "x-streamco-reason"}
+
+
+def test_the_headers_of_a_speculated_answer_say_what_became_of_its_drafts() -> None:
+    told = headers(replace(make_report(), mode="speculate", speculation=FIGURES))
+    assert told["x-streamco-mode"] == "speculate"
+    assert told["x-streamco-acceptance"] == "0.7500"
+    assert told["x-streamco-offloaded-share"] == "0.3000"
+    assert told["x-streamco-rounds"] == "12"
+    assert told["x-streamco-exact"] == "false"
+    assert "x-streamco-hit-rate" not in told
 
 
 @pytest.mark.parametrize(
