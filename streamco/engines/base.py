@@ -50,6 +50,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     exact: bool = False  # the same ids give the same logits, bit by bit, whatever runs beside or ran before; takes twice the memory
     held_sequences: int = 0  # token sequences held at once, beside ``max_sequences`` generations
     held_tokens: int | None = None  # what those may keep together; None: ``context_tokens`` each, as always in exact mode
+    separate: bool = False  # memory for a whole context each: no sequence takes longer because there are others; exact: always
     # whose attention is ``Prediction.importance`` (``streamco.policies.importance.LAYERS``); -1: the last; (): none, and nothing it costs
     attention_layers: tuple[int, ...] = ()
 

@@ -84,7 +84,8 @@ class LlamaEngine:
         limit = min(options.context_tokens, model.info.context_tokens)
         self.info: ModelInfo = replace(model.info, context_tokens=limit)
         count = options.max_sequences + options.held_sequences
-        has_room_each = options.held_tokens is None or options.exact
+        is_separate = options.separate or options.exact
+        has_room_each = options.held_tokens is None or is_separate
         held_tokens = self.held_tokens = limit * options.held_sequences if has_room_each else options.held_tokens or 0
         stride = 2 if options.exact else 1
         sequences = 2 * count if options.exact else count + 1
@@ -92,18 +93,18 @@ class LlamaEngine:
         try:
             self._context = LlamaContext(
                 model,
-                cells=(limit * sequences if options.exact else limit * options.max_sequences + held_tokens) + rows,
+                cells=(limit * sequences if is_separate else limit * options.max_sequences + held_tokens) + rows,
                 sequences=sequences,
                 rows=rows,
                 threads=self._share.threads,
-                unified=not options.exact,
+                unified=not is_separate,
                 attention_layers=_layers(options, model.info.layers) if model.can_share_prefixes else [],
             )
         except BaseException:
             model.close()
             raise
         can_fork = model.can_share_prefixes
-        can_share = can_fork and not options.exact
+        can_share = can_fork and not is_separate
         self._slots = SlotTable(self._context, count, idle_tokens=limit, can_share=can_share, can_fork=can_fork, stride=stride)
 
     # Any thread

@@ -630,3 +630,13 @@ def test_without_layers_nothing_is_told_of_attention(make_engine: MakeEngine) ->
     extend(sequence, b"ab")
     assert {prediction.importance for prediction in draft(sequence, 3).predictions} == {None}
     assert not FakeContext.last.attention_layers
+
+
+def test_separate_sequences_have_a_whole_context_each_and_share_no_prefix(make_engine: MakeEngine) -> None:
+    engine = make_engine(held_sequences=2, held_tokens=9, max_sequences=1, separate=True, context_tokens=100)
+    context = FakeContext.last
+    assert (context.unified, context.sequences, context.cells - context.rows, engine.held_tokens) == (False, 4, 400, 200)
+    first, second = engine.hold(), engine.hold()
+    for sequence in (first, second):
+        assert verify(sequence, b"d", given=b"abc").greedy == list(b"de")
+    assert batches() == ["abCD", "abCD"]
