@@ -18,6 +18,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from streamco.errors import ConfigError
+from streamco.pairs import PairProfile
 
 __all__ = [
     "PROFILE_VERSION",
@@ -405,6 +406,7 @@ class Profile(Struct, frozen=True, kw_only=True):
         prices: of the server.
         shape: of the device's model.
         link: between the two.
+        pair: the device's model as a draft model of the server's.
         note: what a reader of the figures should know.
         version: of this format.
     """
@@ -418,6 +420,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     prices: Prices | None = None
     shape: ModelShape | None = None
     link: Link | None = None
+    pair: PairProfile | None = None
     note: str = ""
     version: int = PROFILE_VERSION
 

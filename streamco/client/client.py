@@ -96,7 +96,7 @@ class Client:
         self._dispatch = dispatch or DispatchOptions()
         prior = None if profile is None else _read_profile(profile)
         self._dispatcher = Dispatcher(self._dispatch, budget=_RACED if budget is None else budget, policy=policy, profile=prior, seed=seed)
-        speculation = speculation or SpeculationOptions()
+        speculation = (speculation or SpeculationOptions()).measured(None if prior is None else prior.pair)
         judged = budget if speculation.budget is None else speculation.budget
         self._desk = SpeculationDesk(shared.pairing, speculation, mode=mode, emit=emit, budget=judged, seed=seed)
         self._pace = parse_pace(pace)

@@ -166,6 +166,7 @@ class Dispatcher:
         self._costs: DeviceCosts | None = None
         self._known: tuple[Prices | None, ModelShape | None] = (None, None)
         self._migration = MigrationDesk(None if profile is None else profile.answers)
+        self._pair = None if profile is None else profile.pair
 
     def copy(self, options: DispatchOptions, *, budget: float | None, policy: str | None) -> Dispatcher:
         """A dispatcher with other settings that begins with what this one knows; it keeps an account of its own."""
@@ -177,11 +178,12 @@ class Dispatcher:
             seed=self._seed + 1,
         )
         other._migration = self._migration.copy()
+        other._pair = self._pair
         return other
 
     def profile(self) -> bytes:
         """What is known now, as JSON."""
-        return replace(self._learner.profile(), answers=self._migration.answers).to_json()
+        return replace(self._learner.profile(), answers=self._migration.answers, pair=self._pair).to_json()
 
     # Deciding
 

@@ -18,6 +18,7 @@ from streamco.endpoints.base import Endpoint, Request
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.verifying import Verifier, VerifierFacts
 from streamco.errors import ConfigError, EndpointError, VerifierError
+from streamco.pairs import PairProfile
 from streamco.policies.device_constrained import check_share
 from streamco.policies.eligibility import RequestFacts
 from streamco.policies.offload import CONFIDENCE_THRESHOLD, OffloadRule
@@ -93,6 +94,27 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
                 "speculation: expected most_branches >= 0, row_tokens of 1 to 64 and patience > 0 s, "
                 f"got {self.most_branches}, {self.row_tokens}, {self.link_patience} and {self.last_patience}"
             )
+
+    def measured(self, profile: PairProfile | None) -> SpeculationOptions:
+        """With what a calibrated profile says of the pair, where nothing else was said."""
+        if profile is None:
+            return self
+        usual = PairPrior()
+        prior = PairPrior(
+            acceptance=profile.acceptance,
+            step_times=profile.step_times,
+            wait=profile.wait,
+            remote_step=profile.remote_step or usual.remote_step,
+            hit_rate=usual.hit_rate if profile.hit_rate is None else profile.hit_rate,
+            mean_confidence=profile.mean_confidence,
+        )
+        is_usual = self.confidence_threshold == CONFIDENCE_THRESHOLD and profile.confidence_threshold is not None
+        return replace(
+            self,
+            prior=self.prior or prior,
+            confidence_threshold=profile.confidence_threshold if is_usual else self.confidence_threshold,
+            chunks=self.chunks or profile.chunks,
+        )
 
     def pair(self, budget: float, known: Pair | None = None) -> Pair:
         """A pair of which nothing was measured, or that begins with what is known of one with another budget."""

@@ -23,6 +23,7 @@ from streamco.client.stream import Token, TokenStream
 from streamco.config import Limits
 from streamco.core.session import SessionMachine
 from streamco.endpoints.base import Capabilities, Request, TokenPrices
+from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.errors import (
     AllEndpointsFailed,
@@ -34,10 +35,13 @@ from streamco.errors import (
     StreamClosed,
     StreamcoError,
 )
+from streamco.pairs import PairProfile
 from streamco.policies.eligibility import QualityGate, RequestFacts
+from streamco.profiles import Profile
 from streamco.testing import Answer, Cut, RecordedRequest, ScriptedServer, chunk_event, json_answer, stream_answer
 from streamco.testing.clock import run_in_virtual_time
 from streamco.testing.endpoint import ScriptedEndpoint
+from streamco.testing.engine import FakeEngine
 from tests.client.helpers import HELLO, ShapedDevice, ask, chunks_text, device, opened, server, tokens_text, words
 from tests.support.leaks import holding_nothing_new, settled
 
@@ -835,4 +839,15 @@ async def test_the_name_of_a_model_stands_for_openais_endpoint(monkeypatch: pyte
     (endpoint,) = client._shared.servers
     assert isinstance(endpoint, OpenAIEndpoint)
     assert endpoint.model == "gpt-4o-mini"
+    await client.aclose()
+
+
+async def test_a_calibrated_pair_is_where_a_client_begins_and_is_kept() -> None:
+    pair = PairProfile(window=4, rounds=9, acceptance=0.5, wait=0.3, step_times=(0.01,))
+    data = Profile(pair=pair).to_json()
+    client = Client(DeviceEndpoint(FakeEngine()), profile=data)
+    assert client._desk.pair.acceptance == pytest.approx(0.5)
+    assert client._desk.pair.wait == pytest.approx(0.3)
+    assert Profile.from_json(client.profile()).pair == pair
+    assert Profile.from_json(client.with_options(budget=0.2).profile()).pair == pair
     await client.aclose()

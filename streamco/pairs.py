@@ -1,0 +1,67 @@
+"""What was measured of a draft model and its verifier, as data."""
+
+from __future__ import annotations
+
+import math
+
+from msgspec import Struct
+
+from streamco.errors import ConfigError
+
+__all__ = ["PairProfile"]
+
+
+class PairProfile(Struct, frozen=True, kw_only=True):
+    """A draft model and its verifier, as ``streamco calibrate --pair`` finds them (Synera section 5). Times in seconds; None: not known.
+
+    Args:
+        draft, target: names of the models.
+        window: gamma, tokens of the drafts that were judged.
+        rounds: how many were.
+        acceptance: alpha, by E = (1 - alpha^(gamma + 1)) / (1 - alpha).
+        hit_rate: share of rounds that a branch drafted in advance would have met, with the times below.
+        mean_confidence: of draft tokens.
+        confidence_threshold: c_th, the mean confidence of chunks that were accepted whole.
+        importance_thresholds: (budget, i_th): that share of the chunks is more important than i_th.
+        chunks: (confidence, importance) of each; what the first plan under a budget is made on.
+        rtt: round trip on the link.
+        wait: from sending a draft to its verdict.
+        step_times: of the draft model for one token on each of 1, 2, ... sequences in one batch.
+        verify_times: (drafted tokens, time of the verifier's batch).
+        remote_step: between two tokens of the verifier's model when it generates alone.
+        note: what a reader of the figures should know.
+
+    Raises:
+        ConfigError: figures that can't be.
+    """
+
+    draft: str = ""
+    target: str = ""
+    window: int
+    rounds: int
+    acceptance: float
+    hit_rate: float | None = None
+    mean_confidence: float | None = None
+    confidence_threshold: float | None = None
+    importance_thresholds: tuple[tuple[float, float], ...] = ()
+    chunks: tuple[tuple[float, float | None], ...] = ()
+    rtt: float | None = None
+    wait: float
+    step_times: tuple[float, ...]
+    verify_times: tuple[tuple[int, float], ...] = ()
+    remote_step: float | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what can't be."""
+        for field in ("acceptance", "hit_rate", "mean_confidence", "confidence_threshold"):
+            value = getattr(self, field)
+            if value is not None and not 0.0 <= value <= 1.0:
+                raise ConfigError(f"pair: {field}: expected 0 to 1, got {value!r}")
+        if self.window < 1 or self.rounds < 1:
+            raise ConfigError(f"pair: expected a window and rounds of at least 1, got {self.window} and {self.rounds}")
+        times = [self.wait, *self.step_times, *([] if self.remote_step is None else [self.remote_step])]
+        if not self.step_times or not all(0.0 < time < math.inf for time in times):
+            raise ConfigError(f"pair: expected times above 0 s and at least one step time, got {times}")
+        if self.rtt is not None and not 0.0 <= self.rtt < math.inf:
+            raise ConfigError(f"pair: rtt: expected seconds >= 0, got {self.rtt!r}")
