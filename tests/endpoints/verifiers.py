@@ -18,24 +18,41 @@ from streamco.core.speculation import (
 from streamco.endpoints.verifier import VerifierEndpoint
 from streamco.endpoints.verifying import Verifier, VerifierEvent, VerifierSession
 from streamco.testing import FakeDistribution, FakeEngine
+from streamco.testing.sequences import Successor
 from streamco.wire.rows import Row
 from streamco.wire.verify import Rule
 
 SIZE = 300  # ids
-TARGET = FakeDistribution(7, SIZE)
-DRAFTER = FakeDistribution(7, SIZE, noise=1.0)
+
+
+class Remembered:
+    """A distribution that is worked out once for each two last ids."""
+
+    def __init__(self, model: FakeDistribution) -> None:
+        self._model = model
+        self._known: dict[tuple[int, ...], dict[int, float]] = {}
+
+    def __call__(self, ids: Sequence[int]) -> dict[int, float]:
+        last = tuple(ids[-2:])
+        if last not in self._known:
+            self._known[last] = self._model(last)
+        return self._known[last]
+
+
+TARGET = Remembered(FakeDistribution(7, SIZE))
+DRAFTER = Remembered(FakeDistribution(7, SIZE, noise=1.0))
 PROMPT = (5, 17, 250)
 QUICK = Timeouts(connect=5, first_token=5, next_token=5, socket=5, cancel=1)
 
 Event = TypeVar("Event", bound=VerifierEvent)
 
 
-def best(model: FakeDistribution, ids: Sequence[int]) -> int:
+def best(model: Successor, ids: Sequence[int]) -> int:
     shares = model(ids)
     return max(shares, key=lambda token: (shares[token], -token))
 
 
-def greedy(model: FakeDistribution, ids: Sequence[int], count: int) -> list[int]:
+def greedy(model: Successor, ids: Sequence[int], count: int) -> list[int]:
     """What a model writes by itself behind these ids."""
     text = list(ids)
     for _ in range(count):
