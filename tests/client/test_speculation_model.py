@@ -1,0 +1,96 @@
+"""The real pair through a real `streamco serve` process: what comes out is the large model's own greedy text, token for token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from streamco.cli.cloud import running_server
+from streamco.client.client import Client
+from streamco.client.pairing import SpeculationOptions
+from streamco.client.stream import Retracted, Settled
+from streamco.config import SamplingOptions
+from streamco.endpoints.base import Request
+from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.engines.base import EngineOptions
+from streamco.engines.gguf import derived
+from streamco.engines.packaged import packaged_model
+from streamco.events import TokensReceived
+from tests.support.leaks import holding_nothing_new
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(180)]
+
+PROMPTS = ("Why is the sky blue?", "Write two lines about a fox \U0001f98a and the sea.")
+LENGTH = 32
+
+
+@asynccontextmanager
+async def pair(kind: str, **options: object) -> AsyncIterator[Client]:
+    """A client whose device drafts in this quantisation for a Q8_0 of the same model, one thread each, exact arithmetic there."""
+    small, large = await asyncio.to_thread(lambda: [derived(packaged_model(), each) for each in (kind, "Q8_0")])
+    async with running_server("--model", str(large), "--threads", "1", "--exact", "--port", "0", "--context", "512") as url:
+        engine = EngineOptions(context_tokens=512, threads=1, held_sequences=8)
+        device = DeviceEndpoint(small, options=engine)
+        server = OpenAIEndpoint("large", base_url=url, name="server")
+        async with holding_nothing_new(), Client(device, server, mode="speculate", seed=1, **options) as client:  # type: ignore[arg-type]
+            yield client
+
+
+async def own(client: Client, prompt: str) -> list[int]:
+    """What the large model writes by itself behind the same prompt."""
+    pairing = client._desk.pairing
+    assert pairing.verifier is not None
+    assert pairing.verifier.remote is not None
+    engine = pairing.device.engine
+    assert engine is not None
+    prompt_ids = pairing.device.prompt_ids(engine, Request(messages=[{"role": "user", "content": prompt}]))
+    sampling = SamplingOptions(temperature=0, max_tokens=LENGTH)
+    stream = pairing.verifier.remote.open(Request(prompt_ids=prompt_ids, sampling=sampling))
+    ids: list[int] = []
+    while isinstance(event := await stream.receive(), TokensReceived):
+        ids += [token for chunk in event.chunks for choice in chunk.choices for token in choice.token_ids or ()]
+    return ids
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q2_K"])
+async def test_a_lossless_answer_is_the_large_models_own_token_for_token(kind: str) -> None:
+    async with pair(kind, speculation=SpeculationOptions(is_adaptive=False)) as client:
+        engine = client._desk.pairing.device.engine
+        assert engine is not None
+        for prompt in PROMPTS:
+            wanted = await own(client, prompt)
+            stream = client.stream(prompt, temperature=0, max_tokens=LENGTH)
+            tokens = [token async for token in stream]
+            text = engine.detokenize(wanted).decode(errors="replace")
+            assert "".join([token.text for token in tokens]) == text
+            figures = stream.report.speculation
+            assert figures is not None
+            assert figures.is_exact
+            assert figures.remote == 0
+            assert figures.accepted > 0
+            assert figures.bytes_up / figures.rounds < 100
+            assert {token.origin for token in tokens} <= {"accepted", "corrected", "bonus"}
+
+
+async def test_drafts_shown_at_once_come_to_the_same_text() -> None:
+    async with pair("Q4_0", speculation=SpeculationOptions(is_adaptive=False), emit="draft") as client:
+        engine = client._desk.pairing.device.engine
+        assert engine is not None
+        wanted = engine.detokenize(await own(client, PROMPTS[1])).decode(errors="replace")
+        text, final = "", 0
+        async for token in client.stream(PROMPTS[1], temperature=0, max_tokens=LENGTH):
+            match token:
+                case Retracted():
+                    text = text[: len(text) - token.characters]
+                case Settled():
+                    final += token.characters
+                case _:
+                    text += token.text
+                    final += len(token.text) * (token.origin != "draft")
+            assert final <= len(text)
+        assert text == wanted
+        assert final == len(text)
