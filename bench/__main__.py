@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 BENCHES: tuple[str, ...] = ("stream", "wire", "handoff", "tokenpack", "topk", "verify_wire", "pacing", "dispatch", "failover", "cost")
-BENCHES += ("moves", "gate", "engine", "migration", "importance", "selective", "early_exit")
+BENCHES += ("moves", "gate", "engine", "migration", "importance", "selective", "early_exit", "verifier")
 
 
 def main() -> int:
