@@ -56,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="of a streamco serve that judges drafts, ws://HOST:PORT (the server itself, with --mode speculate)",
     )
+    group.add_argument("--profile", type=Path, metavar="FILE", help="begin with what `streamco calibrate` or an earlier client learned")
     add_answer_arguments(parser)
     add_prompt_arguments(parser)
     add_look_arguments(parser)
@@ -88,6 +89,7 @@ async def _chat(args: argparse.Namespace) -> int:
         policy=args.policy,
         mode=args.mode,
         verifier=verifier,
+        profile=args.profile,
         migration=migration_of(args),
         seed=args.seed,
     )
@@ -121,7 +123,7 @@ def make_device(args: argparse.Namespace) -> Endpoint | None:
     """
     if args.no_device:
         return None
-    from streamco.client.pairing import HELD_SEQUENCES
+    from streamco.client.pairing import drafting
 
     path = device_path_of(args.device, has_server=args.server is not None)
     if path is None:
@@ -129,8 +131,8 @@ def make_device(args: argparse.Namespace) -> Endpoint | None:
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.engines.base import EngineOptions
 
-    held = 0 if args.mode == "race" and args.verifier is None else HELD_SEQUENCES
-    return DeviceEndpoint(path, options=EngineOptions(threads=args.threads or default_threads(), held_sequences=held))
+    engine = EngineOptions(threads=args.threads or default_threads())
+    return DeviceEndpoint(path, options=engine if args.mode == "race" and args.verifier is None else drafting(engine, budget_of(args)))
 
 
 def make_verifier(args: argparse.Namespace) -> Verifier | None:

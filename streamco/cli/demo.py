@@ -143,7 +143,7 @@ def _spared(policy: str) -> str:
 @asynccontextmanager
 async def _client(args: argparse.Namespace) -> AsyncIterator[Client]:
     """A client over the two, everything it needs started, and everything stopped at the end."""
-    from streamco.client.pairing import HELD_SEQUENCES
+    from streamco.client.pairing import drafting
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.endpoints.openai import OpenAIEndpoint
     from streamco.engines.base import EngineOptions
@@ -158,7 +158,8 @@ async def _client(args: argparse.Namespace) -> AsyncIterator[Client]:
             small = await asyncio.to_thread(derived, model, kind)
         async with waiting("starting the cloud"):
             url = await stack.enter_async_context(running_server("--model", str(model), "--port", "0", "--threads", "1", *timing))
-        device = DeviceEndpoint(small, options=EngineOptions(threads=1, held_sequences=HELD_SEQUENCES if speculates else 0))
+        engine = EngineOptions(threads=1)
+        device = DeviceEndpoint(small, options=drafting(engine, budget_of(args)) if speculates else engine)
         cloud = OpenAIEndpoint(model.stem, base_url=url, name="cloud", prices=PRICES)
         client = Client(
             device,

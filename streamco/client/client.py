@@ -15,7 +15,7 @@ from streamco.client.dispatcher import Dispatched, Dispatcher, DispatchOptions
 from streamco.client.driver import SessionDriver
 from streamco.client.figures import Record, speculation_bill
 from streamco.client.migration import MigrationOptions
-from streamco.client.pairing import HELD_SEQUENCES, Mode, Pairing, SpeculationOptions, VerifierSetting, check_speculation
+from streamco.client.pairing import Mode, Pairing, SpeculationOptions, VerifierSetting, check_speculation, drafting
 from streamco.client.reporting import build_bill
 from streamco.client.running import AnswerDriver
 from streamco.client.shared import DeviceSetting, ServerSetting, SharedEndpoints
@@ -27,6 +27,7 @@ from streamco.core.provisional import Emit
 from streamco.core.session import OnFailure, SessionMachine, SessionPlan
 from streamco.core.totals import Ledger, Totals
 from streamco.endpoints.base import Message, Request
+from streamco.engines.base import EngineOptions
 from streamco.errors import ConfigError
 from streamco.policies.eligibility import RequestFacts
 from streamco.profiles import Profile
@@ -88,16 +89,16 @@ class Client:
     ) -> None:
         _check_options(migration, dispatch, limits, on_failure)
         check_speculation(mode, verifier, emit, speculation)
-        held = HELD_SEQUENCES if mode != "race" or verifier is not None else 0
-        self._shared = shared = SharedEndpoints(device, server, held_sequences=held)
+        prior = None if profile is None else _read_profile(profile)
+        speculation = (speculation or SpeculationOptions()).measured(None if prior is None else prior.pair)
+        judged = budget if speculation.budget is None else speculation.budget
+        drafts = drafting(EngineOptions(), 1.0 if judged is None else judged) if mode != "race" or verifier is not None else None
+        self._shared = shared = SharedEndpoints(device, server, engine=drafts)
         shared.pairing = Pairing(verifier, shared.device, shared.servers)
         self._on_failure = on_failure
         self._migration = migration or MigrationOptions()
         self._dispatch = dispatch or DispatchOptions()
-        prior = None if profile is None else _read_profile(profile)
         self._dispatcher = Dispatcher(self._dispatch, budget=_RACED if budget is None else budget, policy=policy, profile=prior, seed=seed)
-        speculation = (speculation or SpeculationOptions()).measured(None if prior is None else prior.pair)
-        judged = budget if speculation.budget is None else speculation.budget
         self._desk = SpeculationDesk(shared.pairing, speculation, mode=mode, emit=emit, budget=judged, seed=seed)
         self._pace = parse_pace(pace)
         self._limits = limits or Limits()

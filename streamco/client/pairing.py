@@ -17,10 +17,12 @@ from streamco.core.pair import Pair, PairPrior
 from streamco.endpoints.base import Endpoint, Request
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.verifying import Verifier, VerifierFacts
+from streamco.engines.base import EngineOptions
 from streamco.errors import ConfigError, EndpointError, VerifierError
 from streamco.pairs import PairProfile
 from streamco.policies.device_constrained import check_share
 from streamco.policies.eligibility import RequestFacts
+from streamco.policies.importance import LAYERS
 from streamco.policies.offload import CONFIDENCE_THRESHOLD, OffloadRule
 from streamco.policies.window import Stabiliser, WindowPolicy
 from streamco.wire.verify import Rule, RuleKind
@@ -28,7 +30,8 @@ from streamco.wire.verify import Rule, RuleKind
 if TYPE_CHECKING:
     from streamco.endpoints.openai import OpenAIEndpoint
 
-__all__ = ["Mode", "Pairing", "SpeculationOptions", "VerifierSetting", "check_speculation", "obstacle", "resolve_sampling", "rule_for"]
+__all__ = ["Mode", "Pairing", "SpeculationOptions", "VerifierSetting", "check_speculation", "drafting", "obstacle"]
+__all__ += ["resolve_sampling", "rule_for"]
 
 _log = logging.getLogger("streamco")
 
@@ -138,6 +141,11 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
             confidence_threshold=self.confidence_threshold,
             chunks=self.chunks,
         )
+
+
+def drafting(options: EngineOptions, budget: float, places: int = HELD_SEQUENCES) -> EngineOptions:
+    """An engine's options with what drafting needs: places for drafts and, where only some are judged, the attention they are chosen by."""
+    return replace(options, held_sequences=places, attention_layers=LAYERS if budget < 1.0 else ())
 
 
 def check_speculation(mode: object, verifier: object, emit: object, options: object) -> None:

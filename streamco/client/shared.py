@@ -11,6 +11,7 @@ from typing import cast
 from streamco.client.pairing import Pairing
 from streamco.client.running import AnswerDriver
 from streamco.endpoints.base import Endpoint
+from streamco.engines.base import EngineOptions
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointError, StreamClosed
 
 __all__ = ["DeviceSetting", "ServerSetting", "SharedEndpoints"]
@@ -27,7 +28,7 @@ class SharedEndpoints:
     Args:
         device: as for ``Client``.
         server: as for ``Client``.
-        held_sequences: places for drafts on a device that is loaded here; 0: it doesn't draft.
+        engine: how a device is run that is named by its file.
 
     Attributes:
         endpoints: all, by name.
@@ -39,8 +40,8 @@ class SharedEndpoints:
         ConfigError: neither device nor server, not an endpoint, names that are not unique.
     """
 
-    def __init__(self, device: DeviceSetting, server: ServerSetting, *, held_sequences: int = 0) -> None:
-        self.device = _make_device(device, held_sequences)
+    def __init__(self, device: DeviceSetting, server: ServerSetting, *, engine: EngineOptions | None = None) -> None:
+        self.device = _make_device(device, engine)
         self.servers = _make_servers(server)
         everyone = [*([self.device] if self.device is not None else []), *self.servers]
         if not everyone:
@@ -121,12 +122,11 @@ class SharedEndpoints:
                 raise error
 
 
-def _make_device(setting: DeviceSetting, held_sequences: int) -> Endpoint | None:
+def _make_device(setting: DeviceSetting, engine: EngineOptions | None) -> Endpoint | None:
     if isinstance(setting, str | Path):
         from streamco.endpoints.device import DeviceEndpoint
-        from streamco.engines.base import EngineOptions
 
-        return DeviceEndpoint(setting, options=EngineOptions(held_sequences=held_sequences))
+        return DeviceEndpoint(setting, options=engine)
     if setting is not None:
         _check_endpoint("device", setting)
     return setting

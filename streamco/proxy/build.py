@@ -13,7 +13,7 @@ from streamco.calibration.store import save_profile
 from streamco.client.client import Client
 from streamco.client.dispatcher import DispatchOptions
 from streamco.client.migration import MigrationOptions
-from streamco.client.pairing import SpeculationOptions
+from streamco.client.pairing import SpeculationOptions, drafting
 from streamco.endpoints.address import read_key
 from streamco.endpoints.base import Endpoint, TokenPrices
 from streamco.endpoints.verifying import Verifier
@@ -110,8 +110,9 @@ def _build_device(section: DeviceSection, speculate: SpeculateSection) -> Device
     path = packaged_model() if section.model == PACKAGED else Path(section.model)
     if not path.is_file():
         raise ConfigError(f"device.model: expected a GGUF file, got nothing at {path}")
-    held = 0 if speculate.mode == "race" else section.drafts * (2 + speculate.most_branches)
-    options = EngineOptions(context_tokens=section.context, max_sequences=section.sequences, threads=section.threads, held_sequences=held)
+    options = EngineOptions(context_tokens=section.context, max_sequences=section.sequences, threads=section.threads)
+    if speculate.mode != "race":
+        options = drafting(options, speculate.budget, section.drafts * (2 + speculate.most_branches))
     return DeviceEndpoint(path, name=section.name, options=options)
 
 
