@@ -217,23 +217,29 @@ class ProtocolSession:
         whole = (*self._prompt, *ids)
         await self._leave()
         while not self.is_over:
+            wished = None
             try:
                 await asyncio.sleep(self._not_before - self._loop.time())
                 link = await self._links.find()
                 if await self._enter(link, whole):
                     self._emit(VerifierConnected(len(ids)))
                     return
-            except (EndpointError, VerifyProtocolError) as error:
+            except StreamcoError as error:
                 self._forget_link()
-                if is_lasting(error) if isinstance(error, EndpointError) else not self._may_go_on(error):
+                if not self._may_go_on(error):
                     self._fail(error)
                     return
                 wished = getattr(error, "retry_after", None)
-                await asyncio.sleep(backoff.next_wait(wished))
+            await asyncio.sleep(backoff.next_wait(wished))
 
-    def _may_go_on(self, error: VerifyProtocolError) -> bool:
-        """Whether another try may help: about this session, or the server's good-bye."""
-        return error.code == "shutting_down" or (not error.is_fatal and self._is_worth_a_try(error))
+    def _may_go_on(self, error: StreamcoError) -> bool:
+        """Whether another try may help: to connect, about this session, or after the server's good-bye."""
+        match error:
+            case VerifyProtocolError():
+                return error.code == "shutting_down" or (not error.is_fatal and self._is_worth_a_try(error))
+            case EndpointError():
+                return not is_lasting(error)
+        return False
 
     async def _leave(self) -> None:
         """Give up the session that seems to be there: nobody asks for another one while it is well."""
@@ -250,32 +256,23 @@ class ProtocolSession:
         self._forget_link()
 
     async def _enter(self, link: VerifyLink, whole: tuple[int, ...]) -> bool:
-        """Resume or open on this connection; False: it was over before it began.
+        """Resume or open on this connection; False: it was over before it began, perhaps right behind the answer.
 
         Raises:
             EndpointError, VerifyProtocolError: it was not to be.
         """
         if link.is_over:
             return False
-        key, self._key = self._key, None
-        if key is None:
+        if self._key is None:
             await self._open(link, whole)
             return self._is_open
-        number = link.client.resume(key, whole, top_k=self._top_k_at(link))
+        number = link.client.resume(self._key, whole, top_k=self._top_k_at(link))
         self._join(link, number)
-        try:
-            await self._answered()
-        except (EndpointError, asyncio.CancelledError):
-            self._key = key  # it may be good on the next connection
-            raise
-        except VerifyProtocolError as error:
-            if error.code == "overloaded":
-                self._key = key
-            raise
-        self._key = key
-        self._add(link, number, whole)
-        self._is_open = True
-        return True
+        await self._answered()
+        if self._link is link:
+            self._add(link, number, whole)
+            self._is_open = True
+        return self._is_open
 
     async def _open(self, link: VerifyLink, whole: tuple[int, ...]) -> None:
         self._has_read = False
@@ -284,8 +281,9 @@ class ProtocolSession:
         self._add(link, number, whole)
         if self._is_refused:
             await self._answered()
-        self._is_refused = False
-        self._is_open = True
+        if self._link is link:
+            self._is_refused = False
+            self._is_open = True
 
     def _add(self, link: VerifyLink, number: int, whole: tuple[int, ...]) -> None:
         """Send what the server's context is short of."""
@@ -310,6 +308,7 @@ class ProtocolSession:
             async with asyncio.timeout(limit):
                 answer = await self._answer
         except TimeoutError:
+            self._key = None  # it may be what the server doesn't come to terms with
             text = f"expected the session to be opened within {limit:g} s, got nothing"
             raise EndpointTimeoutError(text, phase="first_token", limit=limit or 0.0, endpoint=self._name) from None
         finally:

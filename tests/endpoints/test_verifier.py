@@ -267,6 +267,21 @@ async def test_a_server_that_forgot_the_session_is_sent_what_the_answer_has(serv
         assert await talk.write(len(ANSWER)) == ANSWER
 
 
+async def test_a_resume_that_is_never_answered_is_given_up_for_a_new_session(server: ScriptedVerifier) -> None:
+    timeouts = Timeouts(connect=5, first_token=1, next_token=5, socket=5, cancel=1)
+    async with verifier_at(server.url, timeouts=timeouts) as verifier:
+        talk = Talk(verifier)
+        await talk.connect()
+        await talk.judged(ANSWER[:3])
+        server.script(Reset())
+        server.script_opens(Stall())
+        talk.send(ANSWER[4:6])
+        await talk.next(VerifierLost)
+        await talk.connect()
+        assert await talk.write(8) == ANSWER[:8]
+        assert len(server.contexts) == 2
+
+
 async def test_a_session_that_holds_other_tokens_is_not_gone_on_with(server: ScriptedVerifier) -> None:
     """The device went on by itself while the connection was away: the server's session has another end."""
     server.script(None, Reset())

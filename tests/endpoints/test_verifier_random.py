@@ -1,0 +1,90 @@
+"""Answers at a verifier that goes wrong at random: whatever happens to connections, sessions and rounds, no token is lost or doubled."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+
+import pytest
+
+from streamco.core.speculation import ConnectVerifier, DraftRefused, VerdictReceived, VerifierConnected, VerifierLost
+from streamco.testing import Cut, Forget, Pause, Refuse, Reset, ScriptedVerifier
+from streamco.testing.verifier import VerifierStep
+from streamco.wire.verify_errors import EvictedError, NotResumableError, OverloadedError, ShuttingDownError, UnknownSessionError
+from tests.endpoints.verifiers import DRAFTER, SIZE, TARGET, Talk, an_engine, greedy, verifier_at
+
+TOKENS = 30
+STEPS: list[VerifierStep] = [
+    Cut(),
+    Reset(),
+    Forget(),
+    Pause(0.005),
+    Refuse(OverloadedError, retry_after=0.002),
+    Refuse(OverloadedError),
+    Refuse(EvictedError, is_about_round=False),
+    Refuse(UnknownSessionError, is_about_round=False),
+    Refuse(ShuttingDownError),
+]
+OPEN_STEPS: list[VerifierStep] = [
+    Cut(),
+    Reset(),
+    Forget(),
+    Pause(0.005),
+    Refuse(OverloadedError, retry_after=0.002),
+    Refuse(NotResumableError),
+    Refuse(ShuttingDownError),
+]
+
+
+class Answer:
+    """One answer, and what the device does meanwhile."""
+
+    def __init__(self, talk: Talk, dice: Random) -> None:
+        self.talk = talk
+        self.dice = dice
+        self.lost = 0
+
+    async def write(self) -> list[int]:
+        talk = self.talk
+        await self._connect()
+        while len(talk.answer) < TOKENS:
+            given = greedy(TARGET, [*talk.prompt, *talk.answer], self.dice.randrange(3))  # kept without asking
+            drafted = greedy(DRAFTER, [*talk.prompt, *talk.answer, *given], self.dice.randrange(5))
+            talk.send(drafted, given=given)
+            if self.dice.random() < 0.05:  # nobody waits for the verdict
+                await self._connect()
+                continue
+            match await talk.told():
+                case VerdictReceived() as verdict:
+                    talk.keep(verdict, drafted, given)
+                case DraftRefused(_, retry_after):
+                    await asyncio.sleep(retry_after or 0.0)
+                case VerifierLost():
+                    await self._connect()
+                case other:
+                    raise AssertionError(other)
+        return talk.answer[:TOKENS]
+
+    async def _connect(self) -> None:
+        """Until it is there; what is told of before belongs to a round that nobody waits for."""
+        self.talk.session.run(ConnectVerifier(tuple(self.talk.answer)))
+        while not isinstance(event := await self.talk.told(), VerifierConnected):
+            assert isinstance(event, VerifierLost), event
+            self.lost += 1
+            self.talk.session.run(ConnectVerifier(tuple(self.talk.answer)))
+        assert event.length == len(self.talk.answer)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_no_token_is_lost_whatever_happens(seed: int) -> None:
+    dice = Random(seed)
+    info = an_engine().info
+    async with (
+        ScriptedVerifier(TARGET, vocabulary=info.vocabulary, vocabulary_size=SIZE) as server,
+        verifier_at(server.url, rng=dice) as verifier,
+    ):
+        server.script(*(dice.choice(STEPS) if dice.random() < 0.4 else None for _ in range(40)))
+        server.script_opens(*(dice.choice(OPEN_STEPS) if dice.random() < 0.3 else None for _ in range(20)))
+        answers = [Answer(Talk(verifier, (number, 7, 9)), dice) for number in range(3)]
+        written = await asyncio.gather(*(answer.write() for answer in answers))
+    assert written == [greedy(TARGET, answer.talk.prompt, TOKENS) for answer in answers], f"seed {seed}"
