@@ -89,14 +89,14 @@ class Drafting:
             return None
         if line is not trunk:
             self._report.pre_drafted += len(event.tokens)
-        line.take(event.tokens, event.importance, is_finished=event.is_finished)
+        line.take(event.tokens, event.importance, now=now, is_finished=event.is_finished)
         if line is trunk:
             held = len(self._mirror.ids)
             self._mirror.write(held, [token.id for token in event.tokens])
-        if line.is_finished and line.is_timed:
-            self._pair.note_draft(1 if line is trunk else self._side_by_side, line.made, now - line.began)
+        if line.is_finished and (pace := line.pace(now=now)) is not None:
+            self._pair.note_draft(1 if line is trunk else self._side_by_side, *pace)
             for other in self.branches.values():  # one of a batch says it for all
-                other.is_timed = False
+                other.is_paced = False
         return line
 
     def rest(self) -> None:

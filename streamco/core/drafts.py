@@ -33,7 +33,10 @@ class Line:
         importance: mean of its tokens, as far as told.
         earlier: tokens of earlier commands, in front.
         earlier_importance: mean of those.
-        is_timed: how long it takes says how fast the device is.
+        is_timed: how long it takes as a whole says how fast the device is; it has little to read first.
+        first_at: when the first tokens of the present command came.
+        first: how many those were.
+        is_paced: its pace says how fast the device is.
         is_branch: its sequence began beside the device's own; room that it lacks the device may have.
     """
 
@@ -47,6 +50,9 @@ class Line:
     earlier: int = 0
     earlier_importance: float | None = None
     is_timed: bool = False
+    first_at: float = 0.0
+    first: int = 0
+    is_paced: bool = True
     is_branch: bool = False
 
     @property
@@ -64,8 +70,19 @@ class Line:
         """Of its tokens."""
         return [token.id for token in self.tokens]
 
-    def take(self, tokens: Sequence[DraftToken], importance: float | None, *, is_finished: bool) -> None:
+    def pace(self, *, now: float) -> tuple[int, float] | None:
+        """Tokens, and the seconds they took; without the first ones where much had to be read for those. None: it can't be told."""
+        if not self.is_paced:
+            return None
+        if self.is_timed:
+            return self.made, now - self.began
+        behind = self.made - self.first
+        return (behind, now - self.first_at) if behind else None
+
+    def take(self, tokens: Sequence[DraftToken], importance: float | None, *, now: float, is_finished: bool) -> None:
         """More of it came; ``importance`` is that of the present command's tokens."""
+        if not self.made:
+            self.first_at, self.first = now, len(tokens)
         self.tokens += tokens
         self.is_finished = is_finished
         if importance is not None:
@@ -76,7 +93,8 @@ class Line:
         """So many tokens more were asked for, on the device's own sequence."""
         self.version, self.asked, self.began = version, count, now
         self.earlier, self.earlier_importance = len(self.tokens), self.importance
-        self.is_finished, self.is_timed, self.is_branch = False, True, False
+        self.is_finished, self.is_branch, self.first = False, False, 0
+        self.is_timed = self.is_paced = True
 
     def fits(self, accepted: int, token: int | None) -> bool:
         """Whether a verdict is what it bets on; a guess that is the model's own next token must be there by now.
@@ -97,7 +115,7 @@ class Line:
             del self.tokens[0]
             self.asked -= 1
         self.guess = None
-        self.is_timed = False
+        self.is_paced = False
 
 
 RoundState = Literal["out", "held", "cut"]

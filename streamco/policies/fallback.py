@@ -6,7 +6,7 @@ verification, and the round gives E(alpha, gamma) tokens; DSD's equation 2 is th
 
 ``ModeSwitch`` turns that into a mode. The arithmetic can be wrong, and the acceptance rate is not seen while the remote side generates
 alone, so a ledger decides too: every round is compared with what plain remote would have taken for the same tokens. Drafting goes on only
-while even a round that gives a single token leaves the loss within 3 % of all the time (and two such rounds, for a start); where the
+while even a round that gives a single token leaves the loss within 3 % of all the time (and one or two such rounds, for a start); where the
 arithmetic speaks against drafting, one round is tried whenever that keeps the loss within 1 %. So the rate is never below 0.97 of plain
 remote in the long run, whatever the link and the models do, and the way back is found.
 
@@ -32,7 +32,8 @@ Mode = Literal["device", "remote", "speculate"]
 
 _LOSS = 0.03  # share of the time that drafting may lose against plain remote; 0.05 is promised, the rest is for what isn't counted
 _PROBE_LOSS = 0.01  # of it, for rounds that are tried against the forecast
-_CREDIT = 2  # rounds that may fail entirely before any time has passed
+_CREDIT = 2  # rounds that may fail entirely before any time has passed,
+_CREDIT_STEPS = 5.0  # but no more than so many remote steps (2 % of an answer of 256 tokens), and one round
 _SAVINGS = 10  # rounds; gains beyond that are not held against later losses
 _PATIENCE = 2  # consecutive calls for another mode until it is taken (DSD section 4.4, k)
 
@@ -184,7 +185,8 @@ class ModeSwitch:
         pays = rates.speculative > rates.remote and not is_fused(conditions.window if window is None else window)
         mode = self._vote("speculate" if pays else "remote")
         if mode == "speculate":
-            return mode if self.lost_seconds + self._worst <= _LOSS * self.seconds + _CREDIT * self._worst else "remote"
+            credit = max(self._worst, min(_CREDIT * self._worst, _CREDIT_STEPS * conditions.remote_step))
+            return mode if self.lost_seconds + self._worst <= _LOSS * self.seconds + credit else "remote"
         if not pays and self.lost_seconds + self._worst <= _PROBE_LOSS * self.seconds:
             self.probes += 1
             return "speculate"

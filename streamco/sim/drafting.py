@@ -109,7 +109,7 @@ class SimulatedDrafts:
             case DropDrafts(versions):
                 for version in versions:
                     self._drop(version)
-        self._step()
+        call_at(self._env, 0.0, self._step)  # what is asked at one time shares its batches
 
     def _begin(self, version: int, held: list[int], length: int, ids: tuple[int, ...], count: int) -> _Sequence:
         if length > len(held) or count < 1:

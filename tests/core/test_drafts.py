@@ -31,7 +31,7 @@ def test_a_bet_on_a_correction_is_won_by_that_very_verdict_only() -> None:
 def test_a_bet_on_the_models_own_next_token_is_won_once_that_is_there() -> None:
     line = Line(1, 5, 0.0, Branch(4, None, 0.1))
     assert not line.fits(4, 7)
-    line.take(tokens(7, 8), None, is_finished=False)
+    line.take(tokens(7, 8), None, now=0.0, is_finished=False)
     assert line.fits(4, 7)
     assert not line.fits(4, 8)
     assert not line.fits(3, 7)
@@ -55,14 +55,14 @@ def test_a_won_bet_keeps_the_tokens_that_no_verdict_has(guess: Branch, token: in
     line = Line(1, 4, 0.0, guess, tokens(8, 9), is_timed=True)
     line.win(token)
     assert line.ids == [8, 9]
-    assert not line.is_timed, "it was drafted beside others, and goes on alone"
+    assert line.pace(now=1.0) is None, "it was drafted beside others, and goes on alone"
 
 
 def test_a_line_that_got_less_than_was_asked_of_its_own_sequence_is_out_of_room() -> None:
     line = Line(1, 3, 0.0)
-    line.take(tokens(1), None, is_finished=False)
+    line.take(tokens(1), None, now=0.0, is_finished=False)
     assert not line.is_out_of_room
-    line.take(tokens(2), None, is_finished=True)
+    line.take(tokens(2), None, now=0.0, is_finished=True)
     assert line.is_out_of_room
 
 
@@ -75,27 +75,27 @@ def test_a_line_goes_on_with_another_command() -> None:
     line = Line(1, 2, 0.0, tokens=tokens(1, 2), is_finished=True, is_branch=True)
     line.go_on(9, 3, now=5.0)
     assert (line.version, line.asked, line.made, line.is_finished, line.is_branch) == (9, 3, 0, False, False)
-    line.take(tokens(3), None, is_finished=True)
+    line.take(tokens(3), None, now=0.0, is_finished=True)
     assert line.made == 1
     assert line.is_out_of_room
 
 
 def test_the_importance_of_a_line_is_the_mean_over_its_commands() -> None:
     line = Line(1, 3, 0.0)
-    line.take(tokens(1, 2, 3), 0.2, is_finished=True)
+    line.take(tokens(1, 2, 3), 0.2, now=0.0, is_finished=True)
     assert line.importance == pytest.approx(0.2)
     line.go_on(2, 1, now=0.0)
-    line.take(tokens(4), 0.6, is_finished=True)
+    line.take(tokens(4), 0.6, now=0.0, is_finished=True)
     assert line.importance == pytest.approx((3 * 0.2 + 0.6) / 4)
-    line.take((), None, is_finished=True)
+    line.take((), None, now=0.0, is_finished=True)
     assert line.importance == pytest.approx(0.3)
 
 
 def test_importance_that_was_measured_late_counts_for_its_own_tokens() -> None:
     line = Line(1, 1, 0.0)
-    line.take(tokens(1), None, is_finished=True)
+    line.take(tokens(1), None, now=0.0, is_finished=True)
     line.go_on(2, 1, now=0.0)
-    line.take(tokens(2), 0.4, is_finished=True)
+    line.take(tokens(2), 0.4, now=0.0, is_finished=True)
     assert line.importance == pytest.approx(0.4)
 
 
@@ -134,3 +134,14 @@ def test_nothing_is_drafted_behind_the_end_of_the_text() -> None:
 def test_fewer_alternatives_are_fewer_bets() -> None:
     one = bet(drafted(1, 2), pair(), window=4, most=4, kinds=frozenset({"reject"}), end_ids=frozenset(), alternatives=1)
     assert {branch.token for branch in one.branches} == {51, 52}
+
+
+def test_how_fast_the_device_is_shows_in_all_tokens_or_in_those_behind_what_had_to_be_read() -> None:
+    line = Line(1, 4, 10.0)
+    line.take(tokens(1, 2), None, now=15.0, is_finished=False)
+    assert line.pace(now=15.0) is None
+    line.take(tokens(3, 4), None, now=15.5, is_finished=True)
+    assert line.pace(now=15.5) == (2, 0.5)
+    line.go_on(2, 2, now=20.0)
+    line.take(tokens(5, 6), None, now=21.0, is_finished=True)
+    assert line.pace(now=21.0) == (2, 1.0), "there was nothing to read"

@@ -166,6 +166,15 @@ def test_rounds_that_give_nothing_are_stopped_by_the_ledger_whatever_the_forecas
     assert switch.choose(LARGE) == "remote"
 
 
+def test_where_a_round_takes_many_steps_only_one_may_fail_for_a_start() -> None:
+    long_round = replace(LARGE, rtt=0.3)
+    switch = ModeSwitch(is_lossless=True)
+    seconds = round_seconds(long_round, is_parallel=False)
+    assert switch.choose(replace(long_round, acceptance=0.99, window=12)) == "speculate"
+    switch.record("speculate", seconds=seconds, tokens=1, remote_step=long_round.remote_step)
+    assert switch.choose(replace(long_round, acceptance=0.99, window=12)) == "remote"
+
+
 def test_against_the_forecast_a_round_is_tried_when_it_costs_a_hundredth_of_the_time() -> None:
     switch = ModeSwitch(is_lossless=True)
     modes = []

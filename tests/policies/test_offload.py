@@ -284,6 +284,21 @@ def test_what_had_to_stay_is_made_up_for_and_beyond_eight_chunks_forgiven() -> N
     assert abs(steering.debt) <= 32.0
 
 
+def test_a_chunk_that_was_to_be_sent_and_was_not_is_made_up_for() -> None:
+    steering, rng = OffloadSteering(0.5, rule="random"), Random(5)
+    while not steering.decide(0.5, 0.1, 4, rng).is_offloaded:
+        pass
+    before = steering.debt
+    steering.withdraw(4)
+    assert steering.offloaded_tokens == 0
+    assert steering.debt == before + 4
+    for _ in range(100):
+        steering.decide(0.5, 0.1, 4, rng)
+        steering.withdraw(steering.offloaded_tokens)
+    assert steering.debt == 32.0, "beyond eight chunks it is forgiven"
+    assert steering.forgiven_tokens > 0.0
+
+
 def test_the_share_is_spent_on_what_matters() -> None:
     """Of equal shares, the combined rule's chunks are less sure and more important than chance's."""
     sent: dict[str, list[tuple[float, float]]] = {"combined": [], "random": []}

@@ -192,3 +192,99 @@ def test_a_selective_answer_settles_everything_once_whatever_happens(part: int) 
             assert outcome.report.offloaded <= outcome.report.chunks
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def scripted(agreement: float, seed: int) -> tuple[Successor, Successor]:
+    """A target that is sure of everything, and a draft model that agrees with it so often; its second choice is right as a rule."""
+
+    @cache
+    def said(length: int, last: int) -> int:
+        return Random(f"{seed} {length} {last}").randrange(1, 1000)
+
+    @cache
+    def drafted(length: int, last: int) -> Mapping[int, float]:
+        dice, right = Random(f"draft {seed} {length} {last}"), said(length, last)
+        wrong, other = dice.sample(range(1000, 2000), 2)
+        sure = min(0.95, max(0.4, dice.gauss(agreement, 0.15)))
+        if dice.random() < agreement:
+            return {right: sure, wrong: (1.0 - sure) * 0.5}
+        return {wrong: sure, (right if dice.random() < 0.6 else other): (1.0 - sure) * 0.6}
+
+    def target(ids: Sequence[int]) -> Mapping[int, float]:
+        return {said(len(ids), ids[-1] if ids else 0): 1.0}
+
+    return target, lambda ids: drafted(len(ids), ids[-1] if ids else 0)
+
+
+def answer_ratio(pair: Pair, *, rtt: float, agreement: float, step: float, draft_step: float) -> float:
+    """Tokens per second of an answer of 256 tokens, relative to the plain stream."""
+    target, draft = scripted(agreement, 5)
+    device = DraftingDevice(model=draft, step_times=tuple(draft_step * (1.0 + 0.05 * place) for place in range(6)))
+    server = JudgingServer(model=target, step=step, prompt_time=0.2)
+    outcome = simulate_answer(pair, SpeculatorOptions(max_tokens=256), device, server, Link(rtt=rtt), seed=1)
+    assert outcome is not None
+    assert len(outcome.ids) == 256
+    return (rtt + server.prompt_time + 256 * step) / outcome.seconds
+
+
+@pytest.mark.parametrize("is_calibrated", [False, True])
+@pytest.mark.parametrize("rtt", [0.01, 0.03, 0.06, 0.12])
+def test_a_lossless_answer_is_never_slower_than_95_percent_of_plain_remote(rtt: float, is_calibrated: bool) -> None:
+    ratios: dict[tuple[float, float, float], float] = {}
+    for agreement in (0.0, 0.6, 0.75, 0.9):
+        for step in (0.02, 0.05, 0.1):
+            for draft_step in (0.005, 0.02, 0.05):
+                prior = PairPrior(remote_step=step, wait=rtt + step) if is_calibrated else PairPrior()
+                ratio = answer_ratio(Pair(prior=prior), rtt=rtt, agreement=agreement, step=step, draft_step=draft_step)
+                ratios[agreement, step, draft_step] = ratio
+    worst = min(ratios, key=lambda place: ratios[place])
+    assert ratios[worst] >= 0.95, f"{ratios[worst]} at {worst}"
+    assert max(ratios.values()) > 1.3, "and drafting is not simply left alone"
+
+
+def test_where_drafting_was_thought_not_to_pay_it_is_found_that_it_does() -> None:
+    pair = Pair(prior=PairPrior(acceptance=0.2, remote_step=0.1, wait=0.13))
+    first = answer_ratio(pair, rtt=0.03, agreement=0.9, step=0.1, draft_step=0.01)
+    second = answer_ratio(pair, rtt=0.03, agreement=0.9, step=0.1, draft_step=0.01)
+    assert first > 1.2
+    assert second > 2.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pre_drafted_branches_are_adopted_in_more_than_45_percent_of_the_rounds(seed: int) -> None:
+    target, draft = scripted(0.75, seed)
+    device = DraftingDevice(model=draft, step_times=tuple(0.015 * (1.0 + 0.1 * place) for place in range(6)))
+    rates: list[float] = []
+    for most_branches, is_parallel in ((6, True), (1, True), (6, False)):
+        options = SpeculatorOptions(max_tokens=400, is_adaptive=False, is_parallel=is_parallel, most_branches=most_branches)
+        pair = Pair(prior=PairPrior(acceptance=0.75))
+        outcome = simulate_answer(pair, options, device, JudgingServer(model=target), Link(rtt=0.06), seed=seed)
+        assert outcome is not None
+        assert outcome.report.acceptance is not None
+        rates.append(outcome.report.hit_rate or 0.0)
+        rates.append(outcome.tokens_per_s)
+    many, fast, one, slower, none, slowest = rates
+    assert many >= 0.45
+    assert many > one > none == 0.0
+    assert fast > slower > slowest
+
+
+def test_answers_that_are_drawn_have_the_targets_distribution() -> None:
+    """Chi-square over the first three tokens, with branches, retractions and all; the bound is passed by chance once in 1,000 times."""
+    target, draft = model(3, 0.0, size=3), model(3, 1.0, size=3)
+    expected: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(3):
+        expected = {(*ids, token): share * p for ids, share in expected.items() for token, p in target(ids).items()}
+    device = DraftingDevice(model=draft, is_sampled=True, step_times=(0.01, 0.011, 0.012))
+    server = JudgingServer(model=target, is_sampled=True, prompt_time=0.0)
+    options = SpeculatorOptions(max_tokens=3, is_adaptive=False, emit="draft")
+    counts = dict.fromkeys(expected, 0)
+    hits, runs = 0, 4000
+    for seed in range(runs):
+        outcome = simulate_answer(Pair(window=Static(1), prior=PairPrior(wait=0.1)), options, device, server, Link(), seed=seed)
+        assert outcome is not None
+        counts[tuple(outcome.ids)] += 1
+        hits += outcome.report.hits
+    square = sum((counts[ids] - runs * share) ** 2 / (runs * share) for ids, share in expected.items())
+    assert square < 54.1, f"26 degrees of freedom, {square}"
+    assert hits > runs / 4
