@@ -12,6 +12,7 @@ from streamco.errors import ConfigError, StreamcoError
 __all__ = ["main"]
 
 COMMANDS = {
+    "calibrate": "measure a draft model and its verifier, for a profile",
     "chat": "talk to the model on this device and to a server at once",
     "demo": "see it work: device and cloud on this machine, no key, no download",
     "proxy": "an OpenAI-compatible server in front of both sides",

@@ -365,6 +365,7 @@ def test_ctrl_c_during_json_still_prints_the_object() -> None:
         (("--max-tokens", "0"), "expected a whole number above 0, got '0'"),
         (("--temperature", "-1"), "expected a number, 0 or more, got '-1'"),
         (("--theme", "pink"), "invalid choice: 'pink'"),
+        (("--no-device", "--server", "m", "--profile", "/nowhere", "--prompt", "a"), "profile: expected a file that can be read"),
     ],
 )
 def test_wrong_usage_is_told_in_a_line_and_exits_2(words: tuple[str, ...], message: str) -> None:

@@ -1,0 +1,184 @@
+"""``streamco calibrate``: measure what policies are planned from, and keep it in a profile."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from streamco.cli.options import api_key_of, device_path_of, option, whole_number
+from streamco.cli.runtime import run_async, waiting
+from streamco.errors import ConfigError, EndpointError
+
+if TYPE_CHECKING:
+    from streamco.endpoints.device import DeviceEndpoint
+    from streamco.endpoints.verifying import Verifier
+    from streamco.pairs import PairProfile
+
+__all__ = ["add_arguments", "format_pair", "run"]
+
+DESCRIPTION = """\
+Measures a model on this machine as the draft model of a verifier: some prompts are answered with every draft judged, greedily, one after
+the other. Run it where and as the application runs, with nothing else at work; docs/profiles.md says what the figures are.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``streamco calibrate``."""
+    parser.description = DESCRIPTION
+    parser.add_argument("--pair", action="store_true", help="measure a draft model and its verifier (there is nothing else yet)")
+    who = parser.add_argument_group("the pair")
+    who.add_argument("--device", metavar="FILE", help="GGUF model that drafts (the packaged one)")
+    who.add_argument("--threads", type=option(whole_number), metavar="N", help="threads of that model (a fair share of the cores)")
+    who.add_argument("--verifier", metavar="URL", help="of a streamco serve that judges, wss://HOST:PORT")
+    who.add_argument("--server", metavar="MODEL", help="instead: model of an OpenAI-compatible server that verifies (docs/speculation.md)")
+    who.add_argument("--base-url", metavar="URL", help="of that server")
+    who.add_argument("--api-key-env", metavar="VAR", help="environment variable with the verifier's or server's key")
+    how = parser.add_argument_group("measuring")
+    how.add_argument("--prompts", type=Path, metavar="FILE", help="prompts like those that will come, one a line (a dozen of our own)")
+    how.add_argument("--rounds", type=option(whole_number), default=120, metavar="N", help="drafts to have judged (120)")
+    how.add_argument("--window", type=option(whole_number), default=4, metavar="N", help="tokens of a draft (4)")
+    how.add_argument("--sequences", type=option(whole_number), default=6, metavar="N", help="branches side by side, at most (6)")
+    how.add_argument("--max-tokens", type=option(whole_number), default=64, metavar="N", help="of each answer (64)")
+    out = parser.add_argument_group("what becomes of it")
+    out.add_argument("--profile", type=Path, metavar="FILE", help="keep it there; what else the file holds stays")
+    out.add_argument("--json", action="store_true", help="print the figures as JSON instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print; the exit code is 0.
+
+    Raises:
+        StreamcoError: it can't be measured, or not be kept.
+    """
+    if not args.pair:
+        raise ConfigError("calibrate: expected --pair, which says what is to be measured, got nothing of the kind")
+    if (args.verifier is None) == (args.server is None):
+        raise ConfigError("calibrate: expected either --verifier URL or --server MODEL, got both or neither")
+    if args.base_url is not None and args.server is None:
+        raise ConfigError("--base-url: expected --server MODEL beside it, got none")
+    return run_async(lambda: _calibrate(args))
+
+
+async def _calibrate(args: argparse.Namespace) -> int:
+    from msgspec.structs import replace
+
+    from streamco.calibration.store import load_profile, save_profile
+    from streamco.profiles import Link, Profile
+
+    profile = load_profile(args.profile) if args.profile is not None and args.profile.exists() else Profile()
+    pair = await _measure(args)
+    if args.profile is not None:
+        link = profile.link if pair.rtt is None else replace(profile.link or Link(rtt=0.0), rtt=pair.rtt)
+        save_profile(replace(profile, pair=pair, link=link), args.profile)
+    print(_as_json(pair) if args.json else format_pair(pair))
+    if args.profile is not None:
+        print(f"kept in {args.profile}", file=sys.stderr)
+    return 0
+
+
+async def _measure(args: argparse.Namespace) -> PairProfile:
+    from streamco.calibration.pair import calibrate_pair
+    from streamco.calibration.prompts import PROMPTS, read_prompts
+    from streamco.endpoints.base import Request
+
+    prompts = PROMPTS if args.prompts is None else read_prompts(args.prompts)
+    requests = [Request(messages=[{"role": "user", "content": prompt}]) for prompt in prompts]
+    device = make_device(args)
+    try:
+        async with waiting("loading the model"):
+            await device.start()
+        verifier = await make_verifier(args)
+        try:
+            async with waiting(f"having {args.rounds} drafts judged"):
+                return await calibrate_pair(
+                    device,
+                    verifier,
+                    requests,
+                    rounds=args.rounds,
+                    window=args.window,
+                    sequences=args.sequences,
+                    answer_tokens=args.max_tokens,
+                )
+        finally:
+            await verifier.aclose()
+    finally:
+        await device.aclose()
+
+
+def make_device(args: argparse.Namespace) -> DeviceEndpoint:
+    """Who drafts; its attention is read, for importance.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    from streamco.endpoints.device import DeviceEndpoint
+    from streamco.engines.base import EngineOptions
+    from streamco.policies.importance import LAYERS
+
+    path = device_path_of(args.device, has_server=False)
+    if path is None:
+        raise AssertionError("without a server there is a device, or an error")
+    held = args.sequences + 2
+    return DeviceEndpoint(path, options=EngineOptions(threads=args.threads, max_sequences=1, held_sequences=held, attention_layers=LAYERS))
+
+
+async def make_verifier(args: argparse.Namespace) -> Verifier:
+    """Who judges: the one named, or whoever is behind the server's API.
+
+    Raises:
+        ConfigError: a URL or key that is none.
+        EndpointError: the server does not answer, or does not verify.
+    """
+    key = api_key_of(args.api_key_env)
+    if args.verifier is not None:
+        from streamco.endpoints.verifier import VerifierEndpoint
+
+        return VerifierEndpoint(args.verifier, token=key)
+    from streamco.endpoints.openai import OpenAIEndpoint
+    from streamco.endpoints.verifiers import find_verifier
+
+    server = OpenAIEndpoint(args.server, base_url=args.base_url, api_key=key)
+    try:
+        await server.start()
+        verifier = await find_verifier(server)
+    finally:
+        await server.aclose()
+    if verifier is None:
+        raise EndpointError("expected a server that verifies, got one of another kind", endpoint=server.name)
+    return verifier
+
+
+def format_pair(pair: PairProfile) -> str:
+    """The figures as a table for people."""
+    from streamco.policies.acceptance import expected_tokens
+
+    rows = [
+        ("pair", f"{pair.draft} drafts, {pair.target} judges; {pair.rounds} drafts of up to {pair.window} tokens"),
+        ("acceptance", f"{pair.acceptance:.3f}, so {expected_tokens(pair.acceptance, pair.window):.2f} tokens a round"),
+        ("prediction", "not known" if pair.hit_rate is None else f"{pair.hit_rate:.2f} of the rounds would have met a branch"),
+        ("confidence", "not known" if pair.confidence_threshold is None else f"c_th {pair.confidence_threshold:.3f}"),
+        ("importance", _thresholds(pair)),
+        ("round trip", _milliseconds(pair.rtt)),
+        ("verdict", f"{_milliseconds(pair.wait)} after its draft"),
+        ("verify batch", " · ".join(f"{size}: {_milliseconds(time)}" for size, time in pair.verify_times) or "not told"),
+        ("draft step", " · ".join(f"{count}: {_milliseconds(time)}" for count, time in enumerate(pair.step_times, start=1))),
+        ("remote step", _milliseconds(pair.remote_step)),
+    ]
+    return "\n".join(f"{name:<14}{text}" for name, text in [*rows, *([("note", pair.note)] if pair.note else [])])
+
+
+def _thresholds(pair: PairProfile) -> str:
+    told = [f"{budget:g}: {threshold:.4f}" for budget, threshold in pair.importance_thresholds]
+    return "i_th by budget  " + " · ".join(told) if told else "not measured"
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "not known" if seconds is None else f"{1000 * seconds:.1f} ms"
+
+
+def _as_json(pair: PairProfile) -> str:
+    import msgspec
+
+    return msgspec.json.encode(pair).decode()

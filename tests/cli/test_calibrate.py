@@ -1,0 +1,160 @@
+"""``streamco calibrate --pair``: what is asked for, what is printed, what is kept."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamco.calibration.prompts import PROMPTS, read_prompts
+from streamco.calibration.store import load_profile, save_profile
+from streamco.cli import calibrate
+from streamco.cli.main import main
+from streamco.endpoints.base import Request
+from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.verifier import VerifierEndpoint
+from streamco.errors import ConfigError, EndpointError
+from streamco.pairs import PairProfile
+from streamco.profiles import Link, Prices, Profile
+from streamco.testing import FakeEngine, ScriptedServer, json_answer
+from streamco.testing.sequences import FakeDistribution
+from tests.server.verifying import SIZE, VOCABULARY, serving, target
+
+PAIR = PairProfile(
+    draft="small",
+    target="large",
+    window=4,
+    rounds=120,
+    acceptance=0.5,
+    hit_rate=0.25,
+    confidence_threshold=0.8,
+    importance_thresholds=((0.1, 0.5), (0.9, 0.1)),
+    rtt=0.03,
+    wait=0.2,
+    step_times=(0.01, 0.0125),
+    verify_times=((1, 0.05), (4, 0.1)),
+    remote_step=0.05,
+)
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    calibrate.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+@pytest.fixture
+def draft(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    """Drafts in place of the packaged model; every prompt is one word of its vocabulary."""
+    engine = FakeEngine(vocabulary=VOCABULARY, successor=FakeDistribution(1, SIZE, noise=1.0), context_tokens=256)
+    monkeypatch.setattr(engine, "apply_template", lambda messages, **_options: "word")
+    monkeypatch.setattr(calibrate, "make_device", lambda _args: DeviceEndpoint(engine))
+    return engine
+
+
+async def test_the_figures_are_printed_and_kept_beside_what_was_known(
+    draft: FakeEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "profile.json"
+    save_profile(Profile(name="mine", prices=Prices(prompt=1e-6, completion=2e-6), link=Link(rtt=9.0, bytes_per_s=1e6)), path)
+    async with serving(target()) as server:
+        words = ("--pair", "--verifier", server.url, "--rounds", "12", "--sequences", "2", "--max-tokens", "20", "--profile", str(path))
+        assert await calibrate._calibrate(parse(*words)) == 0
+    kept = load_profile(path)
+    assert kept.pair is not None
+    assert (kept.name, kept.pair.rounds, len(kept.pair.step_times)) == ("mine", 12, 2)
+    assert kept.prices is not None
+    assert kept.link is not None
+    assert (kept.link.rtt, kept.link.bytes_per_s) == (kept.pair.rtt, 1e6)
+    output = capsys.readouterr()
+    assert f"{kept.pair.acceptance:.3f}" in output.out
+    assert f"kept in {path}" in output.err
+    assert draft.sequences.held == 0
+
+
+async def test_a_server_that_verifies_is_found_behind_its_api(draft: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    async with serving(target()) as server:
+        words = ("--pair", "--server", "fake", "--base-url", f"{server.http}/v1", "--rounds", "4", "--sequences", "1", "--json")
+        assert await calibrate._calibrate(parse(*words)) == 0
+    figures: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert figures["rounds"] == 4
+    assert figures["target"] == "fake"
+
+
+async def test_a_server_that_does_not_verify_is_an_error() -> None:
+    async with ScriptedServer(*[json_answer({"object": "list", "data": [{"id": "m", "object": "model"}]})] * 8) as server:
+        with pytest.raises(EndpointError, match="expected a server that verifies"):
+            await calibrate.make_verifier(parse("--pair", "--server", "m", "--base-url", server.url))
+
+
+async def test_a_verifier_has_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VERIFIER_KEY", "sk-secret")
+    verifier = await calibrate.make_verifier(parse("--pair", "--verifier", "ws://127.0.0.1:9", "--api-key-env", "VERIFIER_KEY"))
+    assert isinstance(verifier, VerifierEndpoint)
+    assert verifier._token == "sk-secret"
+    assert "sk-secret" not in repr(verifier)
+    await verifier.aclose()
+
+
+def test_the_device_reads_attention_and_has_room_for_the_branches(tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.write_bytes(b"GGUF")
+    device = calibrate.make_device(parse("--pair", "--device", str(model), "--threads", "1", "--sequences", "5"))
+    assert (device._options.threads, device._options.held_sequences) == (1, 7)
+    assert device._options.attention_layers
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "expected --pair"),
+        (("--pair",), "expected either --verifier URL or --server MODEL"),
+        (("--pair", "--verifier", "ws://127.0.0.1:9", "--server", "m"), "got both or neither"),
+        (("--pair", "--verifier", "ws://127.0.0.1:9", "--base-url", "http://127.0.0.1:9"), "--base-url: expected --server MODEL"),
+        (("--pair", "--verifier", "ws://127.0.0.1:9", "--device", "/nowhere.gguf"), "expected a GGUF file, got nothing at /nowhere.gguf"),
+    ],
+)
+def test_what_is_missing_or_contradicts_itself_is_said(words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_table_says_what_is_not_known() -> None:
+    text = calibrate.format_pair(PAIR)
+    assert "small drafts, large judges; 120 drafts of up to 4 tokens" in text
+    assert "0.500, so 1.94 tokens a round" in text
+    assert "i_th by budget  0.1: 0.5000 · 0.9: 0.1000" in text
+    assert "draft step    1: 10.0 ms · 2: 12.5 ms" in text
+    assert "verify batch  1: 50.0 ms · 4: 100.0 ms" in text
+    unknown = calibrate.format_pair(PairProfile(window=4, rounds=1, acceptance=0.5, wait=0.1, step_times=(0.01,), note="so it was"))
+    assert unknown.count("not known") == 4
+    assert "not measured" in unknown
+    assert "not told" in unknown
+    assert "so it was" in unknown
+
+
+def test_prompts_are_lines_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("One.\n\n  Two, with ümlauts.  \n", encoding="utf-8")
+    assert read_prompts(path) == ["One.", "Two, with ümlauts."]
+    assert all(Request(messages=[{"role": "user", "content": prompt}]) for prompt in PROMPTS)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\n \n", "expected 1 prompt or more"),
+        (b"\xff\xfe\xfa", "expected a text file of prompts"),
+        (b"a" * (1 << 20) + b"b", "in 1048577"),
+    ],
+)
+def test_a_file_without_prompts_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        read_prompts(path)
+    with pytest.raises(ConfigError, match="expected a text file of prompts"):
+        read_prompts(tmp_path / "none.txt")
