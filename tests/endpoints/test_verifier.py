@@ -586,17 +586,16 @@ async def test_closing_ends_everything_at_once(server: ScriptedVerifier) -> None
 
 
 async def test_closing_does_not_wait_for_a_server_that_reads_nothing(server: ScriptedVerifier) -> None:
-    async with FaultProxy(server.port) as proxy:
-        async with verifier_at(f"ws://127.0.0.1:{proxy.port}") as verifier:
-            talk = Talk(verifier)
-            await talk.connect()
-            await talk.judged(ANSWER[:2])
-            proxy.stall()
-            long = Talk(verifier, [1] * 100_000)
-            talks = [Talk(verifier, long.prompt) for _ in range(40)]
-            for waiting in talks:
-                waiting.session.run(ConnectVerifier(()))
-            await settled(lambda: all(waiting.events for waiting in talks))
+    async with FaultProxy(server.port) as proxy, verifier_at(f"ws://127.0.0.1:{proxy.port}") as verifier:
+        talk = Talk(verifier)
+        await talk.connect()
+        await talk.judged(ANSWER[:2])
+        proxy.stall()
+        long = Talk(verifier, [1] * 100_000)
+        talks = [Talk(verifier, long.prompt) for _ in range(40)]
+        for waiting in talks:
+            waiting.session.run(ConnectVerifier(()))
+        await settled(lambda: all(waiting.events for waiting in talks))
 
 
 async def test_it_must_be_started_first_and_for_one_vocabulary(server: ScriptedVerifier) -> None:
