@@ -145,22 +145,24 @@ class Alternating(Struct, frozen=True, kw_only=True):
     Args:
         batch_tokens: most an engine reads at once.
         turns: batches of verifications before a waiting prefill gets its step.
-        prefill_stretch: a prefill step takes at most so many times as long as a chunk of 32 tokens, or is just such a chunk.
+        stretch: a batch takes at most so many times as long as one of 32 tokens, or has no more: where time grows with tokens, as on a
+            CPU, the first in line shouldn't wait for the last.
     """
 
     batch_tokens: int = 512
     turns: int = 4
-    prefill_stretch: float = 1.8
+    stretch: float = 1.8
 
     def __post_init__(self) -> None:
         _check_room(self.batch_tokens)
-        if self.turns < 1 or self.prefill_stretch < 1.0:
-            raise ConfigError(f"alternating: expected turns >= 1 and prefill_stretch >= 1, got {self.turns} and {self.prefill_stretch}")
+        if self.turns < 1 or self.stretch < 1.0:
+            raise ConfigError(f"alternating: expected turns >= 1 and stretch >= 1, got {self.turns} and {self.stretch}")
 
     def choose(self, waiting: Sequence[Waiting], situation: Situation) -> Batch | None:
         """Whose turn it is."""
         prefills, verifications = _split(waiting)
-        verify = _verify(fair_order(verifications, situation.served), self.batch_tokens)
+        room = self._room(situation.step, max((work.context for work in verifications), default=0))
+        verify = _verify(fair_order(verifications, situation.served), room)
         if not prefills:
             return verify
         context = max(work.context for work in prefills)
@@ -175,7 +177,7 @@ class Alternating(Struct, frozen=True, kw_only=True):
 
     def _room(self, step: StepSeconds, context: int) -> int:
         """Tokens a prefill step may read."""
-        limit = self.prefill_stretch * step(CHUNK, context)
+        limit = self.stretch * step(CHUNK, context)
         low, high = 1, self.batch_tokens // CHUNK  # in chunks; a step's time grows with its tokens
         while low < high:
             middle = (low + high + 1) // 2

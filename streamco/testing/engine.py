@@ -93,6 +93,8 @@ class FakeEngine:
         vocabulary: engines with the same one understand each other's ids; None: one that all share.
         successor: what may follow ids, with probabilities; ``FakeDistribution`` makes pairs of models.
         held_sequences: held sequences with memory at once.
+        step_time: seconds of a batch of held sequences, from the number of those that write and the tokens that others read, in place of
+            ``prefill_s`` and ``token_s`` (thread).
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class FakeEngine:
         vocabulary: FakeVocabulary | None = None,
         successor: Successor | None = None,
         held_sequences: int = 16,
+        step_time: Callable[[int, int], float] | None = None,
         name: str = "fake",
     ) -> None:
         if mode not in {"instant", "thread", "manual"}:
@@ -126,7 +129,7 @@ class FakeEngine:
         self.held_sequences = held_sequences
         self.held_tokens = held_sequences * context_tokens
         self.batch_tokens = 128
-        self.step_time: Callable[[int, int], float] | None = None
+        self.step_time = step_time
         self.end_id = self.vocabulary.size - 1
         self.sequences = FakeHost(
             successor or self._follow,
@@ -136,6 +139,7 @@ class FakeEngine:
             mode=mode,
             prefill_s=prefill_s,
             token_s=token_s,
+            step_time=step_time,
             end_ids=frozenset({self.end_id}),
         )
         self.info = ModelInfo(

@@ -65,6 +65,7 @@ class FakeHost:
             called.
         prefill_s: seconds a token that is read (thread).
         token_s: seconds a token that is written (thread).
+        step_time: seconds of a batch that writes in so many sequences and reads so many tokens, in place of those two (thread).
         end_ids: tokens that end a draft.
     """
 
@@ -78,6 +79,7 @@ class FakeHost:
         mode: str,
         prefill_s: float = 0.0,
         token_s: float = 0.0,
+        step_time: Callable[[int, int], float] | None = None,
         end_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.vocabulary_size = vocabulary_size
@@ -87,6 +89,7 @@ class FakeHost:
         self._mode = mode
         self._prefill_s = prefill_s
         self._token_s = token_s
+        self._step_time = step_time
         self._table = HeldTable(SlotTable(_NoMemory(), places, idle_tokens=context), places, context)
         self._work: list[Task] = []
         self._is_busy = False
@@ -214,10 +217,16 @@ class FakeHost:
                 self._changed.wait_for(lambda: self._is_closed or self._collect())
                 if self._is_closed:
                     return
-                cost = max(self._token_s if task.next_token is not None else self._prefill_s * task.missing for task in self._work)
-                self._pause(monotonic() + cost)
+                self._pause(monotonic() + self._cost())
                 if self._collect():
                     self._round()
+
+    def _cost(self) -> float:
+        reading = [task.missing for task in self._work if task.next_token is None]
+        writing = len(self._work) - len(reading)
+        if self._step_time is not None:
+            return self._step_time(writing, sum(reading))
+        return max(self._token_s if writing else 0.0, self._prefill_s * max(reading, default=0))
 
     def _pause(self, until: float) -> None:
         """Wait as long as somebody still wants the result."""

@@ -120,7 +120,7 @@ def test_the_earliest_due_verification_decides() -> None:
 
 
 def test_a_step_of_prefill_takes_little_longer_than_a_verification() -> None:
-    kind, portions = chosen(Alternating(prefill_stretch=1.5), prompt("p", 1000))
+    kind, portions = chosen(Alternating(stretch=1.5), prompt("p", 1000))
     assert (kind, portions) == ("prefill", {"p": 128})  # 65.6 ms against 46.4 ms; 160 would take 72
     steep = LinearStep(setup=0.0, per_token=0.01)
     batch = Alternating().choose([prompt("p", 1000)], Situation(now=0.0, served={}, verified=0, step=steep))
@@ -133,7 +133,7 @@ def test_where_steps_cost_the_same_a_prompt_fills_the_batch() -> None:
     assert batch == Batch("prefill", (Portion("p", 480),))
 
 
-@pytest.mark.parametrize("wrong", [{"batch_tokens": 31}, {"turns": 0}, {"prefill_stretch": 0.9}], ids=["batch", "turns", "prefill stretch"])
+@pytest.mark.parametrize("wrong", [{"batch_tokens": 31}, {"turns": 0}, {"stretch": 0.9}], ids=["batch", "turns", "stretch"])
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Alternating(**wrong)  # type: ignore[arg-type]
@@ -206,3 +206,11 @@ def test_a_batch_has_one_kind_fits_and_takes_each_session_once(
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
 def test_without_anything_that_waits_there_is_no_batch(policy: BatchPolicy) -> None:
     assert policy.choose([], situation()) is None
+
+
+def test_where_time_grows_with_tokens_few_are_verified_at_once_and_where_it_does_not_all_are() -> None:
+    drafts = [draft(f"v{number}", 10, judged=10) for number in range(20)]
+    for step, most in ((LinearStep(setup=0.01, per_token=0.003), 3), (LinearStep(setup=0.05, per_token=0.0001), 20)):
+        batch = Alternating().choose(drafts, Situation(now=0.0, served={}, verified=1, step=step))
+        assert batch is not None
+        assert len(batch.portions) == most
