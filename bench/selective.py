@@ -28,6 +28,7 @@ from bench.report import Row, add_arguments, emit
 from streamco.config import SamplingOptions
 from streamco.engines.base import EngineOptions, Prediction, SequenceTask, TokenSequence
 from streamco.engines.llama import LlamaEngine
+from streamco.policies.importance import LAYERS
 from streamco.policies.offload import CONFIDENCE_THRESHOLD, OffloadRule, OffloadSteering
 
 __all__ = [
@@ -49,7 +50,7 @@ __all__ += ["measure", "prompted", "write_answers", "write_target"]
 CHUNK = 4  # gamma
 RULES: tuple[OffloadRule, ...] = ("combined", "confidence", "importance", "random")
 BUDGETS = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
-ATTENTION_LAYERS = (-1,)
+MOST_TOKENS = 64  # of an answer
 SIDE_BY_SIDE = 8  # answers
 SEED = 5
 GREEDY = SamplingOptions(temperature=0)
@@ -337,11 +338,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--drafts", nargs="*", default=DRAFTS)
     parser.add_argument("--questions", type=int, default=24, help="of each task")
     parser.add_argument("--tasks", nargs="*", default=("alpaca", "xsum", "sst2"))
-    parser.add_argument("--layers", nargs="*", type=int, default=ATTENTION_LAYERS)
+    parser.add_argument("--budgets", nargs="*", type=float, default=BUDGETS)
+    parser.add_argument("--layers", nargs="*", type=int, default=LAYERS)
     options = parser.parse_args(arguments)
     quick: bool = options.quick
     drafts, tasks = (options.drafts[:1], options.tasks[:1]) if quick else (options.drafts, options.tasks)
-    budgets, count, most_tokens = ((0.0, 0.2, 1.0), 8, 24) if quick else (BUDGETS, options.questions, 64)
+    budgets, count, most_tokens = ((0.0, 0.2, 1.0), 8, 24) if quick else (options.budgets, options.questions, MOST_TOKENS)
     cells: list[tuple[OffloadRule, float]] = [(rule, budget) for budget in budgets for rule in (RULES if 0.0 < budget < 1.0 else RULES[:1])]
     rows: list[Row] = []
     for draft in drafts:
