@@ -147,7 +147,7 @@ def make_verifier(args: argparse.Namespace) -> Verifier | None:
         raise ConfigError("--verifier: expected a device that drafts, got --no-device")
     from streamco.endpoints.verifier import VerifierEndpoint
 
-    return VerifierEndpoint(args.verifier, token=api_key_of(args.api_key_env), name=VERIFIER)
+    return VerifierEndpoint(args.verifier, token=api_key_of(args.api_key_env), name=VERIFIER, prices=args.prices)
 
 
 def default_threads() -> int:

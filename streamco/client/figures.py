@@ -118,7 +118,7 @@ def _verifier_part(driver: SpeculationDriver, record: Record) -> EndpointReport:
     cached = sum(part.cached for part in parts)
     if pairing.verifier is None:
         raise AssertionError("somebody verified")
-    biller: Endpoint | None = pairing.server or pairing.verifier.remote
+    biller = _biller(pairing.verifier.remote, pairing.server)
     cost = None if biller is None else record.cost(biller, prompt, report.cloud, cached)
     kept = report.accepted + report.corrected + report.bonus + report.remote
     return EndpointReport(
@@ -134,6 +134,11 @@ def _verifier_part(driver: SpeculationDriver, record: Record) -> EndpointReport:
         unified_cost_usd=None if cost is None else cost.total,
         error=None if driver.error is None else str(driver.error),
     )
+
+
+def _biller(remote: Endpoint | None, server: Endpoint | None) -> Endpoint | None:
+    """Whose prices hold: the verifier's own where it has any, else those of the server beside it."""
+    return remote if remote is not None and remote.prices.completion is not None else server or remote
 
 
 def _figures(driver: SpeculationDriver, record: Record) -> SpeculationFigures:

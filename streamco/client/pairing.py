@@ -267,6 +267,11 @@ class Pairing:
         return self.verifier.facts
 
     @property
+    def rtt(self) -> float | None:
+        """Of the link to the verifier, seconds; None: not measured."""
+        return None if self.verifier is None else self.verifier.rtt
+
+    @property
     def models(self) -> frozenset[str]:
         """Names that mean the verifier's model."""
         names = {self.facts.model, getattr(self.server, "model", None)}

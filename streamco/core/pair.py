@@ -181,6 +181,11 @@ class Pair:
         """Of draft tokens."""
         return self._confidence
 
+    def expect_wait(self, seconds: float) -> None:
+        """What a verdict should take; of no account once one was measured."""
+        if not self._is_measured:
+            self._wait = seconds
+
     def propose_window(self) -> int:
         """Ask the window policy for the next draft."""
         state = WindowState(

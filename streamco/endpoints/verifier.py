@@ -19,7 +19,7 @@ from weakref import WeakSet
 from msgspec.structs import replace
 
 from streamco.config import Timeouts
-from streamco.endpoints.base import Endpoint
+from streamco.endpoints.base import Endpoint, TokenPrices
 from streamco.endpoints.http import is_loopback
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.probe import STREAMCO
@@ -56,6 +56,7 @@ class VerifierEndpoint:
         tls: certificates to trust; None: the system's.
         is_plain: a ``ws://`` beyond this machine is meant so: prompts and token can be read on the way.
         limits: sizes of what is believed.
+        prices: US dollars per token, those it judges among the completion's; None: not known.
         rng: the dice of the waits between tries to connect.
 
     Raises:
@@ -72,6 +73,7 @@ class VerifierEndpoint:
         tls: ssl.SSLContext | None = None,
         is_plain: bool = False,
         limits: VerifyLimits | None = None,
+        prices: TokenPrices | None = None,
         rng: random.Random | None = None,
     ) -> None:
         parts = _split(url, is_plain=is_plain)
@@ -94,6 +96,7 @@ class VerifierEndpoint:
         self._sessions: WeakSet[ProtocolSession] = WeakSet()
         self._is_closed = False
         self._base = urlunsplit(("https" if parts.scheme == "wss" else "http", parts.netloc, path.removesuffix(PATH) + "/v1", "", ""))
+        self._prices = prices or TokenPrices()
         self._remote: OpenAIEndpoint | None = None
         self._session: aiohttp.ClientSession | None = None  # of the remote, where certificates are given
 
@@ -146,6 +149,7 @@ class VerifierEndpoint:
                 api_key=self._token or "",
                 name=f"{self._name}/remote",
                 provider=STREAMCO,
+                prices=self._prices,
                 api="completions",
                 capabilities=replace(usual, vocabulary=draft.info.vocabulary),  # a welcome says that it is so
                 session=self._session,

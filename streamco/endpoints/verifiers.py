@@ -20,7 +20,7 @@ async def find_verifier(server: OpenAIEndpoint) -> Verifier | None:
     if kind == STREAMCO:
         from streamco.endpoints.verifier import VerifierEndpoint
 
-        return VerifierEndpoint(url, token=key, name=server.name, is_plain=url.startswith("http:"))
+        return VerifierEndpoint(url, token=key, name=server.name, is_plain=url.startswith("http:"), prices=server.prices)
     if kind == "vllm":
         from streamco.endpoints.vllm import VLLMVerifier
 

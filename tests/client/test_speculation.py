@@ -15,11 +15,12 @@ from streamco.core.speculation import VerifierFailed
 from streamco.endpoints.base import TokenPrices
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.endpoints.verifier import VerifierEndpoint
 from streamco.errors import AllEndpointsFailed, StreamClosed, VerifierError
 from streamco.testing import Cut, Forget, Pause, Refuse, Reset, ScriptedVerifier
 from streamco.wire.verify_errors import OverloadedError
 from tests.client.helpers import tokens_text
-from tests.client.speculating import ALWAYS, HASTY, PROMPT, Screen, World
+from tests.client.speculating import ALWAYS, HASTY, PROMPT, QUICK, Screen, World
 from tests.support.leaks import holding_nothing_new, settled
 
 HELLO = [{"role": "user", "content": PROMPT}]
@@ -307,6 +308,17 @@ async def test_costs_are_the_servers_prices_for_what_it_computed(world: World) -
             assert client.totals.endpoints["server"].speculated == 1
             assert client.totals.cost_usd == pytest.approx(report.cost_usd)
             assert client.totals.tokens == report.tokens
+
+
+async def test_a_verifier_beside_a_server_is_billed_at_its_own_prices(world: World) -> None:
+    async with world.scripted() as scripted:
+        verifier = VerifierEndpoint(scripted.url, timeouts=QUICK, prices=TokenPrices(prompt=2e-6, completion=3e-6))
+        async with world.speculating(verifier) as client:
+            stream = client.stream(PROMPT, temperature=0)
+            await tokens_text(stream)
+            figures = stream.report.speculation
+            assert figures is not None
+            assert stream.report.cost_usd == pytest.approx(len(world.prompt_ids()) * 2e-6 + figures.cloud_tokens * 3e-6)
 
 
 async def test_what_was_measured_outlives_the_answer(world: World) -> None:

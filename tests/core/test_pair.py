@@ -118,3 +118,12 @@ def test_shares_of_nothing_are_not_known() -> None:
     assert report.acceptance is report.hit_rate is report.offloaded_share is None
     report = SpeculationReport(rounds=4, hits=2, judged=16, accepted=8, chunks=40, offloaded=16, drafted=50, device=24)
     assert (report.acceptance, report.hit_rate, report.offloaded_share, report.wasted) == (0.5, 0.5, 0.4, 18)
+
+
+def test_an_expected_wait_holds_until_one_was_measured() -> None:
+    pair = Pair(prior=prior(wait=0.1))
+    pair.expect_wait(0.02)
+    assert pair.wait == 0.02
+    pair.note_wait(0.3, queue_depth=0.0, server_seconds=0.1)
+    pair.expect_wait(0.02)
+    assert pair.wait == 0.3
