@@ -1,9 +1,12 @@
 """How long does a device wait for its verdict, as more devices draft (Synera, Figure 15)?
 
-``streamco serve`` on one thread verifies the packaged model's drafts. The devices are scripted: four tokens at a time at a phone's rate,
-the target's own text with errors mixed in, so that a given share is accepted. A chunk is sent to be judged with the budget's probability,
-and given with the next one otherwise; between answers a device rests. Each policy and budget has a server of its own, which meets ever more
-devices.
+Two servers are asked. ``packaged`` is ``streamco serve`` with the packaged model on one thread: there a batch takes as long as all that is
+in it. ``large`` is the same server over a scripted target that takes Llama-2-70B's time for each batch (four A100) and computes nothing: what
+there is beside the model's own time is the server's and the scheduler's.
+
+The devices are scripted: four tokens at a time at a phone's rate, the target's own text with errors mixed in, so that a given share is
+accepted. A chunk is sent to be judged with the budget's probability, and given with the next one otherwise; between answers a device rests.
+Each engine, policy and budget has a server of its own, which meets ever more devices.
 
 The latency of a verdict is what the device sees, from its draft to its verdict, over a link of 60 ms; those of first rounds, which wait
 for the prompt to be read, are counted by themselves. ``x alone`` divides the 95th percentile by that of a single device with the same
@@ -21,6 +24,8 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -28,7 +33,13 @@ import aiohttp
 import websockets
 
 from bench.report import Row, add_arguments, emit
+from streamco.cli.listen import serve_until_stopped
+from streamco.server.app import ServeOptions
+from streamco.server.app import serving as serving_app
+from streamco.server.packaged import load_step_times
 from streamco.server.verify import STATS_PATH
+from streamco.server.verify_options import VerifyOptions
+from streamco.testing.engine import FakeEngine, FakeVocabulary
 from streamco.wire.verify import PATH, SUBPROTOCOL, Opened, Refusal, Rule, ServerFrame, Verdict, Welcome
 from streamco.wire.verify_client import VerifyClient
 from streamco.wire.verify_codec import VerifyCodec
@@ -43,6 +54,8 @@ PAUSE = 1.0  # mean seconds between two answers of a device
 SETTLING = 0.3  # share of a case's time that isn't counted: admission finds out what the load is
 CONTEXT = 256  # tokens
 PLACES = 64
+LARGE = "llama2-70b-a100x4"
+SCRIPTED = "--scripted"
 QUESTIONS = (
     "Explain how tides work.",
     "Write a short story about a lighthouse keeper.",
@@ -53,6 +66,16 @@ QUESTIONS = (
     "Give advice to somebody who learns to cook.",
     "Why is the sky blue?",
 )
+
+
+DEVICES = {  # by engine, and whether it is to be quick
+    ("packaged", True): [1, 3],
+    ("packaged", False): [1, 2, 4, 8, 16, 64],
+    ("large", True): [1, 64],
+    ("large", False): [1, 8, 16, 32, 64, 96, 128],
+}
+
+VOCABULARY = FakeVocabulary("scripted", 4096)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +141,7 @@ class Device:
             if self._dice.random() >= self._budget:
                 position += WINDOW
                 continue
-            draft = [
-                token if self._dice.random() < ACCEPTANCE else (token + 7919) % 40_000 for token in whole[position : position + WINDOW]
-            ]
+            draft = [token if self._dice.random() < ACCEPTANCE else (token + 1009) % 4096 for token in whole[position : position + WINDOW]]
             verdict, latency = await self._judge(session, base, [*whole[base:position], *draft], position - base, seen)
             (seen.firsts if is_first else seen.latencies).append(latency)
             if not is_first:
@@ -186,11 +207,44 @@ class Server:
             yield Device(socket, client, texts, budget, dice)
 
 
+def follow(ids: Sequence[int]) -> dict[int, float]:
+    """The scripted target."""
+    digest = sha256(",".join(map(str, ids[-8:])).encode()).digest()
+    return {int.from_bytes(digest[:4]) % VOCABULARY.size: 1.0}
+
+
+def serve_scripted(policy: Any) -> None:
+    """The scripted target's server, for ever."""
+    times = load_step_times(LARGE)
+    engine = FakeEngine(
+        vocabulary=VOCABULARY, successor=follow, mode="thread", held_sequences=2 * PLACES, context_tokens=CONTEXT, step_time=times
+    )
+    engine.batch_tokens = 512
+    options = ServeOptions(verify=VerifyOptions(policy=policy))
+    asyncio.run(serve_until_stopped(serving_app(engine, options), None))
+
+
 @contextlib.asynccontextmanager
-async def serving(*words: str) -> AsyncIterator[Server]:
-    """One thread, one place for each device."""
-    command = [sys.executable, "-m", "streamco", "serve", "--port", "0", "--threads", "1", "--context", str(CONTEXT)]
-    command += ["--sequences", "4", "--verify-places", str(PLACES), "--verify-separate", *words]
+async def serving(engine: str, policy: str, imposed: Sequence[str]) -> AsyncIterator[Server]:
+    """A server in a process of its own."""
+    if engine == "large":
+        command = [sys.executable, "-m", "bench.verifier", SCRIPTED, "--policies", policy]
+    else:
+        command = [
+            sys.executable,
+            "-m",
+            "streamco",
+            "serve",
+            "--port",
+            "0",
+            "--threads",
+            "1",
+            "--context",
+            str(CONTEXT),
+            "--sequences",
+            "4",
+        ]
+        command += ["--verify-places", str(PLACES), "--verify-separate", "--verify-policy", policy, *imposed]
     process = await asyncio.to_thread(subprocess.Popen, command, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
     try:
         assert process.stdout is not None
@@ -201,6 +255,18 @@ async def serving(*words: str) -> AsyncIterator[Server]:
     finally:
         process.kill()
         await asyncio.to_thread(process.wait)
+
+
+def script_texts(count: int, tokens: int) -> list[Text]:
+    """Some of the scripted target's answers."""
+    dice, texts = Random(SEED), []
+    for _ in range(count):
+        prompt = tuple(dice.randrange(VOCABULARY.size) for _ in range(dice.randrange(20, 80)))
+        whole = list(prompt)
+        for _ in range(tokens):
+            whole += follow(whole)
+        texts.append(Text(prompt, tuple(whole[len(prompt) :])))
+    return texts
 
 
 async def write_texts(server: Server, count: int, tokens: int) -> list[Text]:
@@ -264,23 +330,25 @@ def case_rows(case: str, contender: str, seen: Seen, *, rate: float, alone: floa
 async def measure(args: argparse.Namespace) -> list[Row]:
     """Every case."""
     rows: list[Row] = []
-    texts: list[Text] = []
+    written: list[Text] = []
     imposed = ["--step-times", args.step_times] if args.step_times else []
-    for policy, budget in ((policy, budget) for policy in args.policies for budget in args.budgets):
-        alone = float("nan")
-        async with serving("--verify-policy", policy, *imposed) as server:
-            texts = texts or await write_texts(server, 4 if args.quick else len(QUESTIONS), 32 if args.quick else 96)
-            for devices in args.devices:
-                seen, counts = await run_case(server, texts, budget, devices, args.seconds)
-                if devices == args.devices[0]:
+    count, tokens = (4, 64) if args.quick else (len(QUESTIONS), 96)
+    for engine, policy, budget in product(args.engines, args.policies, args.budgets):
+        alone, devices = float("nan"), args.devices or DEVICES[engine, bool(args.quick)]
+        async with serving(engine, policy, imposed) as server:
+            written = written or (await write_texts(server, count, tokens) if engine == "packaged" else [])
+            texts = written if engine == "packaged" else script_texts(count, tokens)
+            for number in devices:
+                seen, counts = await run_case(server, texts, budget, number, args.seconds)
+                if number == devices[0]:
                     alone = percentile(seen.latencies, 0.95)
                 rate = counts["verdicts"] / ((1 - SETTLING) * args.seconds)
-                case, contender = f"{policy}, budget {budget}", f"{devices} devices"
+                case, contender = f"{engine}, {policy}, budget {budget}", f"{number} devices"
                 rows += case_rows(case, contender, seen, rate=rate, alone=alone)
                 if imposed:
                     late = counts["late_verdicts"] / max(1, counts["verdicts"])
                     rows.append(Row(BENCH, case, contender, "verdicts that took longer than imposed", "share", late, late, late))
-                print(f"{policy}, budget {budget}, {devices} devices: {len(seen.latencies)} verdicts", file=sys.stderr)
+                print(f"{case}, {contender}: {len(seen.latencies)} verdicts", file=sys.stderr)
     return rows
 
 
@@ -288,17 +356,21 @@ def main() -> None:
     """Run."""
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser)
+    parser.add_argument("--engines", nargs="+", default=["packaged", "large"], choices=["packaged", "large"])
     parser.add_argument("--policies", nargs="+", default=None, choices=["alternating", "strict"])
     parser.add_argument("--budgets", nargs="+", type=float, default=None)
     parser.add_argument("--devices", nargs="+", type=int, default=None, help="the first is what the others are compared with")
     parser.add_argument("--seconds", type=float, default=None, help="of each case")
-    parser.add_argument("--step-times", metavar="PROFILE", help="a large model's, imposed on the server; what took longer is counted")
+    parser.add_argument("--step-times", metavar="PROFILE", help="a large model's, imposed on the packaged one; what took longer is counted")
+    parser.add_argument(SCRIPTED, action="store_true", help=argparse.SUPPRESS)  # this process is the large server
     args = parser.parse_args()
     args.policies = args.policies or (["alternating"] if args.quick else ["alternating", "strict"])
-    args.budgets = args.budgets or ([0.3, 0.9] if args.quick else [0.3, 0.6, 0.9])
-    args.devices = args.devices or ([1, 4] if args.quick else [1, 2, 4, 8, 16, 32, 64])
-    args.seconds = args.seconds or (6.0 if args.quick else 30.0)
-    emit(asyncio.run(measure(args)), args.json, against=f"{args.devices[0]} devices")
+    if args.scripted:
+        serve_scripted(args.policies[0])
+        return
+    args.budgets = args.budgets or ([0.6] if args.quick else [0.3, 0.6, 0.9])
+    args.seconds = args.seconds or (5.0 if args.quick else 30.0)
+    emit(asyncio.run(measure(args)), args.json, against="1 devices")
 
 
 if __name__ == "__main__":
