@@ -8,8 +8,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from streamco.client.client import Client
+from streamco.client.pairing import SpeculationOptions
 from streamco.core.speculation import ConnectVerifier, VerifierFailed, VerifierLost
-from streamco.endpoints.device import prompt_ids
+from streamco.endpoints.device import DeviceEndpoint, prompt_ids
+from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.vllm import VLLMVerifier
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
@@ -18,16 +21,18 @@ from streamco.errors import EndpointStatusError, VerifierError
 from streamco.testing import FakeEngine
 from streamco.wire.rows import quantise
 from streamco.wire.verify import Rule, RuleKind
+from tests.endpoints.helpers import NO_RETRIES
 from tests.endpoints.test_hand_over import ASKED
 from tests.endpoints.verifiers import Talk
 from tests.support.leaks import settled
-from tests.vllm.comparing import Drafts, compare
+from tests.vllm.comparing import Drafts, OwnText, compare, write_alone
 from tests.vllm.server import CONTEXT_TOKENS, MODEL, Server, running_vllm
 from tests.vllm.test_vllm import PATIENT, STORY, running
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 TOKENS = 32
+END_IDS = {0, 2}  # <|endoftext|> and <|im_end|> of SmolLM2
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +43,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[LlamaEngine]:
-    engine = LlamaEngine(packaged_model(), EngineOptions(context_tokens=CONTEXT_TOKENS, threads=1, held_sequences=2))
+    engine = LlamaEngine(packaged_model(), EngineOptions(context_tokens=CONTEXT_TOKENS, threads=1, held_sequences=8))
     yield engine
     engine.close()
 
@@ -81,6 +86,37 @@ async def test_greedy_drafts_give_its_own_answer_but_where_two_tokens_are_nearly
     for difference in found.differences:
         assert difference.margin <= found.largest_shift, difference
     assert len(found.differences) <= max(1, 0.01 * found.tokens), found.differences
+
+
+@pytest.mark.parametrize("is_adaptive", [False, True])
+async def test_a_client_speculates_on_it(server: Server, engine: LlamaEngine, is_adaptive: bool) -> None:
+    """Whole answers, the server's own as far as no two tokens are nearly as good; adaptive ones are mostly written by it alone."""
+    remote = OpenAIEndpoint(MODEL, base_url=server.url, name="vllm", timeouts=PATIENT, retry=NO_RETRIES, tokenizer=engine)
+    speculation = SpeculationOptions(is_adaptive=is_adaptive)
+    async with Client(DeviceEndpoint(engine), remote, mode="speculate", speculation=speculation, seed=1) as client:
+        for request in ASKED[1:3]:
+            own = await write_alone(remote, prompt_ids(engine, request), TOKENS)
+            stream = client.stream(list(request.messages or ()), temperature=0, max_tokens=TOKENS)
+            text = "".join([token.text async for token in stream])
+            figures = stream.report.speculation
+            assert figures is not None
+            print(figures)
+            assert figures.rounds if not is_adaptive else figures.rounds + figures.remote
+            assert figures.is_exact
+            assert figures.losses == 0
+            place = first_difference(engine, own, text)
+            if place is not None:
+                best, second, *_ = sorted(own.tops[place].values(), reverse=True)
+                assert best - second < 0.4, f"token {place} of {own.ids}: {text!r}"
+
+
+def first_difference(engine: LlamaEngine, own: OwnText, text: str) -> int | None:
+    """The token of a server's own text at which another text leaves it; None: they are one."""
+    ids = [token for token in own.ids if token not in END_IDS]
+    for place in range(len(ids)):
+        if not text.startswith(engine.detokenize(ids[: place + 1]).decode("utf-8", "ignore")):
+            return place
+    return None
 
 
 async def test_rows_come_with_the_verdict_and_sampling_is_exact_within_them(server: Server, engine: LlamaEngine) -> None:
