@@ -3,6 +3,12 @@
 Row i of the attention matrix is what token i pays to each token up to itself; it sums to 1. What a column receives over all rows is
 its token's importance. Rows of tokens that don't exist yet can't be summed, so a fresh token has had fewer chances than an old one: a
 chunk is compared with other chunks of the same age, and thresholds are profiled with the very rows that are read at run time.
+
+Which layers and rows to read was measured (bench/importance.py): each chunk of the target's answers was left to the draft model in turn,
+and its importance compared with what the rest of the answer then lacked. With SmolLM2 the rank correlation is 0.23 (Q2_K for Q8_0; pruned:
+0.12) for the last four layers and the rows of the chunk itself; more layers add nothing, the last one alone says nothing (-0.01), earlier
+ones say less. Leaving out what tokens pay to themselves loses most of it (0.07). Eight more tokens of the draft behind the chunk would add
+a little (0.30), but the decision would have to wait for them. The mean confidence of the chunk says more than any of it (0.49).
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ from streamco.errors import ConfigError
 
 __all__ = ["LAYERS", "chunk_importance", "column_sums", "draft_importance"]
 
-LAYERS = (-4, -3, -2, -1)  # counted from the model's end
+LAYERS = (-4, -3, -2, -1)  # to be read, counted from the model's end; reading them takes under a tenth of a token's time
 
 Floats = NDArray[np.float64] | NDArray[np.float32]
 
