@@ -1,8 +1,8 @@
 """How long does a device wait for its verdict, as more devices draft (Synera, Figure 15)?
 
 Two servers are asked. ``packaged`` is ``streamco serve`` with the packaged model on one thread: there a batch takes as long as all that is
-in it. ``large`` is the same server over a scripted target that takes Llama-2-70B's time for each batch (four A100) and computes nothing: what
-there is beside the model's own time is the server's and the scheduler's.
+in it. ``large`` is the same server over a scripted target that takes Llama-2-70B's time for each batch (four A100) and computes nothing:
+what there is beside the model's own time is the server's and the scheduler's.
 
 The devices are scripted: four tokens at a time at a phone's rate, the target's own text with errors mixed in, so that a given share is
 accepted. A chunk is sent to be judged with the budget's probability, and given with the next one otherwise; between answers a device rests.
