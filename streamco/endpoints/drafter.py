@@ -1,8 +1,9 @@
 """The draft model at work for one answer: the speculator's commands on one side, an engine's held sequences on the other.
 
 The trunk is the sequence behind the settled answer, branches are forks of it. Each is a *line*: the ids it is to have, and those that its
-sequence has by then. Commands change the former and return at once; the latter follows as soon as nothing is in its way, which is a task
-that was cancelled and whose end has not been heard of. A sequence whose memory others took is read again from the ids.
+sequence has by then. Commands change the former and return; with the loop's next turn the latter follow, all of them together, so that the
+branches of a round share their batches from the first. What may be in the way is a task that was cancelled and whose end has not been heard
+of. A sequence whose memory others took is read again from the ids.
 
 The engine wakes the loop once for whatever happened since the loop last looked, and everything there is becomes one event a version.
 """
@@ -53,6 +54,7 @@ class _Line:
         wanted: the prompt, the answer, and what was drafted of this version.
         count: tokens still to be drafted.
         held: what its sequence has when all that it was asked is done, the draft left out.
+        source: the sequence that it was forked from.
         is_born: its sequence is known to exist; a fork that was cancelled doesn't.
         is_lost: a branch whose sequence is gone; it is made anew if the branch is adopted.
         has_failed: the last that was heard of it was an error.
@@ -64,9 +66,15 @@ class _Line:
     held: list[int] = field(default_factory=list)
     sequence: TokenSequence | None = None
     asked: _Asked | None = None
+    source: TokenSequence | None = None
     is_born: bool = True
     is_lost: bool = False
     has_failed: bool = False
+
+    @property
+    def is_waiting(self) -> bool:
+        """There is something to draft, and nothing was asked for yet."""
+        return self.asked is None and self.count > 0 and not self.is_lost
 
     def take(self) -> tuple[list[Prediction], TaskEnd | None]:
         """What is new of the draft, and its end, where it is still wanted."""
@@ -177,20 +185,20 @@ class Drafter:
         """
         if self._is_over:
             return
-        try:
-            match command:
-                case DraftTokens():
-                    self._draft(command)
-                case DraftBranch():
-                    self._branch(command)
-                case AdoptBranch():
-                    self._adopt(command.version)
-                case DropDrafts():
-                    self._drop(command.versions)
-                case _:
-                    assert_never(command)
-        except EngineError as error:
-            self._fail(error)
+        match command:
+            case DraftTokens():
+                self._draft(command)
+            case DraftBranch():
+                self._branch(command)
+            case AdoptBranch():
+                self._adopt(command.version)
+            case DropDrafts():
+                self._drop(command.versions)
+            case _:
+                assert_never(command)
+        if not self._is_woken:
+            self._is_woken = True
+            self._loop.call_soon(self._collect)
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -213,12 +221,9 @@ class Drafter:
         trunk.stop()
         trunk.version, trunk.count = command.version, command.count
         trunk.wanted = self._begin(command.length) + list(command.ids)
-        self._ask(trunk)
 
     def _branch(self, command: DraftBranch) -> None:
-        line = _Line(command.version, self._begin(command.length) + list(command.ids), command.count)
-        self._branches[command.version] = line
-        self._ask(line)
+        self._branches[command.version] = _Line(command.version, self._begin(command.length) + list(command.ids), command.count)
 
     def _begin(self, length: int) -> list[int]:
         """The trunk's ids with so many tokens of the answer."""
@@ -234,7 +239,6 @@ class Drafter:
         former, self._trunk = self._trunk, line
         self._release(former)
         line.is_lost = False
-        self._ask(line)
 
     def _drop(self, versions: Sequence[int]) -> None:
         for version in versions:
@@ -257,8 +261,6 @@ class Drafter:
 
     def _ask(self, line: _Line) -> None:
         """Draft what is still to be drafted, if nothing is in the way."""
-        if line.asked is not None or line.count < 1 or line.is_lost:
-            return
         if len(line.wanted) >= self._context:
             self._wake()  # there it is told
             return
@@ -286,7 +288,7 @@ class Drafter:
             line.sequence, line.is_born = self._engine.hold(self._name), True
         elif trunk.asked is None:
             shared = common_prefix(trunk.held, line.wanted)
-            line.sequence, line.is_born = trunk.sequence.fork(shared), False
+            line.sequence, line.source, line.is_born = trunk.sequence.fork(shared), trunk.sequence, False
             line.held = line.wanted[:shared]
         return line.sequence
 
@@ -309,9 +311,11 @@ class Drafter:
         try:
             for line in (self._trunk, *self._branches.values()):
                 self._take(line)
-            if not self._is_over:
-                for line in (*self._branches.values(), self._trunk):  # branches first: they begin with what the trunk has now
-                    self._ask(line)
+            waiting = [line for line in (*self._branches.values(), self._trunk) if line.is_waiting]
+            if waiting and not self._is_over:
+                with self._engine.together():
+                    for line in waiting:  # branches first: they begin with what the trunk has now
+                        self._ask(line)
         except EngineError as error:
             self._fail(error)
         if self._is_over and not self._leaving:
@@ -341,8 +345,11 @@ class Drafter:
         which the next question to it says. Error: there may have been no place or no memory left; so a branch is nothing to fail for,
         branches make room for the trunk, and it is tried twice: meanwhile others may have been dropped.
         """
+        is_orphan = end.reason == "evicted" and not line.is_born  # by the trunk's fate, for what is asked of is not evicted
+        if is_orphan and line.source is self._trunk.sequence and self._trunk.asked is None:
+            self._trunk.lose()
         line.lose()
-        line.is_lost = line is not self._trunk and end.reason != "cancelled"
+        line.is_lost = line is not self._trunk and end.reason != "cancelled" and not is_orphan
         if line is not self._trunk or end.reason != "error":
             return None
         others = [branch for branch in self._branches.values() if branch.sequence is not None]

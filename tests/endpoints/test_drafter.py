@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import gc
+import weakref
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -58,6 +60,16 @@ class Bench:
             while sum(len(ids) for _, ids, _ in self.news()) < tokens:
                 await asyncio.sleep(0.001)
 
+    async def failed(self, again: Callable[[], None] | None = None) -> list[DeviceFailed]:
+        """Wait for the end of drafting; ``again`` is tried meanwhile."""
+        async with asyncio.timeout(30):
+            while not self.events:
+                await asyncio.sleep(0.001)
+                if again is not None:
+                    again()
+        await asyncio.sleep(0.005)
+        return [event for event in self.events if isinstance(event, DeviceFailed)]
+
     def run(self, *commands: DrafterCommand) -> None:
         before = len(self.events)
         for command in commands:
@@ -66,6 +78,7 @@ class Bench:
 
     async def step(self, count: int = 1) -> None:
         """So many batches, and the loop hears of each."""
+        await asyncio.sleep(0)  # the engine is asked
         for _ in range(count):
             self.engine.step()
             await asyncio.sleep(0)
@@ -128,8 +141,8 @@ async def test_tokens_are_told_as_they_come() -> None:
 async def test_what_came_since_the_loop_last_looked_is_one_event() -> None:
     async with bench() as at:
         at.run(DraftTokens(1, 0, (), 4))
-        at.engine.step(4)
         await at.step(0)
+        at.engine.step(4)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert at.told() == [(1, [4, 5, 6], False)]
@@ -196,7 +209,9 @@ async def test_a_draft_goes_on_behind_what_was_accepted_in_one_decode() -> None:
 
 async def test_many_given_ids_are_read_first_and_stay_when_the_draft_is_dropped() -> None:
     async with bench() as at:
-        at.run(DraftTokens(1, 0, tuple(range(40)), 2), DropDrafts((1,)))
+        at.run(DraftTokens(1, 0, tuple(range(40)), 2))
+        await at.step(0)
+        at.run(DropDrafts((1,)))
         await at.step(3)
         rounds = at.engine.sequences.rounds
         at.run(DraftTokens(2, 40, (), 1))
@@ -206,7 +221,10 @@ async def test_many_given_ids_are_read_first_and_stay_when_the_draft_is_dropped(
 
 async def test_a_draft_that_is_dropped_while_the_prompt_is_read_tells_nothing_and_costs_nothing() -> None:
     async with bench() as at:
-        at.run(DraftTokens(1, 0, (), 4), DropDrafts((1,)))
+        at.run(DraftTokens(1, 0, (), 4))
+        await at.step(0)
+        at.run(DropDrafts((1,)))
+        at.run(DraftTokens(9, 0, (), 4), DropDrafts((9,)))  # the engine never hears of it
         await at.step(5)
         assert at.told() == []
         assert at.engine.sequences.rounds == 1
@@ -496,8 +514,10 @@ async def test_an_engines_decode_holds_a_row_of_every_branch_and_answer(make_eng
         pass
     context.hold()
     second.run(DraftTokens(2, 3, (), 5))
+    await asyncio.sleep(0)
     assert context.entered.acquire(timeout=10)
     first.run(DraftBranch(2, 3, (), 3), DraftBranch(3, 1, (50,), 3), DraftBranch(4, 2, (60,), 3))
+    await asyncio.sleep(0)
     context.let_go()
     await asyncio.gather(first.heard(9), second.heard(5))
     assert [[row.token for row in batch] for batch in context.batches] == [
@@ -560,3 +580,74 @@ async def test_an_endpoint_says_who_cannot_draft() -> None:
     with pytest.raises(EngineError, match="engine: expected one that holds sequences, got Writer"):
         await other.drafter(Request(prompt="a"), emit=print)
     await other.aclose()
+
+
+async def test_a_decode_that_fails_is_tried_again_and_the_second_time_the_device_is_out(make_engine: MakeEngine) -> None:  # noqa: F811
+    engine = make_engine(held_sequences=3)
+    at = await Bench(engine).open_on([10, 11])
+    at.run(DraftTokens(1, 0, (), 2))
+    await at.heard(2)
+    at.told()
+    FakeContext.last.statuses.append(-3)
+    at.run(DraftTokens(2, 2, (), 3))
+    await at.heard(3)
+    assert [token for _, ids, _ in at.told() for token in ids] == [14, 15, 16]
+    FakeContext.last.statuses.extend([-3, -3])
+    at.run(DraftTokens(3, 5, (), 3))
+    (event,) = await at.failed()
+    assert "llama_decode: expected 0, got -3" in str(event.error)
+    await at.drafter.aclose()
+    async with asyncio.timeout(30):
+        while engine._loop._held.held:
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("is_drafting", [True, False])
+async def test_the_thread_dying_is_told_once(make_engine: MakeEngine, is_drafting: bool) -> None:  # noqa: F811
+    engine = make_engine(held_sequences=3)
+    at = await Bench(engine).open_on([10, 11])
+    FakeContext.last.statuses.append(RuntimeError("it broke"))
+    if is_drafting:
+        at.run(DraftTokens(1, 0, (), 2), DraftBranch(2, 0, (30,), 2))
+    (event,) = await at.failed(lambda: at.run(DraftTokens(3, 0, (), 2)))
+    assert "it broke" in str(event.error)
+    assert isinstance(event.error, EngineError)
+    assert event.error.endpoint == "device"
+    await at.drafter.aclose()
+
+
+async def test_a_loop_that_is_gone_ends_the_drafts_and_harms_nobody(make_engine: MakeEngine) -> None:  # noqa: F811
+    engine = make_engine(held_sequences=4)
+
+    async def leave() -> Drafter:
+        drafter = Drafter(engine, [10, 11], emit=print, sampling=GREEDY)
+        FakeContext.last.hold()
+        drafter.run(DraftTokens(1, 0, (), 5))
+        await asyncio.sleep(0)
+        return drafter
+
+    left = await asyncio.to_thread(asyncio.run, leave())
+    FakeContext.last.let_go()
+    at = await Bench(engine).open_on([100, 101])
+    at.run(DraftTokens(1, 0, (), 3))
+    await at.heard(3)
+    await at.drafter.aclose()
+    assert left.prompt_ids == [10, 11]
+
+
+async def test_nothing_of_an_answer_is_left_behind() -> None:
+    engine = counting()
+    async with bench(engine) as at:
+        at.run(DraftTokens(1, 0, (), 2), DraftBranch(2, 0, (20,), 4))
+        await at.drafts()
+        at.run(AdoptBranch(2), DraftBranch(3, 4, (), 9))
+        await at.step(2)
+        asked = at.drafter._branches[3].asked
+        assert asked is not None
+        drafter, sequence, task = weakref.ref(at.drafter), weakref.ref(at.drafter._trunk.sequence), weakref.ref(asked.task)
+        del asked
+    at.events.clear()
+    del at
+    gc.collect()
+    assert (drafter(), sequence(), task()) == (None, None, None)
+    engine.close()
