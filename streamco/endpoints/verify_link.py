@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -92,6 +93,8 @@ async def connect_link(address: LinkAddress, client: VerifyClient, *, timeouts: 
             except BaseException:
                 socket.transport.abort()
                 raise
+    except StreamcoError as error:
+        raise _scrubbed(error, address.token) from error.__cause__
     except TimeoutError:
         limit = timeouts.connect or 0.0
         text = f"expected to be welcomed within {limit:g} s, got nothing"
@@ -267,8 +270,16 @@ async def _open(address: LinkAddress, client: VerifyClient) -> ClientConnection:
         ping_interval=None,
         close_timeout=None,
         max_size=client.limits.frame_bytes,
+        logger=_quiet(),
         **tls,
     )
+
+
+def _quiet() -> logging.Logger:
+    """For ``websockets``, which writes headers and messages into a log that takes everything: a token, a prompt."""
+    logger = logging.getLogger("streamco.websockets")
+    logger.setLevel(logging.INFO)
+    return logger
 
 
 async def _be_welcomed(socket: ClientConnection, client: VerifyClient, name: str) -> None:
@@ -319,6 +330,15 @@ def _translate(exc: Exception, name: str) -> EndpointError | None:
         case OSError():
             return EndpointConnectError(f"expected a connection, got {exc.strerror or exc}", endpoint=name)
     return None
+
+
+def _scrubbed(error: StreamcoError, token: str | None) -> StreamcoError:
+    """The same error without the token, which a server may repeat."""
+    if token:
+        error.args = tuple(arg.replace(token, "***") if isinstance(arg, str) else arg for arg in error.args)
+        if isinstance(error, EndpointStatusError):
+            error.body = error.body.replace(token, "***")
+    return error
 
 
 def _tell_close(exc: Any) -> str:

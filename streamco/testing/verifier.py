@@ -101,6 +101,7 @@ class ScriptedVerifier:
     Attributes:
         drafts: every draft received, in order.
         connections_total: WebSockets ever accepted.
+        reason: what is said with ``status``.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class ScriptedVerifier:
         self.target = target
         self.token = token
         self.status = status
+        self.reason = "scripted"
         self.drafts: list[Draft] = []
         self.connections_total = 0
         self._vocabulary = vocabulary
@@ -209,7 +211,7 @@ class ScriptedVerifier:
 
     def _admit(self, socket: ServerConnection, request: Request) -> Response | None:
         if self.status is not None:
-            return socket.respond(HTTPStatus(self.status), "scripted\n")
+            return socket.respond(HTTPStatus(self.status), f"{self.reason}\n")
         return None if request.path == PATH else socket.respond(HTTPStatus.NOT_FOUND, "no such path\n")
 
     async def _serve(self, socket: ServerConnection) -> None:

@@ -442,6 +442,29 @@ async def test_a_wrong_token_is_refused_and_the_right_one_is_not_told() -> None:
             assert "sesame" not in repr(verifier)
 
 
+async def test_neither_token_nor_prompt_are_written_into_a_log_that_takes_everything(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    async with scripted(token="sesame") as server:
+        caplog.clear()
+        async with verifier_at(server.url, token="sesame") as verifier:
+            talk = Talk(verifier)
+            await talk.connect()
+            await talk.judged(ANSWER[:2])
+    ours = [record.getMessage() for record in caplog.records if record.name != "websockets.server"]  # the scripted server's own
+    assert "sesame" not in "".join(ours)
+    assert not [record for record in caplog.records if record.name.startswith(("websockets.client", "streamco.websockets"))]
+
+
+async def test_a_server_that_repeats_the_token_is_quoted_without_it() -> None:
+    async with scripted(token="another") as server, verifier_at(server.url, token="sesame") as verifier:
+        server.status = 403
+        server.reason = "sesame is no key of ours"
+        with pytest.raises(EndpointStatusError) as caught:
+            await verifier.probe()
+        assert "sesame" not in str(caught.value) + caught.value.body
+        assert "is no key of ours" in caught.value.body
+
+
 async def test_another_vocabulary_is_refused(server: ScriptedVerifier) -> None:
     verifier = VerifierEndpoint(server.url, timeouts=QUICK)
     await verifier.start(an_engine(SIZE + 1))
