@@ -343,12 +343,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     quick: bool = options.quick
     drafts, tasks = (options.drafts[:1], options.tasks[:1]) if quick else (options.drafts, options.tasks)
-    budgets, count, most_tokens = ((0.0, 0.2, 1.0), 8, 24) if quick else (options.budgets, options.questions, MOST_TOKENS)
+    budgets, count, most_tokens = ((0.0, 0.2, 1.0), 4, 24) if quick else (options.budgets, options.questions, MOST_TOKENS)
     cells: list[tuple[OffloadRule, float]] = [(rule, budget) for budget in budgets for rule in (RULES if 0.0 < budget < 1.0 else RULES[:1])]
     rows: list[Row] = []
     for draft in drafts:
         pair = load_pair(draft, attention_layers=tuple(options.layers))
-        calibration = calibrate(pair, load_questions("alpaca", SIDE_BY_SIDE, SEED + 1, most_tokens))
+        calibration = calibrate(pair, load_questions("alpaca", 4 if quick else 2 * SIDE_BY_SIDE, SEED + 1, most_tokens))
         for task in tasks:
             questions = load_questions(task, count, SEED, 4 if task == "sst2" else most_tokens)
             figures = measure(pair, calibration, questions, cells)
