@@ -274,6 +274,7 @@ class Client:
         def settle(driver: SessionDriver) -> None:
             self._shared.active.discard(driver)
             self._dispatcher.settle(dispatched, driver.machine)
+            self._desk.learn(driver.machine)
             self._ledger.enter(build_bill(driver.machine, dispatched, self._shared.endpoints, was_left=driver.was_broken_off))
 
         driver = SessionDriver(

@@ -14,8 +14,11 @@ from streamco.client.presentation import Presentation
 from streamco.client.speculation import SpeculationDriver, Tell
 from streamco.client.wording import Wording
 from streamco.core.delivery import Delivery
+from streamco.core.estimators import is_burst
+from streamco.core.legs import LegState
 from streamco.core.pair import Pair
 from streamco.core.provisional import Emit
+from streamco.core.session import SessionMachine
 from streamco.core.speculation import Origin, SpeculatorEvent
 from streamco.core.speculator import Speculator, SpeculatorOptions
 from streamco.endpoints.base import Endpoint, EndpointStream, Request
@@ -163,6 +166,17 @@ class SpeculationDesk:
             self._raced = 0
             return True
         return False
+
+    def learn(self, machine: SessionMachine) -> None:
+        """An answer that raced shows how fast the server writes by itself."""
+        server = self.pairing.server
+        for leg in (*machine.past_legs, *machine.legs.values()):
+            if server is None or leg.source != server.name or leg.state is not LegState.ENDED or leg.ttft is None:
+                continue
+            if leg.first_token is not None and leg.stopped is not None and leg.tokens > 1:
+                span = leg.stopped - leg.first_token
+                if not is_burst(leg.tokens, leg.ttft, span):
+                    self.pair.note_remote(leg.tokens - 1, span)
 
     # An answer
 

@@ -160,6 +160,24 @@ async def test_trouble_with_the_verifier_costs_no_token(world: World, step: obje
         assert stream.report.speculation.is_exact
 
 
+async def test_a_verifier_that_is_killed_and_comes_back_empty_goes_on_where_it_was(world: World) -> None:
+    async with world.scripted() as verifier, world.speculating(verifier) as client:
+        stream = client.stream(PROMPT, temperature=0)
+        text, kills = "", 0
+        async for token in stream:
+            text += token.text
+            if len(text) > 60 * (kills + 1):
+                kills += 1
+                verifier.forget()
+                verifier.cut()
+        assert kills > 2
+        assert text == world.text()
+        figures = stream.report.speculation
+        assert figures is not None
+        assert figures.is_exact
+        assert figures.losses >= kills - 1
+
+
 async def test_a_verifier_that_is_gone_is_stood_in_for_by_the_device(world: World) -> None:
     async with world.scripted() as verifier, world.speculating(verifier, speculation=HASTY) as client:
         stream = client.stream(PROMPT, temperature=0)
@@ -373,6 +391,19 @@ async def test_an_answer_that_is_too_long_for_the_device_goes_to_the_server() ->
             assert "not speculated: 206 tokens, room for 100" in stream.report.dispatch.reason
             assert stream.report.winner == "server"
     world.close()
+
+
+async def test_answers_that_race_show_how_fast_the_server_writes(world: World) -> None:
+    async with world.served() as url:
+        server = OpenAIEndpoint("large", base_url=url, name="server")
+        async with Client(None, server, mode="auto") as client:
+            world.large.token_s = 0.02
+            before = client._desk.pair.remote_step
+            stream = client.stream(PROMPT, temperature=0, max_tokens=12)
+            await tokens_text(stream)
+            assert "not speculated: no device" in stream.report.dispatch.reason
+            await settled(lambda: not client._shared.active)
+            assert client._desk.pair.remote_step < before
 
 
 async def test_mode_auto_speculates_where_drafting_is_faster(world: World) -> None:
