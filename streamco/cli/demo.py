@@ -24,6 +24,7 @@ from streamco.cli.talk import answer_prompt, converse, is_interactive, make_view
 from streamco.cli.view import View
 from streamco.client.client import Client
 from streamco.client.dispatcher import DispatchOptions
+from streamco.client.pairing import SpeculationOptions, drafting
 from streamco.core.report import EndpointReport, HandOver, Report, SpeculationFigures
 from streamco.endpoints.base import TokenPrices
 from streamco.errors import ConfigError
@@ -143,7 +144,6 @@ def _spared(policy: str) -> str:
 @asynccontextmanager
 async def _client(args: argparse.Namespace) -> AsyncIterator[Client]:
     """A client over the two, everything it needs started, and everything stopped at the end."""
-    from streamco.client.pairing import drafting
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.endpoints.openai import OpenAIEndpoint
     from streamco.engines.base import EngineOptions
@@ -167,6 +167,7 @@ async def _client(args: argparse.Namespace) -> AsyncIterator[Client]:
             budget=budget_of(args),
             policy=args.policy,
             mode=args.mode,
+            speculation=SpeculationOptions(is_adaptive=False),  # it is here to be seen, also on a machine that is busy
             profile=_prior(args.latency),
             migration=migration_of(args),
             dispatch=DispatchOptions(explore=1.0),  # the loser runs to its first token, so that both times can be shown

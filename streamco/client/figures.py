@@ -39,7 +39,7 @@ def speculation_report(driver: SpeculationDriver, record: Record, *, now: float)
     span = (meter.last - meter.first) if meter.first is not None and meter.last is not None else 0.0
     device, verifier = bill.endpoints
     return Report(
-        winner=None if first is None else f"{device.name} with {verifier.name}",
+        winner=None if first is None else _makers(driver, device.name, verifier.name),
         ttft=None if first is None else first - driver.began,
         duration=(now if driver.finished is None else driver.finished) - driver.began,
         tokens=bill.tokens,
@@ -91,6 +91,12 @@ def speculation_bill(driver: SpeculationDriver, record: Record) -> Bill:
         wasted_tokens=sum(part.wasted_tokens for part in parts),
         wasted_prompt_tokens=0,
     )
+
+
+def _makers(driver: SpeculationDriver, device: str, verifier: str) -> str:
+    report = driver.machine.report
+    drafted, put = report.accepted + report.device, report.corrected + report.bonus + report.remote
+    return f"{device} with {verifier}" if drafted and put else verifier if put else device
 
 
 def _device_part(driver: SpeculationDriver, record: Record) -> EndpointReport:

@@ -157,7 +157,7 @@ class Report(Struct, frozen=True, kw_only=True):
     """One answer, in figures; times in seconds.
 
     Args:
-        winner: the endpoint whose tokens the reader got; None while undecided. Of a speculated answer: who drafted, and who verified.
+        winner: the endpoint whose tokens the reader got; None while undecided. Of a speculated answer: all whose tokens they are.
         ttft: from the request to the first token at the reader.
         duration: from the request to the end of the delivery.
         tokens: delivered to the reader.
