@@ -13,9 +13,11 @@ from streamco.config import SamplingOptions
 from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.verifier import VerifierEndpoint
+from streamco.endpoints.vllm import VLLMVerifier
 from streamco.errors import ConfigError, EndpointError, EngineError
-from streamco.testing import Cut, FakeEngine, Pause, Refuse, ScriptedEndpoint, ScriptedVerifier
+from streamco.testing import Cut, FakeEngine, Pause, Refuse, ScriptedEndpoint, ScriptedVerifier, ScriptedVLLM
 from streamco.testing.clock import run_in_virtual_time
+from streamco.testing.engine import FakeVocabulary
 from streamco.testing.sequences import FakeDistribution
 from streamco.wire.verify_errors import OverloadedError
 from tests.endpoints.verifiers import DRAFTER, PROMPT, SIZE, TARGET
@@ -110,8 +112,6 @@ async def test_identical_models_agree_on_everything() -> None:
 
 
 async def test_trouble_with_the_verifier_is_waited_out() -> None:
-    from streamco.testing.engine import FakeVocabulary
-
     vocabulary = FakeVocabulary("scripted", size=SIZE)
     engine = FakeEngine(vocabulary=vocabulary, successor=DRAFTER)
     device = DeviceEndpoint(engine)
@@ -126,6 +126,22 @@ async def test_trouble_with_the_verifier_is_waited_out() -> None:
     assert engine.sequences.held == 0
     await device.aclose()
     engine.close()
+
+
+async def test_a_stock_server_is_measured_alike() -> None:
+    """It keeps no context and tells no times of its own: what the round trip leaves counts."""
+    vocabulary = FakeVocabulary("scripted", size=SIZE)
+    engine = FakeEngine(vocabulary=vocabulary, successor=DRAFTER)
+    async with ScriptedVLLM(TARGET, engine.tokenize) as server:
+        verifier = VLLMVerifier(server.url)
+        device = DeviceEndpoint(engine)
+        measured = await calibrate_pair(device, verifier, [Request(prompt_ids=PROMPT)], rounds=12, sequences=2, answer_tokens=30)
+        await verifier.aclose()
+        await device.aclose()
+    engine.close()
+    assert (measured.target, measured.rounds) == ("scripted", 12)
+    assert measured.rtt is not None
+    assert all(seconds > 0.0 for _, seconds in measured.verify_times)
 
 
 async def test_a_verifier_that_is_not_there_is_an_error() -> None:
