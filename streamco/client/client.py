@@ -236,9 +236,7 @@ class Client:
     def _speculate(self, beginning: Beginning, prepared: Prepared, rate: float | None, *, shows_drafts: bool) -> SpeculationDriver:
         desk, shared = self._desk, self._shared
         steering = desk.pair.steering
-        record = beginning.record = Record(
-            prepared, desk.pairing, self._dispatcher.costs(shared.device, shared.servers), desk.budget, steering.share
-        )
+        record = Record(prepared, desk.pairing, self._dispatcher.costs(shared.device, shared.servers), desk.budget, steering.share)
 
         def settle(driver: SpeculationDriver) -> None:
             shared.active.discard(driver)
@@ -253,6 +251,7 @@ class Client:
             may_use_device=self._on_failure != "raise",
             on_over=settle,
         )
+        beginning.record = record  # what was got ready is the driver's from here on
         shared.active.add(driver)
         driver.start()
         return driver

@@ -251,6 +251,7 @@ class Pairing:
         self._asking: asyncio.Task[None] | None = None
         self._asked_at: float | None = None
         self._is_closed = False
+        self._lock = asyncio.Lock()
 
     @property
     def device(self) -> DeviceEndpoint:
@@ -279,8 +280,9 @@ class Pairing:
 
     async def start(self) -> None:
         """Find and ask the verifier; what is wrong with it becomes ``problem``. The device was started before."""
-        if self._asked_at is None:
-            await self._ask()
+        async with self._lock:
+            if self._asked_at is None:
+                await self._ask()
 
     def look_again(self) -> None:
         """Ask a verifier once more that could not be used, if that was a while ago; answers meanwhile do without."""
@@ -323,9 +325,10 @@ class Pairing:
 
             if not isinstance(self.server, OpenAIEndpoint):
                 return "no verifier" if self.server is None else f"{self.server.name} can't verify"
-            self.verifier = await _ask_server(self.server)
-            if self.verifier is None:
+            found = await _ask_server(self.server)
+            if found is None or self._is_closed:
                 return f"{self.server.name} can't verify"
+            self.verifier = found
         await self.verifier.start(self._device.engine)
         await self.verifier.probe()
         return ""

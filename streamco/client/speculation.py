@@ -116,6 +116,7 @@ class SpeculationDriver:
         self._armed: float | None = None
         self._is_complete = False  # text may still be held for the pace
         self._is_winding_up = False
+        self._has_crashed = False
         self._is_over = False
         self.stand_in = StandIn(remote, name=remote_name, prompt_tokens=prompt_tokens, tell=self.tell, spawn=self._spawn)
 
@@ -149,8 +150,14 @@ class SpeculationDriver:
     def start(self) -> None:
         """Begin."""
         self.began = self._clock()
-        self.machine.start(now=self.began)
-        self._carry_out(None, self.began)
+        self._is_stepping = True
+        try:
+            self.machine.start(now=self.began)
+            self._carry_out(None, self.began)
+        except Exception as error:  # noqa: BLE001  whatever it is must reach the reader as an error, not as silence
+            self._crash(error)
+        finally:
+            self._is_stepping = False
         self._process()
 
     async def next_batch(self) -> Batch | None:
@@ -186,8 +193,9 @@ class SpeculationDriver:
 
     def tell(self, event: SpeculatorEvent) -> None:
         """Something happened. Must run in the loop's thread."""
-        self._events.append(event)
-        self._process()
+        if not self._has_crashed:
+            self._events.append(event)
+            self._process()
 
     def _process(self) -> None:
         """Tell the machine everything that has happened, and do what it commands."""
@@ -256,8 +264,9 @@ class SpeculationDriver:
         now = max(self._clock(), self._armed or 0.0)
         self._mailbox.put(self.presentation.release(now=now))
         self._finish_if_read(now)
-        self._events.append(None)
-        self._process()
+        if not self._has_crashed:
+            self._events.append(None)
+            self._process()
 
     # Ends
 
@@ -317,6 +326,7 @@ class SpeculationDriver:
 
     def _crash(self, error: BaseException) -> None:
         """Something here or in an endpoint is broken: end with that, whatever the state."""
+        self._has_crashed = True
         if self._mailbox.has_left or self._mailbox.has_finished:  # nobody would see it
             self._loop.call_exception_handler({"message": "streamco speculated answer failed", "exception": error})
         else:

@@ -103,7 +103,11 @@ class Work:
                 await self._abandon()
                 raise StreamClosed("expected an open stream, got one that was closed before it began")
             if self.driver is None:
-                self.driver = self._begin()
+                try:
+                    self.driver = self._begin()
+                except BaseException:
+                    await self._abandon()
+                    raise
         return self.driver
 
     @property

@@ -16,7 +16,7 @@ from streamco.endpoints.base import TokenPrices
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifier import VerifierEndpoint
-from streamco.errors import AllEndpointsFailed, StreamClosed, VerifierError
+from streamco.errors import AllEndpointsFailed, StreamClosed, StreamcoError, VerifierError
 from streamco.testing import Cut, Forget, Pause, Refuse, Reset, ScriptedVerifier
 from streamco.wire.verify_errors import OverloadedError
 from tests.client.helpers import tokens_text
@@ -136,6 +136,19 @@ async def test_one_after_the_other_with_a_smaller_budget_judges_less(world: Worl
         assert stream.report.dispatch.budget == 0.3
         everything = client.with_options(budget=1.0)
         assert await tokens_text(everything.stream(PROMPT, temperature=0)) == world.text()
+
+
+async def test_with_a_budget_of_nothing_the_device_writes_alone_and_nobody_is_asked(world: World) -> None:
+    async with world.scripted() as verifier, world.speculating(verifier, budget=0.0) as client:
+        stream = client.stream(PROMPT, temperature=0, max_tokens=20)
+        await tokens_text(stream)
+        figures = stream.report.speculation
+        assert figures is not None
+        assert (figures.device, figures.rounds, figures.bytes_up, figures.cloud_tokens) == (20, 0, 0, 0)
+        assert stream.report.winner == "device"
+        assert not verifier.drafts
+        part = next(part for part in stream.report.endpoints if part.outcome == "verified")
+        assert part.prompt_tokens == 0
 
 
 async def test_sampling_sends_what_it_drew_from_and_is_exact(world: World) -> None:
@@ -283,6 +296,32 @@ async def test_a_stream_closed_before_it_begins_leaves_no_draft(world: World) ->
         with pytest.raises(StreamClosed):
             await reading
         await settled(lambda: not client._desk.pairing.device._drafters)
+
+
+async def test_a_client_closed_while_an_answer_is_got_ready_leaves_no_draft(world: World) -> None:
+    async with world.scripted() as verifier, world.speculating(verifier) as client:
+        device = client._desk.pairing.device
+        reading = asyncio.create_task(tokens_text(client.stream(PROMPT, temperature=0)))
+        await asyncio.sleep(0)
+        await client.aclose()
+        with pytest.raises(StreamClosed):
+            await reading
+        assert not device._drafters
+
+
+async def test_what_breaks_in_the_machine_reaches_the_reader_as_an_error(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    async with world.scripted() as verifier, world.speculating(verifier) as client:
+        monkeypatch.setattr("streamco.core.speculator.Speculator.receive", broken)
+        with pytest.raises(StreamcoError, match="a bug") as failure:
+            await tokens_text(client.stream(PROMPT, temperature=0))
+        assert isinstance(failure.value.__cause__, ZeroDivisionError)
+        monkeypatch.setattr("streamco.core.speculator.Speculator.start", broken)
+        with pytest.raises(StreamcoError, match="a bug"):
+            await tokens_text(client.stream(PROMPT, temperature=0))
+        await settled(lambda: not client._shared.active)
 
 
 async def test_a_hundred_answers_ended_in_all_ways_leave_nothing_behind(world: World) -> None:
