@@ -97,7 +97,7 @@ async def test_a_round_that_took_longer_than_the_imposed_times_is_counted(pair: 
                 second = await device.draft(session, 3, ids[3:6])
                 assert (first.token, first.accepted) == (second.token, second.accepted)
                 assert server.figures["late_verdicts"] == late
-                assert (second.compute_us >= 2_000_000) == (not late)
+                assert (second.compute_us >= 1_500_000) == (not late)
         finally:
             await asyncio.to_thread(engine.close)
 
