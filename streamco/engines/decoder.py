@@ -182,7 +182,8 @@ class Decoder:
             context.remove(dummy, 0)
         if status == 0:
             now = perf_counter()
-            due = self._pacer.due(rows, prefill_tokens, started=started, now=now)
+            asked = max(work.asked_at for work in batch)
+            due = self._pacer.due(rows, prefill_tokens, started=started, now=now, asked=asked)
             for work in batch:
                 work.late_s += max(0.0, now - due)
             self._pass_time(due, batch)

@@ -7,6 +7,7 @@ a chunk of one prompt) counts as one step of the large model, which would put bo
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 
 __all__ = ["StepPacer", "StepTime"]
 
@@ -33,7 +34,7 @@ class StepPacer:
         if was_idle:
             self._ends = None
 
-    def due(self, rows: int, prefill_tokens: int, *, started: float, now: float) -> float:
+    def due(self, rows: int, prefill_tokens: int, *, started: float, now: float, asked: float = -inf) -> float:
         """When the results of this decode may be shown; not later than ``now`` when it has already taken long enough.
 
         Args:
@@ -41,12 +42,13 @@ class StepPacer:
             prefill_tokens: prompt tokens decoded.
             started: when the decode began, seconds.
             now: when it ended, same clock.
+            asked: when the last of what it holds was asked for, same clock: a step doesn't begin before that.
         """
         if self._step_time is None:
             return now
         self._rows += rows
         cost = self._step_time(self._rows, prefill_tokens)
-        begin = started if self._ends is None else self._ends
+        begin = started if self._ends is None else max(self._ends, asked)
         due = begin + max(0.0, cost - self._charged)
         self._charged = max(self._charged, cost)
         self._ends = max(due, now)

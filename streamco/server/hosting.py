@@ -101,7 +101,7 @@ class _Hosted:
         self.draft: Draft | None = None  # that is out
         self.resume: Resume | None = None  # waits for it
         self.left_at = 0.0
-        self.is_late = False  # a batch of the round that is out took longer than it was to
+        self.is_late = False  # a verification of the round that is out took longer than it was to
 
 
 class Host:
@@ -125,7 +125,7 @@ class Host:
         self._by_key: dict[bytes, _Hosted] = {}
         self._lines: dict[Line, dict[int, _Hosted]] = {}
         self._left: dict[str, _Hosted] = {}  # of lost connections, the oldest first
-        self._running: tuple[str, ...] = ()
+        self._verified: tuple[str, ...] = ()  # in the batch that runs
         self._rulings: dict[str, Ruling] = {}
         self._opened = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -274,7 +274,7 @@ class Host:
     def _carry_out(self, command: SchedulerCommand) -> None:
         match command:
             case RunBatch():
-                self._running = tuple(part.session for part in command.parts)
+                self._verified = tuple(part.session for part in command.parts) if command.kind == "verify" else ()
                 self.stats.note_batch(command)
                 self._judge.begin(command)
             case TruncateSequence(name, length):
@@ -348,7 +348,7 @@ class Host:
 
     def _on_batch(self, report: BatchReport) -> None:
         self.stats.note_report(report)
-        for name in self._running:
+        for name in self._verified:
             session = self._sessions.get(name)
             if session is not None:
                 session.is_late = session.is_late or report.late_s > 0

@@ -72,3 +72,13 @@ def test_a_step_nobody_waits_for_any_more_does_not_delay_the_next() -> None:
     pacer.cut(0.02)
     pacer.begin_round(was_idle=False)
     assert pacer.due(1, 0, started=0.02, now=0.03) == pytest.approx(0.06)
+
+
+def test_a_step_does_not_begin_before_it_was_asked_for() -> None:
+    pacer = StepPacer(lambda rows, tokens: 1.0)
+    pacer.begin_round(was_idle=True)
+    assert pacer.due(0, 5, started=10.0, now=10.1) == 11.0
+    pacer.begin_round(was_idle=False)
+    assert pacer.due(0, 5, started=11.3, now=11.4, asked=11.2) == 12.2
+    pacer.begin_round(was_idle=False)
+    assert pacer.due(0, 5, started=12.3, now=12.4, asked=11.9) == 13.2
