@@ -651,3 +651,27 @@ async def test_nothing_of_an_answer_is_left_behind() -> None:
     gc.collect()
     assert (drafter(), sequence(), task()) == (None, None, None)
     engine.close()
+
+
+async def test_the_loop_is_woken_once_for_what_several_branches_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with bench() as at:
+        at.run(DraftTokens(1, 0, (), 4))
+        await at.drafts(6)
+        at.run(*(DraftBranch(version, version, (30,), 3) for version in (2, 3, 4)))
+        await at.step(0)
+        loop = asyncio.get_running_loop()
+        wake_ups: list[object] = []
+        call_soon_threadsafe = loop.call_soon_threadsafe
+
+        def count(callback: Callable[..., object], *arguments: object) -> object:
+            wake_ups.append(callback)
+            return call_soon_threadsafe(callback, *arguments)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", count)
+        at.engine.step(2)
+        assert len(wake_ups) == 1
+        await at.step(1)
+        assert sorted((version, len(ids)) for version, ids, _ in at.told()) == [
+            (version, count) for version in (2, 3, 4) for count in (1, 2)
+        ]
+        assert len(wake_ups) == 2
