@@ -60,6 +60,7 @@ __all__ = ["Host", "Line", "make_scheduler"]
 
 _CPU_STEP = LinearStep(setup=0.01, per_token=0.003)  # until batches were measured; only their ratio is wrong then
 _OTHER_TEXT = "the hash of the tokens that are here, got that of others: open it anew"
+_MOST_FAILURES = 3  # batches in a row, behind which asking again is of no use
 _MICROSECONDS = 1_000_000
 _MOST_MICROSECONDS = (1 << 32) - 1
 
@@ -128,6 +129,7 @@ class Host:
         self._verified: tuple[str, ...] = ()  # in the batch that runs
         self._rulings: dict[str, Ruling] = {}
         self._opened = 0
+        self._failures = 0  # of batches, in a row
         self._timer: asyncio.TimerHandle | None = None
         self._scheduler.start(now=self._now())
 
@@ -334,7 +336,11 @@ class Host:
         if session.resume is not None:
             self._answer_resume(session)
         elif session.line is not None and draft is not None:
-            session.line.server.refuse(_error(reason, session.number, draft.round_number, retry_after))
+            is_hopeless = self._failures >= _MOST_FAILURES
+            round_number = None if is_hopeless else draft.round_number
+            session.line.server.refuse(_error(reason, session.number, round_number, None if is_hopeless else retry_after))
+            if is_hopeless:
+                self._end(session)
 
     # The judge
 
@@ -348,6 +354,7 @@ class Host:
 
     def _on_batch(self, report: BatchReport) -> None:
         self.stats.note_report(report)
+        self._failures = 0 if report.error is None else self._failures + 1
         for name in self._verified:
             session = self._sessions.get(name)
             if session is not None:

@@ -168,6 +168,20 @@ async def test_a_target_that_fails_is_said_and_asked_again() -> None:
         assert server.figures["failed_batches"] == 1
 
 
+async def test_a_target_that_is_gone_ends_the_session() -> None:
+    engine = target()
+    async with serving(engine) as server, connected(server.url) as device:
+        session, _ = await device.open()
+        engine.close()
+        told = []
+        for _ in range(3):
+            device.client.draft(session, 6, [1])
+            await device.say()
+            told.append(await device.refused())
+        assert told == [("failed", session, 0), ("failed", session, 1), ("failed", session, None)]
+        assert server.figures["sessions"] == 0
+
+
 async def test_a_shutdown_is_said_to_every_device() -> None:
     engine = target(mode="manual")
     async with holding_nothing_new(), serving(engine) as server, connected(server.url) as busy, connecting(server.url) as fresh:
