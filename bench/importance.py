@@ -192,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--questions", type=int, default=40, help="of each task")
     options = parser.parse_args(arguments)
     quick: bool = options.quick
-    rows = reading_costs(2 if quick else 7, (64,) if quick else (64, 768))
+    rows = reading_costs(3 if quick else 15, (64,) if quick else (64, 768))
     for draft in options.drafts[:1] if quick else options.drafts:
         for task in ("alpaca",) if quick else ("alpaca", "xsum"):
             questions = load_questions(task, 3 if quick else options.questions, SEED)
@@ -242,6 +242,9 @@ def reading_costs(rounds: int, lengths: Sequence[int], tokens: int = 24) -> list
     }
     rows: list[Row] = []
     for length in lengths:
+        for context in contexts.values():
+            context.clear()
+            prefill(context, [1000 + step for step in range(length)], 0)
         contenders = {name: partial(_rate, context, length, tokens, reads="nothing" not in name) for name, context in contexts.items()}
         samples = interleave(contenders, rounds)
         rows += rows_from("importance", f"reading attention, {DRAFTS[0]}, one thread, prompt of {length}", "decode", "tokens/s", samples)
@@ -252,9 +255,8 @@ def reading_costs(rounds: int, lengths: Sequence[int], tokens: int = 24) -> list
 
 
 def _rate(context: LlamaContext, length: int, tokens: int, *, reads: bool) -> float:
-    """Tokens a second behind a prompt; ``reads``: and the importance of chunks of four."""
-    context.clear()
-    prefill(context, [1000 + step for step in range(length)], 0)
+    """Tokens a second behind a prompt that is there; ``reads``: and the importance of chunks of four."""
+    context.remove(0, length)
     read: list[NDArray[np.float32]] = []
     start = time.thread_time()  # one thread computes: what others take of the machine doesn't count
     for step in range(tokens):
