@@ -52,6 +52,9 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
     longest_wait: float = 20.0  # seconds; a longer Retry-After is an error at once
 
 
+_LEAST_AHEAD = 32  # tokens; below that a device would be parked and woken all the time
+
+
 class Limits(Struct, frozen=True, kw_only=True):
     """Sizes beyond which a peer is refused rather than believed."""
 
@@ -60,6 +63,10 @@ class Limits(Struct, frozen=True, kw_only=True):
     answer_bytes: int = 64 << 20  # one streamed answer, all events
     unread_tokens: int = 4096  # delivered and not read, before the source is paused
     lead: float = 20.0  # seconds of reading that a device may run ahead of a paced reader: what nobody reads is energy wasted
+
+    def tokens_ahead(self, pace: float) -> int:
+        """Tokens that a device may run ahead of a reader at so many per second."""
+        return min(self.unread_tokens, max(_LEAST_AHEAD, round(pace * self.lead)))
 
 
 class SamplingOptions(Struct, frozen=True, kw_only=True):

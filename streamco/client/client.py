@@ -249,6 +249,7 @@ class Client:
             reader_rate=rate or self._dispatch.reader_rate,
             shows_drafts=shows_drafts,
             may_use_device=self._on_failure != "raise",
+            limits=self._limits,
             on_over=settle,
         )
         beginning.record = record  # what was got ready is the driver's from here on
@@ -258,7 +259,7 @@ class Client:
 
     def _run(self, request: Request, dispatched: Dispatched, rate: float | None) -> SessionDriver:
         on_failure, limit = _failure_rule(self._on_failure, dispatched.facts), request.sampling.max_tokens
-        ahead = None if rate is None else max(_LEAST_AHEAD, round(rate * self._limits.lead))
+        ahead = None if rate is None else self._limits.tokens_ahead(rate)
         plan = SessionPlan(
             starts=dispatched.starts,
             pace=rate,
@@ -296,7 +297,6 @@ class Client:
 
 
 _RACED = 0.3  # of the prompts' tokens, where no budget is given
-_LEAST_AHEAD = 32  # tokens; below that a device would be parked and woken all the time
 
 
 def _failure_rule(setting: OnFailure | None, facts: RequestFacts) -> OnFailure:

@@ -13,6 +13,7 @@ from streamco.client.pairing import Mode, Pairing, SpeculationOptions, obstacle,
 from streamco.client.presentation import Presentation
 from streamco.client.speculation import SpeculationDriver, Tell
 from streamco.client.wording import Wording
+from streamco.config import Limits
 from streamco.core.delivery import Delivery
 from streamco.core.estimators import is_burst
 from streamco.core.legs import LegState
@@ -188,6 +189,7 @@ class SpeculationDesk:
         reader_rate: float,
         shows_drafts: bool,
         may_use_device: bool,
+        limits: Limits,
         on_over: Callable[[SpeculationDriver], None],
     ) -> SpeculationDriver:
         """The answer's driver, not started.
@@ -197,6 +199,7 @@ class SpeculationDesk:
             reader_rate: of the virtual one that quality is measured with.
             shows_drafts: the reader can be told that text is taken back.
             may_use_device: the device may finish what nobody else can.
+            limits: how far the answer may be ahead of its reader.
             on_over: is told when all work has ended.
         """
         pairing, drafter, relay = self.pairing, prepared.drafter, prepared.relay
@@ -244,6 +247,8 @@ class SpeculationDesk:
             remote=None if remote is None else _opener(remote, prepared, self._room(engine)),
             remote_name=verifier.name,
             prompt_tokens=length,
+            unread=limits.unread_tokens,
+            ahead=limits.unread_tokens if pace is None else limits.tokens_ahead(pace),
             on_over=on_over,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from streamco.client.running import Batch
 from streamco.errors import ConcurrentRead, StreamClosed, StreamcoError
@@ -19,19 +19,22 @@ class Mailbox:
         has_finished: nothing more will be put in.
         has_left: its reader is gone.
         error: what ends it; None: nothing went wrong.
+        unread: chunks that wait.
     """
 
     def __init__(self) -> None:
         self.has_finished = False
         self.has_left = False
         self.error: StreamcoError | None = None
+        self.unread = 0
         self._batches: deque[Batch] = deque()
         self._reader: asyncio.Future[None] | None = None
 
-    def put(self, batches: Iterable[Batch]) -> None:
+    def put(self, batches: Sequence[Batch]) -> None:
         """Deliver; nobody gets what comes behind the reader's leaving."""
         if not self.has_left:
             self._batches += batches
+            self.unread += sum(len(chunks) for _, chunks, _ in batches)
             self._wake()
 
     def finish(self, error: StreamcoError | None = None) -> None:
@@ -44,6 +47,7 @@ class Mailbox:
         """The reader is gone; what was not read is dropped."""
         self.has_left = True
         self._batches.clear()
+        self.unread = 0
         self._wake()
 
     async def next(self) -> Batch | None:
@@ -56,7 +60,9 @@ class Mailbox:
         """
         await self._wait()
         if self._batches:
-            return self._batches.popleft()
+            batch = self._batches.popleft()
+            self.unread -= len(batch[1])
+            return batch
         self._check_end()
         return None
 

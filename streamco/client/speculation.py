@@ -28,6 +28,8 @@ from streamco.core.speculation import (
     FailAnswer,
     FinishAnswer,
     OpenRemote,
+    ReaderBehind,
+    ReaderReady,
     RetractIds,
     SendDraft,
     SettleIds,
@@ -69,6 +71,8 @@ class SpeculationDriver:
         remote: opens the remote side's plain stream; None: nobody generates there.
         remote_name: of the endpoint behind it.
         prompt_tokens: in front of the answer.
+        unread: chunks delivered and not read, beyond which nothing new is begun.
+        ahead: tokens held for the pace, likewise.
         on_over: called once when the answer and all its work have ended.
         clock: seconds, monotonic; None: the system's, or the loop's where the loop has one of its own (virtual time).
         log: collects (now, event or None, commands) of every step, for replay.
@@ -92,6 +96,8 @@ class SpeculationDriver:
         remote: OpenStandIn | None = None,
         remote_name: str = "remote",
         prompt_tokens: int = 0,
+        unread: int = 4096,
+        ahead: int = 4096,
         on_over: Callable[[SpeculationDriver], None] | None = None,
         clock: Callable[[], float] | None = None,
         log: SpeculationLog | None = None,
@@ -114,6 +120,8 @@ class SpeculationDriver:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._armed: float | None = None
+        self._unread_limit, self._ahead = unread, ahead
+        self._is_behind = False  # the reader is
         self._is_complete = False  # text may still be held for the pace
         self._is_winding_up = False
         self._has_crashed = False
@@ -162,7 +170,9 @@ class SpeculationDriver:
 
     async def next_batch(self) -> Batch | None:
         """Wait for the next delivery; see ``Mailbox.next``."""
-        return await self._mailbox.next()
+        batch = await self._mailbox.next()
+        self._heed_reader()
+        return batch
 
     async def peek(self) -> None:
         """Wait until something was delivered or the answer has ended; see ``Mailbox.peek``."""
@@ -224,7 +234,20 @@ class SpeculationDriver:
         for command in commands:
             self._obey(command, now)
         self._arm(now)
+        self._heed_reader()
         self._end_if_idle()
+
+    def _heed_reader(self) -> None:
+        """A reader who is far behind holds the next round back."""
+        unread, held = self._mailbox.unread, self.presentation.delivery.buffered
+        if not self._is_behind and (unread > self._unread_limit or held > self._ahead):
+            self._is_behind = True
+            self.stand_in.pause()
+            self.tell(ReaderBehind())
+        elif self._is_behind and unread <= self._unread_limit // 2 and held <= self._ahead // 2:
+            self._is_behind = False
+            self.stand_in.resume()
+            self.tell(ReaderReady())
 
     def _obey(self, command: SpeculatorCommand, now: float) -> None:
         match command:
@@ -264,6 +287,7 @@ class SpeculationDriver:
         now = max(self._clock(), self._armed or 0.0)
         self._mailbox.put(self.presentation.release(now=now))
         self._finish_if_read(now)
+        self._heed_reader()
         if not self._has_crashed:
             self._events.append(None)
             self._process()

@@ -68,6 +68,8 @@ class StandIn:
         self._prompt_tokens = prompt_tokens
         self._tell = tell
         self._spawn = spawn
+        self._may_read = asyncio.Event()
+        self._may_read.set()
         self._running: dict[int, tuple[asyncio.Task[None], EndpointStream]] = {}
 
     def begin(self, command: OpenRemote, *, now: float) -> None:
@@ -84,6 +86,14 @@ class StandIn:
         self.parts.append(part)
         self._running[command.version] = self._spawn(self._pump(command.version, stream, part), f"streamco read {self._name}"), stream
 
+    def pause(self) -> None:
+        """Don't read on: the endpoint is slowed down by its connection."""
+        self._may_read.clear()
+
+    def resume(self) -> None:
+        """Read on."""
+        self._may_read.set()
+
     def end(self, version: int) -> None:
         """Cancel; nothing more is told of it."""
         pump, stream = self._running.pop(version, (None, None))
@@ -98,7 +108,7 @@ class StandIn:
     async def _pump(self, version: int, stream: EndpointStream, part: StandInPart) -> None:
         """Read a stream to its end."""
         try:
-            while isinstance(event := await stream.receive(), TokensReceived):
+            while isinstance(event := await self._next(stream), TokensReceived):
                 if ids := _ids_of(event, self._name):
                     part.made += len(ids)
                     self._tell(RemoteTokensReceived(version, ids))
@@ -107,6 +117,10 @@ class StandIn:
             return
         _note_usage(part, event)
         self._tell(RemoteEnded(version, event.finish_reason or "stop"))
+
+    async def _next(self, stream: EndpointStream) -> TokensReceived | StreamEnded:
+        await self._may_read.wait()
+        return await stream.receive()
 
     def _fail_soon(self, version: int, error: EndpointError) -> None:
         async def fail() -> None:

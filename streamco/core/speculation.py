@@ -14,6 +14,7 @@ from streamco.errors import StreamcoError
 from streamco.events import ReaderLeft
 
 __all__ = ["AdoptBranch", "CloseRemote", "CloseVerifier", "ConnectVerifier", "DeliverIds", "DeviceFailed", "DraftBranch", "DraftRefused"]
+__all__ += ["ReaderBehind", "ReaderReady"]
 __all__ += ["DraftToken", "DraftTokens", "DropDrafts", "FailAnswer", "FinishAnswer", "OpenRemote", "Origin", "RemoteEnded", "RemoteFailed"]
 __all__ += ["RemoteTokensReceived", "RetractIds", "SendDraft", "SettleIds", "SpeculatorCommand", "SpeculatorEvent", "TokensDrafted"]
 __all__ += ["Candidates", "VerdictReceived", "VerifierConnected", "VerifierFailed", "VerifierLost"]
@@ -108,6 +109,14 @@ class DraftRefused(Struct, frozen=True):
     retry_after: float | None = None
 
 
+class ReaderBehind(Struct, frozen=True):
+    """The reader has far more before him than he has read: nothing new need be begun."""
+
+
+class ReaderReady(Struct, frozen=True):
+    """The reader has caught up."""
+
+
 class RemoteTokensReceived(Struct, frozen=True):
     """The remote side, generating alone, sent tokens."""
 
@@ -140,6 +149,8 @@ SpeculatorEvent = (
     | RemoteTokensReceived
     | RemoteEnded
     | RemoteFailed
+    | ReaderBehind
+    | ReaderReady
     | ReaderLeft
 )
 

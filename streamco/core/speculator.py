@@ -23,6 +23,7 @@ from streamco.core.judging import Judging
 from streamco.core.overhearing import Overhearing
 from streamco.core.pair import Pair, SpeculationReport
 from streamco.core.provisional import ProvisionalAnswer
+from streamco.core.rest import Rest
 from streamco.core.speculation import (
     DeviceFailed,
     DraftRefused,
@@ -30,6 +31,8 @@ from streamco.core.speculation import (
     FailAnswer,
     FinishAnswer,
     Origin,
+    ReaderBehind,
+    ReaderReady,
     RemoteEnded,
     RemoteFailed,
     RemoteTokensReceived,
@@ -81,6 +84,7 @@ class Speculator:
         self._remote = StandIn(options.has_remote, say, number)
         self._overhearing = Overhearing(self._drafting, pair)
         self._ledger = Ledger(pair)
+        self._rest = Rest(self._ledger)
         self._ways = Ways(
             pair, options, answer=self.answer, drafting=self._drafting, judging=self._judging, remote=self._remote, ledger=self._ledger
         )
@@ -120,10 +124,21 @@ class Speculator:
             case RemoteTokensReceived() | RemoteEnded() | RemoteFailed():
                 if event.version == self._remote.version:
                     self._on_remote(event, now)
-            case ReaderLeft():
-                self._close()
+            case ReaderBehind() | ReaderReady() | ReaderLeft():
+                self._on_reader(event, now)
             case _:
                 assert_never(event)
+
+    def _on_reader(self, event: ReaderBehind | ReaderReady | ReaderLeft, now: float) -> None:
+        match event:
+            case ReaderBehind():
+                self._rest.want(is_streaming=self._remote.version is not None, now=now)
+            case ReaderReady():
+                is_idle = self._remote.version is None and self._judging.round is None
+                if self._rest.end(now=now) and is_idle and self._drafting.trunk is not None:
+                    self._look_at_trunk(now)
+            case ReaderLeft():
+                self._close()
 
     def next_deadline(self) -> float | None:
         """When ``handle_deadline`` wants to be called; None: never, unless something happens."""
@@ -228,6 +243,8 @@ class Speculator:
 
     def _close_chunk(self, trunk: Line, length: int, now: float) -> None:
         """The chunk is whole: send it, or keep it."""
+        if self._rest.begins(now=now):
+            return
         draft = trunk.tokens[:length]
         self._drafting.rest()
         self._propose([token.id for token in draft])

@@ -94,6 +94,10 @@ class Ledger:
         self._pair.switch.record("device", seconds=self._lap(now), tokens=0, remote_step=self._pair.remote_step)
         self._is_begun = True
 
+    def skip(self, since: float, *, now: float) -> None:
+        """From ``since`` to now nobody was at work."""
+        self._at += max(0.0, now - max(since, self._at))
+
     @property
     def is_begun(self) -> bool:
         """Something was settled."""

@@ -11,6 +11,7 @@ import pytest
 from streamco.client.client import Client
 from streamco.client.speculation import SpeculationDriver
 from streamco.client.stream import Retracted, Settled
+from streamco.config import Limits
 from streamco.core.speculation import VerifierFailed
 from streamco.endpoints.base import TokenPrices
 from streamco.endpoints.device import DeviceEndpoint
@@ -112,6 +113,29 @@ async def test_a_paced_answer_keeps_to_the_pace_and_is_never_provisional(world: 
         assert all(token.origin != "draft" for token in screen.tokens)
         first, last = screen.tokens[0].time, screen.tokens[-1].time
         assert last - first >= 29 / 400 * 0.9, "the text was held back"
+
+
+@pytest.mark.parametrize("pace", [None, 20.0])
+async def test_a_reader_who_is_far_behind_holds_the_work_back_and_gets_all_of_it_later(world: World, pace: float | None) -> None:
+    world.target.length = world.drafter.length = 400
+    limits = Limits(unread_tokens=16)
+    async with world.scripted() as verifier, world.speculating(verifier, limits=limits, pace=pace) as client:
+        stream = client.stream(PROMPT, temperature=0, max_tokens=120)
+        first = await anext(stream)
+        driver = stream._work.driver
+        assert isinstance(driver, SpeculationDriver)
+        await settled(lambda: driver._is_behind)
+        await settled(lambda: driver.machine._judging.round is None)
+        rounds = len(verifier.drafts)
+        await asyncio.sleep(0.1)
+        assert len(verifier.drafts) == rounds, "nothing new is begun"
+        assert rounds < 20
+        if pace is None:
+            text = first.text + await tokens_text(stream)
+            assert text == world.text(most=120)
+        else:
+            await stream.aclose()
+            assert client.totals.left == 1
 
 
 async def test_answers_at_the_same_time_share_one_connection_and_keep_apart(world: World) -> None:

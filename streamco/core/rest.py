@@ -1,0 +1,42 @@
+"""A reader who is far behind: the next round waits, so that nothing is made that may never be read.
+
+What was begun is finished; a chunk that is drafted stays where it is until the reader catches up. The time in between is nobody's.
+"""
+
+from __future__ import annotations
+
+from streamco.core.standin import Ledger
+
+__all__ = ["Rest"]
+
+
+class Rest:
+    """Whether an answer rests.
+
+    Args:
+        ledger: is told of time that doesn't count.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._is_wanted = False
+        self._since: float | None = None
+
+    def want(self, *, is_streaming: bool, now: float) -> None:
+        """The reader is far behind; ``is_streaming``: a plain stream runs, which is not read on from now."""
+        self._is_wanted = True
+        if is_streaming:
+            self._since = now
+
+    def begins(self, *, now: float) -> bool:
+        """A chunk is drafted: whether it waits."""
+        if self._is_wanted and self._since is None:
+            self._since = now
+        return self._is_wanted
+
+    def end(self, *, now: float) -> bool:
+        """The reader has caught up; gives whether anything waited."""
+        since, self._since, self._is_wanted = self._since, None, False
+        if since is not None:
+            self._ledger.skip(since, now=now)
+        return since is not None
