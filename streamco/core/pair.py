@@ -188,12 +188,17 @@ class Pair:
 
     def propose_window(self) -> int:
         """Ask the window policy for the next draft."""
+        known = self.conditions()
         state = WindowState(
             previous=self.window,
             acceptance=self.acceptance,
             queue_depth=self.queue_depth,
             rtt=self._rtt,
             tpot=self.remote_step,
+            draft_step=known.draft_step,
+            wait=known.wait,
+            hit_rate=known.hit_rate,
+            slowdown=known.slowdown,
         )
         self.proposal = self._policy.propose(state)
         self.window = self._stabiliser.settle(self.proposal)

@@ -23,7 +23,7 @@ SMOOTHING = 0.4  # section 4.4, alpha there
 
 
 class WindowState(Struct, frozen=True, kw_only=True):
-    """What the paper's predictor looks at (section 4.1).
+    """What the paper's predictor looks at (section 4.1), and, from ``draft_step`` on, what arithmetic needs beside it.
 
     Args:
         previous: window of the last round, tokens (gamma_prev).
@@ -31,6 +31,10 @@ class WindowState(Struct, frozen=True, kw_only=True):
         queue_depth: recent utilisation of the verifier's queue, 0..1 (q_depth).
         rtt: recent round trip of the link, seconds (RTT_recent).
         tpot: recent time per token of the target, seconds (TPOT_recent).
+        draft_step: of the draft model for a token, seconds; 0: not known.
+        wait: from sending a draft to its verdict, seconds; 0: not known.
+        hit_rate: share of rounds whose pre-drafted branch is adopted, 0..1.
+        slowdown: how many times longer a step on all branches together takes than one of the draft alone.
     """
 
     previous: int
@@ -38,6 +42,10 @@ class WindowState(Struct, frozen=True, kw_only=True):
     queue_depth: float = 0.0
     rtt: float = 0.0
     tpot: float = 0.0
+    draft_step: float = 0.0
+    wait: float = 0.0
+    hit_rate: float = 0.0
+    slowdown: float = 1.0
 
 
 class WindowPolicy(Protocol):
