@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from streamco.engines import attention
@@ -300,15 +301,15 @@ def test_tensors_laid_out_otherwise_are_an_error(scripted: AttentionTap, monkeyp
 # Engines
 
 
-@pytest.fixture(scope="module")
-def tapped() -> Iterator[LlamaEngine]:
+@pytest.fixture(scope="module", params=[False, True], ids=["", "exact"])
+def tapped(request: pytest.FixtureRequest) -> Iterator[LlamaEngine]:
     pytest.importorskip("llama_cpp")
     try:
         path = derived(packaged_model(), "F16")
     except EngineError as exc:
         pytest.skip(str(exc))
-    options = EngineOptions(threads=1, context_tokens=256, max_sequences=2, held_sequences=4, attention_layers=(4, -1, 29))
-    engine = LlamaEngine(path, options)
+    options = EngineOptions(threads=1, context_tokens=128, max_sequences=2, held_sequences=4, attention_layers=(4, -1, 29))
+    engine = LlamaEngine(path, replace(options, exact=request.param))
     yield engine
     engine.close()
 
