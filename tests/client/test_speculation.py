@@ -18,7 +18,7 @@ from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifier import VerifierEndpoint
 from streamco.errors import AllEndpointsFailed, StreamClosed, StreamcoError, VerifierError
-from streamco.testing import Cut, Forget, Pause, Refuse, Reset, ScriptedVerifier
+from streamco.testing import Cut, Forget, Pause, Refuse, Reset, ScriptedSGLang, ScriptedVerifier, ScriptedVLLM
 from streamco.wire.verify_errors import OverloadedError
 from tests.client.helpers import tokens_text
 from tests.client.speculating import ALWAYS, HASTY, PROMPT, QUICK, Screen, World
@@ -277,6 +277,21 @@ async def test_a_server_verifies_and_goes_on_alone_when_its_verifier_is_out(worl
             assert figures.fallbacks == 1
             assert figures.is_exact
             assert text == world.text()
+
+
+@pytest.mark.parametrize("kind", [ScriptedVLLM, ScriptedSGLang])
+async def test_stock_servers_verify_behind_their_own_api(world: World, kind: type[ScriptedVLLM]) -> None:
+    world.wake()
+    async with kind(world.target, world.engine.tokenize) as scripted:
+        server = OpenAIEndpoint(scripted.model, base_url=scripted.url, name="stock")
+        async with holding_nothing_new(), Client(DeviceEndpoint(world.engine), server, mode="speculate", speculation=ALWAYS) as client:
+            stream = client.stream(PROMPT, temperature=0)
+            assert await tokens_text(stream) == world.text(), stream.report.dispatch.reason
+            figures = stream.report.speculation
+            assert figures is not None
+            assert figures.is_exact
+            assert figures.remote == 0
+            assert figures.bytes_up > 1000 * figures.rounds / 10, "every round sends the whole context"
 
 
 @pytest.mark.parametrize("end", ["break", "aclose", "cancel", "drop", "client"])
