@@ -186,6 +186,11 @@ class Client:
         """
         return self._ledger.totals()
 
+    @property
+    def unspeculated(self) -> str:
+        """Why no answer can be speculated now, whatever it asks for; "" where some can, and in mode "race". Known once it has started."""
+        return "" if self._desk.mode == "race" else self._desk.pairing.problem
+
     # Asking
 
     def stream(

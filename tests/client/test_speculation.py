@@ -449,11 +449,15 @@ async def test_what_drafts_cant_keep_to_races_and_the_report_says_why(world: Wor
 
 
 async def test_without_a_verifier_answers_race(world: World) -> None:
+    async with world.scripted() as verifier, world.speculating(verifier) as client:
+        assert client.unspeculated == ""
     async with ScriptedVerifier(world.target, vocabulary="300:another", vocabulary_size=300) as other, world.speculating(other) as client:
         stream = client.stream(PROMPT, temperature=0)
         await tokens_text(stream)
         assert "vocabulary" in stream.report.dispatch.reason
     async with Client(DeviceEndpoint(world.engine), mode="speculate") as client:
+        assert client.unspeculated == "no verifier"
+        assert client.with_options(mode="race").unspeculated == ""
         stream = client.stream(PROMPT, temperature=0)
         await tokens_text(stream)
         assert "not speculated: no verifier" in stream.report.dispatch.reason
