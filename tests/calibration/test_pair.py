@@ -174,7 +174,8 @@ async def test_step_times_are_of_batches_of_each_number_of_sequences() -> None:
     assert engine.sequences.rounds - rounds <= 1 + 2 * (4 + 2 * 4 + 3 * 4)
     assert engine.sequences.held == 0
     with pytest.raises(EngineError, match="expected drafts, got sequence: expected one of 4 places"):
-        await measure_step_times(drafting(held_sequences=4, mode="thread"), [1, 2, 3], sequences=4, turns=1)
+        await measure_step_times(engine, [1, 2, 3], sequences=4, turns=1)
+    assert engine.sequences.held == 0
     engine.close()
 
 

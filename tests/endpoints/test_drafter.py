@@ -60,6 +60,12 @@ class Bench:
             while sum(len(ids) for _, ids, _ in self.news()) < tokens:
                 await asyncio.sleep(0.001)
 
+    async def asked(self) -> None:
+        """Wait until the engine was asked for all branches."""
+        async with asyncio.timeout(30):
+            while any(line.is_waiting for line in self.drafter._branches.values()):
+                await asyncio.sleep(0.001)
+
     async def failed(self, again: Callable[[], None] | None = None) -> list[DeviceFailed]:
         """Wait for the end of drafting; ``again`` is tried meanwhile."""
         async with asyncio.timeout(30):
@@ -514,10 +520,9 @@ async def test_an_engines_decode_holds_a_row_of_every_branch_and_answer(make_eng
         pass
     context.hold()
     second.run(DraftTokens(2, 3, (), 5))
-    await asyncio.sleep(0)
-    assert context.entered.acquire(timeout=10)
+    assert await asyncio.to_thread(context.entered.acquire, timeout=10)
     first.run(DraftBranch(2, 3, (), 3), DraftBranch(3, 1, (50,), 3), DraftBranch(4, 2, (60,), 3))
-    await asyncio.sleep(0)
+    await first.asked()
     context.let_go()
     await asyncio.gather(first.heard(9), second.heard(5))
     assert [[row.token for row in batch] for batch in context.batches] == [
