@@ -158,3 +158,16 @@ def test_a_file_without_prompts_is_refused(tmp_path: Path, content: bytes, messa
         read_prompts(path)
     with pytest.raises(ConfigError, match="expected a text file of prompts"):
         read_prompts(tmp_path / "none.txt")
+
+
+def test_a_verifier_that_is_not_there_is_told_in_a_line_and_nothing_is_kept(
+    draft: FakeEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "profile.json"
+    assert main(["calibrate", "--pair", "--verifier", "ws://127.0.0.1:9", "--profile", str(path)]) == 1
+    errors = capsys.readouterr().err
+    assert "streamco: " in errors
+    assert "127.0.0.1:9" in errors
+    assert "Traceback" not in errors
+    assert not path.exists()
+    assert draft.sequences.held == 0
