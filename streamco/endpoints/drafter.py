@@ -173,9 +173,9 @@ class Drafter:
             raise EngineError(
                 f"prompt: expected 1 to {self._context - 1} tokens (the context is {self._context}), got {len(self.prompt_ids)}"
             )
-        self._trunk = _Line(None, list(self.prompt_ids), held=list(self.prompt_ids), sequence=engine.hold(name))
-        if self._trunk.sequence is not None:
-            self._trunk.sequence.extend(self.prompt_ids)
+        sequence = engine.hold(name)
+        sequence.extend(self.prompt_ids)
+        self._trunk = _Line(None, list(self.prompt_ids), held=list(self.prompt_ids), sequence=sequence)
 
     def run(self, command: DrafterCommand) -> None:
         """Begin what is asked; never blocks. Behind ``DeviceFailed`` and ``aclose`` nothing happens.
@@ -217,10 +217,9 @@ class Drafter:
     # Commands
 
     def _draft(self, command: DraftTokens) -> None:
-        trunk = self._trunk
+        trunk, wanted = self._trunk, self._begin(command.length) + list(command.ids)
         trunk.stop()
-        trunk.version, trunk.count = command.version, command.count
-        trunk.wanted = self._begin(command.length) + list(command.ids)
+        trunk.version, trunk.count, trunk.wanted = command.version, command.count, wanted
 
     def _branch(self, command: DraftBranch) -> None:
         self._branches[command.version] = _Line(command.version, self._begin(command.length) + list(command.ids), command.count)

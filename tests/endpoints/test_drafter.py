@@ -498,6 +498,12 @@ async def test_what_cannot_be_is_the_callers_fault() -> None:
             at.drafter.run(DraftBranch(1, -1, (), 2))
         with pytest.raises(UsageError, match=r"branch 3: expected one of \[\], got none of them"):
             at.drafter.run(AdoptBranch(3))
+        at.run(DraftTokens(2, 0, (), 2))
+        await at.step(2)
+        at.told()
+        with pytest.raises(UsageError, match="draft: expected a length of 0 to 1, got 2"):
+            at.drafter.run(DraftTokens(3, 2, (), 2))
+        assert await at.drafts() == {2: [5]}  # as if it had not been said
 
 
 @pytest.mark.parametrize("count", [0, 8])
