@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,7 +24,8 @@ from streamco.policies.device_constrained import check_share
 from streamco.policies.eligibility import RequestFacts
 from streamco.policies.importance import LAYERS
 from streamco.policies.offload import CONFIDENCE_THRESHOLD, OffloadRule
-from streamco.policies.window import Stabiliser, WindowPolicy
+from streamco.policies.predicted import Predicted
+from streamco.policies.window import Dynamic, Stabiliser, Static, WindowPolicy
 from streamco.wire.verify import Rule, RuleKind
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
 
     Args:
         budget: share of the drafts that is judged, 0..1; None: the client's budget.
-        window: how many tokens to draft; None: 4 (Synera section 5). Any ``streamco.policies.window.WindowPolicy``.
+        window: tokens to draft in a round: a number (4: Synera section 5), "dynamic" (DSD section 5.2), "predicted" (the best one by
+            acceptance rate and times as measured), or a ``streamco.policies.window.WindowPolicy``.
         smoothing: of a window policy's proposals, 0..1; 1: none (DSD section 4.4, alpha).
         is_parallel: the device drafts on while the verdict is out (Synera section 4.4).
         most_branches: drafted side by side then; 0: none.
@@ -71,7 +73,7 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
     """
 
     budget: float | None = None
-    window: WindowPolicy | None = None
+    window: int | Literal["dynamic", "predicted"] | WindowPolicy = 4
     smoothing: float = 1.0
     is_parallel: bool = True
     most_branches: int = 6
@@ -90,6 +92,7 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
         """Refuse what can't be."""
         if self.budget is not None:
             check_share("speculation: budget", self.budget)
+        _window(self.window)
         check_share("speculation: threshold", self.threshold)
         check_share("speculation: smoothing", self.smoothing)
         if self.most_branches < 0 or not 1 <= self.row_tokens <= 64 or min(self.link_patience, self.last_patience) <= 0:
@@ -134,13 +137,29 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
             )
         return Pair(
             budget,
-            window=self.window,
+            window=_window(self.window),
             stabiliser=Stabiliser(self.smoothing),
             prior=prior,
             rule=self.offload,
             confidence_threshold=self.confidence_threshold,
             chunks=self.chunks,
         )
+
+
+def _window(setting: object) -> WindowPolicy:
+    """The policy that a setting names."""
+    match setting:
+        case bool():
+            pass
+        case int():
+            return Static(setting)
+        case "dynamic":
+            return Dynamic()
+        case "predicted":
+            return Predicted()
+        case _ if hasattr(setting, "propose") and hasattr(setting, "first"):
+            return cast(WindowPolicy, setting)
+    raise ConfigError(f'speculation: window: expected a number, "dynamic", "predicted" or a window policy, got {setting!r}')
 
 
 def drafting(options: EngineOptions, budget: float, places: int = HELD_SEQUENCES) -> EngineOptions:

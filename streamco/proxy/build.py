@@ -53,6 +53,7 @@ def build_client(config: ProxyConfig, environ: Mapping[str, str] = os.environ) -
         verifier=_build_verifier(config.speculate, environ),
         speculation=SpeculationOptions(
             budget=config.speculate.budget,
+            window=config.speculate.window,
             threshold=config.speculate.threshold,
             most_branches=config.speculate.most_branches,
             is_adaptive=config.speculate.is_adaptive,

@@ -18,6 +18,7 @@ from streamco.endpoints.verifying import VerifierFacts
 from streamco.engines.base import EngineOptions
 from streamco.errors import ConfigError
 from streamco.policies.importance import LAYERS
+from streamco.policies.window import Static
 from streamco.testing import FakeEngine
 from streamco.wire.verify import Rule, RuleKind
 from tests.client.helpers import device, server
@@ -83,8 +84,26 @@ def test_images_another_rule_and_a_smaller_context_there_are_told() -> None:
     assert why_not(facts=greedy, max_tokens=99).endswith("room for 100")
 
 
+def test_windows_are_named() -> None:
+    assert SpeculationOptions().pair(1.0).window == 4
+    assert SpeculationOptions(window=7).pair(1.0).propose_window() == 7
+    assert SpeculationOptions(window="dynamic").pair(1.0).window == 4
+    assert 2 <= SpeculationOptions(window="predicted").pair(1.0).propose_window() <= 12
+    assert SpeculationOptions(window=Static(3)).pair(1.0).window == 3
+
+
 @pytest.mark.parametrize(
-    "options", [{"threshold": 2}, {"row_tokens": 0}, {"most_branches": -1}, {"link_patience": 0.0}, {"budget": 1.5}, {"smoothing": -1}]
+    "options",
+    [
+        {"window": "large"},
+        {"window": True},
+        {"threshold": 2},
+        {"row_tokens": 0},
+        {"most_branches": -1},
+        {"link_patience": 0.0},
+        {"budget": 1.5},
+        {"smoothing": -1},
+    ],
 )
 def test_settings_that_cant_be_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="speculation"):
