@@ -111,6 +111,7 @@ class Drafting:
 
     def adopt(self, line: Line, settled: Sequence[int], token: int | None) -> None:
         """A branch won its bet: it is the trunk, behind the settled tokens, from now on, and the others are dropped."""
+        self._report.hits += token is not None
         self._report.adopted += len(line.tokens)
         line.win(token)
         del self.branches[line.version]

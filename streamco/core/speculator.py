@@ -18,19 +18,17 @@ from random import Random
 from typing import assert_never
 
 from streamco.core.drafting import Drafting
-from streamco.core.drafts import Line, Round, bet
+from streamco.core.drafts import Line, bet
 from streamco.core.judging import Judging
 from streamco.core.overhearing import Overhearing
 from streamco.core.pair import Pair, SpeculationReport
 from streamco.core.provisional import ProvisionalAnswer
 from streamco.core.rest import Rest
+from streamco.core.settling import Settling
 from streamco.core.speculation import (
     DeviceFailed,
     DraftRefused,
     DraftToken,
-    FailAnswer,
-    FinishAnswer,
-    Origin,
     ReaderBehind,
     ReaderReady,
     RemoteEnded,
@@ -79,6 +77,7 @@ class Speculator:
         self._rng = rng
         self._commands: list[SpeculatorCommand] = []
         say, number = self._commands.append, count(1).__next__
+        self._settling = Settling(self.answer, self.report, say)
         self._drafting = Drafting(pair, self.report, say, number)
         self._judging = Judging(say, verdict_patience=options.verdict_patience, prompt_patience=options.prompt_patience)
         self._remote = StandIn(options.has_remote, say, number)
@@ -188,12 +187,9 @@ class Speculator:
             self._judging.close()
             self._judging.fail(VerifierError("verifier: expected verdicts, got none for longer than anybody waits"))
         waiting = self._judging.abandon()
-        if self._pair.is_lossless:
-            if self._remote.version is None:
-                self._go_on(now)
-            return
-        if waiting is None:
-            if self._drafting.trunk is None and self._remote.version is None:
+        if self._pair.is_lossless or waiting is None:
+            is_drafting = not self._pair.is_lossless and self._drafting.trunk is not None
+            if self._remote.version is None and not is_drafting:
                 self._go_on(now)
             return
         if waiting.draft:
@@ -237,7 +233,7 @@ class Speculator:
             self._go_on(now)
         else:
             if ids:
-                self._propose(ids)
+                self._settling.propose(ids)
             if trunk.is_finished:
                 self._drafting.extend(trunk, self._window - len(ids), now=now)
 
@@ -247,7 +243,7 @@ class Speculator:
             return
         draft = trunk.tokens[:length]
         self._drafting.rest()
-        self._propose([token.id for token in draft])
+        self._settling.propose([token.id for token in draft])
         is_sent = self._is_sent(draft, trunk.importance, now)
         self.report.chunks += len(draft)
         self.report.offloaded += len(draft) if is_sent else 0
@@ -268,9 +264,7 @@ class Speculator:
 
     def _keep(self, draft: Sequence[DraftToken], now: float) -> None:
         """Settle without asking."""
-        kept = self._settle([token.id for token in draft], "device")
-        self.report.device += kept
-        self._ways.unasked += kept
+        self._ways.unasked += self._settling.keep(draft)
         self._ledger.note_device(now=now)
 
     def _on_device_failed(self, error: StreamcoError, now: float) -> None:
@@ -342,33 +336,14 @@ class Speculator:
             self.report.stale_verdicts += 1
             return
         self._ways.unasked = 0
-        tokens = self._settle_verdict(waiting, event)
+        tokens = self._settling.judge(waiting, event)
         line = self._drafting.find(event.accepted, event.token) if self.answer.ended is None else None
-        self.report.hits += line is not None
         if waiting.given <= _CATCH_UP and not waiting.is_first:
             seconds = event.queue_seconds + event.compute_seconds
             self._pair.note_wait(now - waiting.sent, queue_depth=event.queue_depth, server_seconds=seconds)
         self._pair.note_verdict(waiting.confidences, event.accepted, is_hit=line is not None if waiting.branches else None)
         self._ledger.note_round(tokens, now=now)
         self._go_on(now, line, event.token)
-
-    def _settle_verdict(self, waiting: Round, event: VerdictReceived) -> int:
-        """What a verdict gives to the answer; how many tokens."""
-        report, size = self.report, len(waiting.draft)
-        report.rounds += 1
-        report.branched_rounds += waiting.branches > 0
-        report.judged += size
-        report.cloud += waiting.given + size + 1
-        accepted = self._settle(waiting.ids[: event.accepted], "accepted")
-        report.accepted += accepted
-        if event.token is None:
-            self.answer.end("length")
-            return accepted
-        if event.accepted == size:
-            report.bonus += (added := self._settle([event.token], "bonus"))
-        else:
-            report.corrected += (added := self._settle([event.token], "corrected"))
-        return accepted + added
 
     # The remote side
 
@@ -386,9 +361,7 @@ class Speculator:
     def _on_remote_tokens(self, ids: Sequence[int], now: float) -> None:
         is_first = not self._remote.tokens
         self._remote.tokens += len(ids)
-        kept = self._settle(ids, "remote")
-        self.report.remote += kept
-        self.report.cloud += len(ids)
+        self._settling.stream(ids)
         self._ledger.note_stream(len(ids), is_first=is_first, now=now)
         if self.answer.ended is not None:
             self._finish(self.answer.ended)
@@ -403,38 +376,21 @@ class Speculator:
                 self._take("speculate")
                 self._draft(None, None, now)
 
-    # The reader, and the end
-
-    def _settle(self, ids: Sequence[int], origin: Origin) -> int:
-        settled = self.answer.settle(ids, origin)
-        self._commands += self.answer.take_commands()
-        return settled
-
-    def _propose(self, ids: Sequence[int]) -> None:
-        self.answer.propose(ids)
-        self._commands += self.answer.take_commands()
+    # The end
 
     def _finish(self, reason: str) -> None:
         self._close()
-        self.answer.end(reason)
-        self._say_end(FinishAnswer(reason))
+        self._settling.finish(reason)
 
     def _end_without_help(self) -> None:
         """Nobody can go on. A device that is merely full has come to the end of its length, where that is the answer's."""
-        errors = {"device": self._drafting.failure, "verifier": self._judging.failure, "remote": self._remote.failure}
-        known = {name: error for name, error in errors.items() if error is not None}
         if self._drafting.is_full and not self._pair.is_lossless and self._drafting.failure is None:
             self._finish("length")
             return
+        errors = {"device": self._drafting.failure, "verifier": self._judging.failure, "remote": self._remote.failure}
+        known = {name: error for name, error in errors.items() if error is not None}
         self._close()
-        self.answer.retract()
-        only = next(iter(known.values())) if len(known) == 1 else AllEndpointsFailed(known)
-        self._say_end(FailAnswer(only))
-
-    def _say_end(self, command: FinishAnswer | FailAnswer) -> None:
-        self._commands += self.answer.take_commands()
-        self.report.retracted = self.answer.retracted
-        self._commands.append(command)
+        self._settling.fail(AllEndpointsFailed(known) if len(known) > 1 else next(iter(known.values())))
 
     def _close(self) -> None:
         """Stop everybody."""
@@ -442,4 +398,3 @@ class Speculator:
         self._drafting.drop()
         self._judging.close()
         self._remote.close()
-        self.report.retracted = self.answer.retracted

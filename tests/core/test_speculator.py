@@ -236,6 +236,18 @@ def test_the_branch_that_foresaw_the_verdict_is_adopted_and_judged_at_once_if_it
     assert (answer.report.hits, answer.report.adopted) == (1, 3)
 
 
+def test_a_branch_that_was_right_and_is_not_gone_on_with_is_no_hit() -> None:
+    answer = Answer(is_parallel=True, most_branches=3)
+    answer.begin()
+    branches = [command for command in answer.drafts(1, 5, 6, 7) if isinstance(command, DraftBranch)]
+    answer.told(DeviceFailed(DEVICE_ERROR))
+    commands = answer.told(verdict(1, 0, 55))
+    assert branches
+    assert not has(commands, AdoptBranch)
+    assert has(commands, OpenRemote)
+    assert answer.report.hits == 0
+
+
 def test_a_branch_is_adopted_with_what_it_has_and_drafts_on() -> None:
     answer, branches = branched()
     branch = next(branch for branch in branches if branch.length == 0)
@@ -296,7 +308,7 @@ def test_a_reader_of_drafts_sees_them_at_once_and_what_was_wrong_is_taken_back()
     assert answer.drafts(1, 5, is_finished=False) == [DeliverIds((5,), "draft")]
     assert answer.drafts(1, 6, 7)[0] == DeliverIds((6, 7), "draft")
     assert answer.told(verdict(1, 1, 9))[:3] == [SettleIds(1, "accepted"), RetractIds(2), DeliverIds((9,), "corrected")]
-    assert answer.report.retracted == 0
+    assert answer.report.retracted == 2
     answer.drafts(2, 1, 2, is_finished=False)
     assert RetractIds(2) in answer.told(VerifierFailed(VERIFIER_ERROR)) + answer.told(RemoteTokensReceived(3, (4,)))
 
