@@ -10,11 +10,12 @@ import simpy
 
 from streamco.core.pair import Pair, PairPrior
 from streamco.core.provisional import Emit
-from streamco.core.speculation import SpeculatorEvent
+from streamco.core.speculation import ReaderBehind, ReaderReady, SpeculatorEvent
 from streamco.core.speculator import SpeculatorOptions
 from streamco.policies.predicted import Predicted
 from streamco.policies.window import Dynamic, Static, WindowPolicy
 from streamco.sim.drafting import DraftingDevice, Successor, choose_token
+from streamco.sim.driver import call_at
 from streamco.sim.judging import Fault, FaultKind, Faults, JudgingServer, Link
 from streamco.sim.speculation import SimulatedSpeculation, SpeculationOutcome, simulate_answer
 from streamco.testing.sequences import FakeDistribution
@@ -133,8 +134,19 @@ class Scenario:
         self.link = Link(rtt=dice.choice((0.0, 0.03, 0.2)), bits_per_s=dice.choice((1e4, 1e8)))
         self.is_sampled = is_sampled
 
+    def trouble(self, env: simpy.Environment, run: SimulatedSpeculation) -> None:
+        """Everything is told twice, and some readers fall behind now and then."""
+        repeat_events(env, run)
+        dice = Random(self.seed + 2)
+        at = 0.0
+        while dice.random() < 0.6 and self.seed % 3 == 0:
+            at += dice.random()
+            call_at(env, at, lambda: run.receive(ReaderBehind()))
+            at += dice.random()
+            call_at(env, at, lambda: run.receive(ReaderReady()))
+
     def run(self) -> SpeculationOutcome:
-        outcome = simulate_answer(self.pair, self.options, self.device, self.server, self.link, seed=self.seed, before=repeat_events)
+        outcome = simulate_answer(self.pair, self.options, self.device, self.server, self.link, seed=self.seed, before=self.trouble)
         assert outcome is not None, f"seed {self.seed}: nothing happens any more, and the answer has no end"
         return outcome
 
