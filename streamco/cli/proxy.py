@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streamco.cli.commands import parse_budget, parse_pace_text, parse_policy
+from streamco.cli.commands import MODES, parse_budget, parse_pace_text, parse_policy
 from streamco.cli.listen import check_descriptor, serve_until_stopped
 from streamco.cli.options import option, whole_number
 from streamco.cli.runtime import run_async
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``streamco proxy``."""
     parser.description = DESCRIPTION
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="TOML file with [proxy], [device], [[server]], [dispatch] and [migration]"
+        "--config", type=Path, metavar="FILE", help="TOML file with [proxy], [device], [[server]], [dispatch], [migration], [speculate]"
     )
     parser.add_argument("--print-config", action="store_true", help="print the effective configuration as TOML and leave")
     who = parser.add_argument_group("who answers")
@@ -54,6 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RATE",
         help="tokens per second, reading (4.8) or listening (3.5)",
     )
+    how.add_argument(
+        "--mode",
+        default=argparse.SUPPRESS,
+        choices=MODES,
+        help="race; speculate: the device drafts, a server verifies; auto: what is faster",
+    )
+    how.add_argument("--verifier", default=argparse.SUPPRESS, metavar="URL", help="a streamco serve that judges drafts (the first server)")
     how.add_argument("--profile", default=argparse.SUPPRESS, metavar="FILE", help="keeps what was learned from one run to the next")
     listen = parser.add_argument_group("listening")
     listen.add_argument("--host", default=argparse.SUPPRESS, help="address to listen on (127.0.0.1)")
@@ -124,7 +131,12 @@ def effective_config(args: argparse.Namespace) -> ProxyConfig:
         proxy["allow_open"] = True
     dispatch = _given(args, "budget", "policy", "pace", "profile")
     return replace(
-        config, proxy=replace(config.proxy, **proxy), device=device, server=servers, dispatch=replace(config.dispatch, **dispatch)
+        config,
+        proxy=replace(config.proxy, **proxy),
+        device=device,
+        server=servers,
+        dispatch=replace(config.dispatch, **dispatch),
+        speculate=replace(config.speculate, **_given(args, "mode", "verifier")),
     )
 
 

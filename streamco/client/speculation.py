@@ -354,8 +354,10 @@ class SpeculationDriver:
         if self._mailbox.has_left or self._mailbox.has_finished:  # nobody would see it
             self._loop.call_exception_handler({"message": "streamco speculated answer failed", "exception": error})
         else:
-            failure = StreamcoError(f"speculation: expected events it can handle, got {error!r}")
-            failure.__cause__ = error
+            failure = error
+            if not isinstance(failure, StreamcoError):
+                failure = StreamcoError(f"speculation: expected events it can handle, got {error!r}")
+                failure.__cause__ = error
             self._mailbox.finish(failure)
         self._wind_up()
         self._events.clear()
