@@ -14,7 +14,7 @@ from bench.traces import data_folder
 from streamco.engines.gguf import derived
 from streamco.engines.packaged import packaged_model
 
-__all__ = ["DRAFTS", "TARGET", "TASKS", "Question", "load_questions", "model_file", "score"]
+__all__ = ["DRAFTS", "TARGET", "TASKS", "Question", "load_questions", "model_file", "rouge", "score"]
 
 TARGET = "Q8_0"
 DRAFTS = ("Q2_K", "pruned")
