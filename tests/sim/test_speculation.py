@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from random import Random
 from typing import get_args
 
 import pytest
 import simpy
+from msgspec.structs import replace
 
 from streamco.core.pair import Pair, PairPrior
 from streamco.core.provisional import Emit
@@ -86,9 +88,9 @@ class Scenario:
         fails = [dice.choice((0.05, 0.5, 2.0)) if dice.random() < 0.12 else None for _ in range(3)]
         self.is_doomed = any(fail is not None for fail in fails)
         share = dice.choice((0.0, 0.0, 0.1, 0.5))
-        window = Static(dice.randrange(1, 7)) if dice.random() < 0.6 else Dynamic()
+        self.window: WindowPolicy = Static(dice.randrange(1, 7)) if dice.random() < 0.6 else Dynamic()
         prior = PairPrior(remote_step=dice.choice((0.01, 0.05, 0.2)), wait=dice.choice((0.02, 0.1, 0.5)))
-        self.pair = Pair(self.budget, window=window, prior=prior)
+        self.pair = Pair(self.budget, window=self.window, prior=prior)
         emit: Emit = dice.choice(("verified", "draft"))
         self.options = SpeculatorOptions(
             end_ids=self.end_ids,
@@ -313,3 +315,23 @@ def test_answers_that_are_drawn_have_the_targets_distribution() -> None:
     square = sum((counts[ids] - runs * share) ** 2 / (runs * share) for ids, share in expected.items())
     assert square < 54.1, f"26 degrees of freedom, {square}"
     assert hits > runs / 4
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_an_answer_that_goes_to_the_stream_and_back_is_still_the_targets_own(part: int) -> None:
+    ways_back = 0
+    for seed in range(part * 50, part * 50 + 50):
+        scenario = Scenario(seed, budget=1.0)
+        scenario.most, scenario.end_ids = 150, frozenset()
+        scenario.pair = Pair(window=scenario.window, prior=PairPrior(remote_step=0.2, wait=0.05))
+        scenario.options = replace(scenario.options, has_remote=True, max_tokens=150, end_ids=frozenset(), link_patience=0.2)
+        scenario.device = replace(scenario.device, end_ids=frozenset(), context=None, fails_at=None, is_sampled=False)
+        faults = random_faults(Random(seed), 0.2)
+        scenario.server = replace(scenario.server, end_ids=frozenset(), context=None, is_sampled=False, step=0.2, faults=faults)
+        scenario.is_sampled = False
+        outcome = scenario.run()
+        check_reader(scenario, outcome)
+        check_lossless(scenario, outcome)
+        makers = [vouched == "remote" for _, vouched in outcome.reader.final]
+        ways_back += sum(before and not after for before, after in pairwise(makers))
+    assert ways_back > 20
