@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from blockbuster import blockbuster_ctx
+
+from tests.client.speculating import World
 
 
 @pytest.fixture(autouse=True)
@@ -13,3 +15,11 @@ def _no_blocked_loop() -> Iterator[None]:
     # The virtual clock's loop runs whole tests, their own blocking calls too.
     with blockbuster_ctx("streamco", excluded_modules=["streamco.testing", "streamco.cli"]):
         yield
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    """A target and a draft model that agree now and then."""
+    made = World()
+    yield made
+    made.close()

@@ -1,0 +1,34 @@
+"""An answer that is got ready and does not begin."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from streamco.errors import StreamClosed
+from tests.client.helpers import tokens_text
+from tests.client.speculating import PROMPT, World
+from tests.support.leaks import settled
+
+
+async def test_a_stream_closed_before_it_begins_leaves_no_draft(world: World) -> None:
+    async with world.scripted() as verifier, world.speculating(verifier) as client:
+        stream = client.stream(PROMPT, temperature=0)
+        reading = asyncio.create_task(tokens_text(stream))
+        await asyncio.sleep(0)
+        await stream.aclose()
+        with pytest.raises(StreamClosed):
+            await reading
+        await settled(lambda: not client._desk.pairing.device._drafters)
+
+
+async def test_a_client_closed_while_an_answer_is_got_ready_leaves_no_draft(world: World) -> None:
+    async with world.scripted() as verifier, world.speculating(verifier) as client:
+        device = client._desk.pairing.device
+        reading = asyncio.create_task(tokens_text(client.stream(PROMPT, temperature=0)))
+        await asyncio.sleep(0)
+        await client.aclose()
+        with pytest.raises(StreamClosed):
+            await reading
+        assert not device._drafters

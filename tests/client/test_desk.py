@@ -1,0 +1,100 @@
+"""What is speculated, what races, and what is remembered of the pair."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from streamco.client.client import Client
+from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.testing import ScriptedVerifier
+from tests.client.helpers import tokens_text
+from tests.client.speculating import PROMPT, World
+from tests.support.leaks import settled
+
+
+async def test_what_was_measured_outlives_the_answer(world: World) -> None:
+    async with world.scripted() as verifier, world.speculating(verifier) as client:
+        before = client._desk.pair.acceptance
+        await tokens_text(client.stream(PROMPT, temperature=0))
+        after = client._desk.pair.acceptance
+        assert after != before
+        assert client.with_options(pace=100)._desk.pair is client._desk.pair
+        assert client.with_options(budget=0.5)._desk.pair.acceptance == pytest.approx(after)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"logprobs": True}, "logprobs"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"model": "another"}, "model another"),
+    ],
+)
+async def test_what_drafts_cant_keep_to_races_and_the_report_says_why(world: World, options: Any, reason: str) -> None:
+    async with world.scripted() as verifier, world.speculating(verifier) as client:
+        stream = client.stream(PROMPT, temperature=0, **options)
+        await tokens_text(stream)
+        assert stream.report.mode == "race"
+        assert "not speculated" in stream.report.dispatch.reason
+        assert reason in stream.report.dispatch.reason
+        assert stream.report.speculation is None
+
+
+async def test_without_a_verifier_answers_race(world: World) -> None:
+    async with world.scripted() as verifier, world.speculating(verifier) as client:
+        assert client.unspeculated == ""
+    async with ScriptedVerifier(world.target, vocabulary="300:another", vocabulary_size=300) as other, world.speculating(other) as client:
+        stream = client.stream(PROMPT, temperature=0)
+        await tokens_text(stream)
+        assert "vocabulary" in stream.report.dispatch.reason
+    async with Client(DeviceEndpoint(world.engine), mode="speculate") as client:
+        assert client.unspeculated == "no verifier"
+        assert client.with_options(mode="race").unspeculated == ""
+        stream = client.stream(PROMPT, temperature=0)
+        await tokens_text(stream)
+        assert "not speculated: no verifier" in stream.report.dispatch.reason
+
+
+async def test_an_answer_that_is_too_long_for_the_device_goes_to_the_server() -> None:
+    world = World(context_tokens=100)
+    async with world.served() as url:
+        server = OpenAIEndpoint("large", base_url=url, name="server")
+        async with Client(DeviceEndpoint(world.engine), server, mode="speculate") as client:
+            stream = client.stream(PROMPT, temperature=0, max_tokens=200)
+            assert await tokens_text(stream) == world.text()
+            assert "not speculated: 206 tokens, room for 100" in stream.report.dispatch.reason
+            assert stream.report.winner == "server"
+    world.close()
+
+
+async def test_answers_that_race_show_how_fast_the_server_writes(world: World) -> None:
+    async with world.served() as url:
+        server = OpenAIEndpoint("large", base_url=url, name="server")
+        async with Client(None, server, mode="auto") as client:
+            world.large.token_s = 0.02
+            before = client._desk.pair.remote_step
+            stream = client.stream(PROMPT, temperature=0, max_tokens=12)
+            await tokens_text(stream)
+            assert "not speculated: no device" in stream.report.dispatch.reason
+            await settled(lambda: not client._shared.active)
+            assert client._desk.pair.remote_step < before
+
+
+async def test_mode_auto_speculates_where_drafting_is_faster(world: World) -> None:
+    async with world.scripted() as verifier, world.speculating(verifier, mode="auto") as client:
+        pair = client._desk.pair
+        pair.remote_step = 5.0  # seconds
+        stream = client.stream(PROMPT, temperature=0)
+        assert await tokens_text(stream) == world.text()
+        assert stream.report.mode == "speculate"
+        pair.remote_step = 1e-4
+        modes = []
+        for _ in range(21):
+            stream = client.stream(PROMPT, temperature=0, max_tokens=4)
+            await tokens_text(stream)
+            modes.append(stream.report.mode)
+        assert modes == ["race"] * 20 + ["speculate"], "now and then it is tried again"
+        assert "drafting doesn't pay now" not in stream.report.dispatch.reason

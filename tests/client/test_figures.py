@@ -1,0 +1,43 @@
+"""What a speculated answer took."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamco.client.client import Client
+from streamco.endpoints.base import TokenPrices
+from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.endpoints.verifier import VerifierEndpoint
+from tests.client.helpers import tokens_text
+from tests.client.speculating import ALWAYS, PROMPT, QUICK, World
+
+
+async def test_costs_are_the_servers_prices_for_what_it_computed(world: World) -> None:
+    prices = TokenPrices(prompt=1e-6, completion=1e-5)
+    async with world.served() as url:
+        server = OpenAIEndpoint("large", base_url=url, name="server", prices=prices)
+        async with Client(DeviceEndpoint(world.engine), server, mode="speculate", speculation=ALWAYS) as client:
+            stream = client.stream(PROMPT, temperature=0)
+            await tokens_text(stream)
+            report = stream.report
+            figures = report.speculation
+            assert figures is not None
+            assert report.cost_usd == pytest.approx(len(world.prompt_ids()) * 1e-6 + figures.cloud_tokens * 1e-5)
+            assert figures.accepted + figures.corrected + figures.bonus >= report.tokens
+            assert figures.bytes_up > 0
+            assert figures.bytes_down > 0
+            assert client.totals.endpoints["server"].speculated == 1
+            assert client.totals.cost_usd == pytest.approx(report.cost_usd)
+            assert client.totals.tokens == report.tokens
+
+
+async def test_a_verifier_beside_a_server_is_billed_at_its_own_prices(world: World) -> None:
+    async with world.scripted() as scripted:
+        verifier = VerifierEndpoint(scripted.url, timeouts=QUICK, prices=TokenPrices(prompt=2e-6, completion=3e-6))
+        async with world.speculating(verifier) as client:
+            stream = client.stream(PROMPT, temperature=0)
+            await tokens_text(stream)
+            figures = stream.report.speculation
+            assert figures is not None
+            assert stream.report.cost_usd == pytest.approx(len(world.prompt_ids()) * 2e-6 + figures.cloud_tokens * 3e-6)

@@ -1,0 +1,194 @@
+"""Verifiers that fail, devices that fail, readers who leave: the answer goes on or ends, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from streamco.client.client import Client
+from streamco.client.speculation import SpeculationDriver
+from streamco.core.speculation import VerifierFailed
+from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.errors import AllEndpointsFailed, StreamClosed, StreamcoError, VerifierError
+from streamco.testing import Cut, Forget, Pause, Refuse, Reset, ScriptedSGLang, ScriptedVLLM
+from streamco.wire.verify_errors import OverloadedError
+from tests.client.helpers import tokens_text
+from tests.client.speculating import ALWAYS, HASTY, PROMPT, World
+from tests.support.leaks import holding_nothing_new, settled
+
+
+@pytest.mark.parametrize("step", [Cut(), Reset(), Forget(), Refuse(OverloadedError, retry_after=0.05), Pause(0.05)], ids=type)
+async def test_trouble_with_the_verifier_costs_no_token(world: World, step: object) -> None:
+    async with world.scripted() as verifier, world.speculating(verifier) as client:
+        verifier.script(None, None, step, None, step)  # type: ignore[arg-type]
+        stream = client.stream(PROMPT, temperature=0)
+        assert await tokens_text(stream) == world.text()
+        assert stream.report.speculation is not None
+        assert stream.report.speculation.is_exact
+
+
+async def test_a_verifier_that_is_killed_and_comes_back_empty_goes_on_where_it_was(world: World) -> None:
+    async with world.scripted() as verifier, world.speculating(verifier) as client:
+        stream = client.stream(PROMPT, temperature=0)
+        text, kills = "", 0
+        async for token in stream:
+            text += token.text
+            if len(text) > 60 * (kills + 1):
+                kills += 1
+                verifier.forget()
+                verifier.cut()
+        assert kills > 2
+        assert text == world.text()
+        figures = stream.report.speculation
+        assert figures is not None
+        assert figures.is_exact
+        assert figures.losses >= kills - 1
+
+
+async def test_a_verifier_that_is_gone_is_stood_in_for_by_the_device(world: World) -> None:
+    async with world.scripted() as verifier, world.speculating(verifier, speculation=HASTY) as client:
+        stream = client.stream(PROMPT, temperature=0)
+        text = ""
+        async for token in stream:
+            text += token.text
+            if len(text) > 30 and verifier.connections_open:
+                await verifier.aclose()
+        figures = stream.report.speculation
+        assert figures is not None
+        assert not figures.is_exact
+        assert figures.device > 0
+        assert world.text().startswith(text[:30])
+
+
+async def test_a_failure_that_nobody_may_stand_in_for_keeps_the_text_so_far(world: World) -> None:
+    async with world.scripted() as verifier, world.speculating(verifier, speculation=HASTY, on_failure="raise") as client:
+        texts: list[str] = []
+
+        async def read() -> None:
+            async for token in client.stream(PROMPT, temperature=0):
+                texts.append(token.text)
+                if len(texts) > 9 and verifier.connections_open:
+                    await verifier.aclose()
+
+        with pytest.raises(AllEndpointsFailed) as failure:
+            await read()
+        assert failure.value.partial == "".join(texts)
+        assert world.text().startswith("".join(texts))
+
+
+async def test_a_device_that_fails_leaves_the_answer_to_the_verifier(world: World) -> None:
+    async with world.scripted() as verifier, world.speculating(verifier) as client:
+        stream = client.stream(PROMPT, temperature=0)
+        text = ""
+        async for token in stream:
+            text += token.text
+            if len(text) > 30:
+                world.engine.close()
+        assert text == world.text()
+
+
+async def test_a_server_verifies_and_goes_on_alone_when_its_verifier_is_out(world: World) -> None:
+    world.wake()
+    async with world.served() as url:
+        server = OpenAIEndpoint("large", base_url=url, name="server")
+        async with holding_nothing_new(), Client(DeviceEndpoint(world.engine), server, mode="speculate", speculation=ALWAYS) as client:
+            stream = client.stream(PROMPT, temperature=0)
+            assert await tokens_text(stream) == world.text()
+            assert {part.name: part.outcome for part in stream.report.endpoints} == {"device": "drafted", "server": "verified"}
+            broken = client.stream(PROMPT, temperature=0)
+            text = ""
+            async for token in broken:
+                text += token.text
+                if len(text) > 30 and isinstance(driver := broken._work.driver, SpeculationDriver):
+                    driver.tell(VerifierFailed(VerifierError("verifier: expected it to go on, got told not to")))
+            figures = broken.report.speculation
+            assert figures is not None
+            assert figures.remote > 0
+            assert figures.fallbacks == 1
+            assert figures.is_exact
+            assert text == world.text()
+
+
+@pytest.mark.parametrize("kind", [ScriptedVLLM, ScriptedSGLang])
+async def test_stock_servers_verify_behind_their_own_api(world: World, kind: type[ScriptedVLLM]) -> None:
+    world.wake()
+    async with kind(world.target, world.engine.tokenize) as scripted:
+        server = OpenAIEndpoint(scripted.model, base_url=scripted.url, name="stock")
+        async with holding_nothing_new(), Client(DeviceEndpoint(world.engine), server, mode="speculate", speculation=ALWAYS) as client:
+            stream = client.stream(PROMPT, temperature=0)
+            assert await tokens_text(stream) == world.text(), stream.report.dispatch.reason
+            figures = stream.report.speculation
+            assert figures is not None
+            assert figures.is_exact
+            assert figures.remote == 0
+            assert figures.bytes_up > 1000 * figures.rounds / 10, "every round sends the whole context"
+
+
+@pytest.mark.parametrize("end", ["break", "aclose", "cancel", "drop", "client"])
+@pytest.mark.parametrize("emit", ["verified", "draft"])
+async def test_a_reader_who_leaves_stops_all_work(world: World, end: str, emit: str) -> None:
+    world.target.length = world.drafter.length = 1500
+    async with world.scripted() as verifier, world.speculating(verifier, emit=emit) as client:
+        stream = client.stream(PROMPT, temperature=0)
+        match end:
+            case "break":
+                async for _ in stream:
+                    break
+            case "aclose":
+                await anext(stream)
+                await stream.aclose()
+                with pytest.raises(StreamClosed):
+                    await anext(stream)
+            case "cancel":
+                reading = asyncio.create_task(tokens_text(stream))
+                await asyncio.sleep(0.05)
+                reading.cancel()
+                await asyncio.wait([reading])
+            case "drop":
+                await anext(stream)
+                del stream
+            case _:
+                await anext(stream)
+                await client.aclose()
+        await settled(lambda: not client._shared.active)
+        await settled(lambda: not client._desk.pairing.device._drafters)
+        if end != "client":
+            assert client.totals.left == 1
+
+
+async def test_what_breaks_in_the_machine_reaches_the_reader_as_an_error(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    async with world.scripted() as verifier, world.speculating(verifier) as client:
+        monkeypatch.setattr("streamco.core.speculator.Speculator.receive", broken)
+        with pytest.raises(StreamcoError, match="a bug") as failure:
+            await tokens_text(client.stream(PROMPT, temperature=0))
+        assert isinstance(failure.value.__cause__, ZeroDivisionError)
+        monkeypatch.setattr("streamco.core.speculator.Speculator.start", broken)
+        with pytest.raises(StreamcoError, match="a bug"):
+            await tokens_text(client.stream(PROMPT, temperature=0))
+        await settled(lambda: not client._shared.active)
+
+
+async def test_a_hundred_answers_ended_in_all_ways_leave_nothing_behind(world: World) -> None:
+    async with world.scripted() as verifier, world.speculating(verifier) as client:
+
+        async def one(number: int) -> None:
+            stream = client.stream(f"{PROMPT} w{number}", temperature=0, max_tokens=12)
+            if number % 3 == 0:
+                await tokens_text(stream)
+            elif number % 3 == 1:
+                async for _ in stream:
+                    break
+            else:
+                await anext(stream)
+                await stream.aclose()
+
+        for start in range(0, 100, 4):
+            await asyncio.gather(*(one(number) for number in range(start, start + 4)))
+        await settled(lambda: not client._shared.active)
+        assert not client._desk.pairing.device._drafters
+        assert client.totals.answers == 100
