@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from time import time
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
 
@@ -19,7 +19,6 @@ from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice, Compl
 from streamco.commands import Partial
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
 from streamco.endpoints.continuation import Seam, split_seam
-from streamco.endpoints.drafter import TOP, Drafter, DrafterEvent
 from streamco.engines.base import (
     Engine,
     EngineOptions,
@@ -33,6 +32,9 @@ from streamco.engines.base import (
 from streamco.engines.prompts import answer_ids, open_bytes, with_begin
 from streamco.errors import ConfigError, EndpointError, EngineError, StreamClosed, StreamConsumed, UsageError
 from streamco.events import StreamEnded, TokensReceived
+
+if TYPE_CHECKING:
+    from streamco.endpoints.drafter import Drafter, DrafterEvent
 
 __all__ = ["DeviceEndpoint", "DeviceStream"]
 
@@ -149,19 +151,21 @@ class DeviceEndpoint:
         stream.begin()
         return stream
 
-    async def drafter(self, request: Request, *, emit: Callable[[DrafterEvent], None], top: int = TOP, row_ids: int = 0) -> Drafter:
+    async def drafter(self, request: Request, *, emit: Callable[[DrafterEvent], None], top: int | None = None, row_ids: int = 0) -> Drafter:
         """Drafts for one answer, whose prompt the model begins to read at once; loads the model if it isn't.
 
         Args:
             request: the prompt, and how tokens are drawn.
             emit: is told what was drafted, see ``Drafter``.
-            top: alternatives a token.
+            top: alternatives a token; None: as many as the speculator asks about.
             row_ids: above 0: each token comes with what it was drawn from, a row of at most so many ids.
 
         Raises:
             EngineError: the model can't be loaded, holds no sequences (``EngineOptions.held_sequences``), or the prompt does not fit.
             UsageError: not exactly one of messages, prompt and prompt_ids.
         """
+        from streamco.endpoints.drafter import TOP, Drafter
+
         engine = await self._loaded()
         try:
             ids = await asyncio.to_thread(self.prompt_ids, engine, request) if not _is_short(request) else self.prompt_ids(engine, request)
@@ -170,7 +174,7 @@ class DeviceEndpoint:
                 ids,
                 emit=emit,
                 sampling=request.sampling,
-                top=top,
+                top=TOP if top is None else top,
                 row_ids=row_ids,
                 name=self._name,
                 on_close=self._drafters.discard,
