@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +29,7 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(180)]
 
 PROMPTS = ("Why is the sky blue?", "Write two lines about a fox \U0001f98a and the sea.")
 LENGTH = 32
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @asynccontextmanager
@@ -54,6 +58,51 @@ async def own(client: Client, prompt: str) -> list[int]:
     while isinstance(event := await stream.receive(), TokensReceived):
         ids += [token for chunk in event.chunks for choice in chunk.choices for token in choice.token_ids or ()]
     return ids
+
+
+@asynccontextmanager
+async def process(model: Path, port: int) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A ``streamco serve`` that listens on this port."""
+    words = ("-m", "streamco", "serve", "--model", str(model), "--threads", "1", "--exact", "--context", "512", "--port", str(port))
+    started = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=asyncio.subprocess.PIPE, cwd=ROOT)
+    try:
+        assert started.stdout is not None
+        assert (await started.stdout.readline()).startswith(b"listening on ")
+        yield started
+    finally:
+        with suppress(ProcessLookupError):
+            started.kill()
+        await started.communicate()
+
+
+async def test_a_server_killed_in_mid_answer_and_started_again_costs_no_token() -> None:
+    small, large = await asyncio.to_thread(lambda: [derived(packaged_model(), each) for each in ("Q4_0", "Q8_0")])
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(process(large, port))
+        device = DeviceEndpoint(small, options=EngineOptions(context_tokens=512, threads=1, held_sequences=8))
+        server = OpenAIEndpoint("large", base_url=f"http://127.0.0.1:{port}/v1", name="server")
+        options = SpeculationOptions(is_adaptive=False, link_patience=60.0, last_patience=90.0)
+        client = await stack.enter_async_context(Client(device, server, mode="speculate", speculation=options, seed=1))
+        engine = device.engine
+        assert engine is not None
+        wanted = engine.detokenize(await own(client, PROMPTS[0])).decode(errors="replace")
+        stream = client.stream(PROMPTS[0], temperature=0, max_tokens=LENGTH)
+        texts: list[str] = []
+        async for token in stream:
+            texts.append(token.text)
+            if len(texts) == 8:
+                first.kill()
+                await first.wait()
+                await stack.enter_async_context(process(large, port))
+        assert "".join(texts) == wanted
+        figures = stream.report.speculation
+        assert figures is not None
+        assert figures.is_exact
+        assert figures.device == 0
+        assert figures.losses >= 1
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q2_K"])
