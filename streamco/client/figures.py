@@ -109,7 +109,7 @@ def _device_part(driver: SpeculationDriver, record: Record) -> EndpointReport:
         opened=0.0,
         prompt_tokens=record.prepared.prompt_tokens,
         completion_tokens=report.drafted,
-        wasted_tokens=max(0, report.wasted),
+        wasted_tokens=min(report.drafted, max(0, report.wasted) + driver.dropped),  # what was held for a reader who left is nobody's
         cost_usd=cost.server,
         energy_j=cost.device_joules,
         unified_cost_usd=cost.total,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from streamco.client.client import Client
+from streamco.client.speculation import SpeculationDriver
 from streamco.endpoints.base import TokenPrices
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifier import VerifierEndpoint
 from tests.client.helpers import tokens_text
 from tests.client.speculating import ALWAYS, PROMPT, QUICK, World
+from tests.support.leaks import settled
 
 
 async def test_costs_are_the_servers_prices_for_what_it_computed(world: World) -> None:
@@ -30,6 +32,22 @@ async def test_costs_are_the_servers_prices_for_what_it_computed(world: World) -
             assert client.totals.endpoints["server"].speculated == 1
             assert client.totals.cost_usd == pytest.approx(report.cost_usd)
             assert client.totals.tokens == report.tokens
+
+
+async def test_what_is_held_for_a_reader_who_leaves_is_waste(world: World) -> None:
+    world.target.length = world.drafter.length = 400
+    async with world.scripted() as verifier, world.speculating(verifier, pace=5.0) as client:
+        stream = client.stream(PROMPT, temperature=0, max_tokens=60)
+        await anext(stream)
+        driver = stream._work.driver
+        assert isinstance(driver, SpeculationDriver)
+        await settled(lambda: driver.presentation.delivery.buffered > 10)
+        await stream.aclose()
+        assert driver.dropped > 10
+        report = stream.report
+        assert report.ending == "left"
+        assert report.wasted_tokens >= driver.dropped
+        assert report.tokens < 10
 
 
 async def test_a_verifier_beside_a_server_is_billed_at_its_own_prices(world: World) -> None:
