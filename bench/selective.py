@@ -303,7 +303,7 @@ class Tally:
 def measure(
     pair: Pair, calibration: Calibration, questions: Sequence[Question], cells: Sequence[tuple[OffloadRule, float]]
 ) -> dict[tuple[OffloadRule, float], dict[str, float]]:
-    """The figures of every rule and budget: ``agreement``, ``rouge-1 to target``, ``score``, ``share`` of draft tokens sent.
+    """The figures of every rule and budget, by name: see the head of this file, and the share of draft tokens that was sent.
 
     At budgets 0 and 1 the rules don't differ.
     """
@@ -315,13 +315,14 @@ def measure(
             for tally in tallies.values():
                 tally.note(pair, prompts, Random(f"{SEED} {number}"))
     task, references = questions[0].task, [question.reference for question in questions]
-    own = score(task, targets, references)
+    own_score = score(task, targets, references)
     return {
         cell: {
             "agreement": tally.agreeing / tally.tokens,
             "rouge-1 to target": rouge(tally.texts, targets),
+            "answers as the target's": sum(text == own for text, own in zip(tally.texts, targets, strict=True)) / len(targets),
             "score": score(task, tally.texts, references),
-            "score, the target's own": own,
+            "score, the target's own": own_score,
             "share sent": tally.offloaded / tally.drafted,
         }
         for cell, tally in tallies.items()
