@@ -9,13 +9,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 BENCHES: tuple[str, ...] = ("stream", "wire", "handoff", "tokenpack", "topk", "verify_wire", "pacing", "dispatch", "failover", "cost")
-BENCHES += ("moves", "gate", "engine", "migration", "importance", "selective", "early_exit", "verifier")
+BENCHES += ("moves", "gate", "engine", "migration", "lossless", "speculate", "importance", "selective", "early_exit", "verifier")
+ON_REQUEST = ("lossless_vllm",)  # needs an environment of its own: `make vllm`
 
 
 def main() -> int:
     """Run them in processes of their own; a failing one fails the whole, after the others have run."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[*BENCHES, []], help="these benches (default: all)")
+    parser.add_argument("names", nargs="*", choices=[*BENCHES, *ON_REQUEST, []], help="these benches (default: all)")
     parser.add_argument("--quick", action="store_true", help="under 40 s each")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     args = parser.parse_args()

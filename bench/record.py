@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.__main__ import BENCHES
+from bench.__main__ import BENCHES, ON_REQUEST
 from bench.report import Row
 
 HERE = Path(__file__).resolve().parent
@@ -93,7 +93,7 @@ def main() -> None:
     for name in args.names or BENCHES:
         print(f"== {name}", file=sys.stderr)
         kept[name] = section(name, run(name, quick=args.quick), quick=args.quick)
-        ordered = [kept[bench] for bench in BENCHES if bench in kept]
+        ordered = [kept[bench] for bench in (*BENCHES, *ON_REQUEST) if bench in kept]
         RESULTS.write_text(f"{head}{LINE}\n\n" + "\n".join(ordered))
 
 
