@@ -54,7 +54,8 @@ async def compare(draft: str, target: str, prompts: Sequence[tuple[str, str]]) -
     wrong: list[str] = []
     async with running_server(*serve) as url:
         server = streamco.OpenAIEndpoint("large", base_url=url, name="server")
-        again = streamco.OpenAIEndpoint("large", base_url=url, name="server", provider="streamco")  # tells ids
+        again = streamco.OpenAIEndpoint("large", base_url=url, name="server")
+        await again.probe()  # from then on it is asked for ids
         async with (
             streamco.Client(server=again) as alone,
             streamco.Client(
