@@ -117,10 +117,13 @@ def _device_part(driver: SpeculationDriver, record: Record) -> EndpointReport:
 
 
 def _verifier_part(driver: SpeculationDriver, record: Record) -> EndpointReport:
-    """The prompt counts once, and again where the server went on alone and had it no more; every token computed is one made."""
+    """The prompt counts once, and again where the server went on alone and had it no more; every token computed is one made.
+
+    Tokens of the answer that were only given count with the prompt.
+    """
     report, pairing, parts = driver.machine.report, record.pairing, driver.stand_in.parts
     was_asked = driver.session.bytes_up > 0 or report.rounds > 0
-    prompt = record.prepared.prompt_tokens * was_asked + sum(part.read for part in parts)
+    prompt = record.prepared.prompt_tokens * was_asked + report.given + sum(part.read for part in parts)
     cached = sum(part.cached for part in parts)
     if pairing.verifier is None:
         raise AssertionError("somebody verified")

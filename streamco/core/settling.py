@@ -44,7 +44,8 @@ class Settling:
         report.rounds += 1
         report.branched_rounds += waiting.branches > 0
         report.judged += size
-        report.cloud += waiting.given + size + 1
+        report.cloud += size + 1
+        report.given += waiting.given
         accepted = self._settle(waiting.ids[: event.accepted], "accepted")
         report.accepted += accepted
         if event.token is None:

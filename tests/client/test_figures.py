@@ -59,3 +59,22 @@ async def test_a_verifier_beside_a_server_is_billed_at_its_own_prices(world: Wor
             figures = stream.report.speculation
             assert figures is not None
             assert stream.report.cost_usd == pytest.approx(len(world.prompt_ids()) * 2e-6 + figures.cloud_tokens * 3e-6)
+
+
+async def test_what_the_device_kept_alone_is_read_and_not_made_by_the_server(world: World) -> None:
+    world.target.length = world.drafter.length = 100
+    async with world.scripted() as scripted:
+        verifier = VerifierEndpoint(scripted.url, timeouts=QUICK, prices=TokenPrices(prompt=2e-6, completion=3e-6))
+        async with world.speculating(verifier, budget=0.3) as client:
+            stream = client.stream(PROMPT, temperature=0)
+            await tokens_text(stream)
+            figures, (_, part) = stream.report.speculation, stream.report.endpoints
+            assert isinstance(stream._work.driver, SpeculationDriver)
+            machine = stream._work.driver.machine.report
+            assert figures is not None
+            assert machine.given > 0
+            assert figures.cloud_tokens == machine.judged + machine.rounds + machine.remote
+            assert part.prompt_tokens == len(world.prompt_ids()) + machine.given
+            assert part.completion_tokens == figures.cloud_tokens
+            assert part.wasted_tokens == figures.cloud_tokens - figures.accepted - figures.corrected - figures.bonus
+            assert part.cost_usd == pytest.approx(part.prompt_tokens * 2e-6 + figures.cloud_tokens * 3e-6)
