@@ -245,6 +245,7 @@ class Client:
 
         def settle(driver: SpeculationDriver) -> None:
             shared.active.discard(driver)
+            desk.heed(driver)
             self._dispatcher.learn_prompt(prepared.prompt_tokens)
             self._ledger.enter(speculation_bill(driver, record))
 

@@ -168,6 +168,14 @@ class SpeculationDesk:
             return True
         return False
 
+    def heed(self, driver: SpeculationDriver) -> None:
+        """An answer whose verifier failed, or was not to be had for longer than anybody waits, shows it for the next ones."""
+        patience = min(self.options.link_patience, self.options.last_patience)
+        if driver.verifier_error is not None:
+            self.pairing.note_trouble(str(driver.verifier_error))
+        elif driver.unconnected >= patience and self.pairing.verifier is not None:
+            self.pairing.note_trouble(f"{self.pairing.verifier.name}: expected a connection within {patience:g} s, got none")
+
     def learn(self, machine: SessionMachine) -> None:
         """An answer that raced shows how fast the server writes by itself."""
         server = self.pairing.server

@@ -303,6 +303,11 @@ class Pairing:
             if self._asked_at is None:
                 await self._ask()
 
+    def note_trouble(self, problem: str) -> None:
+        """An answer showed what is wrong with the verifier: the next ones do without until it was asked again."""
+        if not self.problem:
+            self._note(problem)
+
     def look_again(self) -> None:
         """Ask a verifier once more that could not be used, if that was a while ago; answers meanwhile do without."""
         is_due = self._asked_at is not None and monotonic() - self._asked_at >= _ASK_AGAIN
@@ -326,12 +331,16 @@ class Pairing:
 
     async def _ask(self) -> None:
         try:
-            self.problem = await self._find()
+            self._note(await self._find())
         except (EndpointError, VerifierError) as error:
-            self.problem = str(error)
-        self._asked_at = monotonic()
-        if self.problem:
-            _log.warning("answers are not speculated: %s", self.problem)
+            self._note(str(error))
+
+    def _note(self, problem: str) -> None:
+        """Said once, however often it is asked in vain."""
+        is_new = self._asked_at is None or not self.problem
+        self.problem, self._asked_at = problem, monotonic()
+        if problem and is_new:
+            _log.warning("answers are not speculated: %s", problem)
 
     async def _find(self) -> str:
         """What is wrong; "": nothing."""

@@ -35,6 +35,8 @@ from streamco.core.speculation import (
     SettleIds,
     SpeculatorCommand,
     SpeculatorEvent,
+    VerifierConnected,
+    VerifierFailed,
 )
 from streamco.core.speculator import Speculator
 from streamco.endpoints.verifying import VerifierSession
@@ -82,6 +84,8 @@ class SpeculationDriver:
         began, finished: when; None: not yet.
         finish_reason: stop or length; None: not finished, or failed.
         error: what the answer ended with.
+        verifier_error: why the verifier was out for the rest of the answer; None: it was not.
+        unconnected: seconds that a connection to it had been asked for in vain when the answer's work ended.
         dropped: tokens held for a reader who left.
         stand_in: the remote side, where it generates alone.
     """
@@ -108,6 +112,9 @@ class SpeculationDriver:
         self.finished: float | None = None
         self.finish_reason: str | None = None
         self.dropped = 0
+        self.verifier_error: StreamcoError | None = None
+        self.unconnected = 0.0
+        self._connecting_since: float | None = None
         self._mailbox = Mailbox()
         self._drafter = drafter(self.tell)
         self.session = session(self.tell)
@@ -217,6 +224,7 @@ class SpeculationDriver:
                 event = self._events.popleft()
                 now = self._clock()
                 if event is not None:
+                    self._note_verifier(event)
                     self.machine.receive(event, now=now)
                 else:
                     now = max(now, self._armed or now)  # uvloop's timers may fire up to a millisecond early
@@ -237,6 +245,14 @@ class SpeculationDriver:
         self._heed_reader()
         self._end_if_idle()
 
+    def _note_verifier(self, event: SpeculatorEvent) -> None:
+        if self._is_winding_up:
+            return
+        if isinstance(event, VerifierConnected):
+            self._connecting_since = None
+        elif isinstance(event, VerifierFailed):
+            self.verifier_error = event.error
+
     def _heed_reader(self) -> None:
         """A reader who is far behind holds the next round back."""
         unread, held = self._mailbox.unread, self.presentation.delivery.buffered
@@ -254,6 +270,8 @@ class SpeculationDriver:
             case DraftTokens() | DraftBranch() | AdoptBranch() | DropDrafts():
                 self._drafter.run(command)
             case ConnectVerifier() | SendDraft() | CloseVerifier():
+                if isinstance(command, ConnectVerifier) and self._connecting_since is None:
+                    self._connecting_since = now
                 self.session.run(command)
             case OpenRemote():
                 self.stand_in.begin(command, now=now)
@@ -325,6 +343,8 @@ class SpeculationDriver:
         """Release everything; once."""
         if not self._is_winding_up:
             self._is_winding_up = True
+            if self._connecting_since is not None:
+                self.unconnected = self._clock() - self._connecting_since
             self.stand_in.end_all()
             self._spawn(self._release(), "streamco release a speculated answer")
 

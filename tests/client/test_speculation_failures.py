@@ -62,6 +62,55 @@ async def test_a_verifier_that_is_gone_is_stood_in_for_by_the_device(world: Worl
         assert world.text().startswith(text[:30])
 
 
+@pytest.mark.parametrize("is_left", [False, True], ids=["read", "left"])
+async def test_a_verifier_that_dies_between_answers_is_noticed_by_one_of_them(
+    world: World, is_left: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world.scripted() as verifier, world.speculating(verifier, speculation=HASTY) as client:
+        assert await tokens_text(client.stream(PROMPT, temperature=0)) == world.text()
+        await verifier.aclose()
+        stream = client.stream(PROMPT, temperature=0)
+        if is_left:
+            reading = asyncio.create_task(tokens_text(stream))
+            await settled(lambda: bool(client._shared.active))
+            reading.cancel()
+            await asyncio.wait([reading])
+            await settled(lambda: not client._shared.active)
+            assert not client.unspeculated, "nobody waited long enough to know"
+            return
+        await tokens_text(stream)
+        assert stream.report.mode == "speculate"
+        await settled(lambda: not client._shared.active)
+        assert "expected a connection within 0.3 s" in client.unspeculated
+        for after in [30.0, 0.0]:
+            monkeypatch.setattr("streamco.client.pairing._ASK_AGAIN", after)
+            stream = client.stream(PROMPT, temperature=0)
+            await tokens_text(stream)
+            assert stream.report.mode == "race"
+            assert "not speculated: 127.0.0.1" in stream.report.dispatch.reason
+        await settled(lambda: client._desk.pairing._asking is None)
+        assert len([record for record in caplog.records if "not speculated" in record.message]) == 1, "it is said once"
+        await verifier.start()
+        await tokens_text(client.stream(PROMPT, temperature=0))
+        await settled(lambda: not client.unspeculated)
+        stream = client.stream(PROMPT, temperature=0)
+        assert await tokens_text(stream) == world.text()
+        assert stream.report.mode == "speculate"
+        await verifier.aclose()
+
+
+async def test_a_verifier_that_refuses_in_an_answer_is_done_without_in_the_next(world: World) -> None:
+    async with world.scripted() as verifier, world.speculating(verifier) as client:
+        stream = client.stream(PROMPT, temperature=0)
+        await anext(stream)
+        driver = stream._work.driver
+        assert isinstance(driver, SpeculationDriver)
+        driver.tell(VerifierFailed(VerifierError("verifier: expected it to go on, got told not to")))
+        await tokens_text(stream)
+        await settled(lambda: not client._shared.active)
+        assert client.unspeculated == "verifier: expected it to go on, got told not to"
+
+
 async def test_a_failure_that_nobody_may_stand_in_for_keeps_the_text_so_far(world: World) -> None:
     async with world.scripted() as verifier, world.speculating(verifier, speculation=HASTY, on_failure="raise") as client:
         texts: list[str] = []
