@@ -76,9 +76,9 @@ class Judging:
         self.state = "open"
         self._is_new = True
         self._mirror.write(0, self._named[: event.length])
-        if self.round is None:
+        if self.round is None or self.round.number < 0:
             self.trouble_since = None
-        else:
+        if self.round is not None:
             self._send(self.round, settled, now)
         return True
 

@@ -309,6 +309,7 @@ class Speculator:
                 if judging.state == "open":
                     self.report.losses += 1
                     judging.connect(self.answer.ids, now=now)
+                    self._bear(now)
             case VerifierFailed(error):
                 if judging.state != "gone":
                     judging.fail(error)
@@ -321,6 +322,13 @@ class Speculator:
             self._pair.note_wait(now - waiting.sent, queue_depth=self._pair.queue_depth, server_seconds=0.0)
             self.report.losses += 1
         self._judging.retry(self.answer.ids, now=now)
+        self._bear(now)
+
+    def _bear(self, now: float) -> None:
+        """A round that is lost again when trouble has lasted long enough isn't tried a third time before somebody else goes on."""
+        give_up_at = self._ways.give_up_at()
+        if give_up_at is not None and now >= give_up_at:
+            self._go_without(now)
 
     def _on_refused(self, event: DraftRefused, now: float) -> None:
         if not self._judging.refuse(event, now=now):

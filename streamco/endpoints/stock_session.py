@@ -101,6 +101,7 @@ class StockSession:
             return
         match command:
             case ConnectVerifier(ids):
+                self._was_lost = self._was_lost or self._is_at_work()  # nobody waits for it any more: does the server still answer?
                 self._begin(self._connect(ids))
             case SendDraft():
                 base = len(self._prompt) + command.base
@@ -125,8 +126,11 @@ class StockSession:
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
+    def _is_at_work(self) -> bool:
+        return self._task is not None and not self._task.done() and self._task is not asyncio.current_task()
+
     def _cancel(self) -> None:
-        if self._task is not None and self._task is not asyncio.current_task():
+        if self._task is not None and self._is_at_work():
             self._task.cancel()
 
     def _end(self) -> None:

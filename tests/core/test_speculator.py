@@ -437,6 +437,42 @@ def test_a_verdict_that_never_comes_costs_the_connection_and_says_that_waiting_i
     assert answer.report.losses == 1
 
 
+def test_a_round_that_gets_no_verdict_twice_ends_in_the_stream() -> None:
+    answer = Answer(prompt_patience=4.0, link_patience=2.0)
+    answer.begin()
+    answer.drafts(1, 5, 6, 7)
+    answer.wait(4.0)
+    assert answer.told(VerifierConnected(0)) == [SendDraft(2, 0, (), (5, 6, 7))]
+    assert answer.wait(4.0) == [ConnectVerifier(()), OpenRemote(2, (), None)]
+    assert (answer.report.losses, answer.report.fallbacks) == (2, 1)
+
+
+def test_a_round_that_is_lost_again_behind_all_patience_ends_in_the_stream() -> None:
+    answer = Answer(link_patience=2.0)
+    answer.begin()
+    answer.drafts(1, 5, 6, 7)
+    answer.told(VerifierLost())
+    answer.told(VerifierConnected(0), after=1.0)
+    assert answer.told(VerifierLost(), after=4.0) == [ConnectVerifier(()), OpenRemote(2, (), None)]
+
+
+def test_verdicts_that_never_come_leave_the_rest_to_the_device_where_it_may() -> None:
+    answer = Answer(has_remote=False, may_use_device=True, max_tokens=5, prompt_patience=4.0, last_patience=3.0)
+    answer.begin()
+    answer.drafts(1, 5, 6, 7)
+    answer.wait(4.0)
+    answer.told(VerifierConnected(0))
+    assert answer.wait(4.0) == [ConnectVerifier(()), CloseVerifier(), DraftTokens(2, 0, (), 3)]
+    assert not answer.report.is_exact
+
+
+def test_a_first_prompt_that_takes_too_long_is_tried_once_more() -> None:
+    answer = Answer(has_remote=False, prompt_patience=4.0, last_patience=3.0)
+    answer.drafts(1, 5, 6, 7)
+    answer.told(VerifierConnected(0))
+    assert answer.wait(4.0) == [ConnectVerifier(())]
+
+
 def test_a_refused_draft_is_sent_again_in_time() -> None:
     answer = Answer()
     answer.begin()

@@ -223,6 +223,20 @@ async def test_a_round_that_takes_too_long_is_lost(bench: Bench) -> None:
         await settled(lambda: bench.server.answers_abandoned == 2)
 
 
+async def test_a_round_that_was_given_up_has_the_server_asked_before_it_counts_as_connected(bench: Bench) -> None:
+    async with bench.verifier() as verifier:
+        talk = Talk(verifier)
+        await talk.connect()
+        bench.server.plan(Answer(steps=[Stall()]))
+        talk.send(ANSWER[:2])
+        await bench.server.wait_for(lambda server: bench.server.scored == 2)
+        asked = len(bench.server.requests)
+        talk.session.run(ConnectVerifier(()))
+        await talk.next(VerifierConnected)
+        assert len(bench.server.requests) == asked + 1
+        await talk.judged(ANSWER[:2])
+
+
 @pytest.mark.parametrize("status", [429, 503])
 async def test_a_busy_server_refuses_a_draft_and_says_when_to_come_back(bench: Bench, status: int) -> None:
     async with bench.verifier() as verifier:
