@@ -155,7 +155,7 @@ class Host:
             case Extend(number, base, ids):
                 self._tell(SessionExtended(self._lines[line][number].name, base, ids))
             case Draft():
-                self._draft(self._lines[line][frame.session], frame)
+                self._draft(line, self._lines[line][frame.session], frame)
             case Close(number):
                 session = self._lines[line].get(number)
                 if session is not None:
@@ -189,7 +189,12 @@ class Host:
         self._attach(session, line, frame.session)
         self._tell(SessionOpened(session.name, line.device, frame.ids))
 
-    def _draft(self, session: _Hosted, frame: Draft) -> None:
+    def _draft(self, line: Line, session: _Hosted, frame: Draft) -> None:
+        if session.draft is not None:
+            self.stats.note_refusal("busy")
+            line.server.refuse(_error("busy", frame.session, frame.round_number, None))
+            line.flush()
+            return
         session.turns += 1
         session.draft = frame
         session.is_late = False

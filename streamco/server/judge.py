@@ -5,6 +5,7 @@ A session's sequence holds precisely the tokens that the scheduler counts as cac
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -17,6 +18,8 @@ from streamco.server.rulings import Question, Ruling, TargetRows
 from streamco.server.worker import Waker
 
 __all__ = ["BatchReport", "Judge"]
+
+logger = logging.getLogger("streamco.server.verify")
 
 
 class BatchReport(Struct, frozen=True):
@@ -84,6 +87,9 @@ class Judge:
                     running.parts.append(self._begin(part, wake))
         except EngineError as error:  # the engine is closed or has failed
             running.fail(error)
+        except Exception as error:
+            logger.exception("batch %d failed", batch.number)
+            running.fail(_defect(batch.number, error))
         wake()  # where nothing could be asked, nobody else does
 
     def truncate(self, session: str, length: int) -> None:
@@ -185,3 +191,10 @@ class _Running:
         failed = next((end for end in ends if end.reason != "done"), None)
         if failed is not None:
             raise EngineError(f"batch {self._batch.number}: expected it to be read, got {failed.reason}: {failed.error}") from failed.error
+
+
+def _defect(number: int, cause: Exception) -> EngineError:
+    """What must not happen ends its own batch and nothing else: the scheduler waits for the end of each."""
+    error = EngineError(f"batch {number}: expected it to be judged, got {type(cause).__name__}")
+    error.__cause__ = cause
+    return error

@@ -101,7 +101,7 @@ class VerifyServer:
             return self._read(message)
         except VerifyProtocolError as error:
             lost = error.session if error.scope == "session" and error.session in self._sessions else None
-            self.refuse(error)
+            self._answer(error)  # its round, if any, is another than the one that is out, or the same number once more
             return None if lost is None or self.is_closed else Close(lost)
 
     def welcome(self) -> None:
@@ -130,7 +130,13 @@ class VerifyServer:
         return True
 
     def refuse(self, error: VerifyProtocolError) -> None:
-        """Tell an error, of this machine or of the shell, and let end what it ends (``error.scope``)."""
+        """Tell an error of the shell, and let end what it ends (``error.scope``)."""
+        if error.scope == "round":
+            self._sessions.drop_round(error.session, error.round_number)
+        self._answer(error)
+
+    def _answer(self, error: VerifyProtocolError) -> None:
+        """Tell an error, and let end what it ends but a round."""
         if self.is_closed:
             return
         self._messages.append(self.codec.encode(Refusal.of(error)))
@@ -139,16 +145,14 @@ class VerifyServer:
                 self.is_closed = True
             case "session":
                 self._sessions.end(error.session)
-            case "round":
-                self._sessions.drop_round(error.session, error.round_number)
-            case "frame":
+            case "round" | "frame":
                 pass
             case _ as never:
                 assert_never(never)
         if error.is_fault:
             self.faults += 1
             if self.faults >= self._max_faults:
-                self.refuse(FaultLimitError("connection: expected frames of this protocol, got too many that are not"))
+                self._answer(FaultLimitError("connection: expected frames of this protocol, got too many that are not"))
 
     def _read(self, message: bytes) -> ClientFrame | None:
         if self._hello is None:

@@ -6,19 +6,21 @@ import asyncio
 from collections import Counter
 from contextlib import suppress
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
 import websockets
 
-from streamco.server.hosting import make_scheduler
+from streamco.server.hosting import Host, make_scheduler
 from streamco.server.verify_options import VerifyOptions
 from streamco.testing.engine import FakeEngine
-from streamco.wire.verify import Draft, Extend, Open, Resume, Rule, RuleKind, Verdict
+from streamco.wire.verify import ClientFrame, Draft, Extend, Hello, Open, Refusal, Resume, Rule, RuleKind, ServerFrame, Verdict
 from streamco.wire.verify_checks import prefix_hash
 from streamco.wire.verify_codec import VerifyCodec
 from streamco.wire.verify_errors import EvictedError, NotResumableError, OverloadedError, VerifierFailedError
-from tests.server.verifying import SIZE, Device, Serving, WholeText, connected, greedy_text, serving, target
+from streamco.wire.verify_server import VerifyServer
+from tests.server.verifying import PROMPT, SIZE, VOCABULARY, Device, Serving, WholeText, connected, greedy_text, serving, target
 from tests.support.leaks import holding_nothing_new, settled
 
 SUCCESSOR = WholeText(SIZE)
@@ -132,6 +134,75 @@ async def test_random_frames_at_any_time_are_answered_and_leave_a_working_server
             assert server.figures["failed_batches"] == 0
         engine.close()
     assert set(numbers) == {17, 18, 19, 20}
+
+
+async def test_a_draft_that_is_sent_twice_is_refused_and_the_first_one_judged() -> None:
+    engine, codec = target(successor=SUCCESSOR, mode="manual"), VerifyCodec(SIZE)
+    prompt = tuple(range(40))
+    frames: list[ClientFrame] = [Open(0, ids=prompt), Draft(0, 0, 40, (1,)), Draft(0, 0, 40, (1,)), Draft(0, 1, 40, (2,))]
+    async with serving(engine) as server, connected(server.url) as device, connected(server.url) as other:
+        for frame in frames:
+            await device.socket.send(codec.encode(frame))
+        told = [codec.decode_down(await device.socket.recv()) for _ in range(3)]  # type: ignore[arg-type]
+        assert [(frame.code, frame.round_number) for frame in told if isinstance(frame, Refusal)] == [
+            ("stale_round", 0),
+            ("stale_round", 1),
+        ]
+        verdict = asyncio.create_task(device.socket.recv())
+        while not verdict.done():
+            engine.step()
+            await asyncio.sleep(0.001)
+        judged = codec.decode_down(await verdict)  # type: ignore[arg-type]
+        assert isinstance(judged, Verdict)
+        assert judged.round_number == 0
+        asked = asyncio.create_task(answer_once(other))
+        while not asked.done():
+            engine.step()
+            await asyncio.sleep(0.001)
+        assert await asked == greedy_text(SUCCESSOR, PROMPT, 1)[0]
+        assert server.figures["failed_batches"] == 0
+
+
+async def answer_once(device: Device) -> int | None:
+    session, _ = await device.open()
+    return (await device.draft(session, len(PROMPT), [])).token
+
+
+async def test_a_draft_beside_one_that_is_out_is_refused_whatever_the_connection_let_through() -> None:
+    engine = target(successor=SUCCESSOR, mode="manual")
+    host, line = Host(engine, VerifyOptions()), SomeLine()
+    line.hear(Hello(1, 1, VOCABULARY.fingerprint, SIZE))
+    line.server.welcome()
+    host.join(line)
+    for frame in (Open(0, ids=(1, 2, 3)), Draft(0, 0, 3, (4,))):
+        host.handle(line, line.hear(frame))
+    host.handle(line, Draft(0, 1, 3, (5,)))
+    refusal = line.told()[-1]
+    assert isinstance(refusal, Refusal)
+    assert (refusal.code, refusal.round_number) == ("stale_round", 1)
+    while not (told := line.told()):
+        engine.step()
+        await asyncio.sleep(0.001)
+    assert [(type(frame), frame.round_number) for frame in told if isinstance(frame, Verdict)] == [(Verdict, 0)]
+    host.close()
+
+
+class SomeLine:
+    """Implements ``Line`` without a socket."""
+
+    def __init__(self) -> None:
+        self.codec = VerifyCodec(SIZE)
+        self.server = VerifyServer(self.codec, VOCABULARY.fingerprint)
+        self.device = "device"
+
+    def hear(self, frame: Any) -> Any:
+        return self.server.receive(self.codec.encode(frame))
+
+    def told(self) -> list[ServerFrame]:
+        return [self.codec.decode_down(message) for message in self.server.take_messages()]
+
+    def flush(self) -> None:
+        """Whoever wants to know asks."""
 
 
 def test_the_scheduler_bears_what_the_engine_holds() -> None:

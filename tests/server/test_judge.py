@@ -108,10 +108,20 @@ async def test_nothing_is_told_once_it_is_closed() -> None:
     assert bench.reports.empty()
 
 
-async def test_a_part_behind_nothing_must_begin_at_nothing() -> None:
-    bench = Bench(target())
-    with pytest.raises(AssertionError, match="a: expected a sequence of 3 tokens, got none"):
-        bench.judge.begin(RunBatch(1, "prefill", (BatchPart("a", 3, (1,)),)))
+async def test_a_part_behind_nothing_is_a_defect_that_ends_its_batch() -> None:
+    bench = Bench(target(successor=TRUTH))
+    report = await bench.run(BatchPart("a", 3, (1,)))
+    assert report.event == BatchFailed(1)
+    assert report.error is not None
+    assert "a: expected a sequence of 3 tokens, got none" in str(report.error.__cause__)
+    assert (await bench.run(bench.part("a", 0, TEXT, ()), number=2)).rulings["a"].accepted == 0
+
+
+async def test_a_draft_that_nobody_knows_ends_its_batch() -> None:
+    report = await Bench(target()).run(BatchPart("a", 0, (1, 2), 1))
+    assert report.event == BatchFailed(1)
+    assert report.error is not None
+    assert isinstance(report.error.__cause__, KeyError)
 
 
 async def test_all_parts_are_one_decode_of_the_engine_and_its_lateness_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,6 +162,16 @@ def test_a_round_that_is_out_has_to_end_before_the_next_one() -> None:
     assert refusals(server) == [("stale_round", 0, 0)]
 
 
+@pytest.mark.parametrize("again", [Draft(0, 0, 3, (1,)), Draft(0, 0, 9, ()), Draft(0, 0, 3, (1,) * 999, 999)])
+def test_a_refused_draft_with_the_number_of_the_round_that_is_out_leaves_that_round_as_it_is(again: Draft) -> None:
+    server = with_session()
+    say(server, Draft(0, 0, 3, (1,)))
+    assert say(server, again, Draft(0, 1, 3, (1,))) == [None, None]
+    assert [(session, number) for _, session, number in refusals(server)] == [(0, 0), (0, 1)]
+    assert judge(server, 0, 0, 1, 5)
+    assert say(server, Draft(0, 1, 5, (1,))) == [Draft(0, 1, 5, (1,))]
+
+
 def test_a_fault_that_ends_a_session_is_told_to_the_shell_as_its_close() -> None:
     server = with_session()
     say(server, Draft(0, 0, 3, (1,)))
