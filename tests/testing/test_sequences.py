@@ -87,6 +87,7 @@ def test_manual_sequences_move_when_told() -> None:
 
 
 def test_a_thread_writes_in_time_and_is_stopped() -> None:
+    before = set(threading.enumerate())
     engine = model(mode="thread", token_s=0.001)
     sequence = engine.hold()
     extend(sequence, [1, 2])
@@ -101,7 +102,7 @@ def test_a_thread_writes_in_time_and_is_stopped() -> None:
     engine_of_stone.close()
     assert answer.read(task).reason == "cancelled"
     engine.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "streamco-fake-sequences"]
+    assert not {thread for thread in threading.enumerate() if thread.name == "streamco-fake-sequences"} - before
 
 
 def test_a_place_is_lost_to_others_as_in_an_engine() -> None:
