@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from streamco.errors import EndpointError, EndpointProtocolError, StreamcoError
+from copy import copy
+
+from streamco.errors import AllEndpointsFailed, EndpointError, EndpointProtocolError, StreamcoError
 from streamco.events import StreamEnded, TokensReceived
 
-__all__ = ["Unopened", "translate"]
+__all__ = ["Unopened", "translate", "with_partial"]
 
 
 def translate(error: Exception, source: str) -> EndpointError:
@@ -17,6 +19,19 @@ def translate(error: Exception, source: str) -> EndpointError:
     failure = EndpointProtocolError(text, endpoint=source)
     failure.__cause__ = error
     return failure
+
+
+def with_partial(error: StreamcoError, text: str, source: str) -> StreamcoError:
+    """An answer's error that keeps the text so far; the given one, which other answers may end with too, is its cause."""
+    kept: StreamcoError
+    if isinstance(error, EndpointError):
+        kept = copy(error)
+        kept.partial = text
+    else:
+        errors = error.errors if isinstance(error, AllEndpointsFailed) else {source: error}
+        kept = AllEndpointsFailed(errors, partial=text)
+    kept.__cause__ = error
+    return kept
 
 
 class Unopened:

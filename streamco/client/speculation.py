@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Protocol
 
+from streamco.client.failures import with_partial
 from streamco.client.mailbox import Mailbox
 from streamco.client.presentation import Presentation
 from streamco.client.running import Batch, clock_of
@@ -40,7 +41,7 @@ from streamco.core.speculation import (
 )
 from streamco.core.speculator import Speculator
 from streamco.endpoints.verifying import VerifierSession
-from streamco.errors import AllEndpointsFailed, EndpointError, StreamcoError
+from streamco.errors import EndpointProtocolError, StreamcoError
 from streamco.events import ReaderLeft
 
 __all__ = ["DrafterLike", "SpeculationDriver", "SpeculationLog", "Tell"]
@@ -332,12 +333,16 @@ class SpeculationDriver:
     def _fail(self, error: StreamcoError, now: float) -> None:
         if self._is_complete or self._mailbox.has_finished:
             return
-        self._mailbox.put([*self.presentation.finish(None, now=now), *self.presentation.flush(now=now)])
-        if isinstance(error, EndpointError | AllEndpointsFailed):
-            error.partial = error.partial or self.presentation.text
+        self._hand_out(now)
         self.finished = now
-        self._mailbox.finish(error)
+        self._mailbox.finish(with_partial(error, self.presentation.text, "verifier"))
         self._wind_up()
+
+    def _hand_out(self, now: float) -> None:
+        """Everything that is held, due or not."""
+        if not self._is_complete:
+            self._mailbox.put(self.presentation.finish(None, now=now))
+        self._mailbox.put(self.presentation.flush(now=now))
 
     def _wind_up(self) -> None:
         """Release everything; once."""
@@ -369,19 +374,24 @@ class SpeculationDriver:
         self._end_if_idle()
 
     def _crash(self, error: BaseException) -> None:
-        """Something here or in an endpoint is broken: end with that, whatever the state."""
+        """Something here or in an endpoint is broken: end with that, unless the answer is whole already."""
         self._has_crashed = True
-        if self._mailbox.has_left or self._mailbox.has_finished:  # nobody would see it
-            self._loop.call_exception_handler({"message": "streamco speculated answer failed", "exception": error})
-        else:
-            failure = error
-            if not isinstance(failure, StreamcoError):
-                failure = StreamcoError(f"speculation: expected events it can handle, got {error!r}")
-                failure.__cause__ = error
-            self._mailbox.finish(failure)
+        is_unseen = self._mailbox.has_left or self._mailbox.has_finished or self._is_complete
+        if is_unseen:
+            self._report(error)
+        if not (self._mailbox.has_left or self._mailbox.has_finished):
+            self.finished = self._clock()
+            try:
+                self._hand_out(self.finished)
+            except Exception as another:  # noqa: BLE001  what is broken may be the presentation: its reader must not wait for ever
+                self._report(another)
+            self._mailbox.finish(None if is_unseen else _describe(error, self.presentation.text))
         self._wind_up()
         self._events.clear()
         self._end_if_idle()
+
+    def _report(self, error: BaseException) -> None:
+        self._loop.call_exception_handler({"message": "streamco speculated answer failed", "exception": error})
 
     def _end_if_idle(self) -> None:
         if self._is_over or self._tasks or not self._is_winding_up or not (self._mailbox.has_finished or self._mailbox.has_left):
@@ -395,3 +405,12 @@ class SpeculationDriver:
                 self._on_over(self)
             except Exception as error:  # noqa: BLE001  the answer is complete: what follows it must not take it away
                 self._loop.call_exception_handler({"message": "streamco could not settle an answer", "exception": error})
+
+
+def _describe(error: BaseException, text: str) -> StreamcoError:
+    """What broke, as an answer's end."""
+    if isinstance(error, StreamcoError):
+        return with_partial(error, text, "speculation")
+    failure = EndpointProtocolError(f"expected events it can handle, got {error!r}", endpoint="speculation", partial=text)
+    failure.__cause__ = error
+    return failure

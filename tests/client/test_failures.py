@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from streamco.client.failures import Unopened, translate
-from streamco.errors import EndpointError, EndpointProtocolError, EndpointStatusError, UsageError
+from streamco.client.failures import Unopened, translate, with_partial
+from streamco.errors import AllEndpointsFailed, EndpointError, EndpointProtocolError, EndpointStatusError, UsageError, VerifierError
 
 
 def test_an_endpoints_error_is_kept_and_gets_its_name() -> None:
@@ -28,6 +28,26 @@ def test_anything_else_is_the_endpoints_fault() -> None:
     assert isinstance(error, EndpointProtocolError)
     assert str(error) == "server: expected an event or an EndpointError, got KeyError('oops')"
     assert error.__cause__ is bug
+
+
+def test_every_answer_that_fails_keeps_its_own_text() -> None:
+    shared = EndpointStatusError("busy", status=503, endpoint="server")
+    first, second = with_partial(shared, "one", "verifier"), with_partial(shared, "two", "verifier")
+    assert isinstance(first, EndpointStatusError)
+    assert isinstance(second, EndpointStatusError)
+    assert (first.partial, second.partial, shared.partial) == ("one", "two", "")
+    assert (first.status, str(first), first.__cause__) == (503, "server: busy", shared)
+
+
+def test_an_error_that_has_no_place_for_text_becomes_one_of_all_endpoints() -> None:
+    alone = with_partial(error := VerifierError("refused"), "so far", "verifier")
+    assert isinstance(alone, AllEndpointsFailed)
+    assert (alone.partial, alone.errors, alone.__cause__) == ("so far", {"verifier": error}, error)
+    assert str(alone) == "no endpoint could finish the answer: verifier: refused"
+    several = with_partial(AllEndpointsFailed({"device": error, "remote": error}), "so far", "verifier")
+    assert isinstance(several, AllEndpointsFailed)
+    assert list(several.errors) == ["device", "remote"]
+    assert str(several).startswith("no endpoint could finish")
 
 
 async def test_the_stream_of_an_endpoint_that_could_not_open_one_says_why() -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from streamco.client.client import Client
 from streamco.client.speculation import SpeculationDriver
-from streamco.core.speculation import VerifierFailed
+from streamco.core.speculation import VerifierFailed, VerifierLost
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
-from streamco.errors import AllEndpointsFailed, StreamClosed, StreamcoError, VerifierError
+from streamco.errors import AllEndpointsFailed, EndpointError, StreamClosed, StreamcoError, VerifierError
 from streamco.testing import Cut, Forget, Pause, Refuse, Reset, ScriptedSGLang, ScriptedVLLM
 from streamco.wire.verify_errors import OverloadedError
 from tests.client.helpers import tokens_text
@@ -121,7 +121,7 @@ async def test_a_failure_that_nobody_may_stand_in_for_keeps_the_text_so_far(worl
                 if len(texts) > 9 and verifier.connections_open:
                     await verifier.aclose()
 
-        with pytest.raises(AllEndpointsFailed) as failure:
+        with pytest.raises(AllEndpointsFailed, match="no endpoint could finish the answer") as failure:
             await read()
         assert failure.value.partial == "".join(texts)
         assert world.text().startswith("".join(texts))
@@ -220,6 +220,54 @@ async def test_what_breaks_in_the_machine_reaches_the_reader_as_an_error(world: 
         with pytest.raises(StreamcoError, match="a bug"):
             await tokens_text(client.stream(PROMPT, temperature=0))
         await settled(lambda: not client._shared.active)
+
+
+async def test_what_is_held_for_the_pace_is_handed_out_before_an_error(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    async with world.scripted() as verifier, world.speculating(verifier, pace=5.0) as client:
+        stream = client.stream(PROMPT, temperature=0)
+        texts = [(await anext(stream)).text]
+
+        async def read() -> None:
+            async for token in stream:
+                texts.append(token.text)
+
+        driver = stream._work.driver
+        assert isinstance(driver, SpeculationDriver)
+        await settled(lambda: driver.presentation.delivery.buffered > 10)
+        monkeypatch.setattr(driver.machine, "receive", broken)
+        driver.tell(VerifierLost())
+        with pytest.raises(EndpointError, match="a bug") as failure:
+            await read()
+        assert failure.value.partial == "".join(texts)
+        assert len(texts) > 10
+        assert stream.report.duration < 5.0, "it has come to its end"
+
+
+async def test_what_breaks_behind_a_whole_answer_takes_nothing_from_it(world: World) -> None:
+    class Broken(Exception):
+        """A bug in an endpoint."""
+
+    async def fail() -> None:
+        raise Broken
+
+    said: list[object] = []
+    async with world.scripted() as verifier, world.speculating(verifier, pace=100.0) as client:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context["exception"]))
+        stream = client.stream(PROMPT, temperature=0)
+        text = (await anext(stream)).text
+        driver = stream._work.driver
+        assert isinstance(driver, SpeculationDriver)
+        await settled(lambda: driver._is_complete)
+        assert not driver.presentation.delivery.is_empty
+        driver._spawn(fail(), "fails")
+        async for token in stream:
+            text += token.text
+        assert text == world.text()
+        assert stream.report.finish_reason == "stop"
+        assert [type(error) for error in said] == [Broken]
 
 
 async def test_a_hundred_answers_ended_in_all_ways_leave_nothing_behind(world: World) -> None:
