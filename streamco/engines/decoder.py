@@ -156,14 +156,22 @@ class Decoder:
         if self._exact:
             self.chunk = largest_exact_batch(self.context, min(CHUNK, self.context.rows))
 
-    def compute(self, batch: Sequence[Work], *, rows: int = 0, prefill_tokens: int = 0) -> bool:
-        """Decode the batch, which holds rows of all this work; False: not done, and the cache is as it was before."""
+    @property
+    def neighbours(self) -> int:
+        """Rows that each work with a single row in a batch takes beside it."""
+        return int(self._exact)
+
+    def compute(self, batch: Sequence[Work], *, single: Sequence[Work] = (), rows: int = 0, prefill_tokens: int = 0) -> bool:
+        """Decode the batch, which holds rows of all this work; False: not done, and the cache is as it was before.
+
+        ``single``: those of them with one row in it.
+        """
         context = self.context
         context.use_threads(self._share.threads)
         # Single rows are computed by other kernels. In the exact mode each sequence has memory of its own, and llama.cpp splits a batch
-        # where such sequences aren't neighbours: so every row that is alone in its sequence gets a row of its neighbour beside it.
-        is_single = self._exact and context.count == len(batch)
-        dummies = [slot_of(work).sequence + 1 for work in batch] if is_single else []
+        # where such sequences aren't neighbours: so every row that is alone in its sequence gets a row of its neighbour beside it. These
+        # come last: between two sequences, one would join both, and of a run of two rows the second would be left alone.
+        dummies = [slot_of(work).sequence + 1 for work in single] if self._exact else []
         for dummy in dummies:
             context.add(0, 0, dummy, wants_logits=False)
         with self.lock:

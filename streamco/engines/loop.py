@@ -235,7 +235,7 @@ class EngineLoop:
             assert work.next_token is not None
             context.add(work.next_token, len(slot.ids), slot.sequence, wants_logits=True)
         context.reads_attention = reads = context.tells_attention and any(map(_has_drafted, ready))
-        if not self._decoder.compute(ready, rows=len(ready)):
+        if not self._decoder.compute(ready, single=ready, rows=len(ready)):
             return
         for row, work in enumerate(ready):
             assert work.next_token is not None
@@ -249,19 +249,22 @@ class EngineLoop:
         """One batch, as many as it has room for, oldest first. It counts as a step of its own: prefills are kept out of it."""
         context = self._context
         batch: list[tuple[Work, list[int], range]] = []
+        single: list[Work] = []
         for work in ready:
             slot = slot_of(work)
             start = len(slot.ids)
             chunk = work.prompt[start : start + self._decoder.chunk]
-            if context.count + len(chunk) > context.rows:
+            now_single = [*single, work] if len(chunk) == 1 else single
+            if context.count + len(chunk) + len(now_single) * self._decoder.neighbours > context.rows:
                 break
+            single = now_single
             wanted = work.wanted(len(chunk))
             context.add_run(chunk, start, slot.sequence, wants_logits=wanted)
             batch.append((work, chunk, range(context.count - wanted, context.count)))
         if not batch:
             return
         self._pacer.begin_round(was_idle=False)
-        if self._decoder.compute([work for work, _, _ in batch], prefill_tokens=context.count):
+        if self._decoder.compute([work for work, _, _ in batch], single=single, prefill_tokens=context.count):
             for work, chunk, rows in batch:
                 slot_of(work).ids += chunk
                 for row in rows:
@@ -284,7 +287,7 @@ class EngineLoop:
         chunk = work.prompt[start : start + size]
         wanted = work.wanted(len(chunk))
         row = self._context.add_run(chunk, start, slot.sequence, wants_logits=wanted)
-        if self._decoder.compute([work], prefill_tokens=len(chunk)):
+        if self._decoder.compute([work], single=[work] if len(chunk) == 1 else (), prefill_tokens=len(chunk)):
             slot.ids += chunk
             if wanted:
                 self._accept(work, row)

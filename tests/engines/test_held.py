@@ -525,6 +525,32 @@ def test_exact_mode_verifies_two_rows_or_more_and_gives_a_single_one_its_neighbo
     assert [len(batch) for batch in FakeContext.last.batches] == [2]  # copied, not read again
 
 
+def test_exact_mode_gives_a_single_row_its_neighbour_beside_longer_runs_too(make_engine: MakeEngine) -> None:
+    engine = make_engine(exact=True, held_sequences=3, max_sequences=1)
+    sequences = [engine.hold() for _ in range(3)]
+    FakeContext.last.batches.clear()
+    with engine.together():
+        answers = [Answer() for _ in sequences]
+        tasks = [each.read(ids, answer.wake) for each, ids, answer in zip(sequences, (b"a", b"bc", b"d" * 25), answers, strict=True)]
+    assert [answer.read(task).reason for task, answer in zip(tasks, answers, strict=True)] == ["done"] * 3
+    (batch,) = FakeContext.last.batches
+    slots = [row.sequence for row in batch]
+    assert sorted(slots.count(slot) for slot in set(slots)) == [1, 1, 2, 25]
+    assert slots[-1] == slots[0] + 1  # behind the others: two rows are decoded by themselves where no run stands next to it
+    assert all(not tokens for number, tokens in FakeContext.last.kv.items() if number % 2)
+
+
+def test_exact_mode_keeps_room_for_the_neighbours_of_single_rows(make_engine: MakeEngine) -> None:
+    engine = make_engine(exact=True, held_sequences=3, max_sequences=1)
+    sequences = [engine.hold() for _ in range(3)]
+    FakeContext.last.batches.clear()
+    with engine.together():
+        answers = [Answer() for _ in sequences]
+        tasks = [each.read(ids, answer.wake) for each, ids, answer in zip(sequences, (b"a" * 30, b"b", b"c"), answers, strict=True)]
+    assert [answer.read(task).reason for task, answer in zip(tasks, answers, strict=True)] == ["done"] * 3
+    assert [len(batch) for batch in FakeContext.last.batches] == [32, 2]  # of 32: 31 rows and one neighbour, then one with its own
+
+
 def test_a_verification_is_a_step_of_its_own(make_engine: MakeEngine) -> None:
     steps: list[tuple[int, int]] = []
 

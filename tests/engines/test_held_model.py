@@ -19,7 +19,7 @@ from streamco.engines.gguf import derived
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.packaged import packaged_model
 from streamco.errors import EngineError
-from tests.engines.asking import accepted, asked, draft, extend, verify
+from tests.engines.asking import Answer, accepted, asked, draft, extend, verify
 from tests.engines.fakes import complete, start
 
 pytestmark = pytest.mark.model
@@ -138,6 +138,28 @@ def test_sessions_beside_each_other_and_beside_generations_write_what_each_write
             thread.join()
         reader.read(beside)
         assert [results[index] for index in range(4)] == alone
+
+
+def test_what_is_read_beside_a_longer_run_has_the_bits_of_what_is_read_alone(exact: LlamaEngine) -> None:
+    print("seed 3")
+    dice = Random(3)
+    longer, shorter = ([dice.randrange(1000, 40000) for _ in range(count)] for count in (31, 9))
+    sequences = [exact.hold() for _ in range(4)]  # all open until the end, so that none finds what another has read
+    answers = [Answer() for _ in sequences]
+    for sequence in sequences[:2]:
+        extend(sequence, shorter)  # all but the last id are read
+    for index, ids in ((0, []), (2, longer)):
+        assert answers[index].read(sequences[index].read(ids, answers[index].wake)).reason == "done"
+    with exact.together():
+        tasks = {index: sequences[index].read(ids, answers[index].wake) for index, ids in ((1, []), (3, longer))}
+    assert [answers[index].read(task).reason for index, task in tasks.items()] == ["done"] * 2
+    told = []
+    for sequence in sequences:
+        drafted = draft(sequence, 1, ids=longer[:1], top=8).predictions
+        told.append([(each.likeliest, each.logits) for each in drafted])
+        sequence.close()
+    assert told[0] == told[1]
+    assert told[2] == told[3]
 
 
 def test_a_long_draft_is_verified_in_chunks_with_the_same_bits(exact: LlamaEngine) -> None:
