@@ -219,7 +219,7 @@ class VerifyClient:
         held.length, held.resumed_with, held.is_opened = frame.base, None, True
         return frame
 
-    def _take_refusal(self, frame: Refusal) -> Refusal:
+    def _take_refusal(self, frame: Refusal) -> Refusal | None:
         match frame.error().scope:
             case "connection":
                 self._end()
@@ -227,8 +227,9 @@ class VerifyClient:
                 self._sessions.pop(-1 if frame.session is None else frame.session, None)
             case "round":
                 held = self._sessions.get(-1 if frame.session is None else frame.session)
-                if held is not None and held.draft is not None and held.draft.round_number == frame.round_number:
-                    held.draft = None
+                if held is None or held.draft is None or held.draft.round_number != frame.round_number:
+                    return None
+                held.draft = None
             case "frame":
                 pass
             case _ as never:

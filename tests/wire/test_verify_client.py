@@ -182,8 +182,13 @@ def test_a_refused_round_can_be_tried_again_under_the_next_number() -> None:
 
 def test_a_refusal_of_an_older_round_leaves_the_present_one_alone() -> None:
     client = drafting()
-    hear(client, Refusal("stale_round", "x", 0, 9))
-    assert hear(client, Verdict(0, 0, 1, 9)) is not None
+    hear(client, Verdict(0, 0, 2, 9))
+    client.draft(0, 6, (4, 5))
+    assert hear(client, Refusal("overloaded", "x", 0, 0)) is None
+    assert hear(client, Refusal("stale_round", "x", 0, 9)) is None
+    assert hear(client, Refusal("overloaded", "x", 3, 0)) is None
+    assert hear(client, Verdict(0, 1, 1, 9)) is not None
+    assert hear(client, Refusal("overloaded", "x", 0, 1)) is None
 
 
 def test_a_refused_session_is_gone_and_a_refused_frame_changes_nothing() -> None:
