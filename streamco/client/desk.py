@@ -216,9 +216,11 @@ class SpeculationDesk:
             raise AssertionError("what was prepared has a model and a verifier")
         number, sampling = next(self._numbers), prepared.request.sampling
         is_shown = shows_drafts and self.emit == "draft" and pace is None
+        length = prepared.prompt_tokens
+        room = max(1, self._room(engine) - length)
         options = SpeculatorOptions(
             end_ids=drafter.end_ids,
-            max_tokens=sampling.max_tokens,
+            max_tokens=room if sampling.max_tokens is None else min(sampling.max_tokens, room),
             emit="draft" if is_shown else "verified",
             has_remote=verifier.remote is not None,
             may_use_device=may_use_device,
@@ -230,7 +232,6 @@ class SpeculationDesk:
             link_patience=self.options.link_patience,
             last_patience=self.options.last_patience,
         )
-        length = prepared.prompt_tokens
 
         def draft(tell: Tell) -> Drafter:
             relay.connect(tell)
@@ -261,7 +262,7 @@ class SpeculationDesk:
         )
 
     def _room(self, engine: Engine) -> int:
-        """Tokens for prompt and answer where nobody sets a limit."""
+        """Tokens for prompt and answer together."""
         return min(engine.info.context_tokens, self.pairing.facts.context_tokens or engine.info.context_tokens)
 
 

@@ -11,7 +11,7 @@ from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.testing import ScriptedVerifier
 from tests.client.helpers import tokens_text
-from tests.client.speculating import PROMPT, World
+from tests.client.speculating import ALWAYS, PROMPT, World
 from tests.support.leaks import settled
 
 
@@ -67,6 +67,29 @@ async def test_an_answer_that_is_too_long_for_the_device_goes_to_the_server() ->
             assert await tokens_text(stream) == world.text()
             assert "not speculated: 206 tokens, room for 100" in stream.report.dispatch.reason
             assert stream.report.winner == "server"
+    world.close()
+
+
+@pytest.mark.parametrize("has_remote", [True, False])
+async def test_an_answer_without_a_limit_ends_where_the_context_is_full(has_remote: bool) -> None:
+    world = World(context_tokens=40, length=200)
+    if has_remote:
+        async with world.served() as url:
+            server = OpenAIEndpoint("large", base_url=url, name="server")
+            async with Client(DeviceEndpoint(world.engine), server, mode="speculate", speculation=ALWAYS) as client:
+                stream = client.stream(PROMPT, temperature=0)
+                text = await tokens_text(stream)
+    else:
+        async with world.scripted() as verifier, world.speculating(verifier) as client:
+            stream = client.stream(PROMPT, temperature=0)
+            text = await tokens_text(stream)
+    report = stream.report
+    assert report.mode == "speculate"
+    assert text == world.text(most=40 - len(world.prompt_ids()))
+    assert (report.finish_reason, report.ending) == ("length", "complete")
+    assert report.speculation is not None
+    assert report.speculation.is_exact
+    assert report.speculation.fallbacks == 0
     world.close()
 
 
