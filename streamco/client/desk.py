@@ -24,7 +24,7 @@ from streamco.core.speculation import Origin, SpeculatorEvent
 from streamco.core.speculator import Speculator, SpeculatorOptions
 from streamco.endpoints.base import Endpoint, EndpointStream, Request
 from streamco.endpoints.drafter import Drafter
-from streamco.endpoints.verifying import Verifier, VerifierSession
+from streamco.endpoints.verifying import Verifier, VerifierSession, seed_behind
 from streamco.engines.base import Engine
 from streamco.engines.prompts import open_bytes
 from streamco.errors import EngineError
@@ -276,7 +276,8 @@ def _opener(remote: Endpoint, prepared: Prepared, room: int) -> Callable[[tuple[
     def open_stream(ids: Sequence[int], max_tokens: int | None) -> EndpointStream:
         prompt = [*prepared.drafter.prompt_ids, *ids]
         limit = max(1, room - len(prompt)) if max_tokens is None else max_tokens
-        sampling = replace(prepared.request.sampling, stop=(), max_tokens=limit)  # stop strings are looked for here
+        seed = seed_behind(prepared.request.sampling.seed, len(ids))
+        sampling = replace(prepared.request.sampling, stop=(), max_tokens=limit, seed=seed)  # stop strings are looked for here
         return remote.open(Request(prompt_ids=prompt, sampling=sampling, headers=prepared.request.headers))
 
     return open_stream

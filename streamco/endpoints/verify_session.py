@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import Protocol, assert_never
 
+from msgspec.structs import replace
+
 from streamco.config import Timeouts
 from streamco.core.speculation import (
     Candidates,
@@ -30,7 +32,7 @@ from streamco.core.speculation import (
 )
 from streamco.endpoints.backoff import Backoff
 from streamco.endpoints.verify_link import VerifyLink, is_lasting
-from streamco.endpoints.verifying import Emit, VerifierCommand
+from streamco.endpoints.verifying import Emit, VerifierCommand, seed_behind
 from streamco.errors import EndpointError, EndpointTimeoutError, StreamcoError
 from streamco.wire.rows import Row
 from streamco.wire.verify import Opened, Refusal, Resumed, Rule, RuleKind, Verdict
@@ -276,7 +278,8 @@ class ProtocolSession:
 
     async def _open(self, link: VerifyLink, whole: tuple[int, ...]) -> None:
         self._has_read = False
-        number = link.client.open(whole[:_PIECE], self._rule, top_k=self._top_k_at(link), reserve=max(self._reserve, len(whole)))
+        rule = replace(self._rule, seed=seed_behind(self._rule.seed, len(whole) - len(self._prompt)))
+        number = link.client.open(whole[:_PIECE], rule, top_k=self._top_k_at(link), reserve=max(self._reserve, len(whole)))
         self._join(link, number)
         self._add(link, number, whole)
         if self._is_refused:

@@ -26,11 +26,16 @@ from streamco.endpoints.base import Endpoint
 from streamco.engines.base import Engine
 from streamco.wire.verify import Rule, RuleKind
 
-__all__ = ["Emit", "Verifier", "VerifierCommand", "VerifierEvent", "VerifierFacts", "VerifierSession"]
+__all__ = ["Emit", "Verifier", "VerifierCommand", "VerifierEvent", "VerifierFacts", "VerifierSession", "seed_behind"]
 
 VerifierCommand = ConnectVerifier | SendDraft | CloseVerifier
 VerifierEvent = VerifierConnected | VerifierLost | VerifierFailed | VerdictReceived | DraftRefused
 Emit = Callable[[VerifierEvent], None]
+
+
+def seed_behind(seed: int | None, tokens: int) -> int | None:
+    """The seed of whoever goes on behind so many tokens of an answer: the dice that these fell by aren't thrown once more."""
+    return seed if seed is None or not tokens else (seed + 0x9E3779B9 * tokens) & 0xFFFFFFFF
 
 
 class VerifierFacts(Struct, frozen=True, kw_only=True):

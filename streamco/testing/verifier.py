@@ -147,6 +147,11 @@ class ScriptedVerifier:
         return f"{'ws' if self._tls is None else 'wss'}://127.0.0.1:{self.port}"
 
     @property
+    def rules(self) -> list[Rule]:
+        """By which the drafts of each session are judged, oldest first."""
+        return [session.rule for session in self._held.values()]
+
+    @property
     def contexts(self) -> list[list[int]]:
         """The ids of each session that it holds, oldest first."""
         return [list(session.ids) for session in self._held.values()]

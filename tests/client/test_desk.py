@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from streamco.client.client import Client
+from streamco.client.desk import Prepared, _opener
+from streamco.config import SamplingOptions
+from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.endpoints.verifying import seed_behind
 from streamco.testing import ScriptedVerifier
-from tests.client.helpers import tokens_text
+from streamco.wire.verify import Rule
+from tests.client.helpers import server, tokens_text
 from tests.client.speculating import ALWAYS, PROMPT, World
 from tests.support.leaks import settled
 
@@ -91,6 +97,18 @@ async def test_an_answer_without_a_limit_ends_where_the_context_is_full(has_remo
     assert report.speculation.is_exact
     assert report.speculation.fallbacks == 0
     world.close()
+
+
+async def test_a_server_that_goes_on_alone_throws_other_dice_than_at_the_beginning() -> None:
+    request = Request(messages=[], sampling=SamplingOptions(seed=-1, temperature=1.0))
+    drafter: Any = SimpleNamespace(prompt_ids=(1, 2))
+    remote = server()
+    open_stream = _opener(remote, Prepared(request, drafter, print, Rule(), True), 100)
+    for ids in [(), (5,), (5, 6)]:
+        await open_stream(ids, 7).cancel()
+    seeds = [stream.request.sampling.seed for stream in remote.streams]
+    assert seeds == [-1, seed_behind(-1, 1), seed_behind(-1, 2)]
+    assert len(set(seeds)) == 3
 
 
 async def test_answers_that_race_show_how_fast_the_server_writes(world: World) -> None:

@@ -20,6 +20,7 @@ from streamco.core.speculation import (
     VerifierLost,
 )
 from streamco.endpoints.verifier import VerifierEndpoint
+from streamco.endpoints.verifying import seed_behind
 from streamco.errors import (
     ConfigError,
     EndpointConnectError,
@@ -265,6 +266,30 @@ async def test_a_server_that_forgot_the_session_is_sent_what_the_answer_has(serv
         await talk.connect()
         await settled(lambda: server.contexts == [[*PROMPT, *ANSWER[:4]]])
         assert await talk.write(len(ANSWER)) == ANSWER
+
+
+async def test_a_session_that_is_opened_anew_throws_other_dice(server: ScriptedVerifier) -> None:
+    server.script(None, Forget())
+    async with verifier_at(server.url) as verifier:
+        talk = Talk(verifier, rule=Rule(seed=3))
+        await talk.connect()
+        await talk.judged(ANSWER[:3])
+        assert [rule.seed for rule in server.rules] == [3]
+        talk.send(ANSWER[4:6])
+        await talk.next(VerifierLost)
+        await talk.connect()
+        await talk.judged(ANSWER[4:6])
+        assert [rule.seed for rule in server.rules] == [seed_behind(3, 4)]
+
+
+@pytest.mark.parametrize("seed", [0, 3, (1 << 32) - 1])
+def test_seeds_differ_by_the_length_of_the_answer_and_fit_their_place(seed: int) -> None:
+    seeds = [seed_behind(seed, tokens) for tokens in range(5000)]
+    assert seeds[0] == seed
+    assert len(set(seeds)) == len(seeds)
+    assert all(found is not None and 0 <= found < 1 << 32 for found in seeds)
+    assert seed_behind(None, 5) is None
+    assert seed_behind(-1, 0) == -1
 
 
 async def test_a_resume_that_is_never_answered_is_given_up_for_a_new_session(server: ScriptedVerifier) -> None:
