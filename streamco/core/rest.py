@@ -1,6 +1,7 @@
 """A reader who is far behind: the next round waits, so that nothing is made that may never be read.
 
-What was begun is finished; a chunk that is drafted stays where it is until the reader catches up. The time in between is nobody's.
+What was begun is finished; a chunk that is drafted stays where it is until the reader catches up, and no token is asked for without one.
+The time in between is nobody's.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Rest:
             self._since = now
 
     def begins(self, *, now: float) -> bool:
-        """A chunk is drafted: whether it waits."""
+        """A chunk is drafted, or none is needed: whether it waits."""
         if self._is_wanted and self._since is None:
             self._since = now
         return self._is_wanted

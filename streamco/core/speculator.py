@@ -134,7 +134,11 @@ class Speculator:
                 self._rest.want(is_streaming=self._remote.version is not None, now=now)
             case ReaderReady():
                 is_idle = self._remote.version is None and self._judging.round is None
-                if self._rest.end(now=now) and is_idle and self._drafting.trunk is not None:
+                if not self._rest.end(now=now) or not is_idle:
+                    return
+                if self._drafting.trunk is None:
+                    self._go_on(now)
+                else:
                     self._look_at_trunk(now)
             case ReaderLeft():
                 self._close()
@@ -168,8 +172,7 @@ class Speculator:
                 self._drafting.drop()
                 self._remote.open(self.answer.ids, self.answer.left)
             case "judge":
-                self._drafting.drop()
-                self._submit([], now)
+                self._ask_for_one(now)
             case "speculate" | "device":
                 self._draft(line, token, now)
             case None:
@@ -205,8 +208,7 @@ class Speculator:
         """Draft the next window; the branch that foresaw the verdict has its beginning."""
         self._window = self._next_window()
         if not self._window:
-            self._drafting.drop()
-            self._submit([], now)
+            self._ask_for_one(now)
             return
         if line is None:
             self._drafting.begin(self.answer.ids, self._window, now=now)
@@ -299,6 +301,12 @@ class Speculator:
 
         self._drafting.branch(self.answer.length, plan.branches, room, now=now)
         waiting.branches = len(self._drafting.branches)
+
+    def _ask_for_one(self, now: float) -> None:
+        """The verifier's next token, without a draft."""
+        self._drafting.drop()
+        if not self._rest.begins(now=now):
+            self._submit([], now)
 
     def _on_link(self, event: VerifierConnected | VerifierLost | VerifierFailed, now: float) -> None:
         judging = self._judging

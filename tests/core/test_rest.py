@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
 from streamco.core.pair import Pair, PairPrior
 from streamco.core.rest import Rest
 from streamco.core.speculation import (
+    DeviceFailed,
     DraftToken,
     ReaderBehind,
     ReaderReady,
@@ -18,17 +20,19 @@ from streamco.core.speculation import (
     TokensDrafted,
     VerdictReceived,
     VerifierConnected,
+    VerifierFailed,
 )
 from streamco.core.speculator import Speculator, SpeculatorOptions
 from streamco.core.standin import Ledger
+from streamco.errors import EngineError, VerifierError
 
 
 class Run:
     """A speculator that is told things by hand."""
 
-    def __init__(self) -> None:
+    def __init__(self, **options: Any) -> None:
         self.pair = Pair(prior=PairPrior(remote_step=5.0))
-        self.machine = Speculator(self.pair, SpeculatorOptions(is_parallel=False), Random(1))
+        self.machine = Speculator(self.pair, SpeculatorOptions(is_parallel=False, **options), Random(1))
         self.machine.start(now=0.0)
         self.commands = self.machine.take_commands()
 
@@ -68,6 +72,30 @@ def test_a_round_that_is_out_is_finished_and_the_next_one_waits() -> None:
     version = next(command.version for command in run.commands if hasattr(command, "version"))
     assert not sent(run.draft(version, 0.3))
     assert sent(run.tell(ReaderReady(), 9.0))
+
+
+def test_a_verifier_that_gives_token_by_token_waits_too() -> None:
+    run = Run(has_remote=False)
+    run.tell(VerifierConnected(), 0.0)
+    assert sent(run.tell(DeviceFailed(EngineError("expected a decode, got a failure")), 0.1))
+    run.tell(ReaderBehind(), 0.15)
+    assert not sent(run.tell(VerdictReceived(round=1, accepted=0, token=5), 0.2))
+    assert run.machine.next_deadline() is None
+    assert run.tell(ReaderReady(), 60.0) == [SendDraft(2, 1, (), ())]
+    assert run.tell(ReaderReady(), 60.1) == []
+    run.tell(ReaderBehind(), 60.2)
+    run.tell(VerdictReceived(round=2, accepted=0, token=6), 60.3)
+    run.tell(VerifierFailed(VerifierError("expected a verdict, got a failure")), 60.4)
+    assert run.machine.is_done, "nobody is left, whether the reader is behind or not"
+
+
+def test_a_last_token_that_needs_no_draft_waits_too() -> None:
+    run = Run(max_tokens=6)
+    run.tell(VerifierConnected(), 0.0)
+    assert sent(run.draft(1, 0.1))
+    run.tell(ReaderBehind(), 0.15)
+    assert not sent(run.tell(VerdictReceived(round=1, accepted=4, token=5), 0.2))
+    assert run.tell(ReaderReady(), 60.0) == [SendDraft(2, 5, (), ())]
 
 
 def test_a_reader_who_catches_up_in_time_holds_nothing_back() -> None:
