@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import streamco
 from bench.report import Row, add_arguments, emit
+from streamco import SpeculationOptions
 from streamco.cli.cloud import running_server
 from streamco.engines.gguf import derived
 from streamco.engines.llama import LlamaEngine
@@ -41,13 +42,14 @@ PROMPTS = (
 )
 SIDES = ("server alone", "device alone")
 ABLATIONS = {
-    "streamco": {},
-    "streamco, never the server alone": {"is_adaptive": False},
-    "only the accept-all branch": {"is_adaptive": False, "branch_kinds": frozenset({"accept all"})},
-    "only rejection branches": {"is_adaptive": False, "branch_kinds": frozenset({"reject"})},
+    "streamco": SpeculationOptions(),
+    "streamco, never the server alone": SpeculationOptions(is_adaptive=False),
+    "only the accept-all branch": SpeculationOptions(is_adaptive=False, branch_kinds=frozenset({"accept all"})),
+    "only rejection branches": SpeculationOptions(is_adaptive=False, branch_kinds=frozenset({"reject"})),
 }
 WAITING = {
-    f"draft, then wait; window {window}": {"is_adaptive": False, "is_parallel": False, "window": Static(window)} for window in WINDOWS
+    f"draft, then wait; window {window}": SpeculationOptions(is_adaptive=False, is_parallel=False, window=Static(window))
+    for window in WINDOWS
 }
 
 
@@ -127,7 +129,7 @@ async def contender(name: str, engine: LlamaEngine, address: str) -> AsyncIterat
     elif name == "device alone":
         client = streamco.Client(streamco.DeviceEndpoint(engine))
     else:
-        settings = streamco.SpeculationOptions(**{**ABLATIONS, **WAITING}[name])
+        settings = {**ABLATIONS, **WAITING}[name]
         client = streamco.Client(streamco.DeviceEndpoint(engine), server, mode="speculate", speculation=settings)
     async with client:
         yield client
