@@ -18,6 +18,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from msgspec.structs import replace
+
 import streamco
 from bench.report import Row, add_arguments, emit
 from streamco import SpeculationOptions
@@ -47,10 +49,8 @@ ABLATIONS = {
     "only the accept-all branch": SpeculationOptions(is_adaptive=False, branch_kinds=frozenset({"accept all"})),
     "only rejection branches": SpeculationOptions(is_adaptive=False, branch_kinds=frozenset({"reject"})),
 }
-WAITING = {
-    f"draft, then wait; window {window}": SpeculationOptions(is_adaptive=False, is_parallel=False, window=Static(window))
-    for window in WINDOWS
-}
+IN_TURN = SpeculationOptions(is_adaptive=False, is_parallel=False)
+WAITING = {f"draft, then wait; window {window}": replace(IN_TURN, window=Static(window)) for window in WINDOWS}
 
 
 @dataclass(slots=True)
