@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -97,6 +98,7 @@ class StockVerifier(ABC):
         self._timeouts = timeouts
         self._limits = limits
         self._rng = rng or random.Random()
+        self._salt: str | None = secrets.token_urlsafe(32)  # for what is left in a prefix cache; None: the server knows of none
         self._options: dict[str, Any] = {"base_url": base_url, "api_key": key or "", "session": session, "headers": headers}
         authorization = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._headers = {"Content-Type": "application/json", "User-Agent": "streamco", **authorization, **(headers or {})}
@@ -119,6 +121,9 @@ class StockVerifier(ABC):
     @abstractmethod
     def _read(self, answer: bytes, ids: Sequence[int], pending: int) -> Scores:
         """What was answered."""
+
+    def _make_remote(self, model: str, **options: Any) -> OpenAIEndpoint:
+        return OpenAIEndpoint(model, **options)
 
     @property
     def name(self) -> str:
@@ -159,7 +164,7 @@ class StockVerifier(ABC):
         if self._draft is None:
             self._draft = draft
             name, model = f"{self._name}/remote", self._model or "default"
-            self._remote = OpenAIEndpoint(
+            self._remote = self._make_remote(
                 model, name=name, provider=self.provider, api="completions", tokenizer=draft, timeouts=self._timeouts, **self._options
             )
             await self._client.start()

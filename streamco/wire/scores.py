@@ -92,7 +92,7 @@ _decode_generated = msgspec.json.Decoder(_Generated).decode
 _decode_row = msgspec.json.Decoder(dict[str, _Entry]).decode
 
 
-def vllm_request(model: str, ids: Sequence[int], pending: int, top: int) -> dict[str, Any]:
+def vllm_request(model: str, ids: Sequence[int], pending: int, top: int, *, salt: str | None = None) -> dict[str, Any]:
     """The body that asks vLLM about the last ``pending`` of these ids.
 
     Args:
@@ -100,6 +100,7 @@ def vllm_request(model: str, ids: Sequence[int], pending: int, top: int) -> dict
         ids: context and draft, shape (context + pending,).
         pending: draft tokens; 0: only what follows.
         top: ids in each row, 1 at least.
+        salt: what is left in the server's prefix cache is found with the same salt alone; None: by everybody.
     """
     body: dict[str, Any] = {
         "model": model,
@@ -113,6 +114,8 @@ def vllm_request(model: str, ids: Sequence[int], pending: int, top: int) -> dict
         "return_tokens_as_token_ids": True,
         "stream": False,
     }
+    if salt is not None:
+        body["cache_salt"] = salt
     return {**body, "prompt_logprobs": top} if pending else body
 
 

@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 
+from streamco.config import SamplingOptions
 from streamco.core.speculation import VerifierFailed
+from streamco.endpoints.base import Request
+from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.vllm import VLLMVerifier
-from streamco.errors import VerifierError
+from streamco.errors import EndpointStatusError, VerifierError
 from streamco.testing import ScriptedVLLM
+from streamco.testing.answers import json_answer
 from streamco.wire.verify import Rule, RuleKind
+from tests.endpoints.helpers import read_all
 from tests.endpoints.verifiers import PROMPT, QUICK, TARGET, Talk, an_engine, greedy
 
 ANSWER = greedy(TARGET, PROMPT, 8)
@@ -51,6 +56,60 @@ async def test_greedy_rounds_ask_for_one_id_a_row() -> None:
         await talk.judged(ANSWER[:4])
         sent = server.requests[-1].json()
         assert (sent["prompt_logprobs"], sent["logprobs"], sent["temperature"], sent["stream"]) == (1, 1, 0, False)
+        await verifier.aclose()
+
+
+async def test_what_a_verifier_leaves_in_the_cache_is_found_with_its_own_salt_alone() -> None:
+    engine = an_engine()
+    salts = []
+    async with ScriptedVLLM(TARGET, engine.tokenize) as server:
+        for _ in range(2):
+            server.requests.clear()
+            verifier = VLLMVerifier(server.url, timeouts=QUICK)
+            await verifier.start(engine)
+            talk = Talk(verifier)
+            await verifier.probe()
+            await talk.connect()
+            await talk.judged(ANSWER[:4])
+            await talk.judged([])
+            assert isinstance(verifier.remote, OpenAIEndpoint)
+            await read_all(verifier.remote.open(Request(prompt_ids=PROMPT, sampling=SamplingOptions(max_tokens=2))))
+            sent = [request.json() for request in server.requests if request.path == "/v1/completions"]
+            assert len(sent) >= 4
+            assert len({body["cache_salt"] for body in sent}) == 1, "of the rounds and of what is written without them"
+            salts.append(sent[0]["cache_salt"])
+            await verifier.aclose()
+    assert salts[0] != salts[1]
+    assert min(map(len, salts)) >= 32
+
+
+@pytest.mark.parametrize("status", [400, 422])
+async def test_a_server_that_knows_no_salt_is_sent_none(status: int) -> None:
+    engine = an_engine()
+    async with ScriptedVLLM(TARGET, engine.tokenize) as server:
+        server.plan(json_answer({"error": {"message": "cache_salt: Extra inputs are not permitted"}}, status=status))
+        verifier = VLLMVerifier(server.url, timeouts=QUICK)
+        await verifier.start(engine)
+        await verifier.probe()
+        talk = Talk(verifier)
+        await talk.connect()
+        await talk.judged(ANSWER[:2])
+        sent = [request.json() for request in server.requests if request.path == "/v1/completions"]
+        assert ["cache_salt" in body for body in sent] == [True, False, False]
+        await verifier.aclose()
+
+
+async def test_a_server_that_refuses_something_else_is_refused_as_before() -> None:
+    engine = an_engine()
+    async with ScriptedVLLM(TARGET, engine.tokenize) as server:
+        refusal = json_answer({"error": {"message": "no"}}, status=400)
+        server.plan(refusal, refusal)
+        verifier = VLLMVerifier(server.url, timeouts=QUICK)
+        await verifier.start(engine)
+        with pytest.raises(EndpointStatusError):
+            await verifier.probe()
+        await verifier.probe()
+        assert "cache_salt" in server.requests[-1].json()
         await verifier.aclose()
 
 

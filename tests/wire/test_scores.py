@@ -96,6 +96,8 @@ def test_requests_ask_for_one_token_and_the_rows_of_the_draft() -> None:
     asked = vllm_request("m", IDS, 2, 5)
     assert (asked["prompt"], asked["max_tokens"], asked["temperature"], asked["prompt_logprobs"]) == (IDS, 1, 0, 5)
     assert not asked["stream"]
+    assert "cache_salt" not in asked
+    assert vllm_request("m", IDS, 0, 5, salt="abc")["cache_salt"] == "abc"
     asked = sglang_request(IDS, 2, 5)
     assert (asked["input_ids"], asked["logprob_start_len"], asked["top_logprobs_num"]) == (IDS, 2, 5)
     assert asked["sampling_params"]["max_new_tokens"] == 1
