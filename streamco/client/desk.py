@@ -231,6 +231,8 @@ class SpeculationDesk:
             most_draft=pairing.facts.draft_tokens,
             link_patience=self.options.link_patience,
             last_patience=self.options.last_patience,
+            prompt_patience=self.options.prompt_patience,
+            verdict_patience=self.options.verdict_patience,
         )
 
         def draft(tell: Tell) -> Drafter:

@@ -67,6 +67,8 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
         prior: what is believed of the pair before anything was measured.
         link_patience: seconds that trouble with the verifier may last before the server alone, or below budget 1 the device, goes on.
         last_patience: the same where neither can: before the device finishes what should have been the verifier's, or the answer fails.
+        prompt_patience: seconds until a connection whose first verdict doesn't come, for which the prompt is read, counts as lost.
+        verdict_patience: the same for later verdicts. Raise them with the verifier's own ``timeouts``.
 
     Raises:
         ConfigError: a setting out of range.
@@ -87,6 +89,8 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
     prior: PairPrior | None = None
     link_patience: float = 2.0
     last_patience: float = 30.0
+    prompt_patience: float = 60.0
+    verdict_patience: float = 30.0
 
     def __post_init__(self) -> None:
         """Refuse what can't be."""
@@ -95,10 +99,11 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
         _window(self.window)
         check_share("speculation: threshold", self.threshold)
         check_share("speculation: smoothing", self.smoothing)
-        if self.most_branches < 0 or not 1 <= self.row_tokens <= 64 or min(self.link_patience, self.last_patience) <= 0:
+        patience = (self.link_patience, self.last_patience, self.prompt_patience, self.verdict_patience)
+        if self.most_branches < 0 or not 1 <= self.row_tokens <= 64 or min(patience) <= 0:
             raise ConfigError(
                 "speculation: expected most_branches >= 0, row_tokens of 1 to 64 and patience > 0 s, "
-                f"got {self.most_branches}, {self.row_tokens}, {self.link_patience} and {self.last_patience}"
+                f"got {self.most_branches}, {self.row_tokens} and {', '.join(f'{seconds:g}' for seconds in patience)}"
             )
 
     def measured(self, profile: PairProfile | None) -> SpeculationOptions:

@@ -9,12 +9,14 @@ import pytest
 
 from streamco.client.client import Client
 from streamco.client.desk import Prepared, _opener
+from streamco.client.pairing import SpeculationOptions
+from streamco.client.speculation import SpeculationDriver
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifying import seed_behind
-from streamco.testing import ScriptedVerifier
+from streamco.testing import ScriptedVerifier, Stall
 from streamco.wire.verify import Rule
 from tests.client.helpers import server, tokens_text
 from tests.client.speculating import ALWAYS, PROMPT, World
@@ -97,6 +99,21 @@ async def test_an_answer_without_a_limit_ends_where_the_context_is_full(has_remo
     assert report.speculation.is_exact
     assert report.speculation.fallbacks == 0
     world.close()
+
+
+async def test_a_client_waits_for_verdicts_as_long_as_it_is_told(world: World) -> None:
+    options = SpeculationOptions(is_adaptive=False, prompt_patience=7.0, verdict_patience=0.5, link_patience=3.0, last_patience=5.0)
+    async with world.scripted() as verifier, world.speculating(verifier, speculation=options) as client:
+        verifier.script(None, None, Stall())
+        stream = client.stream(PROMPT, temperature=0)
+        assert await tokens_text(stream) == world.text()
+        figures = stream.report.speculation
+        assert figures is not None
+        assert figures.losses >= 1, "the stalled one is given up"
+        driver = stream._work.driver
+        assert isinstance(driver, SpeculationDriver)
+        told = driver.machine._options
+        assert (told.prompt_patience, told.verdict_patience, told.link_patience, told.last_patience) == (7.0, 0.5, 3.0, 5.0)
 
 
 async def test_a_server_that_goes_on_alone_throws_other_dice_than_at_the_beginning() -> None:

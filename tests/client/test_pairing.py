@@ -12,6 +12,7 @@ from streamco.client.facts import describe_request
 from streamco.client.pairing import Pairing, SpeculationOptions, drafting, obstacle, resolve_sampling, rule_for
 from streamco.config import SamplingOptions
 from streamco.core.pair import PairPrior
+from streamco.endpoints import stock, verifier
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifying import VerifierFacts
@@ -101,6 +102,8 @@ def test_windows_are_named() -> None:
         {"row_tokens": 0},
         {"most_branches": -1},
         {"link_patience": 0.0},
+        {"prompt_patience": 0.0},
+        {"verdict_patience": -1.0},
         {"budget": 1.5},
         {"smoothing": -1},
     ],
@@ -108,6 +111,15 @@ def test_windows_are_named() -> None:
 def test_settings_that_cant_be_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="speculation"):
         SpeculationOptions(**options)
+
+
+def test_nobody_gives_up_before_the_verifier_itself_would() -> None:
+    options = SpeculationOptions()
+    for limits in (verifier._TIMEOUTS, stock._TIMEOUTS):
+        assert limits.first_token is not None
+        assert limits.next_token is not None
+        assert options.prompt_patience >= limits.first_token
+        assert options.verdict_patience >= limits.next_token
 
 
 @pytest.mark.parametrize(
