@@ -353,6 +353,9 @@ class VerificationScheduler:
         self._step.observe(running.tokens, running.context, event.seconds)
         judgements = {judgement.session: judgement for judgement in event.judgements}
         for session, part in zip(running.sessions, running.command.parts, strict=True):
+            if session.name in event.failed:
+                self._give_up(session, now)
+                continue
             session.is_running = False
             session.compute += event.seconds
             if session.is_closed:
@@ -403,17 +406,20 @@ class VerificationScheduler:
         )
 
     def _fail(self, number: int, now: float) -> None:
-        """What the batch's sequences hold is not known: drop them, and let the devices ask again."""
         for session in self._take_running(number).sessions:
-            session.is_running = False
-            draft, session.pending = session.pending, None
-            if session.is_closed:
-                self._remove(session)
-                continue
-            self._residency.touch(session, now=now)
-            self._evict(session)
-            if draft is not None:
-                self._refuse(draft, "engine failed", self._options.retry_least)
+            self._give_up(session, now)
+
+    def _give_up(self, session: HeldSession, now: float) -> None:
+        """What the engine holds of it is not known: drop that, and let the device ask again."""
+        session.is_running = False
+        draft, session.pending = session.pending, None
+        if session.is_closed:
+            self._remove(session)
+            return
+        self._residency.touch(session, now=now)
+        self._evict(session)
+        if draft is not None:
+            self._refuse(draft, "engine failed", self._options.retry_least)
 
     def _take_running(self, number: int) -> _Running:
         running, self._running = self._running, None

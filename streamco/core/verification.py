@@ -79,13 +79,15 @@ class BatchFinished(Struct, frozen=True):
 
     Args:
         number: of its ``RunBatch``.
-        judgements: one for each part of it with ``judged``, in any order.
+        judgements: one for each part of it with ``judged`` that didn't fail, in any order.
         seconds: it took.
+        failed: sessions whose parts alone failed; what their sequences hold is not known.
     """
 
     number: int
     judgements: tuple[Judgement, ...]
     seconds: float
+    failed: tuple[str, ...] = ()
 
 
 class BatchFailed(Struct, frozen=True):

@@ -60,7 +60,7 @@ __all__ = ["Host", "Line", "make_scheduler"]
 
 _CPU_STEP = LinearStep(setup=0.01, per_token=0.003)  # until batches were measured; only their ratio is wrong then
 _OTHER_TEXT = "the hash of the tokens that are here, got that of others: open it anew"
-_MOST_FAILURES = 3  # batches in a row, behind which asking again is of no use
+_MOST_FAILURES = 3  # of a session in a row, behind which asking again is of no use
 _MICROSECONDS = 1_000_000
 _MOST_MICROSECONDS = (1 << 32) - 1
 
@@ -102,6 +102,7 @@ class _Hosted:
         self.draft: Draft | None = None  # that is out
         self.resume: Resume | None = None  # waits for it
         self.left_at = 0.0
+        self.failures = 0  # in a row
         self.is_late = False  # a verification of the round that is out took longer than it was to
 
 
@@ -129,7 +130,6 @@ class Host:
         self._verified: tuple[str, ...] = ()  # in the batch that runs
         self._rulings: dict[str, Ruling] = {}
         self._opened = 0
-        self._failures = 0  # of batches, in a row
         self._timer: asyncio.TimerHandle | None = None
         self._scheduler.start(now=self._now())
 
@@ -318,6 +318,7 @@ class Host:
 
     def _say_verdict(self, session: _Hosted, command: SendVerdict) -> None:
         draft, session.draft = session.draft, None
+        session.failures = 0
         ruling = self._rulings.pop(session.name)
         self.stats.note_verdict(command, is_late=session.is_late)
         if session.resume is not None:
@@ -337,11 +338,12 @@ class Host:
 
     def _say_refused(self, session: _Hosted, reason: str, retry_after: float | None) -> None:
         draft, session.draft = session.draft, None
+        session.failures += reason == "engine failed"
         self.stats.note_refusal(reason)
         if session.resume is not None:
             self._answer_resume(session)
         elif session.line is not None and draft is not None:
-            is_hopeless = self._failures >= _MOST_FAILURES
+            is_hopeless = session.failures >= _MOST_FAILURES
             round_number = None if is_hopeless else draft.round_number
             session.line.server.refuse(_error(reason, session.number, round_number, None if is_hopeless else retry_after))
             if is_hopeless:
@@ -359,7 +361,6 @@ class Host:
 
     def _on_batch(self, report: BatchReport) -> None:
         self.stats.note_report(report)
-        self._failures = 0 if report.error is None else self._failures + 1
         for name in self._verified:
             session = self._sessions.get(name)
             if session is not None:

@@ -29,7 +29,7 @@ class BatchReport(Struct, frozen=True):
         event: for the scheduler.
         rulings: by session, of the parts that were judged.
         late_s: seconds by which it took longer than the imposed step times.
-        error: why it failed.
+        error: why it, or the first part of it that did, failed.
     """
 
     event: BatchFinished | BatchFailed
@@ -81,15 +81,14 @@ class Judge:
         """Have a batch decoded and judged."""
         running = _Running(self, batch, self._now())
         wake = self._waker.bind(running)
-        try:
-            with self._engine.together():
-                for part in batch.parts:
-                    running.parts.append(self._begin(part, wake))
-        except EngineError as error:  # the engine is closed or has failed
-            running.fail(error)
-        except Exception as error:
-            logger.exception("batch %d failed", batch.number)
-            running.fail(_defect(batch.number, error))
+        with self._engine.together():
+            for each in batch.parts:
+                part = _Part(each)
+                running.parts.append(part)
+                try:
+                    self._begin(each, part, wake)
+                except Exception as error:  # noqa: BLE001  # of this part alone; told with the batch's end
+                    part.error = error
         wake()  # where nothing could be asked, nobody else does
 
     def truncate(self, session: str, length: int) -> None:
@@ -117,29 +116,44 @@ class Judge:
         """Seconds."""
         return self._now()
 
-    def _begin(self, part: BatchPart, wake: Callable[[], None]) -> _Part:
+    def _begin(self, part: BatchPart, running: _Part, wake: Callable[[], None]) -> None:
         sequence = self._sequences.get(part.session)
         if sequence is None:
             if part.start:
                 raise AssertionError(f"{part.session}: expected a sequence of {part.start} tokens, got none")
             sequence = self._sequences[part.session] = self._engine.hold(part.session)
         if not part.judged:
-            return _Part(part, sequence.read(part.ids, wake), None)
-        rows = TargetRows(self._ask(part.session))
+            running.task = sequence.read(part.ids, wake)
+            return
+        running.rows = rows = TargetRows(self._ask(part.session))
         border = len(part.ids) - part.judged + 1
-        return _Part(part, sequence.verify(part.ids[border:], wake, given=part.ids[:border], reader=rows), rows)
+        running.task = sequence.verify(part.ids[border:], wake, given=part.ids[:border], reader=rows)
 
 
 class _Part:
     """One session's share of the batch that runs."""
 
-    def __init__(self, part: BatchPart, task: SequenceTask, rows: TargetRows | None) -> None:
+    def __init__(self, part: BatchPart) -> None:
         self.session = part.session
         self.length = part.start + len(part.ids)
         self.judged = part.judged
-        self.rows = rows
+        self.rows: TargetRows | None = None
+        self.task: SequenceTask | None = None
         self.end: TaskEnd | None = None
-        self.task = task
+        self.error: Exception | None = None  # it could not even be asked for
+
+    def look(self) -> bool:
+        """See whether it has ended."""
+        if self.task is not None and self.end is None:
+            _, self.end = self.task.take()
+        return self.end is not None or self.error is not None
+
+    def check(self) -> None:
+        """Raise why it was not read."""
+        if self.error is not None:
+            raise self.error
+        if self.end is not None and self.end.reason != "done":
+            raise EngineError(f"{self.session}: expected it to be read, got {self.end.reason}: {self.end.error}") from self.end.error
 
 
 class _Running:
@@ -150,51 +164,45 @@ class _Running:
         self._judge = judge
         self._batch = batch
         self._started = started
-        self._error: EngineError | None = None
         self._is_over = False
-
-    def fail(self, error: EngineError) -> None:
-        """Not all of it could be asked for: what was is of no use."""
-        self._error = error
-        for part in self.parts:
-            part.task.cancel()
 
     def ring(self) -> None:
         """See what has ended."""
-        for part in self.parts:
-            if part.end is None:
-                _, part.end = part.task.take()
-        if not self._is_over and all(part.end is not None for part in self.parts):
+        have_ended = [part.look() for part in self.parts]
+        if not self._is_over and all(have_ended):
             self._is_over = True
             self._judge.finish(self._report())
 
     def _report(self) -> BatchReport:
-        number, ends = self._batch.number, [part.end for part in self.parts if part.end is not None]
-        try:
-            self._check(ends)
-            rulings = {part.session: self._rule(part, part.rows) for part in self.parts if part.rows is not None}
-        except StreamcoError as error:
-            return BatchReport(BatchFailed(number), {}, 0.0, error)
+        number = self._batch.number
+        rulings: dict[str, Ruling] = {}
+        errors: dict[str, StreamcoError] = {}
+        for part in self.parts:
+            try:
+                part.check()
+                if part.rows is not None:
+                    rulings[part.session] = self._rule(part, part.rows)
+            except StreamcoError as error:
+                errors[part.session] = error
+            except Exception as error:
+                logger.exception("batch %d: a part failed", number)
+                errors[part.session] = _defect(part.session, error)
+        first = next(iter(errors.values()), None)
+        if len(errors) == len(self.parts):
+            return BatchReport(BatchFailed(number), {}, 0.0, first)
         judgements = tuple(Judgement(session, ruling.accepted, ruling.token) for session, ruling in rulings.items())
         seconds = self._judge.now() - self._started
-        late = max((end.timings.late_s for end in ends), default=0.0)
-        return BatchReport(BatchFinished(number, judgements, seconds), rulings, late)
+        late = max((part.end.timings.late_s for part in self.parts if part.end is not None), default=0.0)
+        return BatchReport(BatchFinished(number, judgements, seconds, tuple(errors)), rulings, late, first)
 
     def _rule(self, part: _Part, rows: TargetRows) -> Ruling:
         ruling = rows.rule()
         is_full = ruling.accepted == part.judged - 1 and part.length >= self._judge.context_tokens
         return Ruling(ruling.accepted, None, ruling.rows) if is_full else ruling
 
-    def _check(self, ends: list[TaskEnd]) -> None:
-        if self._error is not None:
-            raise self._error
-        failed = next((end for end in ends if end.reason != "done"), None)
-        if failed is not None:
-            raise EngineError(f"batch {self._batch.number}: expected it to be read, got {failed.reason}: {failed.error}") from failed.error
 
-
-def _defect(number: int, cause: Exception) -> EngineError:
-    """What must not happen ends its own batch and nothing else: the scheduler waits for the end of each."""
-    error = EngineError(f"batch {number}: expected it to be judged, got {type(cause).__name__}")
+def _defect(session: str, cause: Exception) -> EngineError:
+    """What must not happen ends its own part and nothing else: the scheduler waits for the end of every batch."""
+    error = EngineError(f"{session}: expected it to be judged, got {type(cause).__name__}")
     error.__cause__ = cause
     return error

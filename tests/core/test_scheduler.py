@@ -312,6 +312,25 @@ def test_what_a_failed_batch_held_is_dropped_and_its_drafts_may_be_sent_again() 
     assert server.scheduler.text("a") == (*range(50), 500, 501, 502, 900, 901, 7)
 
 
+def test_a_part_that_failed_is_dropped_and_the_others_of_its_batch_are_judged() -> None:
+    server = Server().opened("a", "b", "c")
+    server.open("d", 10)
+    for name in "abc":
+        server.draft(name)
+    server.finish()
+    assert server.running is not None
+    assert [part.session for part in server.running.parts] == ["a", "b", "c"]
+    server.scheduler.receive(SessionClosed("c"), now=server.now)
+    number, server.running = server.running.number, None
+    commands = server.tell(BatchFinished(number, (Judgement("b", 4, 7),), 0.1, ("a", "c")))
+    assert only(commands, RefuseDraft) == RefuseDraft("a", 1, "engine failed", server.options.retry_least)
+    assert only(commands, SendVerdict).session == "b"
+    assert [command.session for command in commands if isinstance(command, DropSequence)] == ["a", "c"]
+    assert server.scheduler.text("c") is None
+    server.draft("a", round_number=2)
+    assert only(server.drain(), SendVerdict).session == "a"
+
+
 def test_the_end_of_a_batch_that_is_not_out_is_a_defect_of_the_driver() -> None:
     server = Server().opened("a")
     with pytest.raises(AssertionError, match="expected the end of batch"):

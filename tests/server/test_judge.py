@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from random import Random
 
@@ -91,11 +92,25 @@ async def test_a_batch_of_a_closed_engine_fails() -> None:
     assert "got a closed one" in str(report.error)
 
 
-async def test_a_part_that_fails_lets_the_batch_fail() -> None:
-    bench = Bench(target(context_tokens=4))
-    report = await bench.run(BatchPart("a", 0, (1,)), BatchPart("b", 0, (1, 2, 3, 4, 5)))
-    assert report.event == BatchFailed(1)
-    assert "expected at most 4 tokens" in str(report.error)
+async def test_a_part_that_fails_leaves_the_others_as_they_are() -> None:
+    bench = Bench(target(successor=TRUTH, context_tokens=6))
+    own = greedy_text(TRUTH, TEXT, 1)
+    report = await bench.run(
+        BatchPart("a", 0, tuple(range(7))), bench.part("b", 0, TEXT, own), BatchPart("c", 3, (1,)), BatchPart("d", 0, (1, 2), 1)
+    )
+    assert isinstance(report.event, BatchFinished)
+    assert report.event.failed == ("a", "c", "d")
+    assert [judgement.session for judgement in report.event.judgements] == list(report.rulings) == ["b"]
+    assert report.rulings["b"].accepted == 1
+    assert "expected at most 6 tokens" in str(report.error)
+
+
+async def test_rows_that_are_no_numbers_fail_their_own_part_alone() -> None:
+    bench = Bench(target(successor=lambda ids: {1: math.inf} if ids[0] == 63 else TRUTH(ids)))
+    report = await bench.run(bench.part("a", 0, (63, 1), (2,)), bench.part("b", 0, TEXT, ()))
+    assert isinstance(report.event, BatchFinished)
+    assert report.event.failed == ("a",)
+    assert list(report.rulings) == ["b"]
 
 
 async def test_nothing_is_told_once_it_is_closed() -> None:

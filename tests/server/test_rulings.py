@@ -105,11 +105,13 @@ def test_what_is_no_number_is_an_error(kind: RuleKind, value: float) -> None:
         ask([row], (), rule=Rule(kind, temperature=1.0), top_k=2)
 
 
-@pytest.mark.parametrize("temperature", [1e-30, 100.0])
-def test_extreme_temperatures_are_taken(temperature: float) -> None:
-    ruling = ask([logits(*TARGET)], (), rule=Rule(RuleKind.SAMPLE, temperature=temperature), top_k=3)
+@pytest.mark.parametrize("filters", [{}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.1}])
+@pytest.mark.parametrize("temperature", [5e-324, 1e-50, 1e-30, 100.0])
+def test_extreme_temperatures_are_taken(temperature: float, filters: dict[str, Any]) -> None:
+    ruling = ask([logits(*TARGET)], (), rule=Rule(RuleKind.SAMPLE, temperature=temperature, **filters), top_k=3)
     assert ruling.token in range(4)
     assert ruling.rows[0].ids[0] == 0
+    assert temperature > 1 or ruling.token == 0
 
 
 def test_rows_that_are_missing_are_an_error() -> None:

@@ -168,6 +168,41 @@ async def test_a_target_that_fails_is_said_and_asked_again() -> None:
         assert server.figures["failed_batches"] == 1
 
 
+async def test_a_session_at_which_the_target_fails_costs_the_others_of_its_batches_nothing() -> None:
+    own, gate = greedy_text(TRUTH, PROMPT, 4), asyncio.Event()
+    engine = target(successor=lambda ids: {1: math.inf} if ids[0] == 63 else TRUTH(ids), mode="manual")
+
+    async def step() -> None:
+        while True:
+            await gate.wait()
+            engine.step()
+            await asyncio.sleep(0.001)
+
+    async with serving(engine) as server, connected(server.url) as device, connected(server.url) as other:
+        gate.set()
+        stepping = asyncio.create_task(step())
+        session, _ = await device.open()
+        await device.draft(session, 6, [])
+        broken, _ = await other.open([63, 1, 2])
+        told = []
+        for round_number in range(3):
+            if round_number:
+                gate.clear()  # the failed session's prompt is read again, and meanwhile the other draft comes
+            other.client.draft(broken, 3, [1])
+            await other.say()
+            while server.figures["batches"]["prefill"] < 2 + round_number:
+                await asyncio.sleep(0.001)
+            device.client.draft(session, 6, own[:3])
+            await device.say()
+            await settled(lambda: gate.is_set() or server.figures["waiting_rounds"])
+            gate.set()
+            told.append(await other.refused())
+            assert (await device.hear(Verdict)).accepted == 3
+        stepping.cancel()
+        assert told == [("failed", broken, 0), ("failed", broken, 1), ("failed", broken, None)]
+        assert server.figures["sessions"] == 1
+
+
 async def test_a_target_that_is_gone_ends_the_session() -> None:
     engine = target()
     async with serving(engine) as server, connected(server.url) as device:
