@@ -312,6 +312,7 @@ class ProtocolSession:
                 answer = await self._answer
         except TimeoutError:
             self._key = None  # it may be what the server doesn't come to terms with
+            self._close()
             text = f"expected the session to be opened within {limit:g} s, got nothing"
             raise EndpointTimeoutError(text, phase="first_token", limit=limit or 0.0, endpoint=self._name) from None
         finally:
@@ -357,11 +358,15 @@ class ProtocolSession:
             return
         self.is_over = True
         self._cancel_connecting()
+        self._close()
+        self._forget_link()
+
+    def _close(self) -> None:
+        """Tell the server that the session is not wanted any more."""
         link = self._link
         if link is not None and not link.is_over:
             link.client.close(self._number)
             self.bytes_up += link.flush()
-        self._forget_link()
 
     def _fail(self, error: StreamcoError) -> None:
         if not self.is_over:

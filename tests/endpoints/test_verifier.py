@@ -307,6 +307,21 @@ async def test_a_resume_that_is_never_answered_is_given_up_for_a_new_session(ser
         assert len(server.contexts) == 2
 
 
+async def test_an_open_that_is_never_answered_leaves_no_session_at_the_server(server: ScriptedVerifier) -> None:
+    server.script_opens(Refuse(OverloadedError), Stall(), Pause(0.1))
+    timeouts = Timeouts(connect=5, first_token=0.5, next_token=5, socket=5, cancel=1)
+    async with verifier_at(server.url, timeouts=timeouts) as verifier:
+        talk = Talk(verifier)
+        talk.session.run(ConnectVerifier(()))
+        await talk.next(VerifierConnected)
+        await talk.next(VerifierLost)
+        server.forget()  # the refused one
+        await talk.connect()
+        assert await talk.write(6) == ANSWER[:6]
+        assert server.contexts == [[*PROMPT, *talk.answer]]
+        assert server.connections_total == 1
+
+
 async def test_a_session_that_holds_other_tokens_is_not_gone_on_with(server: ScriptedVerifier) -> None:
     """The device went on by itself while the connection was away: the server's session has another end."""
     server.script(None, Reset())
