@@ -24,6 +24,7 @@ class HeldSession:
         cached: tokens of the text, and of a draft in the making, that the engine has read or is reading.
         prompt_end: position up to which reading is a prefill; a draft's row 0 needs the text's last token read with it.
         pending: the draft that waits for its verdict.
+        taken_back: what the text had behind the pending draft's base.
         is_running: it takes part in the batch that runs.
         keeps: tokens that stay when that batch has run; inf: all.
         room: tokens of the cache that are reserved for it; 0: it has none.
@@ -51,6 +52,7 @@ class HeldSession:
         "round",
         "since",
         "started",
+        "taken_back",
         "text",
         "touched",
     )
@@ -62,6 +64,7 @@ class HeldSession:
         self.cached = 0
         self.prompt_end = max(0, len(ids) - 1)
         self.pending: DraftReceived | None = None
+        self.taken_back: list[int] = []
         self.round = -1
         self.asked = self.since = self.touched = now
         self.due = math.inf
@@ -135,6 +138,13 @@ class HeldSession:
             self.keeps = min(self.keeps, valid)
             return False
         return self.keep(valid)
+
+    def restore(self) -> None:
+        """Forget the pending draft, as if it had never come; only while nothing of it is cached."""
+        if self.pending is not None:
+            self.text[self.pending.base :] = self.taken_back
+            self.prompt_end = max(0, len(self.text) - 1)
+            self.pending = None
 
     def keep(self, length: float) -> bool:
         """Count at most so many tokens as cached; whether it were more."""

@@ -251,6 +251,7 @@ class VerificationScheduler:
             self._refuse(event, "overloaded", wait)
             return
         self._residency.touch(session, now=now)
+        session.taken_back = session.text[event.base :]
         self._rewrite(session, event.base, event.given)
         session.pending, session.round, session.asked, session.due = event, event.round, now, due
         session.started, session.compute = None, 0.0
@@ -412,12 +413,13 @@ class VerificationScheduler:
     def _give_up(self, session: HeldSession, now: float) -> None:
         """What the engine holds of it is not known: drop that, and let the device ask again."""
         session.is_running = False
-        draft, session.pending = session.pending, None
         if session.is_closed:
             self._remove(session)
             return
+        draft = session.pending
         self._residency.touch(session, now=now)
         self._evict(session)
+        session.restore()
         if draft is not None:
             self._refuse(draft, "engine failed", self._options.retry_least)
 

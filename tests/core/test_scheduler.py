@@ -312,6 +312,21 @@ def test_what_a_failed_batch_held_is_dropped_and_its_drafts_may_be_sent_again() 
     assert server.scheduler.text("a") == (*range(50), 500, 501, 502, 900, 901, 7)
 
 
+def test_behind_a_failure_the_text_is_as_if_the_draft_had_not_been_sent() -> None:
+    server = Server().opened("a")
+    server.draft("a", base=10, given=3)
+    server.drain()
+    text = server.scheduler.text("a")
+    assert text == (*range(10), 500, 501, 502, 900, 901, 7)
+    server.draft("a", base=12, given=1, round_number=2)
+    assert server.running is not None
+    number, server.running = server.running.number, None
+    server.tell(BatchFailed(number))
+    assert server.scheduler.text("a") == text
+    server.draft("a", round_number=3)
+    assert only(server.drain(), SendVerdict).position == len(text) + 3
+
+
 def test_a_part_that_failed_is_dropped_and_the_others_of_its_batch_are_judged() -> None:
     server = Server().opened("a", "b", "c")
     server.open("d", 10)
@@ -616,11 +631,8 @@ class AnyOrder(RuleBasedStateMachine):
         if running is None:
             return
         self.server.running = None
-        outstanding = {part.session: self.out[part.session] for part in running.parts if part.session in self.out}
         self.hear(self.server.tell(BatchFailed(running.number)))
-        for session, draft in outstanding.items():
-            assert session not in self.out
-            self.texts[session] = [*self.texts[session][: draft.base], *draft.given]
+        assert not any(part.session in self.out for part in running.parts)
 
     @rule(seconds=st.floats(0.0, 15.0))
     def wait(self, seconds: float) -> None:
