@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from streamco.client.desk import Prepared
 from streamco.client.migration import CostOf
 from streamco.client.pairing import Pairing
 from streamco.client.speculation import SpeculationDriver
+from streamco.client.standin import StandInPart
 from streamco.core.report import AnswerUsage, DispatchReport, Ending, EndpointReport, Report, SpeculationFigures
 from streamco.core.totals import Bill
 from streamco.endpoints.base import Endpoint
@@ -117,14 +120,14 @@ def _device_part(driver: SpeculationDriver, record: Record) -> EndpointReport:
 
 
 def _verifier_part(driver: SpeculationDriver, record: Record) -> EndpointReport:
-    """The prompt counts once, and again where the server went on alone and had it no more; every token computed is one made.
+    """The prompt counts once, and as cached whenever the server went on alone; every token computed is one made.
 
     Tokens of the answer that were only given count with the prompt.
     """
     report, pairing, parts = driver.machine.report, record.pairing, driver.stand_in.parts
     was_asked = driver.session.bytes_up > 0 or report.rounds > 0
     prompt = record.prepared.prompt_tokens * was_asked + report.given + sum(part.read for part in parts)
-    cached = sum(part.cached for part in parts)
+    cached = _cached(parts, was_asked=was_asked, unread=max(0, report.device - report.given))
     if pairing.verifier is None:
         raise AssertionError("somebody verified")
     biller = _biller(pairing.verifier.remote, pairing.server)
@@ -143,6 +146,23 @@ def _verifier_part(driver: SpeculationDriver, record: Record) -> EndpointReport:
         unified_cost_usd=None if cost is None else cost.total,
         error=None if driver.error is None else str(driver.error),
     )
+
+
+def _cached(parts: Sequence[StandInPart], *, was_asked: bool, unread: int) -> int:
+    """Of what the server read to go on alone, what it had from before: as it told, else all that it had judged, read or made.
+
+    Args:
+        was_asked: for verdicts.
+        unread: tokens of the answer that the device kept and the server was never given.
+    """
+    cached, is_known = 0, was_asked
+    for part in parts:
+        if not part.is_estimated:
+            cached += part.cached
+        elif is_known:
+            cached += max(0, part.read - unread)
+        is_known = is_known or part.made > 0
+    return cached
 
 
 def _biller(remote: Endpoint | None, server: Endpoint | None) -> Endpoint | None:

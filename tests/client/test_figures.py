@@ -5,11 +5,15 @@ from __future__ import annotations
 import pytest
 
 from streamco.client.client import Client
+from streamco.client.figures import _cached
 from streamco.client.speculation import SpeculationDriver
+from streamco.client.standin import StandInPart
+from streamco.core.speculation import VerifierFailed
 from streamco.endpoints.base import TokenPrices
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifier import VerifierEndpoint
+from streamco.errors import VerifierError
 from tests.client.helpers import tokens_text
 from tests.client.speculating import ALWAYS, PROMPT, QUICK, World
 from tests.support.leaks import settled
@@ -32,6 +36,41 @@ async def test_costs_are_the_servers_prices_for_what_it_computed(world: World) -
             assert client.totals.endpoints["server"].speculated == 1
             assert client.totals.cost_usd == pytest.approx(report.cost_usd)
             assert client.totals.tokens == report.tokens
+
+
+async def test_what_a_server_reads_once_more_to_go_on_alone_is_cached(world: World) -> None:
+    world.target.length = world.drafter.length = 400
+    world.large.token_s = 0.01
+    prices = TokenPrices(prompt=1e-3, completion=1e-5, cached_prompt=1e-7)
+    async with world.served() as url:
+        server = OpenAIEndpoint("large", base_url=url, name="server", prices=prices)
+        async with Client(DeviceEndpoint(world.engine), server, mode="speculate", speculation=ALWAYS) as client:
+            stream = client.stream(PROMPT, temperature=0)
+            for _ in range(8):
+                await anext(stream)
+            driver = stream._work.driver
+            assert isinstance(driver, SpeculationDriver)
+            driver.tell(VerifierFailed(VerifierError("verifier: expected it to go on, got told not to")))
+            while not driver.machine.report.remote:
+                await anext(stream)
+            await stream.aclose()
+            (part,) = driver.stand_in.parts
+            assert part.is_estimated
+            report = stream.report
+            assert report.speculation is not None
+            prompt = len(world.prompt_ids())
+            assert part.read > prompt
+            assert report.cost_usd == pytest.approx(prompt * 1e-3 + part.read * 1e-7 + report.speculation.cloud_tokens * 1e-5)
+
+
+def test_what_a_server_had_from_before_is_what_it_told_or_else_all_it_was_given() -> None:
+    told = StandInPart(opened=0.0, read=20, cached=16, made=5, is_estimated=False)
+    first, second = StandInPart(opened=0.0, read=20, made=5), StandInPart(opened=1.0, read=30)
+    assert _cached([told], was_asked=True, unread=0) == 16
+    assert _cached([first, second], was_asked=True, unread=0) == 50
+    assert _cached([first, second], was_asked=True, unread=4) == 42
+    assert _cached([first, second], was_asked=False, unread=0) == 30
+    assert _cached([second, first], was_asked=False, unread=0) == 0, "the first one came to nothing"
 
 
 async def test_what_is_held_for_a_reader_who_leaves_is_waste(world: World) -> None:
