@@ -14,7 +14,7 @@ from aiohttp.typedefs import Handler, Middleware
 from streamco.server.options import ListenOptions, is_loopback
 from streamco.server.refusals import RequestError, error_response, overloaded
 
-__all__ = ["Admission", "authorize", "means_loopback", "read_body", "translate_errors"]
+__all__ = ["Admission", "authorize", "check_key", "means_loopback", "read_body", "translate_errors"]
 
 logger = logging.getLogger("streamco.server")
 
@@ -51,28 +51,38 @@ def _refusal_of(request: web.Request, error: web.HTTPException) -> RequestError:
 def authorize(options: ListenOptions, *, deferred: frozenset[str] = frozenset()) -> Middleware:
     """A middleware that asks for the key; without one, it answers only clients who mean this machine.
 
-    Paths in ``deferred`` may be asked without a key and see to it themselves; a wrong one is refused there too.
+    Paths in ``deferred`` see to the key themselves.
 
     Web pages can make a browser send requests to a loopback port under a name of their own (DNS rebinding); the Host header gives them
     away.
     """
-    expected = None if options.api_key is None else options.api_key.encode()
-    is_guarded = expected is None and not options.allow_open
+    is_guarded = options.api_key is None and not options.allow_open
+    open_paths = OPEN_PATHS | deferred
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        is_later = request.path in deferred and "Authorization" not in request.headers
-        if expected is not None and request.path not in OPEN_PATHS and not is_later:
-            scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-            is_right = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), expected)
-            if not is_right or scheme.lower() != "bearer":
-                message = "api key: expected a valid key, got " + ("another" if given else "none: send it as Authorization: Bearer KEY")
-                raise RequestError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        if request.path not in open_paths:
+            check_key(options, request)
         if is_guarded and not means_loopback(request.headers.get("Host", "")):
             raise RequestError(403, "host: expected a loopback name or address while the server has no api key")
         return await handler(request)
 
     return middleware
+
+
+def check_key(options: ListenOptions, request: web.Request) -> None:
+    """Whether the key in the request's header, where one is asked for, is the right one.
+
+    Raises:
+        RequestError: 401 it isn't.
+    """
+    if options.api_key is None:
+        return
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    is_right = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), options.api_key.encode())
+    if not is_right or scheme.lower() != "bearer":
+        message = "api key: expected a valid key, got " + ("another" if given else "none: send it as Authorization: Bearer KEY")
+        raise RequestError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
 def means_loopback(host: str) -> bool:

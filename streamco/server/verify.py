@@ -16,7 +16,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 
 from streamco.engines.base import HoldingEngine
 from streamco.server.hosting import Host
-from streamco.server.limits import means_loopback
+from streamco.server.limits import check_key, means_loopback
 from streamco.server.options import ListenOptions
 from streamco.server.peers import Peers
 from streamco.server.refusals import RequestError, overloaded
@@ -65,7 +65,8 @@ class VerifyService:
         """``GET /v1/verify``: one connection, to its end.
 
         Raises:
-            RequestError: 400 or 426 no such WebSocket, 403 somebody else's web page, 429 too much from there, 503 a shutdown.
+            RequestError: 400 or 426 no such WebSocket, 401 another key, 403 somebody else's web page, 429 too much from there,
+                503 a shutdown.
         """
         now, peer = asyncio.get_running_loop().time(), request.remote or ""
         self._check(request, peer, now)
@@ -148,6 +149,12 @@ class VerifyService:
         objection = self.peers.objection(peer, now=now)
         if objection is not None:
             raise overloaded(*objection)
+        if "Authorization" in request.headers:  # else it comes with the hello
+            try:
+                check_key(self._listen, request)
+            except RequestError:
+                self.peers.note_faults(peer, 1, now=now)
+                raise
 
 
 class _Connection:
@@ -159,7 +166,7 @@ class _Connection:
         self._service = service
         self._request = request
         self._socket = socket
-        self._is_authorised = "Authorization" in request.headers  # the middleware has checked it
+        self._is_authorised = "Authorization" in request.headers  # it was checked before
         self._is_welcome = False
         self._is_over = False
         self._unsent: deque[bytes] = deque()

@@ -68,6 +68,20 @@ async def test_a_wrong_header_is_refused_before_the_socket_is_there() -> None:
                 pass
 
 
+@pytest.mark.parametrize(("headers", "token"), [({"Authorization": "Bearer another"}, KEY), ({}, "another")])
+async def test_who_guesses_keys_is_sent_away_and_with_the_right_one_too(headers: dict[str, str], token: str) -> None:
+    async with serving(api_key=KEY, verify=VerifyOptions(faults_per_minute=3)) as server:
+        for _ in range(3):
+            with contextlib.suppress(websockets.InvalidStatus):
+                async with connecting(server.url, token=token, additional_headers=headers) as device:
+                    assert await code_of(device) == ("unauthorised", 1008)
+        await settled(lambda: not server.service.peers.connections)
+        for right in ({}, HEADER, headers):
+            with pytest.raises(websockets.InvalidStatus, match="HTTP 429"):
+                async with connecting(server.url, token=KEY, additional_headers=right):
+                    pass
+
+
 async def test_without_a_key_a_token_means_nothing() -> None:
     async with serving() as server, connected(server.url, token="whatever") as device:
         await device.open()
