@@ -104,6 +104,7 @@ def _makers(driver: SpeculationDriver, device: str, verifier: str) -> str:
 
 def _device_part(driver: SpeculationDriver, record: Record) -> EndpointReport:
     report, device = driver.machine.report, record.pairing.device
+    wasted, _ = _waste(driver)
     cost = record.cost(device, record.prepared.prompt_tokens, report.drafted, 0)
     return EndpointReport(
         name=device.name,
@@ -112,7 +113,7 @@ def _device_part(driver: SpeculationDriver, record: Record) -> EndpointReport:
         opened=0.0,
         prompt_tokens=record.prepared.prompt_tokens,
         completion_tokens=report.drafted,
-        wasted_tokens=min(report.drafted, max(0, report.wasted) + driver.dropped),  # what was held for a reader who left is nobody's
+        wasted_tokens=wasted,
         cost_usd=cost.server,
         energy_j=cost.device_joules,
         unified_cost_usd=cost.total,
@@ -132,7 +133,7 @@ def _verifier_part(driver: SpeculationDriver, record: Record) -> EndpointReport:
         raise AssertionError("somebody verified")
     biller = _biller(pairing.verifier.remote, pairing.server)
     cost = None if biller is None else record.cost(biller, prompt, report.cloud, cached)
-    kept = report.accepted + report.corrected + report.bonus + report.remote
+    _, wasted = _waste(driver)
     return EndpointReport(
         name=pairing.verifier.name,
         kind="server",
@@ -140,12 +141,21 @@ def _verifier_part(driver: SpeculationDriver, record: Record) -> EndpointReport:
         opened=0.0,
         prompt_tokens=prompt,
         completion_tokens=report.cloud,
-        wasted_tokens=max(0, report.cloud - kept),
+        wasted_tokens=wasted,
         is_estimated=any(part.is_estimated for part in parts),
         cost_usd=None if cost is None else cost.server,
         unified_cost_usd=None if cost is None else cost.total,
         error=None if driver.error is None else str(driver.error),
     )
+
+
+def _waste(driver: SpeculationDriver) -> tuple[int, int]:
+    """Tokens of the device and of the server that are nobody's; those held for a reader who left are the device's as far as its drafts go."""
+    report = driver.machine.report
+    wasted = max(0, report.wasted) + driver.dropped
+    drafted = min(report.drafted, wasted)
+    kept = report.accepted + report.corrected + report.bonus + report.remote
+    return drafted, min(report.cloud, max(0, report.cloud - kept) + wasted - drafted)
 
 
 def _cached(parts: Sequence[StandInPart], *, was_asked: bool, unread: int) -> int:

@@ -89,6 +89,28 @@ async def test_what_is_held_for_a_reader_who_leaves_is_waste(world: World) -> No
         assert report.tokens < 10
 
 
+async def test_waste_of_a_reader_who_leaves_is_the_servers_where_it_made_the_answer(world: World) -> None:
+    world.target.length = world.drafter.length = 400
+    world.engine.token_s = 0.02
+    async with world.served() as url:
+        server = OpenAIEndpoint("large", base_url=url, name="server")
+        async with Client(DeviceEndpoint(world.engine), server, mode="speculate", speculation=ALWAYS, pace=5.0) as client:
+            stream = client.stream(PROMPT, temperature=0, max_tokens=90)
+            await anext(stream)
+            driver = stream._work.driver
+            assert isinstance(driver, SpeculationDriver)
+            driver.tell(VerifierFailed(VerifierError("verifier: expected it to go on, got told not to")))
+            await settled(lambda: driver.presentation.delivery.buffered > 60)
+            await stream.aclose()
+            report, machine = stream.report, driver.machine.report
+            device, verifier = report.endpoints
+            assert machine.drafted < driver.dropped
+            assert device.wasted_tokens == machine.drafted
+            assert device.wasted_tokens + verifier.wasted_tokens >= driver.dropped
+            assert verifier.wasted_tokens <= verifier.completion_tokens
+            assert report.wasted_tokens == device.wasted_tokens + verifier.wasted_tokens
+
+
 async def test_a_verifier_beside_a_server_is_billed_at_its_own_prices(world: World) -> None:
     async with world.scripted() as scripted:
         verifier = VerifierEndpoint(scripted.url, timeouts=QUICK, prices=TokenPrices(prompt=2e-6, completion=3e-6))
