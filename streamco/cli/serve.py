@@ -55,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verify.add_argument("--verify-places", type=int, metavar="N", help=f"sessions in memory at once, 0: none (default: {PLACES})")
     verify.add_argument("--verify-tokens", type=int, metavar="N", help=f"what they keep together (default: {TOKENS} contexts)")
     verify.add_argument("--verify-separate", action="store_true", help="a whole context's memory each: time doesn't grow with sessions")
+    verify.add_argument("--verify-private", action="store_true", help="no session finds in memory what another, or a request, has read")
     verify.add_argument("--verify-policy", choices=("alternating", "strict"), default="alternating", help="strict: prompts always first")
     verify.add_argument("--verify-sessions", type=int, default=1024, metavar="N", help="sessions remembered (default: %(default)s)")
     verify.add_argument("--verify-connections", type=int, default=512, metavar="N", help="devices at once (default: %(default)s)")
@@ -149,6 +150,7 @@ def _load(args: argparse.Namespace, path: Path) -> Engine:
         threads=args.threads,
         exact=args.exact,
         held_sequences=places,
+        private=args.verify_private,
         separate=args.verify_separate,
         held_tokens=args.verify_tokens or min(TOKENS, max(1, places)) * args.context,
         prefill_chunk=EngineOptions().prefill_chunk if args.prefill_chunk is None else args.prefill_chunk,

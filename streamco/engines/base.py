@@ -50,6 +50,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     exact: bool = False  # the same ids give the same logits, bit by bit, whatever runs beside or ran before; takes twice the memory
     held_sequences: int = 0  # token sequences held at once, beside ``max_sequences`` generations
     held_tokens: int | None = None  # what those may keep together; None: ``context_tokens`` each, as always in exact mode
+    private: bool = False  # a held sequence finds what those of the same label have read, and nobody else finds that; else all find all
     separate: bool = False  # memory for a whole context each: no sequence takes longer because there are others; exact: always
     # whose attention is ``Prediction.importance`` (``streamco.policies.importance.LAYERS``); -1: the last; (): none, and nothing it costs
     attention_layers: tuple[int, ...] = ()
@@ -351,7 +352,7 @@ class HoldingEngine(Engine, Protocol):
         ``evicted`` from then on. Hold a new one and extend it by all ids; what has not been overwritten meanwhile is found again.
 
         Args:
-            label: what a ``BatchOrder`` (engines/order.py) is told it is, and its forks.
+            label: what a ``BatchOrder`` (engines/order.py) is told it is, and its forks; in private mode whose it is.
 
         Raises:
             EngineError: the engine is closed, or holds no sequences (``EngineOptions.held_sequences``).

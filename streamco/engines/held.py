@@ -25,12 +25,14 @@ class HeldTable:
         slots: has at least ``places`` more than generations use.
         places: how many sequences may have memory.
         context: tokens a sequence may have.
+        is_private: what a sequence has read is found by those of the same label alone.
     """
 
-    def __init__(self, slots: SlotTable, places: int, context: int) -> None:
+    def __init__(self, slots: SlotTable, places: int, context: int, *, is_private: bool = False) -> None:
         self._slots = slots
         self._places = places
         self._context = context
+        self._is_private = is_private
         self._clock = 0
         self._holders: set[HeldSequence] = set()  # those with a slot
         self._asked: dict[HeldSequence, None] = {}  # those with a task, in the order of asking
@@ -122,7 +124,9 @@ class HeldTable:
             raise EngineError(f"sequence: expected one of {self._places} places that nothing is asked of, got all at work")
         self._holders.add(sequence)
         self._touch(sequence)
-        return self._slots.acquire(ids) if like is None else self._slots.fork(like, ids)
+        if like is not None:
+            return self._slots.fork(like, ids)
+        return self._slots.acquire(ids, sequence.label if self._is_private else None)
 
     def evict(self, spared: HeldSequence | None = None) -> bool:
         """Take the memory of the sequence that has been idle longest; False: all are at work."""

@@ -63,7 +63,7 @@ class EngineLoop:
         self._options = options
         self._pacer = pacer
         self._order = order
-        self._held = HeldTable(slots, options.held_sequences, tokens)
+        self._held = HeldTable(slots, options.held_sequences, tokens, is_private=options.private)
         self._decoder = Decoder(context, slots, share, pacer, exact=options.exact, wait=self._wait, make_room=self._make_room)
         self.interrupt = self._decoder.interrupt
         self.warm_up = self._decoder.warm_up

@@ -46,12 +46,13 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 class Slot:
     """A sequence id and the tokens in its cells."""
 
-    __slots__ = ("ids", "is_busy", "sequence", "used")
+    __slots__ = ("ids", "is_busy", "owner", "sequence", "used")
 
     def __init__(self, sequence: int) -> None:
         self.sequence = sequence
         self.ids: list[int] = []
         self.is_busy = False
+        self.owner: object = None
         self.used = 0
 
 
@@ -82,15 +83,18 @@ class SlotTable:
         """Whether ``acquire`` would find one."""
         return any(not slot.is_busy for slot in self._slots)
 
-    def acquire(self, prompt: Sequence[int]) -> Slot:
-        """An idle slot, made busy, holding as much of the beginning of the prompt as can be had without its last token."""
+    def acquire(self, prompt: Sequence[int], owner: object = None) -> Slot:
+        """An idle slot, made busy, holding as much of the beginning of the prompt as can be had without its last token.
+
+        ``owner``: only what was read for the same one is had.
+        """
         prompt = list(prompt)
         idle = [slot for slot in self._slots if not slot.is_busy]
         if not idle:
             raise AssertionError("acquire was called without an idle slot")
-        shared, donor = self._longest_shared(prompt)
+        shared, donor = self._longest_shared(prompt, owner)
         slot = self._choose(idle, donor, shared)
-        slot.is_busy = True
+        slot.is_busy, slot.owner = True, owner
         if donor is None or slot is donor:
             self.truncate(slot, shared)
         else:
@@ -106,7 +110,7 @@ class SlotTable:
         if not idle:
             raise AssertionError("fork was called without an idle slot")
         slot = min(idle, key=lambda slot: (bool(slot.ids), slot.used))
-        slot.is_busy = True
+        slot.is_busy, slot.owner = True, source.owner
         self.truncate(slot, 0)
         shared = common_prefix(source.ids, ids) if self._can_fork else 0
         if shared:
@@ -114,11 +118,11 @@ class SlotTable:
             slot.ids = source.ids[:shared]
         return slot
 
-    def _longest_shared(self, prompt: list[int]) -> tuple[int, Slot | None]:
+    def _longest_shared(self, prompt: list[int], owner: object) -> tuple[int, Slot | None]:
         """The longest beginning of the prompt that can be had, and the slot that has it (an idle one, if there is a choice)."""
         best, donor = 0, None
         for slot in self._slots:
-            if slot.is_busy and not self._can_share:
+            if slot.owner != owner or (slot.is_busy and not self._can_share):
                 continue
             shared = min(common_prefix(slot.ids, prompt), len(prompt) - 1)  # the last token's logits are wanted: it is always decoded
             if shared > best or (shared == best and donor is not None and donor.is_busy and not slot.is_busy):

@@ -171,6 +171,9 @@ def test_settings_reach_the_engine(model: str, monkeypatch: pytest.MonkeyPatch) 
     assert (seen["options"].held_sequences, seen["options"].held_tokens) == (serve.PLACES, 1200)
     serve._load(parse("--verify-places", "7", "--verify-tokens", "900"), Path(model))
     assert (seen["options"].held_sequences, seen["options"].held_tokens) == (7, 900)
+    assert not seen["options"].private
+    serve._load(parse("--verify-private"), Path(model))
+    assert seen["options"].private
     serve._load(parse("--verify-places", "0"), Path(model))
     assert seen["options"].held_sequences == 0
 

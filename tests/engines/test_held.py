@@ -385,6 +385,22 @@ def test_a_prompt_that_another_sequence_has_is_shared(make_engine: MakeEngine) -
     assert "".join(batches()) == "t, other questio"
 
 
+def test_in_private_mode_only_the_same_label_finds_what_was_read(make_engine: MakeEngine) -> None:
+    engine = make_engine(held_sequences=4, private=True, max_sequences=1)
+    first = engine.hold("first")
+    extend(first, b"secret plan")
+    batches()
+    extend(engine.hold("second"), b"secret plan")
+    assert "".join(batches()) == "secret pla"
+    complete(engine, "secret plan", max_tokens=1)
+    assert "".join(batches()) == "secret plaN"
+    assert draft(first.fork(), 1).tokens == list(b"o")
+    batches()
+    first.close()
+    extend(engine.hold("first"), b"secret plan is")
+    assert "".join(batches()) == " i"
+
+
 def test_a_memory_that_cannot_be_cut_is_read_again(make_engine: MakeEngine) -> None:
     sequence = make_engine(held_sequences=1).hold()
     extend(sequence, b"abc")
