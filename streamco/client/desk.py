@@ -51,7 +51,7 @@ class _Relay:
             self._tell(event)
 
     def connect(self, tell: Tell) -> None:
-        """From now on, to this one; what has happened is told before it begins."""
+        """From now on, to this one; what has happened is told at once."""
         self._tell = tell
         for event in self._waiting:
             tell(event)

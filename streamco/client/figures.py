@@ -150,7 +150,7 @@ def _verifier_part(driver: SpeculationDriver, record: Record) -> EndpointReport:
 
 
 def _waste(driver: SpeculationDriver) -> tuple[int, int]:
-    """Tokens of the device and of the server that are nobody's; those held for a reader who left are the device's as far as its drafts go."""
+    """Tokens of device and server that are nobody's; those held for a reader who left are the device's as far as its drafts go."""
     report = driver.machine.report
     wasted = max(0, report.wasted) + driver.dropped
     drafted = min(report.drafted, wasted)

@@ -117,14 +117,12 @@ class SpeculationDriver:
         self.unconnected = 0.0
         self._connecting_since: float | None = None
         self._mailbox = Mailbox()
-        self._drafter = drafter(self.tell)
-        self.session = session(self.tell)
         self._on_over = on_over
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._clock = clock or clock_of(self._loop)
         self._events: deque[SpeculatorEvent | None] = deque()  # None: the machine's deadline has come
-        self._is_stepping = False
+        self._is_stepping = True  # until it is started, what happens waits
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._armed: float | None = None
@@ -135,6 +133,8 @@ class SpeculationDriver:
         self._has_crashed = False
         self._is_over = False
         self.stand_in = StandIn(remote, name=remote_name, prompt_tokens=prompt_tokens, tell=self.tell, spawn=self._spawn)
+        self._drafter = drafter(self.tell)
+        self.session = session(self.tell)
 
     # For the reader
 

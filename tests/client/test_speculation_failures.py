@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from streamco.client.client import Client
-from streamco.client.speculation import SpeculationDriver
-from streamco.core.speculation import VerifierFailed, VerifierLost
+from streamco.client.speculation import SpeculationDriver, Tell
+from streamco.core.speculation import DeviceFailed, VerifierFailed, VerifierLost
+from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.drafter import Drafter
 from streamco.endpoints.openai import OpenAIEndpoint
-from streamco.errors import AllEndpointsFailed, EndpointError, StreamClosed, StreamcoError, VerifierError
+from streamco.errors import AllEndpointsFailed, EndpointError, EngineError, StreamClosed, StreamcoError, VerifierError
 from streamco.testing import Cut, Forget, Pause, Refuse, Reset, ScriptedSGLang, ScriptedVLLM
 from streamco.wire.verify_errors import OverloadedError
 from tests.client.helpers import tokens_text
@@ -136,6 +139,25 @@ async def test_a_device_that_fails_leaves_the_answer_to_the_verifier(world: Worl
             if len(text) > 30:
                 world.engine.close()
         assert text == world.text()
+
+
+async def test_a_device_that_fails_before_the_answer_begins_leaves_it_to_the_verifier(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = DeviceEndpoint.drafter
+
+    async def failing(device: DeviceEndpoint, request: Request, *, emit: Tell, **options: Any) -> Drafter:
+        drafter = await make(device, request, emit=emit, **options)
+        emit(DeviceFailed(EngineError("expected a decode, got a failure", endpoint="device")))
+        return drafter
+
+    monkeypatch.setattr(DeviceEndpoint, "drafter", failing)
+    async with world.scripted() as verifier, world.speculating(verifier) as client:
+        stream = client.stream(PROMPT, temperature=0)
+        assert await tokens_text(stream) == world.text()
+        assert stream.report.speculation is not None
+        assert stream.report.speculation.accepted == 0
+        assert stream.report.speculation.is_exact
 
 
 async def test_a_server_verifies_and_goes_on_alone_when_its_verifier_is_out(world: World) -> None:
