@@ -8,6 +8,7 @@ can be finished.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 
 from streamco.core.verification import DraftReceived
@@ -160,7 +161,7 @@ class Residency:
     Args:
         tokens: of the cache.
         places: sequences it has.
-        idle_after: seconds of silence after which a session's cache may be taken for others.
+        idle_after: seconds of silence after which a session's cache may be taken for whoever asks.
         forget_after: seconds of silence after which its ids may be forgotten.
 
     Attributes:
@@ -199,27 +200,45 @@ class Residency:
     def make_room(self, session: HeldSession, tokens: int, *, now: float) -> list[HeldSession] | None:
         """Reserve ``tokens`` for it altogether.
 
+        Who was silent for long loses the cache first; then the devices that hold more than this one would, as long as they still do.
+
         Returns:
             Who lost the cache for it; None: there is no room, and nothing was changed.
         """
         free = self._tokens - self.reserved + session.room
         free_places = self._places - self.resident + bool(session.room)
-        victims = []
-        idle = iter(self._sessions.values())
+        victims: list[HeldSession] = []
+        at_rest = [each for each in self if each is not session and each.room and each.is_at_rest]
+        idle = [each for each in at_rest if each.touched + self._idle_after <= now]
         while free < tokens or free_places < 1:
-            victim = next(idle, None)
-            if victim is None or victim.touched + self._idle_after > now:  # the rest was heard of later still
-                return None
-            if victim is not session and victim.room and victim.is_at_rest:
-                victims.append(victim)
-                free += victim.room
-                free_places += 1
+            if len(victims) < len(idle):
+                victim = idle[len(victims)]
+            else:
+                others = [each for each in at_rest if each not in victims and each.device != session.device]
+                found = self._of_the_largest(others, victims, session, 0 if free_places < 1 else tokens)
+                if found is None:
+                    return None
+                victim = found
+            victims.append(victim)
+            free += victim.room
+            free_places += 1
         for victim in victims:
             self.evict(victim)
         self.resident += not session.room
         self.reserved += tokens - session.room
         session.room = tokens
         return victims
+
+    def _of_the_largest(self, others: list[HeldSession], gone: list[HeldSession], session: HeldSession, tokens: int) -> HeldSession | None:
+        """Who of ``others`` is to make room for ``session``; ``tokens`` are wanted, or, where these are 0, a place."""
+        held: Counter[str] = Counter()
+        for each in self:
+            if each.room and each is not session and each not in gone:
+                held[each.device] += each.room if tokens else 1
+        victim = max(others, key=lambda each: held[each.device], default=None)  # of several the one that was silent longest
+        if victim is None or held[victim.device] - (victim.room if tokens else 1) < held[session.device] + (tokens or 1):
+            return None
+        return victim
 
     def shrink(self, session: HeldSession) -> None:
         """Reserve only what its text needs now."""

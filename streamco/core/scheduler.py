@@ -182,7 +182,7 @@ class VerificationScheduler:
             self._refuse_session(event.session, "gap")
         elif event.base + len(event.ids) >= self._options.context_tokens:
             self._refuse_session(event.session, "too long")
-        else:
+        elif tuple(session.text[event.base :]) != event.ids:  # who says nothing new is as silent as before
             if session.room and not self._reserve(session, max(1, event.base + len(event.ids)), now):
                 if session.is_running:
                     self._refuse_session(event.session, "overloaded", self._admission.until_room(self._waiting(), now=now))

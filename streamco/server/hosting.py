@@ -60,6 +60,7 @@ __all__ = ["Host", "Line", "make_scheduler"]
 
 _CPU_STEP = LinearStep(setup=0.01, per_token=0.003)  # until batches were measured; only their ratio is wrong then
 _OTHER_TEXT = "the hash of the tokens that are here, got that of others: open it anew"
+_ADDRESS_RETRY = 1.0  # seconds
 _MOST_FAILURES = 3  # of a session in a row, behind which asking again is of no use
 _MICROSECONDS = 1_000_000
 _MOST_MICROSECONDS = (1 << 32) - 1
@@ -81,6 +82,7 @@ class Line(Protocol):
 
     server: VerifyServer
     device: str
+    peer: str  # the address
 
     def flush(self) -> None:
         """Send what the server's end has to say."""
@@ -98,6 +100,7 @@ class _Hosted:
         self.dice = Random(rule.seed)
         self.line: Line | None = None
         self.number = 0  # on that line
+        self.peer = ""  # of its last line
         self.turns = 0  # rounds so far, on all lines
         self.draft: Draft | None = None  # that is out
         self.resume: Resume | None = None  # waits for it
@@ -183,6 +186,13 @@ class Host:
     # Frames
 
     def _open(self, line: Line, frame: Open) -> None:
+        most = self._options.peer_sessions
+        if sum(session.peer == line.peer for session in self._sessions.values()) >= most:
+            self.stats.note_refusal("address limit")
+            message = f"session {frame.session}: expected at most {most} from one address, got one more"
+            line.server.refuse(OverloadedError(message, session=frame.session, retry_after=_ADDRESS_RETRY))
+            line.flush()
+            return
         self._opened += 1
         session = _Hosted(f"{line.device}-{self._opened}", frame.rule, frame.top_k)
         self._sessions[session.name] = self._by_key[session.key] = session
@@ -246,7 +256,7 @@ class Host:
     # Sessions
 
     def _attach(self, session: _Hosted, line: Line, number: int) -> None:
-        session.line, session.number = line, number
+        session.line, session.number, session.peer = line, number, line.peer
         self._lines[line][number] = session
 
     def _detach(self, session: _Hosted) -> None:

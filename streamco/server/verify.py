@@ -78,7 +78,7 @@ class VerifyService:
             timeout=_CLOSE_SECONDS,
         )
         self._joined += 1
-        connection = _Connection(self, request, socket, f"device{self._joined}")
+        connection = _Connection(self, request, socket, f"device{self._joined}", peer)
         self.peers.join(peer)
         self._connections.add(connection)
         try:
@@ -160,9 +160,10 @@ class VerifyService:
 class _Connection:
     """Implements ``Line``."""
 
-    def __init__(self, service: VerifyService, request: web.Request, socket: web.WebSocketResponse, device: str) -> None:
+    def __init__(self, service: VerifyService, request: web.Request, socket: web.WebSocketResponse, device: str, peer: str) -> None:
         self.server = service.make_server()
         self.device = device
+        self.peer = peer
         self._service = service
         self._request = request
         self._socket = socket

@@ -22,6 +22,7 @@ class VerifyOptions(Struct, frozen=True, kw_only=True):
     peer_connections: int = 128  # of one address
     connection_sessions: int = 64  # of one connection, at one time
     sessions: int = 1024  # remembered, those of lost connections among them
+    peer_sessions: int = 512  # of those, of one address
     frame_bytes: int = 1 << 20
     draft_tokens: int = 31  # judged in one round
     top_k: int = 64  # ids in one row of a verdict
@@ -36,7 +37,8 @@ class VerifyOptions(Struct, frozen=True, kw_only=True):
     faults_per_minute: int = 64  # wrong frames, keys and hellos of one address, before its new connections are refused
 
     def __post_init__(self) -> None:
-        for field in ("connections", "peer_connections", "connection_sessions", "sessions", "draft_tokens", "top_k", "faults_per_minute"):
+        numbers = ("connections", "peer_connections", "connection_sessions", "sessions", "peer_sessions", "draft_tokens", "top_k")
+        for field in (*numbers, "faults_per_minute"):
             if getattr(self, field) < 1:
                 raise ConfigError(f"verify: {field}: expected at least 1, got {getattr(self, field)}")
         if self.policy not in {"alternating", "strict"}:

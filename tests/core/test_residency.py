@@ -6,8 +6,8 @@ from streamco.core.residency import HeldSession, Residency
 from streamco.core.verification import DraftReceived
 
 
-def session(name: str = "a", length: int = 10, *, now: float = 0.0) -> HeldSession:
-    return HeldSession(name, "device", tuple(range(length)), now=now)
+def session(name: str = "a", length: int = 10, *, now: float = 0.0, device: str = "device") -> HeldSession:
+    return HeldSession(name, device, tuple(range(length)), now=now)
 
 
 def residency(*lengths: int, tokens: int = 100, places: int = 4) -> tuple[Residency, list[HeldSession]]:
@@ -95,6 +95,26 @@ def test_sequences_are_counted_as_well_as_tokens() -> None:
     held, (first, _) = residency(10, 10, places=2)
     assert held.make_room(session("new", 10, now=3.0), 10, now=3.0) is None
     assert held.make_room(session("new", 10, now=9.0), 10, now=9.0) == [first]
+
+
+def test_who_holds_most_places_makes_room_for_a_device_with_fewer_however_often_it_is_heard_of() -> None:
+    held, (first, second, _) = residency(10, 10, 10, places=3)
+    newcomer = session("new", 10, device="another")
+    assert held.make_room(newcomer, 10, now=3.0) == [first]
+    held.add(newcomer)
+    assert held.make_room(session("more", 10, device="another"), 10, now=3.0) is None, "then both would have to give"
+    second.pending = DraftReceived(session="s1", round=0, base=10, draft=())
+    assert held.make_room(session("third", 10, device="third"), 10, now=3.0) is not None
+    assert second.room == 10
+
+
+def test_who_holds_most_tokens_makes_room_for_a_device_that_will_hold_no_more() -> None:
+    held, (first, second, _) = residency(40, 40, 20)
+    assert held.make_room(session("new", 61, device="another"), 61, now=3.0) is None
+    assert held.make_room(session("new", 60, device="another"), 60, now=3.0) is None
+    assert held.reserved == 100
+    assert held.make_room(session("new", 30, device="another"), 30, now=3.0) == [first]
+    assert second.room == 40
 
 
 def test_a_session_does_not_lose_its_place_to_itself() -> None:

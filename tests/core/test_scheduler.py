@@ -312,6 +312,23 @@ def test_what_a_failed_batch_held_is_dropped_and_its_drafts_may_be_sent_again() 
     assert server.scheduler.text("a") == (*range(50), 500, 501, 502, 900, 901, 7)
 
 
+def test_an_extend_that_says_nothing_new_is_not_heard() -> None:
+    server = Server(places=1, idle_after=5.0).opened("a")
+    server.now = 4.0
+    assert server.tell(SessionExtended("a", 50, ())) == server.tell(SessionExtended("a", 48, (48, 49))) == []
+    server.now = 6.0
+    assert only(server.open("b"), DropSequence).session == "a"
+
+
+def test_one_device_with_all_places_does_not_keep_out_another() -> None:
+    server = Server(places=3)
+    for name in "abc":
+        server.open(name, device="first")
+    server.drain()
+    assert only(server.open("d", device="second"), DropSequence).session == "a"
+    assert AcceptSession("d") in server.said
+
+
 def test_behind_a_failure_the_text_is_as_if_the_draft_had_not_been_sent() -> None:
     server = Server().opened("a")
     server.draft("a", base=10, given=3)

@@ -193,7 +193,7 @@ class SomeLine:
     def __init__(self) -> None:
         self.codec = VerifyCodec(SIZE)
         self.server = VerifyServer(self.codec, VOCABULARY.fingerprint)
-        self.device = "device"
+        self.device, self.peer = "device", "address"
 
     def hear(self, frame: Any) -> Any:
         return self.server.receive(self.codec.encode(frame))

@@ -210,6 +210,19 @@ async def test_more_sessions_than_a_connection_may_have_are_refused() -> None:
         assert await device.refused() == ("too_many_sessions", 2, None)
 
 
+async def test_more_sessions_than_an_address_may_have_are_refused_until_one_is_forgotten() -> None:
+    async with serving(verify=VerifyOptions(peer_sessions=2, resume_s=0)) as server, connected(server.url) as device:
+        await device.open()
+        async with connected(server.url) as other:
+            await other.open()
+            device.client.open(PROMPT, GREEDY)
+            await device.say()
+            assert await device.refused() == ("overloaded", 1, None)
+            assert server.figures["refused"] == {"address limit": 1}
+        await settled(lambda: server.figures["sessions"] == 1)
+        await device.open()
+
+
 async def test_a_device_that_does_not_read_is_dropped_and_others_are_served() -> None:
     engine = target()
     options = VerifyOptions(write_timeout=0.3)
