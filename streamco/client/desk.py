@@ -255,7 +255,7 @@ class SpeculationDesk:
             ),
             drafter=draft,
             session=judge,
-            remote=None if remote is None else _opener(remote, prepared, self._room(engine)),
+            remote=None if remote is None else _opener(remote, prepared),
             remote_name=verifier.name,
             prompt_tokens=length,
             unread=limits.unread_tokens,
@@ -274,12 +274,11 @@ def names_of(device: Endpoint, verifier: Verifier) -> dict[Origin, str]:
     return makers | dict.fromkeys(("corrected", "bonus", "remote"), verifier.name)
 
 
-def _opener(remote: Endpoint, prepared: Prepared, room: int) -> Callable[[tuple[int, ...], int | None], EndpointStream]:
+def _opener(remote: Endpoint, prepared: Prepared) -> Callable[[tuple[int, ...], int | None], EndpointStream]:
     def open_stream(ids: Sequence[int], max_tokens: int | None) -> EndpointStream:
         prompt = [*prepared.drafter.prompt_ids, *ids]
-        limit = max(1, room - len(prompt)) if max_tokens is None else max_tokens
         seed = seed_behind(prepared.request.sampling.seed, len(ids))
-        sampling = replace(prepared.request.sampling, stop=(), max_tokens=limit, seed=seed)  # stop strings are looked for here
+        sampling = replace(prepared.request.sampling, stop=(), max_tokens=max_tokens, seed=seed)  # stop strings are looked for here
         return remote.open(Request(prompt_ids=prompt, sampling=sampling, headers=prepared.request.headers))
 
     return open_stream
