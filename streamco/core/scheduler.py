@@ -183,16 +183,28 @@ class VerificationScheduler:
         elif event.base + len(event.ids) >= self._options.context_tokens:
             self._refuse_session(event.session, "too long")
         elif tuple(session.text[event.base :]) != event.ids:  # who says nothing new is as silent as before
-            if session.room and not self._reserve(session, max(1, event.base + len(event.ids)), now):
-                if session.is_running:
-                    self._refuse_session(event.session, "overloaded", self._admission.until_room(self._waiting(), now=now))
-                    return
+            wait = self._until_extended(session, event, now) if session.room else None
+            if wait is not None and session.is_running:
+                self._refuse_session(event.session, "overloaded", wait)
+                return
+            if wait is not None:
                 self._evict(session)  # it is read when there is room again and a draft comes
             self._residency.touch(session, now=now)
             self._rewrite(session, event.base, event.ids)
             if session.room:
                 session.prompt_end = max(0, len(session.text) - 1)
                 self._enqueue(session, now)
+
+    def _until_extended(self, session: HeldSession, event: SessionExtended, now: float) -> float | None:
+        """Make room for an extension; else how long to wait. What is read for it is admitted like a prompt."""
+        end = event.base + len(event.ids)
+        unread = end - 1 - min(session.cached, event.base)
+        if unread > max(CHUNK, session.prompt_end - session.cached):
+            others = [work for work in self._waiting() if work.session != session.name]
+            wait = self._admission.until_prefilled(others, unread)
+            if wait is not None:
+                return wait
+        return None if self._reserve(session, max(1, end), now) else self._admission.until_room(self._waiting(), now=now)
 
     def _close(self, name: str, now: float) -> None:
         session = self._residency.get(name)

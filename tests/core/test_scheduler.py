@@ -312,6 +312,35 @@ def test_what_a_failed_batch_held_is_dropped_and_its_drafts_may_be_sent_again() 
     assert server.scheduler.text("a") == (*range(50), 500, 501, 502, 900, 901, 7)
 
 
+def test_an_extend_is_admitted_like_a_prompt_and_read_later_where_it_would_wait_too_long() -> None:
+    server = Server(prefill_within=0.2).opened("a", tokens=10)
+    server.open("b", 1000)
+    assert only(server.tell(SessionExtended("a", 10, tuple(range(1000)))), DropSequence).session == "a"
+    refusal = only(server.draft("a"), RefuseDraft)
+    assert refusal.reason == "overloaded"
+    assert refusal.retry_after is not None
+    server.drain()
+    server.draft("a", round_number=2)
+    assert only(server.drain(), SendVerdict).position == 1010 + 3
+
+
+def test_an_extend_of_what_is_being_read_is_refused_where_it_would_wait_too_long() -> None:
+    server = Server(prefill_within=0.2)
+    server.open("a", 30)
+    assert server.open("b", 300) == [AcceptSession("b")]
+    assert only(server.tell(SessionExtended("a", 30, tuple(range(900)))), RefuseSession).reason == "overloaded"
+    assert server.scheduler.text("a") == tuple(range(30))
+
+
+def test_an_extend_alone_or_of_a_few_tokens_is_always_admitted() -> None:
+    server = Server(prefill_within=0.2)
+    server.open("a", 600)
+    assert server.tell(SessionExtended("a", 600, tuple(range(1200)))) == []
+    server.drain()
+    server.open("b", 1000)
+    assert server.tell(SessionExtended("a", 1800, tuple(range(CHUNK)))) == []
+
+
 def test_an_extend_that_says_nothing_new_is_not_heard() -> None:
     server = Server(places=1, idle_after=5.0).opened("a")
     server.now = 4.0
