@@ -47,6 +47,7 @@ class Drafting:
         self._number = number
         self._mirror = Mirror()
         self._side_by_side = 0  # branches that began together
+        self._depth, self._depth_at = 0, 0.0  # tokens of the furthest of them, and when it had so many
 
     @property
     def is_out(self) -> bool:
@@ -79,6 +80,7 @@ class Drafting:
             ids = () if guess.token is None else (guess.token,)
             self._say(DraftBranch(line.version, settled + guess.position, ids, asked))
         self._side_by_side = len(self.branches)
+        self._depth, self._depth_at = 0, now
 
     def take(self, event: TokensDrafted, *, now: float) -> Line | None:
         """Note tokens; gives the draft they belong to, None where that is over."""
@@ -93,10 +95,11 @@ class Drafting:
         if line is trunk:
             held = len(self._mirror.ids)
             self._mirror.write(held, [token.id for token in event.tokens])
-        if line.is_finished and (pace := line.pace(now=now)) is not None:
-            self._pair.note_draft(1 if line is trunk else self._side_by_side, *pace)
-            for other in self.branches.values():  # one of a batch says it for all
-                other.is_paced = False
+            if line.is_finished and (pace := line.pace(now=now)) is not None:
+                self._pair.note_draft(1, *pace)
+        elif line.made > self._depth:  # the first of a batch says it for all, step by step: few branches are ever finished
+            self._pair.note_draft(self._side_by_side, line.made - self._depth, now - self._depth_at)
+            self._depth, self._depth_at = line.made, now
         return line
 
     def rest(self) -> None:

@@ -18,6 +18,7 @@ from streamco.policies.window import Stabiliser, Static, WindowPolicy, WindowSta
 __all__ = ["Pair", "PairPrior", "SpeculationReport"]
 
 _WEIGHT = 0.15  # of a new time
+_FIRST_WEIGHT = 0.5  # of the first time of its kind
 _MEMORY = 0.98  # what a draft token's fate counts for after the next one's
 _PRIOR_TOKENS = 8.0  # that the prior acceptance stands for
 _PRIOR_ROUNDS = 4.0  # that the prior hit rate stands for
@@ -152,6 +153,8 @@ class Pair:
         self.proposal = float(self._policy.first)
         self.window = self._policy.first
         self._step_times = list(prior.step_times)
+        self._usual_times = prior.step_times
+        self._timed: set[int] = set()  # numbers of sequences whose step was measured
         self._wait, self._rtt, self.remote_step = prior.wait, 0.0, prior.remote_step
         self._is_measured = False  # a wait was
         self._tried, self._held = _PRIOR_TOKENS, _PRIOR_TOKENS * prior.acceptance
@@ -222,11 +225,23 @@ class Pair:
 
     def note_draft(self, sequences: int, tokens: int, seconds: float) -> None:
         """Drafts of ``tokens`` on so many sequences side by side took this long."""
-        if tokens and seconds > 0.0 and 1 <= sequences <= len(self._step_times):
-            change = (seconds / tokens) / self._step_times[sequences - 1]
-            for place in range(len(self._step_times)):  # one measured number says something about the others
-                weight = _WEIGHT if place == sequences - 1 else _WEIGHT / 2.0
-                self._step_times[place] *= 1.0 + weight * (change - 1.0)
+        if not tokens or seconds <= 0.0 or not 1 <= sequences <= len(self._step_times):
+            return
+        weight = _WEIGHT if sequences in self._timed else _FIRST_WEIGHT
+        self._timed.add(sequences)
+        self._step_times[sequences - 1] += weight * (seconds / tokens - self._step_times[sequences - 1])
+        for place in range(len(self._step_times)):
+            if place + 1 not in self._timed:
+                self._step_times[place] = self._reckoned_time(place + 1)
+
+    def _reckoned_time(self, sequences: int) -> float:
+        """Of a number that was never measured: on the line through the nearest two that were, or as the one that was is to the prior."""
+        near = sorted(self._timed, key=lambda number: abs(number - sequences))[:2]
+        known, usual = self._step_times[near[0] - 1], self._usual_times
+        if len(near) == 1:
+            return known * usual[sequences - 1] / usual[near[0] - 1]
+        slope = (self._step_times[near[1] - 1] - known) / (near[1] - near[0])
+        return max(known / 2.0, known + slope * (sequences - near[0]))
 
     def note_verdict(self, confidences: Sequence[float], accepted: int, *, is_hit: bool | None) -> None:
         """A draft was judged. ``is_hit``: a branch was adopted; None: there were no branches."""

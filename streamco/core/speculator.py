@@ -297,7 +297,7 @@ class Speculator:
 
         def room(branch: Branch) -> int:
             reserved = branch.position + 1 + self._pair.is_lossless  # the verdict, and the next one's own token
-            return window if left is None else min(window, left - reserved)
+            return plan.steps if left is None else min(plan.steps, left - reserved)
 
         self._drafting.branch(self.answer.length, plan.branches, room, now=now)
         waiting.branches = len(self._drafting.branches)

@@ -146,7 +146,7 @@ def test_drafts_say_how_fast_the_device_is(device: Device) -> None:
     device.tell(1, 2, 3, is_finished=False, now=11.0)
     assert device.pair.step_times[0] == 0.02
     device.tell(1, 4, 5, now=14.0)
-    assert device.pair.step_times[0] == pytest.approx(0.02 + 0.15 * (1.0 - 0.02))
+    assert device.pair.step_times[0] == pytest.approx(0.02 + 0.5 * (1.0 - 0.02))
 
 
 def test_a_draft_that_has_to_read_much_first_says_nothing(device: Device) -> None:
@@ -159,10 +159,15 @@ def test_one_of_the_branches_says_how_fast_they_all_are(device: Device) -> None:
     device.draft([1], 2)
     before = list(device.pair.step_times)
     device.drafting.branch(1, [Branch(0, 8, 0.4), Branch(0, 9, 0.4)], lambda _: 2, now=10.0)
-    device.tell(2, 4, 5, now=12.0)
+    device.tell(2, 4, is_finished=False, now=11.0)
+    first = before[1] + 0.5 * (1.0 - before[1])
+    assert device.pair.step_times[1] == pytest.approx(first), "without waiting for the last one"
+    device.tell(3, 4, is_finished=False, now=11.5)
+    assert device.pair.step_times[1] == pytest.approx(first)
+    device.tell(2, 5, now=14.0)
+    assert device.pair.step_times[1] == pytest.approx(first + 0.15 * (3.0 - first))
     measured = list(device.pair.step_times)
-    assert measured[1] == pytest.approx(before[1] + 0.15 * (1.0 - before[1]))
-    device.tell(3, 4, 5, now=20.0)
+    device.tell(3, 5, now=20.0)
     assert list(device.pair.step_times) == measured
 
 

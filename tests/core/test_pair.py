@@ -77,10 +77,15 @@ def test_hits_are_counted_where_there_were_branches() -> None:
 
 def test_one_measured_step_says_something_about_batches_of_other_sizes() -> None:
     pair = Pair(prior=prior(step_times=(0.02, 0.03, 0.04)))
-    for _ in range(300):
+    for _ in range(100):
         pair.note_draft(2, 10, 0.6)
-    assert pair.step_times[1] == pytest.approx(0.06, rel=0.01)
-    assert 0.025 < pair.step_times[0] < 0.04, "not as much as one of its own would say"
+    assert pair.step_times == pytest.approx([0.04, 0.06, 0.08], rel=0.01), "the prior's proportions"
+    for _ in range(100):
+        pair.note_draft(1, 10, 0.1)
+    assert pair.step_times == pytest.approx([0.01, 0.06, 0.11], rel=0.01), "a line"
+    for _ in range(100):
+        pair.note_draft(3, 10, 0.7)
+    assert pair.step_times == pytest.approx([0.01, 0.06, 0.07], rel=0.01)
     before = list(pair.step_times)
     pair.note_draft(9, 10, 0.6)
     pair.note_draft(1, 0, 0.6)
