@@ -17,7 +17,6 @@ from streamco.engines.base import Prediction, TaskEnd, TaskTimings
 from streamco.engines.prediction import Predictor
 from streamco.engines.slots import Slot
 from streamco.errors import EngineError
-from streamco.policies.importance import draft_importance
 
 if TYPE_CHECKING:
     import numpy as np
@@ -292,6 +291,8 @@ class Draft(Task):
         """Draw the next token; the first one settles the ids that were given."""
         prediction = self._predictor.draw(logits, len(self.prompt) + self._made)
         if self._attention:
+            from streamco.policies.importance import draft_importance  # with numpy, which is loaded by now
+
             prediction = replace(prediction, importance=draft_importance(self._attention))
         if prediction.token is None:
             raise AssertionError("a token was drawn")
