@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from streamco.core.speculation import AdoptBranch, DeviceFailed, DraftBranch, DraftToken, DraftTokens, DropDrafts, TokensDrafted
 from streamco.errors import EngineError
-from streamco.sim.driver import call_at
+from streamco.sim.machine import call_at
 
 __all__ = ["DraftingDevice", "SimulatedDrafts", "Successor", "choose_token"]
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import simpy
 
 from streamco.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream, PrepareStream
 from streamco.core.machine import Machine
 from streamco.events import Event, StreamCancelled
+from streamco.sim.machine import SimulatedMachine, call_at
 
 __all__ = ["Opening", "ScriptedSource", "SimulatedSession", "SimulatedSource", "SimulatedStream"]
 
@@ -30,16 +31,6 @@ class SimulatedSource(Protocol):
     def open(self, env: simpy.Environment, emit: Callable[[Event], None], command: Opening) -> SimulatedStream:
         """Begin what the command says: an answer, the rest of one, or reading ahead; ``emit`` is called at the time of each event."""
         ...
-
-
-def call_at(env: simpy.Environment, delay: float, function: Callable[[], None]) -> None:
-    """Call ``function`` after ``delay`` seconds of virtual time."""
-    timeout = env.timeout(delay)
-
-    def fire(_: Any) -> None:
-        function()
-
-    timeout.callbacks.append(fire)
 
 
 class _ScriptedStream:
@@ -76,7 +67,7 @@ class ScriptedSource:
         return _ScriptedStream(env, self, emit)
 
 
-class SimulatedSession:
+class SimulatedSession(SimulatedMachine[Event, Command]):
     """One session in virtual time.
 
     Args:
@@ -90,56 +81,26 @@ class SimulatedSession:
     def __init__(
         self,
         env: simpy.Environment,
-        machine: Machine,
+        machine: Machine[Event, Command],
         sources: Mapping[str, SimulatedSource],
         *,
         log: list[tuple[float, Event | None, list[Command]]] | None = None,
     ) -> None:
-        self.machine = machine
+        super().__init__(env, machine, log)
         self.deliveries: list[tuple[float, DeliverTokens]] = []
         self.done = env.event()
-        self._env = env
         self._sources = sources
         self._streams: dict[str, SimulatedStream] = {}
-        self._armed: float | None = None
-        self._log = log
 
-    def start(self) -> None:
-        """Begin at the environment's present time."""
-        self.machine.start(now=self._env.now)
-        self._carry_out(None)
-
-    def receive(self, event: Event) -> None:
-        """Something happened now."""
-        self.machine.receive(event, now=self._env.now)
-        self._carry_out(event)
-
-    def _carry_out(self, event: Event | None) -> None:
-        commands = self.machine.take_commands()
-        if self._log is not None:
-            self._log.append((self._env.now, event, commands))
-        for command in commands:
-            match command:
-                case OpenStream(source) | ContinueStream(source) | PrepareStream(source):
-                    self._streams[source] = self._sources[source].open(self._env, self.receive, command)
-                case CancelStream(source):
-                    self._streams[source].cancel(lambda source=source: self.receive(StreamCancelled(source)))  # type: ignore[misc]
-                case DeliverTokens():
-                    self.deliveries.append((self._env.now, command))
-                case FinishDelivery():
-                    self.done.succeed()
-                case FailDelivery(error):
-                    self.done.succeed(error)
-        self._arm()
-
-    def _arm(self) -> None:
-        deadline = self.machine.next_deadline()
-        if deadline is not None and deadline != self._armed:
-            call_at(self._env, max(0.0, deadline - self._env.now), lambda: self._on_deadline(deadline))
-        self._armed = deadline
-
-    def _on_deadline(self, deadline: float) -> None:
-        if deadline == self._armed:  # otherwise it was moved or dropped in the meantime
-            self._armed = None
-            self.machine.handle_deadline(now=max(deadline, self._env.now))
-            self._carry_out(None)
+    def _do(self, command: Command) -> None:
+        match command:
+            case OpenStream(source) | ContinueStream(source) | PrepareStream(source):
+                self._streams[source] = self._sources[source].open(self._env, self.receive, command)
+            case CancelStream(source):
+                self._streams[source].cancel(lambda: self.receive(StreamCancelled(source)))
+            case DeliverTokens():
+                self.deliveries.append((self._env.now, command))
+            case FinishDelivery():
+                self.done.succeed()
+            case FailDelivery(error):
+                self.done.succeed(error)

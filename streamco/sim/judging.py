@@ -28,7 +28,7 @@ from streamco.core.speculation import (
 from streamco.errors import EndpointConnectError, VerifierError
 from streamco.policies.acceptance import Distribution, Verdict, verify_greedy, verify_sampled
 from streamco.sim.drafting import Successor, choose_token
-from streamco.sim.driver import call_at
+from streamco.sim.machine import call_at
 
 __all__ = ["Fault", "FaultKind", "Faults", "JudgingServer", "Link", "SimulatedRemote", "SimulatedSession"]
 

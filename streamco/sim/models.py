@@ -22,7 +22,8 @@ from streamco.commands import ContinueStream, OpenStream, PreCopy, PrepareStream
 from streamco.errors import ConfigError
 from streamco.events import Event, StreamEnded, TokensReceived
 from streamco.profiles import DeviceSpeed, TTFTDistribution
-from streamco.sim.driver import Opening, SimulatedStream, call_at
+from streamco.sim.driver import Opening, SimulatedStream
+from streamco.sim.machine import call_at
 
 __all__ = ["SimulatedAnswer", "SimulatedDevice", "SimulatedServer", "Work"]
 

@@ -32,8 +32,8 @@ from streamco.core.speculation import (
 from streamco.core.speculator import Speculator, SpeculatorOptions
 from streamco.errors import StreamcoError
 from streamco.sim.drafting import DraftingDevice, SimulatedDrafts
-from streamco.sim.driver import call_at
 from streamco.sim.judging import JudgingServer, Link, SimulatedRemote, SimulatedSession
+from streamco.sim.machine import SimulatedMachine
 
 __all__ = ["SimulatedReader", "SimulatedSpeculation", "SpeculationOutcome", "simulate_answer"]
 
@@ -114,7 +114,7 @@ class SpeculationOutcome(Struct, frozen=True, kw_only=True):
         return len(self.ids) / self.seconds
 
 
-class SimulatedSpeculation:
+class SimulatedSpeculation(SimulatedMachine[SpeculatorEvent, SpeculatorCommand]):
     """One answer between its parties.
 
     Args:
@@ -137,43 +137,14 @@ class SimulatedSpeculation:
         dice: Random,
         log: Log | None = None,
     ) -> None:
+        super().__init__(env, speculator, log)
         self.outcome: SpeculationOutcome | None = None
         self.reader = SimulatedReader()
-        self._env = env
         self._speculator = speculator
         self._drafts = SimulatedDrafts(env, device, self.receive, dice)
         self.session = SimulatedSession(env, server, link, self.receive, dice)
         self._remote = SimulatedRemote(env, server, link, self.receive, dice)
         self._began = env.now
-        self._armed: float | None = None
-        self._log = log
-
-    def start(self) -> None:
-        """Begin at the environment's present time."""
-        self._speculator.start(now=self._env.now)
-        self._carry_out(None)
-
-    def receive(self, event: SpeculatorEvent) -> None:
-        """Something happened now."""
-        self._speculator.receive(event, now=self._env.now)
-        self._carry_out(event)
-
-    def _carry_out(self, event: SpeculatorEvent | None) -> None:
-        commands = self._speculator.take_commands()
-        if self._log is not None:
-            self._log.append((self._env.now, event, commands))
-        for command in commands:
-            self._do(command)
-        deadline = self._speculator.next_deadline()
-        if deadline is not None and deadline != self._armed:
-            call_at(self._env, max(0.0, deadline - self._env.now), lambda: self._on_deadline(deadline))
-        self._armed = deadline
-
-    def _on_deadline(self, deadline: float) -> None:
-        if deadline == self._armed:  # otherwise it was moved or dropped in the meantime
-            self._armed = None
-            self._speculator.handle_deadline(now=max(deadline, self._env.now))
-            self._carry_out(None)
 
     def _do(self, command: SpeculatorCommand) -> None:
         match command:

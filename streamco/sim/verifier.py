@@ -33,7 +33,7 @@ from streamco.core.verification import (
     TruncateSequence,
 )
 from streamco.policies.batching import StepSeconds
-from streamco.sim.driver import call_at
+from streamco.sim.machine import SimulatedMachine, call_at
 
 __all__ = ["Drafting", "SequenceCache", "SimulatedDrafter", "SimulatedVerifier"]
 
@@ -76,7 +76,7 @@ class SequenceCache:
         self.ids.pop(session, None)
 
 
-class SimulatedVerifier:
+class SimulatedVerifier(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
     """A scheduler over an engine that takes time.
 
     Args:
@@ -95,36 +95,19 @@ class SimulatedVerifier:
         step: StepSeconds,
         judge: Callable[[tuple[int, ...], tuple[int, ...]], tuple[int, int]],
     ) -> None:
+        super().__init__(env, scheduler)
         self.cache = SequenceCache()
         self.batches: list[tuple[float, float, RunBatch]] = []
-        self._env = env
-        self._scheduler = scheduler
         self._step = step
         self._judge = judge
         self._listeners: dict[str, Callable[[Answer], None]] = {}
-        self._armed: float | None = None
         scheduler.start(now=env.now)
 
     def receive(self, event: SchedulerEvent, listener: Callable[[Answer], None] | None = None) -> None:
         """Something arrives at the server now; ``listener`` is told what concerns a session that is opened."""
         if isinstance(event, SessionOpened) and listener is not None:
             self._listeners[event.session] = listener
-        self._scheduler.receive(event, now=self._env.now)
-        self._carry_out()
-
-    def _carry_out(self) -> None:
-        for command in self._scheduler.take_commands():
-            self._do(command)
-        deadline = self._scheduler.next_deadline()
-        if deadline is not None and deadline != self._armed:
-            call_at(self._env, max(0.0, deadline - self._env.now), lambda: self._on_deadline(deadline))
-        self._armed = deadline
-
-    def _on_deadline(self, deadline: float) -> None:
-        if deadline == self._armed:
-            self._armed = None
-            self._scheduler.handle_deadline(now=max(deadline, self._env.now))
-            self._carry_out()
+        super().receive(event)
 
     def _do(self, command: SchedulerCommand) -> None:
         match command:

@@ -17,7 +17,8 @@ from streamco.commands import OpenStream, Partial, PrepareStream
 from streamco.endpoints.continuation import Seam, split_seam
 from streamco.errors import EndpointConnectError
 from streamco.events import Event, StreamEnded, StreamFailed, TokensReceived
-from streamco.sim.driver import Opening, SimulatedStream, call_at
+from streamco.sim.driver import Opening, SimulatedStream
+from streamco.sim.machine import call_at
 
 __all__ = ["Piece", "SimulatedWriter", "Spelling"]
 

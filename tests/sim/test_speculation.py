@@ -17,8 +17,8 @@ from streamco.core.speculator import SpeculatorOptions
 from streamco.policies.predicted import Predicted
 from streamco.policies.window import Dynamic, Static, WindowPolicy
 from streamco.sim.drafting import DraftingDevice, Successor, choose_token
-from streamco.sim.driver import call_at
 from streamco.sim.judging import Fault, FaultKind, Faults, JudgingServer, Link
+from streamco.sim.machine import call_at
 from streamco.sim.speculation import SimulatedSpeculation, SpeculationOutcome, simulate_answer
 from streamco.testing.sequences import FakeDistribution
 
