@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from msgspec.structs import replace
 
 from streamco.client.failures import Unopened, translate
 from streamco.client.running import Batch, clock_of
+from streamco.client.tasks import TaskOwner
 from streamco.commands import (
     CancelStream,
     Command,
@@ -36,7 +37,7 @@ from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, Str
 __all__ = ["SessionDriver"]
 
 
-class SessionDriver:
+class SessionDriver(TaskOwner):
     """One session's IO.
 
     Args:
@@ -63,6 +64,7 @@ class SessionDriver:
         clock: Callable[[], float] | None = None,
         log: list[tuple[float, Event | None, list[Command]]] | None = None,
     ) -> None:
+        super().__init__()
         self.machine = machine
         self.request = request
         self._endpoints = endpoints
@@ -70,13 +72,11 @@ class SessionDriver:
         self._ahead = unread if ahead is None else min(ahead, unread)
         self._on_over = on_over
         self._log = log
-        self._loop = asyncio.get_running_loop()
         self._clock = clock or clock_of(self._loop)
         self._batches: deque[Batch] = deque()
         self._unread = 0
         self._streams: dict[str, EndpointStream] = {}
         self._pumps: dict[str, asyncio.Task[None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._armed: float | None = None
         self._direct: tuple[str, EndpointStream] | None = None
@@ -158,8 +158,7 @@ class SessionDriver:
     async def aclose(self) -> None:
         """Stop all work of this session and wait for its end; idempotent."""
         self.leave()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._wait_for_tasks()
 
     def leave(self) -> None:
         """Stop all work of this session without waiting; what was not read is dropped. Must run in the loop's thread."""
@@ -328,18 +327,6 @@ class SessionDriver:
             self._is_reading = False
 
     # Small helpers
-
-    def _spawn(self, coroutine: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
-        task = self._loop.create_task(coroutine, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._forget)
-        return task
-
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._crash(error)
-        self._end_if_idle()
 
     def _crash(self, error: BaseException) -> None:
         """The machine could not take what came (a bug here or in an endpoint): end with that error, whatever its state."""

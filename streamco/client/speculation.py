@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from streamco.client.mailbox import Mailbox
 from streamco.client.presentation import Presentation
 from streamco.client.running import Batch, clock_of
 from streamco.client.standin import OpenStandIn, StandIn
+from streamco.client.tasks import TaskOwner
 from streamco.core.speculation import (
     AdoptBranch,
     CloseRemote,
@@ -63,7 +64,7 @@ class DrafterLike(Protocol):
         ...
 
 
-class SpeculationDriver:
+class SpeculationDriver(TaskOwner):
     """One speculated answer's IO.
 
     Args:
@@ -107,6 +108,7 @@ class SpeculationDriver:
         clock: Callable[[], float] | None = None,
         log: SpeculationLog | None = None,
     ) -> None:
+        super().__init__()
         self.machine = machine
         self.presentation = presentation
         self.began = 0.0
@@ -119,11 +121,9 @@ class SpeculationDriver:
         self._mailbox = Mailbox()
         self._on_over = on_over
         self._log = log
-        self._loop = asyncio.get_running_loop()
         self._clock = clock or clock_of(self._loop)
         self._events: deque[SpeculatorEvent | None] = deque()  # None: the machine's deadline has come
         self._is_stepping = True  # until it is started, what happens waits
-        self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._armed: float | None = None
         self._unread_limit, self._ahead = unread, ahead
@@ -189,8 +189,7 @@ class SpeculationDriver:
     async def aclose(self) -> None:
         """Stop all work of this answer and wait for its end; idempotent."""
         self.leave()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._wait_for_tasks()
 
     def leave(self) -> None:
         """Stop all work of this answer without waiting; what was not read is dropped. Must run in the loop's thread."""
@@ -360,18 +359,6 @@ class SpeculationDriver:
                 raise error
 
     # Small helpers
-
-    def _spawn(self, coroutine: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
-        task = self._loop.create_task(coroutine, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._forget)
-        return task
-
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._crash(error)
-        self._end_if_idle()
 
     def _crash(self, error: BaseException) -> None:
         """Something here or in an endpoint is broken: end with that, unless the answer is whole already."""
