@@ -78,11 +78,6 @@ class SlotTable:
         self._can_fork = can_share if can_fork is None else can_fork
         self._clock = 0
 
-    @property
-    def has_idle(self) -> bool:
-        """Whether ``acquire`` would find one."""
-        return any(not slot.is_busy for slot in self._slots)
-
     def acquire(self, prompt: Sequence[int], owner: object = None) -> Slot:
         """An idle slot, made busy, holding as much of the beginning of the prompt as can be had without its last token.
 

@@ -7,8 +7,9 @@ verification, and the round gives E(alpha, gamma) tokens; DSD's equation 2 is th
 ``ModeSwitch`` turns that into a mode. The arithmetic can be wrong, and the acceptance rate is not seen while the remote side generates
 alone, so a ledger decides too: every round is compared with what plain remote would have taken for the same tokens. Drafting goes on only
 while even a round that gives a single token leaves the loss within 3 % of all the time (and one or two such rounds, for a start); where the
-arithmetic speaks against drafting, one round is tried whenever that keeps the loss within 1 %. So the rate is never below 0.97 of plain
-remote in the long run, whatever the link and the models do, and the way back is found.
+arithmetic speaks against drafting, one round is tried whenever that keeps the loss within 1 %. So what the ledger counts is never below 0.97
+of plain remote in the long run, whatever the link and the models do, and the way back is found. It does not count what the verifier's session
+takes from the same server: short answers of a fast server pay for the prompt that it reads (``bench/speculate.py``).
 
 The papers define fused mode twice (DSD sections 3.3 and 4.4); here it is the remote side alone.
 """
