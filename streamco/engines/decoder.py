@@ -116,9 +116,9 @@ class Decoder:
     ) -> None:
         self.context = context
         self.chunk = CHUNK  # rows of one sequence that a batch may have, where somebody waits or the bits matter
-        self.lock = threading.Lock()  # around _alone and is_closing
+        self.lock = threading.Lock()  # around _wanting and is_closing
         self.is_closing = False
-        self._alone: object = None  # the batch being decoded holds this work and no other
+        self._wanting: set[object] = set()  # who has rows in the batch being decoded and has not been cancelled
         self._slots = slots
         self._share = share
         self._pacer = pacer
@@ -129,10 +129,12 @@ class Decoder:
     # Any thread
 
     def interrupt(self, work: object) -> None:
-        """Stop the decode that runs, if it is for this work alone."""
+        """This work was cancelled: stop the decode that runs, if it is for nobody else any more."""
         with self.lock:
-            if self._alone is work:
-                self.context.abort.set()
+            if work in self._wanting:
+                self._wanting.remove(work)
+                if not self._wanting:
+                    self.context.abort.set()
 
     def close(self) -> None:
         """Stop every decode from now on."""
@@ -175,15 +177,15 @@ class Decoder:
         for dummy in dummies:
             context.add(0, 0, dummy, wants_logits=False)
         with self.lock:
-            self._alone = alone = batch[0] if len(batch) == 1 else None
-            if self.is_closing or (alone is not None and alone.is_cancelled):
-                context.count = 0
-                self._alone = None
+            wanting: set[object] = set() if self.is_closing else {work for work in batch if not work.is_cancelled}
+            if not wanting:
+                context.count, context.reads_attention = 0, False
                 return False
+            self._wanting = wanting
         started = perf_counter()
         status = context.decode()
         with self.lock:
-            self._alone = None
+            self._wanting = set()
             if not self.is_closing:
                 context.abort.clear()
         for dummy in dummies:

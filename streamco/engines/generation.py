@@ -35,7 +35,7 @@ class RunningGeneration:
         room: pieces buffered before the sequence is parked.
         wake: tells the consumer that there is something to take; when it raises, the generation is cancelled, and its end has the error.
         nudge: tells the engine that something changed on this side.
-        interrupt: stops the decode that runs, if it runs for this sequence alone.
+        interrupt: stops the decode that runs, if everybody whose rows are in it was cancelled.
     """
 
     def __init__(

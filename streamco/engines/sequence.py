@@ -36,7 +36,7 @@ class Host(Protocol):
         ...
 
     def interrupt(self, work: object) -> None:
-        """Stop the decode that runs, if it is for this work alone."""
+        """This work was cancelled: stop the decode that runs, if it is for nobody else any more."""
         ...
 
 
@@ -146,7 +146,7 @@ class HeldSequence:
         self._host.nudge()
 
     def interrupt(self, work: object) -> None:
-        """Stop the decode that runs, if it is for this work alone."""
+        """This work was cancelled: stop the decode that runs, if it is for nobody else any more."""
         self._host.interrupt(work)
 
     # The engine's side

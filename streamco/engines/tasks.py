@@ -41,7 +41,7 @@ class Owner(Protocol):
         ...
 
     def interrupt(self, work: object) -> None:
-        """Stop the decode that runs, if it is for this work alone."""
+        """This work was cancelled: stop the decode that runs, if it is for nobody else any more."""
         ...
 
 

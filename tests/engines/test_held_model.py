@@ -14,7 +14,8 @@ from random import Random
 import pytest
 
 from streamco.config import SamplingOptions
-from streamco.engines.base import EngineOptions, TokenSequence
+from streamco.engines.base import EngineOptions, SequenceTask, TokenSequence
+from streamco.engines.context import ABORTED
 from streamco.engines.gguf import derived
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.packaged import packaged_model
@@ -188,6 +189,94 @@ def test_branches_in_exact_mode_are_copies_with_the_same_bits(exact: LlamaEngine
     assert beside.tokens == own[12:16]
     for each in (sequence, *branches):
         each.close()
+
+
+class Stopper:
+    """In place of a context's decode: has everybody cancelled, so many seconds after the sixth batch from ``start`` on has begun."""
+
+    def __init__(self, engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.tasks: list[SequenceTask] = []
+        self.rows = 0  # of that batch
+        self.status = 0
+        self._context = engine._context
+        self._decode = engine._context.decode
+        self._countdown = 0
+        self._delay = 0.0
+        monkeypatch.setattr(self._context, "decode", self.decode)
+
+    def start(self, tasks: list[SequenceTask], delay: float) -> None:
+        self.tasks, self._countdown, self._delay = tasks, 6, delay
+
+    def decode(self) -> int:
+        self._countdown -= 1
+        if self._countdown:
+            return self._decode()
+        self.rows = self._context.count
+        timer = threading.Timer(self._delay, self.cancel)
+        timer.start()
+        if not self._delay:
+            timer.join()
+        self.status = self._decode()
+        timer.join()
+        return self.status
+
+    def cancel(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+
+
+def draft_stop_and_draft_again(engine: LlamaEngine, stopper: Stopper, *, rows: int) -> tuple[list[list[Answer]], list[Answer]]:
+    """A trunk and two branches drafted together; stopped at several moments of a batch of so many rows, and drafted again each time.
+
+    Returns:
+        Each time's answers, of the three, and the trunk's alone before and behind it all.
+    """
+    prompt = chat(engine, "Tell me about the sea.")
+    trunk = engine.hold()
+    extend(trunk, prompt)
+    alone = [draft(trunk, 8, top=8)]
+    branches = [trunk.fork(len(prompt) + 2) for _ in range(2)]
+
+    def run(delay: float | None = None) -> list[Answer]:
+        with engine.together():
+            runs = []
+            for sequence, length, ids in ((trunk, 0, []), (branches[0], 2, [1000]), (branches[1], 2, [2000])):
+                sequence.truncate(len(prompt) + length)
+                runs.append(asked(sequence, "draft", 8, ids=ids, top=8))
+            if delay is not None:
+                stopper.start([task for task, _ in runs], delay)
+        assert [answer.read(task).reason for task, answer in runs] == ["done" if delay is None else "cancelled"] * 3
+        return [answer for _, answer in runs]
+
+    times = [run()]
+    for delay in (0.0, 0.005, 0.01, 0.02):
+        stopped = run(delay)
+        assert stopper.rows == rows
+        assert stopper.status == ABORTED or delay  # later than at once, it may have been over
+        assert all(part.tokens == whole.tokens[: len(part.tokens)] for part, whole in zip(stopped, times[0], strict=True))
+        times.append(run())
+    trunk.truncate(len(prompt))
+    alone.append(draft(trunk, 8, top=8))
+    for each in (trunk, *branches):
+        each.close()
+    return times, alone
+
+
+def test_branches_stopped_in_the_middle_of_a_batch_leave_everybody_what_they_had(
+    fast: LlamaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times, alone = draft_stop_and_draft_again(fast, Stopper(fast, monkeypatch), rows=3)
+    told = [[answer.tokens for answer in each] for each in times]
+    assert told == told[:1] * len(told)
+    assert alone[0].tokens == alone[1].tokens
+
+
+def test_branches_stopped_in_exact_mode_leave_everybody_the_same_bits(exact: LlamaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    times, alone = draft_stop_and_draft_again(exact, Stopper(exact, monkeypatch), rows=6)  # with a neighbour for each
+    told = [[(each.token, each.likeliest, each.logits) for answer in each_time for each in answer.predictions] for each_time in times]
+    assert told == told[:1] * len(told)
+    before, behind = ([(each.token, each.logits) for each in answer.predictions] for answer in alone)
+    assert before == behind == [(each.token, each.logits) for each in times[0][0].predictions]
 
 
 def test_a_draft_is_what_a_generation_writes(fast: LlamaEngine) -> None:

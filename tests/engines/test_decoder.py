@@ -1,0 +1,161 @@
+"""Who stops a decode: all those whose rows are in it together, and nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from streamco.engines.base import SequenceTask
+from streamco.engines.llama import LlamaEngine
+from streamco.engines.order import BatchJob
+from tests.engines.asking import Answer, asked, draft, extend
+from tests.engines.conftest import MakeEngine
+from tests.engines.fakes import FakeContext, start
+
+
+class Meddler:
+    """An order that leaves the choice to the engine, and does something before the first batch for which so many wait."""
+
+    def __init__(self) -> None:
+        self.meddle: Callable[[], None] | None = None
+        self.jobs = 0
+
+    def choose(self, jobs: Sequence[BatchJob]) -> Sequence[int]:
+        if self.meddle is not None and len(jobs) == self.jobs:
+            meddle, self.meddle = self.meddle, None
+            meddle()
+        return []
+
+
+def hold_decodes() -> FakeContext:
+    """From now on decodes wait for ``allow``; an abort ends the waiting."""
+    context = FakeContext.last
+    while context.entered.acquire(blocking=False):
+        pass
+    context.batches.clear()
+    context.hold()
+    return context
+
+
+class Pair:
+    """A trunk that has read "abc", and a fork of it, that draft in the same batches."""
+
+    def __init__(self, engine: LlamaEngine) -> None:
+        self.trunk = engine.hold()
+        extend(self.trunk, b"abc")
+        self.branch = self.trunk.fork()
+        extend(self.branch, b"")
+        self.engine = engine
+        self.tasks: list[SequenceTask] = []
+        self.answers: list[Answer] = []
+
+    def begin(self) -> None:
+        with self.engine.together():
+            for sequence in (self.trunk, self.branch):
+                task, answer = asked(sequence, "draft", 9)
+                self.tasks.append(task)
+                self.answers.append(answer)
+
+    def cancel_trunk(self) -> None:
+        self.tasks[0].cancel()
+
+    def cancel_both(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+
+    def reasons(self) -> list[str]:
+        return [answer.read(task).reason for task, answer in zip(self.tasks, self.answers, strict=True)]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_decode_stops_when_the_last_of_those_in_it_is_cancelled(make_engine: MakeEngine, exact: bool) -> None:
+    pair = Pair(make_engine(held_sequences=2, max_sequences=1, exact=exact))
+    context = hold_decodes()
+    pair.begin()
+    assert context.entered.acquire(timeout=10)
+    assert len(context.batches[0]) == (4 if exact else 2)  # with a neighbour for each
+    pair.cancel_trunk()
+    pair.cancel_trunk()
+    assert context.abort.times_set == 0
+    pair.tasks[1].cancel()
+    assert pair.reasons() == ["cancelled"] * 2
+    assert context.abort.times_set == 1
+    assert not context.abort.is_set
+    assert len(context.batches) == 1
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_stopped_batch_leaves_what_each_sequence_had(make_engine: MakeEngine, exact: bool) -> None:
+    pair = Pair(make_engine(held_sequences=2, max_sequences=1, exact=exact))
+    context = hold_decodes()
+    pair.begin()
+    for _ in range(3):
+        assert context.entered.acquire(timeout=10)
+        context.allow()
+    assert context.entered.acquire(timeout=10)
+    pair.cancel_both()
+    assert pair.reasons() == ["cancelled"] * 2
+    context.let_go()
+    assert [bytes(answer.tokens) for answer in pair.answers] == [b"def"] * 2
+    assert [bytes(draft(each, 2).tokens) for each in (pair.trunk, pair.branch)] == [b"gh"] * 2
+    assert all(not tokens for sequence, tokens in context.kv.items() if exact and sequence % 2)  # of the neighbours nothing stays
+
+
+def test_a_generation_and_a_draft_in_one_batch_stop_it_together(make_engine: MakeEngine) -> None:
+    engine = make_engine(held_sequences=1)
+    sequence = engine.hold()
+    extend(sequence, b"lmn")
+    context = hold_decodes()
+    generation, reader = start(engine, "a", max_tokens=50)
+    task, answer = asked(sequence, "draft", 50)
+    assert context.entered.acquire(timeout=10)
+    while len(context.batches[-1]) < 2:
+        context.allow()
+        assert context.entered.acquire(timeout=10)
+    generation.cancel()
+    assert context.abort.times_set == 0
+    task.cancel()
+    assert [reader.read(generation).reason, answer.read(task).reason] == ["cancelled"] * 2
+    assert context.abort.times_set == 1
+
+
+def test_who_was_cancelled_before_the_batch_is_not_waited_for(make_engine: MakeEngine) -> None:
+    order = Meddler()
+    pair = Pair(make_engine(order=order, held_sequences=2))
+    context = hold_decodes()
+    order.jobs, order.meddle = 2, pair.cancel_trunk
+    pair.begin()
+    assert context.entered.acquire(timeout=10)
+    assert len(context.batches[0]) == 2  # its row was in the batch already
+    assert context.abort.times_set == 0
+    pair.tasks[1].cancel()
+    assert pair.reasons() == ["cancelled"] * 2
+    assert context.abort.times_set == 1
+
+
+def test_a_batch_for_nobody_is_not_decoded(make_engine: MakeEngine) -> None:
+    order = Meddler()
+    pair = Pair(make_engine(order=order, held_sequences=2))
+    context = FakeContext.last
+    context.batches.clear()
+    order.jobs, order.meddle = 2, pair.cancel_both
+    pair.begin()
+    assert pair.reasons() == ["cancelled"] * 2
+    assert context.batches == []
+    assert (context.count, context.abort.times_set) == (0, 0)
+    assert draft(pair.trunk, 2).tokens == list(b"de")
+
+
+def test_a_batch_for_nobody_leaves_the_next_one_s_attention_unread(make_engine: MakeEngine) -> None:
+    order = Meddler()
+    engine = make_engine(order=order, held_sequences=1, attention_layers=[0])
+    context = hold_decodes()
+    task, answer = asked(engine.hold(), "draft", 9, ids=b"abc")
+    order.jobs = 1
+    assert context.entered.acquire(timeout=10)
+    order.meddle = task.cancel  # before the second batch, which would read
+    context.allow()
+    assert answer.read(task).reason == "cancelled"
+    assert len(context.batches) == 1
+    assert not context.reads_attention
