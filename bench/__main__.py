@@ -9,7 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 BENCHES: tuple[str, ...] = ("stream", "wire", "handoff", "tokenpack", "topk", "verify_wire", "pacing", "dispatch", "failover", "cost")
-BENCHES += ("moves", "gate", "engine", "migration", "lossless", "speculate", "importance", "selective", "early_exit", "verifier")
+BENCHES += ("moves", "gate", "engine", "migration", "lossless", "speculate", "speculate_simulated")
+BENCHES += ("importance", "selective", "early_exit", "verifier")
 ON_REQUEST = ("lossless_vllm",)  # needs an environment of its own: `make vllm`
 
 

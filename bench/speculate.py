@@ -1,9 +1,16 @@
 """What does drafting here and verifying there give, against the server alone, the device alone, and waiting for each verdict?
 
-SmolLM2 drafts and verifies (quantisations of one file), each on one thread of this machine, the server in a process of its own behind an
-emulated link. Both models are of one size here, so at the server's own speed drafting can't win. The comparison that counts imposes the
-step times of Llama-2-70B on two A100 on the server; its tokens stay the real model's, and steps that really took longer are counted.
-Contenders take turns prompt by prompt. Tokens a second are those of the whole answer, its first token included.
+SmolLM2 drafts and verifies (quantisations of one file, and one with layers left out), each on one thread of this machine, the server in a
+process of its own behind an emulated link. Both models are of one size here, so at the server's own speed drafting can't win. The
+comparison that counts imposes the step times of Llama-2-70B on two A100 on the server; its tokens stay the real model's, and rounds that
+really took longer are counted. Contenders take turns prompt by prompt, answers are greedy where nothing else is said, and tokens a second
+are those of whole answers, their first tokens included.
+
+Every cell has clients of its own. Those that learn the pair say two answers before it counts, the others a short one, for the connection.
+Waiting with windows 3 to 8 is six contenders, and the one that was fastest is what the others are compared with.
+
+What sampled rounds cost beside whole distributions is reckoned by ``bench/verify_wire.py``: four drafted tokens of SmolLM2 would be 786 kB
+up. Here rows of 20 candidates are sent against rows of 64. A draft ten times cheaper is simulated by ``bench/speculate_simulated.py``.
 """
 
 from __future__ import annotations
@@ -13,133 +20,276 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
 from urllib.parse import urlsplit
 
-from msgspec.structs import replace
+import aiohttp
+from msgspec.structs import replace as changed
 
 import streamco
-from bench.report import Row, add_arguments, emit
+from bench.pairs import TARGET, model_file
+from bench.report import Row, add_arguments, emit, summarise
 from streamco import SpeculationOptions
 from streamco.cli.cloud import running_server
-from streamco.engines.gguf import derived
+from streamco.client.pairing import drafting
 from streamco.engines.llama import LlamaEngine
-from streamco.engines.packaged import packaged_model
 from streamco.policies.window import Static
 from streamco.testing import LinkProxy
 
 __all__ = ["PROMPTS", "main"]
 
 LARGE = "llama2-70b-a100x2"
-TOKENS = 48
-WINDOWS = (2, 3, 4)
-CELLS = ((0.01, 10.0), (0.03, 10.0), (0.06, 10.0), (0.12, 10.0), (0.03, 1.0), (0.03, 0.1))  # round-trip time in seconds, megabits a second
-OWN_SPEED = CELLS[1:3]
+NEVER_BELOW = 0.95
+BUDGET = 0.3
+TEMPERATURE = 0.8
+WARM_UPS = ("Name three rivers and the countries that they flow through.", "What is a good breakfast before a long walk?")
+WARM_TOKENS, CONNECTING_TOKENS = 32, 8
 PROMPTS = (
     "Explain in a few sentences how a bicycle stays upright.",
     "Write a friendly email that invites a colleague to lunch.",
     "List five tips for somebody who learns a new language.",
+    "Why is the sky blue, and why is it red in the evening?",
+    "Tell a short story about a lighthouse keeper and a storm.",
 )
 SIDES = ("server alone", "device alone")
-ABLATIONS = {
+UNADAPTIVE = SpeculationOptions(is_adaptive=False)
+LOSSLESS = {
     "streamco": SpeculationOptions(),
-    "streamco, never the server alone": SpeculationOptions(is_adaptive=False),
-    "only the accept-all branch": SpeculationOptions(is_adaptive=False, branch_kinds=frozenset({"accept all"})),
-    "only rejection branches": SpeculationOptions(is_adaptive=False, branch_kinds=frozenset({"reject"})),
+    "streamco, window 4": SpeculationOptions(window=4),
+    "streamco, never the server alone": UNADAPTIVE,
+    "only the accept-all branch": changed(UNADAPTIVE, branch_kinds=frozenset({"accept all"})),
+    "only rejection branches": changed(UNADAPTIVE, branch_kinds=frozenset({"reject"})),
+    "no parallel drafting": changed(UNADAPTIVE, is_parallel=False),
 }
-IN_TURN = SpeculationOptions(is_adaptive=False, is_parallel=False)
-WAITING = {f"draft, then wait; window {window}": replace(IN_TURN, window=Static(window)) for window in WINDOWS}
+WAITING = {
+    f"draft, then wait; window {window}": SpeculationOptions(window=Static(window), is_adaptive=False, is_parallel=False)
+    for window in range(3, 9)
+}
+SELECTIVE = {
+    "streamco": SpeculationOptions(budget=BUDGET),
+    "confidence only": SpeculationOptions(budget=BUDGET, offload="confidence"),
+    "importance only": SpeculationOptions(budget=BUDGET, offload="importance"),
+    "random": SpeculationOptions(budget=BUDGET, offload="random"),
+}
+SAMPLED = {
+    "streamco": SpeculationOptions(),
+    "rows of 20, never the server alone": UNADAPTIVE,
+    "rows of 64, never the server alone": changed(UNADAPTIVE, row_tokens=64),
+}
+
+Link = tuple[float, float]  # round-trip time in seconds, megabits a second
+WIDE: tuple[Link, ...] = ((0.01, 10.0), (0.03, 10.0), (0.06, 10.0), (0.12, 10.0))
+LINKS: tuple[Link, ...] = tuple((rtt, mbps) for (rtt, _), mbps in product(WIDE, (0.1, 1.0, 10.0)))
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Contenders, and where they meet.
+
+    Args:
+        contenders: settings by name; None: the side that the name says.
+        speed: whose step times are imposed on the server; None: nobody's.
+        pairs: kinds of draft models.
+        prompts, tokens: how many; each answer is at most so long.
+        budget: of engines: below 1 they tell importance.
+        temperature: of answers.
+        is_brief: rates and ratios are enough.
+    """
+
+    name: str
+    contenders: Mapping[str, SpeculationOptions | None]
+    speed: str | None = LARGE
+    pairs: tuple[str, ...] = ("Q4_0",)
+    links: tuple[Link, ...] = WIDE[1:2]
+    prompts: int = 3
+    tokens: int = 48
+    budget: float = 1.0
+    temperature: float = 0.0
+    is_brief: bool = False
+
+    def case(self, pair: str, link: Link) -> str:
+        """As rows name it."""
+        rtt, mbps = link
+        speed = "its own speed" if self.speed is None else self.speed
+        what = f"{pair} for {TARGET}, {speed}, RTT {rtt * 1000:g} ms, {mbps:g} Mbps, {self.prompts} x {self.tokens} tokens"
+        return f"{self.name}: {what}"
+
+
+STREAM: dict[str, SpeculationOptions | None] = {"server alone": None}
+HEADLINE = Section("headline", {**LOSSLESS, **dict.fromkeys(SIDES), **WAITING}, links=WIDE, prompts=5, tokens=64)
+IMPOSED = Section(
+    "grid", {"streamco": LOSSLESS["streamco"], **STREAM}, pairs=("Q2_K", "Q4_0", "pruned"), links=LINKS, prompts=2, is_brief=True
+)
+OWN = replace(IMPOSED, speed=None, prompts=3)
+SELECTING = Section(f"selective, budget {BUDGET:g}", {**SELECTIVE, **STREAM}, budget=BUDGET)
+SAMPLING = Section(f"sampled, temperature {TEMPERATURE:g}", {**SAMPLED, **STREAM}, links=LINKS[3:4], temperature=TEMPERATURE)
+PARTS = {
+    "headline": (HEADLINE,),
+    "grid": (IMPOSED, OWN),
+    "imposed": (IMPOSED,),
+    "own": (OWN,),
+    "ablations": (SELECTING, SAMPLING),
+}
+QUICK = (
+    replace(HEADLINE, links=WIDE[1:2], prompts=1, tokens=32, contenders={name: HEADLINE.contenders[name] for name in ("streamco", *SIDES)}),
+    replace(OWN, pairs=("Q4_0",), links=WIDE[1:2], prompts=1),
+)
 
 
 @dataclass(slots=True)
 class Tally:
     """What one contender did in one cell."""
 
-    seconds: float = 0.0
-    tokens: int = 0
+    seconds: list[float] = field(default_factory=list)  # answer by answer
+    tokens: list[int] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     figures: list[streamco.SpeculationFigures] = field(default_factory=list)
+    verdicts: int = 0
+    late: int = 0  # of these, those that took longer than imposed
+
+    @property
+    def rates(self) -> list[float]:
+        """Tokens a second of each answer."""
+        return [tokens / seconds for tokens, seconds in zip(self.tokens, self.seconds, strict=True)]
 
     @property
     def rate(self) -> float:
-        """Tokens a second."""
-        return self.tokens / self.seconds
+        """Of all together."""
+        return sum(self.tokens) / sum(self.seconds)
+
+
+@dataclass(slots=True)
+class Ratio:
+    """Of a cell of the grid: streamco's rate by that of the server alone."""
+
+    case: str
+    value: float
 
 
 def main() -> int:
     """Print the rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add_arguments(parser)
-    parser.add_argument("--draft", default="Q4_0", help="quantisation of the draft model (default: %(default)s)")
-    parser.add_argument("--target", default="Q8_0", help="quantisation of the target (default: %(default)s)")
+    parser.add_argument("--only", choices=PARTS, help="this part")
+    parser.add_argument("--cells", type=int, metavar="N", help="the first N links of each part, for each pair")
     options = parser.parse_args()
-    rows: list[Row] = []
-    for steps in (LARGE,) if options.quick else (LARGE, None):
-        cells = CELLS[1:2] if options.quick else CELLS if steps else OWN_SPEED
-        rows += asyncio.run(measure(options.draft, options.target, steps, cells, PROMPTS[: 1 if options.quick else None]))
-    emit(rows, options.json)
+    parts = PARTS[options.only] if options.only else (HEADLINE, SELECTING, SAMPLING, IMPOSED, OWN)
+    sections = QUICK if options.quick else tuple(replace(section, links=section.links[: options.cells]) for section in parts)
+    emit(asyncio.run(measure(sections)), options.json)
     return 0
 
 
-async def measure(draft: str, target: str, steps: str | None, cells: Sequence[tuple[float, float]], prompts: Sequence[str]) -> list[Row]:
-    """All cells of one speed of the server."""
-    base = packaged_model()
-    large, small = await asyncio.to_thread(derived, base, target), await asyncio.to_thread(derived, base, draft)
-    imposed = () if steps is None else ("--step-times", steps)
-    options = streamco.EngineOptions(threads=1, held_sequences=16, context_tokens=1024)
+async def measure(sections: Sequence[Section]) -> list[Row]:
+    """All sections; behind them where the grid is worst."""
     rows: list[Row] = []
-    engine = await asyncio.to_thread(LlamaEngine, small, options)
-    async with running_server(
-        "--model", str(large), "--model-name", "large", "--threads", "1", "--context", "1024", "--port", "0", *imposed
-    ) as url:
-        for rtt, mbps in cells:
-            case = f"{draft} for {target}, {'its own speed' if steps is None else steps}, RTT {rtt * 1000:g} ms, {mbps:g} Mbps"
-            print(case, file=sys.stderr)
-            rows += cell_rows(case, await run_cell(engine, url, rtt, mbps, prompts))
-    await asyncio.to_thread(engine.close)
-    return rows
+    ratios: list[Ratio] = []
+    for section in sections:
+        found = [(case, tallies) async for case, tallies in run_section(section)]
+        for case, tallies in found:
+            rows += brief_rows(case, tallies) if section.is_brief else full_rows(case, tallies)
+            if section.is_brief:
+                ratios.append(Ratio(case, tallies["streamco"].rate / tallies["server alone"].rate))
+    return [*rows, *smallest(ratios)]
 
 
-async def run_cell(engine: LlamaEngine, url: str, rtt: float, mbps: float, prompts: Sequence[str]) -> dict[str, Tally]:
+async def run_section(section: Section) -> AsyncIterator[tuple[str, dict[str, Tally]]]:
+    """Cell by cell."""
+    imposed = () if section.speed is None else ("--step-times", section.speed)
+    settings = drafting(streamco.EngineOptions(threads=1, context_tokens=1024), section.budget, places=16)
+    model = await asyncio.to_thread(model_file, TARGET)
+    async with (
+        aiohttp.ClientSession() as http,
+        running_server(
+            "--model", str(model), "--model-name", "large", "--threads", "1", "--context", "1024", "--port", "0", *imposed
+        ) as url,
+    ):
+        for pair in section.pairs:
+            engine = await asyncio.to_thread(LlamaEngine, await asyncio.to_thread(model_file, pair), settings)
+            for link in section.links:
+                case = section.case(pair, link)
+                print(case, file=sys.stderr, flush=True)
+                yield case, await run_cell(section, Site(engine, url, http), link)
+            await asyncio.to_thread(engine.close)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The device's engine, the server's address without the link, and a session to ask the server what it has done."""
+
+    engine: LlamaEngine
+    url: str
+    http: aiohttp.ClientSession
+
+    async def verdicts(self) -> tuple[int, int]:
+        """So far, and those of them that took longer than imposed."""
+        async with self.http.get(f"{self.url}/verify/stats", raise_for_status=True) as answer:
+            stats: dict[str, Any] = await answer.json()
+        return stats["verdicts"], stats["late_verdicts"]
+
+
+async def run_cell(section: Section, site: Site, link: Link) -> dict[str, Tally]:
     """Every contender says every prompt, in turns."""
+    rtt, mbps = link
     async with AsyncExitStack() as stack:
-        link = await stack.enter_async_context(LinkProxy(urlsplit(url).port or 0, rtt=rtt, mbps=mbps))
-        address = f"http://127.0.0.1:{link.port}/v1"
-        clients = {name: await stack.enter_async_context(contender(name, engine, address)) for name in (*SIDES, *ABLATIONS, *WAITING)}
-        for client in clients.values():  # connections, and what the client learns of the pair
-            await say(client, prompts[0], Tally())
+        proxy = await stack.enter_async_context(LinkProxy(urlsplit(site.url).port or 0, rtt=rtt, mbps=mbps))
+        address = f"http://127.0.0.1:{proxy.port}/v1"
+        clients = {
+            name: await stack.enter_async_context(contender(name, setting, site.engine, address))
+            for name, setting in section.contenders.items()
+        }
+        for name, client in clients.items():
+            await warm_up(name, client, section.temperature)
         tallies = {name: Tally() for name in clients}
-        for turn, prompt in enumerate(prompts):
+        for turn, prompt in enumerate(PROMPTS[: section.prompts]):
             order = list(clients)
             cut = turn % len(order)
             for name in order[cut:] + order[:cut]:
-                await say(clients[name], prompt, tallies[name])
+                await take_turn(section, site, clients[name], prompt, tallies[name])
     return tallies
 
 
 @asynccontextmanager
-async def contender(name: str, engine: LlamaEngine, address: str) -> AsyncIterator[streamco.Client]:
+async def contender(name: str, setting: SpeculationOptions | None, engine: LlamaEngine, address: str) -> AsyncIterator[streamco.Client]:
     """A client that does as the contender's name says."""
     server = streamco.OpenAIEndpoint("large", base_url=address, name="server")
-    if name == "server alone":
+    if setting is not None:
+        client = streamco.Client(streamco.DeviceEndpoint(engine), server, mode="speculate", speculation=setting)
+    elif name == "server alone":
         client = streamco.Client(server=server)
-    elif name == "device alone":
-        client = streamco.Client(streamco.DeviceEndpoint(engine))
     else:
-        settings = {**ABLATIONS, **WAITING}[name]
-        client = streamco.Client(streamco.DeviceEndpoint(engine), server, mode="speculate", speculation=settings)
+        client = streamco.Client(streamco.DeviceEndpoint(engine))
     async with client:
         yield client
 
 
-async def say(client: streamco.Client, prompt: str, tally: Tally) -> None:
-    """One answer, greedy."""
+async def warm_up(name: str, client: streamco.Client, temperature: float) -> None:
+    """Connections, and what the client learns of the pair."""
+    if name in SIDES or name in WAITING:
+        await say(client, WARM_UPS[0], CONNECTING_TOKENS, temperature, Tally())
+    else:
+        for prompt in WARM_UPS:
+            await say(client, prompt, WARM_TOKENS, temperature, Tally())
+
+
+async def take_turn(section: Section, site: Site, client: streamco.Client, prompt: str, tally: Tally) -> None:
+    """One answer, and what the server says of it."""
+    verdicts, late = await site.verdicts()
+    await say(client, prompt, section.tokens, section.temperature, tally)
+    all_verdicts, all_late = await site.verdicts()
+    tally.verdicts += all_verdicts - verdicts
+    tally.late += all_late - late
+
+
+async def say(client: streamco.Client, prompt: str, tokens: int, temperature: float, tally: Tally) -> None:
+    """One answer."""
     began = time.perf_counter()
     last: float | None = None
-    async with client.stream(prompt, max_tokens=TOKENS, temperature=0) as stream:
+    async with client.stream(prompt, max_tokens=tokens, temperature=temperature, seed=1) as stream:
         async for _ in stream:
             now = time.perf_counter()
             if last is None:
@@ -147,25 +297,64 @@ async def say(client: streamco.Client, prompt: str, tally: Tally) -> None:
             else:
                 tally.gaps.append(now - last)
             last = now
-    tally.seconds += time.perf_counter() - began
-    tally.tokens += stream.usage.completion_tokens
+    tally.seconds.append(time.perf_counter() - began)
+    tally.tokens.append(stream.usage.completion_tokens)
     if stream.report.speculation is not None:
         tally.figures.append(stream.report.speculation)
 
 
-def cell_rows(case: str, tallies: Mapping[str, Tally]) -> list[Row]:
-    """What every contender did; of the waiting ones the best and its window."""
-    best = max(WAITING, key=lambda name: tallies[name].rate)
-    rows = []
-    for name in (*ABLATIONS, *SIDES, best):
-        tally = tallies[name]
-        figures = {"tokens a second": ("tokens/s", tally.rate)}
-        figures["to the first token"] = ("s", statistics.median(tally.first))
-        figures["between tokens, p99"] = ("s", sorted(tally.gaps)[int(0.99 * (len(tally.gaps) - 1))])
-        if tally.figures:
-            figures |= drafted(tally.figures)
-        rows += [Row("speculate", case, name, metric, unit, value, value, value) for metric, (unit, value) in figures.items()]
-    return rows
+def full_rows(case: str, tallies: Mapping[str, Tally]) -> Iterator[Row]:
+    """Ratios first; of the waiting ones the best alone, and its window."""
+    waiting = max((name for name in tallies if name in WAITING), key=lambda name: tallies[name].rate, default=None)
+    shown = {name: tally for name, tally in tallies.items() if name not in WAITING or name == waiting}
+    for name in shown:
+        if name not in SIDES and name != waiting:
+            for against in ("server alone", *filter(None, [waiting])):
+                yield from ratio_rows(case, name, tallies[name], against, tallies[against])
+    for name, tally in shown.items():
+        yield from rate_rows(case, name, tally)
+        yield one(case, name, "to the first token", "s", statistics.median(tally.first))
+        yield one(case, name, "between tokens, p99", "s", sorted(tally.gaps)[int(0.99 * (len(tally.gaps) - 1))])
+        for metric, (unit, value) in (drafted(tally.figures) if tally.figures else {}).items():
+            yield one(case, name, metric, unit, value)
+
+
+def brief_rows(case: str, tallies: Mapping[str, Tally]) -> Iterator[Row]:
+    """Of the grid: the ratio and both rates."""
+    yield from ratio_rows(case, "streamco", tallies["streamco"], "server alone", tallies["server alone"])
+    for name, tally in tallies.items():
+        yield from rate_rows(case, name, tally)
+
+
+def ratio_rows(case: str, name: str, tally: Tally, against: str, other: Tally) -> Iterator[Row]:
+    """Prompt by prompt, and of all together."""
+    ratios = [ours / theirs for ours, theirs in zip(tally.rates, other.rates, strict=True)]
+    metric = f"tokens/s relative to {against}"
+    yield summarise(ratios, bench="speculate", case=case, contender=name, metric=f"{metric}, each prompt", unit="times")
+    yield one(case, name, f"{metric}, all prompts", "times", tally.rate / other.rate)
+
+
+def rate_rows(case: str, name: str, tally: Tally) -> Iterator[Row]:
+    """Tokens a second of the answers, and how much of it was not as imposed."""
+    yield summarise(tally.rates, bench="speculate", case=case, contender=name, metric="tokens a second", unit="tokens/s")
+    if tally.verdicts:
+        yield one(case, name, "rounds", "", tally.verdicts)
+    if tally.verdicts and LARGE in case:
+        yield one(case, name, "rounds that took longer than imposed", "share", tally.late / tally.verdicts)
+
+
+def smallest(ratios: Sequence[Ratio]) -> Iterator[Row]:
+    """Where drafting costs most, and in how many cells it costs more than is promised."""
+    if ratios:
+        worst = min(ratios, key=lambda ratio: ratio.value)
+        yield one(f"smallest of {len(ratios)} cells; {worst.case}", "streamco", "tokens/s relative to server alone", "times", worst.value)
+        below = sum(ratio.value < NEVER_BELOW for ratio in ratios)
+        yield one(f"grid: {len(ratios)} cells", "streamco", f"below {NEVER_BELOW:g} of server alone", "cells", below)
+
+
+def one(case: str, name: str, metric: str, unit: str, value: float) -> Row:
+    """A row of a single figure."""
+    return Row("speculate", case, name, metric, unit, value, value, value)
 
 
 def drafted(figures: Sequence[streamco.SpeculationFigures]) -> dict[str, tuple[str, float]]:
@@ -175,11 +364,11 @@ def drafted(figures: Sequence[streamco.SpeculationFigures]) -> dict[str, tuple[s
     tokens = sum(each.accepted + each.corrected + each.bonus + each.remote + each.device for each in figures)
     hits = sum((each.hit_rate or 0.0) * each.rounds for each in figures)
     return {
-        "rounds": ("", rounds),
         "rounds whose branch was adopted": ("share", hits / rounds if rounds else 0.0),
         "accepted": ("share", sum(each.accepted for each in figures) / judged if judged else 0.0),
         "drafted, not used": ("tokens/token", sum(each.wasted for each in figures) / tokens),
         "by the server alone": ("share", sum(each.remote for each in figures) / tokens),
+        "computed by the server": ("tokens/token", sum(each.cloud_tokens for each in figures) / tokens),
         "sent": ("bytes/token", sum(each.bytes_up for each in figures) / tokens),
         "received": ("bytes/token", sum(each.bytes_down for each in figures) / tokens),
     }
