@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from streamco.config import SamplingOptions
 from streamco.core.drafts import BranchKind
-from streamco.core.pair import Pair, PairPrior
+from streamco.core.pair import Forecast, Pair, PairPrior
 from streamco.endpoints.base import Endpoint, Request
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.verifying import Verifier, VerifierFacts
@@ -25,7 +25,7 @@ from streamco.policies.eligibility import RequestFacts
 from streamco.policies.importance import LAYERS
 from streamco.policies.offload import CONFIDENCE_THRESHOLD, OffloadRule
 from streamco.policies.predicted import Predicted
-from streamco.policies.window import Dynamic, Stabiliser, Static, WindowPolicy
+from streamco.policies.window import Confident, Dynamic, Stabiliser, Static, WindowPolicy
 from streamco.wire.verify import Rule, RuleKind
 
 if TYPE_CHECKING:
@@ -53,10 +53,12 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
     Args:
         budget: share of the drafts that is judged, 0..1; None: the client's budget.
         window: tokens to draft in a round: a number (4: Synera section 5), "dynamic" (DSD section 5.2), "predicted" (the best one by
-            acceptance rate and times as measured), or a ``streamco.policies.window.WindowPolicy``.
+            acceptance rate and times as measured), "confident" (each draft as far as its next token is worth the step), or a
+            ``streamco.policies.window.WindowPolicy``. None: "confident" where everything is judged, else 4.
         smoothing: of a window policy's proposals, 0..1; 1: none (DSD section 4.4, alpha).
         is_parallel: the device drafts on while the verdict is out (Synera section 4.4).
-        most_branches: drafted side by side then; 0: none.
+        most_branches: drafted then, side by side or, where that is no faster, one after the other; 0: none.
+        forecast: of the verdict: "learned" (from how often tokens of such confidence were accepted) or "geometric" (Synera section 4.4).
         branch_kinds: which verdicts they may bet on: "accept all", "reject".
         is_adaptive: the server generates alone where drafting doesn't pay.
         offload: which filters choose what is judged where the budget is below 1 (Synera section 4.2).
@@ -75,11 +77,12 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
     """
 
     budget: float | None = None
-    window: int | Literal["dynamic", "predicted"] | WindowPolicy = 4
+    window: int | Literal["dynamic", "predicted", "confident"] | WindowPolicy | None = None
     smoothing: float = 1.0
     is_parallel: bool = True
     most_branches: int = 6
     branch_kinds: frozenset[BranchKind] = frozenset({"accept all", "reject"})
+    forecast: Forecast = "learned"
     is_adaptive: bool = True
     offload: OffloadRule = "combined"
     confidence_threshold: float = CONFIDENCE_THRESHOLD
@@ -96,7 +99,9 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
         """Refuse what can't be."""
         if self.budget is not None:
             check_share("speculation: budget", self.budget)
-        _window(self.window)
+        _window(self.window, 1.0)
+        if self.forecast not in {"learned", "geometric"}:
+            raise ConfigError(f'speculation: forecast: expected "learned" or "geometric", got {self.forecast!r}')
         check_share("speculation: threshold", self.threshold)
         check_share("speculation: smoothing", self.smoothing)
         patience = (self.link_patience, self.last_patience, self.prompt_patience, self.verdict_patience)
@@ -142,18 +147,21 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
             )
         return Pair(
             budget,
-            window=_window(self.window),
+            window=_window(self.window, budget),
             stabiliser=Stabiliser(self.smoothing),
             prior=prior,
             rule=self.offload,
             confidence_threshold=self.confidence_threshold,
             chunks=self.chunks,
+            forecast=self.forecast,
         )
 
 
-def _window(setting: object) -> WindowPolicy:
+def _window(setting: object, budget: float) -> WindowPolicy:
     """The policy that a setting names."""
     match setting:
+        case None:
+            return Confident() if budget >= 1.0 else Static()
         case bool():
             pass
         case int():
@@ -162,9 +170,11 @@ def _window(setting: object) -> WindowPolicy:
             return Dynamic()
         case "predicted":
             return Predicted()
+        case "confident":
+            return Confident()
         case _ if hasattr(setting, "propose") and hasattr(setting, "first"):
             return cast(WindowPolicy, setting)
-    raise ConfigError(f'speculation: window: expected a number, "dynamic", "predicted" or a window policy, got {setting!r}')
+    raise ConfigError(f'speculation: window: expected a number, "dynamic", "predicted", "confident" or a window policy, got {setting!r}')
 
 
 def drafting(options: EngineOptions, budget: float, places: int = HELD_SEQUENCES) -> EngineOptions:

@@ -46,6 +46,8 @@ class Drafting:
         self._say = say
         self._number = number
         self._mirror = Mirror()
+        self._waiting: list[tuple[Branch, int]] = []  # branches to begin when those before them are done, and how far each goes
+        self._behind, self._width = 0, 1  # settled tokens that branches count from; branches side by side
         self._side_by_side = 0  # branches that began together
         self._depth, self._depth_at = 0, 0.0  # tokens of the furthest of them, and when it had so many
 
@@ -68,18 +70,24 @@ class Drafting:
         line.go_on(self._number(), count, now=now)
         self._say(DraftTokens(line.version, len(self._mirror.ids), (), count))
 
-    def branch(self, settled: int, guesses: Sequence[Branch], count: Callable[[Branch], int], *, now: float) -> None:
-        """Draft beside the trunk, which is being judged behind so many settled tokens; ``count`` says how far, 0: not at all."""
-        for guess in guesses:
-            tokens = count(guess)
-            if tokens < 1:
-                continue
+    def branch(self, settled: int, guesses: Sequence[Branch], count: Callable[[Branch], int], *, width: int, now: float) -> None:
+        """Draft beside the trunk, which is being judged behind so many settled tokens; so many side by side, then the next ones.
+
+        ``count`` says how far, 0: not at all.
+        """
+        self._behind, self._width = settled, width
+        self._waiting = [(guess, tokens) for guess in guesses if (tokens := count(guess)) > 0]
+        self._begin_branches(now)
+
+    def _begin_branches(self, now: float) -> None:
+        beginning, self._waiting = self._waiting[: self._width], self._waiting[self._width :]
+        for guess, tokens in beginning:
             asked = tokens + (guess.token is None)
             line = Line(self._number(), asked, now, guess, is_timed=True, is_branch=True)
             self.branches[line.version] = line
             ids = () if guess.token is None else (guess.token,)
-            self._say(DraftBranch(line.version, settled + guess.position, ids, asked))
-        self._side_by_side = len(self.branches)
+            self._say(DraftBranch(line.version, self._behind + guess.position, ids, asked))
+        self._side_by_side = len(beginning)
         self._depth, self._depth_at = 0, now
 
     def take(self, event: TokensDrafted, *, now: float) -> Line | None:
@@ -100,12 +108,16 @@ class Drafting:
         elif line.made > self._depth:  # the first of a batch says it for all, step by step: few branches are ever finished
             self._pair.note_draft(self._side_by_side, line.made - self._depth, now - self._depth_at)
             self._depth, self._depth_at = line.made, now
+        if self._waiting and line is not trunk and all(branch.is_finished for branch in self.branches.values()):
+            self._begin_branches(now)
         return line
 
-    def rest(self) -> None:
+    def rest(self, *, now: float) -> None:
         """The trunk is judged as it is: nothing more is drafted on it."""
         if self.trunk is not None and not self.trunk.is_finished:
             self._say(DropDrafts((self.trunk.version,)))
+            if (pace := self.trunk.pace(now=now)) is not None:
+                self._pair.note_draft(1, *pace)
         self.trunk = None
 
     def find(self, accepted: int, token: int | None) -> Line | None:
@@ -131,5 +143,5 @@ class Drafting:
             versions.append(self.trunk.version)
         if versions:
             self._say(DropDrafts(tuple(versions)))
-        self.branches = {}
+        self.branches, self._waiting = {}, []
         self.trunk = None

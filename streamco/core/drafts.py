@@ -12,7 +12,7 @@ from typing import Literal
 
 from streamco.core.pair import Pair
 from streamco.core.speculation import DraftToken
-from streamco.policies.rejection import ALTERNATIVES, Branch, PreDraft, allot, forecast_rejection, rank_branches
+from streamco.policies.rejection import ALTERNATIVES, Branch, PreDraft, allot, rank_branches
 
 __all__ = ["BranchKind", "Line", "Round", "bet"]
 
@@ -173,13 +173,12 @@ def bet(
         draft: that is judged.
         pair: what is known of acceptance and times.
         window: tokens of the next draft.
-        most: branches side by side.
+        most: branches.
         kinds: of branches wanted.
         end_ids: nothing is drafted behind one of these.
         alternatives: of each position.
     """
-    sure = [token.confidence for token in draft]
-    forecast = forecast_rejection(pair.acceptance, sure, pair.mean_confidence)
+    forecast = pair.forecast([token.confidence for token in draft])
     rows = [token.alternatives for token in draft]
     branches = [
         branch

@@ -43,11 +43,11 @@ class Overhearing:
         if line is None:
             if length >= self._next and not self._is_vain and not self._drafting.is_out:
                 self._at = length
-                self._drafting.begin(settled, self._pair.window, now=now)
+                self._drafting.begin(settled, self._pair.usual_window, now=now)
                 self._line = self._drafting.trunk
         elif line.is_finished and length >= self._at + len(line.tokens):
             self._compare(line, settled)
-            self._drafting.rest()
+            self._drafting.rest(now=now)
             self._line = None
             self._pause = min(_LONGEST, 2 * self._pause)
             self._next = length + self._pause

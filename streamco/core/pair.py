@@ -6,22 +6,30 @@ Times are means that forget; the first round's and the first remote token's are 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import prod
+from typing import Literal
 
 from msgspec import Struct
 
 from streamco.errors import ConfigError
+from streamco.policies.acceptance import expected_tokens
+from streamco.policies.chances import Chances
 from streamco.policies.device_constrained import check_share
-from streamco.policies.fallback import Conditions, ModeSwitch
+from streamco.policies.fallback import Conditions, ModeSwitch, predict_rates
 from streamco.policies.offload import CONFIDENCE_THRESHOLD, OffloadRule, OffloadSteering
-from streamco.policies.window import Stabiliser, Static, WindowPolicy, WindowState
+from streamco.policies.rejection import RejectionForecast, chain_rejection, forecast_rejection
+from streamco.policies.window import Stabiliser, Static, Stopping, WindowPolicy, WindowState
 
-__all__ = ["Pair", "PairPrior", "SpeculationReport"]
+__all__ = ["Forecast", "Pair", "PairPrior", "SpeculationReport"]
+
+Forecast = Literal["learned", "geometric"]
+"""Of the rejection: from each token's chance, learned by confidence; the paper's, from one acceptance rate bent by confidence (4.4)."""
 
 _WEIGHT = 0.15  # of a new time
 _FIRST_WEIGHT = 0.5  # of the first time of its kind
 _MEMORY = 0.98  # what a draft token's fate counts for after the next one's
 _PRIOR_TOKENS = 8.0  # that the prior acceptance stands for
-_PRIOR_ROUNDS = 4.0  # that the prior hit rate stands for
+_PRIOR_ROUNDS = 4.0  # that the prior hit rate, and what the acceptance rate makes of a round, stand for
 
 
 class PairPrior(Struct, frozen=True, kw_only=True):
@@ -123,11 +131,12 @@ class Pair:
         rule: which offloading filters are used.
         confidence_threshold: c_th, profiled.
         chunks: (confidence, importance) of measured chunks, for the first offloading plan.
+        forecast: of the rejection.
 
     Attributes:
         steering: holds the offloaded share. switch: says which mode pays.
         queue_depth: the verifier's at the last verdict, 0..1.
-        window: tokens of the next draft. proposal: what the policy said.
+        window: tokens of the next draft; a draft may end before. proposal: what the policy said.
 
     Raises:
         ConfigError: a budget outside 0..1.
@@ -143,6 +152,7 @@ class Pair:
         rule: OffloadRule = "combined",
         confidence_threshold: float = CONFIDENCE_THRESHOLD,
         chunks: Iterable[tuple[float, float | None]] = (),
+        forecast: Forecast = "learned",
     ) -> None:
         prior = prior or PairPrior()
         self.steering = OffloadSteering(budget, rule=rule, confidence_threshold=confidence_threshold, chunks=chunks)
@@ -160,6 +170,11 @@ class Pair:
         self._tried, self._held = _PRIOR_TOKENS, _PRIOR_TOKENS * prior.acceptance
         self._rounds, self._hits = _PRIOR_ROUNDS, _PRIOR_ROUNDS * prior.hit_rate
         self._confidence = prior.mean_confidence
+        self._chances = Chances(prior.acceptance, prior.mean_confidence)
+        self._forecast: Forecast = forecast
+        self._least_chance = 0.0
+        self._length = float(self.window)  # of drafts, where they end before the window
+        self._judged, self._given = 0.0, 0.0  # rounds, and the tokens they gave
 
     @property
     def is_lossless(self) -> bool:
@@ -186,6 +201,21 @@ class Pair:
         """Of draft tokens."""
         return self._confidence
 
+    @property
+    def usual_window(self) -> int:
+        """Tokens that drafts have: where the policy stops them, about as many as lately."""
+        return self.window if not self._least_chance else max(1, min(self.window, round(self._length)))
+
+    def forecast(self, confidences: Sequence[float]) -> RejectionForecast:
+        """Where a draft of these tokens will be rejected."""
+        if self._forecast == "learned":
+            return chain_rejection([self._chances.of(confidence) for confidence in confidences])
+        return forecast_rejection(self.acceptance, confidences, self.mean_confidence)
+
+    def is_enough(self, confidences: Sequence[float]) -> bool:
+        """Whether a draft that begins with these tokens should end with them."""
+        return bool(self._least_chance) and self._reach(confidences) < self._least_chance
+
     def expect_wait(self, seconds: float) -> None:
         """What a verdict should take; of no account once one was measured."""
         if not self._is_measured:
@@ -204,9 +234,11 @@ class Pair:
             wait=known.wait,
             hit_rate=known.hit_rate,
             slowdown=known.slowdown,
+            rate=predict_rates(known).speculative,
         )
         self.proposal = self._policy.propose(state)
         self.window = self._stabiliser.settle(self.proposal)
+        self._least_chance = self._policy.least_chance(state) if isinstance(self._policy, Stopping) else 0.0
         return self.window
 
     def conditions(self) -> Conditions:
@@ -214,13 +246,14 @@ class Pair:
         first, *more = self._step_times
         return Conditions(
             acceptance=self.acceptance,
-            window=self.window,
+            window=(window := self.usual_window),
             draft_step=first,
             remote_step=self.remote_step,
             verify=self._wait,
             hit_rate=self._hits / self._rounds,
             slowdown=(more[-1] if more else first) / first,
             budget=min(1.0, max(0.01, self.steering.budget)),
+            round_tokens=(expected_tokens(self.acceptance, window) * _PRIOR_ROUNDS + self._given) / (_PRIOR_ROUNDS + self._judged),
         )
 
     def note_draft(self, sequences: int, tokens: int, seconds: float) -> None:
@@ -250,9 +283,19 @@ class Pair:
             if place <= accepted:
                 self._tried = self._tried * _MEMORY + 1.0
                 self._held = self._held * _MEMORY + (place < accepted)
+                self._chances.note(confidence, is_accepted=place < accepted)
+        if confidences:
+            length = next((place for place in range(1, len(confidences)) if self.is_enough(confidences[:place])), len(confidences))
+            self._length += _WEIGHT * (length - self._length)
+            self._judged = self._judged * _MEMORY + 1.0
+            self._given = self._given * _MEMORY + min(accepted, length) + 1
         if is_hit is not None:
             self._rounds = self._rounds * _MEMORY + 1.0
             self._hits = self._hits * _MEMORY + is_hit
+
+    def _reach(self, confidences: Sequence[float]) -> float:
+        """The chance that all of these tokens are accepted."""
+        return prod(self._chances.of(confidence) for confidence in confidences)
 
     def note_wait(self, seconds: float, *, queue_depth: float, server_seconds: float) -> None:
         """A verdict took this long, of it so much at the server."""

@@ -93,8 +93,6 @@ class Speculator:
     def start(self, *, now: float) -> None:
         """Begin; called once, before anything else."""
         self._ledger.start(now=now)
-        if self._pair.steering.budget > 0.0 and self.answer.ended is None:
-            self._judging.connect((), now=now)
         self._go_on(now)
 
     def take_commands(self) -> list[SpeculatorCommand]:
@@ -167,6 +165,8 @@ class Speculator:
             return
         way = self._ways.choose(now=now)
         self._take(way)
+        if way in {"speculate", "judge"} and self._judging.state == "closed":
+            self._judging.connect(self.answer.ids, now=now)
         match way:
             case "remote":
                 self._drafting.drop()
@@ -228,7 +228,8 @@ class Speculator:
             raise AssertionError("tokens of the trunk come while there is one")
         ids = trunk.ids
         end = next((place + 1 for place, token in enumerate(ids) if token in self._options.end_ids), None)
-        if end is not None or len(ids) >= self._window or (ids and trunk.is_out_of_room):
+        is_enough = len(ids) >= self._window or self._pair.is_enough([token.confidence for token in trunk.tokens])
+        if end is not None or is_enough or (ids and trunk.is_out_of_room):
             self._close_chunk(trunk, end or len(ids), now)
         elif trunk.is_out_of_room:
             self._drafting.is_full = True
@@ -244,7 +245,7 @@ class Speculator:
         if self._rest.begins(now=now):
             return
         draft = trunk.tokens[:length]
-        self._drafting.rest()
+        self._drafting.rest(now=now)
         self._settling.propose([token.id for token in draft])
         is_sent = self._is_sent(draft, trunk.importance, now)
         self.report.chunks += len(draft)
@@ -284,11 +285,10 @@ class Speculator:
         options, left = self._options, self.answer.left
         if not draft or not options.is_parallel or self._drafting.is_out:
             return
-        window = min(self._pair.window, options.most_draft)
         plan = bet(
             draft,
             self._pair,
-            window=window,
+            window=min(self._pair.usual_window, options.most_draft),
             most=options.most_branches,
             kinds=options.branch_kinds,
             end_ids=options.end_ids,
@@ -299,7 +299,7 @@ class Speculator:
             reserved = branch.position + 1 + self._pair.is_lossless  # the verdict, and the next one's own token
             return plan.steps if left is None else min(plan.steps, left - reserved)
 
-        self._drafting.branch(self.answer.length, plan.branches, room, now=now)
+        self._drafting.branch(self.answer.length, plan.branches, room, width=plan.width, now=now)
         waiting.branches = len(self._drafting.branches)
 
     def _ask_for_one(self, now: float) -> None:
@@ -387,10 +387,14 @@ class Speculator:
         self._unlooked += len(ids)
         if self._unlooked >= _ASK_EVERY:
             self._unlooked = 0
-            if self._ways.pays_again(now=now):
-                self._remote.close()
-                self._take("speculate")
-                self._draft(None, None, now)
+            if not self._ways.pays_again(now=now):
+                return
+            if self._judging.state == "closed":  # the stream goes on until somebody is there who judges
+                self._judging.connect(self.answer.ids, now=now)
+                return
+            self._remote.close()
+            self._take("speculate")
+            self._draft(None, None, now)
 
     # The end
 

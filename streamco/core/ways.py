@@ -104,7 +104,7 @@ class Ways:
 
     def choose(self, *, now: float) -> Way | None:
         """The way of the next draft; None: nobody can go on. Asked once a settled boundary, for the mode switch counts."""
-        can_draft, can_judge = not self._drafting.is_out, self._judging.state in {"connecting", "open"}
+        can_draft, can_judge = not self._drafting.is_out, self._can_ask and self._judging.state != "gone"
         if not self._pair.is_lossless:
             if can_draft:
                 return self._mode() if self.is_promising(now) and not self._is_past_exit else "device"
@@ -121,13 +121,16 @@ class Ways:
 
     def pays_again(self, *, now: float) -> bool:
         """While the remote side streams: whether to draft again."""
-        if not self._pair.is_lossless or self._drafting.is_out or self._judging.state != "open" or not self.is_promising(now):
+        is_reachable = self._judging.state in {"closed", "open"} and self.is_promising(now)
+        if not self._pair.is_lossless or self._drafting.is_out or not is_reachable:
             return False
         return self._mode() == "speculate"
 
     def is_promising(self, now: float) -> bool:
-        """Whether a draft would soon be judged."""
+        """Whether a draft would soon be judged. A connection is opened with the first one, for the server reads the prompt for it."""
         judging = self._judging
+        if judging.state == "closed":
+            return self._can_ask
         if judging.state == "open":
             return now >= judging.refused_until
         return judging.state == "connecting" and judging.trouble_since is not None and now < judging.trouble_since + self.patience
@@ -152,6 +155,10 @@ class Ways:
         if judging.round is None or judging.round.state == "out" or judging.trouble_since is None:
             return None
         return judging.trouble_since + self.patience
+
+    @property
+    def _can_ask(self) -> bool:
+        return self._pair.steering.budget > 0.0
 
     @property
     def _is_past_exit(self) -> bool:

@@ -7,9 +7,8 @@ verification, and the round gives E(alpha, gamma) tokens; DSD's equation 2 is th
 ``ModeSwitch`` turns that into a mode. The arithmetic can be wrong, and the acceptance rate is not seen while the remote side generates
 alone, so a ledger decides too: every round is compared with what plain remote would have taken for the same tokens. Drafting goes on only
 while even a round that gives a single token leaves the loss within 3 % of all the time (and one or two such rounds, for a start); where the
-arithmetic speaks against drafting, one round is tried whenever that keeps the loss within 1 %. So what the ledger counts is never below 0.97
-of plain remote in the long run, whatever the link and the models do, and the way back is found. It does not count what the verifier's session
-takes from the same server: short answers of a fast server pay for the prompt that it reads (``bench/speculate.py``).
+arithmetic speaks against drafting, one round is tried whenever that keeps the loss within 1 %. So what the ledger counts is never below
+0.97 of plain remote in the long run, whatever the link and the models do, and the way back is found.
 
 The papers define fused mode twice (DSD sections 3.3 and 4.4); here it is the remote side alone.
 """
@@ -55,6 +54,7 @@ class Conditions(Struct, frozen=True, kw_only=True):
         hit_rate: share of rounds whose pre-drafted branch is adopted, 0..1.
         slowdown: how many times longer a step on all branches together takes than one of the draft alone.
         budget: share of draft tokens that are verified, above 0 up to 1; the rest cost a draft step each.
+        round_tokens: that a verified round gives, as measured; None: as the acceptance rate says, E(alpha, gamma).
     """
 
     acceptance: float
@@ -69,6 +69,7 @@ class Conditions(Struct, frozen=True, kw_only=True):
     hit_rate: float = 0.0
     slowdown: float = 1.0
     budget: float = 1.0
+    round_tokens: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no round can be made of."""
@@ -123,7 +124,10 @@ def predict_rates(conditions: Conditions) -> Rates:
     if not has_link:
         return Rates(1.0 / conditions.draft_step, 0.0, 0.0, 0.0)
     verified, local = conditions.budget, 1.0 - conditions.budget
-    tokens = verified * expected_tokens(conditions.acceptance, conditions.window) + local * conditions.window
+    given = conditions.round_tokens
+    if given is None:
+        given = expected_tokens(conditions.acceptance, conditions.window)
+    tokens = verified * given + local * conditions.window
     alone = local * conditions.window * conditions.draft_step
     waiting = tokens / (verified * round_seconds(conditions, is_parallel=False) + alone)
     parallel = tokens / (verified * round_seconds(conditions, is_parallel=True) + alone)
@@ -134,7 +138,7 @@ def best_window(conditions: Conditions, *, is_parallel: bool, longest: int = LON
     """The window of 1 to ``longest`` tokens with the highest predicted rate; of equal ones the shortest."""
 
     def rate(window: int) -> float:
-        rates = predict_rates(replace(conditions, window=window))
+        rates = predict_rates(replace(conditions, window=window, round_tokens=None))
         return rates.parallel if is_parallel else rates.waiting
 
     return max(range(1, longest + 1), key=lambda window: (rate(window), -window))

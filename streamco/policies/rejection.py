@@ -9,8 +9,12 @@ outcome of its own, and the last position has (1 - alpha) alpha^t like the other
 factor of an ordinary token, 1 - c with c the mean confidence; then a draft of ordinary tokens has the base distribution, a sure one is
 more likely to be accepted whole. Without a measured mean, c = alpha: a draft model that is as sure as it is right.
 
+Where the chance of each token is known by itself (``chances``), ``chain_rejection`` needs no such form: the first rejection is at a
+position if all in front of it are accepted and it is not. On recorded drafts that is the better forecast (``bench/speculate.py``).
+
 A *branch* is a guess of the whole verdict, where it rejects and what it puts there, and the draft goes on behind it. ``rank_branches``
-says how likely each guess is, ``allot`` how many are drafted side by side in the time the verdict takes.
+says how likely each guess is, ``allot`` how many are drafted in the time the verdict takes, and how many of them side by side: where a
+batch of two costs as much as two of one, the likelier goes first.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from msgspec import Struct
 from streamco.errors import ConfigError
 from streamco.policies.device_constrained import check_share
 
-__all__ = ["ALTERNATIVES", "Branch", "PreDraft", "RejectionForecast", "allot", "forecast_rejection", "rank_branches"]
+__all__ = ["ALTERNATIVES", "Branch", "PreDraft", "RejectionForecast", "allot", "chain_rejection", "forecast_rejection", "rank_branches"]
 
 ALTERNATIVES = 3  # of each position; most corrections lie within the draft model's top 3 (section 4.4)
 
@@ -77,11 +81,13 @@ class PreDraft(Struct, frozen=True):
 
     Args:
         branches: likeliest first; empty: nothing is worth a step, or there is no time for one.
-        steps: tokens to draft on each of them.
+        steps: tokens to draft on each of them; time may end before the last ones have so many.
+        width: so many are drafted side by side, and when they are done the next ones.
     """
 
     branches: tuple[Branch, ...] = ()
     steps: int = 0
+    width: int = 1
 
     @property
     def hit_rate(self) -> float:
@@ -115,6 +121,23 @@ def forecast_rejection(acceptance: float, confidences: Sequence[float], mean_con
     if total <= 0.0:  # every possible place of rejection is certain of itself: the adjustment has nothing to say
         return RejectionForecast(tuple(base), all_accepted)
     return RejectionForecast(tuple(weight / total for weight in adjusted), all_accepted * (1.0 - mean) / total)
+
+
+def chain_rejection(chances: Sequence[float]) -> RejectionForecast:
+    """The distribution of the first rejection where each token's chance to be accepted is known.
+
+    Args:
+        chances: of each draft token, if all in front of it are accepted, 0..1, shape (window,).
+
+    Raises:
+        ConfigError: one outside 0..1.
+    """
+    rejections, reached = [], 1.0
+    for chance in chances:
+        check_share("chance", chance)
+        rejections.append(reached * (1.0 - chance))
+        reached *= chance
+    return RejectionForecast(tuple(rejections), reached)
 
 
 def rank_branches(
@@ -159,7 +182,7 @@ def rank_branches(
 
 
 def allot(branches: Sequence[Branch], *, seconds: float, step_times: Sequence[float], window: int) -> PreDraft:
-    """Choose how many branches to draft side by side, and how far.
+    """Choose which branches to draft, how far, and how many side by side.
 
     More branches hit more often, but a batch of them takes longer a step, so each gets less far before the verdict comes. A hit saves the
     steps that were made, up to the next draft's length; what counts is the mean of that.
@@ -175,13 +198,28 @@ def allot(branches: Sequence[Branch], *, seconds: float, step_times: Sequence[fl
     """
     if any(time <= 0.0 for time in step_times):
         raise ConfigError(f"branches: expected step times above 0 s, got {list(step_times)}")
+    allowed = branches[: len(step_times)]
     best, most = PreDraft(), 0.0
-    for count, time in enumerate(step_times[: len(branches)], start=1):
-        steps = min(window, int(max(0.0, seconds) / time + 1e-9))
-        plan = PreDraft(tuple(branches[:count]), steps)
-        if steps and plan.hit_rate * steps > most:
-            best, most = plan, plan.hit_rate * steps
+    for width in range(1, len(allowed) + 1):
+        steps = _steps(len(allowed), width, seconds, step_times, window)
+        saved = sum(branch.probability * made for branch, made in zip(allowed, steps, strict=False))
+        if saved > most + 1e-12:
+            best, most = PreDraft(tuple(allowed[: len(steps)]), steps[0], width), saved
     return best
+
+
+def _steps(count: int, width: int, seconds: float, step_times: Sequence[float], window: int) -> list[int]:
+    """Tokens that each branch gets, so many side by side, one group after the other; branches that get none are left out."""
+    steps: list[int] = []
+    left = max(0.0, seconds)
+    for start in range(0, count, width):
+        size = min(width, count - start)
+        made = min(window, int(left / step_times[size - 1] + 1e-9))
+        if made < 1:
+            break
+        steps += [made] * size
+        left -= made * step_times[size - 1]
+    return steps
 
 
 def _replacements(

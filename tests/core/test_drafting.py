@@ -32,7 +32,7 @@ class Device:
         self.drafting.begin(settled, len(ids), now=0.0)
         assert self.drafting.trunk is not None
         self.tell(self.drafting.trunk.version, *ids)
-        self.drafting.rest()
+        self.drafting.rest(now=0.0)
         self.said.clear()
 
 
@@ -81,15 +81,16 @@ def test_a_trunk_that_is_judged_stops(device: Device) -> None:
     device.drafting.begin([], 4, now=0.0)
     device.tell(1, 2, 3, is_finished=False)
     device.commands()
-    device.drafting.rest()
+    device.drafting.rest(now=3.0)
     assert device.commands() == [DropDrafts((1,))]
     assert device.drafting.trunk is None
+    assert device.pair.step_times[0] == pytest.approx(0.02 + 0.5 * (1.5 - 0.02)), "two tokens in three seconds"
 
 
 def test_branches_fork_where_they_bet(device: Device) -> None:
     device.draft([1, 2], 3, 4, 5)
     device.drafting.branch(
-        2, [Branch(3, None, 0.4), Branch(1, 9, 0.2), Branch(0, 8, 0.1)], lambda branch: 2 - (branch.token == 8) * 2, now=0.0
+        2, [Branch(3, None, 0.4), Branch(1, 9, 0.2), Branch(0, 8, 0.1)], lambda branch: 2 - (branch.token == 8) * 2, width=2, now=0.0
     )
     assert device.commands() == [DraftBranch(2, 5, (), 3), DraftBranch(3, 3, (9,), 2)]
     assert device.report.pre_drafted == 0
@@ -99,7 +100,7 @@ def test_branches_fork_where_they_bet(device: Device) -> None:
 
 def test_a_branch_that_is_adopted_is_the_trunk_and_the_others_are_dropped(device: Device) -> None:
     device.draft([1, 2], 3, 4, 5)
-    device.drafting.branch(2, [Branch(3, None, 0.4), Branch(1, 9, 0.2)], lambda _: 2, now=0.0)
+    device.drafting.branch(2, [Branch(3, None, 0.4), Branch(1, 9, 0.2)], lambda _: 2, width=2, now=0.0)
     device.tell(3, 6, is_finished=False)
     device.commands()
     settled = [1, 2, 3, 9]
@@ -118,7 +119,7 @@ def test_a_branch_that_is_adopted_is_the_trunk_and_the_others_are_dropped(device
 
 def test_a_branch_that_bet_on_the_models_own_token_is_adopted_without_it(device: Device) -> None:
     device.draft([1], 2)
-    device.drafting.branch(1, [Branch(1, None, 0.4)], lambda _: 2, now=0.0)
+    device.drafting.branch(1, [Branch(1, None, 0.4)], lambda _: 2, width=2, now=0.0)
     device.tell(2, 3, 4, is_finished=False)
     device.commands()
     line = device.drafting.find(1, 3)
@@ -130,9 +131,25 @@ def test_a_branch_that_bet_on_the_models_own_token_is_adopted_without_it(device:
     assert device.commands()[-1] == DraftTokens(3, 5, (), 1)
 
 
+def test_branches_that_are_not_drafted_side_by_side_begin_when_those_before_are_done(device: Device) -> None:
+    device.draft([1], 2, 3, 4)
+    guesses = [Branch(3, None, 0.4), Branch(1, 9, 0.2), Branch(0, 8, 0.1)]
+    device.drafting.branch(1, guesses, lambda _: 2, width=1, now=0.0)
+    assert device.commands() == [DraftBranch(2, 4, (), 3)]
+    device.tell(2, 5, 6, is_finished=False, now=1.0)
+    assert device.commands() == []
+    device.tell(2, 7, now=2.0)
+    assert device.commands() == [DraftBranch(3, 2, (9,), 2)]
+    assert device.drafting.find(3, 5) is not None, "a branch that is done still bets"
+    device.drafting.drop()
+    assert device.commands() == [DropDrafts((2, 3))]
+    device.tell(3, 6, 7)
+    assert device.commands() == [], "what waited is dropped with the others"
+
+
 def test_dropping_names_every_branch_once(device: Device) -> None:
     device.draft([1], 2)
-    device.drafting.branch(1, [Branch(1, None, 0.4), Branch(0, 9, 0.4)], lambda _: 2, now=0.0)
+    device.drafting.branch(1, [Branch(1, None, 0.4), Branch(0, 9, 0.4)], lambda _: 2, width=2, now=0.0)
     device.tell(3, 4, 5)
     device.commands()
     device.drafting.drop()
@@ -158,7 +175,7 @@ def test_a_draft_that_has_to_read_much_first_says_nothing(device: Device) -> Non
 def test_one_of_the_branches_says_how_fast_they_all_are(device: Device) -> None:
     device.draft([1], 2)
     before = list(device.pair.step_times)
-    device.drafting.branch(1, [Branch(0, 8, 0.4), Branch(0, 9, 0.4)], lambda _: 2, now=10.0)
+    device.drafting.branch(1, [Branch(0, 8, 0.4), Branch(0, 9, 0.4)], lambda _: 2, width=2, now=10.0)
     device.tell(2, 4, is_finished=False, now=11.0)
     first = before[1] + 0.5 * (1.0 - before[1])
     assert device.pair.step_times[1] == pytest.approx(first), "without waiting for the last one"

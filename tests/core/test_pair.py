@@ -6,7 +6,7 @@ import pytest
 
 from streamco.core.pair import Pair, PairPrior, SpeculationReport
 from streamco.errors import ConfigError
-from streamco.policies.window import Dynamic, Stabiliser, Static
+from streamco.policies.window import Confident, Dynamic, Stabiliser, Static
 
 
 def prior(**changes: object) -> PairPrior:
@@ -132,3 +132,57 @@ def test_an_expected_wait_holds_until_one_was_measured() -> None:
     pair.note_wait(0.3, queue_depth=0.0, server_seconds=0.1)
     pair.expect_wait(0.02)
     assert pair.wait == 0.3
+
+
+# Drafts that end before their window
+
+
+def confident() -> Pair:
+    pair = Pair(window=Confident(worth=2.0), prior=prior(acceptance=0.7, wait=0.08, step_times=(0.01, 0.011)))
+    pair.propose_window()
+    return pair
+
+
+def test_a_draft_is_enough_when_it_will_hardly_be_accepted_whole() -> None:
+    pair = confident()
+    assert pair.window == 10
+    assert not pair.is_enough([0.9])
+    assert not pair.is_enough([0.9, 0.9])
+    assert pair.is_enough([0.9, 0.9, 0.1, 0.1])
+
+
+def test_a_static_draft_is_never_enough_before_its_window() -> None:
+    pair = Pair(window=Static(4))
+    pair.propose_window()
+    assert not pair.is_enough([0.0] * 3)
+    assert pair.usual_window == 4
+
+
+def test_the_usual_window_is_what_drafts_had_or_would_have_had() -> None:
+    pair = confident()
+    for _ in range(40):
+        pair.note_verdict([0.95] * 6, 6, is_hit=None)
+        pair.propose_window()
+    assert pair.usual_window == 6
+    for _ in range(40):
+        pair.note_verdict([0.1, 0.1, 0.1, 0.1], 0, is_hit=None)
+        pair.propose_window()
+    assert pair.usual_window == 1, "an overheard draft counts as far as it would have gone"
+    assert pair.conditions().window == 1
+
+
+def test_what_rounds_give_is_measured() -> None:
+    pair = Pair(window=Static(4), prior=prior(acceptance=0.5))
+    assert pair.conditions().round_tokens == pytest.approx(1.9375), "E(0.5, 4)"
+    for _ in range(300):
+        pair.note_verdict([0.5] * 4, 3, is_hit=None)
+    assert pair.conditions().round_tokens == pytest.approx(4.0, abs=0.1)
+
+
+def test_the_forecast_is_learned_or_the_papers() -> None:
+    learned, paper = Pair(prior=prior(acceptance=0.7)), Pair(prior=prior(acceptance=0.7), forecast="geometric")
+    for pair in (learned, paper):
+        for _ in range(100):
+            pair.note_verdict([0.9, 0.25], 1, is_hit=None)
+    assert learned.forecast([0.9, 0.25]).rejections[1] > 0.9
+    assert paper.forecast([0.9, 0.25]).rejections[1] < 0.7

@@ -318,8 +318,7 @@ def test_a_reader_of_drafts_sees_them_at_once_and_what_was_wrong_is_taken_back()
 
 def remote(**options: Any) -> Answer:
     answer = Answer(prior=FAST_STREAM, **options)
-    assert answer.commands() == [ConnectVerifier(()), OpenRemote(1, (), options.get("max_tokens"))]
-    answer.told(VerifierConnected(0))
+    assert answer.commands() == [OpenRemote(1, (), options.get("max_tokens"))], "nobody is asked to judge"
     return answer
 
 
@@ -327,7 +326,7 @@ def test_where_drafting_does_not_pay_the_remote_side_streams() -> None:
     answer = remote()
     assert answer.told(RemoteTokensReceived(1, (3, 4))) == [DeliverIds((3, 4), "remote")]
     assert answer.told(RemoteTokensReceived(1, (5,)), after=0.001) == [DeliverIds((5,), "remote")]
-    assert answer.told(RemoteEnded(1, "stop")) == [CloseVerifier(), FinishAnswer("stop")]
+    assert answer.told(RemoteEnded(1, "stop")) == [FinishAnswer("stop")]
     assert (answer.report.remote, answer.report.cloud, answer.report.fallbacks) == (3, 3, 0)
 
 
@@ -341,7 +340,6 @@ def test_a_stream_that_passes_the_end_or_the_limit_is_closed() -> None:
     answer = remote(end_ids=frozenset({0}))
     assert answer.told(RemoteTokensReceived(1, (3, 0, 4))) == [
         DeliverIds((3,), "remote"),
-        CloseVerifier(),
         CloseRemote(1),
         FinishAnswer("stop"),
     ]
@@ -352,16 +350,20 @@ def test_a_stream_that_passes_the_end_or_the_limit_is_closed() -> None:
 def test_a_stream_that_fails_is_taken_over_by_drafting() -> None:
     answer = remote()
     answer.told(RemoteTokensReceived(1, (3, 4)))
-    assert answer.told(RemoteFailed(1, REMOTE_ERROR)) == [DraftTokens(2, 0, (3, 4), 3)]
+    assert answer.told(RemoteFailed(1, REMOTE_ERROR)) == [ConnectVerifier((3, 4)), DraftTokens(2, 0, (3, 4), 3)]
 
 
 def test_when_drafting_pays_again_the_stream_is_closed_and_a_round_begins() -> None:
     answer = remote(window=1)
     commands: list[SpeculatorCommand] = []
     for token in range(60):
-        commands = answer.told(RemoteTokensReceived(1, (token,)), after=8.0)
-        if has(commands, CloseRemote):
+        commands += answer.told(RemoteTokensReceived(1, (token,)), after=8.0)
+        if has(commands, ConnectVerifier):
             break
+    assert answer.told(RemoteTokensReceived(1, (60, 61, 62, 63)), after=32.0)[0] == DeliverIds((60, 61, 62, 63), "remote")
+    assert not has(commands, CloseRemote), "until somebody is there who judges"
+    answer.told(VerifierConnected(len(only(commands, ConnectVerifier).ids)))
+    commands = answer.told(RemoteTokensReceived(1, (64, 65, 66, 67)), after=32.0)
     assert CloseRemote(1) in commands
     assert has(commands, DraftTokens)
     assert answer.told(RemoteTokensReceived(1, (99,))) == [], "it was on its way"
@@ -655,7 +657,7 @@ def test_a_refused_chunk_is_the_devices_and_the_budget_has_it_back() -> None:
 
 def test_a_chunk_whose_connection_is_lost_goes_on_along_the_models_own_branch() -> None:
     answer = selective(0.9999, is_parallel=True, has_remote=False)
-    commands = answer.drafts(1, 5, 6, 7, confidence=0.1)
+    commands = answer.drafts(1, 5, 6, 7, confidence=0.5)
     branch = next(command for command in commands if isinstance(command, DraftBranch) and not command.ids)
     answer.drafts(branch.version, 8, 9, is_finished=False)
     assert answer.told(VerifierLost()) == [ConnectVerifier(())]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
 
 import pytest
@@ -9,7 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.errors import ConfigError
-from streamco.policies.rejection import Branch, PreDraft, RejectionForecast, allot, forecast_rejection, rank_branches
+from streamco.policies.rejection import (
+    Branch,
+    PreDraft,
+    RejectionForecast,
+    allot,
+    chain_rejection,
+    forecast_rejection,
+    rank_branches,
+)
 
 shares = st.floats(0.0, 1.0)
 drafts = st.lists(shares, max_size=12)
@@ -163,6 +172,22 @@ def test_rows_that_do_not_fit_the_draft_are_refused() -> None:
         rank_branches(RejectionForecast((0.5, 0.2), 0.3), [1, 2], ROWS[:1], 0.7)
 
 
+# Chances that are known
+
+
+@given(st.lists(st.floats(0.0, 1.0), max_size=12))
+def test_each_token_is_the_first_rejected_if_all_before_it_are_accepted_and_it_is_not(chances: list[float]) -> None:
+    forecast = chain_rejection(chances)
+    assert sum(forecast.rejections) + forecast.accept_all == pytest.approx(1.0)
+    for place, rejected in enumerate(forecast.rejections):
+        assert rejected == pytest.approx(math.prod(chances[:place]) * (1.0 - chances[place]))
+
+
+def test_a_chance_is_a_share() -> None:
+    with pytest.raises(ConfigError, match="chance"):
+        chain_rejection([0.5, 1.1])
+
+
 # The allowance
 
 BRANCHES = [Branch(4, None, 0.4), Branch(0, 11, 0.2), Branch(1, 21, 0.1), Branch(2, 31, 0.05)]
@@ -170,7 +195,7 @@ BRANCHES = [Branch(4, None, 0.4), Branch(0, 11, 0.2), Branch(1, 21, 0.1), Branch
 
 def test_with_rows_for_nothing_every_branch_is_drafted() -> None:
     plan = allot(BRANCHES, seconds=0.1, step_times=[0.02] * 4, window=4)
-    assert plan == PreDraft(tuple(BRANCHES), 4)
+    assert plan == PreDraft(tuple(BRANCHES), 4, width=4)
     assert plan.hit_rate == pytest.approx(0.75)
     assert plan.tokens == 16
 
@@ -195,12 +220,24 @@ def test_without_time_for_a_step_nothing_is_drafted() -> None:
 )  # fmt: skip
 def test_no_other_allotment_saves_more(probabilities: list[float], seconds: float, step_times: list[float], window: int) -> None:
     branches = [Branch(0, place, share) for place, share in enumerate(sorted(probabilities, reverse=True))]
-    plan = allot(branches, seconds=seconds, step_times=step_times, window=window)
+    plan, allowance = allot(branches, seconds=seconds, step_times=step_times, window=window), seconds
     assert plan.steps <= window
-    assert plan.steps == 0 or plan.steps * step_times[len(plan.branches) - 1] <= seconds + 1e-6
+    saved = 0.0
+    for start in range(0, len(plan.branches), plan.width):
+        group = plan.branches[start : start + plan.width]
+        steps = min(plan.steps, int(seconds / step_times[len(group) - 1] + 1e-9))
+        assert steps >= 1, "there is time for all of them"
+        seconds -= steps * step_times[len(group) - 1]
+        saved += sum(branch.probability for branch in group) * steps
+    assert seconds >= -1e-6
     for count in range(1, min(len(branches), len(step_times)) + 1):
-        steps = min(window, int(seconds / step_times[count - 1]))
-        assert plan.hit_rate * plan.steps >= sum(branch.probability for branch in branches[:count]) * steps - 1e-9
+        steps = min(window, int(allowance / step_times[count - 1]))
+        assert saved >= sum(branch.probability for branch in branches[:count]) * steps - 1e-9
+
+
+def test_where_two_together_are_slower_than_one_after_the_other_the_likelier_goes_first() -> None:
+    plan = allot(BRANCHES, seconds=0.2, step_times=[0.02, 0.045, 0.06, 0.08], window=4)
+    assert (plan.width, plan.steps, len(plan.branches)) == (1, 4, 3), "the last one for two steps"
 
 
 def test_a_step_takes_time() -> None:

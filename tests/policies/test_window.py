@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.errors import ConfigError
-from streamco.policies.window import LONGEST, Dynamic, Stabiliser, Static, WindowPolicy, WindowState, is_fused
+from streamco.policies.window import LONGEST, Confident, Dynamic, Stabiliser, Static, Stopping, WindowPolicy, WindowState, is_fused
 
 proposals = st.lists(st.floats(-5.0, 30.0), min_size=1, max_size=40)
 
@@ -93,3 +93,24 @@ def test_windows_and_smoothings_out_of_range_are_refused() -> None:
         Stabiliser(0.0)
     with pytest.raises(ConfigError, match="stabiliser: expected 1 <="):
         Stabiliser(shortest=5, longest=4)
+
+
+def test_a_confident_draft_has_a_limit_once_the_times_are_known() -> None:
+    policy = Confident(first=3, longest=9)
+    assert (policy.first, policy.propose(WindowState(previous=3))) == (3, 3.0)
+    assert policy.propose(WindowState(previous=3, draft_step=0.01, rate=20.0)) == 9.0
+    assert isinstance(policy, Stopping)
+    assert not isinstance(Static(), Stopping)
+
+
+def test_a_confident_draft_ends_where_a_token_is_not_worth_its_step() -> None:
+    policy = Confident(worth=2.0, surest=0.5)
+    assert policy.least_chance(WindowState(previous=3, draft_step=0.005, rate=20.0)) == pytest.approx(0.2)
+    assert policy.least_chance(WindowState(previous=3, draft_step=0.1, rate=20.0)) == 0.5, "the first tokens are worth a round"
+    assert policy.least_chance(WindowState(previous=3)) == 0.0
+
+
+@pytest.mark.parametrize("wrong", [{"first": 0}, {"longest": 3}, {"worth": 0.0}, {"surest": 1.5}])
+def test_a_confident_window_that_can_not_be_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        Confident(**wrong)  # type: ignore[arg-type]
