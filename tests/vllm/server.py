@@ -24,7 +24,6 @@ READY_WITHIN = 240.0  # seconds: it imports torch, compiles and measures itself 
 OPTIONS = {
     "--served-model-name": MODEL,
     "--host": "127.0.0.1",
-    "--dtype": "bfloat16",
     "--max-model-len": str(CONTEXT_TOKENS),
     "--max-num-seqs": "4",
     "--generation-config": "vllm",
@@ -53,8 +52,8 @@ class Server:
 
 
 @contextmanager
-def running_vllm() -> Iterator[Server]:
-    """A server that answers.
+def running_vllm(dtype: str = "bfloat16") -> Iterator[Server]:
+    """A server that answers, and computes in this type.
 
     Raises:
         AssertionError: the environment is not there, or the server didn't become ready; the message ends with its last words.
@@ -63,7 +62,7 @@ def running_vllm() -> Iterator[Server]:
     if not (python.exists() and model.is_dir()):
         raise AssertionError(f"expected vLLM's environment and the converted model in {VLLM}, got none: make vllm builds them")
     port = _free_port()
-    options = [part for pair in {**OPTIONS, "--model": str(model), "--port": str(port)}.items() for part in pair]
+    options = [part for pair in {**OPTIONS, "--dtype": dtype, "--model": str(model), "--port": str(port)}.items() for part in pair]
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", *options]
     log = VLLM / "server.log"
     with log.open("wb") as output:
