@@ -66,6 +66,10 @@ class Work(Protocol):
         """Of how many of the next so many rows it wants the logits: the last of them."""
         ...
 
+    def find(self, count: int) -> None:
+        """So many tokens of its prompt need not be decoded: somebody else has read them meanwhile."""
+        ...
+
     def accept(self, logits: NDArray[np.float32]) -> None:
         """The logits of its last row; may end it."""
         ...

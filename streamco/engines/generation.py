@@ -123,6 +123,10 @@ class RunningGeneration:
         self._reused = len(slot.ids)
         self._admitted = perf_counter()
 
+    def find(self, count: int) -> None:
+        """So many more tokens of the prompt are in the slot without having been decoded for it."""
+        self._reused += count
+
     def accept(self, logits: NDArray[np.float32]) -> None:
         """Draw the next token from the logits of the last one and show what it completes; may finish the generation."""
         if self._prefilled == 0.0:

@@ -29,6 +29,8 @@ from streamco.errors import ConfigError, EngineError, UsageError
 __all__ = ["LlamaEngine"]
 
 MOST_SEQUENCES = 256  # LLAMA_MAX_SEQ
+COPY_WORTH = 16  # tokens, or one in COPY_SHARE of the context, which is copied whole: they take over seven times as long to compute
+COPY_SHARE = 128
 
 
 class LlamaEngine:
@@ -105,7 +107,10 @@ class LlamaEngine:
             raise
         can_fork = model.can_share_prefixes
         can_share = can_fork and not is_separate
-        self._slots = SlotTable(self._context, count, idle_tokens=limit, can_share=can_share, can_fork=can_fork, stride=stride)
+        worth = max(COPY_WORTH, limit // COPY_SHARE) if is_separate else 1
+        self._slots = SlotTable(
+            self._context, count, idle_tokens=limit, can_share=can_share, can_fork=can_fork, copy_worth=worth, stride=stride
+        )
 
     # Any thread
 

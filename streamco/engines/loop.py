@@ -250,7 +250,10 @@ class EngineLoop:
         context = self._context
         batch: list[tuple[Work, list[int], range]] = []
         single: list[Work] = []
-        for work in ready:
+        for work in list(ready):
+            if not self._catch_up(work):
+                self._verifying.remove(work)
+                continue
             slot = slot_of(work)
             start = len(slot.ids)
             chunk = work.prompt[start : start + self._decoder.chunk]
@@ -280,6 +283,8 @@ class EngineLoop:
     def _prefill(self, work: Work) -> None:
         """One chunk of one prompt; the others' turns come first then."""
         self._prefilling.remove(work)
+        if not self._catch_up(work):
+            return
         slot = slot_of(work)
         start = len(slot.ids)
         is_small = self._writing or self._verifying or self._options.exact or isinstance(work, Task)
@@ -295,6 +300,15 @@ class EngineLoop:
                 work.end_prefill()
         if not self._is_over(work):
             self._enqueue(work)
+
+    def _catch_up(self, work: Work) -> bool:
+        """Give it what others have read of its prompt since its last turn; False: that was all it wanted."""
+        found = self._slots.catch_up(slot_of(work), work.prompt, len(work.prompt) - work.wanted(work.missing))
+        if found:
+            work.find(found)
+            if not work.missing:
+                work.end_prefill()
+        return not self._is_over(work)
 
     def _accept(self, work: Work, row: int) -> None:
         try:

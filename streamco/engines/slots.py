@@ -2,7 +2,8 @@
 
 A slot is a sequence id of the context with the tokens decoded into it. When a generation ends its slot keeps them: the next turn of a chat
 begins with the same tokens, and only the rest has to be computed. Prefixes of slots at work are shared too (in a unified cache a shared
-prefix takes no cells of its own).
+prefix takes no cells of its own). Whoever reads a prompt that somebody else is reading too catches up with him before each of its turns, so
+that between them they read it once.
 
 Idle slots cost time even when nobody asks for them: attention runs over all cells in use. So together they keep at most one context's worth
 of tokens, least recently used first out.
@@ -65,17 +66,27 @@ class SlotTable:
         stride: their sequence ids are so far apart.
         idle_tokens: how many tokens idle slots may keep together.
         can_share: a prefix of a sequence's memory is that prefix's memory (see ``LlamaModel.can_share_prefixes``).
-        can_fork: so it is, but ``copy`` is dear: only ``fork`` does it. None: as ``can_share``.
+        can_fork: so it is, but ``copy`` is dear: what slots at work have is had by ``fork`` and ``catch_up`` alone. None: as ``can_share``.
+        copy_worth: so many tokens and more take longer to compute than a copy.
     """
 
     def __init__(
-        self, memory: Memory, count: int, *, idle_tokens: int, can_share: bool = True, can_fork: bool | None = None, stride: int = 1
+        self,
+        memory: Memory,
+        count: int,
+        *,
+        idle_tokens: int,
+        can_share: bool = True,
+        can_fork: bool | None = None,
+        copy_worth: int = 1,
+        stride: int = 1,
     ) -> None:
         self._memory = memory
         self._slots = [Slot(number * stride) for number in range(count)]
         self._idle_tokens = idle_tokens
         self._can_share = can_share
         self._can_fork = can_share if can_fork is None else can_fork
+        self._copy_worth = copy_worth
         self._clock = 0
 
     def acquire(self, prompt: Sequence[int], owner: object = None) -> Slot:
@@ -94,8 +105,8 @@ class SlotTable:
             self.truncate(slot, shared)
         else:
             self.truncate(slot, 0)
-            self._memory.copy(donor.sequence, slot.sequence, shared)
-            slot.ids = donor.ids[:shared]
+            if shared >= self._copy_worth:
+                self._copy(donor, slot, shared)
         self._trim()
         return slot
 
@@ -109,9 +120,31 @@ class SlotTable:
         self.truncate(slot, 0)
         shared = common_prefix(source.ids, ids) if self._can_fork else 0
         if shared:
-            self._memory.copy(source.sequence, slot.sequence, shared)
-            slot.ids = source.ids[:shared]
+            self._copy(source, slot, shared)
         return slot
+
+    def _copy(self, source: Slot, target: Slot, length: int) -> None:
+        self._memory.copy(source.sequence, target.sequence, length)
+        target.ids = source.ids[:length]
+
+    def catch_up(self, slot: Slot, prompt: Sequence[int], limit: int) -> int:
+        """Give a slot at work what others of its owner have by now of its prompt's first ``limit`` tokens; how many more it has then."""
+        has = len(slot.ids)
+        best, donor = has + self._copy_worth - 1, None
+        if not self._can_fork or best >= limit:
+            return 0
+        for other in self._slots:
+            if len(other.ids) > best and other.owner == slot.owner and other.ids[best] == prompt[best]:
+                shared = min(common_prefix(other.ids, prompt), limit)
+                if shared > best:
+                    best, donor = shared, other
+            if best == limit:
+                break
+        if donor is None:
+            return 0
+        self.truncate(slot, 0)
+        self._copy(donor, slot, best)
+        return best - has
 
     def _longest_shared(self, prompt: list[int], owner: object) -> tuple[int, Slot | None]:
         """The longest beginning of the prompt that can be had, and the slot that has it (an idle one, if there is a choice)."""
@@ -127,7 +160,7 @@ class SlotTable:
     def _choose(self, idle: list[Slot], donor: Slot | None, shared: int) -> Slot:
         # A donor that would lose more than half of what it keeps stays as it is and lends its prefix, if there is another slot.
         others = [slot for slot in idle if slot is not donor]
-        if donor is not None and not donor.is_busy and (not others or not self._can_share or 2 * shared >= len(donor.ids)):
+        if donor is not None and not donor.is_busy and (not others or not self._can_fork or 2 * shared >= len(donor.ids)):
             return donor
         return min(others, key=lambda slot: (bool(slot.ids), slot.used))
 

@@ -76,7 +76,7 @@ class Task:
         self._wake_failure: Exception | None = None
         self._ring: Ring[Prediction] = Ring(max(1, room))
         self._began = 0.0
-        self._found = 0  # ids in memory when it began
+        self._found = 0  # ids in memory when it began, and those that others have read meanwhile
         self._made = 0
 
     # The consumer's side
@@ -140,6 +140,10 @@ class Task:
         """Its sequence has a slot and has forgotten what it may not keep; may end it."""
         self._began = perf_counter()
         self._found = len(self.owner.slot.ids) if self.owner.slot is not None else 0
+
+    def find(self, count: int) -> None:
+        """So many more tokens of the prompt are in memory without having been decoded for it."""
+        self._found += count
 
     def accept(self, logits: NDArray[np.float32]) -> None:
         """The logits of the next row that was asked for; may end it."""

@@ -9,7 +9,7 @@ import pytest
 
 from streamco.engines.base import Generation, HoldingEngine, Prediction
 from streamco.engines.context import NO_ROOM
-from streamco.engines.llama import LlamaEngine
+from streamco.engines.llama import COPY_WORTH, LlamaEngine
 from streamco.errors import ConfigError, EngineError, UsageError
 from tests.engines.asking import Answer, asked, draft, extend, verify
 from tests.engines.conftest import MakeEngine
@@ -23,7 +23,7 @@ def batches() -> list[str]:
     return made
 
 
-def hold_next(engine: LlamaEngine, prompt: str) -> tuple[Generation, Reader]:
+def hold_next(engine: LlamaEngine, prompt: str | list[int]) -> tuple[Generation, Reader]:
     """A generation whose first decode waits for ``let_go``: what is asked meanwhile is there when it is over."""
     context = FakeContext.last
     while context.entered.acquire(blocking=False):
@@ -401,6 +401,48 @@ def test_in_private_mode_only_the_same_label_finds_what_was_read(make_engine: Ma
     assert "".join(batches()) == " i"
 
 
+def test_a_text_that_is_given_in_pieces_is_found_piece_by_piece(make_engine: MakeEngine) -> None:
+    engine = make_engine(held_sequences=1)
+    text = bytes(range(1, 100))
+    complete(engine, list(text), max_tokens=1)
+    batches()
+    sequence = engine.hold()
+    rows = 0
+    for first in range(0, len(text), 33):
+        answer = Answer()
+        rows += answer.read(sequence.read(text[first : first + 33], answer.wake)).timings.rows
+    assert (rows, batches()) == (0, [])
+    assert draft(sequence, 1).tokens == [100]
+
+
+@pytest.mark.parametrize("memory", [{}, {"separate": True}, {"exact": True}])
+def test_a_prompt_that_a_generation_and_a_sequence_read_at_once_is_read_once(make_engine: MakeEngine, memory: dict[str, bool]) -> None:
+    engine = make_engine(held_sequences=1, max_sequences=1, **memory)
+    text = bytes(range(1, 200))
+    generation, reader = hold_next(engine, list(text))
+    sequence = engine.hold()
+    answer = Answer()
+    task = sequence.read(text, answer.wake)
+    FakeContext.last.let_go()
+    end, timings = reader.read(generation), answer.read(task).timings
+    assert end.timings.reused_tokens + timings.rows + 1 >= len(text) > end.timings.reused_tokens
+    read = [row.position for batch in FakeContext.last.batches for row in batch if row.position < len(text) and row.token]
+    assert sorted(set(read)) == list(range(len(text)))
+    assert len(read) <= len(text) + (COPY_WORTH if memory else 1)  # fewer are not worth a copy
+    assert draft(sequence, 1).tokens == [200]
+
+
+def test_in_private_mode_a_prompt_that_two_read_at_once_is_read_twice(make_engine: MakeEngine) -> None:
+    engine = make_engine(held_sequences=1, max_sequences=1, private=True)
+    text = bytes(range(1, 100))
+    generation, reader = hold_next(engine, list(text))
+    answer = Answer()
+    task = engine.hold("own").read(text, answer.wake)
+    FakeContext.last.let_go()
+    assert reader.read(generation).timings.reused_tokens == 0
+    assert answer.read(task).timings.rows == len(text)
+
+
 def test_a_memory_that_cannot_be_cut_is_read_again(make_engine: MakeEngine) -> None:
     sequence = make_engine(held_sequences=1).hold()
     extend(sequence, b"abc")
@@ -674,7 +716,7 @@ def test_without_layers_nothing_is_told_of_attention(make_engine: MakeEngine) ->
     assert not FakeContext.last.attention_layers
 
 
-def test_separate_sequences_have_a_whole_context_each_and_share_no_prefix(make_engine: MakeEngine) -> None:
+def test_separate_sequences_have_a_whole_context_each_and_share_no_short_prefix(make_engine: MakeEngine) -> None:
     engine = make_engine(held_sequences=2, held_tokens=9, max_sequences=1, separate=True, context_tokens=100)
     context = FakeContext.last
     assert (context.unified, context.sequences, context.cells - context.rows, engine.held_tokens) == (False, 4, 400, 200)

@@ -17,7 +17,7 @@ from streamco.config import SamplingOptions
 from streamco.engines.base import EngineOptions, SequenceTask, TokenSequence
 from streamco.engines.context import ABORTED
 from streamco.engines.gguf import derived
-from streamco.engines.llama import LlamaEngine
+from streamco.engines.llama import COPY_WORTH, LlamaEngine
 from streamco.engines.packaged import packaged_model
 from streamco.errors import EngineError
 from tests.engines.asking import Answer, accepted, asked, draft, extend, verify
@@ -161,6 +161,28 @@ def test_what_is_read_beside_a_longer_run_has_the_bits_of_what_is_read_alone(exa
         sequence.close()
     assert told[0] == told[1]
     assert told[2] == told[3]
+
+
+def test_what_was_read_in_turns_with_a_generation_has_the_bits_of_what_is_read_alone(exact: LlamaEngine) -> None:
+    print("seed 4")
+    dice = Random(4)
+    ids = [dice.randrange(1000, 40000) for _ in range(200)]
+    alone = exact.hold()
+    extend(alone, ids)
+    wanted = verify(alone, ids[:3], top=8).predictions
+    alone.truncate(0)
+    extend(alone, ids[:1:-1])  # in its place, so that it is not found
+    sequence = exact.hold()
+    with exact.together():
+        generation, reader = start(exact, ids, max_tokens=2, top=5)
+        task, answer = asked(sequence, "verify", ids[:3], given=ids, top=8)
+    rows = answer.read(task).timings.rows
+    found = reader.read(generation).timings.reused_tokens
+    assert 0 < found < len(ids)
+    assert len(ids) <= len(ids) - found + rows <= len(ids) + len(ids[:3]) + COPY_WORTH
+    assert [(each.likeliest, each.logits) for each in answer.predictions] == [(each.likeliest, each.logits) for each in wanted]
+    for each in (alone, sequence):
+        each.close()
 
 
 def test_a_long_draft_is_verified_in_chunks_with_the_same_bits(exact: LlamaEngine) -> None:

@@ -176,3 +176,97 @@ def test_sequence_ids_may_be_apart() -> None:
     table = SlotTable(cells, 3, idle_tokens=100, can_share=False, stride=2)
     slots = [table.acquire([number]) for number in range(3)]
     assert sorted(slot.sequence for slot in slots) == [0, 2, 4]
+
+
+def at_work(table: SlotTable, cells: Cells, prompt: list[int], read: int, owner: object = None) -> Slot:
+    """A slot that has read so many tokens of a prompt, whatever others have."""
+    slot = table.acquire(prompt, owner)
+    table.truncate(slot, 0)
+    cells.fill(slot, prompt[:read])
+    return slot
+
+
+def test_who_reads_the_same_prompt_has_what_the_other_has_read() -> None:
+    cells = Cells()
+    table = SlotTable(cells, 3, idle_tokens=100)
+    first, second = at_work(table, cells, [1, 2, 3, 4, 5], 4), at_work(table, cells, [1, 2, 3, 9, 9], 1)
+    assert table.catch_up(second, [1, 2, 3, 9, 9], 4) == 2
+    assert cells.tokens[second.sequence] == second.ids == [1, 2, 3]
+    assert table.catch_up(second, [1, 2, 3, 9, 9], 4) == 0
+    assert table.catch_up(first, [1, 2, 3, 4, 5], 4) == 0
+    assert cells.tokens[first.sequence] == first.ids == [1, 2, 3, 4]
+
+
+def test_nobody_catches_up_further_than_told() -> None:
+    cells = Cells()
+    table = SlotTable(cells, 2, idle_tokens=100)
+    at_work(table, cells, [1, 2, 3, 4, 5], 5)
+    second = at_work(table, cells, [1, 2, 3, 4, 5], 0)
+    assert table.catch_up(second, [1, 2, 3, 4, 5], 3) == 3
+    assert second.ids == [1, 2, 3]
+
+
+def test_what_ended_left_is_caught_up_with_as_what_is_at_work() -> None:
+    cells = Cells()
+    table = SlotTable(cells, 2, idle_tokens=100)
+    second = at_work(table, cells, [1, 2, 3, 4], 1)
+    run(table, cells, [1, 2, 3], [4])
+    assert table.catch_up(second, [1, 2, 3, 4], 4) == 3
+
+
+def test_what_was_read_for_another_owner_is_not_caught_up_with() -> None:
+    cells = Cells()
+    table = SlotTable(cells, 4, idle_tokens=100)
+    at_work(table, cells, [1, 2, 3, 4], 4, "a")
+    at_work(table, cells, [1, 2, 3, 4], 3)
+    second = at_work(table, cells, [1, 2, 3, 4], 1, "b")
+    assert table.catch_up(second, [1, 2, 3, 4], 4) == 0
+    third = at_work(table, cells, [1, 2, 3, 4], 1, "a")
+    assert table.catch_up(third, [1, 2, 3, 4], 4) == 3
+
+
+def test_a_dear_copy_is_made_where_it_is_worth_it() -> None:
+    cells = Cells()
+    table = SlotTable(cells, 3, idle_tokens=100, can_share=False, can_fork=True, copy_worth=3)
+    at_work(table, cells, [1, 2, 3, 4, 5, 6], 6)
+    second = at_work(table, cells, [1, 2, 3, 4, 5, 6], 2)
+    assert table.catch_up(second, [1, 2, 3, 4, 5, 6], 4) == 0
+    assert cells.copies == 0
+    assert table.catch_up(second, [1, 2, 3, 4, 5, 6], 5) == 3
+    assert (second.ids, cells.copies) == ([1, 2, 3, 4, 5], 1)
+
+
+def test_a_memory_whose_beginnings_are_not_those_of_its_text_is_not_caught_up_with() -> None:
+    cells = Cells()
+    table = SlotTable(cells, 2, idle_tokens=100, can_share=False)
+    at_work(table, cells, [1, 2, 3], 3)
+    assert table.catch_up(at_work(table, cells, [1, 2, 3], 0), [1, 2, 3], 2) == 0
+
+
+def test_where_copies_are_dear_a_short_beginning_is_not_taken_from_who_would_lose_much() -> None:
+    cells = Cells()
+    table = SlotTable(cells, 2, idle_tokens=100, can_share=False, can_fork=True, copy_worth=3)
+    run(table, cells, list(range(10)), [])
+    slot = table.acquire(list(range(3)))
+    assert (slot.ids, cells.copies) == ([], 0)
+    assert table.catch_up(slot, list(range(9)), 9) == 9
+    assert (slot.ids, cells.copies) == (list(range(9)), 1)
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=8), min_size=3, max_size=3),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=20),
+    st.integers(1, 3),
+)
+def test_caught_up_or_not_the_tokens_are_those_of_the_prompt(prompts: list[list[int]], turns: list[tuple[int, int]], worth: int) -> None:
+    cells = Cells()
+    table = SlotTable(cells, 3, idle_tokens=100, copy_worth=worth)
+    slots = [at_work(table, cells, prompt, 0) for prompt in prompts]
+    for who, count in turns:
+        slot, prompt = slots[who], prompts[who]
+        before, limit = len(slot.ids), len(prompt) - 1
+        found = table.catch_up(slot, prompt, limit)
+        assert len(slot.ids) == before + found <= max(before, limit)
+        cells.fill(slot, prompt[len(slot.ids) :][:count])
+        assert slot.ids == cells.tokens[slot.sequence] == prompt[: len(slot.ids)]

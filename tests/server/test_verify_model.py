@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import aiohttp
 import pytest
 
 from streamco.engines.base import EngineOptions
@@ -18,7 +19,7 @@ from streamco.wire.verify import Rule, RuleKind
 from tests.engines.asking import draft as drafted
 from tests.engines.asking import extend
 from tests.engines.fakes import complete
-from tests.server.verifying import Device, connected, serving
+from tests.server.verifying import Device, Serving, connected, serving
 
 pytestmark = pytest.mark.model
 
@@ -82,6 +83,56 @@ async def test_greedy_answers_are_the_targets_own_token_for_token_while_others_a
     assert [told[: len(own)] for told, own in zip(answers, wanted, strict=True)] == wanted
     assert figures["accepted_tokens"] > 0.4 * sum(map(len, wanted))
     assert figures["failed_batches"] == 0
+
+
+@pytest.fixture(scope="module", params=["plain", "separate", "exact"])
+def held(request: pytest.FixtureRequest) -> Iterator[LlamaEngine]:
+    engine = load(derived(packaged_model(), "Q4_0"), **({} if request.param == "plain" else {request.param: True}))
+    yield engine
+    engine.close()
+
+
+class Reading:
+    """One prompt, asked for as a plain stream and as a session to verify in; counts the rows that are decoded."""
+
+    def __init__(self, engine: LlamaEngine, server: Serving, subject: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.messages = [{"role": "user", "content": f"{subject}: " + "what are they made of, and who has use for them at sea? " * 12}]
+        self.ids = engine.tokenize(engine.apply_template(self.messages), special=True)
+        self.rows = 0
+        self._engine, self._server = engine, server
+        context, decode = engine._context, engine._context.decode
+
+        def counted() -> int:
+            self.rows += context.count
+            return decode()
+
+        monkeypatch.setattr(context, "decode", counted)
+
+    async def stream(self) -> None:
+        body = {"messages": self.messages, "max_tokens": 1, "temperature": 0}
+        async with aiohttp.ClientSession() as http, http.post(f"{self._server.http}/v1/chat/completions", json=body) as response:
+            assert (await response.json())["usage"]["prompt_tokens"] == len(self.ids)
+
+    async def verify(self) -> None:
+        async with connected(self._server.url, self._engine) as device:
+            session, _ = await device.open(self.ids)
+            await device.draft(session, len(self.ids), [])
+
+
+async def test_a_session_and_a_stream_on_one_prompt_read_it_once(held: LlamaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    least = 16 + 2 * 4  # tokens that aren't worth a copy; the last one of each, with its neighbour in exact mode
+    async with serving(held) as server:
+        for subject in ("Apples", "Bridges"):
+            reading = Reading(held, server, subject, monkeypatch)
+            asks = [reading.stream, reading.verify] if subject == "Apples" else [reading.verify, reading.stream]
+            await asks[0]()
+            once, reading.rows = reading.rows, 0
+            assert once > 0.8 * len(reading.ids)
+            await asks[1]()
+            assert reading.rows <= least
+        reading = Reading(held, server, "Candles", monkeypatch)
+        await asyncio.gather(reading.verify(), reading.stream())
+        assert reading.rows <= len(reading.ids) + least
 
 
 async def test_a_round_that_took_longer_than_the_imposed_times_is_counted(pair: Pair) -> None:
