@@ -363,7 +363,9 @@ class VerificationScheduler:
 
     def _finish(self, event: BatchFinished, now: float) -> None:
         running = self._take_running(event.number)
-        self._step.observe(running.tokens, running.context, event.seconds)
+        read = running.tokens - event.found
+        if read > 0:
+            self._step.observe(read, running.context + event.found, event.seconds)
         judgements = {judgement.session: judgement for judgement in event.judgements}
         for session, part in zip(running.sessions, running.command.parts, strict=True):
             if session.name in event.failed:
@@ -383,7 +385,7 @@ class VerificationScheduler:
                 del self._busy[session.name]
         if running.command.kind == "prefill":
             waits_on = any(work.kind == "prefill" for work in self._waiting())
-            self._pace.observe(running.tokens, waits_on=waits_on, now=now)
+            self._pace.observe(read, waits_on=waits_on, now=now)
 
     def _conclude(self, session: HeldSession, judgement: Judgement, now: float) -> None:
         """Settle a draft and tell the device."""

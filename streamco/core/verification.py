@@ -82,12 +82,14 @@ class BatchFinished(Struct, frozen=True):
         judgements: one for each part of it with ``judged`` that didn't fail, in any order.
         seconds: it took.
         failed: sessions whose parts alone failed; what their sequences hold is not known.
+        found: of the tokens it was to read, those that others had read before, so that they took no time.
     """
 
     number: int
     judgements: tuple[Judgement, ...]
     seconds: float
     failed: tuple[str, ...] = ()
+    found: int = 0
 
 
 class BatchFailed(Struct, frozen=True):

@@ -135,7 +135,8 @@ class _Part:
 
     def __init__(self, part: BatchPart) -> None:
         self.session = part.session
-        self.length = part.start + len(part.ids)
+        self.tokens = len(part.ids)
+        self.length = part.start + self.tokens
         self.judged = part.judged
         self.rows: TargetRows | None = None
         self.task: SequenceTask | None = None
@@ -147,6 +148,11 @@ class _Part:
         if self.task is not None and self.end is None:
             _, self.end = self.task.take()
         return self.end is not None or self.error is not None
+
+    @property
+    def found(self) -> int:
+        """Tokens that it was to read, and others had read before."""
+        return max(0, self.tokens - self.end.timings.rows) if self.end is not None and self.end.reason == "done" else 0
 
     def check(self) -> None:
         """Raise why it was not read."""
@@ -193,7 +199,8 @@ class _Running:
         judgements = tuple(Judgement(session, ruling.accepted, ruling.token) for session, ruling in rulings.items())
         seconds = self._judge.now() - self._started
         late = max((part.end.timings.late_s for part in self.parts if part.end is not None), default=0.0)
-        return BatchReport(BatchFinished(number, judgements, seconds, tuple(errors)), rulings, late, first)
+        found = sum(part.found for part in self.parts)
+        return BatchReport(BatchFinished(number, judgements, seconds, tuple(errors), found), rulings, late, first)
 
     def _rule(self, part: _Part, rows: TargetRows) -> Ruling:
         ruling = rows.rule()

@@ -126,6 +126,24 @@ def test_a_session_is_accepted_at_once_and_its_context_read_but_for_the_last_tok
     assert (batch.kind, batch.parts[0].start, batch.parts[0].ids, batch.parts[0].judged) == ("prefill", 0, tuple(range(49)), 0)
 
 
+def times_after(found: int) -> tuple[float, float]:
+    """Seconds of a batch of 32 and of a prompt's token, as believed when half a second was spent on what was not found of 192 tokens."""
+    server = Server()
+    server.open("a", 193)
+    running = server.running
+    assert running is not None
+    assert len(running.parts[0].ids) == 192
+    server.now += 0.5
+    server.tell(BatchFinished(running.number, (), 0.5, (), found))
+    return server.scheduler._step(32, 0), server.scheduler._pace.seconds_per_token
+
+
+def test_what_others_had_read_does_not_make_reading_seem_fast() -> None:
+    assert times_after(found=0) < times_after(found=96) < times_after(found=180)
+    unmeasured = Server().scheduler._step(32, 0)
+    assert times_after(found=192)[0] == unmeasured
+
+
 def test_a_name_is_given_once() -> None:
     server = Server().opened("a")
     assert server.open("a") == [RefuseSession("a", "taken")]

@@ -72,6 +72,15 @@ async def test_a_sequence_goes_on_where_the_scheduler_left_it() -> None:
     assert report.rulings["a"].token == own[2]
 
 
+async def test_what_others_had_read_is_told() -> None:
+    bench = Bench(target(successor=TRUTH))
+    first = await bench.run(BatchPart("a", 0, TEXT))
+    second = await bench.run(BatchPart("b", 0, TEXT), bench.part("c", 0, (9, *TEXT), ()))
+    assert isinstance(first.event, BatchFinished)
+    assert isinstance(second.event, BatchFinished)
+    assert (first.event.found, second.event.found) == (0, len(TEXT) - 1)
+
+
 async def test_where_the_context_is_full_no_token_follows_what_was_accepted_whole() -> None:
     bench = Bench(target(successor=TRUTH), context_tokens=7)
     own = greedy_text(TRUTH, TEXT, 3)
