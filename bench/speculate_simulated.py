@@ -134,7 +134,7 @@ def simulate(cell: Cell, *, seeds: int, answers: int) -> Found:
     outcomes = []
     for seed in range(seeds):
         pair = SpeculationOptions().pair(1.0)
-        pair.expect_wait(cell.rtt + pair.remote_step)
+        pair.expect_rtt(cell.rtt)
         outcomes.append([cell.run(pair, options, seed * answers + number) for number in range(answers)])
     later = [outcome for of_seed in outcomes for outcome in of_seed[1:]]
     window, waits = waited(

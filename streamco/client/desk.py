@@ -141,7 +141,7 @@ class SpeculationDesk:
             pairing.look_again()
             return pairing.problem
         if self.options.prior is None and pairing.rtt is not None:
-            self.pair.expect_wait(pairing.rtt + self.pair.remote_step)  # a verdict takes about a step of the large model
+            self.pair.expect_rtt(pairing.rtt)
         sampling = resolve_sampling(request.sampling)
         rule = rule_for(sampling, self.budget, self.options)
         context = pairing.device.capabilities.context_tokens or 0

@@ -120,7 +120,7 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
             acceptance=profile.acceptance,
             step_times=profile.step_times,
             wait=profile.wait,
-            remote_step=profile.remote_step or usual.remote_step,
+            remote_step=profile.remote_step,
             hit_rate=usual.hit_rate if profile.hit_rate is None else profile.hit_rate,
             mean_confidence=profile.mean_confidence,
         )
@@ -141,7 +141,7 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
                 acceptance=known.acceptance,
                 step_times=tuple(known.step_times),
                 wait=known.wait,
-                remote_step=known.remote_step,
+                remote_step=known.remote_step if known.knows_remote else None,
                 hit_rate=conditions.hit_rate,
                 mean_confidence=known.mean_confidence,
             )

@@ -120,6 +120,10 @@ class Drafting:
                 self._pair.note_draft(1, *pace)
         self.trunk = None
 
+    def held(self, settled: Sequence[int]) -> int:
+        """How many of the settled tokens the device's own sequence has, or is being given."""
+        return self._mirror.meet(settled)
+
     def find(self, accepted: int, token: int | None) -> Line | None:
         """The branch that foresaw this verdict; None: none did."""
         return next((line for line in self.branches.values() if line.fits(accepted, token)), None)

@@ -44,6 +44,7 @@ class Judging:
         failure: why the verifier is out for the rest of the answer; None: it is not, or nobody said.
         trouble_since: when the connection was lost or asked for, or the round first refused; None: all is well.
         refused_until: no draft is taken before.
+        is_new: nothing was judged on this connection yet.
     """
 
     def __init__(self, say: Callable[[SpeculatorCommand], None], *, verdict_patience: float, prompt_patience: float) -> None:
@@ -58,7 +59,7 @@ class Judging:
         self._mirror = Mirror()
         self._named: tuple[int, ...] = ()  # with the last ConnectVerifier
         self._last_number = 0
-        self._is_new = True  # nothing was judged on this connection yet
+        self.is_new = True
 
     def connect(self, settled: Sequence[int], *, now: float) -> None:
         """Open the session, or take it up again; a round that was out waits for that."""
@@ -74,7 +75,7 @@ class Judging:
         if self.state != "connecting":
             return False
         self.state = "open"
-        self._is_new = True
+        self.is_new = True
         self._mirror.write(0, self._named[: event.length])
         if self.round is None or self.round.number < 0:
             self.trouble_since = None
@@ -101,7 +102,7 @@ class Judging:
         self._mirror.write(base, [*settled[base:], *waiting.ids[: event.accepted], *token])
         self.round = None
         self.trouble_since = None
-        self._is_new = False
+        self.is_new = False
         return waiting
 
     def refuse(self, event: DraftRefused, *, now: float) -> bool:
@@ -155,7 +156,7 @@ class Judging:
         given = tuple(settled[base:])
         self._last_number += 1
         waiting.number, waiting.state, waiting.sent = self._last_number, "out", now
-        waiting.given, waiting.is_first = len(given), self._is_new
+        waiting.given, waiting.is_first = len(given), self.is_new
         rows = tuple(token.row for token in waiting.draft)
         self._say(SendDraft(waiting.number, base, given, waiting.ids, rows if any(row is not None for row in rows) else ()))
 

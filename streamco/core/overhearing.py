@@ -3,6 +3,9 @@
 The papers' fused mode knows no way back, for nothing is judged in it. A draft compared with the stream costs no round and no second, only
 the device's work, so there are fewer and fewer of them: each stretch without one is twice as long as the last. That holds where tokens are
 chosen greedily; what is drawn says little about what else might have been, and isn't compared.
+
+On the way back to drafting the device first has to read what the stream has said, which on a processor may take as long as writing it. So
+it catches up while the stream goes on.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from streamco.core.pair import Pair
 __all__ = ["Overhearing"]
 
 _FIRST, _LONGEST = 4, 64  # streamed tokens between two drafts
+_FURTHER = 4  # tokens beyond the usual window, to see whether longer drafts would be accepted
+_NEAR = 6  # tokens that a draft may have to read first and still begin nearly at once
 
 
 class Overhearing:
@@ -42,15 +47,31 @@ class Overhearing:
             self._line = line = None  # it was dropped
         if line is None:
             if length >= self._next and not self._is_vain and not self._drafting.is_out:
-                self._at = length
-                self._drafting.begin(settled, self._pair.usual_window, now=now)
-                self._line = self._drafting.trunk
+                self._begin(settled, now)
         elif line.is_finished and length >= self._at + len(line.tokens):
             self._compare(line, settled)
             self._drafting.rest(now=now)
             self._line = None
             self._pause = min(_LONGEST, 2 * self._pause)
             self._next = length + self._pause
+
+    def has_caught_up(self, settled: Sequence[int]) -> bool:
+        """Whether the device has read nearly all of the answer."""
+        return not self._is_reading and len(settled) - self._drafting.held(settled) <= _NEAR
+
+    def catch_up(self, settled: Sequence[int], *, now: float) -> None:
+        """Read on, if it isn't at it already."""
+        if not self._is_reading:
+            self._begin(settled, now)
+
+    @property
+    def _is_reading(self) -> bool:
+        return self._line is not None and self._line is self._drafting.trunk and not self._line.tokens and not self._line.is_finished
+
+    def _begin(self, settled: Sequence[int], now: float) -> None:
+        self._at = len(settled)
+        self._drafting.begin(settled, min(self._pair.window, self._pair.usual_window + _FURTHER), now=now)
+        self._line = self._drafting.trunk
 
     def _compare(self, line: Line, settled: Sequence[int]) -> None:
         self._is_vain = any(token.row is not None for token in line.tokens)

@@ -28,6 +28,7 @@ Forecast = Literal["learned", "geometric"]
 _WEIGHT = 0.15  # of a new time
 _FIRST_WEIGHT = 0.5  # of the first time of its kind
 _MEMORY = 0.98  # what a draft token's fate counts for after the next one's
+_REMOTE_STEP = 0.05  # seconds, until it was measured
 _PRIOR_TOKENS = 8.0  # that the prior acceptance stands for
 _PRIOR_ROUNDS = 4.0  # that the prior hit rate, and what the acceptance rate makes of a round, stand for
 
@@ -39,7 +40,7 @@ class PairPrior(Struct, frozen=True, kw_only=True):
         acceptance: alpha, 0..1.
         step_times: of the draft model for one token on each of 1, 2, ... sequences in one batch; as long as the most branches wanted.
         wait: from sending a draft to its verdict.
-        remote_step: between two tokens of the remote side's plain stream.
+        remote_step: between two tokens of the remote side's plain stream; None: not known, it is measured before anything is drafted.
         hit_rate: share of rounds whose pre-drafted branch is adopted, 0..1.
         mean_confidence: of draft tokens; None: not measured.
     """
@@ -47,7 +48,7 @@ class PairPrior(Struct, frozen=True, kw_only=True):
     acceptance: float = 0.7
     step_times: tuple[float, ...] = (0.02, 0.021, 0.022, 0.023, 0.024, 0.025)
     wait: float = 0.1
-    remote_step: float = 0.05
+    remote_step: float | None = None
     hit_rate: float = 0.3
     mean_confidence: float | None = None
 
@@ -55,7 +56,8 @@ class PairPrior(Struct, frozen=True, kw_only=True):
         """Refuse what can't be."""
         check_share("prior acceptance", self.acceptance)
         check_share("prior hit rate", self.hit_rate)
-        if not self.step_times or min(*self.step_times, self.wait, self.remote_step) <= 0.0:
+        times = (*self.step_times, self.wait, *(() if self.remote_step is None else (self.remote_step,)))
+        if not self.step_times or min(times) <= 0.0:
             raise ConfigError(
                 f"pair: expected times above 0 s and at least one step time, got {self.step_times}, {self.wait} and {self.remote_step}"
             )
@@ -136,6 +138,7 @@ class Pair:
     Attributes:
         steering: holds the offloaded share. switch: says which mode pays.
         queue_depth: the verifier's at the last verdict, 0..1.
+        remote_step: seconds between two tokens of the remote side's plain stream. knows_remote: it was measured.
         window: tokens of the next draft; a draft may end before. proposal: what the policy said.
 
     Raises:
@@ -165,8 +168,13 @@ class Pair:
         self._step_times = list(prior.step_times)
         self._usual_times = prior.step_times
         self._timed: set[int] = set()  # numbers of sequences whose step was measured
-        self._wait, self._rtt, self.remote_step = prior.wait, 0.0, prior.remote_step
+        self._wait, self._rtt = prior.wait, 0.0
+        self.remote_step = _REMOTE_STEP if prior.remote_step is None else prior.remote_step
+        self.knows_remote = prior.remote_step is not None
         self._is_measured = False  # a wait was
+        self._expected_rtt: float | None = None
+        self._opening_share = 1.0
+        self._prompt_time = 0.0
         self._tried, self._held = _PRIOR_TOKENS, _PRIOR_TOKENS * prior.acceptance
         self._rounds, self._hits = _PRIOR_ROUNDS, _PRIOR_ROUNDS * prior.hit_rate
         self._confidence = prior.mean_confidence
@@ -189,7 +197,7 @@ class Pair:
     @property
     def wait(self) -> float:
         """Seconds from sending a draft to its verdict."""
-        return self._wait
+        return self._wait if self._is_measured or self._expected_rtt is None else self._expected_rtt + self.remote_step
 
     @property
     def step_times(self) -> Sequence[float]:
@@ -216,10 +224,14 @@ class Pair:
         """Whether a draft that begins with these tokens should end with them."""
         return bool(self._least_chance) and self._reach(confidences) < self._least_chance
 
-    def expect_wait(self, seconds: float) -> None:
-        """What a verdict should take; of no account once one was measured."""
-        if not self._is_measured:
-            self._wait = seconds
+    @property
+    def rtt(self) -> float:
+        """Of the link, seconds; 0: nobody said."""
+        return self._rtt if self._is_measured else self._expected_rtt or 0.0
+
+    def expect_rtt(self, seconds: float) -> None:
+        """Of the link: with it a verdict should take a step of the large model; of no account once one was measured."""
+        self._expected_rtt = seconds
 
     def propose_window(self) -> int:
         """Ask the window policy for the next draft."""
@@ -228,7 +240,7 @@ class Pair:
             previous=self.window,
             acceptance=self.acceptance,
             queue_depth=self.queue_depth,
-            rtt=self._rtt,
+            rtt=self.rtt,
             tpot=self.remote_step,
             draft_step=known.draft_step,
             wait=known.wait,
@@ -249,7 +261,7 @@ class Pair:
             window=(window := self.usual_window),
             draft_step=first,
             remote_step=self.remote_step,
-            verify=self._wait,
+            verify=self.wait,
             hit_rate=self._hits / self._rounds,
             slowdown=(more[-1] if more else first) / first,
             budget=min(1.0, max(0.01, self.steering.budget)),
@@ -305,7 +317,26 @@ class Pair:
         self._rtt += weight * (max(0.0, seconds - server_seconds) - self._rtt)
         self.queue_depth = queue_depth
 
+    @property
+    def opening_share(self) -> float:
+        """What a session takes to open behind a stream, as a share of the prompt's time: a server may keep what the stream has read."""
+        return self._opening_share
+
+    @property
+    def prompt_time(self) -> float:
+        """Seconds in which the remote side reads a prompt, as lately; 0: not known."""
+        return self._prompt_time
+
+    def note_prompt(self, seconds: float) -> None:
+        """The remote side read a prompt."""
+        self._prompt_time += (_WEIGHT if self._prompt_time else 1.0) * (seconds - self._prompt_time)
+
+    def note_opening(self, share: float) -> None:
+        """A session was opened behind a stream."""
+        self._opening_share += _FIRST_WEIGHT * (min(2.0, share) - self._opening_share)
+
     def note_remote(self, tokens: int, seconds: float) -> None:
         """So many tokens of a plain stream came in this time."""
         if tokens and seconds > 0.0:
-            self.remote_step += _WEIGHT * (seconds / tokens - self.remote_step)
+            self.remote_step += (_WEIGHT if self.knows_remote else 1.0) * (seconds / tokens - self.remote_step)
+            self.knows_remote = True

@@ -357,6 +357,8 @@ class Speculator:
         if waiting.given <= _CATCH_UP and not waiting.is_first:
             seconds = event.queue_seconds + event.compute_seconds
             self._pair.note_wait(now - waiting.sent, queue_depth=event.queue_depth, server_seconds=seconds)
+        elif waiting.is_first and self._ledger.prompt_time > 0.0:
+            self._pair.note_opening(max(0.0, now - waiting.sent - self._pair.wait) / self._ledger.prompt_time)
         self._pair.note_verdict(waiting.confidences, event.accepted, is_hit=line is not None if waiting.branches else None)
         self._ledger.note_round(tokens, now=now)
         self._go_on(now, line, event.token)
@@ -387,11 +389,16 @@ class Speculator:
         self._unlooked += len(ids)
         if self._unlooked >= _ASK_EVERY:
             self._unlooked = 0
-            if not self._ways.pays_again(now=now):
-                return
-            if self._judging.state == "closed":  # the stream goes on until somebody is there who judges
-                self._judging.connect(self.answer.ids, now=now)
-                return
+            if self._ways.pays_again(now=now):
+                self._turn_back(now)
+
+    def _turn_back(self, now: float) -> None:
+        """From the stream to drafting, as soon as the verifier is there and the device has read the answer: it goes on until then."""
+        if self._judging.state == "closed":
+            self._judging.connect(self.answer.ids, now=now)
+        if not self._overhearing.has_caught_up(self.answer.ids):
+            self._overhearing.catch_up(self.answer.ids, now=now)
+        elif self._judging.state == "open":
             self._remote.close()
             self._take("speculate")
             self._draft(None, None, now)

@@ -57,10 +57,14 @@ class Ledger:
 
     A change to the remote stream belongs to drafting: what its first token takes longer than the others. So does a change back, for the
     round that follows begins with the stream's last token. What every answer takes to begin, a prompt to read, is nobody's.
+
+    Attributes:
+        prompt_time: seconds in which the remote side read the prompt of this answer; 0: it didn't begin it.
     """
 
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
+        self.prompt_time = 0.0
         self._at = 0.0
         self._is_begun = False
 
@@ -83,6 +87,9 @@ class Ledger:
             change = max(0.0, seconds - tokens * step)
             if self._is_begun:
                 self._pair.switch.record("speculate", seconds=change, tokens=0, remote_step=step)
+            else:
+                self.prompt_time = max(0.0, change - self._pair.rtt)
+                self._pair.note_prompt(self.prompt_time)
             seconds -= change
         else:
             self._pair.note_remote(tokens, seconds)

@@ -169,5 +169,13 @@ class Ways:
         self._pair.propose_window()
         if not self._options.is_adaptive:
             return "speculate"
-        mode = self._pair.switch.choose(self._pair.conditions(), window=self._pair.proposal)
+        if self._pair.is_lossless and self._remote.is_able and not self._pair.knows_remote:
+            return "remote"  # what drafting has to be faster than
+        pair, share = self._pair, self._pair.opening_share
+        mode = pair.switch.choose(
+            pair.conditions(),
+            window=pair.proposal,
+            opening=share * self._ledger.prompt_time if self._judging.is_new else 0.0,
+            return_time=0.0 if self._ledger.is_begun else share * pair.prompt_time,
+        )
         return "speculate" if mode == "device" and self.unasked >= _PROBE_AFTER else mode

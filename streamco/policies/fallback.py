@@ -32,8 +32,8 @@ Mode = Literal["device", "remote", "speculate"]
 
 _LOSS = 0.03  # share of the time that drafting may lose against plain remote; 0.05 is promised, the rest is for what isn't counted
 _PROBE_LOSS = 0.01  # of it, for rounds that are tried against the forecast
-_CREDIT = 2  # rounds that may fail entirely before any time has passed,
-_CREDIT_STEPS = 5.0  # but no more than so many remote steps (2 % of an answer of 256 tokens), and one round
+_CREDIT = 2.5  # rounds that may fail entirely before any time has passed,
+_CREDIT_STEPS = 5.0  # but no more than so many remote steps (2 % of an answer of 256 tokens), or one round and the way back
 _SAVINGS = 10  # rounds; gains beyond that are not held against later losses
 _PATIENCE = 2  # consecutive calls for another mode until it is taken (DSD section 4.4, k)
 
@@ -171,29 +171,36 @@ class ModeSwitch:
         self.probes = 0
         self._votes = 0
         self._is_new = True
+        self._is_probe = False
         self._worst = 0.0  # seconds that a round loses if it gives a single token
 
-    def choose(self, conditions: Conditions, *, window: float | None = None) -> Mode:
+    def choose(self, conditions: Conditions, *, window: float | None = None, opening: float = 0.0, return_time: float = 0.0) -> Mode:
         """The mode of the next round; while one side generates alone, ask every few tokens.
 
         Args:
             conditions: as measured lately.
             window: what the window policy proposes; None: ``conditions.window``.
+            opening: seconds that the first round takes longer, for the verifier reads first what the stream did without it.
+            return_time: that a stream takes longer to begin behind a round that was tried in vain, for the same reason.
         """
         rates = predict_rates(conditions)
+        self._is_probe = False
         if not self.is_lossless:
             pays = rates.speculative > 0.0 and rates.speculative >= min(self.least_rate, rates.device)
             return self._vote("speculate" if pays else "device", at_once=rates.speculative <= 0.0)
         if rates.speculative <= 0.0:
             return self._vote("remote", at_once=True)
         self._worst = max(0.0, round_seconds(conditions, is_parallel=False) - conditions.remote_step)
+        way_back = max(0.0, conditions.wait - conditions.remote_step)  # until a stream's first token
+        lost = self.lost_seconds + self._worst + opening
         pays = rates.speculative > rates.remote and not is_fused(conditions.window if window is None else window)
         mode = self._vote("speculate" if pays else "remote")
         if mode == "speculate":
             credit = max(self._worst, min(_CREDIT * self._worst, _CREDIT_STEPS * conditions.remote_step))
-            return mode if self.lost_seconds + self._worst <= _LOSS * self.seconds + credit else "remote"
-        if not pays and self.lost_seconds + self._worst <= _PROBE_LOSS * self.seconds:
-            self.probes += 1
+            allowed = max(_LOSS * self.seconds + credit, self._worst + way_back)
+            return mode if lost + way_back <= allowed else "remote"
+        if not pays and lost + return_time <= _PROBE_LOSS * self.seconds:
+            self._is_probe = True
             return "speculate"
         return mode
 
@@ -208,6 +215,7 @@ class ModeSwitch:
         """
         self.seconds += seconds
         if mode == "speculate":
+            self.probes += self._is_probe and tokens > 0
             lost = self.lost_seconds + seconds - tokens * remote_step
             self.lost_seconds = max(-_SAVINGS * self._worst, lost)
 

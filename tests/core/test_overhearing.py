@@ -49,6 +49,21 @@ def test_the_device_drafts_beside_the_stream_and_what_comes_is_compared() -> Non
     assert listener.drafting.trunk is None
 
 
+def test_on_the_way_back_the_device_reads_up_to_the_stream() -> None:
+    listener = Listener()
+    listener.stream(4)
+    listener.draft(1, 4, 5, 6)
+    assert listener.overhearing.has_caught_up(listener.settled)
+    listener.stream(3 + 7)
+    assert not listener.overhearing.has_caught_up(listener.settled)
+    listener.overhearing.catch_up(listener.settled, now=0.0)
+    listener.overhearing.catch_up(listener.settled, now=0.0)
+    assert listener.said == [DraftTokens(2, 7, tuple(range(7, 14)), 3)], "once"
+    assert not listener.overhearing.has_caught_up(listener.settled), "it is reading"
+    listener.draft(2, 14, 15, 16)
+    assert listener.overhearing.has_caught_up(listener.settled)
+
+
 def test_drafts_become_rarer() -> None:
     listener = Listener()
     begun: list[int] = []

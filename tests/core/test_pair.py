@@ -127,11 +127,33 @@ def test_shares_of_nothing_are_not_known() -> None:
 
 def test_an_expected_wait_holds_until_one_was_measured() -> None:
     pair = Pair(prior=prior(wait=0.1))
-    pair.expect_wait(0.02)
-    assert pair.wait == 0.02
+    pair.expect_rtt(0.02)
+    assert pair.wait == pytest.approx(0.02 + pair.remote_step), "a step of the large model, and the link"
+    assert pair.conditions().verify == pair.wait
+    assert pair.rtt == 0.02
     pair.note_wait(0.3, queue_depth=0.0, server_seconds=0.1)
-    pair.expect_wait(0.02)
+    pair.expect_rtt(0.02)
     assert pair.wait == 0.3
+    assert pair.rtt == pytest.approx(0.2)
+
+
+def test_the_first_measured_remote_step_counts_whole() -> None:
+    pair = Pair(prior=prior())
+    known = [pair.knows_remote]
+    pair.note_remote(4, 0.4)
+    known.append(pair.knows_remote)
+    assert known == [False, True]
+    assert pair.remote_step == pytest.approx(0.1)
+
+
+def test_what_a_session_behind_a_stream_takes_to_open_is_learned() -> None:
+    pair = Pair()
+    assert (pair.opening_share, pair.prompt_time) == (1.0, 0.0), "at first: as long as the prompt took"
+    for _ in range(8):
+        pair.note_opening(0.0)
+        pair.note_prompt(0.3)
+    assert pair.opening_share < 0.01
+    assert pair.prompt_time == pytest.approx(0.3)
 
 
 # Drafts that end before their window

@@ -356,17 +356,36 @@ def test_a_stream_that_fails_is_taken_over_by_drafting() -> None:
 def test_when_drafting_pays_again_the_stream_is_closed_and_a_round_begins() -> None:
     answer = remote(window=1)
     commands: list[SpeculatorCommand] = []
-    for token in range(60):
+    for token in range(250):
         commands += answer.told(RemoteTokensReceived(1, (token,)), after=8.0)
         if has(commands, ConnectVerifier):
             break
     assert answer.told(RemoteTokensReceived(1, (60, 61, 62, 63)), after=32.0)[0] == DeliverIds((60, 61, 62, 63), "remote")
     assert not has(commands, CloseRemote), "until somebody is there who judges"
     answer.told(VerifierConnected(len(only(commands, ConnectVerifier).ids)))
-    commands = answer.told(RemoteTokensReceived(1, (64, 65, 66, 67)), after=32.0)
+    commands += answer.told(RemoteTokensReceived(1, (64, 65, 66, 67)), after=32.0)
+    assert not has(commands, CloseRemote), "nor before the device has read the answer"
+    for start in (68, 72, 76):
+        drafts = [command for command in commands if isinstance(command, DraftTokens)]
+        answer.drafts(drafts[-1].version, 1, is_finished=False)
+        commands += answer.told(RemoteTokensReceived(1, tuple(range(start, start + 4))), after=32.0)
+        if has(commands, CloseRemote):
+            break
     assert CloseRemote(1) in commands
     assert has(commands, DraftTokens)
     assert answer.told(RemoteTokensReceived(1, (99,))) == [], "it was on its way"
+
+
+def test_the_first_answer_begins_with_the_stream_so_that_it_is_known_what_drafting_has_to_beat() -> None:
+    answer = Answer(prior=PairPrior(wait=0.1, step_times=(0.02,)))
+    assert answer.commands() == [OpenRemote(1, (), None)]
+    answer.told(RemoteTokensReceived(1, (5,)), after=0.4)
+    commands = answer.told(RemoteTokensReceived(1, (6, 7, 8, 9)), after=8.0)
+    commands += answer.told(RemoteTokensReceived(1, (10, 11, 12, 13)), after=8.0)
+    assert answer.pair.remote_step == 2.0
+    assert has(commands, ConnectVerifier), "it can be beaten"
+    assert Answer(prior=PairPrior(), has_remote=False).commands()[0] == ConnectVerifier(()), "where there is one"
+    assert Answer(prior=PairPrior(), is_adaptive=False).commands()[0] == ConnectVerifier(())
 
 
 def test_rounds_that_pay_no_more_end_in_the_stream() -> None:
@@ -420,11 +439,15 @@ def test_the_verifier_is_used_again_when_it_is_back() -> None:
     answer.wait(2.0)
     commands: list[SpeculatorCommand] = []
     for token in range(8):
-        commands = answer.told(RemoteTokensReceived(2, (token,)), after=0.01)
+        commands += answer.told(RemoteTokensReceived(2, (token,)), after=0.01)
         assert not has(commands, CloseRemote)
+    answer.drafts(only(commands, DraftTokens).version, 99, is_finished=False)
     commands = answer.told(VerifierConnected(0))
     for token in range(8, 16):
-        commands += answer.told(RemoteTokensReceived(2, (token,)), after=0.01)
+        told = answer.told(RemoteTokensReceived(2, (token,)), after=0.01)
+        commands += told
+        if has(told, DraftTokens) and not has(told, CloseRemote):
+            answer.drafts(only(told, DraftTokens).version, 99, is_finished=False)
     assert CloseRemote(2) in commands
     assert has(commands, DraftTokens)
 

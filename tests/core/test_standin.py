@@ -92,3 +92,11 @@ def test_what_the_device_settles_alone_is_no_loss() -> None:
     assert account.is_begun
     account.note_round(1, now=10.6)
     assert pair.switch.lost_seconds == pytest.approx(0.05)
+
+
+def test_what_the_first_token_takes_is_the_prompts_time_but_for_the_link() -> None:
+    account, pair = ledger()
+    pair.expect_rtt(0.2)
+    account.note_stream(1, is_first=True, now=10.75)
+    assert account.prompt_time == pytest.approx(0.5)
+    assert pair.prompt_time == pytest.approx(0.5)

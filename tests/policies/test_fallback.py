@@ -270,3 +270,17 @@ def test_a_pair_that_turns_good_is_found_again_and_one_that_turns_bad_is_left() 
     world.run(switch, 10.0)
     assert world.run(switch, 60.0) >= 0.95
     assert switch.mode == "remote"
+
+
+def test_a_session_that_is_dear_to_open_is_opened_when_there_is_time_for_it() -> None:
+    for seconds, opening, mode in ((1.0, 0.0, "speculate"), (1.0, 0.4, "remote"), (60.0, 0.4, "speculate")):
+        switch = ModeSwitch(is_lossless=True)
+        switch.record("remote", seconds=seconds, tokens=1, remote_step=0.06)
+        assert switch.choose(LARGE, opening=opening) == mode
+
+
+def test_a_round_against_the_forecast_costs_the_way_back_too() -> None:
+    for return_time, mode in ((0.0, "speculate"), (2.0, "remote")):
+        switch = ModeSwitch(is_lossless=True)
+        switch.record("remote", seconds=60.0, tokens=1000, remote_step=0.06)
+        assert switch.choose(HOPELESS, return_time=return_time) == mode
