@@ -83,6 +83,11 @@ class Judging:
             self._send(self.round, settled, now)
         return True
 
+    def forget(self) -> None:
+        """The connection was lost and nobody needs it now; ``connect`` makes another one."""
+        self.state = "closed"
+        self.trouble_since = None
+
     def submit(self, draft: Sequence[DraftToken], settled: Sequence[int], *, now: float) -> Round:
         """Have this judged, now or as soon as there is a connection."""
         self.round = Round(list(draft))

@@ -48,6 +48,8 @@ class Overhearing:
         if line is None:
             if length >= self._next and not self._is_vain and not self._drafting.is_out:
                 self._begin(settled, now)
+        elif line.is_out_of_room and not line.tokens:
+            self._drafting.is_full = True
         elif line.is_finished and length >= self._at + len(line.tokens):
             self._compare(line, settled)
             self._drafting.rest(now=now)

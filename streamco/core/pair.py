@@ -171,6 +171,7 @@ class Pair:
         self._wait, self._rtt = prior.wait, 0.0
         self.remote_step = _REMOTE_STEP if prior.remote_step is None else prior.remote_step
         self.knows_remote = prior.remote_step is not None
+        self._remote_events = round(1.0 / _WEIGHT) if self.knows_remote else 0
         self._is_measured = False  # a wait was
         self._expected_rtt: float | None = None
         self._opening_share = 1.0
@@ -338,5 +339,6 @@ class Pair:
     def note_remote(self, tokens: int, seconds: float) -> None:
         """So many tokens of a plain stream came in this time."""
         if tokens and seconds > 0.0:
-            self.remote_step += (_WEIGHT if self.knows_remote else 1.0) * (seconds / tokens - self.remote_step)
+            self._remote_events += 1  # the first may come together, however slow the stream: they count alike
+            self.remote_step += max(_WEIGHT, 1.0 / self._remote_events) * (seconds / tokens - self.remote_step)
             self.knows_remote = True

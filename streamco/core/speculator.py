@@ -89,6 +89,7 @@ class Speculator:
         )
         self._window = 0  # tokens of the present draft
         self._unlooked = 0  # tokens of the remote stream since drafting was considered
+        self._is_turning = False  # it pays, and the stream goes on until everybody is there
 
     def start(self, *, now: float) -> None:
         """Begin; called once, before anything else."""
@@ -108,8 +109,8 @@ class Speculator:
         match event:
             case TokensDrafted():
                 line = self._drafting.take(event, now=now)
-                if line is not None and line is self._drafting.trunk and self._remote.version is None:
-                    self._look_at_trunk(now)
+                if line is not None and line is self._drafting.trunk:
+                    self._on_trunk(now)
             case DeviceFailed(error):
                 self._on_device_failed(error, now)
             case VerifierConnected() | VerifierLost() | VerifierFailed():
@@ -170,7 +171,9 @@ class Speculator:
         match way:
             case "remote":
                 self._drafting.drop()
-                self._remote.open(self.answer.ids, self.answer.left)
+                if not self._rest.begins(now=now):
+                    self._remote.open(self.answer.ids, self.answer.left)
+                    self._ledger.note_opened(now=now)
             case "judge":
                 self._ask_for_one(now)
             case "speculate" | "device":
@@ -220,6 +223,12 @@ class Speculator:
         """Lossless, the verifier adds a token of its own, for which there must be room."""
         window, left = min(self._pair.window, self._options.most_draft), self.answer.left
         return window if left is None else min(window, left - (self._ways.present == "speculate" and self._pair.is_lossless))
+
+    def _on_trunk(self, now: float) -> None:
+        if self._remote.version is None:
+            self._look_at_trunk(now)
+        elif self._is_turning:
+            self._turn_back(now)
 
     def _look_at_trunk(self, now: float) -> None:
         """Judge or keep the trunk's tokens if they are enough, else see that more come."""
@@ -313,15 +322,23 @@ class Speculator:
         match event:
             case VerifierConnected():
                 judging.connected(event, self.answer.ids, now=now)
+                if self._is_turning and self._remote.version is not None:
+                    self._turn_back(now)
             case VerifierLost():
                 if judging.state == "open":
-                    self.report.losses += 1
-                    judging.connect(self.answer.ids, now=now)
-                    self._bear(now)
+                    self._on_lost(now)
             case VerifierFailed(error):
                 if judging.state != "gone":
                     judging.fail(error)
                     self._go_without(now)
+
+    def _on_lost(self, now: float) -> None:
+        self.report.losses += 1
+        if self._remote.version is not None and self._judging.round is None:
+            self._judging.forget()
+            return
+        self._judging.connect(self.answer.ids, now=now)
+        self._bear(now)
 
     def _retry(self, now: float) -> None:
         """A refused draft is sent again; a verdict that doesn't come costs the connection."""
@@ -371,6 +388,7 @@ class Speculator:
                 self._on_remote_tokens(ids, now)
             case RemoteEnded(reason=reason):
                 self._remote.version = None
+                self._ledger.note_ended(self._remote.tokens, now=now)
                 self._finish(reason)
             case RemoteFailed(error=error):
                 self._remote.version, self._remote.failure = None, error
@@ -389,7 +407,8 @@ class Speculator:
         self._unlooked += len(ids)
         if self._unlooked >= _ASK_EVERY:
             self._unlooked = 0
-            if self._ways.pays_again(now=now):
+            self._is_turning = self._ways.pays_again(now=now) or (self._is_turning and self._judging.state == "connecting")
+            if self._is_turning:
                 self._turn_back(now)
 
     def _turn_back(self, now: float) -> None:
@@ -399,6 +418,7 @@ class Speculator:
         if not self._overhearing.has_caught_up(self.answer.ids):
             self._overhearing.catch_up(self.answer.ids, now=now)
         elif self._judging.state == "open":
+            self._is_turning = False
             self._remote.close()
             self._take("speculate")
             self._draft(None, None, now)

@@ -65,12 +65,21 @@ class Ledger:
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
         self.prompt_time = 0.0
-        self._at = 0.0
+        self._at = self._opened_at = 0.0
         self._is_begun = False
 
     def start(self, *, now: float) -> None:
         """The answer begins."""
         self._at = now
+
+    def note_opened(self, *, now: float) -> None:
+        """The remote stream was asked for."""
+        self._opened_at = now
+
+    def note_ended(self, tokens: int, *, now: float) -> None:
+        """The remote stream has ended behind so many tokens. If it came in one piece, its whole time is all that is known of its pace."""
+        if not self._pair.knows_remote:
+            self._pair.note_remote(tokens, now - self._opened_at)
 
     def note_round(self, tokens: int, *, now: float) -> None:
         """A verdict settled so many tokens."""
@@ -88,7 +97,7 @@ class Ledger:
             if self._is_begun:
                 self._pair.switch.record("speculate", seconds=change, tokens=0, remote_step=step)
             else:
-                self.prompt_time = max(0.0, change - self._pair.rtt)
+                self.prompt_time = max(0.0, now - self._opened_at - tokens * step - self._pair.rtt)
                 self._pair.note_prompt(self.prompt_time)
             seconds -= change
         else:

@@ -152,7 +152,7 @@ class Confident(Struct, frozen=True, tag="confident"):
     1.6 to 2.2 for round trips of 10 to 120 ms, and the rate is flat around it.
 
     Args:
-        first: tokens of the first rounds, while times aren't known.
+        first: what drafts are taken to have before there were any, and where the times aren't known, tokens.
         longest: tokens.
         worth: steps that a token has to be worth.
         surest: no higher chance is asked for, 0..1: the first tokens are always worth a round.

@@ -23,6 +23,8 @@ from streamco.core.speculation import (
     FailAnswer,
     FinishAnswer,
     OpenRemote,
+    ReaderBehind,
+    ReaderReady,
     RemoteEnded,
     RemoteFailed,
     RemoteTokensReceived,
@@ -83,9 +85,11 @@ class Answer:
         self.told(VerifierConnected(0))
         self.commands()
 
-    def drafts(self, version: int, *ids: int, confidence: float = 0.5, is_finished: bool = True) -> list[SpeculatorCommand]:
+    def drafts(
+        self, version: int, *ids: int, confidence: float = 0.5, is_finished: bool = True, after: float = 0.0
+    ) -> list[SpeculatorCommand]:
         tokens = tuple(DraftToken(token, confidence, ((token, confidence), (token + 50, 0.3))) for token in ids)
-        return self.told(TokensDrafted(version, tokens, is_finished))
+        return self.told(TokensDrafted(version, tokens, is_finished), after=after)
 
 
 def verdict(number: int, accepted: int, token: int | None) -> VerdictReceived:
@@ -365,13 +369,11 @@ def test_when_drafting_pays_again_the_stream_is_closed_and_a_round_begins() -> N
     answer.told(VerifierConnected(len(only(commands, ConnectVerifier).ids)))
     commands += answer.told(RemoteTokensReceived(1, (64, 65, 66, 67)), after=32.0)
     assert not has(commands, CloseRemote), "nor before the device has read the answer"
-    for start in (68, 72, 76):
-        drafts = [command for command in commands if isinstance(command, DraftTokens)]
-        answer.drafts(drafts[-1].version, 1, is_finished=False)
-        commands += answer.told(RemoteTokensReceived(1, tuple(range(start, start + 4))), after=32.0)
-        if has(commands, CloseRemote):
-            break
-    assert CloseRemote(1) in commands
+    drafts = [command for command in commands if isinstance(command, DraftTokens)]
+    commands = answer.drafts(drafts[-1].version, 1, is_finished=False)
+    if not has(commands, CloseRemote):  # it had begun to read before the last of the stream came
+        commands = answer.drafts(only(commands, DraftTokens).version, 1, is_finished=False)
+    assert CloseRemote(1) in commands, "now it has, and at once"
     assert has(commands, DraftTokens)
     assert answer.told(RemoteTokensReceived(1, (99,))) == [], "it was on its way"
 
@@ -382,10 +384,59 @@ def test_the_first_answer_begins_with_the_stream_so_that_it_is_known_what_drafti
     answer.told(RemoteTokensReceived(1, (5,)), after=0.4)
     commands = answer.told(RemoteTokensReceived(1, (6, 7, 8, 9)), after=8.0)
     commands += answer.told(RemoteTokensReceived(1, (10, 11, 12, 13)), after=8.0)
-    assert answer.pair.remote_step == 2.0
+    assert answer.pair.remote_step == pytest.approx(2.0)
     assert has(commands, ConnectVerifier), "it can be beaten"
     assert Answer(prior=PairPrior(), has_remote=False).commands()[0] == ConnectVerifier(()), "where there is one"
     assert Answer(prior=PairPrior(), is_adaptive=False).commands()[0] == ConnectVerifier(())
+
+
+def test_a_stream_that_comes_in_bunches_is_left_too() -> None:
+    answer, commands = Answer(prior=PairPrior(wait=0.1, step_times=(0.02,))), list[SpeculatorCommand]()
+    answer.commands()
+    answer.told(RemoteTokensReceived(1, (200,)), after=0.2)
+    for start in range(0, 96, 16):
+        told = answer.told(RemoteTokensReceived(1, tuple(range(start, start + 16))), after=32.0)
+        if has(told, ConnectVerifier):
+            told += answer.told(VerifierConnected(0))
+        while has(told, DraftTokens) and not has(told, CloseRemote):
+            drafts = [command for command in told if isinstance(command, DraftTokens)]
+            told = answer.drafts(drafts[-1].version, 999, is_finished=False, after=0.1)
+        commands += told
+        if has(commands, CloseRemote):
+            break
+    assert has(commands, CloseRemote), "between two bunches the device has read all there is"
+
+
+def test_a_stream_in_one_piece_says_how_fast_the_remote_side_is() -> None:
+    answer = Answer(prior=PairPrior(wait=0.1, step_times=(0.02,)))
+    answer.told(RemoteTokensReceived(1, tuple(range(10))), after=5.0)
+    answer.told(RemoteEnded(1, "stop"))
+    assert answer.pair.knows_remote
+    assert answer.pair.remote_step == pytest.approx(0.5)
+
+
+def test_a_stream_is_not_opened_for_a_reader_who_is_far_behind() -> None:
+    answer = Answer(prior=PairPrior(wait=0.1, step_times=(0.02,), remote_step=10.0), link_patience=1.0)
+    answer.begin()
+    answer.drafts(1, 5, 6, 7)
+    answer.told(ReaderBehind())
+    answer.told(VerifierFailed(VERIFIER_ERROR), after=0.5)
+    assert answer.commands() == []
+    assert has(answer.told(ReaderReady(), after=30.0), OpenRemote)
+    answer.told(RemoteTokensReceived(2, (5,)), after=0.5)
+    assert answer.pair.switch.lost_seconds < 2.0, "nobody was at work in between"
+
+
+def test_a_session_that_is_lost_beside_the_stream_is_made_again_when_it_is_needed() -> None:
+    answer = Answer(link_patience=2.0)
+    answer.begin()
+    answer.drafts(1, 5, 6, 7)
+    answer.told(VerifierLost())
+    answer.wait(2.0)
+    answer.told(VerifierConnected(0))
+    assert not has(answer.told(VerifierLost()), ConnectVerifier)
+    assert not has(answer.told(VerifierLost()), ConnectVerifier)
+    assert answer.report.losses == 2
 
 
 def test_rounds_that_pay_no_more_end_in_the_stream() -> None:
@@ -447,7 +498,9 @@ def test_the_verifier_is_used_again_when_it_is_back() -> None:
         told = answer.told(RemoteTokensReceived(2, (token,)), after=0.01)
         commands += told
         if has(told, DraftTokens) and not has(told, CloseRemote):
-            answer.drafts(only(told, DraftTokens).version, 99, is_finished=False)
+            commands += answer.drafts(only(told, DraftTokens).version, 99, is_finished=False)
+            if has(commands, CloseRemote):
+                break
     assert CloseRemote(2) in commands
     assert has(commands, DraftTokens)
 

@@ -97,6 +97,7 @@ def test_what_the_device_settles_alone_is_no_loss() -> None:
 def test_what_the_first_token_takes_is_the_prompts_time_but_for_the_link() -> None:
     account, pair = ledger()
     pair.expect_rtt(0.2)
-    account.note_stream(1, is_first=True, now=10.75)
+    account.note_opened(now=12.0)
+    account.note_stream(1, is_first=True, now=12.75)
     assert account.prompt_time == pytest.approx(0.5)
     assert pair.prompt_time == pytest.approx(0.5)
