@@ -6,9 +6,9 @@ verification, and the round gives E(alpha, gamma) tokens; DSD's equation 2 is th
 
 ``ModeSwitch`` turns that into a mode. The arithmetic can be wrong, and the acceptance rate is not seen while the remote side generates
 alone, so a ledger decides too: every round is compared with what plain remote would have taken for the same tokens. Drafting goes on only
-while even a round that gives a single token leaves the loss within 3 % of all the time (and one or two such rounds, for a start); where the
-arithmetic speaks against drafting, one round is tried whenever that keeps the loss within 1 %. So what the ledger counts is never below
-0.97 of plain remote in the long run, whatever the link and the models do, and the way back is found.
+while even a round that gives a single token, and the way back to the stream, leave the loss within 3 % of all the time (and one or two such
+rounds, for a start); where the arithmetic speaks against drafting, one round is tried whenever that keeps the loss within 1 %. So what the
+ledger counts is never below 0.97 of plain remote in the long run, whatever the link and the models do, and the way back is found.
 
 The papers define fused mode twice (DSD sections 3.3 and 4.4); here it is the remote side alone.
 """
@@ -34,6 +34,7 @@ _LOSS = 0.03  # share of the time that drafting may lose against plain remote; 0
 _PROBE_LOSS = 0.01  # of it, for rounds that are tried against the forecast
 _CREDIT = 2.5  # rounds that may fail entirely before any time has passed,
 _CREDIT_STEPS = 5.0  # but no more than so many remote steps (2 % of an answer of 256 tokens), or one round and the way back
+_STAY = 0.5  # rounds more that must be allowed to fail when drafting is gone back to: changes are dear
 _SAVINGS = 10  # rounds; gains beyond that are not held against later losses
 _PATIENCE = 2  # consecutive calls for another mode until it is taken (DSD section 4.4, k)
 
@@ -172,6 +173,7 @@ class ModeSwitch:
         self._votes = 0
         self._is_new = True
         self._is_probe = False
+        self._is_drafting = False
         self._worst = 0.0  # seconds that a round loses if it gives a single token
 
     def choose(self, conditions: Conditions, *, window: float | None = None, opening: float = 0.0, return_time: float = 0.0) -> Mode:
@@ -198,7 +200,11 @@ class ModeSwitch:
         if mode == "speculate":
             credit = max(self._worst, min(_CREDIT * self._worst, _CREDIT_STEPS * conditions.remote_step))
             allowed = max(_LOSS * self.seconds + credit, self._worst + way_back)
-            return mode if lost + way_back <= allowed else "remote"
+            if not self._is_drafting and self.seconds:
+                lost += _STAY * self._worst
+            self._is_drafting = lost + way_back <= allowed
+            return mode if self._is_drafting else "remote"
+        self._is_drafting = False
         if not pays and lost + return_time <= _PROBE_LOSS * self.seconds:
             self._is_probe = True
             return "speculate"

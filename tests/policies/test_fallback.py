@@ -284,3 +284,18 @@ def test_a_round_against_the_forecast_costs_the_way_back_too() -> None:
         switch = ModeSwitch(is_lossless=True)
         switch.record("remote", seconds=60.0, tokens=1000, remote_step=0.06)
         assert switch.choose(HOPELESS, return_time=return_time) == mode
+
+
+def test_who_goes_back_to_drafting_must_be_able_to_stay_for_a_while() -> None:
+    switch = ModeSwitch(is_lossless=True)
+    assert switch.choose(LARGE) == "speculate"
+    for seconds in (0.17, 0.17):
+        switch.record("speculate", seconds=seconds, tokens=1, remote_step=0.06)
+        last = switch.choose(LARGE)
+    assert last == "remote"
+    left_at = switch.lost_seconds
+    while switch.choose(LARGE) == "remote":
+        switch.record("remote", seconds=0.24, tokens=4, remote_step=0.06)
+    switch.record("speculate", seconds=0.10, tokens=1, remote_step=0.06)
+    assert switch.lost_seconds > left_at
+    assert switch.choose(LARGE) == "speculate", "a weak round doesn't end it at once"
