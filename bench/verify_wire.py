@@ -12,9 +12,10 @@ import argparse
 import json
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from random import Random
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from bench.report import Row, add_arguments, emit, interleave, per_call, rows_from
@@ -115,14 +116,14 @@ def time_rows(rounds: int, *, quick: bool) -> Iterator[Row]:
         read = codec.decode_down if isinstance(frame, Verdict) else codec.decode_up
         assert read(message) == frame
         writing: Calls = {
-            "streamco": lambda frame=frame: codec.encode(frame),
-            "msgpack": lambda values=values: msgpack.packb(values),
-            "json": lambda values=values: json.dumps(values),
+            "streamco": partial(codec.encode, frame),
+            "msgpack": partial(msgpack.packb, values),
+            "json": partial(json.dumps, values),
         }
         reading: Calls = {
-            "streamco": lambda read=read, message=message: read(message),
-            "msgpack": lambda packed=packed: msgpack.unpackb(packed),
-            "json": lambda text=text: json.loads(text),
+            "streamco": partial(read, message),
+            "msgpack": partial(msgpack.unpackb, packed),
+            "json": partial(json.loads, text),
         }
         repeats = (20 if quick else 100) if "open" in name else (500 if quick else 3000)
         for metric, calls in (("write", writing), ("read", reading)):
