@@ -530,7 +530,7 @@ async def test_an_engines_decode_holds_a_row_of_every_branch_and_answer(make_eng
     first.run(DraftBranch(2, 3, (), 3), DraftBranch(3, 1, (50,), 3), DraftBranch(4, 2, (60,), 3))
     await first.asked()
     context.let_go()
-    await asyncio.gather(first.heard(9), second.heard(5))
+    await asyncio.gather(first.heard(3 + 9), second.heard(3 + 5))
     assert [[row.token for row in batch] for batch in context.batches] == [
         [104],
         [105, 14, 50, 60],
