@@ -171,6 +171,7 @@ class Speculator:
         match way:
             case "remote":
                 self._drafting.drop()
+                self._is_turning = False
                 if not self._rest.begins(now=now):
                     self._remote.open(self.answer.ids, self.answer.left)
                     self._ledger.note_opened(now=now)
