@@ -63,6 +63,7 @@ LOSSLESS = {
     "streamco, never the server alone": UNADAPTIVE,
     "only the accept-all branch": changed(UNADAPTIVE, branch_kinds=frozenset({"accept all"})),
     "only rejection branches": changed(UNADAPTIVE, branch_kinds=frozenset({"reject"})),
+    "the paper's forecast": changed(UNADAPTIVE, forecast="geometric"),
     "no parallel drafting": changed(UNADAPTIVE, is_parallel=False),
 }
 WAITING = {

@@ -33,7 +33,7 @@ from streamco.core.pair import Pair
 from streamco.core.speculator import SpeculatorOptions
 from streamco.policies.fallback import Conditions, predict_rates
 from streamco.policies.window import LONGEST, Static
-from streamco.sim.drafting import DraftingDevice, Successor
+from streamco.sim.drafting import CertainModel, DraftingDevice, Successor
 from streamco.sim.judging import JudgingServer, Link
 from streamco.sim.speculation import SpeculationOutcome, simulate_answer
 
@@ -105,15 +105,12 @@ class Found:
 
 @cache
 def models(acceptance: float, seed: int, *, is_blind: bool) -> tuple[Successor, Successor]:
-    """A target that is sure of everything, and a model that drafts for it."""
-
-    @cache
-    def said(length: int, last: int) -> int:
-        return Random(f"{seed} {length} {last}").randrange(1, 1000)
+    """A target, and a model that drafts for it."""
+    target = CertainModel(seed)
 
     @cache
     def drafted(length: int, last: int) -> Mapping[int, float]:
-        dice, right = Random(f"draft {seed} {length} {last}"), said(length, last)
+        dice, right = Random(f"draft {seed} {length} {last}"), target.said(length, last)
         chance = dice.betavariate(CONCENTRATION * acceptance, CONCENTRATION * (1.0 - acceptance))
         wrong, other = dice.sample(range(1000, 2000), 2)
         is_right, is_second = dice.random() < chance, dice.random() < 0.6
@@ -121,9 +118,6 @@ def models(acceptance: float, seed: int, *, is_blind: bool) -> tuple[Successor, 
         sure = min(0.995, max(0.05, said_of))
         rest = min(0.6 * (1.0 - sure), 0.9 * sure)
         return {right: sure, wrong: rest} if is_right else {wrong: sure, (right if is_second else other): rest}
-
-    def target(ids: Sequence[int]) -> Mapping[int, float]:
-        return {said(len(ids), ids[-1] if ids else 0): 1.0}
 
     return target, lambda ids: drafted(len(ids), ids[-1] if ids else 0)
 

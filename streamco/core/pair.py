@@ -139,6 +139,8 @@ class Pair:
         steering: holds the offloaded share. switch: says which mode pays.
         queue_depth: the verifier's at the last verdict, 0..1.
         remote_step: seconds between two tokens of the remote side's plain stream. knows_remote: it was measured.
+        prompt_time: seconds in which the remote side reads a prompt, as lately; 0: not known. opening_share: of that, what a session
+            takes to open behind a stream: a server may keep what the stream has read.
         window: tokens of the next draft; a draft may end before. proposal: what the policy said.
 
     Raises:
@@ -174,8 +176,7 @@ class Pair:
         self._remote_events = round(1.0 / _WEIGHT) if self.knows_remote else 0
         self._is_measured = False  # a wait was
         self._expected_rtt: float | None = None
-        self._opening_share = 1.0
-        self._prompt_time = 0.0
+        self.opening_share, self.prompt_time = 1.0, 0.0
         self._tried, self._held = _PRIOR_TOKENS, _PRIOR_TOKENS * prior.acceptance
         self._rounds, self._hits = _PRIOR_ROUNDS, _PRIOR_ROUNDS * prior.hit_rate
         self._confidence = prior.mean_confidence
@@ -223,7 +224,7 @@ class Pair:
 
     def is_enough(self, confidences: Sequence[float]) -> bool:
         """Whether a draft that begins with these tokens should end with them."""
-        return bool(self._least_chance) and self._reach(confidences) < self._least_chance
+        return bool(self._least_chance) and prod(self._chances.of(confidence) for confidence in confidences) < self._least_chance
 
     @property
     def rtt(self) -> float:
@@ -306,10 +307,6 @@ class Pair:
             self._rounds = self._rounds * _MEMORY + 1.0
             self._hits = self._hits * _MEMORY + is_hit
 
-    def _reach(self, confidences: Sequence[float]) -> float:
-        """The chance that all of these tokens are accepted."""
-        return prod(self._chances.of(confidence) for confidence in confidences)
-
     def note_wait(self, seconds: float, *, queue_depth: float, server_seconds: float) -> None:
         """A verdict took this long, of it so much at the server."""
         weight = _WEIGHT if self._is_measured else 1.0
@@ -318,23 +315,13 @@ class Pair:
         self._rtt += weight * (max(0.0, seconds - server_seconds) - self._rtt)
         self.queue_depth = queue_depth
 
-    @property
-    def opening_share(self) -> float:
-        """What a session takes to open behind a stream, as a share of the prompt's time: a server may keep what the stream has read."""
-        return self._opening_share
-
-    @property
-    def prompt_time(self) -> float:
-        """Seconds in which the remote side reads a prompt, as lately; 0: not known."""
-        return self._prompt_time
-
     def note_prompt(self, seconds: float) -> None:
         """The remote side read a prompt."""
-        self._prompt_time += (_WEIGHT if self._prompt_time else 1.0) * (seconds - self._prompt_time)
+        self.prompt_time += (_WEIGHT if self.prompt_time else 1.0) * (seconds - self.prompt_time)
 
     def note_opening(self, share: float) -> None:
         """A session was opened behind a stream."""
-        self._opening_share += _FIRST_WEIGHT * (min(2.0, share) - self._opening_share)
+        self.opening_share += _FIRST_WEIGHT * (min(2.0, share) - self.opening_share)
 
     def note_remote(self, tokens: int, seconds: float) -> None:
         """So many tokens of a plain stream came in this time."""

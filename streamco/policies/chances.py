@@ -1,7 +1,7 @@
 """How often a draft token of some confidence is accepted: learned from verdicts.
 
-A draft model's probability is no probability of acceptance: a greedy verifier accepts whatever it would have chosen too, and SmolLM2 in
-4 bits is right in a third of the cases where it is hardly sure, in nearly all where it says 0.8. The paper's forecast of the rejection
+A draft model's probability is no probability of acceptance: a greedy verifier accepts whatever it would have chosen too, so that tokens of
+which the model is hardly sure are often right, and those of which it is rather sure nearly always. The paper's forecast of the rejection
 (``rejection.forecast_rejection``) takes one rate for all tokens and bends it by confidence; with a rate for each range of confidences the
 chance of every token is known by itself, and so is how far a draft is worth making (``window.Confident``).
 """

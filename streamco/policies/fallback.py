@@ -193,22 +193,21 @@ class ModeSwitch:
         if rates.speculative <= 0.0:
             return self._vote("remote", at_once=True)
         self._worst = max(0.0, round_seconds(conditions, is_parallel=False) - conditions.remote_step)
-        way_back = max(0.0, conditions.wait - conditions.remote_step)  # until a stream's first token
-        lost = self.lost_seconds + self._worst + opening
         pays = rates.speculative > rates.remote and not is_fused(conditions.window if window is None else window)
         mode = self._vote("speculate" if pays else "remote")
-        if mode == "speculate":
-            credit = max(self._worst, min(_CREDIT * self._worst, _CREDIT_STEPS * conditions.remote_step))
-            allowed = max(_LOSS * self.seconds + credit, self._worst + way_back)
-            if not self._is_drafting and self.seconds:
-                lost += _STAY * self._worst
-            self._is_drafting = lost + way_back <= allowed
-            return mode if self._is_drafting else "remote"
-        self._is_drafting = False
-        if not pays and lost + return_time <= _PROBE_LOSS * self.seconds:
-            self._is_probe = True
-            return "speculate"
-        return mode
+        self._is_drafting = mode == "speculate" and self._has_credit(conditions, opening)
+        if mode == "remote" and not pays:
+            self._is_probe = self.lost_seconds + self._worst + opening + return_time <= _PROBE_LOSS * self.seconds
+        return "speculate" if self._is_drafting or self._is_probe else "remote"
+
+    def _has_credit(self, conditions: Conditions, opening: float) -> bool:
+        """Whether a round may fail, and the stream be gone back to behind it."""
+        way_back = max(0.0, conditions.wait - conditions.remote_step)  # until a stream's first token
+        at_stake = self._worst + opening + way_back
+        if not self._is_drafting and self.seconds:
+            at_stake += _STAY * self._worst
+        credit = max(self._worst, min(_CREDIT * self._worst, _CREDIT_STEPS * conditions.remote_step))
+        return self.lost_seconds + at_stake <= max(_LOSS * self.seconds + credit, self._worst + way_back)
 
     def record(self, mode: Mode, *, seconds: float, tokens: int, remote_step: float) -> None:
         """Count a round, or a stretch that one side generated alone.

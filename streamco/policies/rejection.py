@@ -10,7 +10,7 @@ factor of an ordinary token, 1 - c with c the mean confidence; then a draft of o
 more likely to be accepted whole. Without a measured mean, c = alpha: a draft model that is as sure as it is right.
 
 Where the chance of each token is known by itself (``chances``), ``chain_rejection`` needs no such form: the first rejection is at a
-position if all in front of it are accepted and it is not. On recorded drafts that is the better forecast (``bench/speculate.py``).
+position if all in front of it are accepted and it is not. ``bench/speculate.py`` has both.
 
 A *branch* is a guess of the whole verdict, where it rejects and what it puts there, and the draft goes on behind it. ``rank_branches``
 says how likely each guess is, ``allot`` how many are drafted in the time the verdict takes, and how many of them side by side: where a
@@ -96,7 +96,7 @@ class PreDraft(Struct, frozen=True):
 
     @property
     def tokens(self) -> int:
-        """Tokens to compute, most of them in vain."""
+        """Tokens to compute at most, the most of them in vain."""
         return len(self.branches) * self.steps
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from random import Random
 
 import simpy
@@ -13,7 +14,7 @@ from streamco.core.speculation import AdoptBranch, DeviceFailed, DraftBranch, Dr
 from streamco.errors import EngineError
 from streamco.sim.machine import call_at
 
-__all__ = ["DraftingDevice", "SimulatedDrafts", "Successor", "choose_token"]
+__all__ = ["CertainModel", "DraftingDevice", "SimulatedDrafts", "Successor", "choose_token"]
 
 Successor = Callable[[Sequence[int]], Mapping[int, float]]  # ids so far -> what may come next, with its probability
 
@@ -46,6 +47,25 @@ class DraftingDevice(Struct, frozen=True, kw_only=True):
     jitter: float = 0.0
     told_after: float = 0.0
     fails_at: float | None = None
+
+
+class CertainModel:
+    """A target that is sure of everything: each token follows from the place, the token before it and the seed.
+
+    Attributes:
+        said: the token at a place behind a token, by (length so far, last token or 0); for draft models that agree with it or don't.
+    """
+
+    def __init__(self, seed: int) -> None:
+        @cache
+        def said(length: int, last: int) -> int:
+            return Random(f"{seed} {length} {last}").randrange(1, 1000)
+
+        self.said = said
+
+    def __call__(self, ids: Sequence[int]) -> Mapping[int, float]:
+        """What comes next, with certainty."""
+        return {self.said(len(ids), ids[-1] if ids else 0): 1.0}
 
 
 def choose_token(model: Mapping[int, float], dice: Random | None) -> int:

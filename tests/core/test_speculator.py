@@ -326,6 +326,16 @@ def remote(**options: Any) -> Answer:
     return answer
 
 
+def after_a_lost_verifier() -> Answer:
+    """The stream goes on with a lossless answer whose verifier didn't come back in time."""
+    answer = Answer(link_patience=2.0)
+    answer.begin()
+    answer.drafts(1, 5, 6, 7)
+    answer.told(VerifierLost())
+    answer.wait(2.0)
+    return answer
+
+
 def test_where_drafting_does_not_pay_the_remote_side_streams() -> None:
     answer = remote()
     assert answer.told(RemoteTokensReceived(1, (3, 4))) == [DeliverIds((3, 4), "remote")]
@@ -428,11 +438,7 @@ def test_a_stream_is_not_opened_for_a_reader_who_is_far_behind() -> None:
 
 
 def test_a_session_that_is_lost_beside_the_stream_is_made_again_when_it_is_needed() -> None:
-    answer = Answer(link_patience=2.0)
-    answer.begin()
-    answer.drafts(1, 5, 6, 7)
-    answer.told(VerifierLost())
-    answer.wait(2.0)
+    answer = after_a_lost_verifier()
     answer.told(VerifierConnected(0))
     assert not has(answer.told(VerifierLost()), ConnectVerifier)
     assert not has(answer.told(VerifierLost()), ConnectVerifier)
@@ -483,11 +489,7 @@ def test_a_lossless_answer_goes_on_with_the_stream_when_patience_ends() -> None:
 
 
 def test_the_verifier_is_used_again_when_it_is_back() -> None:
-    answer = Answer(link_patience=2.0)
-    answer.begin()
-    answer.drafts(1, 5, 6, 7)
-    answer.told(VerifierLost())
-    answer.wait(2.0)
+    answer = after_a_lost_verifier()
     commands: list[SpeculatorCommand] = []
     for token in range(8):
         commands += answer.told(RemoteTokensReceived(2, (token,)), after=0.01)

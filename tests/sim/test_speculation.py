@@ -16,7 +16,7 @@ from streamco.core.speculation import ReaderBehind, ReaderReady, SpeculatorEvent
 from streamco.core.speculator import SpeculatorOptions
 from streamco.policies.predicted import Predicted
 from streamco.policies.window import Dynamic, Static, WindowPolicy
-from streamco.sim.drafting import DraftingDevice, Successor, choose_token
+from streamco.sim.drafting import CertainModel, DraftingDevice, Successor, choose_token
 from streamco.sim.judging import Fault, FaultKind, Faults, JudgingServer, Link
 from streamco.sim.machine import call_at
 from streamco.sim.speculation import SimulatedSpeculation, SpeculationOutcome, simulate_answer
@@ -211,22 +211,16 @@ def test_a_selective_answer_settles_everything_once_whatever_happens(part: int) 
 
 def scripted(agreement: float, seed: int) -> tuple[Successor, Successor]:
     """A target that is sure of everything, and a draft model that agrees with it so often; its second choice is right as a rule."""
-
-    @cache
-    def said(length: int, last: int) -> int:
-        return Random(f"{seed} {length} {last}").randrange(1, 1000)
+    target = CertainModel(seed)
 
     @cache
     def drafted(length: int, last: int) -> Mapping[int, float]:
-        dice, right = Random(f"draft {seed} {length} {last}"), said(length, last)
+        dice, right = Random(f"draft {seed} {length} {last}"), target.said(length, last)
         wrong, other = dice.sample(range(1000, 2000), 2)
         sure = min(0.95, max(0.4, dice.gauss(agreement, 0.15)))
         if dice.random() < agreement:
             return {right: sure, wrong: (1.0 - sure) * 0.5}
         return {wrong: sure, (right if dice.random() < 0.6 else other): (1.0 - sure) * 0.6}
-
-    def target(ids: Sequence[int]) -> Mapping[int, float]:
-        return {said(len(ids), ids[-1] if ids else 0): 1.0}
 
     return target, lambda ids: drafted(len(ids), ids[-1] if ids else 0)
 
