@@ -1,0 +1,201 @@
+"""What a simulated world tells of each request, and the figures of all of them together, in memory that doesn't grow with their number.
+
+Counts and sums are kept as they are. Quantiles come from a histogram whose bins are one per cent wide (``Quantiles``): what is told is at
+most half a per cent away from what sorting would find. Rows themselves are kept only where somebody asked for them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+__all__ = ["STANDARD", "Figure", "Quantiles", "RequestRow", "Sink", "round_figure"]
+
+SMALLEST, LARGEST = 1e-6, 1e6  # seconds; what is outside counts as the bound
+WIDTH = 1.01  # of a bin: its upper bound over its lower one
+DIGITS = 9  # significant ones of a figure that is written down
+
+
+class Figure(Struct, frozen=True):
+    """What a figure of a world is called where people read it.
+
+    Args:
+        text: its name, as a label of an axis.
+        unit: "s", "requests/s", "share" and so on; "" for a count.
+        better: which direction is good; "" where neither is.
+    """
+
+    text: str
+    unit: str = ""
+    better: Literal["higher", "lower", ""] = ""
+
+
+STANDARD: Mapping[str, Figure] = {
+    "throughput": Figure("throughput", "requests/s", "higher"),
+    "tokens_per_s": Figure("tokens of all answers", "tokens/s", "higher"),
+    "ttft_mean": Figure("time to first token, mean", "s", "lower"),
+    "ttft_p50": Figure("time to first token, median", "s", "lower"),
+    "ttft_p99": Figure("time to first token, 99th percentile", "s", "lower"),
+    "tpot_mean": Figure("time per token after the first, mean", "s", "lower"),
+    "tpot_p50": Figure("time per token after the first, median", "s", "lower"),
+    "tpot_p99": Figure("time per token after the first, 99th percentile", "s", "lower"),
+    "seconds_mean": Figure("time to the whole answer, mean", "s", "lower"),
+    "seconds_p99": Figure("time to the whole answer, 99th percentile", "s", "lower"),
+    "acceptance": Figure("accepted share of judged draft tokens", "share", "higher"),
+    "rounds_mean": Figure("rounds of drafting an answer", "", ""),
+    "completed": Figure("answers that were finished"),
+    "failed": Figure("answers that failed", "", "lower"),
+    "span": Figure("simulated time from the first arrival to the last token", "s"),
+}
+"""What a ``Sink`` knows by itself, whatever kind of world it is."""
+
+
+class RequestRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request as it went; a kind of world may add fields in a class of its own. Times in virtual seconds.
+
+    Args:
+        number: in the order of the workload.
+        arrival: when it was made.
+        tokens: of the answer.
+        prompt_tokens: of its prompt.
+        seconds: from arrival to the last token.
+        ttft: from arrival to the first token; None: there was none.
+        tpot: mean of the times between two tokens; None: fewer than two.
+        device, server: numbers of those that worked on it; None: none did.
+        judged: drafted tokens that were judged. accepted: of those.
+        rounds: of drafting.
+        windows: tokens of each draft, in order; 0 stands for a part that the server wrote alone.
+        mode: how it was made, in the kind's own words.
+        failed: why it was not finished; None: it was.
+    """
+
+    number: int
+    arrival: float
+    tokens: int
+    prompt_tokens: int
+    seconds: float
+    ttft: float | None
+    tpot: float | None
+    device: int | None = None
+    server: int | None = None
+    judged: int = 0
+    accepted: int = 0
+    rounds: int = 0
+    windows: tuple[int, ...] = ()
+    mode: str = ""
+    failed: str | None = None
+
+
+class Quantiles:
+    """Quantiles of positive numbers from a histogram with logarithmic bins: an error of half a per cent at most, from 1 us to 10^6 s.
+
+    Attributes:
+        count, total: of the numbers.
+    """
+
+    _scale = 1.0 / math.log(WIDTH)
+    _bins = math.ceil(math.log(LARGEST / SMALLEST) * _scale)
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.total = 0.0
+        self._counts = [0] * (self._bins + 1)
+
+    def add(self, value: float) -> None:
+        """One number more."""
+        self.count += 1
+        self.total += value
+        place = int(math.log(value / SMALLEST) * self._scale) if value > SMALLEST else 0
+        self._counts[min(place, self._bins)] += 1
+
+    @property
+    def mean(self) -> float:
+        """Of all numbers, exactly; there is one at least."""
+        return self.total / self.count
+
+    def quantile(self, share: float) -> float:
+        """The number that ``share`` of all are at most as large as (nearest rank); there is one at least."""
+        rank = max(1, math.ceil(share * self.count))
+        for place, count in enumerate(self._counts):
+            rank -= count
+            if rank <= 0:
+                return float(SMALLEST * WIDTH ** (place + 0.5))
+        raise AssertionError("a rank is at most the count")
+
+
+class Sink:
+    """Takes the rows of a run as requests end, and tells the figures of the whole; call it with each row.
+
+    Args:
+        keeps: rows are kept, times rounded to microseconds.
+
+    Attributes:
+        rows: those that were kept, in the order they came.
+    """
+
+    def __init__(self, *, keeps: bool = False) -> None:
+        self.rows: list[RequestRow] = []
+        self._keeps = keeps
+        self._completed = self._failed = 0
+        self._tokens = self._judged = self._accepted = self._rounds = 0
+        self._ttft, self._tpot, self._seconds = Quantiles(), Quantiles(), Quantiles()
+        self._first, self._last = math.inf, -math.inf
+
+    def __call__(self, row: RequestRow) -> None:
+        """A request has ended. Of one that failed, what was judged counts, but none of its times."""
+        if self._keeps:
+            self.rows.append(_round_times(row))
+        self._first = min(self._first, row.arrival)
+        self._last = max(self._last, row.arrival + row.seconds)
+        self._judged += row.judged
+        self._accepted += row.accepted
+        if row.failed is not None:
+            self._failed += 1
+            return
+        self._completed += 1
+        self._tokens += row.tokens
+        self._rounds += row.rounds
+        self._seconds.add(row.seconds)
+        if row.ttft is not None:
+            self._ttft.add(row.ttft)
+        if row.tpot is not None:
+            self._tpot.add(row.tpot)
+
+    def figures(self) -> dict[str, float]:
+        """Those of ``STANDARD`` that are known; a figure that nothing was measured of is not there."""
+        span = max(0.0, self._last - self._first)
+        found = {"completed": float(self._completed), "failed": float(self._failed), "span": span}
+        if span > 0.0:
+            found |= {"throughput": self._completed / span, "tokens_per_s": self._tokens / span}
+        for name, times, quantiles in (
+            ("ttft", self._ttft, (0.5, 0.99)),
+            ("tpot", self._tpot, (0.5, 0.99)),
+            ("seconds", self._seconds, (0.99,)),
+        ):
+            if times.count:
+                found[f"{name}_mean"] = times.mean
+                found |= {f"{name}_p{100 * share:.0f}": times.quantile(share) for share in quantiles}
+        if self._judged:
+            found["acceptance"] = self._accepted / self._judged
+        if self._completed and self._rounds:
+            found["rounds_mean"] = self._rounds / self._completed
+        return {name: round_figure(found[name]) for name in STANDARD if name in found}
+
+
+def round_figure(value: float) -> float:
+    """A figure to nine significant digits, as it is written down."""
+    return float(f"{value:.{DIGITS}g}")
+
+
+def _round_times(row: RequestRow) -> RequestRow:
+    return msgspec.structs.replace(
+        row,
+        arrival=round(row.arrival, 6),
+        seconds=round(row.seconds, 6),
+        ttft=None if row.ttft is None else round(row.ttft, 6),
+        tpot=None if row.tpot is None else round(row.tpot, 6),
+    )
