@@ -1,0 +1,127 @@
+"""How many bytes a link carries, in virtual time: a rate, or when a recorded link could send.
+
+What is sent queues: bytes leave one behind the other, and none are dropped. Recordings are Mahimahi's ("Mahimahi: Accurate
+Record-and-Replay for HTTP", Netravali et al., USENIX ATC 2015): whoever waits at an opportunity shares its 1500 bytes, and an opportunity
+that nobody waits for is gone.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import math
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from streamco.errors import ConfigError
+
+__all__ = ["HEADERS", "PACKET", "SEGMENT", "Rate", "Recorded", "Trace", "read_trace"]
+
+SEGMENT = 1460  # bytes of a packet without headers
+HEADERS = 40  # of IPv4 and TCP
+PACKET = SEGMENT + HEADERS  # what a trace counts
+
+
+class Rate:
+    """So many bytes a second.
+
+    Args:
+        mbps: megabits a second.
+    """
+
+    __slots__ = ("_bytes_per_s", "_free")
+
+    def __init__(self, mbps: float) -> None:
+        self._bytes_per_s = mbps * 1e6 / 8.0
+        self._free = 0.0  # when what was sent before has left
+
+    def send(self, now: float, size: int) -> float:
+        """When the last of so many bytes has left."""
+        self._free = max(now, self._free) + size / self._bytes_per_s
+        return self._free
+
+
+class Trace:
+    """A recorded link: opportunities to send a packet of 1500 bytes, over and over. They lie evenly in their bins.
+
+    Args:
+        counts: opportunities by bin.
+        width: of a bin, seconds.
+        source: what errors call it.
+
+    Attributes:
+        period: seconds until it repeats.
+
+    Raises:
+        ConfigError: nothing could ever be sent.
+    """
+
+    def __init__(self, counts: Sequence[int], width: float, *, source: str = "trace") -> None:
+        if min(counts, default=0) < 0 or not sum(counts) or not width > 0.0:
+            raise ConfigError(f"{source}: expected packets in bins of some width, got {sum(counts)} in {len(counts)} bins of {width} s")
+        self.period = len(counts) * width
+        places = ((place, one, count) for place, count in enumerate(counts) for one in range(count))
+        self._times = array("d", ((place + (one + 0.5) / count) * width for place, one, count in places))
+
+    def first(self, at: float) -> int:
+        """The number of the first opportunity at ``at`` seconds or later."""
+        rounds, rest = divmod(at, self.period)
+        return int(rounds) * len(self._times) + bisect_left(self._times, rest)
+
+    def time(self, number: int) -> float:
+        """When an opportunity is, seconds."""
+        rounds, place = divmod(number, len(self._times))
+        return rounds * self.period + self._times[place]
+
+
+@cache
+def read_trace(path: Path) -> Trace:
+    """A recording, read once however many links share it.
+
+    Raises:
+        ConfigError: no file, or not such a recording.
+    """
+    try:
+        with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
+            rows = [(int(row["t_ms"]), int(row["packets_1500B"])) for row in csv.DictReader(file)]
+    except OSError as error:
+        raise ConfigError(f"trace: expected a recording that can be read, got {error}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"trace: {path}: expected whole numbers in columns t_ms and packets_1500B, got {error!r}") from error
+    width = rows[1][0] - rows[0][0] if len(rows) > 1 else 0
+    for number, (time, _) in enumerate(rows):
+        if time != rows[0][0] + number * width:
+            raise ConfigError(f"trace: {path}: expected bins of {width} ms, got t_ms {time} in row {number + 1}")
+    return Trace([count for _, count in rows], width / 1e3, source=f"trace: {path}")
+
+
+class Recorded:
+    """A place in a recording. What an opportunity has left over is for bytes that were there in time for it, and lost for others.
+
+    Args:
+        offset: where in the recording time 0 is, seconds.
+    """
+
+    __slots__ = ("_left", "_number", "_offset", "_sent", "_trace")
+
+    def __init__(self, trace: Trace, offset: float) -> None:
+        self._trace = trace
+        self._offset = offset
+        self._number = -1  # of the opportunity used last
+        self._sent = -math.inf  # when that is
+        self._left = 0  # bytes that it can still take
+
+    def send(self, now: float, size: int) -> float:
+        """When the last of so many bytes has left."""
+        if now > self._sent:
+            self._number = max(self._number, self._trace.first(now + self._offset) - 1)
+            self._left = 0
+        packets = -(-(size - self._left) // PACKET)  # 0: it all fits in what is left
+        self._left += packets * PACKET - size
+        self._number += packets
+        if packets:
+            self._sent = self._trace.time(self._number) - self._offset
+        return self._sent
