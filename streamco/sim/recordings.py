@@ -13,6 +13,7 @@ import csv
 import gzip
 import math
 import os
+import zlib
 from array import array
 from collections.abc import Iterator, Mapping
 from importlib import resources
@@ -201,9 +202,12 @@ def _number(path: str, line: int, column: str, text: str | None) -> float:
 
 def _rows(path: str) -> Iterator[tuple[int, dict[str, str]]]:
     """(line, row) of a CSV file."""
-    reader = csv.DictReader(line.decode("utf-8", "replace") for _, line in _lines(path))
-    for row in reader:
-        yield reader.line_num, row
+    reader = csv.DictReader((line.decode("utf-8", "replace") for _, line in _lines(path)), restkey="more")
+    try:
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise ConfigError(f"{path}, line {reader.line_num}: expected comma-separated values, got {error}") from error
 
 
 def _lines(name: str) -> Iterator[tuple[int, bytes]]:
@@ -211,7 +215,7 @@ def _lines(name: str) -> Iterator[tuple[int, bytes]]:
     try:
         with _open(name) as file, gzip.open(file) if _is_compressed(file) else file as lines:
             yield from enumerate(cast(IO[bytes], lines), 1)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{name}: expected a file that can be read, got {getattr(error, 'strerror', None) or error}") from error
 
 

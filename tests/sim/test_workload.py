@@ -96,10 +96,11 @@ def test_a_trace_that_has_nothing_or_is_not_there_is_refused(tmp_path: Path) -> 
         requests(trace=str(tmp_path / "none.jsonl"))
     with pytest.raises(ConfigError, match=r"expected the path of a file or one of .*gsm8k.*, got 'gsm9k'"):
         requests(trace="gsm9k")
-    broken = tmp_path / "broken.jsonl.gz"
-    broken.write_bytes(gzip.compress(json.dumps(ROW).encode() * 50)[:-20])
-    with pytest.raises(ConfigError, match=r"broken.jsonl.gz: expected a file that can be read, got Compressed file ended"):
-        requests(trace=str(broken))
+    whole, broken = gzip.compress(json.dumps(ROW).encode() * 50), tmp_path / "broken.jsonl.gz"
+    for data, reason in ((whole[:-20], "Compressed file ended"), (whole[:14] + bytes(20) + whole[34:], "Error -3 while decompressing")):
+        broken.write_bytes(data)
+        with pytest.raises(ConfigError, match=f"broken.jsonl.gz: expected a file that can be read, got {reason}"):
+            requests(trace=str(broken))
 
 
 def test_arrivals_of_a_trace_have_to_be_there_and_to_ascend(tmp_path: Path) -> None:
@@ -151,6 +152,7 @@ def test_recorded_gaps_come_in_their_order_from_anywhere_and_faster_if_asked(tmp
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("arrival_s\n1\n" + "9" * 200_000 + "\n", "line 2: expected comma-separated values, got field larger than field limit"),
         ("time\n1\n2\n", "line 2: expected a column arrival_s or arrival_ms, got time"),
         ("arrival_s\n1\n", "expected at least two rows"),
         ("arrival_s\n1\nx\n", "line 3: arrival_s: expected a number from 0, got 'x'"),
