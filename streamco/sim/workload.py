@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count, islice, repeat
 from random import Random
 from typing import Annotated, Literal
@@ -135,7 +135,7 @@ class ArrivalOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             ConfigError: the recorded arrivals can't be read.
         """
         if self.poisson_per_s is not None:
-            return _sums(lambda rate=self.poisson_per_s: dice.expovariate(rate))  # type: ignore[misc]
+            return _poisson(self.poisson_per_s, dice)
         if self.azure is not None:
             return _recorded_times(read_gaps(self.azure), dice, self.rate_scale)
         return repeat(0.0)
@@ -202,8 +202,7 @@ def read_requests(options: WorkloadOptions, *, devices: int | None = None, seed:
         raise ConfigError(f"devices: expected at least 1, got {devices}")
     dice = Random(f"{seed} devices")
     for number, (arrival, device, row) in enumerate(_arriving(options, devices, seed)):
-        if device is None and devices is not None:
-            device = dice.randrange(devices)  # noqa: PLW2901
+        drawn = dice.randrange(devices) if device is None and devices is not None else device
         yield SimulatedRequest(
             number=number,
             arrival=arrival,
@@ -212,7 +211,7 @@ def read_requests(options: WorkloadOptions, *, devices: int | None = None, seed:
             accepted=row.accepted,
             confidences=row.confidences,
             ranks=row.ranks,
-            device=device,
+            device=drawn,
         )
 
 
@@ -284,10 +283,10 @@ def _length(of: int | LengthOptions | None, dice: Random) -> int:
     return of if isinstance(of, int) else of.draw(dice)
 
 
-def _sums(draw: Callable[[], float]) -> Iterator[float]:
+def _poisson(rate: float, dice: Random) -> Iterator[float]:
     now = 0.0
     while True:
-        now += draw()
+        now += dice.expovariate(rate)
         yield now
 
 
