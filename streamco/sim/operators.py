@@ -1,0 +1,209 @@
+"""What one forward pass of a transformer costs on GPUs: measured where it was measured, a roofline where it wasn't.
+
+A pass reads ``new`` tokens of several sequences behind what is in their caches. Its time is a sum over the layers, split over the GPUs by
+tensor parallelism:
+
+* linear operators (projections, MLP, norms, rope): measured by tokens in the batch, see ``bench/make_gpu_profiles.py``. They are flat while
+  the weights have to be read for few tokens, then linear.
+* attention, a roofline: decoding reads the cache at the memory's bandwidth; a prefill of l tokens does 4 l^2 d FLOPs at the rate of the
+  linear operators. The half that the mask hides is counted too, as attention gets about half of their rate.
+* all-reduce, two a layer: a ring moves 2 (n - 1) / n of ``new`` hidden states over a share of the link's bandwidth.
+* gaps: what each layer takes beside that, small kernels of attention and the latency of the all-reduces included.
+
+The host launches each kernel, so a pass takes at least the host's time for all layers; many steps of large GPUs wait for it. Its work for
+each sequence (scheduling, sampling) comes on top. An engine that replays CUDA graphs has neither.
+
+The embedding is in the measured tables; the head is its matrix, read once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+__all__ = ["MODELS", "Engine", "Gpu", "PassSeconds", "Transformer", "all_reduce_seconds", "forward_pass"]
+
+Engine = Literal["eager", "graphs"]
+_BYTES = 2  # of a weight, an activation, a cached value: half precision
+
+
+class PassSeconds(Protocol):
+    """How long one forward pass takes."""
+
+    def __call__(self, rows: int, tokens: int, context: int, sequences: int = 1) -> float:
+        """Seconds; nothing is checked.
+
+        Args:
+            rows: sequences that decode a token.
+            tokens: other new ones: of prompts, or of drafts to be verified.
+            context: in the caches of all sequences.
+            sequences: that the other tokens belong to, in equal parts.
+        """
+        ...
+
+
+class Transformer(Struct, frozen=True, kw_only=True):
+    """The sizes of a decoder.
+
+    Args:
+        layers: of attention and MLP.
+        width: of the hidden state, d_model.
+        feed_forward: width inside the MLP.
+        vocabulary: tokens.
+        heads: of attention.
+        kv_heads: heads of keys and values; fewer than ``heads``: grouped queries.
+        matrices: of an MLP: 3 with a gate (SwiGLU), 2 without.
+    """
+
+    layers: int
+    width: int
+    feed_forward: int
+    vocabulary: int
+    heads: int
+    kv_heads: int
+    matrices: int = 3
+
+    @property
+    def layer_weights(self) -> int:
+        """Parameters in the matrices of a layer."""
+        kv_width = self.width * self.kv_heads // self.heads
+        return self.width * (2 * self.width + 2 * kv_width + self.matrices * self.feed_forward)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the whole model in half precision, embedding and head included."""
+        return _BYTES * (self.layers * self.layer_weights + 2 * self.vocabulary * self.width)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Keys and values of one token in all layers."""
+        return _BYTES * 2 * self.layers * self.width * self.kv_heads // self.heads
+
+
+_LLAMA_70B = {"layers": 80, "width": 8192, "feed_forward": 28672, "heads": 64, "kv_heads": 8}
+_LLAMA_8B = {"layers": 32, "width": 4096, "feed_forward": 14336, "vocabulary": 128256, "heads": 32, "kv_heads": 8}
+_OF_7B = {"layers": 32, "width": 4096, "feed_forward": 11008, "heads": 32, "kv_heads": 32}
+
+MODELS: Mapping[str, Transformer] = {
+    "llama2-70b": Transformer(**_LLAMA_70B, vocabulary=32000),
+    "llama3-70b": Transformer(**_LLAMA_70B, vocabulary=128256),
+    "qwen-72b": Transformer(layers=80, width=8192, feed_forward=24576, vocabulary=152064, heads=64, kv_heads=64),
+    "llama2-7b": Transformer(**_OF_7B, vocabulary=32000),
+    "qwen-7b": Transformer(**_OF_7B, vocabulary=151936),
+    "llama3-8b": Transformer(**_LLAMA_8B),
+    "llama3.1-8b": Transformer(**_LLAMA_8B),
+    "phi-2": Transformer(layers=32, width=2560, feed_forward=10240, vocabulary=51200, heads=32, kv_heads=32, matrices=2),
+}
+"""Sizes as in the models' published configurations."""
+
+
+class Gpu(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is known of a GPU and of the machine around it; a packaged file holds one.
+
+    Args:
+        name: as in ``Hardware``.
+        title: as its maker calls it.
+        source: who measured, and where it is published.
+        license: of the measurements.
+        note: what was scaled or assumed.
+        memory: bytes of one GPU.
+        bandwidth: bytes a second of its memory, as published.
+        link: bytes a second to the other GPUs, each way, as published.
+        gap: seconds a layer beside its operators.
+        all_reduce: (bytes of a message, share of ``link`` that it gets) points, ascending; linear in time between them.
+        host_decode: seconds the host needs to launch a layer when all rows decode.
+        host_prefill: the same for a pass that reads other tokens too.
+        host_row: seconds of the host for each sequence of a pass.
+        tokens: of a batch, ascending: the points of the tables.
+        layer_ms: milliseconds of a layer's linear operators at these points, by model and tensor parallelism.
+    """
+
+    name: str
+    title: str
+    source: str
+    license: str
+    note: str
+    memory: float
+    bandwidth: float
+    link: float
+    gap: float
+    all_reduce: tuple[tuple[float, float], ...]
+    host_decode: float
+    host_prefill: float
+    host_row: float
+    tokens: tuple[int, ...]
+    layer_ms: Mapping[str, Mapping[int, tuple[float, ...]]]
+
+
+def all_reduce_seconds(gpu: Gpu, message: float, ways: int) -> float:
+    """One all-reduce of so many bytes among so many GPUs, its latency left out."""
+    if ways == 1:
+        return 0.0
+    points = [(0.0, 0.0), *((size, size / share) for size, share in gpu.all_reduce)]
+    return 2.0 * (ways - 1) / ways / gpu.link * _Line(points)(message)
+
+
+def forward_pass(gpu: Gpu, model: Transformer, layer_ms: Sequence[float], ways: int, engine: Engine = "eager") -> PassSeconds:
+    """Seconds of a forward pass as a function that is fast to call.
+
+    Args:
+        gpu: of which the machine has ``ways``.
+        model: what runs on it.
+        layer_ms: of a layer's linear operators at ``gpu.tokens``.
+        ways: tensor parallelism.
+        engine: launches each kernel, or replays graphs of them.
+    """
+    linear = _Line([(tokens, ms / 1000.0) for tokens, ms in zip(gpu.tokens, layer_ms, strict=True)])
+    state = _BYTES * model.width
+    head = _BYTES * model.width * model.vocabulary / ways / gpu.bandwidth
+
+    def without_attention(tokens: float) -> float:
+        communication = 2.0 * all_reduce_seconds(gpu, state * tokens, ways)
+        return model.layers * (linear(tokens) + communication + gpu.gap) + head
+
+    last = gpu.tokens[-1]
+    bends = sorted({*gpu.tokens, *(size / state for size, _ in gpu.all_reduce)})
+    line = _Line([(tokens, without_attention(tokens)) for tokens in (*bends, 2.0 * bends[-1])])
+    rate = 2.0 * model.layer_weights / ways * last / linear(last)  # FLOP/s of the linear operators of a GPU
+    per_pair = 4.0 * model.width * model.layers / ways / rate
+    per_read = model.cache_bytes / ways / gpu.bandwidth
+    is_launched = engine == "eager"
+    host_decode = gpu.host_decode * model.layers * is_launched
+    host_prefill = gpu.host_prefill * model.layers * is_launched
+    host_row = gpu.host_row * is_launched
+
+    def seconds(rows: int, tokens: int, context: int, sequences: int = 1) -> float:
+        new = rows + tokens
+        if new <= 0:
+            return 0.0
+        if tokens:
+            served = rows + sequences
+            cache = context / served  # tokens of each sequence: the caches are taken as equally long
+            read, computed = sequences * cache * per_read, tokens * (cache + tokens / sequences) * per_pair
+            busy, host = line(new) + rows * cache * per_read + (max(computed, read)), host_prefill
+        else:
+            served, busy, host = rows, line(new) + context * per_read, host_decode
+        return (max(host, busy)) + served * host_row
+
+    return seconds
+
+
+class _Line:
+    """Linear between points, the last slope beyond them, and the first value before them."""
+
+    __slots__ = ("_offsets", "_slopes", "_starts")
+
+    def __init__(self, points: Sequence[tuple[float, float]]) -> None:
+        self._starts = [at for at, _ in points[:-1]]
+        self._slopes = [(right[1] - left[1]) / (right[0] - left[0]) for left, right in pairwise(points)]
+        self._offsets = [left[1] - slope * left[0] for (left, _), slope in zip(pairwise(points), self._slopes, strict=True)]
+
+    def __call__(self, at: float) -> float:
+        index = bisect_right(self._starts, at) - 1
+        if index < 0:
+            return self._offsets[0] + self._slopes[0] * self._starts[0]
+        return self._offsets[index] + self._slopes[index] * at
