@@ -9,43 +9,22 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from random import Random
-from types import SimpleNamespace
-from typing import Any
 
-import simpy
-from msgspec.structs import replace
-
-from bench.dispatch import PHONES
 from bench.traces import data_folder, token_counter
-from streamco.client.dispatcher import Dispatched, Dispatcher, DispatchOptions
+from streamco.client.dispatcher import Dispatcher, DispatchOptions
 from streamco.client.migration import MigrationOptions
-from streamco.commands import ContinueStream
-from streamco.config import READING, Limits
-from streamco.core.lengths import AnswerLengths
-from streamco.core.session import SessionMachine, SessionPlan
-from streamco.endpoints.base import Capabilities, Request, TokenPrices
-from streamco.events import Event
-from streamco.policies.cost import device_costs
+from streamco.config import READING
 from streamco.policies.dispatch import Side
-from streamco.profiles import DeviceSpeed, LengthDistribution, ModelShape, Prices, Profile, RemainingLength, TTFTDistribution
-from streamco.sim.driver import Opening, SimulatedSession, SimulatedStream
-from streamco.sim.models import SimulatedAnswer, SimulatedDevice, SimulatedServer, Work
+from streamco.profiles import DeviceSpeed, ModelShape, Prices, Profile, TTFTDistribution
+from streamco.sim.chats import RecordedChats
+from streamco.sim.racing import Ask, Client, Ran, throw_ask
+from streamco.sim.services import PHONES, RecordedService, read_services
+from streamco.sim.services import price_of as packaged_price
 
 __all__ = ["LIMIT", "PHONE_MODELS", "Ask", "Asks", "Phone", "Ran", "Service", "World", "chats", "price_of", "services", "with_table_8"]
 
 LIMIT = 128  # tokens of an answer: Appendix E
-ROUND_TRIP = 0.1  # seconds; from a home to a data centre and back, TLS records included
-CANCEL_TAKES = 0.01  # seconds; bench/engine.py measures 1 to 7 ms
-_JITTER = (0.85, 0.9, 0.95, 0.97, 1.0, 1.03, 1.06, 1.12, 1.3)  # assumed: phones throttle and share their processor
-_OVERHEAD = 0.02  # seconds a reading takes beside its tokens; assumed
-_CAPACITY = round(Limits().lead * READING)
-
-SHAPES = {  # Appendix E.2
-    "pixel7-bloom-1.1b": ModelShape(layers=24, width=1024, heads=16, ffn_width=4096, vocabulary=250_880),
-    "pixel7-bloom-560m": ModelShape(layers=24, width=512, heads=8, ffn_width=2048, vocabulary=250_880),
-    "xiaomi14-qwen-0.5b": ModelShape(layers=24, width=768, heads=12, ffn_width=2048, vocabulary=151_936),
-}
+_LEAST = 30  # requests of a service that is taken
 
 PRICE_OF = {  # the row of the price list
     "Azure gpt-3.5-turbo-0613": "azure/gpt-35-turbo",
@@ -72,15 +51,15 @@ PRICE_OF = {  # the row of the price list
 }
 
 
-TABLE_8 = (  # model, US dollars a million tokens of prompt and of answer, whose times it is given
-    ("DeepSeek-V2.5", 0.14, 0.28, "OpenAI gpt-4-0125-preview"),
-    ("GPT-4o-mini", 0.15, 0.60, "OpenAI gpt-3.5-turbo-0125"),
-    ("LLaMa-3.1-70b, Hyperbolic", 0.40, 0.40, "together llama-2-70b-chat"),
-    ("LLaMa-3.1-70b, Amazon", 0.99, 0.99, "bedrock llama-2-70b-chat"),
-    ("Command", 1.25, 2.00, "bedrock llama-2-13b-chat"),
-    ("GPT-4o", 2.50, 10.0, "OpenAI gpt-3.5-turbo-0613"),
-    ("Claude-3.5-Sonnet", 3.00, 15.0, "bedrock llama-2-70b-chat"),
-    ("o1-preview", 15.0, 60.0, "OpenAI gpt-4-1106-preview"),
+TABLE_8 = (  # model, its price among the packaged ones, whose times it is given
+    ("DeepSeek-V2.5", "deepseek-v2.5", "OpenAI gpt-4-0125-preview"),
+    ("GPT-4o-mini", "gpt-4o-mini", "OpenAI gpt-3.5-turbo-0125"),
+    ("LLaMa-3.1-70b, Hyperbolic", "llama-3.1-70b-hyperbolic", "together llama-2-70b-chat"),
+    ("LLaMa-3.1-70b, Amazon", "llama-3.1-70b-amazon", "bedrock llama-2-70b-chat"),
+    ("Command", "command", "bedrock llama-2-13b-chat"),
+    ("GPT-4o", "gpt-4o", "OpenAI gpt-3.5-turbo-0613"),
+    ("Claude-3.5-Sonnet", "claude-3.5-sonnet", "bedrock llama-2-70b-chat"),
+    ("o1-preview", "o1-preview", "OpenAI gpt-4-1106-preview"),
 )
 
 
@@ -108,34 +87,19 @@ class Phone:
     shape: ModelShape
 
 
-PHONE_MODELS = tuple(Phone(name, replace(speed, jitter=_JITTER, overhead=_OVERHEAD), SHAPES[name]) for name, speed in PHONES.items())
+PHONE_MODELS = tuple(Phone(name, phone.speed, phone.shape) for name, phone in PHONES.items() if phone.shape is not None)
 
 
 def services() -> list[Service]:
     """The services of ``bench.traces.ttft_traces``, with how fast each request was written."""
-    found: dict[str, list[tuple[float, float]]] = {}
-    with gzip.open(data_folder() / "ttft" / "llmperf_leaderboard.csv.gz", "rt", newline="") as file:
-        for row in csv.DictReader(file):
-            ttft, tokens = float(row["ttft_s"]), int(float(row["output_tokens"]))
-            if ttft > 0:
-                found.setdefault(f"{row['provider']} {row['model']}", []).append((ttft, _rate(tokens, float(row["e2e_s"]) - ttft)))
-    with gzip.open(data_folder() / "ttft" / "latencylab_stream_gaps.jsonl.gz", "rt") as file:
-        for record in map(json.loads, file):
-            if record["success"]:
-                ttft, tokens = float(record["ttft_s"]), record["output_chars"] // 4
-                name = f"{record['host']} {record['model']}"
-                found.setdefault(name, []).append((ttft, _rate(tokens, float(record["total_s"]) - ttft)))
-    prices = _price_list()
+    folder, prices = data_folder() / "ttft", _price_list()
+    found = read_services(folder / "llmperf_leaderboard.csv.gz", ("provider", "model"))
+    found |= read_services(folder / "latencylab_stream_gaps.jsonl.gz", ("host", "model"))
     return [
         Service(name, tuple(rows[: len(rows) // 2]), tuple(rows[len(rows) // 2 :]), prices[PRICE_OF[name]])
         for name, rows in sorted(found.items())
-        if len(rows) >= 30
+        if len(rows) >= _LEAST
     ]
-
-
-def _rate(tokens: int, seconds: float) -> float:
-    """Tokens per second behind the first; an answer that came in one piece counts as written in a millisecond a token."""
-    return (tokens - 1) / max(seconds, tokens / 1000.0) if tokens > 1 else 1000.0
 
 
 def price_of(model: str) -> Prices:
@@ -147,10 +111,8 @@ def with_table_8() -> list[Service]:
     """The models of the paper's Table 8 at its prices; its times were not published, so each has those of a service of about its speed."""
     recorded = {service.name: service for service in services()}
     return [
-        dataclasses.replace(
-            recorded[stand_in], name=f"{model} (times of {stand_in})", prices=Prices(prompt=prompt * 1e-6, completion=made * 1e-6)
-        )
-        for model, prompt, made, stand_in in TABLE_8
+        dataclasses.replace(recorded[stand_in], name=f"{model} (times of {stand_in})", prices=packaged_price(price))
+        for model, price, stand_in in TABLE_8
     ]
 
 
@@ -181,83 +143,21 @@ def chats() -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
 
 
 @cache
-def _answer_lengths() -> RemainingLength:
-    """Of the first half's answers."""
-    lengths = AnswerLengths(len(chats()[0]), prior_weight=0.0)
-    for _, tokens in chats()[0]:
-        lengths.observe(tokens)
-    return lengths.estimate()
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One request with all its dice thrown, the same for every contender."""
-
-    answer: SimulatedAnswer
-    times: tuple[float, float]
-    rate: float
-    seed: str
+def _known() -> RecordedChats:
+    return RecordedChats(*chats())
 
 
 class Asks:
     """Requests to a service, any number of them: prompts and recorded times meet at random."""
 
     def __init__(self, rows: Sequence[tuple[float, float]], pairs: Sequence[tuple[int, int]], seed: str) -> None:
-        self._rows, self._pairs, self._seed = rows, pairs, seed
+        self._service, self._chats, self._seed = RecordedService(rows, rows), RecordedChats(pairs, pairs), seed
 
     def __getitem__(self, index: int) -> Ask:
-        seed = f"{self._seed}/{index}"
-        dice = Random(seed)
-        prompt, tokens = dice.choice(self._pairs)
-        (first, rate), (later, _) = dice.choice(self._rows), dice.choice(self._rows)
-        return Ask(SimulatedAnswer(prompt_tokens=prompt, tokens=tokens, max_tokens=LIMIT), (first, later), rate, seed)
+        return throw_ask(f"{self._seed}/{index}", self._chats, self._service, LIMIT)
 
 
-class _Endpoint:
-    """What a dispatcher wants to know of an endpoint."""
-
-    def __init__(self, name: str, kind: str, capabilities: Capabilities, prices: TokenPrices, engine: Any = None) -> None:
-        self.name, self.kind, self.capabilities, self.prices, self.engine = name, kind, capabilities, prices, engine
-
-    def count_tokens(self, request: Request) -> int:
-        return len(request.prompt_ids or ())
-
-
-class _Device(SimulatedDevice):
-    later = 1
-
-    def open(self, env: simpy.Environment, emit: Callable[[Event], None], command: Opening) -> SimulatedStream:
-        self.burst = self.later if isinstance(command, ContinueStream) else self.burst
-        return super().open(env, emit, command)
-
-
-class _Server(SimulatedServer):
-    later = 1
-
-    def open(self, env: simpy.Environment, emit: Callable[[Event], None], command: Opening) -> SimulatedStream:
-        self.burst = self.later if isinstance(command, ContinueStream) else self.burst
-        return super().open(env, emit, command)
-
-
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """One answer that is over."""
-
-    machine: SessionMachine
-    session: SimulatedSession
-    dispatched: Dispatched
-    device: Work
-    server: Work
-    cost: float  # US dollars, energy at the exchange rate included
-
-    @property
-    def ttft(self) -> float:
-        """Seconds."""
-        assert self.machine.meter.first is not None
-        return self.machine.meter.first
-
-
-class World:
+class World(Client):
     """One client with one service and one phone.
 
     Args:
@@ -282,80 +182,29 @@ class World:
         pace: float | None = READING,
         burst: int = 1,
     ) -> None:
-        self.service, self.phone, self.pace, self.burst = service, phone, pace, burst
-        self.migration = migration
-        self.dispatcher = Dispatcher(
+        dispatcher = Dispatcher(
             DispatchOptions(constrained=constrained, exchange_rate=exchange_rate),
             budget=budget,
             policy=policy,
             profile=Profile(
                 server_ttft=service.ttft,
                 device=phone.speed,
-                lengths=LengthDistribution.from_samples([prompt for prompt, _ in chats()[0]]),
-                answers=_answer_lengths(),
+                lengths=_known().prompts,
+                answers=_known().answers,
                 prices=service.prices,
                 shape=phone.shape,
             ),
             seed=7,
         )
         if adapt is not None:
-            adapt(self.dispatcher)
-        self._costs = device_costs(phone.shape, exchange_rate=exchange_rate)
-        shape = phone.shape
-        info = SimpleNamespace(
-            layers=shape.layers, width=shape.width, ffn_width=shape.ffn_width, vocabulary_size=shape.vocabulary, heads=shape.heads
+            adapt(dispatcher)
+        super().__init__(
+            dispatcher,
+            phone.speed,
+            prices=service.prices,
+            shape=phone.shape,
+            exchange_rate=exchange_rate,
+            migration=migration,
+            pace=pace,
+            burst=burst,
         )
-        self._device: Any = _Endpoint(
-            "device",
-            "device",
-            Capabilities(continuation="token_ids", pre_copy="append"),
-            TokenPrices(),
-            SimpleNamespace(info=info),
-        )
-        prices = service.prices
-        self._server: Any = _Endpoint(
-            "server",
-            "server",
-            Capabilities(continuation="continue_final_message"),
-            TokenPrices(prompt=prices.prompt, completion=prices.completion, cached_prompt=prices.cached_prompt),
-        )
-        self.endpoints: dict[str, Any] = {"device": self._device, "server": self._server}
-
-    def run(self, ask: Ask) -> Ran:
-        """One answer, to its end and that of all work for it; the client learns from it."""
-        answer = ask.answer
-        request = Request(prompt_ids=range(answer.prompt_tokens))
-        dispatched = self.dispatcher.decide(request, self._device, [self._server], {})
-        plan = SessionPlan(
-            starts=dispatched.starts,
-            pace=self.pace,
-            explore=dispatched.explore,
-            reader_rate=READING,
-            on_failure="migrate",
-            max_tokens=answer.max_tokens,
-            migration=None
-            if self.migration is None
-            else self.dispatcher.plan_moves(
-                dispatched, self.endpoints, self.migration, pace=self.pace, capacity=_CAPACITY, limit=answer.max_tokens
-            ),
-        )
-        dice = Random(ask.seed)
-        first = self.burst if plan.migration is None else 1
-        device = _Device("device", self.phone.speed, dice, answer, burst=first, cancel_takes=CANCEL_TAKES)
-        server = _Server("server", ask.times, ask.rate, dice, answer, rtt=ROUND_TRIP, burst=first)
-        device.later = server.later = self.burst
-        env = simpy.Environment()
-        machine = SessionMachine(plan)
-        session = SimulatedSession(env, machine, {"device": device, "server": server})
-        session.start()
-        env.run()
-        if not machine.is_over or machine.error is not None:
-            raise AssertionError(f"{ask.seed}: expected a whole answer, got {machine.error}")
-        self.dispatcher.settle(dispatched, machine)
-        return Ran(machine, session, dispatched, device.work, server.work, self._cost(device.work, server.work))
-
-    def _cost(self, device: Work, server: Work) -> float:
-        prices, costs = self.service.prices, self._costs
-        cached = prices.prompt if prices.cached_prompt is None else prices.cached_prompt
-        money = (server.read - server.cached) * prices.prompt + server.cached * cached + server.made * prices.completion
-        return money + device.read * costs.prompt + device.made * costs.completion
