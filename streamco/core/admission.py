@@ -17,6 +17,7 @@ from streamco.core.load import MeasuredStep, PrefillPace, SessionLimit
 from streamco.core.residency import Residency
 from streamco.errors import ConfigError
 from streamco.policies.batching import BatchPolicy, Situation, Waiting
+from streamco.policies.grouping import Patient
 
 __all__ = ["Admission", "SchedulerOptions"]
 
@@ -34,10 +35,12 @@ class SchedulerOptions(Struct, frozen=True, kw_only=True):
     sessions_per_device: int = 4
     idle_after: float = 5.0  # seconds of silence, longer than any drafting, after which others may have the place
     forget_after: float = 600.0  # seconds of silence after which the device must send the context again
-    prefill_within: float = 10.0  # seconds a new prompt may have to wait
+    prefill_within: float = 10.0  # seconds a new prompt may have to wait; inf: it waits as long as it must
     late_stretch: float = 1.5  # a verdict is late after so many times what it takes alone, and
     late_grace: float = 0.03  # seconds more: half a round trip of 60 ms, so that the device sees 1.5 times what it sees alone
-    draft_stretch: float = 4.0  # a draft is refused if it would take so many times what it takes alone, and the same seconds more
+    draft_stretch: float = (
+        4.0  # a draft is refused if it would take so many times what it takes alone, and the same seconds more; inf: never
+    )
     retry_least: float = 0.02  # seconds; a retry takes a round trip anyway
     retry_most: float = 30.0  # seconds
 
@@ -47,12 +50,14 @@ class SchedulerOptions(Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"scheduler: {field}: expected at least 1, got {getattr(self, field)}")
         if self.kv_tokens < self.context_tokens:
             raise ConfigError(f"scheduler: kv_tokens: expected at least {self.context_tokens}, one session's, got {self.kv_tokens}")
-        for field in ("idle_after", "forget_after", "prefill_within", "late_grace", "retry_least"):
+        if not self.prefill_within >= 0:
+            raise ConfigError(f"scheduler: prefill_within: expected seconds >= 0, got {self.prefill_within}")
+        for field in ("idle_after", "forget_after", "late_grace", "retry_least"):
             if not 0 <= getattr(self, field) < math.inf:
                 raise ConfigError(f"scheduler: {field}: expected seconds >= 0, got {getattr(self, field)}")
         if not self.retry_least <= self.retry_most < math.inf:
             raise ConfigError(f"scheduler: retry_most: expected at least {self.retry_least} seconds, got {self.retry_most}")
-        if not 1 <= self.late_stretch <= self.draft_stretch < math.inf:
+        if not 1 <= self.late_stretch <= self.draft_stretch:
             raise ConfigError(f"scheduler: expected 1 <= late_stretch <= draft_stretch, got {self.late_stretch} and {self.draft_stretch}")
 
 
@@ -91,6 +96,8 @@ class Admission:
             situation: of the next choice, when what runs has finished.
         """
         options = self._options
+        if options.draft_stretch == math.inf:
+            return None
         most = now + options.draft_stretch * self._step.alone(work.tokens, work.context) + options.late_grace
         return _positive(self._foresee(work, waiting, situation, most) - most)
 
@@ -126,7 +133,10 @@ class Admission:
         for _ in range(_FORESIGHT):
             ordered = sorted(left.values(), key=lambda each: each.since)
             batch = self._policy.choose(ordered, replace(situation, now=time, served=served, verified=verified))
-            assert batch is not None, "the draft waits"
+            if batch is None:
+                assert isinstance(self._policy, Patient), "the draft waits"
+                time = max(time, self._policy.ready_at(ordered, replace(situation, now=time)) or time)
+                continue
             time += self._step(sum(part.tokens for part in batch.portions), sum(left[part.session].context for part in batch.portions))
             verified = 0 if batch.kind == "prefill" else verified + 1
             for part in batch.portions:

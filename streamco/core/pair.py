@@ -164,6 +164,7 @@ class Pair:
         self.switch = ModeSwitch(is_lossless=budget >= 1.0)
         self.queue_depth = 0.0
         self._policy: WindowPolicy = window or Static()
+        self._stopping = self._policy if isinstance(self._policy, Stopping) else None  # to ask costs more than a round's arithmetic
         self._stabiliser = stabiliser or Stabiliser(1.0)
         self.proposal = float(self._policy.first)
         self.window = self._policy.first
@@ -252,7 +253,7 @@ class Pair:
         )
         self.proposal = self._policy.propose(state)
         self.window = self._stabiliser.settle(self.proposal)
-        self._least_chance = self._policy.least_chance(state) if isinstance(self._policy, Stopping) else 0.0
+        self._least_chance = 0.0 if self._stopping is None else self._stopping.least_chance(state)
         return self.window
 
     def conditions(self) -> Conditions:

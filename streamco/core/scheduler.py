@@ -47,6 +47,7 @@ from streamco.core.verification import (
     TruncateSequence,
 )
 from streamco.policies.batching import CHUNK, Alternating, BatchPolicy, Portion, Situation, StepSeconds, Waiting
+from streamco.policies.grouping import Patient
 
 __all__ = ["LONGEST_DRAFT", "VerificationScheduler"]
 
@@ -76,6 +77,7 @@ class VerificationScheduler:
     def __init__(self, options: SchedulerOptions, step: StepSeconds, policy: BatchPolicy | None = None) -> None:
         self._options = options
         self._policy = policy or Alternating()
+        self._patient = self._policy if isinstance(self._policy, Patient) else None
         self._step = MeasuredStep(step)
         room = self._policy.batch_tokens
         self._pace = PrefillPace(_TURNS * step(room, 0) / room)
@@ -86,6 +88,7 @@ class VerificationScheduler:
         self._busy: dict[str, HeldSession] = {}  # who waits or runs
         self._served: dict[str, float] = {}  # tokens, by device, of every device that has a session
         self._running: _Running | None = None
+        self._ready_at: float | None = None  # when a policy that waits for more will have a batch
         self._numbers = 0
         self._verified = 0  # batches since the last prefill
         self._commands: list[SchedulerCommand] = []
@@ -120,15 +123,18 @@ class VerificationScheduler:
         return commands
 
     def next_deadline(self) -> float | None:
-        """When the next session is to be forgotten; None: there is none at rest."""
-        return self._residency.next_forgotten()
+        """When the next session is to be forgotten, or a batch that waits for more is to begin; None: neither."""
+        forgotten = self._residency.next_forgotten()
+        return forgotten if self._ready_at is None else min(self._ready_at, math.inf if forgotten is None else forgotten)
 
     def handle_deadline(self, *, now: float) -> None:
-        """Forget who was silent for too long."""
+        """Forget who was silent for too long; begin what has waited long enough."""
         forgotten = [session for session in self._residency if session.is_at_rest and session.touched + self._options.forget_after <= now]
         for session in forgotten:
             self._remove(session)
             self._commands.append(ForgetSession(session.name))
+        if self._ready_at is not None and self._ready_at <= now:
+            self._run_next(now)
 
     # What a driver may ask
 
@@ -338,7 +344,10 @@ class VerificationScheduler:
         waiting = self._waiting()
         situation = Situation(now=now, served=self._served, verified=self._verified, step=self._step)
         batch = self._policy.choose(waiting, situation)
+        self._ready_at = None
         if batch is None:
+            if self._patient is not None:
+                self._ready_at = self._patient.ready_at(waiting, situation)
             return
         self._numbers += 1
         self._verified = 0 if batch.kind == "prefill" else self._verified + 1

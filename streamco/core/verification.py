@@ -12,9 +12,22 @@ from msgspec import Struct
 
 from streamco.policies.batching import Kind
 
-__all__ = ["AcceptSession", "BatchFailed", "BatchFinished", "BatchPart", "DraftReceived", "DropSequence", "ForgetSession", "Judgement"]
+__all__ = [
+    "FULL_QUEUE",
+    "AcceptSession",
+    "BatchFailed",
+    "BatchFinished",
+    "BatchPart",
+    "DraftReceived",
+    "DropSequence",
+    "ForgetSession",
+    "Judgement",
+]
 __all__ += ["Reason", "RefuseDraft", "RefuseSession", "RunBatch", "SchedulerCommand", "SchedulerEvent", "SendVerdict"]
 __all__ += ["SessionClosed", "SessionExtended", "SessionOpened", "TruncateSequence"]
+
+FULL_QUEUE = 32
+"""Verifications that wait in a queue that counts as full; more is no fuller."""
 
 Reason = Literal["overloaded", "device limit", "too long", "unknown session", "taken", "busy", "stale round", "gap", "engine failed"]
 """Why not. Waiting helps where a ``retry_after`` is told: overloaded, device limit, busy, engine failed."""

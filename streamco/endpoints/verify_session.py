@@ -30,6 +30,7 @@ from streamco.core.speculation import (
     VerifierFailed,
     VerifierLost,
 )
+from streamco.core.verification import FULL_QUEUE
 from streamco.endpoints.backoff import Backoff
 from streamco.endpoints.verify_link import VerifyLink, is_lasting
 from streamco.endpoints.verifying import Emit, VerifierCommand, seed_behind
@@ -41,7 +42,6 @@ from streamco.wire.verify_errors import VerifyProtocolError
 __all__ = ["Links", "ProtocolSession"]
 
 _PIECE = 4096  # ids of a context in one frame: other sessions' rounds find room between them
-_FULL_QUEUE = 32  # verifications that wait; more is no fuller
 _WORTH_A_TRY = frozenset({"overloaded", "too_many_sessions", "evicted", "failed", "unknown_session", "not_resumable"})
 _MOST_FAILURES = 3  # of the target, one behind the other, without a verdict between them
 
@@ -173,7 +173,7 @@ class ProtocolSession:
                 accepted=verdict.accepted,
                 token=verdict.token,
                 rows=tuple(_candidates(row) for row in verdict.rows),
-                queue_depth=min(1.0, verdict.queue_depth / _FULL_QUEUE),
+                queue_depth=min(1.0, verdict.queue_depth / FULL_QUEUE),
                 queue_seconds=verdict.queue_us / 1e6,
                 compute_seconds=verdict.compute_us / 1e6,
             )

@@ -24,8 +24,10 @@ class DraftingDevice(Struct, frozen=True, kw_only=True):
 
     Args:
         model: the draft model; sees the answer's ids.
+        writes: the token that it writes, where that is known without looking at all it may say; None: it isn't.
         step_times: seconds of a step by the number of sequences that draft in it; of more than are listed, the last.
         read_time: seconds a token that has to be read first, but for the first, which comes with the step.
+        prompt_time: seconds to read the prompt, before the first token.
         is_sampled: tokens are drawn from the model; False: its likeliest.
         end_ids: tokens that end a draft.
         context: tokens of the answer that it has room for; None: any number.
@@ -37,8 +39,10 @@ class DraftingDevice(Struct, frozen=True, kw_only=True):
     """
 
     model: Successor
+    writes: Callable[[Sequence[int]], DraftToken] | None = None
     step_times: tuple[float, ...] = (0.02, 0.021, 0.022, 0.023, 0.024, 0.025)
     read_time: float = 0.0
+    prompt_time: float = 0.0
     is_sampled: bool = False
     end_ids: frozenset[int] = frozenset()
     context: int | None = None
@@ -105,8 +109,9 @@ class SimulatedDrafts:
         self._dice = dice
         self._own = _Sequence(0, [], 0, 0)
         self._branches: dict[int, _Sequence] = {}
-        self._is_busy = False
+        self._is_busy = self._is_called = False
         self._is_out = False
+        self._unread_prompt = device.prompt_time
         if device.fails_at is not None:
             call_at(env, device.fails_at, self._fail)
 
@@ -129,7 +134,9 @@ class SimulatedDrafts:
             case DropDrafts(versions):
                 for version in versions:
                     self._drop(version)
-        call_at(self._env, 0.0, self._step)  # what is asked at one time shares its batches
+        if not self._is_busy and not self._is_called:
+            self._is_called = True
+            call_at(self._env, 0.0, self._step)  # what is asked at one time shares its batches
 
     def _begin(self, version: int, held: list[int], length: int, ids: tuple[int, ...], count: int) -> _Sequence:
         if length > len(held) or count < 1:
@@ -146,11 +153,13 @@ class SimulatedDrafts:
 
     def _step(self) -> None:
         """One batch of everything that drafts."""
+        self._is_called = False
         active = [sequence for sequence in (self._own, *self._branches.values()) if sequence.left]
         if self._is_busy or self._is_out or not active:
             return
         times = self._device.step_times
         seconds = times[min(len(active), len(times)) - 1] + self._device.read_time * sum(max(0, one.unread - 1) for one in active)
+        seconds, self._unread_prompt = seconds + self._unread_prompt, 0.0
         self._is_busy = True
         call_at(self._env, seconds * (1.0 + self._device.jitter * self._dice.uniform(-1.0, 1.0)), lambda: self._end_step(active))
 
@@ -166,10 +175,9 @@ class SimulatedDrafts:
         device = self._device
         sequence.unread = 0
         if device.context is None or len(sequence.ids) < device.context:
-            model = device.model(sequence.ids)
-            token = choose_token(model, self._dice if device.is_sampled else None)
-            best = sorted(model.items(), key=lambda item: (-item[1], item[0]))[: device.top]
-            sequence.told.append(DraftToken(token, model[token], tuple(best), model if device.is_sampled else None))
+            drafted = self._draw(sequence.ids) if device.writes is None else device.writes(sequence.ids)
+            token = drafted.id
+            sequence.told.append(drafted)
             sequence.ids.append(token)
             sequence.left -= 1
             self.made += 1
@@ -184,6 +192,13 @@ class SimulatedDrafts:
                 call_at(self._env, device.told_after, lambda: self._emit(event))
             else:
                 self._emit(event)
+
+    def _draw(self, ids: list[int]) -> DraftToken:
+        device = self._device
+        model = device.model(ids)
+        token = choose_token(model, self._dice if device.is_sampled else None)
+        best = sorted(model.items(), key=lambda item: (-item[1], item[0]))[: device.top]
+        return DraftToken(token, model[token], tuple(best), model if device.is_sampled else None)
 
     def _fail(self) -> None:
         self._is_out = True

@@ -33,6 +33,7 @@ from streamco.core.verification import (
     TruncateSequence,
 )
 from streamco.policies.batching import CHUNK, Alternating, BatchPolicy, FirstCome, LinearStep, StrictPrefill
+from streamco.policies.grouping import Windowed
 from streamco.sim.verifier import SequenceCache
 
 STEP = LinearStep(setup=0.04, per_token=0.0002)
@@ -736,3 +737,27 @@ class AnyOrder(RuleBasedStateMachine):
 
 AnyOrder.TestCase.settings = settings(stateful_step_count=60)
 TestAnyOrder = AnyOrder.TestCase
+
+
+def test_a_policy_that_waits_for_more_gets_its_batch_when_it_is_full_or_has_waited_long_enough() -> None:
+    server = Server(Windowed(requests=2, window=0.1))
+    assert not [command for command in server.open("a") if isinstance(command, RunBatch)]
+    assert server.scheduler.next_deadline() == pytest.approx(0.1)
+    full = only(server.open("b"), RunBatch)
+    assert [part.session for part in full.parts] == ["a", "b"]
+    server.finish()
+    server.now = 1.0
+    server.draft("a")
+    assert server.running is None
+    assert server.scheduler.next_deadline() == pytest.approx(1.1)
+    server.now = 1.1
+    server.scheduler.handle_deadline(now=1.1)
+    assert only(server.carry_out(), RunBatch).kind == "verify"
+
+
+def test_a_verifier_that_is_told_to_bear_everything_refuses_nothing() -> None:
+    server = Server(prefill_within=math.inf, late_stretch=math.inf, draft_stretch=math.inf)
+    for number in range(40):
+        server.open(f"s{number}", 200)
+        server.draft(f"s{number}")
+    assert not [command for command in server.said if isinstance(command, RefuseSession | RefuseDraft)]

@@ -1,0 +1,86 @@
+"""Small worlds for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import simpy
+
+from streamco.core.admission import SchedulerOptions
+from streamco.core.pair import Pair, PairPrior
+from streamco.core.speculator import SpeculatorOptions
+from streamco.policies.routing import routing_policy
+from streamco.policies.window import Static
+from streamco.sim.crowd import Answered, Crowd, DeviceModel, Execution, Member
+from streamco.sim.links import ConstantLink
+from streamco.sim.machine import call_at
+from streamco.sim.recorded import END
+from streamco.sim.target import TargetServer
+from streamco.sim.workload import SimulatedRequest
+
+STEP, DRAFT_STEP, RTT = 0.05, 0.01, 0.04
+OPEN = SchedulerOptions(
+    kv_tokens=1 << 20, places=1000, context_tokens=1 << 16, prefill_within=float("inf"), late_stretch=1e9, draft_stretch=float("inf")
+)
+
+
+def flat(rows: int, tokens: int, context: int, sequences: int) -> float:
+    return STEP
+
+
+def requests(count: int, *, gap: float = 0.5, tokens: int = 20, acceptance: float = 1.0, seed: int = 1) -> list[SimulatedRequest]:
+    dice = Random(seed)
+    return [
+        SimulatedRequest(
+            number=number,
+            arrival=number * gap,
+            prompt_tokens=30,
+            output_tokens=tokens,
+            accepted=bytes(dice.random() < acceptance for _ in range(tokens)),
+        )
+        for number in range(count)
+    ]
+
+
+class Small:
+    """A crowd, run to its end."""
+
+    def __init__(
+        self,
+        asked: Sequence[SimulatedRequest],
+        *,
+        devices: int = 4,
+        servers: int = 1,
+        execution: Execution = "distributed",
+        window: int = 4,
+        branches: int = 0,
+        options: SchedulerOptions = OPEN,
+        until: float = 1e6,
+    ) -> None:
+        self.env = simpy.Environment()
+        self.answered: list[Answered] = []
+        self.servers = [TargetServer(self.env, flat, options) for _ in range(servers)]
+        prior = PairPrior(step_times=(DRAFT_STEP,) * 6)
+        model = DeviceModel(name="device", step_times=prior.step_times, seconds_per_token=0.001, token_joules=2.0, prompt_joules=0.5)
+        self.members = [Member(number, model, ConstantLink(RTT), Pair(window=Static(window), prior=prior)) for number in range(devices)]
+        self.crowd = Crowd(
+            self.env,
+            members=self.members,
+            servers=self.servers,
+            routing=routing_policy("join-shortest-queue"),
+            execution=execution,
+            options=SpeculatorOptions(
+                end_ids=frozenset({END}),
+                has_remote=execution != "distributed",
+                is_adaptive=execution != "distributed",
+                is_parallel=branches > 0,
+                most_branches=branches,
+            ),
+            dice=Random(1),
+            on_answered=self.answered.append,
+        )
+        for request in asked:
+            call_at(self.env, request.arrival, lambda request=request: self.crowd.take(request))  # type: ignore[misc]
+        while len(self.answered) < len(asked) and self.env.peek() < until:
+            self.env.step()

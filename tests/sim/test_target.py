@@ -1,0 +1,98 @@
+import pytest
+import simpy
+
+from streamco.core.verification import AcceptSession, DraftReceived, SendVerdict, SessionOpened
+from streamco.sim.recorded import RecordedAnswer, prompt_ids
+from streamco.sim.target import PlainStream, SessionAnswer, TargetServer
+from tests.sim.crowds import OPEN, requests
+
+STEP = 0.05
+
+
+class Passes:
+    """Notes what every pass held."""
+
+    def __init__(self) -> None:
+        self.held: list[tuple[int, int, int, int]] = []
+
+    def __call__(self, rows: int, tokens: int, context: int, sequences: int) -> float:
+        if rows or tokens > 1:  # the scheduler asks too, for what it foresees
+            self.held.append((rows, tokens, context, sequences))
+        return STEP
+
+
+def answers(count: int, tokens: int = 5) -> list[RecordedAnswer]:
+    return [RecordedAnswer(request) for request in requests(count, tokens=tokens)]
+
+
+def test_streams_share_a_pass_and_their_prompts_are_read_one_behind_the_other() -> None:
+    env = simpy.Environment()
+    server = TargetServer(env, lambda rows, tokens, context, sequences: STEP, OPEN)
+    told: list[tuple[float, int]] = []
+    for answer in answers(2):
+        server.stream(PlainStream(answer, 0, lambda place: told.append((round(env.now / STEP), place))))
+    env.run()
+    assert told == [(1, 0), (2, 1), (2, 0), (3, 2), (3, 1), (4, 3), (4, 2), (5, 4), (5, 3), (6, 4)]
+    assert server.passes == 6
+    assert server.busy == pytest.approx(6 * STEP)
+    assert (server.made, server.read, server.judged) == (10, 60, 0)
+
+
+def test_a_verification_takes_part_in_the_pass_of_streams_and_finds_what_one_of_them_had_read() -> None:
+    env = simpy.Environment()
+    server = TargetServer(env, lambda rows, tokens, context, sequences: STEP, OPEN)
+    (answer,) = answers(1, tokens=8)
+    server.stream(PlainStream(answer, 0, lambda _: None))
+    env.run(until=2.5 * STEP)
+    said: list[SessionAnswer] = []
+    length = answer.request.prompt_tokens
+    server.open(SessionOpened("s", "d", (*prompt_ids(length), answer.right(0))), answer, said.append)
+    server.receive(DraftReceived(session="s", round=1, base=length + 1, draft=(answer.right(1), answer.right(2), 99)))
+    env.run()
+    assert isinstance(said[0], AcceptSession)
+    verdict = said[1]
+    assert isinstance(verdict, SendVerdict)
+    assert (verdict.accepted, verdict.token) == (2, answer.right(3))
+    assert server.read == length + 4  # the prompt once; the row before the draft, and the draft
+    assert server.judged == 3
+
+
+def test_a_stream_that_is_stopped_writes_no_more_and_another_goes_on() -> None:
+    env = simpy.Environment()
+    server = TargetServer(env, lambda rows, tokens, context, sequences: STEP, OPEN)
+    told: list[int] = []
+    first, second = answers(2)
+    stopped = PlainStream(first, 0, told.append)
+    server.stream(stopped)
+    server.stream(PlainStream(second, 0, lambda _: None))
+    env.run(until=2.5 * STEP)
+    server.stop(stopped)
+    env.run()
+    assert told == [0, 1]
+    assert server.made == 2 + 5
+
+
+def test_padding_counts_every_request_as_long_as_the_longest() -> None:
+    plain, padded = Passes(), Passes()
+    for passes, is_padded in ((plain, False), (padded, True)):
+        env = simpy.Environment()
+        server = TargetServer(env, passes, OPEN, is_padded=is_padded)
+        for number, (answer, length) in enumerate(zip(answers(3), (10, 30, 20), strict=True)):
+            server.open(SessionOpened(f"s{number}", f"d{number}", prompt_ids(length)), answer, lambda _: None)
+        env.run(until=10.0)
+    assert max(tokens for _, tokens, _, sequences in plain.held if sequences == 2) == 29 + 19
+    assert max(tokens for _, tokens, _, sequences in padded.held if sequences == 2) == 2 * 29
+
+
+def test_a_session_that_is_closed_while_it_is_judged_leaves_nothing() -> None:
+    env = simpy.Environment()
+    server = TargetServer(env, lambda rows, tokens, context, sequences: STEP, OPEN)
+    (answer,) = answers(1)
+    said: list[SessionAnswer] = []
+    server.open(SessionOpened("s", "d", prompt_ids(30)), answer, said.append)
+    server.receive(DraftReceived(session="s", round=1, base=30, draft=(1,)))
+    env.run(until=1.5 * STEP)
+    server.close("s")
+    env.run(until=10.0)
+    assert server.sessions == 0
+    assert [type(each) for each in said] == [AcceptSession]
