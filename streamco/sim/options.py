@@ -14,8 +14,8 @@ from msgspec import Meta, Struct
 from streamco.errors import ConfigError
 from streamco.policies.grouping import batch_policy
 from streamco.policies.routing import ROUTING
-from streamco.sim.hardware import Engine
 from streamco.sim.links import LinkOptions
+from streamco.sim.operators import Engine
 
 __all__ = ["DevicePool", "PolicyOptions", "ServerPool", "WorldOptions"]
 
