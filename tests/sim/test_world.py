@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamco.errors import ConfigError
+from streamco.sim.options import DevicePool, ServerPool
+from streamco.sim.scenario import KINDS, Outcome, Scenario, figures_of, load_kind, run_scenario
+from streamco.sim.world import KIND, device_model, forward_pass
+
+WORLD: dict[str, Any] = {
+    "devices": 6,
+    "servers": 2,
+    "device_pools": [{"draft_tokens_per_s": 80, "token_joules": 0.5}],
+    "server_pools": [{"step_times": "llama2-70b-a100x2"}],
+    "link": {"rtt_ms": 20},
+}
+WORKLOAD: dict[str, Any] = {"trace": "gsm8k", "requests": 8, "arrivals": {"poisson_per_s": 4}}
+
+
+def scenario(*, world: dict[str, Any] | None = None, workload: dict[str, Any] | None = None, seed: int = 1, **policy: Any) -> Scenario:
+    return Scenario(
+        kind="speculate",
+        place=KINDS["speculate"],
+        seed=seed,
+        requests=True,
+        world={**WORLD, **(world or {})},
+        workload={**WORKLOAD, **(workload or {})},
+        policy=policy,
+    )
+
+
+def run(**options: Any) -> Outcome:
+    return run_scenario(scenario(**options))
+
+
+@pytest.mark.parametrize("execution", ["distributed", "fused", "auto"])
+@pytest.mark.parametrize("batching", ["alternating", "length-aware", "continuous", "windowed"])
+def test_all_requests_are_answered_whoever_decides_what(execution: str, batching: str) -> None:
+    outcome = run(execution=execution, batching=batching)
+    assert outcome.system["completed"] == 8
+    assert outcome.system["failed"] == 0
+    assert [row.number for row in outcome.requests] == [*range(8)]
+    assert set(outcome.system) <= set(figures_of(KIND))
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_one_others() -> None:
+    def told(seed: int) -> str:
+        outcome = run(seed=seed, window="confident", branches=4, world={"link": {"rtt_ms": 30, "jitter_ms": 5, "loss": 0.01}})
+        return json.dumps([outcome.system, [repr(row) for row in outcome.requests]])
+
+    assert told(1) == told(1)
+    assert told(1) != told(2)
+
+
+def test_a_policy_changes_neither_who_comes_nor_when() -> None:
+    first, second = (run(window=window, routing=routing).requests for window, routing in ((2, "random"), ("dynamic", "round-robin")))
+    assert [(row.arrival, row.tokens, row.device) for row in first] == [(row.arrival, row.tokens, row.device) for row in second]
+
+
+def test_a_closed_loop_keeps_its_number_in_flight() -> None:
+    rows = run(workload={"arrivals": {"closed": 2}}, world={"devices": 50}).requests
+    spans = [(row.arrival, row.arrival + row.seconds) for row in rows]
+    for start, _ in spans:
+        assert sum(one <= start < end - 1e-5 for one, end in spans) <= 2
+    assert sum(start == 0.0 for start, _ in spans) == 2
+
+
+def test_a_long_link_costs_those_that_wait_for_it_and_not_the_server_that_writes_alone() -> None:
+    def tpot(execution: str, rtt: float) -> float:
+        return run(execution=execution, world={"link": {"rtt_ms": rtt}}).system["tpot_mean"]
+
+    assert tpot("distributed", 120) > 1.3 * tpot("distributed", 10)
+    assert tpot("fused", 120) == pytest.approx(tpot("fused", 10), rel=0.05)
+
+
+def test_drafting_that_pays_is_kept_to_and_drafting_that_does_not_is_left() -> None:
+    many = {"requests": 30, "arrivals": {"poisson_per_s": 2}}
+    near = run(execution="auto", branches=4, window="confident", world={"devices": 2, "link": {"rtt_ms": 5}}, workload=many)
+    far = run(execution="auto", branches=4, window="confident", world={"devices": 2, "link": {"rtt_ms": 400}}, workload=many)
+    assert near.system["by_server_alone"] < 0.5 < far.system["by_server_alone"]
+
+
+def test_below_a_budget_of_one_about_that_share_is_judged() -> None:
+    outcome = run(budget=0.4, workload={"requests": 24}, world={"devices": 2})
+    assert outcome.system["offloaded_share"] == pytest.approx(0.4, abs=0.12)
+
+
+def test_a_device_of_named_hardware_takes_the_time_predicted_for_it() -> None:
+    model = device_model(DevicePool(model="llama2-7b", gpu="a40", token_joules=1.5))
+    assert 0.015 < model.step_times[0] < 0.05
+    assert list(model.step_times) == sorted(model.step_times)
+    assert model.seconds_per_token < model.step_times[0] / 10
+    assert model.token_joules == 1.5
+
+
+def test_a_device_of_which_rates_are_known_takes_what_they_say() -> None:
+    model = device_model(DevicePool(draft_tokens_per_s=50, prefill_tokens_per_s=400, prefill_ms=30))
+    assert model.step_times[0] == 0.02
+    assert (model.seconds_per_token, model.overhead) == (1 / 400, 0.03)
+    assert device_model(DevicePool(draft_tokens_per_s=50)).seconds_per_token == pytest.approx(0.02 / 5)
+
+
+def test_step_times_are_a_packaged_profile_or_a_file_beside_the_experiment(tmp_path: Path) -> None:
+    packaged, room = forward_pass(ServerPool(step_times="llama2-70b-a100x2"), scenario())
+    assert packaged(1, 0, 100, 1) == pytest.approx(0.05486)
+    assert room > 1_000_000
+    (tmp_path / "mine.json").write_text('{"kind": "step_times", "name": "m", "source": "s", "license": "l", "decode_ms": [[1, 7.0]]}')
+    beside = Scenario(kind="speculate", place=KINDS["speculate"], seed=1, folder=str(tmp_path))
+    assert forward_pass(ServerPool(step_times="mine.json"), beside)[0](1, 0, 0, 1) == 0.007
+    with pytest.raises(ConfigError, match="step_times profile"):
+        forward_pass(ServerPool(step_times="nobody"), scenario())
+
+
+def test_the_world_is_described_in_a_line() -> None:
+    kind = load_kind(KINDS["speculate"])
+    import msgspec
+
+    text = kind.describe(msgspec.convert(scenario().settings, kind.options))
+    assert text == "6 devices (at 80 tokens/s), 2 servers (llama2-70b-a100x2); 8 requests of gsm8k, 4 a second"
