@@ -17,6 +17,7 @@ COMMANDS = {
     "demo": "see it work: device and cloud on this machine, no key, no download",
     "proxy": "an OpenAI-compatible server in front of both sides",
     "serve": "an OpenAI-compatible server over one GGUF model",
+    "simulate": "experiments in virtual time: many devices, servers and links, from one file",
 }
 INTERRUPTED = 130  # 128 + SIGINT, as shells count it
 

@@ -1,18 +1,26 @@
-"""A kind of world for tests of experiments: no simulation, figures that follow from the options."""
+"""A kind of world for tests of experiments: no simulation, figures that follow from the options.
+
+As a program it is ``streamco`` with this kind: ``python -m tests.sim.toys simulate toy.yaml``.
+"""
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import sys
+import time
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from streamco.cli.main import main
 from streamco.errors import ConfigError
 from streamco.sim.figures import Figure, RequestRow, Sink
-from streamco.sim.scenario import Scenario
+from streamco.sim.scenario import KINDS, Scenario
 
-__all__ = ["KIND", "PLACE", "BrokenKind", "ToyKind"]
+__all__ = ["BROKEN", "DYING", "KIND", "PLACE"]
 
 PLACE = "tests.sim.toys:KIND"
 
@@ -44,6 +52,7 @@ class ToyWorkload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class ToyPolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     window: int | Literal["dynamic", "adaptive"] = 4
     fails: bool = False
+    hangs: bool = False
 
 
 class ToyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,6 +73,8 @@ class ToyKind:
         dice = random.Random(f"{scenario.seed} toy")
         if options.policy.fails:
             raise ConfigError(f"toy: expected luck, got none with seed {scenario.seed}")
+        if options.policy.hangs:
+            time.sleep(600)
         window = 6 if options.policy.window == "dynamic" else options.policy.window
         slow = options.world.link.rtt_ms / 1e3
         for number in reversed(range(options.workload.requests)):
@@ -78,5 +89,16 @@ class BrokenKind(ToyKind):
         return {"undeclared": 1.0}
 
 
+class DyingKind(ToyKind):
+    def run(self, options: Any, scenario: Scenario, sink: Sink) -> Mapping[str, float]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("a process doesn't outlive SIGKILL")
+
+
 KIND = ToyKind()
 BROKEN = BrokenKind()
+DYING = DyingKind()
+
+if __name__ == "__main__":
+    KINDS["toy"] = PLACE
+    sys.exit(main())

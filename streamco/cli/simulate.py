@@ -1,0 +1,134 @@
+"""``streamco simulate``: experiments in virtual time, from a file to a table, a picture and all figures."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from streamco.cli.options import option, whole_number
+from streamco.errors import ConfigError
+
+if TYPE_CHECKING:
+    from streamco.sim.experiment import Experiment
+    from streamco.sim.output import Table
+
+__all__ = ["add_arguments", "run", "showing_progress"]
+
+DESCRIPTION = """\
+Runs an experiment in virtual time: devices that draft and servers that verify, or a race between a device and a service. What is there and
+what is varied says a file (docs/simulate.md); a table is printed, a plot and all figures are kept in a folder. What is finished stays: the
+same command goes on with what is missing.
+"""
+LINE_EVERY = 10.0  # seconds between two lines of progress where there is no terminal
+MOST_ROWS = 100  # of a table that is printed
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``streamco simulate``."""
+    parser.description = DESCRIPTION
+    parser.add_argument("experiment", type=Path, metavar="FILE", help="the experiment, YAML")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where results go (results/ and the file's name)")
+    parser.add_argument("--quick", action="store_true", help="a first look: one repeat, 50 requests, three values of each setting at most")
+    parser.add_argument("--seed", type=int, metavar="N", help="of all dice, instead of the file's")
+    parser.add_argument("--jobs", type=option(whole_number), metavar="N", help="processes (all cores)")
+    parser.add_argument("--dask", metavar="ADDRESS", help="a Dask cluster does the work: its scheduler, tcp://HOST:PORT")
+    parser.add_argument("--resume", action="store_true", help="what another version of streamco has finished counts, too")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the experiment; the exit code is 0.
+
+    Raises:
+        StreamcoError: the file or a scenario is wrong, or a process died.
+    """
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # each core has a process; and sums don't depend on how many there are
+    from streamco.sim.experiment import load_experiment
+    from streamco.sim.ledger import Ledger, code_digest, name_of
+    from streamco.sim.output import summarise, table_of, write_results
+    from streamco.sim.plots import check_matplotlib, draw_plots
+    from streamco.sim.sweep import run_sweep
+
+    began = time.monotonic()
+    experiment = load_experiment(args.experiment, seed=args.seed, is_quick=args.quick)
+    if experiment.plots:
+        check_matplotlib()
+    folder = args.out or Path("results") / f"{args.experiment.stem}{'-quick' if args.quick else ''}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out: expected a folder to write to, got {error}") from error
+    print(_headline(experiment), file=sys.stderr)
+    ledger = Ledger(folder / "done.jsonl", code=code_digest(experiment.scenarios[0].place), takes_any=args.resume)
+    if known := sum(name_of(scenario) in ledger for scenario in experiment.scenarios):
+        print(f"{known} of them were finished before", file=sys.stderr)
+    try:
+        with showing_progress(sys.stderr) as progress:
+            run_sweep(experiment.scenarios, ledger, jobs=args.jobs or _cores(), dask=args.dask, progress=progress)
+    except KeyboardInterrupt:
+        print(f"interrupted; what is finished is kept in {folder}: the same command goes on from there", file=sys.stderr)
+        raise
+    write_results(folder / "results.json", experiment, ledger)
+    points = summarise(experiment, ledger)
+    if len(points) <= MOST_ROWS:
+        _print_table(table_of(experiment, points), sys.stdout)
+    for path in [*draw_plots(experiment, points, folder), folder / "results.json"]:
+        print(path)
+    print(f"{len(experiment.scenarios)} scenarios in {time.monotonic() - began:.1f} s", file=sys.stderr)
+    return 0
+
+
+def _headline(experiment: Experiment) -> str:
+    points, repeats = len(experiment.points), experiment.file.repeats
+    many = f"{points} point{'s' if points > 1 else ''}"
+    total = f", {repeats} repeats of each: {points * repeats} scenarios" if repeats > 1 else ""
+    return f"{experiment.file.name}\n{experiment.about_world}\n{many}{total}"
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def showing_progress(err: TextIO) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal where rich is installed; else a line now and then."""
+    if err.isatty():
+        try:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        except ModuleNotFoundError:
+            pass
+        else:
+            columns = (
+                TextColumn("simulating"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+            )
+            with Progress(*columns, console=Console(file=err), transient=True) as bar:
+                task = bar.add_task("simulating", total=None)
+                yield lambda done, total: bar.update(task, completed=done, total=total)
+            return
+    began = said = time.monotonic()
+
+    def say(done: int, total: int) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if done == total or now - said >= LINE_EVERY:
+            said = now
+            print(f"{done} of {total} scenarios, {now - began:.0f} s", file=err, flush=True)
+
+    yield say
+
+
+def _print_table(table: Table, out: TextIO) -> None:
+    from streamco.sim.output import format_table
+
+    print(f"\n{format_table(table)}\n", file=out)

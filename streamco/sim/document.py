@@ -1,0 +1,96 @@
+"""A YAML file that knows in which line each of its values is, so that an error can say so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from streamco.errors import ConfigError
+
+__all__ = ["Document", "Place", "read_document"]
+
+LARGEST = 4 << 20  # bytes; an experiment of a thousand cases has some hundred kB
+
+Place = tuple[str | int, ...]
+"""Keys and indices that lead to a value."""
+
+
+class Document:
+    """What a file holds.
+
+    Args:
+        path: of the file, as it was given.
+        data: its value.
+        lines: where each value begins, by place; from 1.
+
+    Attributes:
+        path, data: see above.
+    """
+
+    def __init__(self, path: Path, data: Any, lines: Mapping[Place, int]) -> None:
+        self.path = path
+        self.data = data
+        self._lines = lines
+
+    def where(self, place: Place, name: Place | None = None) -> str:
+        """Where a value is or would be, for the beginning of an error: ``file, line 7: world.link.rtt_ms``.
+
+        Args:
+            name: what to call it, if not by its place.
+        """
+        known = next(place[:size] for size in range(len(place), -1, -1) if place[:size] in self._lines)
+        called = ".".join(str(part) for part in (place if name is None else name))
+        return f"{self.path}, line {self._lines[known]}{f': {called}' if called else ''}"
+
+
+def read_document(path: Path) -> Document:
+    """Read a file.
+
+    Raises:
+        ConfigError: it can't be read, is no YAML, has a key twice, or PyYAML is missing.
+    """
+    try:
+        yaml: Any = import_module("yaml")  # has no types of its own
+    except ModuleNotFoundError as error:
+        raise ConfigError("simulate: expected the package PyYAML, got none: pip install 'streamco[sim]'") from error
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(LARGEST + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: expected a YAML file that can be read, got {error}") from error
+    if len(text) > LARGEST:
+        raise ConfigError(f"{path}: expected at most {LARGEST} characters, got more")
+    lines: dict[Place, int] = {(): 1}
+    data = None
+    try:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is not None:
+            lines = dict(_lines_of(node, (), path))
+            data = loader.construct_document(node)
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
+        place = f", line {mark.line + 1}" if mark is not None else ""
+        hint = "; a text with one of , : ? # in it needs quotes" if "expected" in problem or "not allowed here" in problem else ""
+        raise ConfigError(f"{path}{place}: expected YAML, got {problem}{hint}") from error
+    return Document(path, data, lines)
+
+
+def _lines_of(node: Any, place: Place, path: Path) -> Iterator[tuple[Place, int]]:
+    """Line by place. A key that is there twice would lose its first value without a word."""
+    yield place, node.start_mark.line + 1
+    if node.id == "sequence":
+        for index, child in enumerate(node.value):
+            yield from _lines_of(child, (*place, index), path)
+    elif node.id == "mapping":
+        seen: set[str] = set()
+        for key, child in node.value:
+            name = str(key.value)
+            if name in seen:
+                called = ".".join(str(part) for part in (*place, name))
+                raise ConfigError(f"{path}, line {key.start_mark.line + 1}: {called}: expected each key once, got it again")
+            seen.add(name)
+            for inner, line in _lines_of(child, (*place, name), path):
+                yield inner, key.start_mark.line + 1 if inner == (*place, name) else line

@@ -1,0 +1,219 @@
+"""An experiment: one YAML file, and the scenarios that it stands for (DSD section 3.1, its configuration parser).
+
+The file has the options of a kind of world, and which of them are varied. Every combination of the varied ones is a point, and every point
+is run with each of the seeds, the same at all points, so that points differ by their settings alone. All options of all scenarios are
+checked when the file is read: a sweep of hours doesn't end with a misspelt word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from streamco.errors import ConfigError
+from streamco.sim.axes import PARTS, Axis, Value, change, dotted, label_of, read_axes
+from streamco.sim.checking import convert_options, pick
+from streamco.sim.document import Document, Place, read_document
+from streamco.sim.scenario import Kind, Scenario, figures_of, kind_place, load_kind
+
+__all__ = ["Experiment", "ExperimentFile", "PlotOptions", "load_experiment"]
+
+QUICK_VALUES, QUICK_REQUESTS = 3, 50  # what --quick leaves of a sweep, and of the requests
+
+
+class PlotOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One picture.
+
+    Args:
+        x: the sweep along the axis.
+        y: the figure.
+        line: the sweep that each line is a value of; None: one line.
+        panels: the sweep that has a picture for each value, side by side; None: one picture.
+        where: the value of every other sweep.
+        title: None: the experiment's name.
+    """
+
+    x: str
+    y: str
+    line: str | None = None
+    panels: str | None = None
+    where: dict[str, Any] = {}
+    title: str | None = None
+
+
+class ExperimentFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a file says; docs/simulate.md has the words."""
+
+    name: str
+    kind: str
+    about: str = ""
+    seed: int = 1
+    repeats: Annotated[int, Meta(ge=1)] = 1
+    requests: bool = False
+    world: dict[str, Any] = {}
+    workload: dict[str, Any] = {}
+    policy: dict[str, Any] = {}
+    sweep: dict[str, Any] = {}
+    plot: PlotOptions | tuple[PlotOptions, ...] | None = None
+    table: tuple[str, ...] = ()
+
+
+class Experiment:
+    """A file that was read, checked and expanded.
+
+    Args:
+        document: the file.
+        seed: instead of the file's; None: the file's.
+        is_quick: a first look: one repeat, few requests, few values.
+
+    Attributes:
+        file: what it says. kind: of world. axes: what is varied. scenarios: to be run, point by point, a point's seeds together.
+        plots: to be drawn. columns: figures of the table. about_world: a line that says what is simulated.
+
+    Raises:
+        ConfigError: a setting that doesn't fit, in any of the scenarios.
+    """
+
+    def __init__(self, document: Document, *, seed: int | None = None, is_quick: bool = False) -> None:
+        if not isinstance(document.data, dict):
+            raise ConfigError(f"{document.where(())}: expected name, kind, world and so on, got {type(document.data).__name__}")
+        self._document = document
+        file = convert_options(document.data, ExperimentFile, document.where)
+        try:
+            self._place = kind_place(file.kind)
+        except ConfigError as error:
+            raise ConfigError(f"{document.where(('kind',), ())}: {error}") from error
+        self.kind: Kind = load_kind(self._place)
+        if is_quick:
+            file = self._shorten(file)
+        self.file = file if seed is None else msgspec.structs.replace(file, seed=seed)
+        self.axes = read_axes(document, self.file.sweep)
+        self.plots = self._plots()
+        if is_quick:
+            self.axes = tuple(self._thin(axis) for axis in self.axes)
+        self.columns = self._columns()
+        self.about_world = ""
+        self.scenarios = list(self._expand())
+
+    @property
+    def points(self) -> list[dict[str, Any]]:
+        """What each point is called, in the order of the scenarios."""
+        return [dict(zip(self._names, (value.label for value in values), strict=True)) for values in self._combinations()]
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(axis.name for axis in self.axes)
+
+    def _combinations(self) -> Iterator[tuple[Value, ...]]:
+        return product(*(axis.values for axis in self.axes))
+
+    def _expand(self) -> Iterator[Scenario]:
+        base = {part: getattr(self.file, part) for part in PARTS}
+        folder = str(self._document.path.parent.absolute())
+        for values in self._combinations():
+            settings = base
+            for value in values:
+                settings = change(settings, value, self._document)
+            self._check(settings, values)
+            point = {name: value.label for name, value in zip(self._names, values, strict=True)}
+            for seed in range(self.file.seed, self.file.seed + self.file.repeats):
+                yield Scenario(
+                    kind=self.file.kind,
+                    place=self._place,
+                    seed=seed,
+                    requests=self.file.requests,
+                    point=point,
+                    folder=folder,
+                    **settings,
+                )
+
+    def _check(self, settings: dict[str, Any], values: tuple[Value, ...]) -> None:
+        """Whether the kind takes these options; where a sweep set one, the error is there."""
+
+        def where(place: Place) -> str:
+            for value in reversed(values):
+                for path, written in value.places.items():
+                    if place[: len(path)] == path:
+                        return f"{self._document.where(written, ())}: sweep: {dotted(place)}"
+            return self._document.where(place)
+
+        options = convert_options(settings, self.kind.options, where)
+        if not self.about_world:
+            try:
+                self.about_world = self.kind.describe(options)
+            except ConfigError as error:
+                raise ConfigError(f"{self._document.where(('world',), ())}: {error}") from error
+
+    def _columns(self) -> tuple[str, ...]:
+        known = figures_of(self.kind)
+        for index, name in enumerate(self.file.table):
+            if name not in known:
+                raise ConfigError(f"{self._document.where(('table', index))}: {pick(name, known)}")
+        drawn = dict.fromkeys(plot.y for plot in self.plots)
+        return self.file.table or tuple(dict.fromkeys([*drawn, *self.kind.columns]))
+
+    def _plots(self) -> tuple[PlotOptions, ...]:
+        told = self.file.plot
+        if told is None:
+            return self._usual_plot()
+        plots = told if isinstance(told, tuple) else (told,)
+        for index, plot in enumerate(plots):
+            self._check_plot(plot, ("plot", index) if isinstance(told, tuple) else ("plot",))
+        return plots
+
+    def _usual_plot(self) -> tuple[PlotOptions, ...]:
+        """The sweep with most numbers is x, the longest other one the lines."""
+        if not 1 <= len(self.axes) <= 3:
+            return ()
+        ordered = sorted(self.axes, key=lambda axis: (-axis.is_numeric, -len(axis.values)))
+        names = [axis.name for axis in ordered]
+        line, panels = (*names[1:], None, None)[:2]
+        return (PlotOptions(x=names[0], y=self.kind.columns[0], line=line, panels=panels),)
+
+    def _check_plot(self, plot: PlotOptions, place: Place) -> None:
+        labels = {axis.name: [value.label for value in axis.values] for axis in self.axes}
+        figures = figures_of(self.kind)
+        if plot.y not in figures:
+            raise ConfigError(f"{self._document.where((*place, 'y'))}: {pick(plot.y, figures)}")
+        shown = [(field, getattr(plot, field)) for field in ("x", "line", "panels") if getattr(plot, field) is not None]
+        for field, name in [*shown, *(("where", name) for name in plot.where)]:
+            if name not in labels:
+                raise ConfigError(f"{self._document.where((*place, field))}: {pick(name, labels)}; what is drawn has to be swept")
+        for name, label in plot.where.items():
+            if label_of(label) not in labels[name]:
+                where = self._document.where((*place, "where", name))
+                raise ConfigError(f"{where}: {pick(label, tuple(str(each) for each in labels[name]))}")
+        if left := [name for name in labels if name not in plot.where and name not in {each for _, each in shown}]:
+            raise ConfigError(
+                f"{self._document.where(place)}: expected every sweep as x, line, panels or in where, got none of it for {', '.join(left)}"
+            )
+
+    def _shorten(self, file: ExperimentFile) -> ExperimentFile:
+        """One repeat, and few requests."""
+        workload = next(field.type for field in msgspec.structs.fields(self.kind.options) if field.name == "workload")
+        told = file.workload.get("requests")
+        fields = getattr(workload, "__struct_fields__", ())
+        if "requests" in fields and (told is None or (isinstance(told, int) and told > QUICK_REQUESTS)):
+            file = msgspec.structs.replace(file, workload={**file.workload, "requests": QUICK_REQUESTS})
+        return msgspec.structs.replace(file, repeats=1)
+
+    def _thin(self, axis: Axis) -> Axis:
+        """The first value, one in the middle and the last; those that a plot holds fast stay."""
+        kept = {label_of(plot.where[axis.name]) for plot in self.plots if axis.name in plot.where}
+        last = len(axis.values) - 1
+        places = {round(last * step / (QUICK_VALUES - 1)) for step in range(QUICK_VALUES)}
+        return Axis(axis.name, tuple(value for place, value in enumerate(axis.values) if place in places or value.label in kept))
+
+
+def load_experiment(path: Path, *, seed: int | None = None, is_quick: bool = False) -> Experiment:
+    """Read a file, check it, and expand it.
+
+    Raises:
+        ConfigError: it can't be read, or a setting doesn't fit: the text names file, line and path.
+    """
+    return Experiment(read_document(path), seed=seed, is_quick=is_quick)
