@@ -81,6 +81,7 @@ class Answered(Struct, kw_only=True):
         first: when its first final token came; None: none did.
         ended: when its last did.
         tokens: that the reader got.
+        right: of these and the text's end, those that the target itself would have said; None: all.
         report: the speculator's; None: the target wrote it alone.
         windows: tokens of each draft that was judged.
         traffic: on the link.
@@ -97,6 +98,7 @@ class Answered(Struct, kw_only=True):
     first: float | None = None
     ended: float = 0.0
     tokens: int = 0
+    right: int | None = None
     report: SpeculationReport | None = None
     windows: list[int]
     traffic: Traffic
@@ -155,6 +157,7 @@ class _Speculated(SimulatedMachine[SpeculatorEvent, SpeculatorCommand]):
         )
         self._crowd = crowd
         self._member = member
+        self._answer = answer
         self._answered = answered
         self._speculator = speculator
         self._drafts = SimulatedDrafts(env, device, self.receive, Random(seed))
@@ -167,6 +170,7 @@ class _Speculated(SimulatedMachine[SpeculatorEvent, SpeculatorCommand]):
             answer=answer,
             emit=self.receive,
             on_verdict=crowd.on_verdict,
+            token_bytes=crowd.token_bytes,
         )
         self._remote = ServedRemote(env, server, member.link, traffic=answered.traffic, answer=answer, emit=self.receive)
 
@@ -198,6 +202,8 @@ class _Speculated(SimulatedMachine[SpeculatorEvent, SpeculatorCommand]):
     def _end(self, error: StreamcoError | None) -> None:
         answered, model, report = self._answered, self._member.model, self._speculator.report
         answered.report = report
+        if not self._member.pair.is_lossless:
+            answered.right = sum(token == self._answer.right(place) for place, token in enumerate(self._speculator.answer.ids))
         answered.drafted = self._drafts.made
         answered.joules = model.prompt_joules * answered.request.prompt_tokens + model.token_joules * self._drafts.made
         answered.mode = "distributed" if not report.remote else "both" if report.rounds else "fused"
@@ -216,9 +222,10 @@ class Crowd:
         dice: for routing, and for which device draws a request that names none.
         on_answered: is told every request's end.
         on_verdict: is told every verdict that a server sends.
+        token_bytes: of a drafted token on its way.
 
     Attributes:
-        on_verdict: as given.
+        on_verdict, token_bytes: as given.
         in_flight: requests that came and haven't ended.
     """
 
@@ -234,8 +241,10 @@ class Crowd:
         dice: Random,
         on_answered: Callable[[Answered], None],
         on_verdict: Callable[[SendVerdict], None] = lambda _: None,
+        token_bytes: float = 2.0,
     ) -> None:
         self.on_verdict = on_verdict
+        self.token_bytes = token_bytes
         self.in_flight = 0
         self._env = env
         self._members = members

@@ -106,6 +106,8 @@ class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         execution: ``distributed``: the device always drafts; ``fused``: the server always writes alone; ``auto``: what pays.
         branches: drafts that go on while a verdict is out, side by side; 0: the device waits for the verdict (Synera 4.4).
         budget: share of the drafts that are judged; below 1 the device decides which (Synera 4.2).
+        draft_token_bytes: of a drafted token on its way: 2 for its id; 86 with the 20 likeliest candidates, as sampling needs them, and
+            98,304 with all of 49,152 in half precision (``bench/verify_wire.py``).
     """
 
     routing: str = "join-shortest-queue"
@@ -116,6 +118,7 @@ class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     execution: Literal["distributed", "fused", "auto"] = "distributed"
     branches: Annotated[int, Meta(ge=0)] = 0
     budget: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    draft_token_bytes: Above = 2.0
 
     def __post_init__(self) -> None:
         if self.routing != "jsq" and self.routing not in ROUTING:

@@ -83,6 +83,7 @@ class ServedSession(_Behind):
         answer: what is asked about.
         emit: is told what comes of it.
         on_verdict: is told the verdicts when they are sent.
+        token_bytes: of a drafted token.
     """
 
     def __init__(
@@ -96,8 +97,10 @@ class ServedSession(_Behind):
         answer: RecordedAnswer,
         emit: Callable[[VerifierConnected | VerifierLost | VerdictReceived | DraftRefused], None],
         on_verdict: Callable[[SendVerdict], None],
+        token_bytes: float = _TOKEN,
     ) -> None:
         super().__init__(env, link, traffic)
+        self._token_bytes = token_bytes
         self._on_verdict = on_verdict
         self._server = server
         self._device = device
@@ -116,7 +119,8 @@ class ServedSession(_Behind):
                 self._open(ids)
             case SendDraft(number, base, given, ids):
                 draft = DraftReceived(session=self._name, round=number, base=self._base + base, given=given, draft=ids)
-                self._send(_FRAME + _TOKEN * (len(given) + len(ids)), lambda: self._server.receive(draft), is_up=True)
+                payload = _FRAME + _TOKEN * len(given) + round(self._token_bytes * len(ids))
+                self._send(payload, lambda: self._server.receive(draft), is_up=True)
             case CloseVerifier():
                 self._close()
 

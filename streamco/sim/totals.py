@@ -19,7 +19,7 @@ class Totals:
         self._drafted = self._used = self._chunks = self._offloaded = self._remote = 0
         self._bytes_up = self._frames = 0
         self._delay = self._waited = self._joules = 0.0
-        self._speculated = 0
+        self._speculated = self._compared = self._right = 0
 
     def note_verdict(self, verdict: SendVerdict) -> None:
         """A server sent this."""
@@ -40,6 +40,9 @@ class Totals:
             self._remote += answered.tokens
             return
         self._speculated += 1
+        if answered.right is not None:
+            self._compared += answered.request.output_tokens
+            self._right += answered.right
         self._rounds += report.rounds
         self._sent += sum(answered.windows)
         self._hits += report.hits
@@ -66,6 +69,8 @@ class Totals:
             found["hit_rate"] = self._hits / self._rounds
         if self._chunks:
             found["offloaded_share"] = self._offloaded / self._chunks
+        if self._compared:
+            found["agreement"] = self._right / self._compared
         if self._tokens:
             found["by_server_alone"] = self._remote / self._tokens
             found["bytes_up"] = self._bytes_up / self._tokens

@@ -115,6 +115,7 @@ class SpeculateKind:
             "hit_rate": Figure("rounds whose draft was begun before the verdict", "share", "higher"),
             "drafted_unused": Figure("drafted tokens that were of no use, for each of an answer", "tokens", "lower"),
             "offloaded_share": Figure("drafted tokens that were sent to be judged", "share"),
+            "agreement": Figure("tokens that the server's model would have said too", "share", "higher"),
             "by_server_alone": Figure("tokens of the answers that the server wrote alone", "share"),
             "bytes_up": Figure("sent by devices, for each token of an answer", "bytes/token", "lower"),
             "device_joules": Figure("energy of the devices, for each token of an answer", "J/token", "lower"),
@@ -157,6 +158,7 @@ class _World:
             dice=Random(f"{scenario.seed} routing"),
             on_answered=self._on_answered,
             on_verdict=self._totals.note_verdict,
+            token_bytes=options.policy.draft_token_bytes,
         )
         workload = _located(options.workload, scenario)
         self._requests: Iterator[SimulatedRequest] = read_requests(workload, devices=options.world.devices, seed=scenario.seed)

@@ -89,6 +89,22 @@ def test_below_a_budget_of_one_about_that_share_is_judged() -> None:
     assert outcome.system["offloaded_share"] == pytest.approx(0.4, abs=0.12)
 
 
+def test_the_more_is_judged_the_more_is_as_the_target_would_have_said_it() -> None:
+    shares = [run(budget=budget, workload={"requests": 24}, world={"devices": 2}).system["agreement"] for budget in (0.1, 0.5, 0.9)]
+    assert shares == sorted(shares)
+    assert shares[0] > 0.6
+    assert shares[-1] < 1.0
+    assert "agreement" not in run().system
+
+
+def test_whole_distributions_take_their_time_on_a_thin_link() -> None:
+    thin = {"link": {"rtt_ms": 20, "up_mbps": 10}}
+    ids, rows, whole = (run(world=thin, draft_token_bytes=size).system for size in (2, 86, 98_304))
+    assert ids["tpot_mean"] <= rows["tpot_mean"] < 1.05 * ids["tpot_mean"]
+    assert whole["tpot_mean"] > 2 * ids["tpot_mean"]
+    assert whole["bytes_up"] > 1000 * ids["bytes_up"]
+
+
 def test_a_device_of_named_hardware_takes_the_time_predicted_for_it() -> None:
     model = device_model(DevicePool(model="llama2-7b", gpu="a40", token_joules=1.5))
     assert 0.015 < model.step_times[0] < 0.05
