@@ -40,9 +40,8 @@ class Totals:
             self._remote += answered.tokens
             return
         self._speculated += 1
-        if answered.right is not None:
-            self._compared += answered.request.output_tokens
-            self._right += answered.right
+        self._compared += answered.request.output_tokens
+        self._right += answered.request.output_tokens if answered.right is None else answered.right
         self._rounds += report.rounds
         self._sent += sum(answered.windows)
         self._hits += report.hits
