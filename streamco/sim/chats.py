@@ -18,9 +18,9 @@ from streamco.errors import ConfigError
 from streamco.profiles import LengthDistribution, RemainingLength
 from streamco.sim.services import read_rows
 
-__all__ = ["ALPACA", "Chats", "RecordedChats", "TabledChats", "read_chats"]
+__all__ = ["ALPACA", "SHARES", "Chats", "RecordedChats", "TabledChats", "read_chats"]
 
-_SHARES = (*(twentieth / 20 for twentieth in range(20)), 0.98, 0.99, 0.999, 1.0)
+SHARES = (*(twentieth / 20 for twentieth in range(20)), 0.98, 0.99, 0.999, 1.0)
 _POINTS = 1000  # of a table, as a client knows it
 _PROMPT = ("prompt_tokens", "context_tokens", "input_tokens")
 _ANSWER = ("answer_tokens", "output_tokens", "generated_tokens", "target_tokens")
@@ -58,7 +58,7 @@ class TabledChats:
     """Lengths by quantiles, linear between them.
 
     Args:
-        prompts, answers: tokens at ``_SHARES`` of all.
+        prompts, answers: tokens at ``SHARES`` of all.
     """
 
     def __init__(self, prompts: Sequence[int], answers: Sequence[int]) -> None:
@@ -144,8 +144,8 @@ def _spread(table: Sequence[int]) -> list[int]:
 
 
 def _read(table: Sequence[int], share: float) -> int:
-    below = min(bisect_right(_SHARES, share) - 1, len(_SHARES) - 2)
-    along = (share - _SHARES[below]) / (_SHARES[below + 1] - _SHARES[below])
+    below = min(bisect_right(SHARES, share) - 1, len(SHARES) - 2)
+    along = (share - SHARES[below]) / (SHARES[below + 1] - SHARES[below])
     return max(1, round(table[below] + along * (table[below + 1] - table[below])))
 
 

@@ -55,7 +55,7 @@ class RaceKind:
     figures: Mapping[str, Figure] = {
         "budget_share": Figure("prompt tokens that the constrained side processed", "share"),
         "device_wins": Figure("answers that the device began", "share"),
-        "cost_mean": Figure("cost of an answer, energy included", "US dollars", "lower"),
+        "cost_per_1000": Figure("cost of a thousand answers, energy included", "US dollars", "lower"),
         "tbt_mean": Figure("time between tokens at the reader, mean", "s", "lower"),
         "tbt_p99": Figure("time between tokens at the reader, 99th percentile", "s", "lower"),
         "delayed_mean": Figure("delayed tokens an answer", "tokens", "lower"),
@@ -64,16 +64,14 @@ class RaceKind:
         "delayed_move_p99": Figure("delayed tokens a move, 99th percentile", "tokens", "lower"),
         "unnoticed": Figure("moves without a delayed token", "share", "higher"),
     }
-    columns = ("ttft_mean", "ttft_p99", "budget_share", "cost_mean", "tbt_p99", "delayed_mean", "moves_mean")
+    columns = ("ttft_mean", "ttft_p99", "budget_share", "cost_per_1000", "tbt_p99", "delayed_mean", "moves_mean")
 
     def describe(self, options: RaceOptions) -> str:
-        """Who races, and for what."""
-        world, workload, policy = options.world, options.workload, options.policy
-        device = world.device if isinstance(world.device, str) else f"a device of {world.device.prefill_tokens_per_s:g} tokens/s"
-        service = world.service if isinstance(world.service, str) else " ".join(world.service.where.values()) or world.service.file
+        """What they race for; who they are is varied more often than not, and the file has it."""
+        workload = options.workload
         lengths = "Alpaca prompts" if workload.lengths == "alpaca" else f"prompts as long as those of {workload.lengths}"
-        spared = "the dearer side" if policy.constrained is None else f"the {policy.constrained}"
-        return f"{device} and {service} race for {workload.requests} {lengths}, one after the other; {spared} is spared"
+        limit = "" if workload.max_tokens is None else f", answers of {workload.max_tokens} tokens at most"
+        return f"a device and a service race for {workload.requests} {lengths}, one after the other{limit}"
 
     def run(self, options: RaceOptions, scenario: Scenario, sink: Sink) -> Mapping[str, float]:
         """The client's requests, one by one."""
@@ -237,7 +235,7 @@ class Tally:
             "moves_mean": len(self._delayed_by_move) / self._answers,
         }
         if self._cost is not None:
-            found["cost_mean"] = self._cost / self._answers
+            found["cost_per_1000"] = 1000.0 * self._cost / self._answers
         if total := sum(self._gaps.values()):
             found["tbt_mean"] = _STEP * sum(gap * count for gap, count in self._gaps.items()) / total
             found["tbt_p99"] = _STEP * _quantile(self._gaps, 0.99)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from streamco.config import READING, parse_pace
@@ -100,6 +100,12 @@ class RaceWorld(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     prices: str | PriceOptions | None = None
     reader_tokens_per_s: Positive = READING
 
+    def __post_init__(self) -> None:
+        find_phone(self.device)
+        find_prices(self)
+        if isinstance(self.service, str) and not _is_file(self.service):
+            PackagedService.load(self.service)
+
 
 class RaceWorkload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is asked.
@@ -149,9 +155,9 @@ class RacePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class RaceOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All of it."""
 
-    world: RaceWorld = RaceWorld()
-    workload: RaceWorkload = RaceWorkload()
-    policy: RacePolicy = RacePolicy()
+    world: RaceWorld = field(default_factory=RaceWorld)
+    workload: RaceWorkload = field(default_factory=RaceWorkload)
+    policy: RacePolicy = field(default_factory=RacePolicy)
 
 
 def find_phone(device: str | DeviceOptions) -> Phone:
@@ -175,7 +181,7 @@ def find_service(service: str | TraceOptions, scenario: Scenario) -> Service:
         ConfigError: the name is not known, or the file is not there or has no such rows.
     """
     if isinstance(service, str):
-        return PackagedService.load(service if not service.endswith(".json") else str(scenario.locate(service)))
+        return PackagedService.load(str(scenario.locate(service)) if _is_file(service) else service)
     path = scenario.locate(service.file)
     rows = read_services(path, tuple(service.where))
     wanted = " ".join(service.where.values())
@@ -205,3 +211,7 @@ def find_prices(world: RaceWorld) -> Prices | None:
         case str(name):
             return price_of(name)
     return PRICES.get(world.service) if isinstance(world.service, str) else None
+
+
+def _is_file(service: str) -> bool:
+    return service.endswith(".json")

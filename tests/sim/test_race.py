@@ -110,7 +110,7 @@ def test_moves_save_money_and_the_reader_hardly_notices() -> None:
     settings: dict[str, Any] = {"constrained": "device", "budget": 1.0, "prices": "gpt-4o-mini"}
     stays, moves = run(**settings).system, run(migration="pre-copy", **settings).system
     assert moves["moves_mean"] > 0.3
-    assert moves["cost_mean"] < 0.8 * stays["cost_mean"]
+    assert moves["cost_per_1000"] < 0.8 * stays["cost_per_1000"]
     assert moves["ttft_mean"] == stays["ttft_mean"]
     assert moves["unnoticed"] > 0.9
     assert "unnoticed" not in stays
@@ -128,7 +128,7 @@ def test_a_service_can_be_a_recording_beside_the_experiment(tmp_path: Path) -> N
     settings: dict[str, Any] = {"dispatch": "server-only", "requests": 20, "folder": str(tmp_path)}
     found = run(service={"file": "trace.csv", "where": {"host": "b"}}, **settings).system
     assert found["ttft_p50"] == pytest.approx(5.0, rel=0.01)
-    assert "cost_mean" not in found
+    assert "cost_per_1000" not in found
     with pytest.raises(ConfigError, match=r"trace.csv: expected rows of one of a, b, got 'c'"):
         run(service={"file": "trace.csv", "where": {"host": "c"}}, **settings)
 
@@ -166,6 +166,17 @@ def test_what_can_not_be_is_refused_in_words(settings: dict[str, Any], expected:
 
 
 def test_a_race_says_what_it_is() -> None:
-    who, what = KIND.describe(RaceOptions()).split(" race for ")
-    assert who == "xiaomi14-qwen-0.5b and openai-gpt-4-0125-preview"
-    assert what == "1000 Alpaca prompts, one after the other; the dearer side is spared"
+    text = KIND.describe(RaceOptions())
+    assert text == "a device and a service race for 1000 Alpaca prompts, one after the other, answers of 128 tokens at most"
+
+
+def test_names_are_tried_before_anything_runs() -> None:
+    for world in ({"device": "pixel9"}, {"service": "gpt-9"}, {"prices": "gpt-9"}):
+        with pytest.raises(msgspec.ValidationError, match="expected"):
+            msgspec.convert({"world": world}, RaceOptions)
+
+
+def test_a_profile_of_ones_own_lies_beside_the_experiment(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text('{"kind": "latency", "name": "mine", "source": "", "license": "", "ttft_s": [3.0, 3.0]}')
+    found = run(service="mine.json", dispatch="server-only", requests=5, folder=str(tmp_path)).system
+    assert found["ttft_p50"] == pytest.approx(3.0, rel=0.01)

@@ -1,0 +1,121 @@
+"""Tables, a file and a picture of the time to first token: DiSCo's Table 2 and Figure 6 (see ``experiments.disco_judged``)."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+
+from bench.dispatch import PHONES
+from bench.traces import ttft_traces
+from experiments.disco_judged import DRAWS, POLICIES, Judgement, format_cuts, interval, judge_service
+from experiments.tables import run_all, show_table
+from streamco.policies.dispatch import Side
+
+__all__ = ["show_ttft"]
+
+SIDES: tuple[Side, ...] = ("device", "server")
+BUDGETS = tuple(tenth / 10 for tenth in range(1, 10))
+SHOWN = ("OpenAI gpt-3.5-turbo-0125", "together llama-2-70b-chat", "OpenAI gpt-4-0125-preview", "bedrock llama-2-13b-chat")  # in the plot
+NOTHING = 1e-9  # per cent
+KINDS = ("mean_cut", "p99_cut", "mean_cut_spent", "p99_cut_spent")
+
+
+def show_ttft(options: argparse.Namespace) -> None:
+    """Everything about it."""
+    services = [*ttft_traces()][:: 5 if options.quick else 1]
+    budgets = BUDGETS[::4] if options.quick else BUDGETS
+    jobs = [(phone, side, service, budgets, DRAWS) for phone in PHONES for side in SIDES for service in services]
+    found: list[Judgement] = [judgement for part in run_all(judge_service, jobs, options.jobs) for judgement in part]
+    disco = [each for each in found if each.policy == "streamco"]
+    show_summary(found)
+    for name, key in (("budget", lambda each: f"{each.budget:g}"), ("service", lambda each: each.service)):
+        show_groups(f"DiSCo by {name}; per cent less than stochastic dispatch at the same budget, 95 % interval", name, disco, key)
+    show_losses(found)
+    if options.csv:
+        write_csv(options.csv, found)
+    if options.plot:
+        plot_ttft(options.plot, found)
+
+
+def show_summary(found: Sequence[Judgement]) -> None:
+    """Every policy, phone and side, over services and budgets."""
+    rows = []
+    for side, phone, policy in product(SIDES, PHONES, POLICIES[:-1]):
+        part = [each for each in found if (each.side, each.phone, each.policy) == (side, phone, policy)]
+        if part:
+            cuts = ([getattr(each, name) for each in part] for name in KINDS)
+            rows.append([side, phone, policy, *map(format_cuts, cuts)])
+    head = ("constrained", "phone", "policy", "mean TTFT", "P99 TTFT", "mean, as dear", "P99, as dear")
+    show_table("Per cent less than stochastic dispatch, means over services and budgets, 95 % interval", head, rows)
+
+
+def show_groups(title: str, name: str, disco: Sequence[Judgement], key: Callable[[Judgement], str]) -> None:
+    """Phones side by side."""
+    for side, metric in product(SIDES, ("mean", "p99")):
+        part = [each for each in disco if each.side == side]
+        rows = []
+        for group in dict.fromkeys(map(key, part)):
+            cuts = ([getattr(each, f"{metric}_cut") for each in part if key(each) == group and each.phone == phone] for phone in PHONES)
+            rows.append([group, *map(format_cuts, cuts)])
+        show_table(f"{title}: {metric} TTFT, {side}-constrained", (name, *PHONES), rows)
+
+
+def show_losses(found: Sequence[Judgement]) -> None:
+    """Where stochastic dispatch is sooner."""
+    rows: list[list[str]] = []
+    places: list[list[str]] = []
+    for side, metric, policy in product(SIDES, ("mean", "p99"), POLICIES[:-1]):
+        cells = [(each, getattr(each, f"{metric}_cut_spent")) for each in found if (each.side, each.policy) == (side, policy)]
+        if not cells:
+            continue
+        lost = [(each, cut) for each, cut in cells if cut.value < -NOTHING]
+        surely_lost, won = sum(interval([cut])[2] < 0 for _, cut in lost), sum(interval([cut])[1] > 0 for _, cut in cells)
+        worst = min(cut.value for _, cut in cells)
+        rows.append([side, metric, policy, str(len(cells)), str(won), str(len(lost)), str(surely_lost), f"{worst:.1f}"])
+        if policy == "streamco":
+            places += [
+                [side, metric, each.phone, each.service, f"{each.budget:g}", f"{each.share:.2f}", format_cuts([cut])] for each, cut in lost
+            ]
+    head: tuple[str, ...] = ("constrained", "TTFT", "policy", "settings", "surely sooner", "later", "surely later", "worst [%]")
+    show_table("Against stochastic dispatch that spends as much, setting by setting (surely: the whole interval)", head, rows)
+    head = ("constrained", "TTFT", "phone", "service", "budget", "spent", "cut [%]")
+    show_table("Where DiSCo's algorithms are later than dice", head, places)
+
+
+def write_csv(path: Path, found: Iterable[Judgement]) -> None:
+    """Seconds, shares and per cent with the ends of their intervals."""
+    ends = [f"{kind}{end}" for kind in KINDS for end in ("", "_low", "_high")]
+    lines = [",".join(["phone", "constrained", "service", "budget", "policy", "mean_s", "p99_s", "share", *ends])]
+    for each in found:
+        cuts = [f"{value:.1f}" for kind in KINDS for value in interval([getattr(each, kind)])]
+        figures = [f"{value:.3f}" for value in (each.mean, each.p99, each.share)]
+        lines.append(",".join([each.phone, each.side, each.service, f"{each.budget:g}", each.policy, *figures, *cuts]))
+    path.write_text("\n".join(lines) + "\n")
+
+
+def plot_ttft(path: Path, found: Sequence[Judgement]) -> None:
+    """Mean TTFT over budgets, a column a service, a row a side with a phone."""
+    import_module("matplotlib").use("Agg")
+    plt = import_module("matplotlib.pyplot")
+    services = [name for name in SHOWN if any(each.service == name for each in found)]
+    places = [(side, phone) for side in SIDES for phone in PHONES]
+    figure, axes = plt.subplots(len(places), len(services), figsize=(3.4 * len(services), 2.3 * len(places)), squeeze=False, sharex=True)
+    for (line, (side, phone)), (column, service) in product(enumerate(places), enumerate(services)):
+        axis = axes[line][column]
+        part = [each for each in found if (each.side, each.phone, each.service) == (side, phone, service)]
+        for policy in POLICIES:
+            line_of = [each for each in part if each.policy == policy]
+            label = "DiSCo" if policy == "streamco" else policy
+            axis.plot([each.budget for each in line_of], [each.mean for each in line_of], marker=".", label=label)
+        axis.set_title(f"{service}\n{phone}, {side}-constrained", fontsize=7)
+        axis.set_ylim(bottom=0)
+        if not column:
+            axis.set_ylabel("mean TTFT [s]", fontsize=7)
+    axes[0][0].legend(fontsize=6)
+    for axis in axes[-1]:
+        axis.set_xlabel("budget", fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=80, metadata={"Software": None})

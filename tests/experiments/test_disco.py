@@ -1,0 +1,53 @@
+"""DiSCo's evaluation: what the intervals rest on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bench.dispatch import PHONES, judge, plan_all
+from bench.traces import Halves
+from experiments.disco_judged import Cut, Drawn, figures_of, interval
+from streamco.policies.dispatch import Side
+from streamco.profiles import LengthDistribution
+
+DICE = np.random.default_rng(1)
+TRACE = Halves(np.sort(DICE.lognormal(-0.5, 0.6, 60)), DICE.lognormal(-0.5, 0.6, 40))
+PROMPTS = Halves(DICE.integers(4, 60, 400), DICE.integers(4, 60, 300))
+LENGTHS = LengthDistribution.from_samples(PROMPTS.judged)
+DEVICE = PHONES["pixel7-bloom-560m"]
+
+
+@pytest.mark.parametrize("side", ["device", "server"])
+@pytest.mark.parametrize("budget", [0.1, 0.5, 0.9])
+def test_the_first_draw_is_the_recording_itself(side: Side, budget: float) -> None:
+    drawn = Drawn.throw(LENGTHS, TRACE.judged, 1, 5)
+    for policy in plan_all(TRACE, PROMPTS, DEVICE, budget, side).values():
+        means, tails = figures_of(policy, TRACE.judged, LENGTHS, DEVICE, drawn)
+        judged = judge(policy, TRACE.judged, LENGTHS, DEVICE, side)
+        assert [means[0], tails[0]] == pytest.approx([judged.mean, judged.p99])
+
+
+def test_a_draw_is_what_judging_the_drawn_rows_gives() -> None:
+    drawn = Drawn.throw(LENGTHS, TRACE.judged, 2, 8)
+    policy = plan_all(TRACE, PROMPTS, DEVICE, 0.4, "device")["streamco"]
+    means, tails = figures_of(policy, TRACE.judged, LENGTHS, DEVICE, drawn)
+    for number in range(1, 9):
+        counts = np.rint(drawn.lengths[number] * PROMPTS.judged.size).astype(int)
+        lengths = LengthDistribution.from_samples(np.repeat(LENGTHS.lengths, counts))
+        times = np.repeat(TRACE.judged, np.rint(drawn.times[number] * TRACE.judged.size).astype(int))
+        judged = judge(policy, times, lengths, DEVICE, "device")
+        assert [means[number], tails[number]] == pytest.approx([judged.mean, judged.p99])
+
+
+def test_draws_are_as_many_rows_as_there_are_and_differ() -> None:
+    drawn = Drawn.throw(LENGTHS, TRACE.judged, 3, 50)
+    assert drawn.times.sum(axis=1) == pytest.approx(np.ones(51))
+    assert drawn.lengths.sum(axis=1) == pytest.approx(np.ones(51))
+    assert len({tuple(row) for row in drawn.times}) == 51
+
+
+def test_an_interval_holds_the_middle_of_what_was_drawn() -> None:
+    one, other = Cut(5.0, np.linspace(0.0, 10.0, 1001)), Cut(7.0, np.linspace(2.0, 12.0, 1001))
+    assert interval([one]) == pytest.approx((5.0, 0.25, 9.75))
+    assert interval([one, other]) == pytest.approx((6.0, 1.25, 10.75))
