@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -87,7 +88,7 @@ def _headline(experiment: Experiment) -> str:
     points, repeats = len(experiment.points), experiment.file.repeats
     many = f"{points} point{'s' if points > 1 else ''}"
     total = f", {repeats} repeats of each: {points * repeats} scenarios" if repeats > 1 else ""
-    return f"{experiment.file.name}\n{experiment.about_world}\n{many}{total}"
+    return f"{experiment.file.name}\n{experiment.describe()}\n{many}{total}"
 
 
 def _cores() -> int:
@@ -100,19 +101,12 @@ def showing_progress(err: TextIO) -> Iterator[Callable[[int, int], None]]:
     if err.isatty():
         try:
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
         except ModuleNotFoundError:
             pass
         else:
-            columns = (
-                TextColumn("simulating"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-            )
-            with Progress(*columns, console=Console(file=err), transient=True) as bar:
+            parts = (BarColumn(), MofNCompleteColumn(), TextColumn("scenarios,"), TimeRemainingColumn(), TextColumn("to go"))
+            with Progress(*parts, console=Console(file=err), transient=True) as bar:
                 task = bar.add_task("simulating", total=None)
                 yield lambda done, total: bar.update(task, completed=done, total=total)
             return
@@ -131,4 +125,5 @@ def showing_progress(err: TextIO) -> Iterator[Callable[[int, int], None]]:
 def _print_table(table: Table, out: TextIO) -> None:
     from streamco.sim.output import format_table
 
-    print(f"\n{format_table(table)}\n", file=out)
+    room = shutil.get_terminal_size().columns if out.isatty() else None
+    print(f"\n{format_table(table, room)}\n", file=out)

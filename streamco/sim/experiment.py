@@ -7,43 +7,25 @@ checked when the file is read: a sweep of hours doesn't end with a misspelt word
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
 
 from streamco.errors import ConfigError
-from streamco.sim.axes import PARTS, Axis, Value, change, dotted, label_of, read_axes
+from streamco.sim.axes import PARTS, Axis, Label, Value, change, dotted, label_of, read_axes
 from streamco.sim.checking import convert_options, pick
 from streamco.sim.document import Document, Place, read_document
+from streamco.sim.pictures import PlotOptions, read_plots
 from streamco.sim.scenario import Kind, Scenario, figures_of, kind_place, load_kind
 
-__all__ = ["Experiment", "ExperimentFile", "PlotOptions", "load_experiment"]
+__all__ = ["Experiment", "ExperimentFile", "load_experiment", "merge"]
 
 QUICK_VALUES, QUICK_REQUESTS = 3, 50  # what --quick leaves of a sweep, and of the requests
-
-
-class PlotOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One picture.
-
-    Args:
-        x: the sweep along the axis.
-        y: the figure.
-        line: the sweep that each line is a value of; None: one line.
-        panels: the sweep that has a picture for each value, side by side; None: one picture.
-        where: the value of every other sweep.
-        title: None: the experiment's name.
-    """
-
-    x: str
-    y: str
-    line: str | None = None
-    panels: str | None = None
-    where: dict[str, Any] = {}
-    title: str | None = None
 
 
 class ExperimentFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,7 +55,7 @@ class Experiment:
 
     Attributes:
         file: what it says. kind: of world. axes: what is varied. scenarios: to be run, point by point, a point's seeds together.
-        plots: to be drawn. columns: figures of the table. about_world: a line that says what is simulated.
+        plots: to be drawn, with all their panels. columns: figures of the table.
 
     Raises:
         ConfigError: a setting that doesn't fit, in any of the scenarios.
@@ -93,17 +75,26 @@ class Experiment:
             file = self._shorten(file)
         self.file = file if seed is None else msgspec.structs.replace(file, seed=seed)
         self.axes = read_axes(document, self.file.sweep)
-        self.plots = self._plots()
+        self.plots = read_plots(document, self.file.plot, self.axes, self.kind)
         if is_quick:
             self.axes = tuple(self._thin(axis) for axis in self.axes)
         self.columns = self._columns()
-        self.about_world = ""
+        self._descriptions: list[str] = []  # point by point
         self.scenarios = list(self._expand())
 
     @property
     def points(self) -> list[dict[str, Any]]:
         """What each point is called, in the order of the scenarios."""
         return [dict(zip(self._names, (value.label for value in values), strict=True)) for values in self._combinations()]
+
+    def describe(self, where: Mapping[str, Label] = MappingProxyType({})) -> str:
+        """A line that says what is simulated; what differs between the points is told with all its values.
+
+        Args:
+            where: of the points that have these values.
+        """
+        points = zip(self.points, self._descriptions, strict=True)
+        return merge([text for point, text in points if all(point[name] == label for name, label in where.items())])
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -143,55 +134,18 @@ class Experiment:
             return self._document.where(place)
 
         options = convert_options(settings, self.kind.options, where)
-        if not self.about_world:
-            try:
-                self.about_world = self.kind.describe(options)
-            except ConfigError as error:
-                raise ConfigError(f"{self._document.where(('world',), ())}: {error}") from error
+        try:
+            self._descriptions.append(self.kind.describe(options))
+        except ConfigError as error:
+            raise ConfigError(f"{self._document.where(('world',), ())}: {error}") from error
 
     def _columns(self) -> tuple[str, ...]:
         known = figures_of(self.kind)
         for index, name in enumerate(self.file.table):
             if name not in known:
                 raise ConfigError(f"{self._document.where(('table', index))}: {pick(name, known)}")
-        drawn = dict.fromkeys(plot.y for plot in self.plots)
+        drawn = [plot.y for plot in self.plots]
         return self.file.table or tuple(dict.fromkeys([*drawn, *self.kind.columns]))
-
-    def _plots(self) -> tuple[PlotOptions, ...]:
-        told = self.file.plot
-        if told is None:
-            return self._usual_plot()
-        plots = told if isinstance(told, tuple) else (told,)
-        for index, plot in enumerate(plots):
-            self._check_plot(plot, ("plot", index) if isinstance(told, tuple) else ("plot",))
-        return plots
-
-    def _usual_plot(self) -> tuple[PlotOptions, ...]:
-        """The sweep with most numbers is x, the longest other one the lines."""
-        if not 1 <= len(self.axes) <= 3:
-            return ()
-        ordered = sorted(self.axes, key=lambda axis: (-axis.is_numeric, -len(axis.values)))
-        names = [axis.name for axis in ordered]
-        line, panels = (*names[1:], None, None)[:2]
-        return (PlotOptions(x=names[0], y=self.kind.columns[0], line=line, panels=panels),)
-
-    def _check_plot(self, plot: PlotOptions, place: Place) -> None:
-        labels = {axis.name: [value.label for value in axis.values] for axis in self.axes}
-        figures = figures_of(self.kind)
-        if plot.y not in figures:
-            raise ConfigError(f"{self._document.where((*place, 'y'))}: {pick(plot.y, figures)}")
-        shown = [(field, getattr(plot, field)) for field in ("x", "line", "panels") if getattr(plot, field) is not None]
-        for field, name in [*shown, *(("where", name) for name in plot.where)]:
-            if name not in labels:
-                raise ConfigError(f"{self._document.where((*place, field))}: {pick(name, labels)}; what is drawn has to be swept")
-        for name, label in plot.where.items():
-            if label_of(label) not in labels[name]:
-                where = self._document.where((*place, "where", name))
-                raise ConfigError(f"{where}: {pick(label, tuple(str(each) for each in labels[name]))}")
-        if left := [name for name in labels if name not in plot.where and name not in {each for _, each in shown}]:
-            raise ConfigError(
-                f"{self._document.where(place)}: expected every sweep as x, line, panels or in where, got none of it for {', '.join(left)}"
-            )
 
     def _shorten(self, file: ExperimentFile) -> ExperimentFile:
         """One repeat, and few requests."""
@@ -217,3 +171,18 @@ def load_experiment(path: Path, *, seed: int | None = None, is_quick: bool = Fal
         ConfigError: it can't be read, or a setting doesn't fit: the text names file, line and path.
     """
     return Experiment(read_document(path), seed=seed, is_quick=is_quick)
+
+
+def merge(texts: Sequence[str]) -> str:
+    """Descriptions of several points as one: words that differ are told as ``600/1000``, or, where they are many, as ``400...2000``."""
+    words = [text.split() for text in texts]
+    if len({len(each) for each in words}) > 1:
+        return f"{texts[0]}, for example"
+    return " ".join(_alternatives(list(dict.fromkeys(column))) for column in zip(*words, strict=True))
+
+
+def _alternatives(words: Sequence[str]) -> str:
+    """What ends all of them, a comma say, is told once."""
+    end = words[0][-1] if len({word[-1] for word in words}) == 1 and words[0][-1] in ",;)" and len(words) > 1 else ""
+    inner = [word.removesuffix(end) for word in words]
+    return f"{'/'.join(inner) if len(inner) <= 4 else f'{inner[0]}...{inner[-1]}'}{end}"

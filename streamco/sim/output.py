@@ -33,7 +33,7 @@ __all__ = [
     "write_results",
 ]
 
-WIDEST = 16  # characters of a column's head
+WIDEST, WIDEST_LABEL = 14, 30  # characters of a column's head, and of a label in it
 MISSING = "-"  # instead of a figure that nothing was measured of
 
 UNITS = {"ms": "ms", "mbps": "Mbit/s", "per_s": "1/s", "tokens_per_s": "tokens/s", "s": "s"}
@@ -68,10 +68,11 @@ class Point(Struct, frozen=True):
 
 
 class Table(Struct, frozen=True):
-    """What is told of the points."""
+    """What is told of the points; ``labels`` columns say which point, the others are figures."""
 
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    labels: int
 
 
 def summarise(experiment: Experiment, ledger: Ledger) -> list[Point]:
@@ -108,24 +109,46 @@ def table_of(experiment: Experiment, points: Sequence[Point]) -> Table:
         columns.append([MISSING if value is None else f"{value:.0f}" if is_whole else format_number(value * factor) for value in values])
     labels = [axis.name for axis in experiment.axes]
     rows = [(*(str(point.labels[label]) for label in labels), *(column[place] for column in columns)) for place, point in enumerate(points)]
-    return Table((*map(name_of_path, labels), *heads), tuple(rows))
+    return Table((*map(name_of_path, labels), *heads), tuple(rows), len(labels))
 
 
-def format_table(table: Table) -> str:
-    """A table as text: heads in as many lines as they need, numbers to the right."""
-    heads = [textwrap.wrap(head, WIDEST, break_long_words=False) or [""] for head in table.heads]
-    depth = max(map(len, heads))
-    lines = [[*[""] * (depth - len(head)), *head] for head in heads]
-    cells = [*zip(*lines, strict=True), *table.rows]
-    widths = [max(len(row[place]) for row in cells) for place in range(len(heads))]
-    is_number = [all(_is_number(row[place]) for row in table.rows) for place in range(len(heads))]
+def format_table(table: Table, room: int | None = None) -> str:
+    """A table as text: heads and labels in as many lines as they need, numbers to the right.
 
-    def line(row: Sequence[str]) -> str:
-        padded = (text.rjust(width) if right else text.ljust(width) for text, width, right in zip(row, widths, is_number, strict=True))
-        return "  ".join(padded).rstrip()
+    Args:
+        room: characters of a line; the last figures are left out where there are fewer than it takes. None: any number.
+    """
+    columns = [
+        _Column(head, cells, place < table.labels) for place, (head, *cells) in enumerate(zip(table.heads, *table.rows, strict=True))
+    ]
+    while room is not None and len(columns) > table.labels + 1 and sum(column.width + 2 for column in columns) - 2 > room:
+        columns.pop()
+    heads = _block([column.head for column in columns], columns, is_head=True)
+    rule = "  ".join("─" * column.width for column in columns)
+    body = [line for cells in zip(*(column.cells for column in columns), strict=True) for line in _block(cells, columns, is_head=False)]
+    return "\n".join([*heads, rule, *body])
 
-    rule = "  ".join("─" * width for width in widths)
-    return "\n".join([*map(line, cells[:depth]), rule, *map(line, cells[depth:])])
+
+class _Column:
+    """Lines of each cell, and how wide they are."""
+
+    def __init__(self, head: str, cells: Sequence[str], is_label: bool) -> None:
+        self.is_number = all(_is_number(cell) for cell in cells)
+        self.head = textwrap.wrap(head, WIDEST if not is_label or self.is_number else WIDEST_LABEL, break_long_words=False) or [""]
+        self.cells = [textwrap.wrap(cell, WIDEST_LABEL, break_long_words=False) or [""] if is_label else [cell] for cell in cells]
+        self.width = max(len(line) for cell in [self.head, *self.cells] for line in cell)
+
+
+def _block(cells: Sequence[list[str]], columns: Sequence[_Column], *, is_head: bool) -> list[str]:
+    """The lines of a row: a head stands on its last line, a row on its first."""
+    depth = max(map(len, cells))
+    padded = [[*[""] * (depth - len(cell)), *cell] if is_head else [*cell, *[""] * (depth - len(cell))] for cell in cells]
+    return [
+        "  ".join(
+            text.rjust(column.width) if column.is_number else text.ljust(column.width) for text, column in zip(line, columns, strict=True)
+        ).rstrip()
+        for line in zip(*padded, strict=True)
+    ]
 
 
 def name_of_path(path: str) -> str:
@@ -156,7 +179,7 @@ def _lines(experiment: Experiment, ledger: Ledger) -> Iterator[bytes]:
     head = {
         "name": file.name,
         "kind": file.kind,
-        "about": experiment.about_world,
+        "about": experiment.describe(),
         "seed": file.seed,
         "repeats": file.repeats,
         "settings": {part: getattr(file, part) for part in PARTS},

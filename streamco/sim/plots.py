@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamco.errors import ConfigError
 from streamco.sim.axes import Axis, Label, label_of
-from streamco.sim.experiment import Experiment, PlotOptions
+from streamco.sim.experiment import Experiment
 from streamco.sim.figures import Figure
 from streamco.sim.output import Point, Spread, name_of_path, scale_of
+from streamco.sim.pictures import PlotOptions
 from streamco.sim.scenario import figures_of
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = "osD^vPX*"
 QUIET = "#555555"
 WIDTH, HEIGHT, PANEL, ROW = 8.0, 5.6, 4.2, 3.4  # inches
-MOST_BESIDE = 4  # panels in a row
+MOST_BESIDE, MOST_TICKS = 4, 12  # panels in a row, and values that each have a tick
 CHARACTERS = 14.5  # of a caption, an inch
 
 
@@ -65,7 +67,10 @@ def _draw(experiment: Experiment, plot: PlotOptions, points: Sequence[Point], pa
     if not drawn:
         raise ConfigError(f"plot: expected a figure that something was measured of, got {plot.y}, which no request has")
     unit, factor = scale_of(figure, [spread.high for spread in drawn])
-    panels = [value.label for value in axes_by_name[plot.panels].values] if plot.panels is not None else [None]
+    panels = [
+        dict(zip(plot.panels, labels, strict=True))
+        for labels in product(*([value.label for value in axes_by_name[name].values] for name in plot.panels))
+    ]
 
     beside = min(len(panels), MOST_BESIDE)
     rows = -(-len(panels) // beside)
@@ -75,12 +80,11 @@ def _draw(experiment: Experiment, plot: PlotOptions, points: Sequence[Point], pa
     for ax in grid[len(panels) :]:
         ax.remove()
     for place, (panel, ax) in enumerate(zip(panels, grid, strict=False)):
-        inside = [point for point in points if plot.panels is None or point.labels[plot.panels] == panel]
+        inside = [point for point in points if all(point.labels[name] == label for name, label in panel.items())]
         _draw_panel(ax, plot, axes_by_name, inside, factor)
-        if plot.panels is not None:
-            ax.set_title(f"{name_of_path(plot.panels)}: {panel}", fontsize=10, color=QUIET)
+        ax.set_title("\n".join(_told(name, label) for name, label in panel.items()), fontsize=10, color=QUIET)
         if place % beside == 0:
-            ax.set_ylabel(f"{figure.text}{f' ({unit})' if unit else ''}{_better(figure)}")
+            ax.set_ylabel(_label_y(figure, unit))
     _begin_at_zero(grid[0], drawn, factor)
     _frame(picture, grid[0], experiment, plot)
     picture.savefig(path, metadata={"Software": None})
@@ -93,34 +97,41 @@ def _draw_panel(ax: Axes, plot: PlotOptions, axes: dict[str, Axis], points: Sequ
     labels = [value.label for value in x.values]
     for place, line in enumerate(lines):
         among = {point.labels[plot.x]: point for point in points if plot.line is None or point.labels[plot.line] == line}
-        found = [(label, among[label].figures[plot.y]) for label in labels if label in among and plot.y in among[label].figures]
-        means = [spread.mean * factor for _, spread in found]
-        reach: Any = [
-            [(spread.mean - spread.low) * factor for _, spread in found],
-            [(spread.high - spread.mean) * factor for _, spread in found],
-        ]
-        colour, name = COLOURS[place % len(COLOURS)], None if line is None else str(line)
+        found = {label: among[label].figures[plot.y] for label in labels if label in among and plot.y in among[label].figures}
+        means = [spread.mean * factor for spread in found.values()]
+        style: dict[str, Any] = {"color": COLOURS[place % len(COLOURS)], "yerr": _reach(list(found.values()), factor), "capsize": 4}
+        style["label"] = None if line is None else str(line)
         if x.is_numeric:
-            at: list[Any] = [label for label, _ in found]
-            ax.errorbar(
-                at, means, yerr=reach, color=colour, marker=MARKERS[place % len(MARKERS)], markersize=6, linewidth=2, capsize=4, label=name
-            )
+            marker = MARKERS[place % len(MARKERS)]
+            ax.errorbar([float(label) for label in found], means, marker=marker, markersize=6, linewidth=2, **style)
         else:
             width = 0.8 / len(lines)
-            bars = [labels.index(label) - 0.4 + (place + 0.5) * width for label, _ in found]
-            ax.bar(bars, means, width * 0.92, yerr=reach, color=colour, capsize=4, label=name)
-    ax.set_xlabel(name_of_path(plot.x))
-    if x.is_numeric:
-        numbers = [float(label) for label in labels]
-        if min(numbers) > 0 and max(numbers) / min(numbers) > 50:
-            ax.set_xscale("log")
-        ax.set_xticks(numbers, [f"{number:g}" for number in numbers])
-        ax.minorticks_off()
-    else:
-        ax.set_xticks(range(len(labels)), [textwrap.fill(str(label), 18) for label in labels])
+            ax.bar([labels.index(label) - 0.4 + (place + 0.5) * width for label in found], means, width * 0.92, **style)
+    _label_x(ax, x)
     ax.grid(axis="y", color="#dddddd", linewidth=0.8)
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
+
+
+def _reach(spreads: Sequence[Spread], factor: float) -> list[list[float]] | None:
+    """How far down and up whiskers go; None: there are none."""
+    if all(spread.low == spread.high for spread in spreads):
+        return None
+    return [[(each.mean - each.low) * factor for each in spreads], [(each.high - each.mean) * factor for each in spreads]]
+
+
+def _label_x(ax: Axes, x: Axis) -> None:
+    """A tick for each value; numbers that span more than a power of ten and a half stand evenly."""
+    ax.set_xlabel(name_of_path(x.name))
+    if not x.is_numeric:
+        ax.set_xticks(range(len(x.values)), [textwrap.fill(str(value.label), 18) for value in x.values])
+        return
+    numbers = [float(value.label) for value in x.values]
+    if min(numbers) > 0 and max(numbers) / min(numbers) > 30:
+        ax.set_xscale("log")
+    if len(numbers) <= MOST_TICKS:
+        ax.set_xticks(numbers, [f"{number:g}" for number in numbers])
+        ax.minorticks_off()
 
 
 def _begin_at_zero(ax: Axes, drawn: Sequence[Spread], factor: float) -> None:
@@ -129,8 +140,9 @@ def _begin_at_zero(ax: Axes, drawn: Sequence[Spread], factor: float) -> None:
         ax.set_ylim(0.0, high * 1.08)
 
 
-def _better(figure: Figure) -> str:
-    return f"\n{figure.better} is better" if figure.better else ""
+def _label_y(figure: Figure, unit: str) -> str:
+    text = textwrap.fill(f"{figure.text}{f' ({unit})' if unit else ''}", 40)
+    return f"{text}\n{figure.better} is better" if figure.better else text
 
 
 def _frame(picture: Any, ax: Axes, experiment: Experiment, plot: PlotOptions) -> None:
@@ -175,5 +187,10 @@ def _caption(experiment: Experiment, plot: PlotOptions) -> str:
     repeats = experiment.file.repeats
     kinds = "dots" if next(axis for axis in experiment.axes if axis.name == plot.x).is_numeric else "bars"
     spread = f" {kinds.capitalize()} are means of {repeats} repeats, whiskers the smallest and the largest of them." if repeats > 1 else ""
-    held = "".join(f" {name_of_path(name)}: {label}." for name, label in plot.where.items())
-    return f"Simulated: {experiment.about_world}.{held}{spread}"
+    where = {name: label_of(label) for name, label in plot.where.items()}
+    held = "".join(f" {_told(name, label)}." for name, label in where.items())
+    return f"Simulated: {experiment.describe(where)}.{held}{spread}"
+
+
+def _told(name: str, label: Label) -> str:
+    return f"{name_of_path(name)}: {label}"

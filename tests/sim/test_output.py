@@ -82,15 +82,28 @@ def test_the_table_has_a_row_for_each_point_in_units_that_fit(tmp_path: Path) ->
     assert len(table.rows) == 4
 
 
-def test_a_table_is_aligned_and_its_heads_are_wrapped() -> None:
-    text = format_table(Table(("who", "time to the whole answer (ms)"), (("one", "3.33"), ("everybody", "-"))))
-    assert text.splitlines() == [
-        "            time to the",
-        "           whole answer",
-        "who                (ms)",
-        "─────────  ────────────",
-        "one                3.33",
-        "everybody             -",
+def test_a_table_is_aligned_and_what_is_long_is_wrapped() -> None:
+    rows = (("one", "3.33", "7"), ("everybody who is there, and some who aren't", "-", "12"))
+    table = Table(("who", "time to the whole answer (ms)", "answers"), rows, 1)
+    assert format_table(table).splitlines() == [
+        "                              time to the",
+        "                             whole answer",
+        "who                                  (ms)  answers",
+        "───────────────────────────  ────────────  ───────",
+        "one                                  3.33        7",
+        "everybody who is there, and             -       12",
+        "some who aren't",
+    ]
+
+
+def test_the_last_figures_are_left_out_where_there_is_no_room() -> None:
+    table = Table(("who", "first", "second", "third"), (("one", "1", "2", "3"),), 1)
+    assert [format_table(table, room).splitlines()[0] for room in (25, 23, 18, 10, 3)] == [
+        "who  first  second  third",
+        "who  first  second",
+        "who  first  second",
+        "who  first",
+        "who  first",  # one figure is always told
     ]
 
 
