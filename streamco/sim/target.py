@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import simpy
+from msgspec import Struct
 
 from streamco.core.admission import SchedulerOptions
 from streamco.core.scheduler import VerificationScheduler
@@ -36,12 +37,30 @@ from streamco.policies.batching import CHUNK, BatchPolicy
 from streamco.sim.machine import SimulatedMachine, call_at
 from streamco.sim.recorded import RecordedAnswer
 
-__all__ = ["ForwardPass", "PlainStream", "SessionAnswer", "TargetServer"]
+__all__ = ["SERVE", "ForwardPass", "PassLimits", "PlainStream", "SessionAnswer", "TargetServer"]
 
 ForwardPass = Callable[[int, int, int, int], float]
 """Seconds of a pass: streams that decode, other new tokens, tokens in all their caches, sequences that the other tokens are of."""
 
 SessionAnswer = AcceptSession | RefuseSession | SendVerdict | RefuseDraft | ForgetSession
+
+
+class PassLimits(Struct, frozen=True, kw_only=True):
+    """How much goes into one forward pass.
+
+    Args:
+        prompt: tokens of a stream's prompt.
+        beside: the same, while others write.
+        part: tokens of each session in a batch; of more, the batch is read in several passes. None: any number.
+    """
+
+    prompt: int = 512
+    beside: int = 512
+    part: int | None = None
+
+
+SERVE = PassLimits(prompt=128, beside=32, part=32)
+"""The engine of ``streamco serve``: small chunks, so that a cancelled prompt stops soon (engines/loop.py)."""
 
 
 class PlainStream:
@@ -69,7 +88,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         forward: seconds of a pass.
         options: what the scheduler bears.
         policy: which verifications and prompts form a batch; None: the live server's.
-        chunk: tokens of a stream's prompt that are read in one pass.
+        limits: of a pass.
         is_padded: a batch costs as if every request in it were as long as the longest.
 
     Attributes:
@@ -86,7 +105,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         options: SchedulerOptions,
         policy: BatchPolicy | None = None,
         *,
-        chunk: int = 512,
+        limits: PassLimits | None = None,
         is_padded: bool = False,
     ) -> None:
         super().__init__(
@@ -96,7 +115,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         self.busy = 0.0
         self.passes = self.made = self.judged = self.read = 0
         self._forward = forward
-        self._chunk = chunk
+        self._limits = limits or PassLimits()
         self._is_padded = is_padded
         self._listeners: dict[str, Callable[[SessionAnswer], None]] = {}
         self._answers: dict[str, RecordedAnswer] = {}
@@ -189,15 +208,16 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
                 tokens = max(tokens, len(batch.parts) * max(len(part.ids) for part in batch.parts) - found)
         elif self._reading:
             reading = self._reading[0]
-            tokens = min(self._chunk, reading.unread)
+            tokens = min(self._limits.beside if self._writing else self._limits.prompt, reading.unread)
         writing = self._writing[:]
         for stream in writing:
             context += stream.answer.request.prompt_tokens + stream.length
-        parts = len(batch.parts) if batch is not None else 1
-        seconds = self._forward(len(writing), tokens, context, parts) if tokens or writing else 0.0
+        sequences = len(batch.parts) if batch is not None else 1
+        pieces = [tokens] if batch is None else _pieces([len(part.ids) for part in batch.parts], tokens, self._limits.part)
+        seconds = sum(self._forward(len(writing), piece, context, sequences) for piece in pieces if piece or writing)
         self._is_busy = True
         self.busy += seconds
-        self.passes += 1
+        self.passes += len(pieces)
         self.read += tokens
 
         def end() -> None:
@@ -262,3 +282,13 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         self.judged += len(draft)
         place = part.start + len(part.ids) - len(draft) - answer.request.prompt_tokens
         return Judgement(part.session, *answer.judge(draft, place))
+
+
+def _pieces(lengths: Sequence[int], tokens: int, most: int | None) -> list[int]:
+    """Tokens of each pass, where a batch of ``tokens`` has parts of these lengths, of which a pass reads ``most`` tokens each."""
+    longest = max(lengths)
+    if most is None or longest <= most:
+        return [tokens]
+    whole = sum(lengths)
+    cut = [sum(min(most, max(0, length - start)) for length in lengths) for start in range(0, longest, most)]
+    return [round(tokens * piece / whole) for piece in cut]  # what was found, and what is padded, is shared by all

@@ -3,7 +3,7 @@ import simpy
 
 from streamco.core.verification import AcceptSession, DraftReceived, SendVerdict, SessionOpened
 from streamco.sim.recorded import RecordedAnswer, prompt_ids
-from streamco.sim.target import PlainStream, SessionAnswer, TargetServer
+from streamco.sim.target import PassLimits, PlainStream, SessionAnswer, TargetServer
 from tests.sim.crowds import OPEN, requests
 
 STEP = 0.05
@@ -82,6 +82,29 @@ def test_padding_counts_every_request_as_long_as_the_longest() -> None:
         env.run(until=10.0)
     assert max(tokens for _, tokens, _, sequences in plain.held if sequences == 2) == 29 + 19
     assert max(tokens for _, tokens, _, sequences in padded.held if sequences == 2) == 2 * 29
+
+
+def test_prompts_are_cut_into_passes_smaller_ones_beside_streams_that_write() -> None:
+    env = simpy.Environment()
+    server = TargetServer(env, lambda rows, tokens, context, sequences: STEP, OPEN, limits=PassLimits(prompt=20, beside=10))
+    told: list[tuple[int, int]] = []
+    for number, answer in enumerate(answers(2, tokens=9)):
+        server.stream(PlainStream(answer, 0, lambda place, number=number: told.append((number, round(env.now / STEP)))))  # type: ignore[misc]
+    env.run()
+    assert [when for number, when in told if number == 0] == [2, *range(3, 11)]  # 30 tokens: 20 and 10
+    assert [when for number, when in told if number == 1] == [5, *range(6, 14)]  # three times 10
+    assert server.read == 60
+
+
+def test_a_batch_whose_parts_are_long_takes_several_passes() -> None:
+    env = simpy.Environment()
+    server = TargetServer(env, lambda rows, tokens, context, sequences: STEP + tokens / 10_000, OPEN, limits=PassLimits(part=32))
+    for number, (answer, length) in enumerate(zip(answers(2), (81, 41), strict=True)):  # the last id is read with the first draft
+        server.open(SessionOpened(f"s{number}", f"d{number}", prompt_ids(length)), answer, lambda _: None)
+    env.run(until=10.0)
+    assert server.passes == 3 + 2
+    assert server.busy == pytest.approx(5 * STEP + 120 / 10_000)
+    assert server.read == 120
 
 
 def test_a_session_that_is_closed_while_it_is_judged_leaves_nothing() -> None:
