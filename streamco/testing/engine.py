@@ -93,7 +93,7 @@ class FakeEngine:
         vocabulary: engines with the same one understand each other's ids; None: one that all share.
         successor: what may follow ids, with probabilities; ``FakeDistribution`` makes pairs of models.
         held_sequences: held sequences with memory at once.
-        step_time: seconds of a batch of held sequences, from the number of those that write and the tokens that others read, in place of
+        step_time: seconds of a batch of held sequences, from the number of those that write and the tokens that are read, in place of
             ``prefill_s`` and ``token_s`` (thread).
     """
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from streamco.engines.held import HeldTable
 from streamco.engines.sequence import HeldSequence
 from streamco.engines.slots import SlotTable
-from streamco.engines.tasks import Task
+from streamco.engines.tasks import Draft, Task
 from streamco.errors import EngineError
 
 if TYPE_CHECKING:
@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 
 __all__ = ["FakeDistribution", "FakeHost", "Successor"]
 
-Successor = Callable[[Sequence[int]], Mapping[int, float]]  # ids so far -> what may come next, with its probability
+Successor = Callable[[Sequence[int]], Mapping[int, float]]
+"""Ids so far -> what may come next, with its probability; what is missing to 1 is shared by all other ids."""
+
 _NEVER = -1e4  # a logit whose exponential is 0
+_NOTHING = 1e-6  # of probability: rounding
 
 
 class FakeDistribution:
@@ -65,7 +68,9 @@ class FakeHost:
             called.
         prefill_s: seconds a token that is read (thread).
         token_s: seconds a token that is written (thread).
-        step_time: seconds of a batch that writes in so many sequences and reads so many tokens, in place of those two (thread).
+        step_time: seconds of a batch that writes in so many sequences and reads so many tokens, in place of those two (thread). What a
+            draft has to read in front of its first token but for the last id, prompts and verifications are read. A batch that follows
+            another begins where that one was to end, so that lateness doesn't add up, and holds what was asked for by then.
         end_ids: tokens that end a draft.
     """
 
@@ -139,7 +144,7 @@ class FakeHost:
             self._changed.notify_all()
             if not self._is_busy:
                 while self._mode == "instant" and self._collect():
-                    self._round()
+                    self._round(self._work)
 
     def interrupt(self, work: object) -> None:
         """Rounds are short."""
@@ -148,7 +153,7 @@ class FakeHost:
         """One batch of everything that is asked: a whole prompt, a whole verification, one token of each draft."""
         with self._changed:
             if self._collect():
-                self._round()
+                self._round(self._work)
 
     def close(self) -> None:
         """Cancel everything; idempotent."""
@@ -174,10 +179,10 @@ class FakeHost:
         self._work += self._table.begin_ready()
         return bool(self._work)
 
-    def _round(self) -> None:
+    def _round(self, batch: Sequence[Task]) -> None:
         self._is_busy = True  # a wake-up may cancel
         self.rounds += 1
-        for task in list(self._work):
+        for task in list(batch):
             self._advance(task)
             if task.is_done:
                 self._put_away(task)
@@ -205,32 +210,41 @@ class FakeHost:
     def _logits(self, ids: list[int]) -> NDArray[np.float32]:
         import numpy as np
 
-        logits = np.full(self.vocabulary_size, _NEVER, dtype=np.float32)
-        for token, probability in self._successor(ids).items():
-            if probability > 0:
-                logits[token] = math.log(probability)
+        said = self._successor(ids)
+        rest = (1.0 - sum(said.values())) / max(1, self.vocabulary_size - len(said))
+        logits = np.full(self.vocabulary_size, math.log(rest) if rest > _NOTHING / self.vocabulary_size else _NEVER, dtype=np.float32)
+        for token, probability in said.items():
+            logits[token] = math.log(probability) if probability > 0 else _NEVER
         return logits
 
     def _run(self) -> None:
+        ends = 0.0
         with self._changed:
             while True:
-                self._changed.wait_for(lambda: self._is_closed or self._collect())
+                if not self._collect():
+                    self._changed.wait_for(lambda: self._is_closed or self._collect())
+                    ends = monotonic()
                 if self._is_closed:
                     return
-                self._pause(monotonic() + self._cost())
-                if self._collect():
-                    self._round()
+                batch = list(self._work)
+                ends += self._cost(batch)
+                self._pause(ends, batch)
+                self._collect()  # ends what was cancelled
+                if wanted := [task for task in batch if not task.is_done]:
+                    self._round(wanted)
+                ends = min(ends, monotonic())
 
-    def _cost(self) -> float:
-        reading = [task.missing for task in self._work if task.next_token is None]
-        writing = len(self._work) - len(reading)
+    def _cost(self, batch: Sequence[Task]) -> float:
         if self._step_time is not None:
-            return self._step_time(writing, sum(reading))
-        return max(self._token_s if writing else 0.0, self._prefill_s * max(reading, default=0))
+            drafting = [task for task in batch if isinstance(task, Draft)]
+            missing = sum(task.missing - 1 if isinstance(task, Draft) else task.missing for task in batch if task.next_token is None)
+            return self._step_time(len(drafting), missing)
+        reading = [task.missing for task in batch if task.next_token is None]
+        return max(self._token_s if len(batch) > len(reading) else 0.0, self._prefill_s * max(reading, default=0))
 
-    def _pause(self, until: float) -> None:
+    def _pause(self, until: float, batch: Sequence[Task]) -> None:
         """Wait as long as somebody still wants the result."""
-        while (left := until - monotonic()) > 0 and not self._is_closed and not all(task.is_cancelled for task in self._work):
+        while (left := until - monotonic()) > 0 and not self._is_closed and not all(task.is_cancelled for task in batch):
             self._changed.wait(left)
 
 

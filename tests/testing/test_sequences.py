@@ -105,6 +105,39 @@ def test_a_thread_writes_in_time_and_is_stopped() -> None:
     assert not {thread for thread in threading.enumerate() if thread.name == "streamco-fake-sequences"} - before
 
 
+def test_what_a_model_does_not_say_is_shared_by_all_others() -> None:
+    engine = FakeEngine(vocabulary=SMALL, successor=lambda ids: {3: 0.5, 4: 0.25, 5: 0.0})
+    sequence = engine.hold()
+    (prediction,) = extend(sequence, [1], top=SMALL.size, sampling=PLAIN).predictions
+    said = dict(prediction.drawable)
+    assert (said[3], said[4], said[5]) == pytest.approx((0.5, 0.25, 0.0))
+    assert said[0] == pytest.approx(0.25 / (SMALL.size - 3))
+
+
+def test_a_step_takes_what_its_drafts_and_the_tokens_in_front_of_them_take() -> None:
+    steps: list[tuple[int, int]] = []
+
+    def step_time(writing: int, reading: int) -> float:
+        steps.append((writing, reading))
+        return 0.0
+
+    engine = model(mode="thread", step_time=step_time)
+    with engine.together():
+        trunk = engine.hold()
+        trunk.extend([1, 2, 3, 4])
+        task, answer = asked(trunk, "draft", 2)
+    answer.read(task)
+    assert steps == [(0, 3), (1, 0), (1, 0)]  # the last id of the prompt is read with the first draft
+    steps.clear()
+    with engine.together():
+        branches = [trunk.fork(), trunk.fork(5)]
+        tasks = [asked(branches[0], "draft", 1), asked(branches[1], "draft", 1, ids=[7, 8])]
+    for task, answer in tasks:
+        answer.read(task)
+    assert steps == [(2, 1)]  # what was written last of each is read with what comes next, and one id more
+    engine.close()
+
+
 def test_a_place_is_lost_to_others_as_in_an_engine() -> None:
     engine = model(held_sequences=1)
     first, second = engine.hold(), engine.hold()
