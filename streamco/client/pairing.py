@@ -20,12 +20,13 @@ from streamco.endpoints.verifying import Verifier, VerifierFacts
 from streamco.engines.base import EngineOptions
 from streamco.errors import ConfigError, EndpointError, VerifierError
 from streamco.pairs import PairProfile
+from streamco.policies.adaptive import SHORTEST_DRAFT, Adaptive
 from streamco.policies.device_constrained import check_share
 from streamco.policies.eligibility import RequestFacts
 from streamco.policies.importance import LAYERS
 from streamco.policies.offload import CONFIDENCE_THRESHOLD, OffloadRule
 from streamco.policies.predicted import Predicted
-from streamco.policies.window import Confident, Dynamic, Stabiliser, Static, WindowPolicy
+from streamco.policies.window import SHORTEST, SMOOTHING, Confident, Dynamic, Stabiliser, Static, WindowPolicy
 from streamco.wire.verify import Rule, RuleKind
 
 if TYPE_CHECKING:
@@ -52,10 +53,10 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
 
     Args:
         budget: share of the drafts that is judged, 0..1; None: the client's budget.
-        window: tokens to draft in a round: a number (4: Synera section 5), "dynamic" (DSD section 5.2), "predicted" (the best one by
-            acceptance rate and times as measured), "confident" (each draft as far as its next token is worth the step), or a
-            ``streamco.policies.window.WindowPolicy``. None: "confident" where everything is judged, else 4.
-        smoothing: of a window policy's proposals, 0..1; 1: none (DSD section 4.4, alpha).
+        window: tokens to draft in a round: a number (4: Synera section 5), "dynamic" (DSD section 5.2), "adaptive" (a network's, DSD
+            section 4), "predicted" (the best one by acceptance rate and times as measured), "confident" (each draft as far as its next
+            token is worth the step), or a ``streamco.policies.window.WindowPolicy``. None: "confident" where everything is judged, else 4.
+        smoothing: of a window policy's proposals, 0..1; 1: none (DSD section 4.4, alpha). None: 0.4 for "adaptive", else 1.
         is_parallel: the device drafts on while the verdict is out (Synera section 4.4).
         most_branches: drafted then, side by side or, where that is no faster, one after the other; 0: none.
         forecast: of the verdict: "learned" (from how often tokens of such confidence were accepted) or "geometric" (Synera section 4.4).
@@ -77,8 +78,8 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
     """
 
     budget: float | None = None
-    window: int | Literal["dynamic", "predicted", "confident"] | WindowPolicy | None = None
-    smoothing: float = 1.0
+    window: int | Literal["dynamic", "adaptive", "predicted", "confident"] | WindowPolicy | None = None
+    smoothing: float | None = None
     is_parallel: bool = True
     most_branches: int = 6
     branch_kinds: frozenset[BranchKind] = frozenset({"accept all", "reject"})
@@ -103,7 +104,8 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
         if self.forecast not in {"learned", "geometric"}:
             raise ConfigError(f'speculation: forecast: expected "learned" or "geometric", got {self.forecast!r}')
         check_share("speculation: threshold", self.threshold)
-        check_share("speculation: smoothing", self.smoothing)
+        if self.smoothing is not None:
+            check_share("speculation: smoothing", self.smoothing)
         patience = (self.link_patience, self.last_patience, self.prompt_patience, self.verdict_patience)
         if self.most_branches < 0 or not 1 <= self.row_tokens <= 64 or min(patience) <= 0:
             raise ConfigError(
@@ -145,10 +147,11 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
                 hit_rate=conditions.hit_rate,
                 mean_confidence=known.mean_confidence,
             )
+        window = _window(self.window, budget, may_fuse=self.is_adaptive)
         return Pair(
             budget,
-            window=_window(self.window, budget),
-            stabiliser=Stabiliser(self.smoothing),
+            window=window,
+            stabiliser=_stabiliser(window, self.smoothing),
             prior=prior,
             rule=self.offload,
             confidence_threshold=self.confidence_threshold,
@@ -157,8 +160,8 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
         )
 
 
-def _window(setting: object, budget: float) -> WindowPolicy:
-    """The policy that a setting names."""
+def _window(setting: object, budget: float, *, may_fuse: bool = True) -> WindowPolicy:
+    """The policy that a setting names. ``may_fuse``: the server may generate alone."""
     match setting:
         case None:
             return Confident() if budget >= 1.0 else Static()
@@ -168,13 +171,23 @@ def _window(setting: object, budget: float) -> WindowPolicy:
             return Static(setting)
         case "dynamic":
             return Dynamic()
+        case "adaptive":
+            return Adaptive(may_fuse=may_fuse)
         case "predicted":
             return Predicted()
         case "confident":
             return Confident()
         case _ if hasattr(setting, "propose") and hasattr(setting, "first"):
             return cast(WindowPolicy, setting)
-    raise ConfigError(f'speculation: window: expected a number, "dynamic", "predicted", "confident" or a window policy, got {setting!r}')
+    names = '"dynamic", "adaptive", "predicted", "confident"'
+    raise ConfigError(f"speculation: window: expected a number, {names} or a window policy, got {setting!r}")
+
+
+def _stabiliser(policy: WindowPolicy, smoothing: float | None) -> Stabiliser:
+    """Of a policy's proposals: a network's real numbers are smoothed, and a round that is tried in fused mode is worth one."""
+    is_learned = isinstance(policy, Adaptive)
+    usual = SMOOTHING if is_learned else 1.0
+    return Stabiliser(usual if smoothing is None else smoothing, shortest=SHORTEST_DRAFT if is_learned else SHORTEST)
 
 
 def drafting(options: EngineOptions, budget: float, places: int = HELD_SEQUENCES) -> EngineOptions:

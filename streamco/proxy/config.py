@@ -123,7 +123,7 @@ class SpeculateSection(Struct, frozen=True, kw_only=True):
     token_env: str | None = None  # the variable with the verifier's token; None: none
     is_plain: bool = False  # a ws:// beyond this machine is meant so
     budget: float = 1.0  # share of the drafts that is judged
-    window: int | Literal["dynamic", "predicted", "confident"] | None = None  # tokens of a draft; None: by the budget
+    window: int | Literal["dynamic", "adaptive", "predicted", "confident"] | None = None  # tokens of a draft; None: by the budget
     threshold: float = SpeculationOptions().threshold
     most_branches: int = SpeculationOptions().most_branches
     is_adaptive: bool = True

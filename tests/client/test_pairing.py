@@ -90,7 +90,20 @@ def test_windows_are_named() -> None:
     assert SpeculationOptions(window=7).pair(1.0).propose_window() == 7
     assert SpeculationOptions(window="dynamic").pair(1.0).window == 4
     assert 2 <= SpeculationOptions(window="predicted").pair(1.0).propose_window() <= 12
+    assert 2 <= SpeculationOptions(window="adaptive").pair(1.0).propose_window() <= 12
     assert SpeculationOptions(window=Static(3)).pair(1.0).window == 3
+
+
+def windows_after(options: SpeculationOptions, proposals: list[float]) -> list[int]:
+    pair = options.pair(1.0)
+    return [pair._stabiliser.settle(proposal) for proposal in proposals]
+
+
+def test_what_a_network_proposes_is_smoothed_and_always_leaves_a_draft() -> None:
+    assert windows_after(SpeculationOptions(window="adaptive"), [10.0, 0.0, 0.0, 0.0, 0.0, 0.0]) == [10, 7, 5, 4, 3, 3]
+    assert windows_after(SpeculationOptions(window="adaptive", smoothing=1.0), [10.0, 0.0]) == [10, 2]
+    assert windows_after(SpeculationOptions(window="dynamic"), [10.0, 0.0]) == [10, 1], "whole proposals go through"
+    assert windows_after(SpeculationOptions(window="dynamic", smoothing=0.4), [10.0, 0.0]) == [10, 6]
 
 
 @pytest.mark.parametrize(

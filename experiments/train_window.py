@@ -1,0 +1,198 @@
+"""Trains the network that says how far to draft, and writes its weights (DSD sections 4.1 and 4.3).
+
+    python -m experiments.train_window /tmp/windows.jsonl /tmp/crowds.jsonl --compare
+    python -m experiments.train_window /tmp/windows.jsonl /tmp/crowds.jsonl --write streamco/policies/windownet.json
+
+The paper's network says one figure, the window, and fused mode where it is 1 or less. That is the verdict here, and there is a second
+figure: the window if drafting it is. Between worlds that want fused mode and worlds that want ten tokens the first passes through windows
+that nobody wants; and where the server can't go on alone, the first says nothing.
+
+``--compare`` prints what each choice of inputs is good for, and the paper's loss beside another: the mean error of the window, wrong
+verdicts, and the regret, by how much what is said costs more than what is best. All of it in worlds that the network has not seen, a sixth;
+another sixth is not looked at here, but by ``experiments.window_regret``. Nothing else needs PyTorch (``streamco[train]``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from experiments.window_data import WINDOWS
+from experiments.window_rows import CHOICES, Floats, Rows, judge, table_of
+from streamco.policies.adaptive import INPUTS, WindowNet, WindowWeights
+
+__all__ = ["main"]
+
+Loss = Literal["l1", "regret"]
+WIDTH = 32
+EPOCHS = 100  # section 4.3, as the loss and the optimiser are
+BATCH = 2048
+RATE, DECAY = 3e-3, 1e-2
+PARTS, CHECKED = 6, 1  # a world whose number leaves 1 is for looking at while training; one that leaves 0 for experiments.window_regret
+CLOSE = 2e-3  # tokens, for five digits and 32 bits
+MOST = 1.0  # of a regret that is learned from: whether a window takes twice or ten times as long, it isn't chosen
+WAY = 0.02  # regret that a token's distance from the label counts as
+
+
+class Block(nn.Module):
+    """What it is given, and what two layers make of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, given: Tensor) -> Tensor:
+        """Shape (rows, WIDTH), both."""
+        made: Tensor = self.outer(nn.functional.silu(self.inner(given)))
+        return given + made
+
+
+def network(inputs: int) -> nn.Sequential:
+    """Two residual blocks between a layer in and a layer out (figure 3)."""
+    return nn.Sequential(nn.Linear(inputs, WIDTH), nn.SiLU(), Block(), Block(), nn.Linear(WIDTH, 2))
+
+
+def _loss(kind: Loss, said: Tensor, right: Tensor, regrets: Tensor) -> Tensor:
+    """Of verdicts or windows: their distance from what is right; or what they cost, read off the line through the regrets at 0, 1, ... 12.
+
+    Where that line is flat, or rises towards the best window, the distance shows the way.
+    """
+    distance = nn.functional.l1_loss(said, right)
+    if kind == "l1":
+        return distance
+    inside = said.clamp(0.0, WINDOWS[-1] - 1e-3)
+    below = inside.floor().long()
+    before, behind = (regrets.gather(1, place[:, None])[:, 0] for place in (below, below + 1))
+    return (before + (behind - before) * (inside - below)).mean() + WAY * distance
+
+
+def train(inputs: Sequence[str], rows: Rows, *, loss: Loss, seed: int) -> tuple[nn.Sequential, Floats, Floats]:
+    """A network for these inputs; also their means and deviations, by which they are made comparable."""
+    torch.manual_seed(seed)
+    table = table_of(inputs, rows)
+    mean, deviation = table.mean(axis=0), table.std(axis=0)
+    alone = rows.costs[:, 1:] / rows.costs[:, 1:].min(axis=1, keepdims=True)
+    verdicts, windows, given = _tensor(rows.verdicts), _tensor(rows.windows), _tensor((table - mean) / deviation)
+    of_verdicts = _tensor(np.minimum(rows.costs[:, [0, *range(12)]] - 1.0, MOST))  # at 0 and at 1 it is fused mode
+    of_windows = _tensor(np.minimum(alone[:, [0, 0, *range(11)]] - 1.0, MOST))
+    net = network(len(inputs))
+    optimiser = torch.optim.AdamW(net.parameters(), lr=RATE, weight_decay=DECAY)
+    steps = EPOCHS * -(-len(given) // BATCH)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=RATE, total_steps=steps)
+    for _ in range(EPOCHS):
+        for batch in torch.randperm(len(given)).split(BATCH):
+            optimiser.zero_grad()
+            said = net(given[batch])
+            lost = _loss(loss, said[:, 0], verdicts[batch], of_verdicts[batch])
+            (lost + _loss(loss, said[:, 1], windows[batch], of_windows[batch])).backward()
+            optimiser.step()
+            schedule.step()
+    return net.eval(), mean, deviation
+
+
+def _tensor(values: Floats) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32)
+
+
+def said_by(net: nn.Sequential, mean: Floats, deviation: Floats, table: Floats) -> Floats:
+    """Verdicts and windows, shape (rows, 2), for inputs of shape (rows, inputs)."""
+    with torch.no_grad():
+        return np.asarray(net(_tensor((table - mean) / deviation)).double())
+
+
+def compare(trained: Rows, checked: Rows, *, seeds: int) -> None:
+    """Print what each choice of inputs is good for, and each loss, over networks that began differently."""
+    print(f"of {seeds} networks each, mean +- half their range")
+    print(f"{'inputs':30} {'loss':7} error, tokens  wrong verdicts  regret            without fused mode")
+    for title, inputs in CHOICES.items():
+        for loss in get_args(Loss):
+            nets = (train(inputs, trained, loss=loss, seed=seed) for seed in range(seeds))
+            found = np.array([judge(said_by(*net, table_of(inputs, checked)), checked) for net in nets])
+            (error, wrong, regret, alone), spread = found.mean(axis=0), np.ptp(found, axis=0) / 2.0
+            figures = f"{error:13.3f}  {wrong:14.1%}  {regret:6.2%} +- {spread[2]:5.2%}  {alone:6.2%} +- {spread[3]:5.2%}"
+            print(f"{title:30} {loss:7} {figures}", flush=True)
+
+
+def write(path: Path, made: Mapping[str, object], trained: Rows, *, loss: Loss, seed: int, checked: Rows) -> None:
+    """Train the network that is shipped, and write it down.
+
+    Raises:
+        AssertionError: the client reckons otherwise with it than PyTorch does.
+    """
+    net, mean, deviation = train(INPUTS, trained, loss=loss, seed=seed)
+    low, high = (bound(table_of(INPUTS, trained), axis=0) for bound in (np.min, np.max))
+    inputs = np.clip(table_of(INPUTS, checked), low, high)
+    said = said_by(net, mean, deviation, inputs)
+    error, wrong, regret, alone = (round(figure, 4) for figure in judge(said, checked))
+    figures = {"error": error, "wrong verdicts": wrong, "regret": regret, "regret without fused mode": alone}
+    entry, _, first, second, last = net.children()
+    content = {
+        "made": {**made, "loss": loss, "seed": seed, "in unseen worlds": figures},
+        "inputs": INPUTS,
+        "mean": _short(mean),
+        "deviation": _short(deviation),
+        "low": _short(low),
+        "high": _short(high),
+        "entry": _layer(entry),
+        "blocks": [[_layer(block.inner), _layer(block.outer)] for block in (first, second)],
+        "exit": _layer(last),
+    }
+    text = json.dumps(content, separators=(",", ":")).replace('],"', '],\n"').replace('},"', '},\n"')
+    reckoned = WindowNet(msgspec.json.decode(text, type=WindowWeights))
+    for place in range(0, len(said), len(said) // 200 + 1):
+        if np.abs(np.array(reckoned.reckon(inputs[place])) - said[place]).max() > CLOSE:
+            raise AssertionError(f"row {place}: expected {said[place]}, got {reckoned.reckon(inputs[place])}")
+    path.write_text(text + "\n")
+    print(f"{path}: {len(text)} bytes; {figures}")
+
+
+def _layer(layer: nn.Module) -> dict[str, object]:
+    assert isinstance(layer, nn.Linear)
+    return {
+        "weights": [_short(row) for row in layer.weight.detach().double().numpy()],
+        "bias": _short(layer.bias.detach().double().numpy()),
+    }
+
+
+def _short(values: Floats) -> list[float]:
+    """Five digits say as much as 32 bits here, in half the room."""
+    return [float(f"{value:.5g}") for value in values]
+
+
+def main() -> int:
+    """Compare inputs, or write the network."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("data", type=Path, nargs="+", help="what experiments.window_data has made")
+    parser.add_argument("--compare", action="store_true", help="print what each choice of inputs is good for")
+    parser.add_argument("--write", type=Path, help="where the network goes")
+    parser.add_argument("--loss", choices=get_args(Loss), default="regret", help="the paper's is l1 (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=3, help="networks of each choice that is compared (default: %(default)s)")
+    options = parser.parse_args()
+    torch.set_num_threads(1)  # so that the same command writes the same weights
+    rows = Rows.read(options.data)
+    trained, checked = rows.where(rows.worlds % PARTS >= 2), rows.where(rows.worlds % PARTS == CHECKED)
+    if options.compare:
+        compare(trained, checked, seeds=options.seeds)
+    if options.write:
+        made = {
+            "by": "python -m experiments.train_window DATA --write THIS",
+            "data": "python -m experiments.window_data --out DATA, and with --crowds",
+            "worlds": [len(path.read_bytes().splitlines()) for path in options.data],
+            "rows": len(trained.worlds),
+        }
+        write(options.write, made, trained, loss=options.loss, seed=options.seed, checked=checked)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

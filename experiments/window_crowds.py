@@ -1,0 +1,94 @@
+"""Drawn worlds in which many devices draft for shared servers, for learning which window is the best (DSD section 4.2).
+
+What ``window_worlds`` can't show is that a window is everybody's: long drafts are read beside one another, so that a window which is good
+for one device makes the verdicts of all others slower. Here the servers run the live scheduler over predicted hardware
+(``streamco.sim.world``), so many requests are always in flight, and all devices draft with the same window.
+
+The pace of such a world is one request's: its rate is all tokens a second over the requests in flight.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from random import Random
+from typing import Any, cast
+
+import msgspec
+from msgspec.structs import replace
+
+from experiments.window_worlds import Pace
+from streamco.policies.window import WindowPolicy, WindowState
+from streamco.sim.figures import Sink
+from streamco.sim.scenario import KINDS, Scenario
+from streamco.sim.world import KIND, SpeculateOptions
+
+__all__ = ["draw_crowd", "run_crowd", "with_tpot"]
+
+TARGETS = (
+    ("llama2-70b", "a100", 4),
+    ("llama2-70b", "h100", 4),
+    ("llama2-70b", "a6000", 4),
+    ("qwen-72b", "h100", 4),
+    ("llama2-7b", "a40", 1),
+)
+BATCHING = ("continuous", "alternating", "length-aware")
+REQUESTS = (24, 48)  # least and most; of about a hundred tokens each
+BRANCHES = (0, 0, 0, 2)  # side by side while a verdict is out; what more of them do is seen in worlds of one device
+
+
+def draw_crowd(seed: int, number: int) -> dict[str, Any]:
+    """The nth world of a seed, as an experiment's file would say it."""
+    dice = Random(f"crowd {seed}/{number}")
+
+    def scaled(low: float, high: float) -> float:
+        return float(f"{math.exp(dice.uniform(math.log(low), math.log(high))):.3g}")
+
+    model, gpu, share = dice.choice(TARGETS)
+    in_flight = round(scaled(1, 40))
+    least, most = REQUESTS
+    return {
+        "world": {
+            "devices": 2 * in_flight,
+            "servers": 1,
+            "device_pools": [{"draft_tokens_per_s": scaled(25, 600)}],
+            "server_pools": [{"model": model, "gpu": gpu, "tensor_parallel": share}],
+            "link": {"rtt_ms": scaled(1, 80), "jitter_ms": scaled(0.1, 5)},
+        },
+        "workload": {
+            "requests": min(most, max(least, round(1.5 * in_flight))),
+            "arrivals": {"closed": in_flight},
+            "prompt": round(scaled(20, 1000)),
+            "output": {"uniform": [64, 128]},
+            "acceptance": {
+                "mean": round(dice.uniform(0.4, 0.95), 3),
+                "persistence": round(dice.uniform(0.0, 0.6), 3),
+                "is_blind": dice.random() < 0.3,
+            },
+        },
+        "policy": {"batching": dice.choice(BATCHING), "branches": dice.choice(BRANCHES)},
+    }
+
+
+def run_crowd(settings: dict[str, Any], execution: str, policy: WindowPolicy | None = None, *, seed: int) -> Pace:
+    """One run.
+
+    Args:
+        settings: of the world.
+        execution: ``distributed``, ``fused`` or ``auto``.
+        policy: of all devices.
+        seed: of all dice.
+    """
+    options = msgspec.convert({**settings, "policy": {**settings["policy"], "execution": execution}}, SpeculateOptions)
+    if policy is not None:
+        options = replace(options, policy=replace(options.policy, window=cast(Any, policy)))  # a file can only name one
+    sink = Sink()
+    figures = {**KIND.run(options, Scenario(kind="speculate", place=KINDS["speculate"], seed=seed), sink), **sink.figures()}
+    if figures["failed"]:
+        raise AssertionError(f"{settings}: expected whole answers, {figures['failed']:g} failed")
+    return Pace(figures["tokens_per_s"] / settings["workload"]["arrivals"]["closed"], figures["tpot_mean"])
+
+
+def with_tpot(seen: Sequence[WindowState], tpot: float) -> list[WindowState]:
+    """What a client sees that has heard the server's stream; where devices only draft they never do."""
+    return [replace(state, tpot=tpot) for state in seen]

@@ -1,0 +1,165 @@
+"""Makes what the window network learns from: how fast every window is in many drawn worlds, and what a policy would have seen (DSD 4.2).
+
+    python -m experiments.window_data --out /tmp/windows.jsonl --worlds 2500
+    python -m experiments.window_data --out /tmp/crowds.jsonl --worlds 150 --crowds
+
+Each world is run with each window of 2 to 12, never fused, and once fused throughout. There the server alone counts; for what is seen then,
+the client runs whose policy always proposes fused mode. ``experiments.window_rows`` makes labels of it.
+
+One JSON line a world, keyed by its number. What is there is kept: begun again, it goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from functools import partial
+from itertools import islice
+from multiprocessing import get_context
+from pathlib import Path
+from random import Random
+
+from msgspec.structs import asdict, replace
+
+from experiments.window_crowds import draw_crowd, run_crowd, with_tpot
+from experiments.window_worlds import Pace, draw_world, run_fused, run_policy
+from streamco.errors import ConfigError
+from streamco.policies.adaptive import SHORTEST_DRAFT
+from streamco.policies.window import DEFAULT, SMOOTHING, WindowState
+
+__all__ = ["FIELDS", "FUSED", "WINDOWS", "Watching", "examine", "examine_crowd"]
+
+FUSED = 0.0  # tokens: half-way to the smallest window is 1, below which a policy's proposal means fused mode
+WINDOWS = tuple(range(2, 13))
+FIELDS = ("previous", "acceptance", "queue_depth", "rtt", "tpot", "draft_step", "wait", "hit_rate", "slowdown")
+ROWS = 8  # of each run
+NICE = 19  # a long run gives way to everything else
+
+
+class Watching:
+    """A policy that always says the same, and keeps what it was shown.
+
+    Args:
+        proposal: tokens.
+        first: of the first round.
+    """
+
+    name = "watching"
+
+    def __init__(self, proposal: float, first: int) -> None:
+        self.first = first
+        self.seen: list[WindowState] = []
+        self._proposal = proposal
+
+    def propose(self, state: WindowState) -> float:
+        """What it always says."""
+        self.seen.append(state)
+        return self._proposal
+
+
+def examine(seed: int, number: int) -> dict[str, object]:
+    """A world's line: how fast fused mode and each window are, and rows of what was seen, each behind the window it was seen under."""
+    world, dice = draw_world(seed, number), Random(f"rows {seed}/{number}")
+    paces, rows = [run_fused(world)], []
+    for window in WINDOWS:
+        policy = Watching(window, window)
+        paces.append(run_policy(world, policy, is_adaptive=False)[0])
+        rows += _rows(window, policy.seen, dice)
+    policy = Watching(FUSED, DEFAULT)
+    run_policy(world, policy, is_adaptive=True, smoothing=SMOOTHING, shortest=SHORTEST_DRAFT)
+    rows += _rows(0, policy.seen, dice)
+    settings = {name: value for name, value in asdict(world).items() if name != "seed"}
+    return {"seed": seed, "number": number, "world": settings, "paces": [_figures(pace) for pace in paces], "rows": rows}
+
+
+def examine_crowd(seed: int, number: int) -> dict[str, object]:
+    """The same of a world with many devices."""
+    settings, dice = draw_crowd(seed, number), Random(f"rows {seed}/{number}")
+    fused = run_crowd(settings, "fused", seed=number)
+    paces, rows = [fused], []
+    for window in WINDOWS:
+        policy = Watching(window, window)
+        paces.append(run_crowd(settings, "distributed", policy, seed=number))
+        rows += _rows(window, with_tpot(policy.seen, fused.tpot), dice)
+    policy = Watching(FUSED, DEFAULT)
+    run_crowd(settings, "auto", policy, seed=number)
+    rows += _rows(0, [replace(state, previous=max(SHORTEST_DRAFT, state.previous)) for state in policy.seen], dice)
+    return {"seed": seed, "number": number, "world": settings, "paces": [_figures(pace) for pace in paces], "rows": rows}
+
+
+def _figures(pace: Pace) -> list[float]:
+    return [float(f"{pace.rate:.5g}"), float(f"{pace.tpot:.5g}")]
+
+
+def _rows(window: int, seen: Sequence[WindowState], dice: Random) -> list[list[float]]:
+    chosen = sorted(dice.sample(range(len(seen)), min(ROWS, len(seen))))
+    return [[window, *(float(f"{getattr(seen[place], name):.4g}") for name in FIELDS)] for place in chosen]
+
+
+def _kept(out: Path, seed: int) -> set[int]:
+    """The worlds that are there; what was cut in the middle of a line is taken off.
+
+    Raises:
+        ConfigError: they are another seed's.
+    """
+    if not out.exists():
+        return set()
+    text = out.read_bytes()
+    whole = text[: text.rfind(b"\n") + 1]
+    if len(whole) < len(text):
+        out.write_bytes(whole)
+    lines = [json.loads(line) for line in whole.splitlines()]
+    others = {line["seed"] for line in lines} - {seed}
+    if others:
+        raise ConfigError(f"window data: {out}: expected worlds of seed {seed}, got seed {others.pop()}")
+    return {line["number"] for line in lines}
+
+
+def make(out: Path, *, seed: int, worlds: int, is_crowd: bool, workers: int, minutes: float) -> Iterator[int]:
+    """Append the lines that are missing; gives each world's number."""
+    until = time.monotonic() + 60.0 * minutes
+    kept, look = _kept(out, seed), examine_crowd if is_crowd else examine
+    missing = (number for number in range(worlds) if number not in kept)
+    with out.open("a") as file, ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=partial(os.nice, NICE)) as pool:
+        running = {pool.submit(look, seed, number) for number in islice(missing, 2 * workers)}
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for each in done:
+                line = each.result()
+                file.write(json.dumps(line, separators=(",", ":")) + "\n")
+                yield int(str(line["number"]))
+            file.flush()
+            if time.monotonic() < until:
+                running |= {pool.submit(look, seed, number) for number in islice(missing, len(done))}
+
+
+def main() -> int:
+    """Make the lines."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines, appended to")
+    parser.add_argument("--worlds", type=int, default=2500)
+    parser.add_argument("--crowds", action="store_true", help="of many devices each")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="after which no world is begun")
+    options = parser.parse_args()
+    made = make(
+        options.out,
+        seed=options.seed,
+        worlds=options.worlds,
+        is_crowd=options.crowds,
+        workers=options.workers,
+        minutes=options.minutes,
+    )
+    count = sum(1 for _ in made)
+    print(f"{count} worlds added to {options.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

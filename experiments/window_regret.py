@@ -1,0 +1,105 @@
+"""What window policies lose against the best window, in worlds that the network has not seen (DSD section 5.2).
+
+    python -m experiments.window_regret /tmp/windows.jsonl
+
+A policy's tokens a second, over those of the best window of the same world and text, found by trying all: an oracle that stays with one
+window from the first token to the last. It is above 1 where a policy does better by changing. *Windows alone*: nobody falls back to the
+server, and the best of 2 to 12 counts. *With the mode switch*: as the client runs, and fused mode throughout is one of the choices. Worlds
+whose number leaves 0 by 6 are looked at, which ``experiments.train_window`` does not read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+
+from experiments.window_data import NICE
+from experiments.window_worlds import draw_world, run_policy
+from streamco.policies.adaptive import SHORTEST_DRAFT, Adaptive
+from streamco.policies.predicted import Predicted
+from streamco.policies.window import SMOOTHING, Confident, Dynamic, Static, WindowPolicy
+
+__all__ = ["CONTENDERS", "main"]
+
+PARTS = 6
+CONTENDERS: Mapping[str, Callable[[], WindowPolicy]] = {
+    "static 4": Static,
+    "dynamic": Dynamic,
+    "predicted": Predicted,
+    "confident": Confident,
+    "adaptive": Adaptive,
+    "adaptive, not smoothed": Adaptive,
+}
+MODES = {"windows alone": False, "with the mode switch": True}
+
+
+def share(line: str) -> tuple[bool, dict[str, float]]:
+    """Of a world: whether fused mode is the best there, and each contender's rate over the best one's, by mode and name."""
+    entry = json.loads(line)
+    world = draw_world(entry["seed"], entry["number"])
+    fused, windows = entry["paces"][0][0], max(rate for rate, _ in entry["paces"][1:])
+    found = {}
+    for mode, is_adaptive in MODES.items():
+        best = max(fused, windows) if is_adaptive else windows
+        for name, make in CONTENDERS.items():
+            policy = Adaptive(may_fuse=is_adaptive) if name.startswith("adaptive") else make()
+            is_learned = isinstance(policy, Adaptive)
+            smoothing = SMOOTHING if name == "adaptive" else 1.0
+            pace, _ = run_policy(world, policy, is_adaptive=is_adaptive, smoothing=smoothing, shortest=SHORTEST_DRAFT if is_learned else 1)
+            found[f"{mode}/{name}"] = pace.rate / best
+    return fused > windows, found
+
+
+def table(found: Sequence[tuple[bool, dict[str, float]]]) -> list[dict[str, object]]:
+    """Mean, median and 5th percentile, over all worlds and over those where drafting is the best."""
+    rows: list[dict[str, object]] = []
+    for key in found[0][1]:
+        mode, name = key.split("/")
+        for among in ("all worlds", "worlds to draft in"):
+            values = np.array([shares[key] for is_fused, shares in found if among == "all worlds" or not is_fused])
+            median, low = np.percentile(values, [50, 5])
+            rows.append(
+                {
+                    "mode": mode,
+                    "among": f"{among} ({len(values)})",
+                    "policy": name,
+                    "mean": round(float(values.mean()), 4),
+                    "median": round(float(median), 4),
+                    "5th": round(float(low), 4),
+                }
+            )
+    return sorted(rows, key=lambda row: (str(row["mode"]), str(row["among"])))
+
+
+def main() -> int:
+    """Print the table, or with --json its rows as JSON lines."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("data", type=Path, help="what experiments.window_data has made")
+    parser.add_argument("--most", type=int, help="worlds; left out: all that are unseen")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    lines = [line for line in options.data.read_text().splitlines() if json.loads(line)["number"] % PARTS == 0]
+    lines = sorted(lines, key=lambda line: int(json.loads(line)["number"]))[: options.most]
+    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn"), initializer=partial(os.nice, NICE)) as pool:
+        found = list(pool.map(share, lines, chunksize=2))
+    for row in table(found):
+        if options.json:
+            print(json.dumps(row))
+        else:
+            figures = "  ".join(f"{name} {row[name]:.3f}" for name in ("mean", "median", "5th"))
+            print(f"{row['mode']:22} {row['among']:26} {row['policy']:24} {figures}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
