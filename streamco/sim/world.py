@@ -233,7 +233,9 @@ class _World:
         members = []
         for device in topology.devices:
             model = models[device.pool]
-            options = SpeculationOptions(window=policy.window, prior=PairPrior(step_times=model.step_times))
+            options = SpeculationOptions(
+                window=policy.window, is_adaptive=policy.execution != "distributed", prior=PairPrior(step_times=model.step_times)
+            )
             link = simulated_link(device.link, Random(f"{seed} link {device.number}"), folder=folder)
             pair = options.pair(policy.budget)
             pair.expect_rtt(device.link.rtt_ms / 1000)
