@@ -22,7 +22,9 @@ import argparse
 import datetime as dt
 import gzip
 import json
+import math
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -153,8 +155,9 @@ def rank_of(token: int, prediction: Prediction) -> int:
     return choices.index(token) if token in choices else LAST_RANK
 
 
-def record(folder: Path, counts: dict[str, int], drafts: Sequence[str], most: int, until: dt.datetime | None) -> None:
-    """Everything that isn't there yet, the tasks in turns, until it is that late."""
+def record(folder: Path, counts: dict[str, int], drafts: Sequence[str], most: int, minutes: float) -> None:
+    """Everything that isn't there yet, the tasks in turns, until so many minutes are over."""
+    ends = time.monotonic() + 60.0 * minutes
     folder.mkdir(parents=True, exist_ok=True)
     recordings = {(task, draft): Recording(folder, task, draft) for task in counts for draft in drafts}
     with closing(load_engine(TARGET)) as target:
@@ -164,7 +167,7 @@ def record(folder: Path, counts: dict[str, int], drafts: Sequence[str], most: in
         engines = {draft: load_engine(draft) for draft in drafts}
         done, left = len(asked) - len(missing), iter(missing)
         while group := list(islice(left, SIDE_BY_SIDE)):
-            if until is not None and dt.datetime.now(tz=dt.UTC) >= until:
+            if time.monotonic() >= ends:
                 break
             for prompt, answer in zip(group, write_answers(target, group, most), strict=True):
                 for draft, engine in engines.items():
@@ -186,8 +189,9 @@ def package(folder: Path, most: int) -> None:
         if not rows:
             continue
         recorded = dt.datetime.fromtimestamp(path.stat().st_mtime, tz=dt.UTC).date()
+        what = f"what a draft model says behind the target's greedy answers of up to {most} tokens"
         about = {
-            "about": f"{TASKS[task].about}: what a draft model says behind the target's greedy answers of up to {most} tokens",
+            "about": f"{rows.count(chr(10))} {TASKS[task].about}: {what}",
             "target": f"{MODEL} {TARGET}",
             "draft": f"{MODEL} {draft if draft != 'pruned' else f'{TARGET}, layers 24 to 26 of 30 left out'}",
             "recorded": str(recorded),
@@ -212,21 +216,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tasks", nargs="*", default=["gsm8k:60", "humaneval:60", "cnn_dailymail:30"], help="and how many prompts of each")
     parser.add_argument("--drafts", nargs="*", default=["Q4_0"], help="quantisations, or pruned (default: Q4_0)")
     parser.add_argument("--tokens", type=int, default=128, help="of an answer at most (default: %(default)s)")
-    parser.add_argument("--until", type=_time_of_day, help="HH:MM, UTC: begin nothing more behind that")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing more behind so many (default: any number)")
     parser.add_argument("--package", action="store_true", help="make the simulator's traces of what is in the folder")
     options = parser.parse_args(arguments)
     if options.package:
         package(options.folder, options.tokens)
     else:
         counts = {task: int(count) for task, _, count in (each.partition(":") for each in options.tasks)}
-        record(options.folder, counts, options.drafts, options.tokens, options.until)
-
-
-def _time_of_day(text: str) -> dt.datetime:
-    """Today at that time, or tomorrow where it is past."""
-    now = dt.datetime.now(tz=dt.UTC)
-    found = dt.datetime.combine(now.date(), dt.time.fromisoformat(text), tzinfo=dt.UTC)
-    return found if found > now else found + dt.timedelta(days=1)
+        record(options.folder, counts, options.drafts, options.tokens, options.minutes)
 
 
 if __name__ == "__main__":
