@@ -44,10 +44,10 @@ def test_the_second_choice_is_the_targets_token_where_its_rank_says_so() -> None
     assert of.right(2) not in dict(of.write([0, 0]).alternatives)
 
 
-def test_without_ranks_three_of_five_misses_have_the_targets_token_second() -> None:
+def test_without_ranks_more_than_half_of_the_misses_have_the_targets_token_second() -> None:
     of = answer(bytes(2000))
     second = sum(of.write([0] * place).alternatives[1][0] == of.right(place) for place in range(1999))
-    assert 0.55 < second / 1999 < 0.65
+    assert 0.5 < second / 1999 < 0.6
 
 
 def test_a_confidence_is_what_was_recorded_and_choices_come_likeliest_first() -> None:
