@@ -49,14 +49,14 @@ def run(args: argparse.Namespace) -> int:
         StreamcoError: the file or a scenario is wrong, or a process died.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # each core has a process; and sums don't depend on how many there are
-    from streamco.sim.experiment import load_experiment
+    from streamco.sim.experiment import read_experiment
     from streamco.sim.ledger import Ledger, code_digest, name_of
     from streamco.sim.output import summarise, table_of, write_results
     from streamco.sim.plots import check_matplotlib, draw_plots
     from streamco.sim.sweep import run_sweep
 
     began = time.monotonic()
-    experiment = load_experiment(args.experiment, seed=args.seed, is_quick=args.quick)
+    experiment = read_experiment(args.experiment, seed=args.seed, is_quick=args.quick)
     if experiment.plots:
         check_matplotlib()
     folder = args.out or Path("results") / f"{args.experiment.stem}{'-quick' if args.quick else ''}"
@@ -78,6 +78,8 @@ def run(args: argparse.Namespace) -> int:
     points = summarise(experiment, ledger)
     if len(points) <= MOST_ROWS:
         _print_table(table_of(experiment, points), sys.stdout)
+    else:
+        print(f"{len(points)} points are too many for a table: they are in results.json", file=sys.stderr)
     for path in [*draw_plots(experiment, points, folder), folder / "results.json"]:
         print(path)
     print(f"{len(experiment.scenarios)} scenarios in {time.monotonic() - began:.1f} s", file=sys.stderr)
@@ -101,12 +103,19 @@ def showing_progress(err: TextIO) -> Iterator[Callable[[int, int], None]]:
     if err.isatty():
         try:
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         except ModuleNotFoundError:
             pass
         else:
-            parts = (BarColumn(), MofNCompleteColumn(), TextColumn("scenarios,"), TimeRemainingColumn(), TextColumn("to go"))
-            with Progress(*parts, console=Console(file=err), transient=True) as bar:
+            parts = (
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("scenarios,"),
+                TimeElapsedColumn(),
+                TextColumn("and"),
+                TimeRemainingColumn(),
+            )
+            with Progress(*parts, TextColumn("to go"), console=Console(file=err), transient=True) as bar:
                 task = bar.add_task("simulating", total=None)
                 yield lambda done, total: bar.update(task, completed=done, total=total)
             return

@@ -23,7 +23,7 @@ from streamco.sim.document import Document, Place, read_document
 from streamco.sim.pictures import PlotOptions, read_plots
 from streamco.sim.scenario import Kind, Scenario, figures_of, kind_place, load_kind
 
-__all__ = ["Experiment", "ExperimentFile", "load_experiment", "merge"]
+__all__ = ["Experiment", "ExperimentFile", "read_experiment", "merge"]
 
 QUICK_VALUES, QUICK_REQUESTS = 3, 50  # what --quick leaves of a sweep, and of the requests
 
@@ -164,7 +164,7 @@ class Experiment:
         return Axis(axis.name, tuple(value for place, value in enumerate(axis.values) if place in places or value.label in kept))
 
 
-def load_experiment(path: Path, *, seed: int | None = None, is_quick: bool = False) -> Experiment:
+def read_experiment(path: Path, *, seed: int | None = None, is_quick: bool = False) -> Experiment:
     """Read a file, check it, and expand it.
 
     Raises:
@@ -182,7 +182,10 @@ def merge(texts: Sequence[str]) -> str:
 
 
 def _alternatives(words: Sequence[str]) -> str:
-    """What ends all of them, a comma say, is told once."""
-    end = words[0][-1] if len({word[-1] for word in words}) == 1 and words[0][-1] in ",;)" and len(words) > 1 else ""
-    inner = [word.removesuffix(end) for word in words]
-    return f"{'/'.join(inner) if len(inner) <= 4 else f'{inner[0]}...{inner[-1]}'}{end}"
+    """What all of them begin or end with, a bracket or a comma, is told once."""
+    if len(words) == 1:
+        return words[0]
+    begin = "(" if all(word.startswith("(") for word in words) else ""
+    end = words[0][-1] if words[0][-1] in ",;)" and all(word.endswith(words[0][-1]) for word in words) else ""
+    inner = [word.removeprefix(begin).removesuffix(end) for word in words]
+    return f"{begin}{'/'.join(inner) if len(inner) <= 4 else f'{inner[0]}...{inner[-1]}'}{end}"

@@ -141,7 +141,7 @@ def _begin_at_zero(ax: Axes, drawn: Sequence[Spread], factor: float) -> None:
 
 
 def _label_y(figure: Figure, unit: str) -> str:
-    text = textwrap.fill(f"{figure.text}{f' ({unit})' if unit else ''}", 40)
+    text = textwrap.fill(f"{figure.text}{f' ({unit})' if unit else ''}", 44)
     return f"{text}\n{figure.better} is better" if figure.better else text
 
 

@@ -13,7 +13,8 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import islice
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, get_context, resource_tracker
+from threading import current_thread, main_thread
 from typing import Any
 
 import msgspec
@@ -63,7 +64,8 @@ def _outcomes(left: dict[str, Scenario], *, jobs: int, dask: str | None) -> Iter
         running: dict[Future[bytes], str] = {}
         while True:
             for name, scenario in islice(waiting, AHEAD * room - len(running)):
-                running[executor.submit(_run, scenario)] = name
+                with _holding_ctrl_c():
+                    running[executor.submit(_run, scenario)] = name
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -84,6 +86,7 @@ def _run(scenario: Scenario) -> bytes:
 
 @contextmanager
 def _processes(jobs: int) -> Iterator[tuple[Executor, int]]:
+    resource_tracker.ensure_running()  # would let Ctrl-C through where it is held, if it began there
     others = set(active_children())
     executor = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin_worker)
     is_finished = False
@@ -102,9 +105,32 @@ def _processes(jobs: int) -> Iterator[tuple[Executor, int]]:
                 process.terminate()
 
 
+@contextmanager
+def _holding_ctrl_c() -> Iterator[None]:
+    """Ctrl-C waits until the block is over; a process that is started in it lets it wait, too, until it knows what to do about it.
+
+    The mask is for the process, which inherits it; the handler, for the interpreter would take the signal by another thread.
+    """
+    if not hasattr(signal, "pthread_sigmask") or current_thread() is not main_thread():
+        yield
+        return
+    held: list[int] = []
+    usual = signal.signal(signal.SIGINT, lambda number, _frame: held.append(number))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, usual)
+    if held:
+        signal.raise_signal(signal.SIGINT)
+
+
 def _begin_worker() -> None:
     """Ctrl-C is the parent's business; a worker just ends."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 @contextmanager

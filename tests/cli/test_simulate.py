@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'streamco[sim]'")
 
+from streamco.sim.experiment import Experiment, read_experiment
 from tests.cli.emulator import plain
 from tests.cli.terminal import ROOT, terminal
 
@@ -127,6 +129,36 @@ def test_a_terminal_has_a_bar_and_keeps_the_table(toy: Path, tmp_path: Path) -> 
     assert "16/16" in text
     assert "results.json" in text
     assert "16 of 16 scenarios" not in text
+
+
+def experiments_of_the_page(folder: Path) -> list[Experiment]:
+    """Those whose parts are in docs/simulate.md."""
+    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "simulate.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    *first, race = blocks
+    found = []
+    for name, parts in (("first", first), ("race", [race])):
+        path = folder / f"{name}.yaml"
+        path.write_text("".join(parts), encoding="utf-8")
+        found.append(read_experiment(path))
+    return found
+
+
+def test_the_page_shows_the_file_that_lies_in_experiments_and_another_one_that_can_be_run(tmp_path: Path) -> None:
+    first, race = experiments_of_the_page(tmp_path)
+    lying = read_experiment(ROOT / "experiments" / "first.yaml")
+    assert first.file == lying.file
+    assert len(race.scenarios) == 10
+
+
+def test_the_first_experiment_runs_and_drafting_pays_near_the_server_only(tmp_path: Path) -> None:
+    done = run(ROOT / "experiments" / "first.yaml", "--quick", "--jobs", 1, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "results" / "first-quick" / "plot.png").exists()
+    results = json.loads((tmp_path / "results" / "first-quick" / "results.json").read_bytes())
+    tpot = {tuple(scenario["point"].values()): scenario["system"]["tpot_mean"] for scenario in results["scenarios"]}
+    alone, drafting = dict.fromkeys(who for _, who in tpot)
+    assert tpot[10, drafting] < tpot[10, alone]
+    assert tpot[120, drafting] > tpot[120, alone]
 
 
 def test_help_loads_no_simulator() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from streamco.errors import ConfigError
-from streamco.sim.experiment import Experiment, load_experiment, merge
+from streamco.sim.experiment import Experiment, merge, read_experiment
 from streamco.sim.scenario import KINDS
 from tests.sim.toys import PLACE
 
@@ -33,7 +33,7 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> None:
 def load(folder: Path, text: str = TOY, *, seed: int | None = None, is_quick: bool = False) -> Experiment:
     path = folder / "toy.yaml"
     path.write_text(text)
-    return load_experiment(path, seed=seed, is_quick=is_quick)
+    return read_experiment(path, seed=seed, is_quick=is_quick)
 
 
 def test_every_combination_is_run_with_each_seed(tmp_path: Path) -> None:
@@ -115,5 +115,6 @@ def test_what_differs_between_points_is_told_with_all_its_values(tmp_path: Path)
 def test_descriptions_are_merged_word_by_word() -> None:
     assert merge(["one (a), of x", "one (a), of y"]) == "one (a), of x/y"
     assert merge(["4, then", "8, then"]) == "4/8, then"
+    assert merge(["two (1 a)", "four (3 a)"]) == "two/four (1/3 a)"
     assert merge([f"{count} devices" for count in range(5)]) == "0...4 devices"
     assert merge(["two words", "and these three"]) == "two words, for example"

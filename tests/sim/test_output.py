@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from streamco.sim.experiment import Experiment, load_experiment
+from streamco.sim.experiment import Experiment, read_experiment
 from streamco.sim.figures import Figure
 from streamco.sim.ledger import Ledger
 from streamco.sim.output import Table, format_number, format_table, name_of_path, scale_of, summarise, table_of, write_results
@@ -32,7 +32,7 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> None:
 def finish(folder: Path, text: str = TOY, *, name: str = "toy", backwards: bool = False) -> tuple[Experiment, Ledger]:
     path = folder / f"{name}.yaml"
     path.write_text(text)
-    experiment = load_experiment(path)
+    experiment = read_experiment(path)
     ledger = Ledger(folder / f"{name}.jsonl", code="c")
     scenarios = experiment.scenarios[::-1] if backwards else experiment.scenarios
     run_sweep(scenarios, ledger, jobs=1, progress=lambda _done, _total: None)

@@ -12,7 +12,7 @@ pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'streamc
 from matplotlib.figure import Figure
 
 from streamco.errors import ConfigError
-from streamco.sim.experiment import Experiment, load_experiment
+from streamco.sim.experiment import Experiment, read_experiment
 from streamco.sim.ledger import Ledger
 from streamco.sim.output import Point, summarise
 from streamco.sim.plots import check_matplotlib, draw_plots
@@ -50,7 +50,7 @@ def finish(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> tuple[Ex
     monkeypatch.setitem(KINDS, "toy", PLACE)
     path = folder / "toy.yaml"
     path.write_text(text)
-    experiment = load_experiment(path)
+    experiment = read_experiment(path)
     ledger = Ledger(folder / "done.jsonl", code="c")
     run_sweep(experiment.scenarios, ledger, jobs=1, progress=lambda _done, _total: None)
     return experiment, summarise(experiment, ledger)
