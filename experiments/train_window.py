@@ -38,7 +38,7 @@ EPOCHS = 100  # section 4.3, as the loss and the optimiser are
 BATCH = 2048
 RATE, DECAY = 3e-3, 1e-2
 PARTS, CHECKED = 6, 1  # a world whose number leaves 1 is for looking at while training; one that leaves 0 for experiments.window_regret
-CLOSE = 2e-3  # tokens, for five digits and 32 bits
+CLOSE = 2e-3  # tokens, for six digits and 32 bits
 MOST = 1.0  # of a regret that is learned from: whether a window takes twice or ten times as long, it isn't chosen
 WAY = 0.02  # regret that a token's distance from the label counts as
 
@@ -164,8 +164,8 @@ def _layer(layer: nn.Module) -> dict[str, object]:
 
 
 def _short(values: Floats) -> list[float]:
-    """Five digits say as much as 32 bits here, in half the room."""
-    return [float(f"{value:.5g}") for value in values]
+    """Six digits say nearly as much as 32 bits do."""
+    return [float(f"{value:.6g}") for value in values]
 
 
 def main() -> int:

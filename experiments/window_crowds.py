@@ -45,7 +45,7 @@ def draw_crowd(seed: int, number: int) -> dict[str, Any]:
         return float(f"{math.exp(dice.uniform(math.log(low), math.log(high))):.3g}")
 
     model, gpu, share = dice.choice(TARGETS)
-    in_flight = round(scaled(1, 40))
+    in_flight, rtt_ms = round(scaled(1, 40)), scaled(1, 80)
     least, most = REQUESTS
     return {
         "world": {
@@ -53,7 +53,7 @@ def draw_crowd(seed: int, number: int) -> dict[str, Any]:
             "servers": 1,
             "device_pools": [{"draft_tokens_per_s": scaled(25, 600)}],
             "server_pools": [{"model": model, "gpu": gpu, "tensor_parallel": share}],
-            "link": {"rtt_ms": scaled(1, 80), "jitter_ms": scaled(0.1, 5)},
+            "link": {"rtt_ms": rtt_ms, "jitter_ms": round(dice.uniform(0.0, 0.4) * rtt_ms, 3)},
         },
         "workload": {
             "requests": min(most, max(least, round(1.5 * in_flight))),

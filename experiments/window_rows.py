@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.window_data import FIELDS, FUSED, WINDOWS
+from streamco.policies.adaptive import INPUTS
 
 __all__ = ["CHOICES", "Columns", "Floats", "Rows", "judge", "smooth", "table_of"]
 
@@ -53,7 +54,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "and the hit rate": (*SHARES, "rtt_steps", "draft_steps", "hit_rate", "previous"),
     "the wait instead of the RTT": (*SHARES, "wait_steps", "draft_steps", "hit_rate", "previous"),
     "the wait and the RTT": (*SHARES, "rtt_steps", "wait_steps", "draft_steps", "hit_rate", "previous"),
-    "and the slowdown": (*SHARES, "rtt_steps", "wait_steps", "draft_steps", "hit_rate", "slowdown", "previous"),
+    "all of them, and the slowdown": (*SHARES, "rtt_steps", "wait_steps", "draft_steps", "hit_rate", "slowdown", "previous"),
+    "these without the RTT": INPUTS,
 }
 
 

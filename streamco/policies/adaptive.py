@@ -1,8 +1,9 @@
 """The window that a small network proposes (DSD section 4, "adaptive window control").
 
 The paper trains a residual network of two blocks with SiLU, by an exhaustive sweep of windows in a simulator, to say the best window from
-five figures: the queue's utilisation, the acceptance rate, the link's round trip, the target's time per token and the window before. So it
-is here, with what else decides which window is best: how long a draft step takes, and how often a branch is adopted. Times go in as
+five figures: the queue's utilisation, the acceptance rate, the link's round trip, the target's time per token and the window before. Here
+the wait for a verdict, of which the round trip is a part, takes its place, and what else decides which window is best goes in: how long a
+draft step takes, how often a branch is adopted, and how much slower a step on all branches is than one on the draft alone. Times go in as
 logarithms of what they are in steps of the target, for a world in which everything takes twice as long has the same best window; and
 nothing goes in beyond what was seen in training.
 
@@ -31,7 +32,7 @@ from streamco.policies.window import DEFAULT, LONGEST, WindowState, is_fused
 
 __all__ = ["INPUTS", "SHORTEST_DRAFT", "Adaptive", "Layer", "WindowNet", "WindowWeights", "inputs_of", "packaged_weights"]
 
-INPUTS = ("queue_depth", "acceptance", "rtt_steps", "wait_steps", "draft_steps", "hit_rate", "previous")
+INPUTS = ("queue_depth", "acceptance", "wait_steps", "draft_steps", "hit_rate", "slowdown", "previous")
 SHORTEST_DRAFT = 2  # tokens: what is drafted while fused mode is proposed, for a round that is tried all the same
 _LEAST = 1e-3  # steps of the target; a link can't be felt below
 
@@ -157,10 +158,10 @@ def inputs_of(state: WindowState) -> tuple[float, ...]:
     return (
         state.queue_depth,
         state.acceptance,
-        math.log(max(_LEAST, state.rtt / state.tpot)),
         math.log(max(_LEAST, state.wait / state.tpot)),
         math.log(max(_LEAST, state.draft_step / state.tpot)),
         state.hit_rate,
+        math.log(state.slowdown),
         float(state.previous),
     )
 

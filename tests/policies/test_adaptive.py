@@ -43,7 +43,7 @@ def plain(weights: WindowWeights, inputs: Sequence[float]) -> list[float]:
     return through(weights.exit, held)
 
 
-@given(st.tuples(st.floats(0, 1), st.floats(0, 1), *[st.floats(-8, 8)] * 3, st.floats(0, 1), st.floats(1, 12)))
+@given(st.tuples(st.floats(0, 1), st.floats(0, 1), *[st.floats(-8, 8)] * 2, st.floats(0, 1), st.floats(-1, 3), st.floats(1, 12)))
 def test_it_reckons_as_the_paper_draws_it(inputs: tuple[float, ...]) -> None:
     weights = packaged_weights()
     assert list(WindowNet(weights).reckon(inputs)) == pytest.approx(plain(weights, inputs), abs=1e-3)
@@ -108,7 +108,7 @@ def test_the_file_says_how_it_was_made_and_is_small() -> None:
     assert len(text) < 60_000
     made = {name: msgspec.json.decode(value) for name, value in packaged_weights().made.items()}
     assert {"by", "data", "worlds", "rows", "loss", "seed", "in unseen worlds"} <= made.keys()
-    assert sum(made["worlds"]) >= 200
+    assert sum(made["worlds"]) >= 600
 
 
 def test_weights_that_fit_nothing_are_refused() -> None:
@@ -157,7 +157,7 @@ def answers(late: Mapping[int, float], count: int) -> list[SpeculationOutcome]:
 
 def test_where_drafting_pays_it_drafts_throughout() -> None:
     first, second = answers({}, 2)
-    assert first.report.remote <= 64, "until it is seen that the device is faster than was believed"
+    assert first.report.remote <= 128, "until it is seen that the device is faster than was believed"
     assert (second.report.remote, second.report.fallbacks) == (0, 0)
 
 
