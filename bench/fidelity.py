@@ -1,0 +1,357 @@
+"""Does the simulator say what the live system does?
+
+The same requests go through ``streamco serve`` behind emulated links, with imposed step times and real clients side by side, and through
+the simulator. What that knows of the system was measured with one device alone (``streamco calibrate --pair``); it is judged by loads of 2,
+4 and 8 devices. A figure is right where it is off by no more than a tenth, or by no more than the live runs differ among themselves.
+
+Imposed are the step times of Llama-2-70B on two A100. One core serves the target, and all of SmolLM2 takes 5 ms there for each token that
+it judges; so it is served with two of its 30 layers (``bench.fidelity_records``), which keep to those times but in batches of many. What
+is late is counted, and the simulator takes for it what the core took with nobody there. One load has the whole model, and a real draft
+model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from bench.fidelity_figures import FIGURES, Run, figures_of
+from bench.fidelity_live import CONTEXT, DeviceLaw, LiveCell, calibrate, run_live
+from bench.fidelity_records import Record, load_records, served_model
+from bench.fidelity_simulated import SERVE_EXACTLY, Pace, SimulatedCell, serve_pass, simulate
+from bench.pairs import TARGET, model_file
+from bench.report import Row, add_arguments, emit
+from bench.selective import Waiting
+from streamco.calibration.pair import measure_step_times
+from streamco.client.pairing import HELD_SEQUENCES, SpeculationOptions
+from streamco.engines.base import EngineOptions
+from streamco.engines.llama import LlamaEngine
+from streamco.pairs import PairProfile
+from streamco.policies.acceptance import expected_tokens
+from streamco.server.packaged import load_step_times
+from streamco.sim.target import SERVE
+
+__all__ = ["Load", "look_around", "main", "measure"]
+
+BENCH = "fidelity"
+LARGE = "llama2-70b-a100x2"
+DRAFT = "Q4_0"
+BEARABLE = 0.1  # off
+PHONE = 4.0  # times as long as here takes the draft model on the devices: some 24 tokens a second
+REST = 1.0  # seconds at most between two answers of a device
+DRAFTING = SpeculationOptions(is_adaptive=False, link_patience=600.0, last_patience=600.0)  # who is refused asks again
+
+
+class Load(Struct, frozen=True, kw_only=True):
+    """A case.
+
+    Args:
+        devices: how many.
+        rtt: of each link, seconds.
+        drafts: they do; False: the target writes alone.
+        is_real: the target is whole, and the draft model computes.
+    """
+
+    devices: int
+    rtt: float
+    drafts: bool
+    is_real: bool = False
+
+    @property
+    def case(self) -> str:
+        """As rows name it."""
+        who = "1 device" if self.devices == 1 else f"{self.devices} devices"
+        what = "drafting" if self.drafts else "the target alone"
+        return f"{who}, {what}, {LARGE}, RTT {1000 * self.rtt:g} ms" + (", real draft model" if self.is_real else "")
+
+
+def grid(devices: Sequence[int], rtts: Sequence[float]) -> tuple[Load, ...]:
+    """Drafting and not, of each number and round trip."""
+    return tuple(Load(devices=count, rtt=rtt, drafts=drafts) for rtt in rtts for count in devices for drafts in (True, False))
+
+
+REAL = Load(devices=1, rtt=0.03, drafts=True, is_real=True)
+FULL = (*grid([2, 4, 8], [0.01, 0.03, 0.06]), REAL)
+QUICK = grid([2], [0.03])
+
+
+class Setting(Struct, frozen=True, kw_only=True):
+    """How much of everything."""
+
+    loads: tuple[Load, ...]
+    runs: int  # of each load, the loads in turns
+    answers: int  # of all devices of a load together
+    tokens: int  # of an answer
+    rounds: int  # of a calibration
+
+
+Found = tuple[Load, list[Run], list[Run]]
+"""A load, its live runs, and the same runs simulated."""
+
+
+class Site(Struct, frozen=True, kw_only=True):
+    """What all loads share.
+
+    Args:
+        words: the draft model. law: how long it takes.
+        served, whole: how long the served model takes where nothing is imposed, and how long the whole one.
+        records: of the prompts.
+    """
+
+    words: LlamaEngine
+    law: DeviceLaw
+    served: Pace
+    whole: Pace
+    records: Sequence[Record]
+    setting: Setting
+
+    def law_of(self, load: Load) -> DeviceLaw:
+        """Of the devices."""
+        slow = 1.0 if load.is_real else PHONE
+        times = tuple(seconds * slow for seconds in self.law.step_times)
+        return DeviceLaw(step_times=times, seconds_per_token=self.law.seconds_per_token * slow)
+
+    def live(self, load: Load, profile: PairProfile | None, run: int = 0) -> LiveCell:
+        """For the live side; without a profile for the calibration."""
+        return LiveCell(
+            target=model_file(TARGET) if load.is_real else served_model(),
+            is_exact=not load.is_real,
+            step_times=LARGE,
+            words=self.words,
+            law=None if load.is_real else self.law_of(load),
+            rtt=load.rtt,
+            speculation=DRAFTING.measured(profile) if load.drafts else None,
+            work=self.work(load),
+            tokens=self.setting.tokens,
+            rests=self.rests(load, run),
+        )
+
+    def simulated(self, load: Load, profile: PairProfile, run: int) -> SimulatedCell:
+        """For the simulator: what the calibration found, and what was imposed."""
+        forward = serve_pass(load_step_times(LARGE), self.whole if load.is_real else self.served, profile)
+        verdict = dict(profile.verify_times)[profile.window]
+        return SimulatedCell(
+            forward=forward,
+            limits=SERVE if load.is_real else SERVE_EXACTLY,
+            rtt=profile.wait - verdict,
+            law=replace(self.law_of(load), step_times=profile.step_times),
+            speculation=DRAFTING.measured(profile) if load.drafts else None,
+            work=self.work(load),
+            tokens=self.setting.tokens,
+            rests=self.rests(load, run),
+        )
+
+    def work(self, load: Load) -> list[list[Record]]:
+        """Records of each device: one that doesn't count, and those that do."""
+        each = self.setting.answers // load.devices + 1
+        return [list(self.records[number * each : (number + 1) * each]) for number in range(load.devices)]
+
+    def rests(self, load: Load, run: int) -> list[list[float]]:
+        """Before each of them, in this run."""
+        dice = Random(f"{load.devices} {run}")
+        return [[dice.uniform(0.0, REST) for _ in records] for records in self.work(load)]
+
+
+def main() -> int:
+    """Print the rows."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    add_arguments(parser)
+    parser.add_argument("--records", type=Path, metavar="FILE", help="keep the prompts and their answers there, for the next time")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="write a table in Markdown there")
+    parser.add_argument("--runs", type=int, default=None, metavar="N", help="of each load")
+    parser.add_argument("--only", metavar="TEXT", help="loads whose case holds this")
+    options = parser.parse_args()
+    setting = (
+        Setting(loads=QUICK, runs=1, answers=2, tokens=16, rounds=8)
+        if options.quick
+        else Setting(loads=FULL, runs=3, answers=24, tokens=40, rounds=24)
+    )
+    setting = replace(
+        setting,
+        runs=options.runs or setting.runs,
+        loads=tuple(load for load in setting.loads if options.only is None or options.only in load.case),
+    )
+    most = max(load.devices for load in setting.loads)
+    records = load_records(setting.answers + most, setting.tokens, DRAFT, options.records)
+    with closing(LlamaEngine(model_file(DRAFT), _options())) as words:
+        found = asyncio.run(measure(asyncio.run(look_around(words, records, setting))))
+    rows = [row for load, runs, simulations in found for row in rows_of(load, runs, simulations)]
+    emit(rows, options.json, against="live")
+    if options.table is not None:
+        options.table.write_text("\n".join(table_of(found)) + "\n", encoding="utf-8")
+    return 0
+
+
+async def measure(site: Site) -> list[Found]:
+    """Calibrate, then every load so many times, in turns; beside each run the same one simulated."""
+    profiles: dict[tuple[float, bool], PairProfile] = {}
+    for load in site.setting.loads:
+        key = (load.rtt, load.is_real)
+        if key not in profiles:
+            profiles[key] = profile = await calibrate(site.live(load, None), rounds=site.setting.rounds)
+            _say(f"calibrated for {load.case}: {_describe(profile)}")
+    lived: dict[Load, list[Run]] = {load: [] for load in site.setting.loads}
+    for number in range(site.setting.runs):
+        for load, runs in lived.items():
+            run = await run_live(site.live(load, profiles[load.rtt, load.is_real], number))
+            runs.append(run)
+            _say(f"run {number + 1}: {load.case}: {_brief(run)}")
+    found = []
+    for load, runs in lived.items():
+        profile = profiles[load.rtt, load.is_real]
+        found.append((load, runs, [simulate(site.simulated(load, profile, number)) for number in range(site.setting.runs)]))
+    return found
+
+
+def rows_of(load: Load, runs: Sequence[Run], simulations: Sequence[Run]) -> Iterator[Row]:
+    """Live, simulated, and by how much that is off."""
+    for name, (live, said) in compare(runs, simulations).items():
+        for contender, values in (("live", live), ("simulated", said)):
+            yield Row(BENCH, load.case, contender, name, FIGURES[name], statistics.median(values), min(values), max(values))
+        yield _row(load, "simulated", f"{name}: off by", "share", off(live, said))
+        yield _row(load, "live", f"{name}: off by", "share", spread(live))
+    if load.drafts:
+        late = [run.late for run in runs]
+        yield Row(BENCH, load.case, "live", "rounds that took longer than imposed", "share", statistics.median(late), min(late), max(late))
+    yield _row(load, "live", "answers other than recorded", "", sum(run.others for run in runs))
+    yield _row(load, "live", "refused", "", sum(run.refusals for run in runs))
+
+
+def compare(runs: Sequence[Run], simulations: Sequence[Run]) -> dict[str, tuple[list[float], list[float]]]:
+    """Each figure, of the live runs and of the simulated ones."""
+    live, said = [figures_of(run) for run in runs], [figures_of(run) for run in simulations]
+    return {name: ([each[name] for each in live], [each[name] for each in said]) for name in FIGURES if name in said[0]}
+
+
+def off(live: Sequence[float], said: Sequence[float]) -> float:
+    """By how much the simulator says too much, medians of both."""
+    return statistics.median(said) / statistics.median(live) - 1.0
+
+
+def spread(live: Sequence[float]) -> float:
+    """Of the runs, relative to their median."""
+    return (max(live) - min(live)) / statistics.median(live)
+
+
+def is_right(live: Sequence[float], said: Sequence[float]) -> bool:
+    """Off by no more than is bearable, or than the runs are."""
+    return abs(off(live, said)) <= max(BEARABLE, spread(live))
+
+
+def table_of(found: Sequence[Found]) -> Iterator[str]:
+    """A line for each figure of each load."""
+    yield "| load | figure | live | runs | simulated | off by | spread | |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for load, runs, simulations in found:
+        for name, (live, said) in compare(runs, simulations).items():
+            sign = "yes" if is_right(live, said) else "**no**"
+            figures = f"{statistics.median(live):.4g} | {min(live):.4g} to {max(live):.4g} | {statistics.median(said):.4g}"
+            errors = f"{100 * off(live, said):+.1f} % | {100 * spread(live):.1f} %"
+            yield f"| {load.case} | {name} [{FIGURES[name]}] | {figures} | {errors} | {sign} |"
+
+
+def _row(load: Load, contender: str, metric: str, unit: str, value: float) -> Row:
+    return Row(BENCH, load.case, contender, metric, unit, value, value, value)
+
+
+def _options() -> EngineOptions:
+    return EngineOptions(threads=1, context_tokens=CONTEXT, max_sequences=1, held_sequences=2 * HELD_SEQUENCES)
+
+
+async def look_around(words: LlamaEngine, records: Sequence[Record], setting: Setting) -> Site:
+    """How long the models take here, alone."""
+    times = await measure_step_times(words, records[0].prompt)
+    law = DeviceLaw(step_times=times, seconds_per_token=max(0.0, _reading(words, records)[1]))
+    _say(f"the draft model writes in {_ms(law.step_times)}, reads a token in {_ms([law.seconds_per_token])}")
+    paces = []
+    for path, is_exact in ((served_model(), True), (model_file(TARGET), False)):
+        with closing(LlamaEngine(path, replace(_options(), exact=is_exact))) as target:
+            steps = await measure_step_times(target, records[0].prompt, sequences=8)
+            each = max(0.0, (steps[7] - steps[0]) / 7)
+            pace = Pace(write=(steps[0] - each, each), judge=_judging(target, records), read=_reading(target, records))
+        _say(f"{path.stem} writes in {_ms(pace.write)}, judges in {_ms(pace.judge)}, reads in {_ms(pace.read)}: for none, and each")
+        paces.append(pace)
+    return Site(words=words, law=law, served=paces[0], whole=paces[1], records=records, setting=setting)
+
+
+def _reading(engine: LlamaEngine, records: Sequence[Record]) -> tuple[float, float]:
+    """Seconds of a batch that is read, and of each token more."""
+    waiting = Waiting()
+    ids = iter([token for record in records for token in record.answer])
+
+    def read(count: int) -> float:
+        held = engine.hold()
+        text = list(islice(ids, count))  # each time another, which no cache holds
+        began = time.perf_counter()
+        waiting.gather([held.read(text, waiting.wake)])
+        seconds = time.perf_counter() - began
+        held.close()
+        return seconds
+
+    return _line(read, 8, 32)
+
+
+def _judging(engine: LlamaEngine, records: Sequence[Record]) -> tuple[float, float]:
+    """Seconds of a batch that is judged, and of each token more; drafts have four."""
+    waiting = Waiting()
+    held = [engine.hold() for _ in range(4)]
+    for each, record in zip(held, records, strict=False):
+        waiting.gather([each.extend(record.prompt, waiting.wake)])
+
+    def judge(rows: int) -> float:
+        began = time.perf_counter()
+        with engine.together():
+            tasks = [each.verify(record.answer[:4], waiting.wake) for each, record in zip(held[: rows // 5], records, strict=False)]
+        waiting.gather(tasks)
+        seconds = time.perf_counter() - began
+        for each, record in zip(held, records, strict=False):
+            each.truncate(len(record.prompt))
+        return seconds
+
+    found = _line(judge, 5, 20)
+    for each in held:
+        each.close()
+    return found
+
+
+def _line(measure: Callable[[int], float], few: int, many: int) -> tuple[float, float]:
+    """Seconds of none, and of each one more."""
+    low, high = (statistics.median(measure(count) for _ in range(5)) for count in (few, many))
+    each = (high - low) / (many - few)
+    return max(0.0, low - few * each), each
+
+
+def _describe(profile: PairProfile) -> str:
+    verdicts = " ".join(f"{size}: {1000 * seconds:.1f}" for size, seconds in profile.verify_times)
+    round_tokens = expected_tokens(profile.acceptance, profile.window)
+    remote = 1000 * (profile.remote_step or 0.0)
+    return f"verdicts [ms] {verdicts}; wait {1000 * profile.wait:.1f} ms; remote step {remote:.1f} ms; {round_tokens:.2f} tokens a round"
+
+
+def _brief(run: Run) -> str:
+    figures: Mapping[str, float] = figures_of(run)
+    said = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+    return f"{said}; late {run.late:.2f}, {run.others} answers other than recorded, {run.refusals} refused"
+
+
+def _ms(times: Sequence[float]) -> str:
+    return " ".join(f"{1000 * seconds:.1f}" for seconds in times) + " ms"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""What was seen of a run, live or simulated, and the figures of it: one definition for both sides of ``bench.fidelity``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from msgspec import Struct
+
+__all__ = ["FIGURES", "Run", "Told", "Verdict", "figures_of"]
+
+FIGURES = {
+    "TTFT": "ms",
+    "TBT, mean": "ms",
+    "TBT, p99": "ms",
+    "throughput": "tokens/s",
+    "acceptance": "share",
+    "hit rate": "share",
+    "verdict, mean": "ms",
+    "tokens of a draft": "tokens",
+}
+"""Figures and their units. The last four are of answers that were drafted."""
+
+
+class Told(Struct, kw_only=True):
+    """An answer as its reader saw it.
+
+    Args:
+        began: when it was asked for, seconds.
+        deliveries: (when, tokens) of all that came at one time.
+        judged, accepted, rounds, hits: as the speculator counts them.
+        is_as_recorded: it is the answer that was recorded.
+    """
+
+    began: float
+    deliveries: list[tuple[float, int]] = []
+    judged: int = 0
+    accepted: int = 0
+    rounds: int = 0
+    hits: int = 0
+    is_as_recorded: bool = True
+
+    @property
+    def tokens(self) -> int:
+        """All of them."""
+        return sum(count for _, count in self.deliveries)
+
+    @property
+    def first(self) -> float:
+        """When the first came."""
+        return self.deliveries[0][0]
+
+    @property
+    def last(self) -> float:
+        """When the last did."""
+        return self.deliveries[-1][0]
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds before each token but the first: 0 where it came with another."""
+        found: list[float] = []
+        before: float | None = None
+        for when, count in self.deliveries:
+            found += ([] if before is None else [when - before]) + [0.0] * (count - 1)
+            before = when
+        return found
+
+
+class Verdict(Struct, frozen=True):
+    """Seconds of a round: from sending the draft to its verdict; of that, waiting at the server, and in its batches."""
+
+    wait: float
+    queued: float
+    computed: float
+
+
+class Run(Struct, kw_only=True):
+    """All clients of one load, until each has had its answers.
+
+    Args:
+        answers: of all clients. verdicts: but for each answer's first, for which the prompt is read.
+        late: share of the rounds whose batch took longer than imposed. refusals: of sessions and drafts.
+    """
+
+    answers: list[Told] = []
+    verdicts: list[Verdict] = []
+    late: float = 0.0
+    refusals: int = 0
+
+    @property
+    def others(self) -> int:
+        """Answers that are not as they were recorded: behind a near tie."""
+        return sum(not told.is_as_recorded for told in self.answers)
+
+
+def figures_of(run: Run) -> dict[str, float]:
+    """``FIGURES`` of a run, times in milliseconds."""
+    answers = run.answers
+    tokens = sum(told.tokens for told in answers)
+    seconds = max(told.last for told in answers) - min(told.began for told in answers)
+    gaps = sorted(gap for told in answers for gap in told.gaps)
+    found = {
+        "TTFT": 1000.0 * fmean(told.first - told.began for told in answers),
+        "TBT, mean": 1000.0 * fmean((told.last - told.first) / (told.tokens - 1) for told in answers),
+        "TBT, p99": 1000.0 * _percentile(gaps, 0.99),
+        "throughput": tokens / seconds,
+    }
+    rounds = sum(told.rounds for told in answers)
+    if rounds:
+        judged = sum(told.judged for told in answers)
+        found["acceptance"] = sum(told.accepted for told in answers) / judged
+        found["hit rate"] = sum(told.hits for told in answers) / rounds
+        found["verdict, mean"] = 1000.0 * fmean(verdict.wait for verdict in run.verdicts)
+        found["tokens of a draft"] = judged / rounds
+    return found
+
+
+def _percentile(ordered: Sequence[float], share: float) -> float:
+    """Between the two nearest."""
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])

@@ -1,0 +1,222 @@
+"""The simulated side of ``bench.fidelity``: the same requests in a world of ``streamco.sim``, by the times that were calibrated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import simpy
+from msgspec import Struct
+
+from bench.fidelity_figures import Run, Told, Verdict
+from bench.fidelity_live import CONTEXT, PLACES, WARM_TOKENS, DeviceLaw
+from bench.fidelity_records import Record
+from streamco.client.pairing import SpeculationOptions
+from streamco.core.admission import SchedulerOptions
+from streamco.core.speculator import SpeculatorOptions
+from streamco.core.verification import SendVerdict
+from streamco.pairs import PairProfile
+from streamco.policies.batching import Alternating
+from streamco.policies.routing import routing_policy
+from streamco.server.steptimes import StepTimes
+from streamco.server.verify_options import VerifyOptions
+from streamco.sim.crowd import Answered, Crowd, DeviceModel, Member
+from streamco.sim.links import ConstantLink
+from streamco.sim.machine import call_at
+from streamco.sim.recorded import END
+from streamco.sim.target import ForwardPass, PassLimits, TargetServer
+
+__all__ = ["SERVE_EXACTLY", "Pace", "SimulatedCell", "serve_pass", "simulate"]
+
+SERVE_EXACTLY = PassLimits(prompt=32, beside=32, part=32)
+"""As ``streamco serve --exact`` has it: the largest batch that is exact, which an engine finds when it is loaded."""
+
+_TOKENS_EACH = 4  # contexts that sessions keep together: cli/serve.py
+_BATCH = 128  # tokens of an engine's batch with 16 places and 16 answers
+
+
+class Pace(Struct, frozen=True, kw_only=True):
+    """How long the real model takes on this machine, seconds: where that is more than what is imposed, it is late.
+
+    Args:
+        write, judge, read: (of a batch, of each token more) that streams write, that are judged, that are only read.
+    """
+
+    write: tuple[float, float]
+    judge: tuple[float, float]
+    read: tuple[float, float]
+
+
+class SimulatedCell(Struct, frozen=True, kw_only=True):
+    """What is simulated.
+
+    Args:
+        forward: seconds of the server's passes. limits: of a pass. rtt: of the links, with what sending and hearing take at both ends.
+        law: of the devices. speculation, work, tokens, rests: as ``LiveCell`` has them.
+    """
+
+    forward: ForwardPass
+    limits: PassLimits
+    rtt: float
+    law: DeviceLaw
+    speculation: SpeculationOptions | None
+    work: Sequence[Sequence[Record]]
+    tokens: int
+    rests: Sequence[Sequence[float]]
+
+
+def serve_pass(times: StepTimes, pace: Pace, profile: PairProfile) -> ForwardPass:
+    """What a pass of ``streamco serve`` takes: imposed or real, whichever is longer, and what the calibration found beyond that.
+
+    Streams write first, for as long as that is imposed to take; what else is in the pass is computed behind them (engines/loop.py).
+    """
+
+    def alone(rows: int, tokens: int, sequences: int) -> float:
+        written = max(times(rows, 0), _line(pace.write, rows)) if rows else 0.0
+        if not tokens:
+            return written
+        real = _line(pace.read if tokens > _DRAFT * sequences else pace.judge, tokens)
+        return written + max(times(rows, tokens) - times(rows, 0), real)
+
+    judged = sorted(seconds - alone(0, size + 1, 1) for size, seconds in profile.verify_times if size > 1)
+    beyond = max(0.0, judged[len(judged) // 2])
+    step = max(0.0, (profile.remote_step or 0.0) - alone(1, 0, 1))
+    return lambda rows, tokens, context, sequences: alone(rows, tokens, sequences) + (beyond if tokens else step)
+
+
+def _line(pace: tuple[float, float], count: int) -> float:
+    return pace[0] + pace[1] * count
+
+
+_DRAFT = 12  # tokens: more of each sequence are a prompt's
+
+
+class _Watched(Crowd):
+    """Notes when tokens come."""
+
+    def __init__(self, env: simpy.Environment, told: dict[int, Told], **options: object) -> None:
+        super().__init__(env, **options)  # type: ignore[arg-type]
+        self._told = told
+        self._clock = env
+
+    def note_tokens(self, answered: Answered, count: int) -> None:
+        """See ``Crowd.note_tokens``."""
+        super().note_tokens(answered, count)
+        if count:
+            self._told[answered.request.number].deliveries.append((self._clock.now, count))
+
+
+class _World:
+    def __init__(self, cell: SimulatedCell) -> None:
+        self.env = simpy.Environment()
+        self.told: dict[int, Told] = {}
+        self.verdicts: list[Verdict] = []
+        self._cell = cell
+        self._heard: set[str] = set()
+        self._server = TargetServer(self.env, cell.forward, _scheduler_options(), Alternating(batch_tokens=_BATCH), limits=cell.limits)
+        self._members = [self._member(number) for number in range(len(cell.work))]
+
+    def run(self) -> Run:
+        """A short answer of everybody, which doesn't count, then all of them."""
+        self._say(range(1), WARM_TOKENS)
+        warm = len(self.told)
+        self.verdicts.clear()
+        self._say(range(1, len(self._cell.work[0])), self._cell.tokens)
+        return Run(answers=list(self.told.values())[warm:], verdicts=self.verdicts)
+
+    def _say(self, places: range, tokens: int) -> None:
+        """Each device has its records of these places answered, one behind the other."""
+        devices = len(self._members)
+        left = {place * devices + device for place in places for device in range(devices)}
+
+        def rest(device: int, place: int) -> None:
+            call_at(self.env, self._cell.rests[device][place], lambda: ask(device, place))
+
+        def ask(device: int, place: int) -> None:
+            number = place * devices + device
+            self.told[number] = Told(began=self.env.now, deliveries=[])
+            length = tokens if self._cell.speculation is None else None
+            crowd.take(self._cell.work[device][place].request(number, device=device, tokens=length))
+
+        def answer_next(answered: Answered) -> None:
+            self._note(answered)
+            place, device = divmod(answered.request.number, devices)
+            left.discard(answered.request.number)
+            if place + 1 in places:
+                rest(device, place + 1)
+
+        crowd = _Watched(
+            self.env,
+            self.told,
+            members=self._members,
+            servers=[self._server],
+            routing=routing_policy("round-robin"),
+            execution="fused" if self._cell.speculation is None else "distributed",
+            options=self._speculator_options(tokens),
+            dice=Random(0),
+            on_answered=answer_next,
+            on_verdict=self._on_verdict,
+        )
+        for device in range(devices):
+            rest(device, places.start)
+        while left:
+            self.env.step()
+
+    def _note(self, answered: Answered) -> None:
+        """See ``Run``."""
+        if answered.error is not None:
+            raise answered.error
+        told, report = self.told[answered.request.number], answered.report
+        if report is None:
+            told.deliveries.append((answered.ended, 1))  # the last token comes with the end
+        else:
+            told.judged, told.accepted, told.rounds, told.hits = report.judged, report.accepted, report.rounds, report.hits
+
+    def _on_verdict(self, verdict: SendVerdict) -> None:
+        if verdict.session in self._heard:
+            self.verdicts.append(Verdict(self._cell.rtt + verdict.queued + verdict.compute, verdict.queued, verdict.compute))
+        self._heard.add(verdict.session)
+
+    def _member(self, number: int) -> Member:
+        law = self._cell.law
+        model = DeviceModel(name="recorded", step_times=law.step_times, seconds_per_token=law.seconds_per_token)
+        pair = (self._cell.speculation or SpeculationOptions()).pair(1.0)
+        return Member(number, model, ConstantLink(self._cell.rtt), pair)
+
+    def _speculator_options(self, tokens: int) -> SpeculatorOptions:
+        speculation = self._cell.speculation or SpeculationOptions()
+        return SpeculatorOptions(
+            end_ids=frozenset({END}),
+            max_tokens=tokens,
+            may_use_device=True,
+            is_adaptive=speculation.is_adaptive,
+            is_parallel=speculation.is_parallel and speculation.most_branches > 0,
+            most_branches=speculation.most_branches,
+            branch_kinds=speculation.branch_kinds,
+            most_draft=VerifyOptions().draft_tokens,
+            verdict_patience=speculation.verdict_patience,
+            prompt_patience=speculation.prompt_patience,
+            link_patience=speculation.link_patience,
+            last_patience=speculation.last_patience,
+        )
+
+
+def simulate(cell: SimulatedCell) -> Run:
+    """The run, in no time."""
+    return _World(cell).run()
+
+
+def _scheduler_options() -> SchedulerOptions:
+    """As ``server.hosting`` makes them of what the server was started with."""
+    options = VerifyOptions()
+    return SchedulerOptions(
+        kv_tokens=_TOKENS_EACH * CONTEXT + 1,
+        places=PLACES,
+        context_tokens=CONTEXT + 1,
+        sessions=options.sessions,
+        sessions_per_device=options.connection_sessions,
+        idle_after=options.idle_after,
+        forget_after=options.forget_after,
+        prefill_within=options.prefill_within,
+        draft_stretch=options.draft_stretch,
+    )
