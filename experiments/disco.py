@@ -1,6 +1,7 @@
 """DiSCo's evaluation again: who has the first token sooner, what moving answers saves, and whether the reader notices.
 
     python -m experiments.disco ttft [--csv FILE] [--plot FILE]     # Table 2, Figure 6: recorded services, with intervals
+    python -m experiments.disco simulated results/disco_ttft/results.json   # the same by the live client, from disco_ttft.yaml
     python -m experiments.disco cost                                # Figure 7: cost with and without migration
     python -m experiments.disco moves                               # Table 3: delayed tokens, time between tokens
     python -m experiments.disco planning                            # Figure 9: time to make a plan
@@ -17,6 +18,7 @@ contenders. ``bench.cost`` and ``bench.moves`` ask the same of all recorded serv
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts: Mapping[str, Callable[[argparse.Namespace], None]] = {
         "ttft": show_ttft,
+        "simulated": show_simulated,
         "cost": show_cost,
         "moves": show_moves,
         "planning": lambda options: emit(bench_planning(5 if options.quick else 15), json_lines=False),
@@ -62,13 +65,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "lengths": show_lengths,
     }
     parser.add_argument("part", choices=parts)
+    parser.add_argument("results", nargs="?", type=Path, help="simulated: what streamco simulate experiments/disco_ttft.yaml has written")
     parser.add_argument("--quick", action="store_true", help="fewer services, budgets and requests")
     parser.add_argument("--jobs", type=int, help="processes (all cores)")
-    parser.add_argument("--csv", type=Path, help="ttft: write every service, phone and budget")
+    parser.add_argument("--csv", type=Path, help="ttft: write DiSCo's figures for every service, phone and budget")
     parser.add_argument("--plot", type=Path, help="ttft: draw Figure 6 (needs matplotlib)")
     options = parser.parse_args(arguments)
     parts[options.part](options)
     return 0
+
+
+# What streamco simulate has written
+
+
+def show_simulated(options: argparse.Namespace) -> None:
+    """DiSCo against dice, by the live client: cuts over services, and the worst of them."""
+    if options.results is None:
+        raise SystemExit("simulated: expected the results.json that streamco simulate experiments/disco_ttft.yaml writes")
+    found: dict[tuple[str, str, float, str], dict[str, dict[str, float]]] = {}
+    scenarios = json.loads(options.results.read_text())["scenarios"]
+    for point, system in ((each["point"], each["system"]) for each in scenarios):
+        place = (point["policy.constrained"], point["world.device"], point["policy.budget"], point["world.service"])
+        found.setdefault(place, {})[point["policy.dispatch"]] = system
+    cuts = {place: {metric: saved(each, metric) for metric in ("ttft_mean", "ttft_p99")} for place, each in found.items()}
+    for side, metric in product(SIDES, ("ttft_mean", "ttft_p99")):
+        rows = []
+        for budget in sorted({budget for _, _, budget, _ in found}):
+            of_phones = [[cut[metric] for place, cut in cuts.items() if place[:3] == (side, phone, budget)] for phone in PHONES]
+            rows.append([f"{budget:g}", *(f"{np.mean(each):.1f} ({min(each):.1f} to {max(each):.1f})" for each in of_phones)])
+        head = ("budget", *PHONES)
+        show_table(f"{metric}, {side}-constrained: per cent less than dice, mean over services (lowest to highest)", head, rows)
+        lost = {place: cut[metric] for place, cut in cuts.items() if place[0] == side and cut[metric] < 0}
+        worst = sorted(lost, key=lambda place: lost[place])[:5]
+        print(f"\nLater than dice in {len(lost)} of {sum(place[0] == side for place in cuts)} settings; the worst:", end=" ")
+        print("; ".join(f"{', '.join(map(str, place[1:]))}: {lost[place]:.1f} %" for place in worst) or "none")
+    over = [each["disco"]["budget_share"] - place[2] for place, each in found.items()]
+    print(f"\nShare spent less budget: {min(over):.3f} to {max(over):.3f}, {len(scenarios):,} scenarios, ", end="")
+    print(f"{sum(each['system']['completed'] for each in scenarios):,.0f} requests")
+
+
+def saved(of_policies: Mapping[str, Mapping[str, float]], metric: str) -> float:
+    """Per cent less than dice."""
+    return 100.0 * (1.0 - of_policies["disco"][metric] / of_policies["stochastic"][metric])
 
 
 # Cost and moves: the live client among packaged services
@@ -90,7 +128,7 @@ def race(model: str, phone: str, requests: int, pace: str | None, **policy: Any)
 
 def show_cost(options: argparse.Namespace) -> None:
     requests = 60 if options.quick else 200
-    budgets = BUDGETS[::4] if options.quick else (*BUDGETS, 1.0)
+    budgets = BUDGETS[::4] if options.quick else (*BUDGETS[::2], 1.0)
     places = list(product(SIDES, MODELS, PHONES, budgets))
     rules = ("none", "pre-copy")
     jobs = [
@@ -99,7 +137,7 @@ def show_cost(options: argparse.Namespace) -> None:
         for rule in rules
     ]
     outcomes: list[Outcome] = run_all(run_scenario, jobs, options.jobs)
-    cuts = {place: cost_cut(*outcomes[2 * at : 2 * at + 2], seed=at) for at, place in enumerate(places)}
+    cuts = {place: cost_cut(*outcomes[2 * at : 2 * at + 2]) for at, place in enumerate(places)}
     for side, phone in product(SIDES, PHONES):
         rows = [[f"{budget:g}", *(format_cuts([cuts[side, model, phone, budget]]) for model in MODELS)] for budget in budgets]
         rows.append(["mean", *(format_cuts([cuts[side, model, phone, budget] for budget in budgets]) for model in MODELS)])
@@ -109,10 +147,10 @@ def show_cost(options: argparse.Namespace) -> None:
         print(f"\n{side}-constrained, most: {', '.join(map(str, best[1:]))}: {format_cuts([cuts[best]])} %")
 
 
-def cost_cut(stays: Outcome, moves: Outcome, *, seed: int) -> Cut:
+def cost_cut(stays: Outcome, moves: Outcome) -> Cut:
     """Per cent less with migration; drawn anew are requests, in pairs."""
     without, with_it = (np.array([row.cost for row in outcome.requests]) for outcome in (stays, moves))
-    draws = np.random.default_rng(seed).multinomial(without.size, np.full(without.size, 1.0 / without.size), DRAWS)
+    draws = np.random.default_rng(SEED).multinomial(without.size, np.full(without.size, 1.0 / without.size), DRAWS)
     return Cut(100.0 * (1.0 - with_it.sum() / without.sum()), 100.0 * (1.0 - draws @ with_it / (draws @ without)))
 
 

@@ -20,6 +20,12 @@ SIDES: tuple[Side, ...] = ("device", "server")
 BUDGETS = tuple(tenth / 10 for tenth in range(1, 10))
 SHOWN = ("OpenAI gpt-3.5-turbo-0125", "together llama-2-70b-chat", "OpenAI gpt-4-0125-preview", "bedrock llama-2-13b-chat")  # in the plot
 NOTHING = 1e-9  # per cent
+LINES = {  # of the plot, by policy
+    "streamco": ("DiSCo", "#0072b2", "o-"),
+    "stochastic": ("dice", "#d55e00", "s-"),
+    "optimal": ("the best that waits can do", "#009e73", "--"),
+    "equations 1-2": ("DiSCo's equations 1 and 2", "#999999", ":"),
+}
 KINDS = ("mean_cut", "p99_cut", "mean_cut_spent", "p99_cut_spent")
 
 
@@ -35,7 +41,7 @@ def show_ttft(options: argparse.Namespace) -> None:
         show_groups(f"DiSCo by {name}; per cent less than stochastic dispatch at the same budget, 95 % interval", name, disco, key)
     show_losses(found)
     if options.csv:
-        write_csv(options.csv, found)
+        write_csv(options.csv, disco)
     if options.plot:
         plot_ttft(options.plot, found)
 
@@ -85,14 +91,14 @@ def show_losses(found: Sequence[Judgement]) -> None:
     show_table("Where DiSCo's algorithms are later than dice", head, places)
 
 
-def write_csv(path: Path, found: Iterable[Judgement]) -> None:
+def write_csv(path: Path, disco: Iterable[Judgement]) -> None:
     """Seconds, shares and per cent with the ends of their intervals."""
     ends = [f"{kind}{end}" for kind in KINDS for end in ("", "_low", "_high")]
-    lines = [",".join(["phone", "constrained", "service", "budget", "policy", "mean_s", "p99_s", "share", *ends])]
-    for each in found:
+    lines = [",".join(["phone", "constrained", "service", "budget", "mean_s", "p99_s", "share", *ends])]
+    for each in disco:
         cuts = [f"{value:.1f}" for kind in KINDS for value in interval([getattr(each, kind)])]
         figures = [f"{value:.3f}" for value in (each.mean, each.p99, each.share)]
-        lines.append(",".join([each.phone, each.side, each.service, f"{each.budget:g}", each.policy, *figures, *cuts]))
+        lines.append(",".join([each.phone, each.side, each.service, f"{each.budget:g}", *figures, *cuts]))
     path.write_text("\n".join(lines) + "\n")
 
 
@@ -102,20 +108,21 @@ def plot_ttft(path: Path, found: Sequence[Judgement]) -> None:
     plt = import_module("matplotlib.pyplot")
     services = [name for name in SHOWN if any(each.service == name for each in found)]
     places = [(side, phone) for side in SIDES for phone in PHONES]
-    figure, axes = plt.subplots(len(places), len(services), figsize=(3.4 * len(services), 2.3 * len(places)), squeeze=False, sharex=True)
+    figure, axes = plt.subplots(len(places), len(services), figsize=(3.2 * len(services), 2.2 * len(places)), squeeze=False, sharex=True)
     for (line, (side, phone)), (column, service) in product(enumerate(places), enumerate(services)):
         axis = axes[line][column]
         part = [each for each in found if (each.side, each.phone, each.service) == (side, phone, service)]
-        for policy in POLICIES:
+        for policy, (label, colour, dashes) in LINES.items():
             line_of = [each for each in part if each.policy == policy]
-            label = "DiSCo" if policy == "streamco" else policy
-            axis.plot([each.budget for each in line_of], [each.mean for each in line_of], marker=".", label=label)
-        axis.set_title(f"{service}\n{phone}, {side}-constrained", fontsize=7)
-        axis.set_ylim(bottom=0)
+            axis.plot([each.budget for each in line_of], [each.mean for each in line_of], dashes, color=colour, label=label, markersize=3)
+        axis.set_title(service if not line else "", fontsize=9)
+        axis.set_ylim(0, 1.1 * max(each.mean for each in part))
+        axis.tick_params(labelsize=7)
+        axis.grid(axis="y", alpha=0.3)
         if not column:
-            axis.set_ylabel("mean TTFT [s]", fontsize=7)
-    axes[0][0].legend(fontsize=6)
+            axis.set_ylabel(f"{phone}\nthe {side} is spared\nmean TTFT (s)", fontsize=7)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="upper center", ncols=len(LINES), fontsize=9, frameon=False)
     for axis in axes[-1]:
-        axis.set_xlabel("budget", fontsize=7)
-    figure.tight_layout()
+        axis.set_xlabel("budget (share of the prompt tokens)", fontsize=8)
+    figure.tight_layout(rect=(0, 0, 1, 0.975))
     figure.savefig(path, dpi=80, metadata={"Software": None})

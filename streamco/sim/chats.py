@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from random import Random
 from typing import Protocol
@@ -64,12 +65,12 @@ class TabledChats:
     def __init__(self, prompts: Sequence[int], answers: Sequence[int]) -> None:
         self._tables = prompts, answers
 
-    @property
+    @cached_property
     def prompts(self) -> LengthDistribution:
         """From the table."""
         return LengthDistribution.from_samples(_spread(self._tables[0]))
 
-    @property
+    @cached_property
     def answers(self) -> RemainingLength:
         """From the table."""
         return _remaining(_spread(self._tables[1]))

@@ -48,6 +48,9 @@ Dispatch = Literal[
 ]
 
 
+_ALPACA = TabledChats(*ALPACA)  # what a client knows of it is reckoned once
+
+
 class DeviceOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A device of one's own.
 
@@ -196,7 +199,7 @@ def find_chats(lengths: str, scenario: Scenario) -> Chats:
     Raises:
         ConfigError: the file is not there or has no lengths.
     """
-    return TabledChats(*ALPACA) if lengths == "alpaca" else RecordedChats.halves(read_chats(scenario.locate(lengths)))
+    return _ALPACA if lengths == "alpaca" else RecordedChats.halves(read_chats(scenario.locate(lengths)))
 
 
 def find_prices(world: RaceWorld) -> Prices | None:
