@@ -230,11 +230,17 @@ class _World:
         policy, seed = self._options.policy, self._scenario.seed
         models = [device_model(pool) for pool in self._options.world.device_pools]
         folder = Path(self._scenario.folder)
+        step = None  # a client that may let the server write alone measures it
+        if policy.execution == "distributed":
+            forward, _ = forward_pass(self._options.world.server_pools[0], self._scenario)
+            step = forward(1, 0, _CONTEXT, 1)
         members = []
         for device in topology.devices:
             model = models[device.pool]
             options = SpeculationOptions(
-                window=policy.window, is_adaptive=policy.execution != "distributed", prior=PairPrior(step_times=model.step_times)
+                window=policy.window,
+                is_adaptive=policy.execution != "distributed",
+                prior=PairPrior(step_times=model.step_times, remote_step=step),
             )
             link = simulated_link(device.link, Random(f"{seed} link {device.number}"), folder=folder)
             pair = options.pair(policy.budget)
