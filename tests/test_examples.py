@@ -38,7 +38,7 @@ PRINTS = {
         r"^21 tokens, \$0\.000013$",
     ],
     "speculate": [
-        r"^The sky \w",
+        r"\b(sky|light)\b",
         r"^\d+ tokens the device's, \d+ the server's, \d+ by the server alone$",
         r"^\d+ rounds, \d+ bytes up, \d+% accepted, exact: True$",
     ],
