@@ -6,8 +6,8 @@ verification, and the round gives E(alpha, gamma) tokens; DSD's equation 2 is th
 
 ``ModeSwitch`` turns that into a mode. The arithmetic can be wrong, and the acceptance rate is not seen while the remote side generates
 alone, so a ledger decides too: every round is compared with what plain remote would have taken for the same tokens. Drafting goes on only
-while even a round that gives a single token, and the way back to the stream, leave the loss within 3 % of all the time (and one or two such
-rounds, for a start); where the arithmetic speaks against drafting, one round is tried whenever that keeps the loss within 1 %. So what the
+while even a round that gives a single token, and the way back to the stream, leave the loss within 3 % of all the time (and for a start one
+or two such rounds); where the arithmetic speaks against drafting, one round is tried whenever that keeps the loss within 1 %. So what the
 ledger counts is never below 0.97 of plain remote in the long run, whatever the link and the models do, and the way back is found.
 
 The papers define fused mode twice (DSD sections 3.3 and 4.4); here it is the remote side alone.
@@ -32,7 +32,8 @@ Mode = Literal["device", "remote", "speculate"]
 
 _LOSS = 0.03  # share of the time that drafting may lose against plain remote; 0.05 is promised, the rest is for what isn't counted
 _PROBE_LOSS = 0.01  # of it, for rounds that are tried against the forecast
-_CREDIT = 2.5  # rounds that may fail entirely before any time has passed,
+_TRIED = 2.0  # rounds that may fail entirely before any time has passed,
+_CREDIT = 2.5  # so many with the way back among them,
 _CREDIT_STEPS = 5.0  # but no more than so many remote steps (2 % of an answer of 256 tokens), or one round and the way back
 _STAY = 0.5  # rounds more that must be allowed to fail when drafting is gone back to: changes are dear
 _SAVINGS = 10  # rounds; gains beyond that are not held against later losses
@@ -203,11 +204,13 @@ class ModeSwitch:
     def _has_credit(self, conditions: Conditions, opening: float) -> bool:
         """Whether a round may fail, and the stream be gone back to behind it."""
         way_back = max(0.0, conditions.wait - conditions.remote_step)  # until a stream's first token
-        at_stake = self._worst + opening + way_back
+        lost = self.lost_seconds + self._worst
         if not self._is_drafting and self.seconds:
-            at_stake += _STAY * self._worst
+            lost += _STAY * self._worst
+        allowed = _LOSS * self.seconds
         credit = max(self._worst, min(_CREDIT * self._worst, _CREDIT_STEPS * conditions.remote_step))
-        return self.lost_seconds + at_stake <= max(_LOSS * self.seconds + credit, self._worst + way_back)
+        may_fail = lost <= allowed + _TRIED * self._worst
+        return may_fail and lost + opening + way_back <= max(allowed + credit, self._worst + way_back)
 
     def record(self, mode: Mode, *, seconds: float, tokens: int, remote_step: float) -> None:
         """Count a round, or a stretch that one side generated alone.

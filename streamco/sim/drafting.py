@@ -89,7 +89,7 @@ class _Sequence:
 
 
 class SimulatedDrafts:
-    """Implements what a speculator commands of the device.
+    """Implements what a speculator commands of the device. A step that nobody wants any more is broken off, but for the prompt's.
 
     Args:
         emit: is told events when they happen.
@@ -110,6 +110,8 @@ class SimulatedDrafts:
         self._own = _Sequence(0, [], 0, 0)
         self._branches: dict[int, _Sequence] = {}
         self._is_busy = self._is_called = False
+        self._running: list[_Sequence] = []  # in the present step, where that may be broken off
+        self._steps = 0
         self._is_out = False
         self._unread_prompt = device.prompt_time
         if device.fails_at is not None:
@@ -134,6 +136,8 @@ class SimulatedDrafts:
             case DropDrafts(versions):
                 for version in versions:
                     self._drop(version)
+        if self._running and not any(map(self._is_wanted, self._running)):
+            self._stop()
         if not self._is_busy and not self._is_called:
             self._is_called = True
             call_at(self._env, 0.0, self._step)  # what is asked at one time shares its batches
@@ -159,17 +163,29 @@ class SimulatedDrafts:
             return
         times = self._device.step_times
         seconds = times[min(len(active), len(times)) - 1] + self._device.read_time * sum(max(0, one.unread - 1) for one in active)
+        if not self._unread_prompt:
+            self._running = active
         seconds, self._unread_prompt = seconds + self._unread_prompt, 0.0
         self._is_busy = True
-        call_at(self._env, seconds * (1.0 + self._device.jitter * self._dice.uniform(-1.0, 1.0)), lambda: self._end_step(active))
+        number = self._steps
+        call_at(self._env, seconds * (1.0 + self._device.jitter * self._dice.uniform(-1.0, 1.0)), lambda: self._end_step(active, number))
 
-    def _end_step(self, active: list[_Sequence]) -> None:
-        self._is_busy = False
+    def _end_step(self, active: list[_Sequence], number: int) -> None:
+        if number != self._steps:
+            return  # it was broken off
+        self._stop()
         for sequence in active:
-            is_there = sequence is self._own or self._branches.get(sequence.version) is sequence
-            if is_there and sequence.left and not self._is_out:
+            if self._is_wanted(sequence) and not self._is_out:
                 self._write(sequence)
         self._step()
+
+    def _stop(self) -> None:
+        """The present step is over."""
+        self._is_busy, self._running = False, []
+        self._steps += 1
+
+    def _is_wanted(self, sequence: _Sequence) -> bool:
+        return bool(sequence.left) and (sequence is self._own or self._branches.get(sequence.version) is sequence)
 
     def _write(self, sequence: _Sequence) -> None:
         device = self._device

@@ -7,7 +7,7 @@ from itertools import product
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -236,6 +236,7 @@ def test_the_rate_is_never_below_19_twentieths_of_plain_remote(believed: float) 
 
 
 @settings(max_examples=30)
+@example(Conditions(acceptance=0.0, window=4, draft_step=1 / 32, remote_step=3 / 16, verify=1 / 32, rtt=1 / 16), 1.0, 0)
 @given(conditions, st.floats(0.0, 1.0), st.integers(0, 1000))
 def test_a_lying_forecast_cannot_break_the_floor(truth: Conditions, believed: float, seed: int) -> None:
     truth = replace(truth, budget=1.0)

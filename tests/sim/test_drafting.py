@@ -54,6 +54,21 @@ def test_what_has_to_be_read_takes_time() -> None:
     assert world.run() == [(2.0, 1, [8], True)]
 
 
+def test_a_step_is_broken_off_when_all_its_drafts_were_dropped() -> None:
+    world = World()
+    world.drafts.run(DraftTokens(1, 0, (7,), 1))
+    world.run()
+    world.heard.clear()
+    world.drafts.run(DraftBranch(2, 2, (20,), 3))
+    world.drafts.run(DraftBranch(3, 2, (30,), 3))
+    world.env.run(until=1.5)
+    world.drafts.run(DropDrafts((2,)))
+    world.env.run(until=1.75)
+    world.drafts.run(DropDrafts((3,)))
+    world.drafts.run(DraftTokens(4, 2, (40,), 1))
+    assert world.run() == [(2.75, 4, [41], True)]
+
+
 def test_branches_share_their_steps_with_the_trunk() -> None:
     world = World()
     world.drafts.run(DraftTokens(1, 0, (7,), 1))
