@@ -52,6 +52,7 @@ TOKENS = 256
 PROMPT_TIME = 0.2
 READING = 0.004  # of a server's step, for each token
 CONCENTRATION = 2.0  # of the chances around their mean: of the smallest, most are near 0 or 1
+AHEAD = SpeculationOptions().most_ahead
 TRIED = 4  # windows of draft-then-wait
 NEVER_BELOW = 0.95
 IN_TURN = SpeculatorOptions(max_tokens=TOKENS, is_adaptive=False, is_parallel=False)
@@ -124,7 +125,7 @@ def models(acceptance: float, seed: int, *, is_blind: bool) -> tuple[Successor, 
 
 def simulate(cell: Cell, *, seeds: int, answers: int) -> Found:
     """All of a cell: a new pair for every seed, so many answers of each."""
-    options = SpeculatorOptions(max_tokens=TOKENS)
+    options = SpeculatorOptions(max_tokens=TOKENS, most_ahead=AHEAD)
     outcomes = []
     for seed in range(seeds):
         pair = SpeculationOptions().pair(1.0)

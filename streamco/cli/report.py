@@ -154,6 +154,7 @@ def _speculation_section(figures: SpeculationFigures) -> Section:
         ("of judged drafts accepted", _share(figures.acceptance)),
         ("of drafts judged, their budget", f"{_share(figures.offloaded_share)}, {_share(figures.budget)}"),
         ("next draft ready with the verdict", _share(figures.hit_rate)),
+        ("next draft sent ahead of it", _share(figures.ahead_rate)),
         ("rounds, bytes up and down", f"{figures.rounds}, {figures.bytes_up} and {figures.bytes_down}"),
         ("drafted, of these not in the answer", f"{figures.drafted}, {figures.wasted}"),
         ("computed by the server", f"{figures.cloud_tokens} tokens"),

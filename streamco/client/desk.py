@@ -228,6 +228,7 @@ class SpeculationDesk:
             is_parallel=self.options.is_parallel and self.options.most_branches > 0,
             branch_kinds=self.options.branch_kinds,
             most_branches=self.options.most_branches,
+            most_ahead=min(self.options.most_ahead, pairing.facts.ahead) if self.pair.is_lossless else 0,
             most_draft=pairing.facts.draft_tokens,
             link_patience=self.options.link_patience,
             last_patience=self.options.last_patience,

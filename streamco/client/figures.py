@@ -187,6 +187,7 @@ def _figures(driver: SpeculationDriver, record: Record) -> SpeculationFigures:
         offloaded_share=report.offloaded_share,
         budget=record.budget,
         hit_rate=report.hit_rate,
+        ahead_rate=report.ahead_rate,
         rounds=report.rounds,
         bytes_up=session.bytes_up,
         bytes_down=session.bytes_down,

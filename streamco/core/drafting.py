@@ -70,17 +70,38 @@ class Drafting:
         line.go_on(self._number(), count, now=now)
         self._say(DraftTokens(line.version, len(self._mirror.ids), (), count))
 
-    def branch(self, settled: int, guesses: Sequence[Branch], count: Callable[[Branch], int], *, width: int, now: float) -> None:
+    def bet_on(self, judged: int, count: int, *, now: float) -> Line | None:
+        """The trunk's first tokens are being judged, and it goes on for ``count`` behind them: a bet that all stay. None: it can't."""
+        line, self.trunk = self.trunk, None
+        if line is None or line.is_out_of_room:
+            return None
+        line.bet_on(judged, count)
+        self.branches[line.version] = line
+        self._go_on(line, now)
+        return line
+
+    def _go_on(self, line: Line, now: float) -> None:
+        """Draft on along a bet on the device's own sequence, if that is done and has not what it is to have."""
+        more = line.wanted - len(line.tokens)
+        if line.is_finished and more > 0 and not line.is_out_of_room:
+            del self.branches[line.version]
+            self.extend(line, more, now=now)
+            self.branches[line.version] = line
+
+    def branch(
+        self, settled: int, guesses: Sequence[Branch], count: Callable[[Branch], int], *, width: int, lead: int = 0, now: float
+    ) -> None:
         """Draft beside the trunk, which is being judged behind so many settled tokens; so many side by side, then the next ones.
 
-        ``count`` says how far, 0: not at all.
+        ``count`` says how far, 0: not at all. The first ``lead`` ones are drafted before the others.
         """
         self._behind, self._width = settled, width
         self._waiting = [(guess, tokens) for guess in guesses if (tokens := count(guess)) > 0]
-        self._begin_branches(now)
+        if all(line.is_finished for line in self.branches.values()):
+            self._begin_branches(now, lead or width)
 
-    def _begin_branches(self, now: float) -> None:
-        beginning, self._waiting = self._waiting[: self._width], self._waiting[self._width :]
+    def _begin_branches(self, now: float, width: int) -> None:
+        beginning, self._waiting = self._waiting[:width], self._waiting[width:]
         for guess, tokens in beginning:
             asked = tokens + (guess.token is None)
             line = Line(self._number(), asked, now, guess, is_timed=True, is_branch=True)
@@ -100,16 +121,19 @@ class Drafting:
         if line is not trunk:
             self._report.pre_drafted += len(event.tokens)
         line.take(event.tokens, event.importance, now=now, is_finished=event.is_finished)
-        if line is trunk:
+        if line is trunk or line.is_own:
             held = len(self._mirror.ids)
             self._mirror.write(held, [token.id for token in event.tokens])
+        if line.is_own and line.is_finished:
+            self._go_on(line, now)
+        if line is trunk:
             if line.is_finished and (pace := line.pace(now=now)) is not None:
                 self._pair.note_draft(1, *pace)
-        elif line.made > self._depth:  # the first of a batch says it for all, step by step: few branches are ever finished
+        elif not line.is_own and line.made > self._depth:  # the first of a batch says it for all: few branches are ever finished
             self._pair.note_draft(self._side_by_side, line.made - self._depth, now - self._depth_at)
             self._depth, self._depth_at = line.made, now
         if self._waiting and line is not trunk and all(branch.is_finished for branch in self.branches.values()):
-            self._begin_branches(now)
+            self._begin_branches(now, self._width)
         return line
 
     def rest(self, *, now: float) -> None:
@@ -132,9 +156,12 @@ class Drafting:
         """A branch won its bet: it is the trunk, behind the settled tokens, from now on, and the others are dropped."""
         self._report.hits += token is not None
         self._report.adopted += len(line.tokens)
+        is_own = line.is_own
         line.win(token)
         del self.branches[line.version]
-        self._say(AdoptBranch(line.version))
+        if not is_own:
+            self._say(AdoptBranch(line.version))
+            self.branches = {version: branch for version, branch in self.branches.items() if not branch.is_own}  # it is closed with that
         self.drop()
         self.trunk = line
         same = self._mirror.meet(settled)
@@ -142,7 +169,7 @@ class Drafting:
 
     def drop(self) -> None:
         """End all drafts; what the device's own sequence holds stays."""
-        versions = [*self.branches]
+        versions = [version for version, line in self.branches.items() if not (line.is_own and line.is_finished)]
         if self.trunk is not None and not self.trunk.is_finished:
             versions.append(self.trunk.version)
         if versions:

@@ -38,6 +38,9 @@ class Line:
         first: how many those were.
         is_paced: its pace says how fast the device is.
         is_branch: its sequence began beside the device's own; room that it lacks the device may have.
+        is_own: it bets on a verdict, and stands on the device's own sequence.
+        wanted: tokens that it is to have then.
+        is_ahead: its draft was sent ahead of the verdict.
     """
 
     version: int
@@ -54,6 +57,9 @@ class Line:
     first: int = 0
     is_paced: bool = True
     is_branch: bool = False
+    is_own: bool = False
+    wanted: int = 0
+    is_ahead: bool = False
 
     @property
     def made(self) -> int:
@@ -109,13 +115,33 @@ class Line:
             return self.guess.token == token
         return bool(self.tokens) and self.tokens[0].id == token
 
+    def foresees(self) -> tuple[int, list[DraftToken]] | None:
+        """The token that the verdict ends with, as it bets, and its draft behind that; None: it doesn't know yet."""
+        if self.guess is None or not self.tokens:
+            return None
+        if self.guess.token is None:
+            return self.tokens[0].id, self.tokens[1:]
+        return self.guess.token, self.tokens
+
+    def bet_on(self, judged: int, wanted: int) -> None:
+        """Its first tokens are judged: from now on it bets that all of them are accepted, and goes on behind those."""
+        self._forget(judged)
+        self.guess = Branch(judged, None, 1.0)
+        self.is_own, self.is_ahead, self.wanted = True, False, wanted
+
     def win(self, token: int | None) -> None:
         """The verdict is what it bets on: it goes on behind settled tokens, ``token`` among them."""
         if self.guess is not None and self.guess.token is None and token is not None:
-            del self.tokens[0]
-            self.asked -= 1
+            self._forget(1)
         self.guess = None
-        self.is_paced = False
+        self.is_paced = self.is_own = False
+
+    def _forget(self, count: int) -> None:
+        """Its first tokens belong to somebody else from now on."""
+        of_earlier = min(count, self.earlier)
+        self.earlier -= of_earlier
+        self.asked -= count - of_earlier
+        del self.tokens[:count]
 
 
 RoundState = Literal["out", "held", "cut"]
@@ -135,6 +161,9 @@ class Round:
         is_first: of its connection: a prompt is read in it.
         retry_at: when it may be sent again, once refused.
         branches: how many bet on its verdict.
+        ahead: drafts that were sent ahead of its verdict, by what they bet on: how many tokens it accepts, and the one behind them.
+        expected: when its verdict should be here.
+        was_ahead: it was such a draft itself.
     """
 
     draft: list[DraftToken]
@@ -145,6 +174,9 @@ class Round:
     is_first: bool = False
     retry_at: float = 0.0
     branches: int = 0
+    ahead: dict[tuple[int, int], Round] = field(default_factory=dict)
+    expected: float = 0.0
+    was_ahead: bool = False
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -163,6 +195,8 @@ def bet(
     *,
     window: int,
     most: int,
+    seconds: float | None = None,
+    most_ahead: int = 0,
     kinds: frozenset[BranchKind],
     end_ids: frozenset[int],
     alternatives: int = ALTERNATIVES,
@@ -174,6 +208,8 @@ def bet(
         pair: what is known of acceptance and times.
         window: tokens of the next draft.
         most: branches.
+        seconds: until the verdict is expected; None: as long as verdicts take.
+        most_ahead: of the next drafts may be sent ahead of the verdict.
         kinds: of branches wanted.
         end_ids: nothing is drafted behind one of these.
         alternatives: of each position.
@@ -187,4 +223,6 @@ def bet(
         and branch.token not in end_ids
         and not (branch.position == len(draft) and draft[-1].id in end_ids)
     ]
-    return allot(branches, seconds=pair.wait, step_times=pair.step_times[:most], window=window)
+    rtt = pair.rtt if most_ahead else 0.0
+    seconds = pair.wait if seconds is None else seconds
+    return allot(branches, seconds=seconds, step_times=pair.step_times[:most], window=window, rtt=rtt, most_ahead=most_ahead)

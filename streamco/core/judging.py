@@ -15,6 +15,7 @@ from streamco.core.speculation import (
     ConnectVerifier,
     DraftRefused,
     DraftToken,
+    Foreseen,
     SendDraft,
     SpeculatorCommand,
     VerdictReceived,
@@ -95,8 +96,23 @@ class Judging:
             self._send(self.round, settled, now)
         return self.round
 
+    def send_ahead(self, draft: Sequence[DraftToken], accepted: int, token: int, settled: Sequence[int], *, now: float) -> Round:
+        """Send a draft that is to be judged if the round that is out ends just so. ``settled``: without that."""
+        out = self.round
+        if out is None or out.state != "out":
+            raise AssertionError("a draft is sent ahead of a verdict that is awaited")
+        self._last_number += 1
+        ahead = Round(list(draft), number=self._last_number, state="out", sent=now, was_ahead=True)
+        out.ahead[accepted, token] = ahead
+        foreseen = Foreseen(out.number, accepted, token)
+        self._say(SendDraft(ahead.number, len(settled) + accepted + 1, (), ahead.ids, _rows(draft), foreseen))
+        return ahead
+
     def accept(self, event: VerdictReceived, settled: Sequence[int]) -> Round | None:
-        """A verdict came; gives its round, which is over, or None where that was over before. ``settled``: without the verdict."""
+        """A verdict came; gives its round, which is over, or None where that was over before. ``settled``: without the verdict.
+
+        The next round is out already where a draft was sent ahead for just this verdict.
+        """
         waiting = self.round
         if waiting is None or waiting.state != "out" or waiting.number != event.round:
             return None
@@ -105,7 +121,7 @@ class Judging:
         token = () if event.token is None else (event.token,)
         base = self._mirror.meet(settled)
         self._mirror.write(base, [*settled[base:], *waiting.ids[: event.accepted], *token])
-        self.round = None
+        self.round = None if event.token is None else waiting.ahead.get((event.accepted, event.token))
         self.trouble_since = None
         self.is_new = False
         return waiting
@@ -118,6 +134,7 @@ class Judging:
         self._begin_trouble(now)
         seconds = _RETRY_AFTER if event.retry_after is None else max(0.0, event.retry_after)
         waiting.state = "held"
+        waiting.ahead.clear()
         waiting.retry_at = self.refused_until = now + seconds
         return True
 
@@ -161,10 +178,15 @@ class Judging:
         given = tuple(settled[base:])
         self._last_number += 1
         waiting.number, waiting.state, waiting.sent = self._last_number, "out", now
-        waiting.given, waiting.is_first = len(given), self.is_new
-        rows = tuple(token.row for token in waiting.draft)
-        self._say(SendDraft(waiting.number, base, given, waiting.ids, rows if any(row is not None for row in rows) else ()))
+        waiting.given, waiting.is_first, waiting.was_ahead = len(given), self.is_new, False
+        waiting.ahead.clear()
+        self._say(SendDraft(waiting.number, base, given, waiting.ids, _rows(waiting.draft)))
 
     def _begin_trouble(self, now: float) -> None:
         if self.trouble_since is None:
             self.trouble_since = now
+
+
+def _rows(draft: Sequence[DraftToken]) -> tuple[object | None, ...]:
+    rows = tuple(token.row for token in draft)
+    return rows if any(row is not None for row in rows) else ()

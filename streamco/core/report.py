@@ -119,6 +119,7 @@ class SpeculationFigures(Struct, frozen=True, kw_only=True):
         offloaded_share: share of drafted tokens that were sent to be judged; None: nothing was drafted to its end.
         budget: what that share was held at, 0 to 1; 1: the answer is the verifier's own.
         hit_rate: share of rounds whose next draft was there when the verdict came; None: no round.
+        ahead_rate: share of rounds whose next draft was at the verifier by then, sent ahead; None: no round.
         rounds: verdicts.
         bytes_up, bytes_down: sent and received for them, without the transport's own.
         drafted: written by the device. wasted: of these, not in the answer.
@@ -135,6 +136,7 @@ class SpeculationFigures(Struct, frozen=True, kw_only=True):
     offloaded_share: float | None
     budget: float
     hit_rate: float | None
+    ahead_rate: float | None
     rounds: int
     bytes_up: int
     bytes_down: int

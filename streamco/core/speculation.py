@@ -15,7 +15,8 @@ from streamco.events import ReaderLeft
 
 __all__ = ["AdoptBranch", "CloseRemote", "CloseVerifier", "ConnectVerifier", "DeliverIds", "DeviceFailed", "DraftBranch", "DraftRefused"]
 __all__ += ["ReaderBehind", "ReaderReady"]
-__all__ += ["DraftToken", "DraftTokens", "DropDrafts", "FailAnswer", "FinishAnswer", "OpenRemote", "Origin", "RemoteEnded", "RemoteFailed"]
+__all__ += ["DraftToken", "DraftTokens", "DropDrafts", "FailAnswer", "FinishAnswer", "Foreseen", "OpenRemote", "Origin"]
+__all__ += ["RemoteEnded", "RemoteFailed"]
 __all__ += ["RemoteTokensReceived", "RetractIds", "SendDraft", "SettleIds", "SpeculatorCommand", "SpeculatorEvent", "TokensDrafted"]
 __all__ += ["Candidates", "VerdictReceived", "VerifierConnected", "VerifierFailed", "VerifierLost"]
 
@@ -194,6 +195,14 @@ class ConnectVerifier(Struct, frozen=True):
     ids: tuple[int, ...]
 
 
+class Foreseen(Struct, frozen=True):
+    """A verdict that may come: that of this round, which is out, with so many accepted tokens and this one behind them."""
+
+    round: int
+    accepted: int
+    token: int
+
+
 class SendDraft(Struct, frozen=True):
     """Have a draft judged.
 
@@ -203,6 +212,7 @@ class SendDraft(Struct, frozen=True):
         given: tokens that it then reads as settled.
         ids: tokens to be judged behind them.
         rows: what each of those was drawn from, as ``DraftToken.row`` has it.
+        behind: sent ahead: to be judged as soon as that verdict has come to be, and not otherwise; the context is not cut. None: at once.
     """
 
     round: int
@@ -210,6 +220,7 @@ class SendDraft(Struct, frozen=True):
     given: tuple[int, ...]
     ids: tuple[int, ...]
     rows: tuple[object | None, ...] = ()
+    behind: Foreseen | None = None
 
 
 class CloseVerifier(Struct, frozen=True):

@@ -18,7 +18,7 @@ from random import Random
 from typing import assert_never
 
 from streamco.core.drafting import Drafting
-from streamco.core.drafts import Line, bet
+from streamco.core.drafts import Line, Round, bet
 from streamco.core.judging import Judging
 from streamco.core.overhearing import Overhearing
 from streamco.core.pair import Pair, SpeculationReport
@@ -111,6 +111,8 @@ class Speculator:
                 line = self._drafting.take(event, now=now)
                 if line is not None and line is self._drafting.trunk:
                     self._on_trunk(now)
+                elif line is not None:
+                    self._look_ahead(line, now)
             case DeviceFailed(error):
                 self._on_device_failed(error, now)
             case VerifierConnected() | VerifierLost() | VerifierFailed():
@@ -292,25 +294,67 @@ class Speculator:
     def _submit(self, draft: Sequence[DraftToken], now: float) -> None:
         """Have a draft judged, and draft on meanwhile along the likeliest verdicts."""
         waiting = self._judging.submit(draft, self.answer.ids, now=now)
-        options, left = self._options, self.answer.left
-        if not draft or not options.is_parallel or self._drafting.is_out:
+        waiting.expected = now + self._pair.wait
+        self._bet(waiting, now)
+
+    def _bet(self, waiting: Round, now: float) -> None:
+        """Draft on along the likeliest verdicts of the round that is out."""
+        options, left, window = self._options, self.answer.left, min(self._pair.usual_window, self._options.most_draft)
+        if not waiting.draft or not options.is_parallel or self._drafting.is_out:
             return
+        own = self._bet_on_all(waiting, window, now) if waiting.was_ahead else None
         plan = bet(
-            draft,
+            waiting.draft,
             self._pair,
-            window=min(self._pair.usual_window, options.most_draft),
+            seconds=waiting.expected - now if waiting.was_ahead else None,
+            window=window,
             most=options.most_branches,
+            most_ahead=options.most_ahead,
             kinds=options.branch_kinds,
             end_ids=options.end_ids,
             alternatives=options.alternatives,
         )
 
         def room(branch: Branch) -> int:
+            if own is not None and branch.position == len(waiting.draft) and branch.token is None:
+                return 0
             reserved = branch.position + 1 + self._pair.is_lossless  # the verdict, and the next one's own token
             return plan.steps if left is None else min(plan.steps, left - reserved)
 
-        self._drafting.branch(self.answer.length, plan.branches, room, width=plan.width, now=now)
+        self._drafting.branch(self.answer.length, plan.branches, room, width=plan.width, lead=plan.lead, now=now)
         waiting.branches = len(self._drafting.branches)
+        if own is not None:
+            self._look_ahead(own, now)
+
+    def _bet_on_all(self, waiting: Round, window: int, now: float) -> Line | None:
+        """The device drafts on behind what is judged; None: nothing comes there."""
+        left, size = self.answer.left, len(waiting.draft)
+        room = window if left is None else min(window, left - size - 2)
+        if room < 1 or waiting.draft[-1].id in self._options.end_ids:
+            self._drafting.rest(now=now)
+            return None
+        return self._drafting.bet_on(size, room + 1, now=now)
+
+    def _look_ahead(self, line: Line, now: float) -> None:
+        """Send a branch's draft before its verdict is here, once another token would cost more time than it is worth."""
+        if not self._options.most_ahead or not self._pair.is_lossless:
+            return
+        waiting, foreseen = self._judging.round, line.foresees()
+        if waiting is None or waiting.state != "out" or foreseen is None or line.guess is None or line.is_ahead:
+            return
+        (token, draft), accepted = foreseen, line.guess.position
+        if not draft or len(waiting.ahead) >= self._options.most_ahead or (accepted, token) in waiting.ahead or self._rest.is_wanted:
+            return
+        ends, left = self._options.end_ids, self.answer.left
+        draft = draft[: next((place + 1 for place, each in enumerate(draft) if each.id in ends), len(draft))]
+        most = self._options.most_draft if left is None else min(self._options.most_draft, left - accepted - 2)
+        if token in ends or most < 1:
+            return
+        is_whole = line.is_finished or draft[-1].id in ends or len(draft) >= min(most, self._pair.window)
+        confidences = [each.confidence for each in draft]
+        if is_whole or not self._pair.is_worth_waiting(confidences, arrival=now + self._pair.rtt - waiting.expected):
+            self._judging.send_ahead(draft[:most], accepted, token, self.answer.ids, now=now)
+            line.is_ahead = True
 
     def _ask_for_one(self, now: float) -> None:
         """The verifier's next token, without a draft."""
@@ -348,6 +392,8 @@ class Speculator:
             self._pair.note_wait(now - waiting.sent, queue_depth=self._pair.queue_depth, server_seconds=0.0)
             self.report.losses += 1
         self._judging.retry(self.answer.ids, now=now)
+        if waiting is not None:
+            waiting.expected = now + self._pair.wait
         self._bear(now)
 
     def _bear(self, now: float) -> None:
@@ -360,6 +406,8 @@ class Speculator:
         if not self._judging.refuse(event, now=now):
             return
         self.report.refusals += 1
+        for line in self._drafting.branches.values():
+            line.is_ahead = False
         waiting, give_up_at = self._judging.round, self._ways.give_up_at()
         if self._ways.has_help and waiting is not None and give_up_at is not None and waiting.retry_at >= give_up_at:
             self._go_without(now)
@@ -374,12 +422,34 @@ class Speculator:
         line = self._drafting.find(event.accepted, event.token) if self.answer.ended is None else None
         if waiting.given <= _CATCH_UP and not waiting.is_first:
             seconds = event.queue_seconds + event.compute_seconds
-            self._pair.note_wait(now - waiting.sent, queue_depth=event.queue_depth, server_seconds=seconds)
+            waited = self._pair.rtt + seconds if waiting.was_ahead else now - waiting.sent
+            self._pair.note_wait(waited, queue_depth=event.queue_depth, server_seconds=seconds)
         elif waiting.is_first and self._ledger.prompt_time > 0.0:
             self._pair.note_opening(max(0.0, now - waiting.sent - self._pair.wait) / self._ledger.prompt_time)
         self._pair.note_verdict(waiting.confidences, event.accepted, is_hit=line is not None if waiting.branches else None)
+        if self._options.most_ahead and waiting.branches:
+            self._pair.note_ahead(self._judging.round is not None)
         self._ledger.note_round(tokens, now=now)
-        self._go_on(now, line, event.token)
+        if self._judging.round is not None and self.answer.ended is None:
+            self._go_on_ahead(self._judging.round, line, event.token, now)
+        else:
+            self._go_on(now, line, event.token)
+
+    def _go_on_ahead(self, waiting: Round, line: Line | None, token: int | None, now: float) -> None:
+        """The next draft was sent ahead, and is being judged."""
+        self.report.ahead += 1
+        is_going_on = self._ways.choose(now=now) == "speculate"
+        waiting.expected = max(waiting.sent + self._pair.wait, now + self._pair.wait - self._pair.rtt)
+        waiting.sent = now
+        self.report.chunks += len(waiting.draft)
+        self.report.offloaded += len(waiting.draft)
+        if line is not None:
+            self._drafting.adopt(line, self.answer.ids, token)
+            self._settling.propose(waiting.ids)
+        if is_going_on:
+            self._bet(waiting, now)
+        else:
+            self._drafting.rest(now=now)  # the round is judged, and then somebody else goes on
 
     # The remote side
 

@@ -38,6 +38,7 @@ class SpeculatorOptions(Struct, frozen=True, kw_only=True):
         branch_kinds: which verdicts branches may bet on.
         most_branches: side by side.
         alternatives: of each position.
+        most_ahead: drafts that may be sent before the verdict that they bet on, each round; 0: the verifier takes none.
         most_draft: tokens that the verifier judges in one round.
         verdict_patience: until a verdict that doesn't come means a dead connection.
         prompt_patience: the same for the first verdict of a connection.
@@ -56,6 +57,7 @@ class SpeculatorOptions(Struct, frozen=True, kw_only=True):
     branch_kinds: frozenset[BranchKind] = frozenset({"accept all", "reject"})
     most_branches: int = 6
     alternatives: int = ALTERNATIVES
+    most_ahead: int = 0
     most_draft: int = 31
     verdict_patience: float = 5.0
     prompt_patience: float = 30.0
@@ -64,10 +66,10 @@ class SpeculatorOptions(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse what can't be."""
-        if self.most_branches < 0 or self.alternatives < 0 or self.most_draft < 1:
+        if min(self.most_branches, self.alternatives, self.most_ahead) < 0 or self.most_draft < 1:
             raise ConfigError(
-                "speculator: expected most_branches >= 0, alternatives >= 0 and most_draft >= 1, "
-                f"got {self.most_branches}, {self.alternatives} and {self.most_draft}"
+                "speculator: expected most_branches, alternatives and most_ahead >= 0 and most_draft >= 1, "
+                f"got {self.most_branches}, {self.alternatives}, {self.most_ahead} and {self.most_draft}"
             )
         if min(self.verdict_patience, self.prompt_patience, self.link_patience, self.last_patience) <= 0.0:
             raise ConfigError("speculator: expected every patience above 0 s")

@@ -29,7 +29,7 @@ from streamco.endpoints.verify_session import ProtocolSession
 from streamco.endpoints.verifying import Emit, VerifierFacts
 from streamco.engines.base import Engine, ModelInfo
 from streamco.errors import ConfigError, EndpointError, StreamClosed, UsageError
-from streamco.wire.verify import PATH, Rule, RuleKind, VerifyLimits, Welcome
+from streamco.wire.verify import FOLLOWS, PATH, Rule, RuleKind, VerifyLimits, Welcome
 from streamco.wire.verify_client import VerifyClient
 from streamco.wire.verify_codec import VerifyCodec
 
@@ -272,4 +272,5 @@ def _read_welcome(welcome: Welcome) -> VerifierFacts:
         context_tokens=welcome.limits.context_tokens,
         samples_exactly=welcome.is_exact,
         holds_context=True,
+        ahead=FOLLOWS,
     )

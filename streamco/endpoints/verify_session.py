@@ -24,6 +24,7 @@ from streamco.core.speculation import (
     CloseVerifier,
     ConnectVerifier,
     DraftRefused,
+    Foreseen,
     SendDraft,
     VerdictReceived,
     VerifierConnected,
@@ -102,6 +103,8 @@ class ProtocolSession:
         self._is_open = False  # drafts may be sent
         self._key: bytes | None = None
         self._round: int | None = None  # that is out
+        self._ahead: dict[int, int] = {}  # rounds behind it, by their numbers on the wire
+        self._last: VerdictReceived | None = None  # of the round before the one that is out
         self._has_read = False  # the server has given a verdict on this context
         self._failures = 0
         self._not_before = 0.0  # the loop's time
@@ -167,17 +170,25 @@ class ProtocolSession:
         self._stop_timer()
         self.rounds += 1
         self._has_read, self._failures = True, 0
-        self._emit(
-            VerdictReceived(
-                round=number,
-                accepted=verdict.accepted,
-                token=verdict.token,
-                rows=tuple(_candidates(row) for row in verdict.rows),
-                queue_depth=min(1.0, verdict.queue_depth / FULL_QUEUE),
-                queue_seconds=verdict.queue_us / 1e6,
-                compute_seconds=verdict.compute_us / 1e6,
-            )
+        self._last = VerdictReceived(
+            round=number,
+            accepted=verdict.accepted,
+            token=verdict.token,
+            rows=tuple(_candidates(row) for row in verdict.rows),
+            queue_depth=min(1.0, verdict.queue_depth / FULL_QUEUE),
+            queue_seconds=verdict.queue_us / 1e6,
+            compute_seconds=verdict.compute_us / 1e6,
         )
+        self._begin_ahead()
+        self._emit(self._last)
+
+    def _begin_ahead(self) -> None:
+        """The draft that was sent ahead for just this verdict is the round that is out."""
+        link, ahead = self._link, self._ahead
+        self._ahead = {}
+        begun = None if link is None else link.client.round_out(self._number)
+        if begun is not None:
+            self._begin_round(ahead[begun])
 
     def _take_refusal(self, error: VerifyProtocolError) -> None:
         if error.scope == "round":
@@ -202,6 +213,7 @@ class ProtocolSession:
         if number is None:
             return
         self._stop_timer()
+        self._ahead.clear()
         if error.code == "overloaded" or (error.code == "failed" and self._is_worth_a_try(error)):
             self._emit(DraftRefused(number, error.retry_after))
         else:
@@ -334,14 +346,27 @@ class ProtocolSession:
         if link is None or not self._is_open:
             return  # it was lost, and that was told
         rows = tuple(row for row in command.rows if isinstance(row, Row)) if self._rule.kind is RuleKind.SAMPLE else ()
-        base = len(self._prompt) + command.base
+        behind, base = command.behind, len(self._prompt) + command.base
         try:
-            link.client.draft(self._number, base, (*command.given, *command.ids), given=len(command.given), rows=rows)
+            if behind is not None and behind.round == self._round:
+                number = link.client.follow(self._number, behind.accepted, behind.token, command.ids, rows=rows)
+                self._ahead[number] = command.round
+            elif behind is None or self._has_come(behind):
+                link.client.draft(self._number, base, (*command.given, *command.ids), given=len(command.given), rows=rows)
+                self._begin_round(command.round)
         except VerifyProtocolError as error:  # beyond the server's limits
             self._loop.call_soon(self._fail, error)
             return
-        self._round = command.round
         self.bytes_up += link.flush()
+
+    def _has_come(self, foreseen: Foreseen) -> bool:
+        """Whether the verdict is here already, and on its way to whoever sent this draft ahead of it."""
+        last = self._last
+        came = None if last is None else (last.round, last.accepted, last.token)
+        return self._round is None and came == (foreseen.round, foreseen.accepted, foreseen.token)
+
+    def _begin_round(self, number: int) -> None:
+        self._round = number
         limit = self._timeouts.next_token if self._has_read else self._timeouts.first_token
         if limit is not None:
             self._timer = self._loop.call_later(limit, self._give_up_round)
@@ -378,6 +403,7 @@ class ProtocolSession:
         if self._link is not None:
             self._link.leave(self._number)
         self._link, self._round, self._is_open = None, None, False
+        self._ahead.clear()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -49,6 +49,7 @@ class VerifierFacts(Struct, frozen=True, kw_only=True):
         context_tokens: prompt and answer together; None: it doesn't say.
         samples_exactly: sampling keeps the target's distribution whatever its filters; False: only where its top_k is within ``top_k``.
         holds_context: it keeps a session's context; False: every round sends and reads all of it.
+        ahead: drafts that may be sent before the verdict that they bet on, behind each round.
     """
 
     model: str
@@ -58,6 +59,7 @@ class VerifierFacts(Struct, frozen=True, kw_only=True):
     context_tokens: int | None = None
     samples_exactly: bool = False
     holds_context: bool = False
+    ahead: int = 0
 
     def is_exact(self, rule: Rule) -> bool:
         """Whether answers made by this rule are the target's own: token for token where greedy, in distribution where sampled."""

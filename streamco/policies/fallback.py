@@ -54,6 +54,7 @@ class Conditions(Struct, frozen=True, kw_only=True):
         round_transfer: for the bytes of a round that don't depend on the window.
         token_transfer: more for each draft token.
         hit_rate: share of rounds whose pre-drafted branch is adopted, 0..1.
+        ahead: seconds that a round is shorter, on the mean, for its draft had been sent before the verdict in front of it was here.
         slowdown: how many times longer a step on all branches together takes than one of the draft alone.
         budget: share of draft tokens that are verified, above 0 up to 1; the rest cost a draft step each.
         round_tokens: that a verified round gives, as measured; None: as the acceptance rate says, E(alpha, gamma).
@@ -69,6 +70,7 @@ class Conditions(Struct, frozen=True, kw_only=True):
     round_transfer: float = 0.0
     token_transfer: float = 0.0
     hit_rate: float = 0.0
+    ahead: float = 0.0
     slowdown: float = 1.0
     budget: float = 1.0
     round_tokens: float | None = None
@@ -116,6 +118,7 @@ def round_seconds(conditions: Conditions, *, is_parallel: bool) -> float:
     if is_parallel:
         steps = min(conditions.window, int(conditions.wait / (conditions.draft_step * conditions.slowdown) + 1e-9))
         drafting -= conditions.hit_rate * steps * conditions.draft_step
+        return drafting + max(0.0, conditions.wait - conditions.ahead)
     return drafting + conditions.wait
 
 

@@ -20,8 +20,8 @@ batch of two costs as much as two of one, the likelier goes first.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain, product, repeat
 from random import Random
 
 from msgspec import Struct
@@ -83,11 +83,13 @@ class PreDraft(Struct, frozen=True):
         branches: likeliest first; empty: nothing is worth a step, or there is no time for one.
         steps: tokens to draft on each of them; time may end before the last ones have so many.
         width: so many are drafted side by side, and when they are done the next ones.
+        lead: so many come before all others.
     """
 
     branches: tuple[Branch, ...] = ()
     steps: int = 0
     width: int = 1
+    lead: int = 0
 
     @property
     def hit_rate(self) -> float:
@@ -181,17 +183,22 @@ def rank_branches(
     return sorted((branch for branch in branches if branch.probability > 0.0), key=lambda branch: (-branch.probability, -branch.position))
 
 
-def allot(branches: Sequence[Branch], *, seconds: float, step_times: Sequence[float], window: int) -> PreDraft:
+def allot(
+    branches: Sequence[Branch], *, seconds: float, step_times: Sequence[float], window: int, rtt: float = 0.0, most_ahead: int = 0
+) -> PreDraft:
     """Choose which branches to draft, how far, and how many side by side.
 
     More branches hit more often, but a batch of them takes longer a step, so each gets less far before the verdict comes. A hit saves the
-    steps that were made, up to the next draft's length; what counts is the mean of that.
+    steps that were made, up to the next draft's length; what counts is the mean of that. A draft that is sent ahead saves more: what is
+    left of the time until the verdict when it is ready, up to a round trip. So the likeliest branch may come before all others.
 
     Args:
         branches: likeliest first (``rank_branches``).
         seconds: the compute allowance, as a rule until the verdict is expected.
         step_times: seconds for one token on each of 1, 2, ... branches in one batch; as long as the most branches allowed.
         window: tokens of the next draft.
+        rtt: seconds that a draft saves which is sent ahead.
+        most_ahead: so many are.
 
     Raises:
         ConfigError: a step that takes no time.
@@ -200,26 +207,34 @@ def allot(branches: Sequence[Branch], *, seconds: float, step_times: Sequence[fl
         raise ConfigError(f"branches: expected step times above 0 s, got {list(step_times)}")
     allowed = branches[: len(step_times)]
     best, most = PreDraft(), 0.0
-    for width in range(1, len(allowed) + 1):
-        steps = _steps(len(allowed), width, seconds, step_times, window)
+    for lead, width in product((0, 1) if most_ahead and rtt > 0.0 else (0,), range(1, len(allowed) + 1)):
+        sizes = chain((lead,) if lead else (), repeat(width))
+        steps, left = _steps(len(allowed), sizes, seconds, step_times, window)
         saved = sum(branch.probability * made for branch, made in zip(allowed, steps, strict=False))
+        spared = zip(allowed[:most_ahead], left, strict=False)
+        saved += sum(branch.probability * min(rtt, time) for branch, time in spared) / step_times[0]
         if saved > most + 1e-12:
-            best, most = PreDraft(tuple(allowed[: len(steps)]), steps[0], width), saved
+            best, most = PreDraft(tuple(allowed[: len(steps)]), max(steps), width, lead), saved
     return best
 
 
-def _steps(count: int, width: int, seconds: float, step_times: Sequence[float], window: int) -> list[int]:
-    """Tokens that each branch gets, so many side by side, one group after the other; branches that get none are left out."""
+def _steps(count: int, sizes: Iterator[int], seconds: float, step_times: Sequence[float], window: int) -> tuple[list[int], list[float]]:
+    """Tokens that each branch gets, in groups side by side, one after the other, and the seconds left when it has them.
+
+    Branches that get none are left out.
+    """
     steps: list[int] = []
+    spare: list[float] = []
     left = max(0.0, seconds)
-    for start in range(0, count, width):
-        size = min(width, count - start)
+    while len(steps) < count:
+        size = min(next(sizes), count - len(steps))
         made = min(window, int(left / step_times[size - 1] + 1e-9))
         if made < 1:
             break
-        steps += [made] * size
         left -= made * step_times[size - 1]
-    return steps
+        steps += [made] * size
+        spare += [left] * size
+    return steps, spare
 
 
 def _replacements(

@@ -130,6 +130,7 @@ class Host:
         self._by_key: dict[bytes, _Hosted] = {}
         self._lines: dict[Line, dict[int, _Hosted]] = {}
         self._left: dict[str, _Hosted] = {}  # of lost connections, the oldest first
+        self._begun: list[tuple[Line, _Hosted, Draft]] = []  # rounds that were sent ahead, and have won their bets
         self._verified: tuple[str, ...] = ()  # in the batch that runs
         self._rulings: dict[str, Ruling] = {}
         self._opened = 0
@@ -287,6 +288,9 @@ class Host:
         while commands := self._scheduler.take_commands():
             for command in commands:
                 self._carry_out(command)
+        begun, self._begun = self._begun, []
+        for line, session, draft in begun:
+            self._draft(line, session, draft)
 
     def _carry_out(self, command: SchedulerCommand) -> None:
         match command:
@@ -345,6 +349,7 @@ class Host:
                 ruling.rows,
             )
             session.line.server.send(verdict)
+            self._begun += [(session.line, session, begun) for begun in session.line.server.take_begun()]
 
     def _say_refused(self, session: _Hosted, reason: str, retry_after: float | None) -> None:
         draft, session.draft = session.draft, None

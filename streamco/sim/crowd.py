@@ -179,7 +179,8 @@ class _Speculated(SimulatedMachine[SpeculatorEvent, SpeculatorCommand]):
             case DraftTokens() | AdoptBranch() | DraftBranch() | DropDrafts():
                 self._drafts.run(command)
             case SendDraft():
-                self._answered.windows.append(len(command.ids))
+                if command.behind is None:
+                    self._answered.windows.append(len(command.ids))
                 self._session.run(command)
             case ConnectVerifier() | CloseVerifier():
                 self._session.run(command)

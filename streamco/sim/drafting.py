@@ -118,6 +118,11 @@ class SimulatedDrafts:
             call_at(env, device.fails_at, self._fail)
 
     @property
+    def is_out(self) -> bool:
+        """The device has failed."""
+        return self._is_out
+
+    @property
     def ids(self) -> list[int]:
         """Of the device's own sequence."""
         return self._own.ids

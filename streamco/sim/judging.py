@@ -15,6 +15,7 @@ from streamco.core.speculation import (
     CloseVerifier,
     ConnectVerifier,
     DraftRefused,
+    Foreseen,
     OpenRemote,
     RemoteEnded,
     RemoteFailed,
@@ -129,6 +130,7 @@ class SimulatedSession:
         self._is_open = self._is_out = self._is_closed = False
         self._last_round = 0
         self._waiting: int | None = None
+        self._ahead: list[tuple[SendDraft, float]] = []  # behind the round that is out, and when they arrive
         self._read_at = 0.0  # when the prompt will have been read
         self._is_read = False
         if server.verifier_fails_at is not None:
@@ -156,12 +158,13 @@ class SimulatedSession:
                 done()
                 self.emit(event)
 
-        call_at(self._env, seconds, fire)
+        call_at(self._env, max(0.0, seconds), fire)  # what is late by less than can be told
 
     def _connect(self, ids: tuple[int, ...]) -> None:
         if self._is_open or self._is_out:
             self._connection += 1
         self._is_open, self._waiting = False, None
+        self._ahead.clear()
         same = next((place for place, pair in enumerate(zip(self.ids, ids, strict=False)) if pair[0] != pair[1]), None)
         held = min(len(self.ids), len(ids)) if same is None else same
         length = held if self._server.remembers else self._dice.choice((0, held, len(ids)))
@@ -175,14 +178,26 @@ class SimulatedSession:
             self._is_read, self._read_at = True, self._env.now + self._server.prompt_time
 
     def _send(self, command: SendDraft) -> None:
-        if not self._is_open or self._waiting is not None or command.round <= self._last_round or command.base > len(self.ids):
-            raise AssertionError(f"a session that holds {len(self.ids)} tokens and waits for {self._waiting} can't take {command}")
-        self._waiting = self._last_round = command.round
-        fault = self._server.faults(self.drafts)
-        self.drafts += 1
         payload = 20 + 2 * (len(command.given) + len(command.ids)) + 20 * len(command.rows)
         self.bytes_up += payload
-        there, back = self._link.seconds(payload), self._link.seconds(20)
+        there = self._link.seconds(payload)
+        if command.behind is not None:
+            if self._waiting != command.behind.round or command.round <= self._last_round:
+                raise AssertionError(f"a session that waits for {self._waiting} can't take {command}")
+            self._last_round = command.round
+            self._ahead.append((command, self._env.now + there))
+            return
+        if not self._is_open or self._waiting is not None or command.round <= self._last_round or command.base > len(self.ids):
+            raise AssertionError(f"a session that holds {len(self.ids)} tokens and waits for {self._waiting} can't take {command}")
+        self._last_round = command.round
+        self._begin(command, there)
+
+    def _begin(self, command: SendDraft, there: float) -> None:
+        """A round is there in so many seconds."""
+        self._waiting = command.round
+        fault = self._server.faults(self.drafts)
+        self.drafts += 1
+        back = self._link.seconds(20)
         match fault:
             case Fault("draft lost", seconds):
                 self._tell(there + seconds, VerifierLost(), self._lose)
@@ -207,9 +222,15 @@ class SimulatedSession:
         )
         seconds = there + queue + compute
 
+        decided = arrived + queue + compute
+
         def end_round() -> None:
             self.ids = context
+            ahead, self._ahead = self._ahead, []
             self._end_round()
+            for follow, arrives in ahead:
+                if follow.behind == Foreseen(command.round, event.accepted, -1 if event.token is None else event.token):
+                    self._begin(follow, max(decided, arrives) - self._env.now)
 
         def lose() -> None:
             self.ids = context
@@ -233,9 +254,11 @@ class SimulatedSession:
 
     def _end_round(self) -> None:
         self._waiting = None
+        self._ahead.clear()
 
     def _lose(self) -> None:
         self._is_open, self._waiting = False, None
+        self._ahead.clear()
 
     def _fail(self) -> None:
         self._connection += 1

@@ -105,6 +105,8 @@ class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         window: tokens of a draft, or who chooses it.
         execution: ``distributed``: the device always drafts; ``fused``: the server always writes alone; ``auto``: what pays.
         branches: drafts that go on while a verdict is out, side by side; 0: the device waits for the verdict (Synera 4.4).
+        ahead: of the next drafts, sent before the verdict that they bet on, so that the server need not wait for the link; with a budget of
+            1 only.
         budget: share of the drafts that are judged; below 1 the device decides which (Synera 4.2).
         draft_token_bytes: of a drafted token on its way: 2 for its id; 86 with the 20 likeliest candidates, as sampling needs them, and
             98,304 with all of 49,152 in half precision (``bench/verify_wire.py``).
@@ -117,6 +119,7 @@ class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     window: Count | Literal["dynamic", "adaptive", "confident", "predicted"] = 4
     execution: Literal["distributed", "fused", "auto"] = "distributed"
     branches: Annotated[int, Meta(ge=0)] = 0
+    ahead: Annotated[int, Meta(ge=0, le=4)] = 0
     budget: Annotated[float, Meta(gt=0, le=1)] = 1.0
     draft_token_bytes: Above = 2.0
 
@@ -124,6 +127,8 @@ class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if self.routing != "jsq" and self.routing not in ROUTING:
             near = get_close_matches(self.routing, ROUTING, n=1)
             raise ConfigError(f"routing: expected {', '.join(ROUTING)} or jsq, got {self.routing!r}{_hint(near)}")
+        if self.ahead and self.budget < 1.0:
+            raise ConfigError(f"ahead: expected 0 with a budget below 1, where not every draft is judged, got {self.ahead}")
         batch_policy(self.batching, **self.batching_options)
 
 

@@ -11,6 +11,7 @@ from streamco.core.speculation import (
     CloseVerifier,
     ConnectVerifier,
     DraftRefused,
+    Foreseen,
     OpenRemote,
     RemoteEnded,
     RemoteTokensReceived,
@@ -110,6 +111,9 @@ class ServedSession(_Behind):
         self._openings = 0
         self._not_before = 0.0
         self._name = ""
+        self._there: int | None = None  # the round that the server decides
+        self._said: Foreseen | None = None  # its last verdict, if nothing came behind it
+        self._ahead: list[tuple[Foreseen, DraftReceived]] = []
         self._is_closed = False
 
     def run(self, command: ConnectVerifier | SendDraft | CloseVerifier) -> None:
@@ -117,12 +121,32 @@ class ServedSession(_Behind):
         match command:
             case ConnectVerifier(ids):
                 self._open(ids)
-            case SendDraft(number, base, given, ids):
+            case SendDraft(number, base, given, ids, behind=behind):
                 draft = DraftReceived(session=self._name, round=number, base=self._base + base, given=given, draft=ids)
                 payload = _FRAME + _TOKEN * len(given) + round(self._token_bytes * len(ids))
-                self._send(payload, lambda: self._server.receive(draft), is_up=True)
+                self._send(payload, lambda: self._arrive(draft, behind), is_up=True)
             case CloseVerifier():
                 self._close()
+
+    def _arrive(self, draft: DraftReceived, behind: Foreseen | None) -> None:
+        """At the server, where a draft that was sent ahead waits for its verdict (``wire.verify_sessions``)."""
+        if behind is None:
+            self._there, self._said, self._ahead = draft.round, None, []
+            self._server.receive(draft)
+        elif behind.round == self._there:
+            self._ahead.append((behind, draft))
+        elif behind == self._said:
+            self._arrive(draft, None)
+
+    def _decide(self, said: SendVerdict | RefuseDraft) -> None:
+        """The server has decided the round that was there."""
+        ahead, self._ahead, self._there = self._ahead, [], None
+        self._said = None
+        if isinstance(said, SendVerdict) and said.token is not None:
+            self._said = Foreseen(said.round, said.accepted, said.token)
+        won = next((draft for behind, draft in ahead if behind == self._said), None)
+        if won is not None:
+            call_at(self._env, 0.0, lambda: self._arrive(won, None))
 
     def _open(self, ids: tuple[int, ...]) -> None:
         """The first time the session is used before the server has answered, as ``endpoints.verify_session`` does."""
@@ -131,12 +155,15 @@ class ServedSession(_Behind):
             self._close()
         self._openings += 1
         self._is_closed = False
+        self._there, self._said, self._ahead = None, None, []
         name = self._name = f"{self._answer.request.number}-{self._openings}"
         event = SessionOpened(name, self._device, prompt_ids(self._base) + ids)
 
         def listen(said: SessionAnswer) -> None:
             if isinstance(said, SendVerdict):
                 self._on_verdict(said)
+            if isinstance(said, SendVerdict | RefuseDraft) and name == self._name:
+                self._decide(said)
             self._send(_FRAME, lambda: self._hear(name, ids, is_first, said), is_up=False)
 
         def ask() -> None:

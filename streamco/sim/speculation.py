@@ -157,9 +157,10 @@ class SimulatedSpeculation(SimulatedMachine[SpeculatorEvent, SpeculatorCommand])
                 self.session.run(command)
             case SendDraft():
                 self.session.run(command)
-                self._check("the verifier's context", [*self.session.ids[: command.base], *command.given, *command.ids])
-                if command.ids:
-                    self._check_draft(command.ids)
+                if command.behind is None:
+                    self._check("the verifier's context", [*self.session.ids[: command.base], *command.given, *command.ids])
+                    if not self._drafts.is_out:  # what was sent ahead may be sent again without the device
+                        self._check_draft(command.ids)
             case OpenRemote() | CloseRemote():
                 self._remote.run(command)
             case DeliverIds() | SettleIds() | RetractIds():

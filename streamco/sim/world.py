@@ -256,6 +256,7 @@ class _World:
             is_adaptive=policy.execution != "distributed",
             is_parallel=policy.branches > 0,
             most_branches=min(policy.branches, _SEQUENCES),
+            most_ahead=policy.ahead,
             verdict_patience=_PATIENCE,
             prompt_patience=_PATIENCE,
             link_patience=_PATIENCE,

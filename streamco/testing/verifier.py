@@ -256,14 +256,7 @@ class _Connection:
             case Hello():
                 self._greet(frame)
             case Open() | Resume() | Draft():
-                if isinstance(frame, Draft):
-                    self._server.drafts.append(frame)
-                step = self._server._next_step(is_draft=isinstance(frame, Draft))
-                if isinstance(frame, Open):
-                    self._begin(frame)
-                task = asyncio.create_task(self._answer(frame, step))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._take_up(frame)
                 await asyncio.sleep(0)
             case Extend():
                 held = self._find(frame.session)
@@ -272,6 +265,16 @@ class _Connection:
             case Close():
                 self._server._held.pop(self._keys.pop(frame.session, b""), None)
         await self._send()
+
+    def _take_up(self, frame: Open | Resume | Draft) -> None:
+        if isinstance(frame, Draft):
+            self._server.drafts.append(frame)
+        step = self._server._next_step(is_draft=isinstance(frame, Draft))
+        if isinstance(frame, Open):
+            self._begin(frame)
+        task = asyncio.create_task(self._answer(frame, step))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def reset(self) -> None:
         """Drop the connection without a good-bye."""
@@ -351,6 +354,8 @@ class _Connection:
                 held.ids += frame.pending[: verdict.accepted]
                 held.ids += [] if verdict.token is None else [verdict.token]
                 self._protocol.send(verdict)
+                for begun in self._protocol.take_begun():
+                    self._take_up(begun)
 
     def _resume(self, frame: Resume) -> None:
         held = self._server._held.get(frame.key)

@@ -1,7 +1,7 @@
 """The frames between a device that drafts and a server that verifies; docs/verifier-protocol.md is the specification.
 
 Each is an object here and one msgpack array on the wire (``VerifyCodec``), its number first, then its fields in the order below. Frames 1
-to 6 go up, 16 to 20 down. A session's number is the client's, grows with each session of a connection and is never used again on it; the
+to 7 go up, 16 to 20 down. A session's number is the client's, grows with each session of a connection and is never used again on it; the
 key that resumes a session on another connection is the server's.
 """
 
@@ -19,7 +19,9 @@ __all__ = [
     "ClientFrame",
     "Close",
     "Draft",
+    "FOLLOWS",
     "Extend",
+    "Follow",
     "Hello",
     "Open",
     "Opened",
@@ -45,6 +47,9 @@ SUBPROTOCOL = "streamco-verify"
 
 VERSIONS = (1, 1)
 """The first and the last version of the protocol that this package speaks."""
+
+FOLLOWS = 4
+"""Drafts that may be sent ahead behind one round."""
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 Byte = Annotated[int, Meta(ge=0, le=255)]
@@ -142,6 +147,30 @@ class Draft(Struct, frozen=True, gc=False):
         return self.ids[self.given :]
 
 
+class Follow(Struct, frozen=True, gc=False):
+    """A draft sent ahead of the verdict that it bets on: all of its ids are to be judged, if round ``after`` ends with just that.
+
+    Then it is a round like others, from the moment of that verdict, behind the context that the verdict leaves; else it is forgotten
+    without an answer.
+    """
+
+    session: int
+    round_number: int
+    after: int  # the round that is out
+    accepted: int
+    token: int
+    ids: tuple[int, ...]
+    rows: tuple[Row, ...] = ()
+
+    def is_met(self, verdict: Verdict) -> bool:
+        """Whether this verdict is what it bets on."""
+        return (verdict.round_number, verdict.accepted, verdict.token) == (self.after, self.accepted, self.token)
+
+    def behind(self, base: int) -> Draft:
+        """The round that it is where its bet is won, behind a context of ``base`` tokens."""
+        return Draft(self.session, self.round_number, base, self.ids, 0, self.rows)
+
+
 class Resume(Struct, frozen=True, array_like=True, tag=5):
     """Take up a session of a lost connection, of whose context the client holds ``base`` tokens. Answered with ``Resumed``."""
 
@@ -223,5 +252,5 @@ class Refusal(Struct, frozen=True, array_like=True, tag=20):
         return error_for(self.code, self.message, session=self.session, round_number=self.round_number, retry_after=wait)
 
 
-ClientFrame = Hello | Open | Extend | Draft | Resume | Close
+ClientFrame = Hello | Open | Extend | Draft | Follow | Resume | Close
 ServerFrame = Welcome | Opened | Verdict | Resumed | Refusal

@@ -7,10 +7,10 @@ from hashlib import sha256
 from math import isfinite
 
 from streamco._native import pack
-from streamco.wire.verify import Draft, Rule, RuleKind, Verdict, VerifyLimits
+from streamco.wire.verify import Draft, Follow, Rule, RuleKind, Verdict, VerifyLimits
 from streamco.wire.verify_errors import FrameSizeError, MalformedFrameError
 
-__all__ = ["check_answer", "check_draft", "check_rule", "check_verdict", "prefix_hash"]
+__all__ = ["check_answer", "check_draft", "check_follow", "check_rule", "check_verdict", "prefix_hash"]
 
 
 def prefix_hash(ids: Sequence[int]) -> bytes:
@@ -50,6 +50,22 @@ def check_draft(draft: Draft, limits: VerifyLimits) -> None:
     for place, (token, row) in enumerate(zip(pending, draft.rows, strict=True)):
         if token not in row.ids:
             raise MalformedFrameError(f"draft, row {place}: expected the drafted id {token} among its ids, got {row.ids}")
+
+
+def check_follow(follow: Follow, limits: VerifyLimits, vocabulary_size: int) -> None:
+    """The draft is one, behind a verdict that can come to be.
+
+    Raises:
+        FrameSizeError: more ids to judge than the limit.
+        MalformedFrameError: it isn't so, or its round isn't behind the other one.
+    """
+    check_draft(follow.behind(0), limits)
+    if follow.after >= follow.round_number:
+        raise MalformedFrameError(f"follow: expected a round above {follow.after}, which it comes behind, got {follow.round_number}")
+    if not 0 <= follow.token < vocabulary_size:
+        raise MalformedFrameError(f"follow: expected a token below {vocabulary_size}, got {follow.token}")
+    if follow.accepted > limits.draft_tokens:
+        raise MalformedFrameError(f"follow: expected at most {limits.draft_tokens} accepted tokens, got {follow.accepted}")
 
 
 def check_verdict(verdict: Verdict, limits: VerifyLimits, vocabulary_size: int) -> None:

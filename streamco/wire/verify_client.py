@@ -8,16 +8,18 @@ is over: a verifier that can't be believed in one thing is not believed in anoth
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import assert_never
 
 from streamco.errors import UsageError
 from streamco.wire.rows import Row
 from streamco.wire.verify import (
+    FOLLOWS,
     VERSIONS,
     Close,
     Draft,
     Extend,
+    Follow,
     Hello,
     Open,
     Opened,
@@ -44,6 +46,7 @@ class _Session:
     is_opened: bool = False
     last_round: int = -1
     draft: Draft | None = None  # the round that is out
+    follows: list[Follow] = field(default_factory=list)  # behind it
     resumed_with: tuple[int, ...] | None = None  # the ids that it is being resumed with
 
 
@@ -83,6 +86,11 @@ class VerifyClient:
             UsageError: there is no such session.
         """
         return self._find(session).length
+
+    def round_out(self, session: int) -> int | None:
+        """The number of a session's round that is out; None: none is, or there is no such session."""
+        held = self._sessions.get(session)
+        return None if held is None or held.draft is None else held.draft.round_number
 
     def open(self, ids: Sequence[int], rule: Rule, *, top_k: int = 0, reserve: int = 0) -> int:
         """Begin a session; gives its number. Drafts may follow at once, before ``Opened`` comes.
@@ -125,6 +133,33 @@ class VerifyClient:
         self._say(draft)
         held.last_round, held.draft = draft.round_number, draft
         return draft.round_number
+
+    def follow(self, session: int, accepted: int, token: int, ids: Sequence[int], *, rows: Sequence[Row] = ()) -> int:
+        """Send a draft ahead, to be the next round if the verdict of the one that is out is just this; gives its number.
+
+        Where it is, that round is out as soon as ``receive`` has given the verdict. Behind one round there is room for ``FOLLOWS``.
+
+        Args:
+            accepted: tokens of the draft that is out which stay.
+            token: that follows them.
+            ids: to be judged.
+            rows: what each of those was drawn from.
+
+        Raises:
+            UsageError: no round is out, it has another draft, or there are enough of these already, or one for that verdict.
+            VerifyProtocolError: it doesn't fit a frame.
+        """
+        held = self._find(session)
+        out = held.draft
+        if out is None or not 0 <= accepted <= len(out.pending):
+            raise UsageError(f"session {session}: expected a round of at least {accepted} tokens to be out, got none")
+        if len(held.follows) >= FOLLOWS or any((each.accepted, each.token) == (accepted, token) for each in held.follows):
+            raise UsageError(f"session {session}: expected at most {FOLLOWS} drafts ahead, each for another verdict, got one more")
+        follow = Follow(session, held.last_round + 1, out.round_number, accepted, token, tuple(ids), tuple(rows))
+        self._say(follow)
+        held.last_round = follow.round_number
+        held.follows.append(follow)
+        return follow.round_number
 
     def resume(self, key: bytes, ids: Sequence[int], *, top_k: int = 0) -> int:
         """Take up a session of a lost connection, whose context is ``ids``; gives its new number. ``Resumed`` says how many of them hold.
@@ -200,7 +235,9 @@ class VerifyClient:
             return None
         check_answer(frame, held.draft, held.top_k)
         held.length = held.draft.base + held.draft.given + frame.accepted + (frame.token is not None)
-        held.draft = None
+        met = next((follow for follow in held.follows if follow.is_met(frame)), None)
+        held.draft = None if met is None else met.behind(held.length)
+        held.follows.clear()
         return frame
 
     def _take_resumed(self, frame: Resumed) -> Resumed | Refusal | None:
@@ -230,13 +267,14 @@ class VerifyClient:
                 if held is None or held.draft is None or held.draft.round_number != frame.round_number:
                     return None
                 held.draft = None
+                held.follows.clear()
             case "frame":
                 pass
             case _ as never:
                 assert_never(never)
         return frame
 
-    def _say(self, frame: Open | Extend | Draft | Resume | Close) -> None:
+    def _say(self, frame: Open | Extend | Draft | Follow | Resume | Close) -> None:
         self._messages.append(self.codec.encode(frame))
 
     def _end(self) -> None:

@@ -23,6 +23,7 @@ from streamco.wire.verify import (
     Close,
     Draft,
     Extend,
+    Follow,
     Hello,
     Number,
     Open,
@@ -36,7 +37,7 @@ from streamco.wire.verify import (
     VerifyLimits,
     Welcome,
 )
-from streamco.wire.verify_checks import check_draft, check_rule, check_verdict
+from streamco.wire.verify_checks import check_draft, check_follow, check_rule, check_verdict
 from streamco.wire.verify_errors import FrameSizeError, MalformedFrameError
 
 __all__ = ["HELLO", "LEAST_FRAME_BYTES", "VerifyCodec", "frame_number", "hello_versions"]
@@ -48,6 +49,7 @@ LEAST_FRAME_BYTES = 1 << 15
 """What every peer takes in one frame."""
 
 _DRAFT = 4
+_FOLLOW = 7
 _VERDICT = 18
 
 
@@ -70,6 +72,16 @@ class _Draft(Struct, frozen=True, array_like=True, tag=_DRAFT, gc=False):
     round_number: Number
     base: Number
     given: Number
+    ids: bytes
+    rows: bytes = b""
+
+
+class _Follow(Struct, frozen=True, array_like=True, tag=_FOLLOW, gc=False):
+    session: Number
+    round_number: Number
+    after: Number
+    accepted: Number
+    token: Number
     ids: bytes
     rows: bytes = b""
 
@@ -98,7 +110,7 @@ class _Versions(Struct, frozen=True, array_like=True, gc=False):
 _encode = msgspec.msgpack.Encoder().encode
 _decode_head = msgspec.msgpack.Decoder(_Head).decode
 _decode_versions = msgspec.msgpack.Decoder(_Versions).decode
-_decode_up = msgspec.msgpack.Decoder(Hello | _Open | _Extend | _Draft | Resume | Close).decode
+_decode_up = msgspec.msgpack.Decoder(Hello | _Open | _Extend | _Draft | _Follow | Resume | Close).decode
 _decode_down = msgspec.msgpack.Decoder(Welcome | Opened | _Verdict | Resumed | Refusal).decode
 
 
@@ -170,6 +182,11 @@ class VerifyCodec:
                 check_draft(frame, self.limits)
                 fields = (frame.session, frame.round_number, frame.base, frame.given, self._pack(frame.ids))
                 message = _encode((_DRAFT, *fields, pack_rows(frame.rows, self.bits)) if frame.rows else (_DRAFT, *fields))
+            case Follow():
+                check_follow(frame, self.limits, self.vocabulary_size)
+                bet = (frame.session, frame.round_number, frame.after, frame.accepted, frame.token)
+                rows = (pack_rows(frame.rows, self.bits),) if frame.rows else ()
+                message = _encode((_FOLLOW, *bet, self._pack(frame.ids), *rows))
             case Verdict():
                 check_verdict(frame, self.limits, self.vocabulary_size)
                 result = (frame.session, frame.round_number, frame.accepted, frame.token)
@@ -190,12 +207,14 @@ class VerifyCodec:
         """The client's frame in a message."""
         self._check_size(message)
         try:
-            frame: Hello | _Open | _Extend | _Draft | Resume | Close = _decode_up(message)
+            frame: Hello | _Open | _Extend | _Draft | _Follow | Resume | Close = _decode_up(message)
         except (ValueError, RecursionError) as error:
             _refuse("frame from the client", error)
         match frame:
             case _Draft():
                 return self._read_draft(frame)
+            case _Follow():
+                return self._read_follow(frame)
             case _Extend():
                 return Extend(frame.session, frame.base, self._unpack(frame.ids))
             case _Open():
@@ -229,6 +248,18 @@ class VerifyCodec:
             error.session, error.round_number = frame.session, frame.round_number
             raise
         return draft
+
+    def _read_follow(self, frame: _Follow) -> Follow:
+        try:
+            ids = self._unpack(frame.ids)
+            rows = self._unpack_rows(frame.rows, self.limits.draft_tokens)
+            bet = (frame.session, frame.round_number, frame.after, frame.accepted, frame.token)
+            follow = Follow(*bet, ids, rows)
+            check_follow(follow, self.limits, self.vocabulary_size)
+        except (FrameSizeError, MalformedFrameError) as error:
+            error.session, error.round_number = frame.session, frame.round_number
+            raise
+        return follow
 
     def _check_size(self, message: bytes) -> None:
         if len(message) > self.limits.frame_bytes:

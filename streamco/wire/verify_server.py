@@ -11,10 +11,10 @@ from typing import assert_never
 
 from streamco.wire.verify import (
     VERSIONS,
-    ClientFrame,
     Close,
     Draft,
     Extend,
+    Follow,
     Hello,
     Open,
     Opened,
@@ -39,7 +39,10 @@ from streamco.wire.verify_errors import (
 )
 from streamco.wire.verify_sessions import ServerSessions
 
-__all__ = ["VerifyServer"]
+__all__ = ["Told", "VerifyServer"]
+
+Told = Hello | Open | Extend | Draft | Resume | Close
+"""What a server's shell acts upon."""
 
 
 class VerifyServer:
@@ -77,6 +80,7 @@ class VerifyServer:
         self._is_welcome = False
         self._sessions = ServerSessions(codec.limits, rules)
         self._messages: list[bytes] = []
+        self._begun: list[Draft] = []
 
     @property
     def sessions(self) -> tuple[int, ...]:
@@ -88,8 +92,15 @@ class VerifyServer:
         messages, self._messages = self._messages, []
         return messages
 
-    def receive(self, message: bytes | str) -> ClientFrame | None:
+    def take_begun(self) -> list[Draft]:
+        """Rounds that have begun with the verdicts that were sent: to be acted upon like a frame that ``receive`` gives."""
+        begun, self._begun = self._begun, []
+        return begun
+
+    def receive(self, message: bytes | str) -> Told | None:
         """The frame to act upon, None where there is nothing to do; a session that ended by a fault of the client's is told as ``Close``.
+
+        A ``Follow`` is kept here until its verdict is sent, and told as the ``Draft`` that it then is.
 
         Never raises for what the peer sent.
         """
@@ -120,7 +131,17 @@ class VerifyServer:
         if not (self._sessions.end_round(frame) if isinstance(frame, Verdict) else frame.session in self._sessions):
             return False
         self._messages.append(message)
+        if isinstance(frame, Verdict):
+            self._begin_met(frame.session)
         return True
+
+    def _begin_met(self, session: int) -> None:
+        try:
+            draft = self._sessions.begin_met(session)
+        except VerifyProtocolError as error:
+            self._answer(error)
+        else:
+            self._begun += [] if draft is None else [draft]
 
     def resume(self, frame: Resumed, rule: Rule) -> bool:
         """Answer a resume, with the rule that the session was opened with; False where it is gone meanwhile, and nothing is sent."""
@@ -154,7 +175,7 @@ class VerifyServer:
             if self.faults >= self._max_faults:
                 self._answer(FaultLimitError("connection: expected frames of this protocol, got too many that are not"))
 
-    def _read(self, message: bytes) -> ClientFrame | None:
+    def _read(self, message: bytes) -> Told | None:
         if self._hello is None:
             return self._read_hello(message)
         if not self._is_welcome:
@@ -163,6 +184,8 @@ class VerifyServer:
         match frame:
             case Draft():
                 self._sessions.begin_round(frame)
+            case Follow():
+                return self._sessions.follow(frame)
             case Extend():
                 self._sessions.extend(frame)
             case Open():

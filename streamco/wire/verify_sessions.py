@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from streamco.wire.verify import Draft, Extend, Open, Rule, RuleKind, Verdict, VerifyLimits
+from msgspec.structs import replace
+
+from streamco.wire.verify import FOLLOWS, Draft, Extend, Follow, Open, Rule, RuleKind, Verdict, VerifyLimits
 from streamco.wire.verify_errors import (
     ContextFullError,
     FrameSizeError,
@@ -27,6 +30,8 @@ class _Session:
     rule: Rule
     last_round: int = -1
     draft: Draft | None = None  # the round being verified
+    follows: list[Follow] = field(default_factory=list)  # that bet on its verdict
+    verdict: Verdict | None = None  # the last one, if nothing has come behind it
 
 
 class ServerSessions:
@@ -80,7 +85,7 @@ class ServerSessions:
         session = self._find(frame.session, frame.base, None)
         end = frame.base + len(frame.ids)
         self._check_length(end, frame.session, None)
-        session.length = end
+        session.length, session.verdict = end, None
 
     def begin_round(self, draft: Draft) -> None:
         """A round begins; the context is as before until its verdict."""
@@ -93,10 +98,45 @@ class ServerSessions:
         if session.rule.kind is RuleKind.SAMPLE and len(draft.rows) != len(draft.pending):
             message = f"draft: expected what each of {len(draft.pending)} ids was drawn from, got {len(draft.rows)} rows"
             raise MalformedFrameError(message, session=number, round_number=turn)
-        session.last_round, session.draft = turn, draft
+        session.last_round, session.draft, session.verdict = turn, draft, None
+
+    def follow(self, frame: Follow) -> Draft | None:
+        """A draft comes ahead of the verdict it bets on, or as that is on its way; gives the round that it is already."""
+        number, turn = frame.session, frame.round_number
+        session = self._by_number.get(number)
+        if session is None:
+            raise UnknownSessionError(f"session {number}: expected one that is open, got none", session=number)
+        if session.length is None:
+            message = f"session {number}: expected nothing before it is resumed, got a frame"
+            raise UnexpectedFrameError(message, session=number, round_number=turn)
+        if turn <= session.last_round:
+            message = f"session {number}: expected a round above {session.last_round}, got {turn}"
+            raise StaleRoundError(message, session=number, round_number=turn)
+        if session.rule.kind is RuleKind.SAMPLE and len(frame.rows) != len(frame.ids):
+            message = f"follow: expected what each of {len(frame.ids)} ids was drawn from, got {len(frame.rows)} rows"
+            raise MalformedFrameError(message, session=number, round_number=turn)
+        session.last_round = turn
+        if session.draft is None:
+            return self._begin_met(session, session.verdict, [frame])
+        if frame.after != session.draft.round_number:
+            return None  # behind a round that was refused
+        if len(session.follows) >= FOLLOWS:
+            message = f"session {number}: expected at most {FOLLOWS} drafts ahead of a verdict, got one more"
+            raise FrameSizeError(message, session=number, round_number=turn)
+        session.follows.append(frame if session.rule.kind is RuleKind.SAMPLE else replace(frame, rows=()))  # nobody else reads rows
+        return None
+
+    def _begin_met(self, session: _Session, verdict: Verdict | None, follows: Sequence[Follow]) -> Draft | None:
+        """The round of the draft that won its bet; None: none did, or there is no room for it."""
+        met = None if verdict is None else next((follow for follow in follows if follow.is_met(verdict)), None)
+        if met is None or session.length is None:
+            return None
+        self._check_length(session.length + len(met.ids), met.session, met.round_number)
+        session.draft, session.verdict = met.behind(session.length), None
+        return session.draft
 
     def end_round(self, verdict: Verdict) -> bool:
-        """The context is what the verdict says; False where nobody waits for it any more."""
+        """The context is what the verdict says, and ``begin_met`` may follow; False where nobody waits for it any more."""
         session = self._by_number.get(verdict.session)
         draft = None if session is None else session.draft
         if session is None or draft is None or draft.round_number != verdict.round_number:
@@ -104,15 +144,22 @@ class ServerSessions:
         assert verdict.accepted <= len(draft.pending), "no more is accepted than was drafted"
         assert verdict.token is not None or verdict.accepted == len(draft.pending), "what isn't accepted is corrected"
         assert len(verdict.rows) in {0, len(draft.pending) + 1}, "a row belongs to each place, or none does"
-        session.draft = None
+        session.draft, session.verdict = None, verdict
         session.length = draft.base + draft.given + verdict.accepted + (verdict.token is not None)
         return True
+
+    def begin_met(self, number: int) -> Draft | None:
+        """Behind a verdict: the round of the draft that has won its bet on it; None: none has."""
+        session = self._by_number[number]
+        follows, session.follows = session.follows, []
+        return self._begin_met(session, session.verdict, follows)
 
     def drop_round(self, number: int | None, round_number: int | None) -> None:
         """A round ends without a verdict; the context is as before it."""
         session = self._by_number.get(-1 if number is None else number)
         if session is not None and session.draft is not None and session.draft.round_number == round_number:
             session.draft = None
+            session.follows.clear()
 
     def _check_number(self, number: int) -> None:
         if number <= self._last:

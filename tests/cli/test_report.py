@@ -21,6 +21,7 @@ FIGURES = SpeculationFigures(
     offloaded_share=0.301,
     budget=0.3,
     hit_rate=0.5,
+    ahead_rate=0.25,
     rounds=12,
     bytes_up=300,
     bytes_down=200,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from urllib.parse import urlsplit
 
 import pytest
 
 from streamco.client.speculation import SpeculationDriver
 from streamco.client.stream import Retracted, Settled
 from streamco.config import Limits
+from streamco.endpoints.verifier import VerifierEndpoint
+from streamco.testing import LinkProxy
 from tests.client.helpers import tokens_text
 from tests.client.speculating import PROMPT, Screen, World
 from tests.support.leaks import settled
@@ -30,6 +33,26 @@ async def test_a_lossless_answer_is_the_targets_own(noise: float) -> None:
         assert report.speculation.is_exact
         assert report.speculation.rounds == len(verifier.drafts)
     world.close()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+async def test_over_a_long_link_drafts_are_sent_ahead_and_the_answer_is_the_same(world: World, temperature: float) -> None:
+    async with world.served() as url, LinkProxy(urlsplit(url).port or 0, rtt=0.08) as link:
+        verifier = VerifierEndpoint(f"http://127.0.0.1:{link.port}")
+        async with world.speculating(verifier) as client:
+            shares: list[float] = []
+            for number in range(3):
+                prompt = f"{PROMPT} w{number}"
+                stream = client.stream(prompt, temperature=temperature)
+                text = await tokens_text(stream)
+                figures = stream.report.speculation
+                assert figures is not None
+                assert figures.is_exact
+                if not temperature:
+                    assert text == world.text(prompt)
+                shares.append(figures.ahead_rate or 0.0)
+            assert max(shares) > 0.0
+    assert stream.report.finish_reason == "stop"
 
 
 async def test_drafts_shown_at_once_come_to_the_same_text() -> None:

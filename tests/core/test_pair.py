@@ -180,6 +180,23 @@ def test_a_static_draft_is_never_enough_before_its_window() -> None:
     assert pair.usual_window == 4
 
 
+def test_a_draft_ahead_waits_for_another_token_while_that_costs_no_time_or_less_than_it_gives() -> None:
+    pair = Pair(prior=PairPrior(acceptance=0.8, remote_step=0.05, step_times=(0.02,)))
+    assert pair.is_worth_waiting([0.9], arrival=-0.03), "it would wait at the verifier"
+    assert pair.is_worth_waiting([0.9], arrival=0.1)
+    assert not pair.is_worth_waiting([0.1] * 8, arrival=0.1)
+    assert pair.is_worth_waiting([0.1] * 8, arrival=-0.03)
+
+
+def test_drafts_sent_ahead_count_by_how_many_of_them_were_right() -> None:
+    pair = Pair(prior=PairPrior())
+    pair.expect_rtt(0.08)
+    assert pair.conditions().ahead == 0.0
+    for is_won in (True, True, False, True):
+        pair.note_ahead(is_won)
+    assert pair.conditions().ahead == pytest.approx(0.08 * 3 / 8, rel=0.05)
+
+
 def test_the_usual_window_is_what_drafts_had_or_would_have_had() -> None:
     pair = confident()
     for _ in range(40):

@@ -13,6 +13,7 @@ from streamco.core.speculation import (
     CloseVerifier,
     ConnectVerifier,
     DraftRefused,
+    Foreseen,
     SendDraft,
     VerdictReceived,
     VerifierConnected,
@@ -220,6 +221,56 @@ async def test_nothing_is_told_from_inside_run_nor_after_the_end(server: Scripte
         talk.session.run(ConnectVerifier(()))
         await settled(lambda: not server.contexts)
         assert not talk.has_told()
+
+
+async def test_a_draft_sent_ahead_is_judged_without_being_sent_again(server: ScriptedVerifier) -> None:
+    async with verifier_at(server.url) as verifier:
+        talk = Talk(verifier)
+        await talk.connect()
+        talk.session.run(SendDraft(0, 0, (), tuple(ANSWER[:2])))
+        talk.session.run(SendDraft(1, 2, (), (1,), (), Foreseen(0, 1, 99)))
+        talk.session.run(SendDraft(2, 3, (), tuple(ANSWER[3:5]), (), Foreseen(0, 2, ANSWER[2])))
+        first, second = await talk.next(VerdictReceived), await talk.next(VerdictReceived)
+        assert (first.round, first.accepted, first.token) == (0, 2, ANSWER[2])
+        assert (second.round, second.accepted, second.token) == (2, 2, ANSWER[5])
+        assert [draft.ids for draft in server.drafts] == [tuple(ANSWER[:2]), tuple(ANSWER[3:5])]
+        talk.session.run(SendDraft(3, 6, (), (ANSWER[6],)))
+        assert (await talk.next(VerdictReceived)).accepted == 1
+        await talk.aclose()
+
+
+async def test_a_draft_ahead_of_a_verdict_that_is_here_already_is_sent_if_it_is_right(server: ScriptedVerifier) -> None:
+    async with verifier_at(server.url) as verifier:
+        talk = Talk(verifier)
+        await talk.connect()
+        await talk.judged(ANSWER[:2])
+        talk.session.run(SendDraft(7, 2, (), (1,), (), Foreseen(0, 1, 99)))
+        talk.session.run(SendDraft(8, 3, (), tuple(ANSWER[3:5]), (), Foreseen(0, 2, ANSWER[2])))
+        verdict = await talk.next(VerdictReceived)
+        assert (verdict.round, verdict.accepted) == (8, 2)
+        assert len(server.drafts) == 2
+        await talk.aclose()
+
+
+async def test_what_was_sent_ahead_is_gone_with_its_round_and_with_its_connection(server: ScriptedVerifier) -> None:
+    server.script(Refuse(OverloadedError, retry_after=0.01), None, Reset())
+    async with verifier_at(server.url) as verifier:
+        talk = Talk(verifier)
+        await talk.connect()
+        talk.session.run(SendDraft(0, 0, (), tuple(ANSWER[:2])))
+        talk.session.run(SendDraft(1, 3, (), tuple(ANSWER[3:5]), (), Foreseen(0, 2, ANSWER[2])))
+        assert (await talk.next(DraftRefused)).round == 0
+        talk.session.run(SendDraft(2, 0, (), tuple(ANSWER[:2])))
+        assert (await talk.next(VerdictReceived)).round == 2
+        talk.session.run(SendDraft(3, 3, (), tuple(ANSWER[3:5])))
+        talk.session.run(SendDraft(4, 6, (), (1,), (), Foreseen(3, 2, ANSWER[5])))
+        await talk.next(VerifierLost)
+        talk.answer = list(ANSWER[:3])
+        await talk.connect()
+        talk.session.run(SendDraft(5, 3, (), tuple(ANSWER[3:5])))
+        assert (await talk.next(VerdictReceived)).accepted == 2
+        assert not talk.has_told()
+        await talk.aclose()
 
 
 @pytest.mark.parametrize("fault", [Cut(), Reset()])

@@ -31,6 +31,7 @@ from streamco.wire.verify import (
     Close,
     Draft,
     Extend,
+    Follow,
     Hello,
     Open,
     Opened,
@@ -118,7 +119,11 @@ def grow_up(rng: random.Random, latest: int = 4, turn: int = 0) -> ClientFrame:
     ids = some_ids(rng, 8)
     given = rng.randrange(len(ids) + 1) if len(ids) <= 6 else 2
     judged = tuple(some_row(rng, token) for token in ids[given:]) if rng.random() < 0.5 else ()
-    return Draft(session, turn or rng.randrange(20), base, ids, given, judged)
+    number = turn or rng.randrange(20)
+    if kind >= 13:
+        judged = tuple(some_row(rng, token) for token in ids) if judged else ()
+        return Follow(session, number, max(0, number - rng.choice([1, 1, 1, 2, 3])), rng.randrange(3), rng.choice([5, 5, 999]), ids, judged)
+    return Draft(session, number, base, ids, given, judged)
 
 
 def grow_down(rng: random.Random) -> ServerFrame:
@@ -236,6 +241,8 @@ class Ends:
             draft = self.out.pop(0)
             accepted = rng.randrange(len(draft.pending) + 1)
             self.server.send(Verdict(draft.session, draft.round_number, accepted, 5))
+            for begun in self.server.take_begun():
+                self._serve(begun, rng)
 
     def check_client(self, rng: random.Random) -> str:
         """One message to the client's end: a frame, nothing, or an error of the family."""
@@ -251,6 +258,8 @@ class Ends:
         message = CODEC.encode(grow_down(rng))
         with suppress(UsageError):  # a round is out, or the session gone
             client.draft(0, rng.randrange(4), (4, 5, 6)[: rng.randrange(4)])
+        with suppress(UsageError):  # none is, or there are enough already
+            client.follow(0, rng.randrange(4), rng.choice([5, 999]), (7, 8)[: rng.randrange(3)])
         try:
             frame = client.receive(damage(message, rng) if rng.random() < 0.1 else message)
         except VerifyProtocolError as error:

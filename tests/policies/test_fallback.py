@@ -49,6 +49,12 @@ def test_a_pre_drafted_branch_saves_the_steps_that_fit_into_the_wait() -> None:
     assert round_seconds(replace(LARGE, hit_rate=1.0), is_parallel=True) == pytest.approx(0.09)
 
 
+def test_drafts_that_are_sent_ahead_make_rounds_shorter_where_drafting_goes_on_in_parallel() -> None:
+    ahead = replace(LARGE, ahead=0.02)
+    assert round_seconds(ahead, is_parallel=True) == pytest.approx(round_seconds(LARGE, is_parallel=True) - 0.02)
+    assert round_seconds(ahead, is_parallel=False) == round_seconds(LARGE, is_parallel=False)
+
+
 def test_bytes_take_their_time_on_a_thin_link() -> None:
     thin = replace(LARGE, round_transfer=0.008, token_transfer=0.001, verify_token=0.002)
     assert thin.wait == pytest.approx(0.03 + 0.06 + 0.008 + 4 * 0.003)

@@ -208,6 +208,16 @@ def test_more_time_than_the_next_draft_needs_goes_to_more_branches() -> None:
     assert allot(BRANCHES, seconds=0.16, step_times=[0.02, 0.04, 0.06], window=4) == PreDraft(tuple(BRANCHES[:2]), 4)
 
 
+def test_where_drafts_are_sent_ahead_the_likeliest_branch_may_come_first() -> None:
+    branches = [Branch(4, None, 0.4), *(Branch(0, token, 0.15) for token in (11, 12, 13))]
+    times = [0.02, 0.03, 0.04, 0.05]
+    assert allot(branches, seconds=0.2, step_times=times, window=4, most_ahead=3) == allot(
+        branches, seconds=0.2, step_times=times, window=4
+    )
+    plan = allot(branches, seconds=0.2, step_times=times, window=4, rtt=0.15, most_ahead=3)
+    assert plan == PreDraft(tuple(branches), 4, width=3, lead=1)
+
+
 def test_without_time_for_a_step_nothing_is_drafted() -> None:
     assert allot(BRANCHES, seconds=0.019, step_times=[0.02], window=4) == PreDraft()
     assert allot(BRANCHES, seconds=-1.0, step_times=[0.02], window=4) == PreDraft()

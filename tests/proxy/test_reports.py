@@ -32,6 +32,7 @@ FIGURES = SpeculationFigures(
     offloaded_share=0.3,
     budget=0.3,
     hit_rate=None,
+    ahead_rate=0.25,
     rounds=12,
     bytes_up=300,
     bytes_down=200,

@@ -23,6 +23,7 @@ from streamco.sim.options import DevicePool, PolicyOptions, ServerPool
         (PolicyOptions, {"batching": "length-aware", "batching_options": {"widht": 1}}, "expected one of tolerance"),
         (PolicyOptions, {"window": 0}, "window"),
         (PolicyOptions, {"budget": 1.5}, "budget"),
+        (PolicyOptions, {"budget": 0.5, "ahead": 1}, "ahead: expected 0 with a budget below 1"),
     ],
 )
 def test_what_contradicts_itself_or_is_not_there_is_refused(kind: type, data: dict[str, Any], message: str) -> None:

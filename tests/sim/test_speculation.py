@@ -105,6 +105,7 @@ class Scenario:
             prompt_patience=dice.choice((1.0, 5.0)),
             link_patience=dice.choice((0.1, 1.0)),
             last_patience=dice.choice((5.0, 30.0)),
+            most_ahead=Random(f"ahead {seed}").choice((0, 1, 3)) if self.budget == 1.0 else 0,
         )
         step = dice.choice((0.001, 0.02, 0.05))
         self.device = DraftingDevice(
@@ -290,7 +291,23 @@ def test_pre_drafted_branches_are_adopted_in_more_than_45_percent_of_the_rounds(
     assert fast > slower > slowest
 
 
-def test_answers_that_are_drawn_have_the_targets_distribution() -> None:
+@pytest.mark.parametrize("draft_step", [0.001, 0.01])
+def test_drafts_that_are_sent_ahead_spare_the_link(draft_step: float) -> None:
+    target, draft = scripted(0.75, 1)
+    device = DraftingDevice(model=draft, step_times=tuple(draft_step * (1.0 + 0.1 * place) for place in range(6)))
+    rates: list[float] = []
+    for most_ahead in (0, 3):
+        options = SpeculatorOptions(max_tokens=400, is_adaptive=False, most_ahead=most_ahead)
+        pair = Pair(prior=PairPrior(acceptance=0.75))
+        outcome = simulate_answer(pair, options, device, JudgingServer(model=target), Link(rtt=0.12), seed=1)
+        assert outcome is not None
+        rates.append(outcome.tokens_per_s)
+        assert ((outcome.report.ahead_rate or 0.0) > 0.3) == (most_ahead > 0)
+    assert rates[1] > 1.1 * rates[0]
+
+
+@pytest.mark.parametrize("most_ahead", [0, 3])
+def test_answers_that_are_drawn_have_the_targets_distribution(most_ahead: int) -> None:
     """Chi-square over the first three tokens, with branches, retractions and all; the bound is passed by chance once in 1,000 times."""
     target, draft = model(3, 0.0, size=3), model(3, 1.0, size=3)
     expected: dict[tuple[int, ...], float] = {(): 1.0}
@@ -298,17 +315,19 @@ def test_answers_that_are_drawn_have_the_targets_distribution() -> None:
         expected = {(*ids, token): share * p for ids, share in expected.items() for token, p in target(ids).items()}
     device = DraftingDevice(model=draft, is_sampled=True, step_times=(0.01, 0.011, 0.012))
     server = JudgingServer(model=target, is_sampled=True, prompt_time=0.0)
-    options = SpeculatorOptions(max_tokens=3, is_adaptive=False, emit="draft")
+    options = SpeculatorOptions(max_tokens=3 + most_ahead, is_adaptive=False, emit="draft", most_ahead=most_ahead)
     counts = dict.fromkeys(expected, 0)
-    hits, runs = 0, 4000
+    hits, ahead, runs = 0, 0, 4000
     for seed in range(runs):
         outcome = simulate_answer(Pair(window=Static(1), prior=PairPrior(wait=0.1)), options, device, server, Link(), seed=seed)
         assert outcome is not None
-        counts[tuple(outcome.ids)] += 1
+        counts[tuple(outcome.ids[:3])] += 1
         hits += outcome.report.hits
+        ahead += outcome.report.ahead
     square = sum((counts[ids] - runs * share) ** 2 / (runs * share) for ids, share in expected.items())
     assert square < 54.1, f"26 degrees of freedom, {square}"
     assert hits > runs / 4
+    assert (ahead > runs / 4) == (most_ahead > 0)
 
 
 @pytest.mark.parametrize("part", range(3))

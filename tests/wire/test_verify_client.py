@@ -6,6 +6,7 @@ import pytest
 
 from streamco.errors import UsageError
 from streamco.wire.verify import (
+    FOLLOWS,
     Close,
     Draft,
     Extend,
@@ -79,6 +80,103 @@ def test_an_answer_is_made_round_by_round() -> None:
     client.close(session)
     client.close(session)
     assert up(client, server) == [Close(session)]
+
+
+def test_a_draft_sent_ahead_is_a_round_when_its_verdict_comes() -> None:
+    client, server = linked()
+    session = opened(client, server)
+    client.draft(session, 3, (4, 5))
+    assert client.follow(session, 2, 9, (10, 11)) == 1
+    assert client.follow(session, 0, 7, (12,)) == 2
+    assert up(client, server) == [Draft(session, 0, 3, (4, 5))], "the server keeps the others"
+    judge(server, session, 0, 2, 9)
+    assert server.take_begun() == [Draft(session, 1, 6, (10, 11))]
+    assert down(server, client) == [Verdict(session, 0, 2, 9)]
+    assert client.round_out(session) == 1
+    judge(server, session, 1, 1, 20)
+    assert down(server, client) == [Verdict(session, 1, 1, 20)]
+    assert (client.round_out(session), client.length(session)) == (None, 8)
+    client.draft(session, 8, (1,))
+    assert up(client, server) == [Draft(session, 3, 8, (1,))]
+
+
+def test_drafts_sent_ahead_of_another_verdict_are_forgotten_on_both_sides() -> None:
+    client, server = linked()
+    session = opened(client, server)
+    client.draft(session, 3, (4, 5))
+    client.follow(session, 2, 9, (10, 11))
+    up(client, server)
+    judge(server, session, 0, 1, 9)
+    assert server.take_begun() == []
+    down(server, client)
+    assert client.round_out(session) is None
+    client.draft(session, 5, (6,))
+    assert up(client, server) == [Draft(session, 2, 5, (6,))]
+
+
+def test_a_draft_sent_ahead_while_its_verdict_is_on_the_way_is_judged_at_once() -> None:
+    client, server = linked()
+    session = opened(client, server)
+    client.draft(session, 3, (4, 5))
+    up(client, server)
+    judge(server, session, 0, 2, 9)
+    client.follow(session, 0, 9, (8,))
+    client.follow(session, 2, 9, (10, 11))
+    assert up(client, server) == [Draft(session, 2, 6, (10, 11))]
+    down(server, client)
+    assert client.round_out(session) == 2
+
+
+def test_a_refused_round_takes_with_it_what_was_sent_ahead_of_its_verdict() -> None:
+    client, server = linked()
+    session = opened(client, server)
+    client.draft(session, 3, (4, 5))
+    client.follow(session, 2, 9, (10, 11))
+    up(client, server)
+    server.refuse(OverloadedError("server: expected room, got none", session=session, round_number=0))
+    client.follow(session, 0, 9, (12,))
+    assert up(client, server) == []
+    down(server, client)
+    assert client.round_out(session) is None
+    client.draft(session, 3, (4, 5))
+    assert up(client, server) == [Draft(session, 3, 3, (4, 5))]
+    judge(server, session, 3, 2, 9)
+    down(server, client)
+    assert client.round_out(session) is None, "the bets were on the round that was refused"
+
+
+def test_a_draft_that_the_context_has_no_room_for_is_refused_when_its_turn_comes() -> None:
+    client, server = linked()
+    session = opened(client, server, tuple(range(990)))
+    client.draft(session, 990, (4, 5))
+    client.follow(session, 2, 9, (1,) * 8)
+    up(client, server)
+    judge(server, session, 0, 2, 9)
+    assert server.take_begun() == []
+    verdict, refusal = down(server, client)
+    assert verdict == Verdict(session, 0, 2, 9)
+    assert isinstance(refusal, Refusal)
+    assert (refusal.code, refusal.round_number) == ("context_full", 1)
+    assert client.round_out(session) is None
+
+
+def test_a_draft_is_sent_ahead_of_a_verdict_that_can_come_and_of_each_but_once() -> None:
+    client, server = linked()
+    session = opened(client, server)
+    with pytest.raises(UsageError, match="to be out"):
+        client.follow(session, 0, 9, (1,))
+    client.draft(session, 3, (4, 5))
+    with pytest.raises(UsageError, match="at least 3 tokens"):
+        client.follow(session, 3, 9, (1,))
+    client.follow(session, 1, 9, (1,))
+    with pytest.raises(UsageError, match="another verdict"):
+        client.follow(session, 1, 9, (2,))
+    for token in range(FOLLOWS - 1):
+        client.follow(session, 0, token, (1,))
+    with pytest.raises(UsageError, match=f"at most {FOLLOWS}"):
+        client.follow(session, 2, 9, (1,))
+    assert up(client, server) == [Draft(session, 0, 3, (4, 5))]
+    assert server.take_messages() == []
 
 
 def test_a_draft_may_follow_its_open_at_once() -> None:

@@ -17,6 +17,7 @@ from streamco.wire.verify import (
     Close,
     Draft,
     Extend,
+    Follow,
     Hello,
     Open,
     Opened,
@@ -53,11 +54,20 @@ def drafts(draw: st.DrawFn) -> Draft:
     return Draft(draw(number_), draw(number_), draw(number_), given_ids + pending, len(given_ids), rows)
 
 
+@st.composite
+def follows(draw: st.DrawFn) -> Follow:
+    draft = draw(drafts())
+    after = draw(st.integers(0, (1 << 32) - 2))
+    bet = (draft.session, draw(st.integers(after + 1, (1 << 32) - 1)), after, draw(st.integers(0, 8)), draw(st.integers(0, SIZE - 1)))
+    return Follow(*bet, draft.pending, draft.rows)
+
+
 up_: st.SearchStrategy[ClientFrame] = st.one_of(
     st.builds(Hello, st.integers(1, 9), st.integers(1, 9), name_, st.integers(1, SIZE), st.none() | st.text("abc.-_ ", max_size=99), name_),
     st.builds(Open, number_, rule_, st.integers(0, 255), number_, ids_),
     st.builds(Extend, number_, number_, ids_),
     drafts(),
+    follows(),
     st.builds(Resume, number_, digest_, number_, digest_),
     st.builds(Close, number_),
 )
@@ -78,6 +88,7 @@ UP: list[ClientFrame] = [
     Draft(1, 2, 5, (6, 7, 8), 1, (a_row(7, 9), a_row(8, 1))),
     Resume(2, KEY, 5, KEY),
     Close(1),
+    Follow(1, 4, 3, 2, 500, (6, 7), (a_row(6, 9), a_row(7))),
 ]
 DOWN: list[ServerFrame] = [
     Welcome(1, "m", 7, VerifyLimits(), 60, True),
@@ -121,6 +132,7 @@ def test_the_number_of_ids_follows_from_the_bytes_at_every_width(size: int, data
         (Draft(1, 2, 5, (6, 7, 8), 1), [4, 1, 2, 5, 1, bytes.fromhex("060007000800")]),
         (UP[4], [5, 2, KEY, 5, KEY]),
         (UP[5], [6, 1]),
+        (Follow(1, 4, 3, 2, 500, (6, 7)), [7, 1, 4, 3, 2, 500, bytes.fromhex("06000700")]),
         (DOWN[0], [16, 1, "m", 7, [1 << 20, 1 << 17, 31, 64, 64], 60, True]),
         (DOWN[1], [17, 1, KEY, 0]),
         (Verdict(1, 2, 1, 5, 3, 400, 9000), [18, 1, 2, 1, 5, 3, 400, 9000]),
@@ -304,6 +316,10 @@ def test_a_head_that_cannot_be_read_is_malformed() -> None:
         Draft(0, 0, 0, (1,), 2),
         Draft(0, 0, 0, (1,), 0, (a_row(2),)),
         Verdict(0, 0, 0, SIZE),
+        Follow(0, 1, 1, 0, 5, (1,)),
+        Follow(0, 1, 0, 0, SIZE, (1,)),
+        Follow(0, 1, 0, 9, 5, (1,)),
+        Follow(0, 1, 0, 0, 5, (1,), (a_row(2),)),
     ],
 )
 def test_what_no_peer_could_read_is_not_written(frame: ClientFrame | ServerFrame) -> None:

@@ -7,10 +7,12 @@ from collections.abc import Iterable
 import pytest
 
 from streamco.wire.verify import (
+    FOLLOWS,
     ClientFrame,
     Close,
     Draft,
     Extend,
+    Follow,
     Hello,
     Open,
     Opened,
@@ -170,6 +172,43 @@ def test_a_refused_draft_with_the_number_of_the_round_that_is_out_leaves_that_ro
     assert [(session, number) for _, session, number in refusals(server)] == [(0, 0), (0, 1)]
     assert judge(server, 0, 0, 1, 5)
     assert say(server, Draft(0, 1, 5, (1,))) == [Draft(0, 1, 5, (1,))]
+
+
+def test_drafts_ahead_of_a_verdict_are_kept_up_to_a_limit_and_the_round_goes_on() -> None:
+    server = with_session()
+    say(server, Draft(0, 0, 3, (1,)))
+    ahead = [Follow(0, number + 1, 0, 1, number, (1,), (a_row(1),)) for number in range(FOLLOWS + 1)]
+    assert say(server, *ahead) == [None] * (FOLLOWS + 1)
+    assert refusals(server) == [("too_large", 0, FOLLOWS + 1)]
+    assert judge(server, 0, 0, 1, 2)
+    assert server.take_begun() == [Draft(0, 3, 5, (1,))], "without the rows, which nobody reads"
+    assert server.take_begun() == []
+    assert server.take_begun() == []
+
+
+def test_a_draft_ahead_of_no_verdict_that_can_come_is_left_alone() -> None:
+    server = with_session()
+    assert say(server, Follow(0, 1, 0, 1, 5, (1,)), Draft(0, 2, 3, (1,)), Follow(0, 4, 3, 1, 5, (1,))) == [None, Draft(0, 2, 3, (1,)), None]
+    assert refusals(server) == []
+    assert judge(server, 0, 2, 1, 5)
+    assert server.take_begun() == []
+
+
+def test_what_is_behind_a_verdict_takes_the_bets_on_it_away() -> None:
+    server = with_session()
+    say(server, Draft(0, 0, 3, (1,)))
+    assert judge(server, 0, 0, 1, 5)
+    assert say(server, Extend(0, 3, (9,)), Follow(0, 2, 0, 1, 5, (1,))) == [Extend(0, 3, (9,)), None]
+    assert refusals(server) == []
+
+
+def test_a_draft_ahead_is_checked_when_it_comes() -> None:
+    server = with_session()
+    say(server, Draft(0, 3, 3, (1,)), Follow(0, 3, 2, 1, 5, (1,)), Follow(7, 4, 3, 1, 5, (1,)))
+    assert refusals(server) == [("stale_round", 0, 3), ("unknown_session", 7, None)]
+    server = with_session(rule=SAMPLE)
+    say(server, Draft(0, 0, 3, ()), Follow(0, 1, 0, 0, 5, (1,)))
+    assert refusals(server) == [("malformed", 0, 1)]
 
 
 def test_a_fault_that_ends_a_session_is_told_to_the_shell_as_its_close() -> None:
