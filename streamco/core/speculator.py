@@ -17,8 +17,9 @@ from itertools import count
 from random import Random
 from typing import assert_never
 
+from streamco.core.betting import Betting
 from streamco.core.drafting import Drafting
-from streamco.core.drafts import Line, Round, bet
+from streamco.core.drafts import Line, Round
 from streamco.core.judging import Judging
 from streamco.core.overhearing import Overhearing
 from streamco.core.pair import Pair, SpeculationReport
@@ -46,7 +47,6 @@ from streamco.core.standin import Ledger, StandIn
 from streamco.core.ways import SpeculatorOptions, Way, Ways
 from streamco.errors import AllEndpointsFailed, StreamcoError, VerifierError
 from streamco.events import ReaderLeft
-from streamco.policies.rejection import Branch
 
 __all__ = ["Speculator", "SpeculatorOptions"]
 
@@ -84,6 +84,7 @@ class Speculator:
         self._overhearing = Overhearing(self._drafting, pair)
         self._ledger = Ledger(pair)
         self._rest = Rest(self._ledger)
+        self._betting = Betting(pair, options, answer=self.answer, drafting=self._drafting, judging=self._judging, rest=self._rest)
         self._ways = Ways(
             pair, options, answer=self.answer, drafting=self._drafting, judging=self._judging, remote=self._remote, ledger=self._ledger
         )
@@ -112,7 +113,7 @@ class Speculator:
                 if line is not None and line is self._drafting.trunk:
                     self._on_trunk(now)
                 elif line is not None:
-                    self._look_ahead(line, now)
+                    self._betting.look_ahead(line, now=now)
             case DeviceFailed(error):
                 self._on_device_failed(error, now)
             case VerifierConnected() | VerifierLost() | VerifierFailed():
@@ -295,66 +296,7 @@ class Speculator:
         """Have a draft judged, and draft on meanwhile along the likeliest verdicts."""
         waiting = self._judging.submit(draft, self.answer.ids, now=now)
         waiting.expected = now + self._pair.wait
-        self._bet(waiting, now)
-
-    def _bet(self, waiting: Round, now: float) -> None:
-        """Draft on along the likeliest verdicts of the round that is out."""
-        options, left, window = self._options, self.answer.left, min(self._pair.usual_window, self._options.most_draft)
-        if not waiting.draft or not options.is_parallel or self._drafting.is_out:
-            return
-        own = self._bet_on_all(waiting, window, now) if waiting.was_ahead else None
-        plan = bet(
-            waiting.draft,
-            self._pair,
-            seconds=waiting.expected - now if waiting.was_ahead else None,
-            window=window,
-            most=options.most_branches,
-            most_ahead=options.most_ahead,
-            kinds=options.branch_kinds,
-            end_ids=options.end_ids,
-            alternatives=options.alternatives,
-        )
-
-        def room(branch: Branch) -> int:
-            if own is not None and branch.position == len(waiting.draft) and branch.token is None:
-                return 0
-            reserved = branch.position + 1 + self._pair.is_lossless  # the verdict, and the next one's own token
-            return plan.steps if left is None else min(plan.steps, left - reserved)
-
-        self._drafting.branch(self.answer.length, plan.branches, room, width=plan.width, lead=plan.lead, now=now)
-        waiting.branches = len(self._drafting.branches)
-        if own is not None:
-            self._look_ahead(own, now)
-
-    def _bet_on_all(self, waiting: Round, window: int, now: float) -> Line | None:
-        """The device drafts on behind what is judged; None: nothing comes there."""
-        left, size = self.answer.left, len(waiting.draft)
-        room = window if left is None else min(window, left - size - 2)
-        if room < 1 or waiting.draft[-1].id in self._options.end_ids:
-            self._drafting.rest(now=now)
-            return None
-        return self._drafting.bet_on(size, room + 1, now=now)
-
-    def _look_ahead(self, line: Line, now: float) -> None:
-        """Send a branch's draft before its verdict is here, once another token would cost more time than it is worth."""
-        if not self._options.most_ahead or not self._pair.is_lossless:
-            return
-        waiting, foreseen = self._judging.round, line.foresees()
-        if waiting is None or waiting.state != "out" or foreseen is None or line.guess is None or line.is_ahead:
-            return
-        (token, draft), accepted = foreseen, line.guess.position
-        if not draft or len(waiting.ahead) >= self._options.most_ahead or (accepted, token) in waiting.ahead or self._rest.is_wanted:
-            return
-        ends, left = self._options.end_ids, self.answer.left
-        draft = draft[: next((place + 1 for place, each in enumerate(draft) if each.id in ends), len(draft))]
-        most = self._options.most_draft if left is None else min(self._options.most_draft, left - accepted - 2)
-        if token in ends or most < 1:
-            return
-        is_whole = line.is_finished or draft[-1].id in ends or len(draft) >= min(most, self._pair.window)
-        confidences = [each.confidence for each in draft]
-        if is_whole or not self._pair.is_worth_waiting(confidences, arrival=now + self._pair.rtt - waiting.expected):
-            self._judging.send_ahead(draft[:most], accepted, token, self.answer.ids, now=now)
-            line.is_ahead = True
+        self._betting.begin(waiting, now=now)
 
     def _ask_for_one(self, now: float) -> None:
         """The verifier's next token, without a draft."""
@@ -406,8 +348,7 @@ class Speculator:
         if not self._judging.refuse(event, now=now):
             return
         self.report.refusals += 1
-        for line in self._drafting.branches.values():
-            line.is_ahead = False
+        self._betting.take_back()
         waiting, give_up_at = self._judging.round, self._ways.give_up_at()
         if self._ways.has_help and waiting is not None and give_up_at is not None and waiting.retry_at >= give_up_at:
             self._go_without(now)
@@ -447,7 +388,7 @@ class Speculator:
             self._drafting.adopt(line, self.answer.ids, token)
             self._settling.propose(waiting.ids)
         if is_going_on:
-            self._bet(waiting, now)
+            self._betting.begin(waiting, now=now)
         else:
             self._drafting.rest(now=now)  # the round is judged, and then somebody else goes on
 
