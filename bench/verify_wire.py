@@ -23,7 +23,7 @@ from bench.tokenpack import DATA, encoding, texts
 from streamco._native import HAS_NATIVE, top_k
 from streamco.wire.rows import Row as Candidates
 from streamco.wire.rows import quantise
-from streamco.wire.verify import ClientFrame, Draft, Open, Rule, ServerFrame, Verdict
+from streamco.wire.verify import ClientFrame, Draft, Follow, Open, Rule, ServerFrame, Verdict
 from streamco.wire.verify_codec import VerifyCodec
 
 BENCH = "verify_wire"
@@ -55,6 +55,8 @@ def size_rows() -> Iterator[Row]:
         for count in (1, 8, 20, 40):
             sizes[f"top {count}"] = len(codec.encode(some_draft(some_rows(size, count), with_rows=True)))
         sizes["whole, float16"], sizes["whole, float32"] = greedy + 2 * WINDOW * size, greedy + 4 * WINDOW * size
+        ahead = Follow(1, 201, 200, WINDOW, 77, some_draft(some_rows(size, 1), with_rows=False).ids)
+        sizes["greedy, sent ahead"] = len(codec.encode(ahead))
         for contender, total in sizes.items():
             yield Row(BENCH, f"draft of {WINDOW}, {name}", contender, "up", "bytes", total, total, total)
         for count in (8, 20, 40):
