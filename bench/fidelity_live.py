@@ -238,19 +238,19 @@ class _TimedVerifier(VerifierEndpoint):
 
     def open(self, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int = 0, reserve: int = 0) -> ProtocolSession:
         """See ``Verifier.open``."""
-        sent: list[float] = []
+        sent: dict[int, float] = {}  # rounds that were not sent ahead
 
         def tell(event: VerifierEvent) -> None:
-            if isinstance(event, VerdictReceived) and len(sent) > 1:
-                self._hear(Verdict(time.perf_counter() - sent[-1], event.queue_seconds, event.compute_seconds))
+            if isinstance(event, VerdictReceived) and event.round in sent and event.round != min(sent):
+                self._hear(Verdict(time.perf_counter() - sent[event.round], event.queue_seconds, event.compute_seconds))
             emit(event)
 
         session = super().open(prompt_ids, tell, rule=rule, top_k=top_k, reserve=reserve)
         run = session.run
 
         def timed(command: VerifierCommand) -> None:
-            if isinstance(command, SendDraft):
-                sent.append(time.perf_counter())
+            if isinstance(command, SendDraft) and command.behind is None:
+                sent[command.round] = time.perf_counter()
             run(command)
 
         session.run = timed  # type: ignore[method-assign]

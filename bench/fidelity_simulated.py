@@ -192,6 +192,7 @@ class _World:
             is_adaptive=speculation.is_adaptive,
             is_parallel=speculation.is_parallel and speculation.most_branches > 0,
             most_branches=speculation.most_branches,
+            most_ahead=speculation.most_ahead,
             branch_kinds=speculation.branch_kinds,
             most_draft=VerifyOptions().draft_tokens,
             verdict_patience=speculation.verdict_patience,
