@@ -94,6 +94,8 @@ def run_cell(job: Job) -> Cell:
             world.run(warm[index])
         for index in range(job.answers):
             ran = world.run(asks[index])
+            if ran.cost is None:
+                raise AssertionError("expected a service whose prices are known")
             costs[contender] += ran.cost / job.answers
             times[contender] += ran.ttft / job.answers
             moves += len(ran.machine.hand_overs)

@@ -102,9 +102,9 @@ def count_events(run: Callable[[], object]) -> int:
 
 def speed(rounds: int, requests: int) -> Iterator[Row]:
     """Events a second of a core, and seconds of the large world, contenders in turn."""
-    point = {"budget": 0.3, "dispatch": "disco", "constrained": "device", "device": PHONES[0], "service": SERVICES[1]}
+    point: dict[str, Any] = {"budget": 0.3, "dispatch": "disco", "constrained": "device", "device": PHONES[0], "service": SERVICES[1]}
     world = f"{LARGE['devices']} devices, {LARGE['servers']} servers, {requests} requests"
-    contenders = {
+    contenders: dict[str, tuple[str, Callable[[], object]]] = {
         "bare events": ("SimPy alone", bare_events),
         "the target alone": (world, partial(run_scenario, speculating(requests, execution="fused"))),
         "drafting, then waiting": (world, partial(run_scenario, speculating(requests, window=4))),
@@ -135,7 +135,7 @@ def memory(sizes: tuple[int, ...]) -> Iterator[Row]:
 
 def memory_of(kind: str, size: int) -> float:
     """Megabytes at most, after so many requests."""
-    point = {"budget": 0.3, "dispatch": "disco", "constrained": "device", "device": PHONES[0], "service": SERVICES[1]}
+    point: dict[str, Any] = {"budget": 0.3, "dispatch": "disco", "constrained": "device", "device": PHONES[0], "service": SERVICES[1]}
     run_scenario(speculating(size, execution="fused") if kind == "speculate" else racing(size, **point))
     status = Path("/proc/self/status")  # its peak is this program's; getrusage's may be that of the process it was forked from
     if status.exists():
@@ -148,7 +148,8 @@ def sweep(requests: int) -> Iterator[Row]:
     points = list(product(BUDGETS, POLICIES, SIDES, PHONES, SERVICES))
     each = max(1, requests // len(points))
     names = ("budget", "dispatch", "constrained", "device", "service")
-    scenarios = [racing(each, **dict(zip(names, point, strict=True))) for point in points]
+    settings: list[dict[str, Any]] = [dict(zip(names, point, strict=True)) for point in points]
+    scenarios = [racing(each, **setting) for setting in settings]
     began = time.perf_counter()
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         completed = sum(outcome.system["completed"] for outcome in pool.map(run_scenario, scenarios, chunksize=4))
