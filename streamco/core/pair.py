@@ -29,6 +29,7 @@ _WEIGHT = 0.15  # of a new time
 _FIRST_WEIGHT = 0.5  # of the first time of its kind
 _MEMORY = 0.98  # what a draft token's fate counts for after the next one's
 _REMOTE_STEP = 0.05  # seconds, until it was measured
+_AHEAD = 0.4  # of rounds whose next draft is sent ahead, until it was measured: a little less than in most worlds
 _PRIOR_TOKENS = 8.0  # that the prior acceptance stands for
 _PRIOR_ROUNDS = 4.0  # that the prior hit rate, and what the acceptance rate makes of a round, stand for
 
@@ -188,6 +189,7 @@ class Pair:
         self.opening_share, self.prompt_time = 1.0, 0.0
         self._tried, self._held = _PRIOR_TOKENS, _PRIOR_TOKENS * prior.acceptance
         self._rounds, self._hits = _PRIOR_ROUNDS, _PRIOR_ROUNDS * prior.hit_rate
+        self._usually_ahead = 0.0  # share of rounds
         self._led, self._ahead = 0.0, 0.0  # rounds whose next draft could be sent ahead, and those where that was won
         self._confidence = prior.mean_confidence
         self._chances = Chances(prior.acceptance, prior.mean_confidence)
@@ -267,7 +269,7 @@ class Pair:
             rtt=self.rtt,
             tpot=self.remote_step,
             draft_step=known.draft_step,
-            wait=known.wait,
+            wait=max(0.0, known.wait - known.ahead),
             hit_rate=known.hit_rate,
             slowdown=known.slowdown,
             rate=predict_rates(known).speculative,
@@ -287,7 +289,7 @@ class Pair:
             remote_step=self.remote_step,
             verify=self.wait,
             hit_rate=self._hits / self._rounds,
-            ahead=self.rtt * self._ahead / (_PRIOR_ROUNDS + self._led),
+            ahead=self.rtt * (_PRIOR_ROUNDS * self._usually_ahead + self._ahead) / (_PRIOR_ROUNDS + self._led),
             slowdown=(more[-1] if more else first) / first,
             budget=min(1.0, max(0.01, self.steering.budget)),
             round_tokens=(expected_tokens(self.acceptance, window) * _PRIOR_ROUNDS + self._given) / (_PRIOR_ROUNDS + self._judged),
@@ -329,6 +331,10 @@ class Pair:
         if is_hit is not None:
             self._rounds = self._rounds * _MEMORY + 1.0
             self._hits = self._hits * _MEMORY + is_hit
+
+    def expect_ahead(self) -> None:
+        """The verifier takes drafts ahead of their verdicts."""
+        self._usually_ahead = _AHEAD
 
     def note_ahead(self, is_won: bool) -> None:
         """A verdict came. ``is_won``: the next draft had been sent ahead for just that."""

@@ -73,6 +73,8 @@ class Speculator:
         self.is_done = False
         self.answer = ProvisionalAnswer(options.emit, options.end_ids, options.max_tokens)
         self._pair = pair
+        if options.most_ahead:
+            pair.expect_ahead()
         self._options = options
         self._rng = rng
         self._commands: list[SpeculatorCommand] = []
