@@ -34,14 +34,14 @@ class Betting:
 
     def begin(self, waiting: Round, *, now: float) -> None:
         """Draft on along the likeliest verdicts of this round."""
-        options, left, window = self._options, self._answer.left, min(self._pair.usual_window, self._options.most_draft)
+        options, window = self._options, min(self._pair.usual_window, self._options.most_draft)
         if not waiting.draft or not options.is_parallel or self._drafting.is_out:
             return
         own = self._bet_on_all(waiting, window, now) if waiting.was_ahead else None
         plan = bet(
             waiting.draft,
             self._pair,
-            seconds=waiting.expected - now if waiting.was_ahead else None,
+            seconds=self._expected(waiting) - now if waiting.was_ahead else None,
             window=window,
             most=options.most_branches,
             most_ahead=options.most_ahead,
@@ -53,8 +53,7 @@ class Betting:
         def room(branch: Branch) -> int:
             if own is not None and branch.position == len(waiting.draft) and branch.token is None:
                 return 0
-            reserved = branch.position + 1 + self._pair.is_lossless  # the verdict, and the next one's own token
-            return plan.steps if left is None else min(plan.steps, left - reserved)
+            return min(plan.steps, self._room(branch.position))
 
         self._drafting.branch(self._answer.length, plan.branches, room, width=plan.width, lead=plan.lead, now=now)
         waiting.branches = len(self._drafting.branches)
@@ -64,7 +63,7 @@ class Betting:
     def look_ahead(self, line: Line, *, now: float) -> None:
         """Send a branch's draft before the verdict is here, once another token would cost more time than it is worth."""
         waiting, most = self._judging.round, self._options.most_ahead
-        if waiting is None or waiting.state != "out" or len(waiting.ahead) >= most or not self._pair.is_lossless or line.is_ahead:
+        if waiting is None or waiting.state != "out" or len(waiting.ahead) >= most or not self._pair.is_lossless:
             return
         foreseen = line.foresees()
         if foreseen is None or line.guess is None or self._rest.is_wanted:
@@ -76,14 +75,8 @@ class Betting:
             return
         is_whole = line.is_finished or draft[-1].id in ends or len(draft) >= min(room, self._pair.window)
         confidences = [each.confidence for each in draft]
-        if is_whole or not self._pair.is_worth_waiting(confidences, arrival=now + self._pair.rtt - waiting.expected):
+        if is_whole or not self._pair.is_worth_waiting(confidences, arrival=now + self._pair.rtt - self._expected(waiting)):
             self._judging.send_ahead(draft, accepted, token, self._answer.ids, now=now)
-            line.is_ahead = True
-
-    def take_back(self) -> None:
-        """What was sent ahead is forgotten at the verifier, for it has refused the round in front."""
-        for line in self._drafting.branches.values():
-            line.is_ahead = False
 
     def _bet_on_all(self, waiting: Round, window: int, now: float) -> Line | None:
         """The device drafts on behind what is judged; None: nothing comes there."""
@@ -94,6 +87,9 @@ class Betting:
         return self._drafting.bet_on(len(waiting.draft), room + 1, now=now)
 
     def _room(self, accepted: int) -> int:
-        """Tokens that a draft may have behind a verdict of so many and its own, with room for the next verdict's token; 0 or less: none."""
+        """Tokens that a draft may have behind a verdict of so many and its own; lossless, the next verdict adds one. 0 or less: none."""
         left, most = self._answer.left, self._options.most_draft
-        return most if left is None else min(most, left - accepted - 2)
+        return most if left is None else min(most, left - accepted - 1 - self._pair.is_lossless)
+
+    def _expected(self, waiting: Round) -> float:
+        return waiting.expected(self._pair.wait, self._pair.rtt)

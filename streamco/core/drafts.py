@@ -40,7 +40,6 @@ class Line:
         is_branch: its sequence began beside the device's own; room that it lacks the device may have.
         is_own: it bets on a verdict, and stands on the device's own sequence.
         wanted: tokens that it is to have then.
-        is_ahead: its draft was sent ahead of the verdict.
     """
 
     version: int
@@ -59,7 +58,6 @@ class Line:
     is_branch: bool = False
     is_own: bool = False
     wanted: int = 0
-    is_ahead: bool = False
 
     @property
     def made(self) -> int:
@@ -127,7 +125,7 @@ class Line:
         """Its first tokens are judged: from now on it bets that all of them are accepted, and goes on behind those."""
         self._forget(judged)
         self.guess = Branch(judged, None, 1.0)
-        self.is_own, self.is_ahead, self.wanted = True, False, wanted
+        self.is_own, self.wanted = True, wanted
 
     def win(self, token: int | None) -> None:
         """The verdict is what it bets on: it goes on behind settled tokens, ``token`` among them."""
@@ -162,8 +160,7 @@ class Round:
         retry_at: when it may be sent again, once refused.
         branches: how many bet on its verdict.
         ahead: drafts that were sent ahead of its verdict, by what they bet on: how many tokens it accepts, and the one behind them.
-        expected: when its verdict should be here.
-        was_ahead: it was such a draft itself.
+        begun: when the verdict was here that it had been sent ahead of, and on which it had bet; None: it was sent behind that.
     """
 
     draft: list[DraftToken]
@@ -175,8 +172,22 @@ class Round:
     retry_at: float = 0.0
     branches: int = 0
     ahead: dict[tuple[int, int], Round] = field(default_factory=dict)
-    expected: float = 0.0
-    was_ahead: bool = False
+    begun: float | None = None
+
+    @property
+    def was_ahead(self) -> bool:
+        """It was at the verifier before the round in front of it was decided."""
+        return self.begun is not None
+
+    @property
+    def since(self) -> float:
+        """When its verdict began to be waited for."""
+        return self.sent if self.begun is None else self.begun
+
+    def expected(self, wait: float, rtt: float) -> float:
+        """When its verdict should be here, where one takes ``wait`` seconds, and of those ``rtt`` on the link."""
+        alone = self.sent + wait
+        return alone if self.begun is None else max(alone, self.begun + wait - rtt)
 
     @property
     def ids(self) -> tuple[int, ...]:

@@ -96,17 +96,15 @@ class Judging:
             self._send(self.round, settled, now)
         return self.round
 
-    def send_ahead(self, draft: Sequence[DraftToken], accepted: int, token: int, settled: Sequence[int], *, now: float) -> Round:
+    def send_ahead(self, draft: Sequence[DraftToken], accepted: int, token: int, settled: Sequence[int], *, now: float) -> None:
         """Send a draft that is to be judged if the round that is out ends just so. ``settled``: without that."""
         out = self.round
         if out is None or out.state != "out":
             raise AssertionError("a draft is sent ahead of a verdict that is awaited")
         self._last_number += 1
-        ahead = Round(list(draft), number=self._last_number, state="out", sent=now, was_ahead=True)
-        out.ahead[accepted, token] = ahead
+        ahead = out.ahead[accepted, token] = Round(list(draft), number=self._last_number, state="out", sent=now)
         foreseen = Foreseen(out.number, accepted, token)
         self._say(SendDraft(ahead.number, len(settled) + accepted + 1, (), ahead.ids, _rows(draft), foreseen))
-        return ahead
 
     def accept(self, event: VerdictReceived, settled: Sequence[int]) -> Round | None:
         """A verdict came; gives its round, which is over, or None where that was over before. ``settled``: without the verdict.
@@ -163,7 +161,7 @@ class Judging:
             return None
         if waiting.state == "held":
             return waiting.retry_at
-        return waiting.sent + (self._prompt_patience if waiting.is_first else self._verdict_patience)
+        return waiting.since + (self._prompt_patience if waiting.is_first else self._verdict_patience)
 
     def retry(self, settled: Sequence[int], *, now: float) -> None:
         """The time has come: send what was refused again; what got no verdict, on a new connection."""
@@ -178,7 +176,7 @@ class Judging:
         given = tuple(settled[base:])
         self._last_number += 1
         waiting.number, waiting.state, waiting.sent = self._last_number, "out", now
-        waiting.given, waiting.is_first, waiting.was_ahead = len(given), self.is_new, False
+        waiting.given, waiting.is_first, waiting.begun = len(given), self.is_new, None
         waiting.ahead.clear()
         self._say(SendDraft(waiting.number, base, given, waiting.ids, _rows(waiting.draft)))
 

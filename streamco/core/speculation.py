@@ -82,6 +82,14 @@ class VerifierFailed(Struct, frozen=True):
     error: StreamcoError
 
 
+class Foreseen(Struct, frozen=True):
+    """A verdict that may come: that of this round, which is out, with so many accepted tokens and this one behind them."""
+
+    round: int
+    accepted: int
+    token: int
+
+
 class VerdictReceived(Struct, frozen=True, kw_only=True):
     """What became of a draft.
 
@@ -101,6 +109,11 @@ class VerdictReceived(Struct, frozen=True, kw_only=True):
     queue_depth: float = 0.0
     queue_seconds: float = 0.0
     compute_seconds: float = 0.0
+
+    @property
+    def outcome(self) -> Foreseen | None:
+        """What drafts that were sent ahead of it may have bet on; None: nothing comes behind it."""
+        return None if self.token is None else Foreseen(self.round, self.accepted, self.token)
 
 
 class DraftRefused(Struct, frozen=True):
@@ -193,14 +206,6 @@ class ConnectVerifier(Struct, frozen=True):
     """
 
     ids: tuple[int, ...]
-
-
-class Foreseen(Struct, frozen=True):
-    """A verdict that may come: that of this round, which is out, with so many accepted tokens and this one behind them."""
-
-    round: int
-    accepted: int
-    token: int
 
 
 class SendDraft(Struct, frozen=True):

@@ -297,7 +297,6 @@ class Speculator:
     def _submit(self, draft: Sequence[DraftToken], now: float) -> None:
         """Have a draft judged, and draft on meanwhile along the likeliest verdicts."""
         waiting = self._judging.submit(draft, self.answer.ids, now=now)
-        waiting.expected = now + self._pair.wait
         self._betting.begin(waiting, now=now)
 
     def _ask_for_one(self, now: float) -> None:
@@ -333,11 +332,9 @@ class Speculator:
         """A refused draft is sent again; a verdict that doesn't come costs the connection."""
         waiting = self._judging.round
         if waiting is not None and waiting.state == "out":
-            self._pair.note_wait(now - waiting.sent, queue_depth=self._pair.queue_depth, server_seconds=0.0)
+            self._pair.note_wait(now - waiting.since, queue_depth=self._pair.queue_depth, server_seconds=0.0)
             self.report.losses += 1
         self._judging.retry(self.answer.ids, now=now)
-        if waiting is not None:
-            waiting.expected = now + self._pair.wait
         self._bear(now)
 
     def _bear(self, now: float) -> None:
@@ -350,7 +347,6 @@ class Speculator:
         if not self._judging.refuse(event, now=now):
             return
         self.report.refusals += 1
-        self._betting.take_back()
         waiting, give_up_at = self._judging.round, self._ways.give_up_at()
         if self._ways.has_help and waiting is not None and give_up_at is not None and waiting.retry_at >= give_up_at:
             self._go_without(now)
@@ -382,8 +378,7 @@ class Speculator:
         """The next draft was sent ahead, and is being judged."""
         self.report.ahead += 1
         is_going_on = self._ways.choose(now=now) == "speculate"
-        waiting.expected = max(waiting.sent + self._pair.wait, now + self._pair.wait - self._pair.rtt)
-        waiting.sent = now
+        waiting.begun = now
         self.report.chunks += len(waiting.draft)
         self.report.offloaded += len(waiting.draft)
         if line is not None:

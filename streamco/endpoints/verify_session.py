@@ -104,7 +104,7 @@ class ProtocolSession:
         self._key: bytes | None = None
         self._round: int | None = None  # that is out
         self._ahead: dict[int, int] = {}  # rounds behind it, by their numbers on the wire
-        self._last: VerdictReceived | None = None  # of the round before the one that is out
+        self._outcome: Foreseen | None = None  # of the round before the one that is out
         self._has_read = False  # the server has given a verdict on this context
         self._failures = 0
         self._not_before = 0.0  # the loop's time
@@ -170,7 +170,7 @@ class ProtocolSession:
         self._stop_timer()
         self.rounds += 1
         self._has_read, self._failures = True, 0
-        self._last = VerdictReceived(
+        event = VerdictReceived(
             round=number,
             accepted=verdict.accepted,
             token=verdict.token,
@@ -179,8 +179,9 @@ class ProtocolSession:
             queue_seconds=verdict.queue_us / 1e6,
             compute_seconds=verdict.compute_us / 1e6,
         )
+        self._outcome = event.outcome
         self._begin_ahead()
-        self._emit(self._last)
+        self._emit(event)
 
     def _begin_ahead(self) -> None:
         """The draft that was sent ahead for just this verdict is the round that is out."""
@@ -351,19 +352,13 @@ class ProtocolSession:
             if behind is not None and behind.round == self._round:
                 number = link.client.follow(self._number, behind.accepted, behind.token, command.ids, rows=rows)
                 self._ahead[number] = command.round
-            elif behind is None or self._has_come(behind):
+            elif behind is None or (self._round is None and behind == self._outcome):  # that verdict is on its way to whoever sends this
                 link.client.draft(self._number, base, (*command.given, *command.ids), given=len(command.given), rows=rows)
                 self._begin_round(command.round)
         except VerifyProtocolError as error:  # beyond the server's limits
             self._loop.call_soon(self._fail, error)
             return
         self.bytes_up += link.flush()
-
-    def _has_come(self, foreseen: Foreseen) -> bool:
-        """Whether the verdict is here already, and on its way to whoever sent this draft ahead of it."""
-        last = self._last
-        came = None if last is None else (last.round, last.accepted, last.token)
-        return self._round is None and came == (foreseen.round, foreseen.accepted, foreseen.token)
 
     def _begin_round(self, number: int) -> None:
         self._round = number

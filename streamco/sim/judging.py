@@ -15,7 +15,6 @@ from streamco.core.speculation import (
     CloseVerifier,
     ConnectVerifier,
     DraftRefused,
-    Foreseen,
     OpenRemote,
     RemoteEnded,
     RemoteFailed,
@@ -221,16 +220,14 @@ class SimulatedSession:
             compute_seconds=compute,
         )
         seconds = there + queue + compute
-
         decided = arrived + queue + compute
 
         def end_round() -> None:
             self.ids = context
-            ahead, self._ahead = self._ahead, []
+            won = next((each for each in self._ahead if each[0].behind == event.outcome), None)
             self._end_round()
-            for follow, arrives in ahead:
-                if follow.behind == Foreseen(command.round, event.accepted, -1 if event.token is None else event.token):
-                    self._begin(follow, max(decided, arrives) - self._env.now)
+            if won is not None:
+                self._begin(won[0], max(decided, won[1]) - self._env.now)
 
         def lose() -> None:
             self.ids = context

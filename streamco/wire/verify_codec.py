@@ -211,10 +211,8 @@ class VerifyCodec:
         except (ValueError, RecursionError) as error:
             _refuse("frame from the client", error)
         match frame:
-            case _Draft():
-                return self._read_draft(frame)
-            case _Follow():
-                return self._read_follow(frame)
+            case _Draft() | _Follow():
+                return self._read_round(frame)
             case _Extend():
                 return Extend(frame.session, frame.base, self._unpack(frame.ids))
             case _Open():
@@ -238,23 +236,16 @@ class VerifyCodec:
         check_verdict(verdict, self.limits, self.vocabulary_size)
         return verdict
 
-    def _read_draft(self, frame: _Draft) -> Draft:
+    def _read_round(self, frame: _Draft | _Follow) -> Draft | Follow:
+        """What is to be judged, now or behind a verdict; what is wrong with it is about its round."""
         try:
             ids = self._unpack(frame.ids)
             rows = self._unpack_rows(frame.rows, self.limits.draft_tokens)
-            draft = Draft(frame.session, frame.round_number, frame.base, ids, frame.given, rows)
-            check_draft(draft, self.limits)
-        except (FrameSizeError, MalformedFrameError) as error:
-            error.session, error.round_number = frame.session, frame.round_number
-            raise
-        return draft
-
-    def _read_follow(self, frame: _Follow) -> Follow:
-        try:
-            ids = self._unpack(frame.ids)
-            rows = self._unpack_rows(frame.rows, self.limits.draft_tokens)
-            bet = (frame.session, frame.round_number, frame.after, frame.accepted, frame.token)
-            follow = Follow(*bet, ids, rows)
+            if isinstance(frame, _Draft):
+                draft = Draft(frame.session, frame.round_number, frame.base, ids, frame.given, rows)
+                check_draft(draft, self.limits)
+                return draft
+            follow = Follow(frame.session, frame.round_number, frame.after, frame.accepted, frame.token, ids, rows)
             check_follow(follow, self.limits, self.vocabulary_size)
         except (FrameSizeError, MalformedFrameError) as error:
             error.session, error.round_number = frame.session, frame.round_number

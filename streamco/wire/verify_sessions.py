@@ -82,7 +82,7 @@ class ServerSessions:
 
     def extend(self, frame: Extend) -> None:
         """The context grows, without an answer."""
-        session = self._find(frame.session, frame.base, None)
+        session = self._find_idle(frame.session, frame.base, None)
         end = frame.base + len(frame.ids)
         self._check_length(end, frame.session, None)
         session.length, session.verdict = end, None
@@ -90,34 +90,21 @@ class ServerSessions:
     def begin_round(self, draft: Draft) -> None:
         """A round begins; the context is as before until its verdict."""
         number, turn = draft.session, draft.round_number
-        session = self._find(number, draft.base, turn)
-        if turn <= session.last_round:
-            message = f"session {number}: expected a round above {session.last_round}, got {turn}"
-            raise StaleRoundError(message, session=number, round_number=turn)
+        session = self._find_idle(number, draft.base, turn)
+        _check_turn(session, draft)
         self._check_length(draft.base + len(draft.ids), number, turn)
-        if session.rule.kind is RuleKind.SAMPLE and len(draft.rows) != len(draft.pending):
-            message = f"draft: expected what each of {len(draft.pending)} ids was drawn from, got {len(draft.rows)} rows"
-            raise MalformedFrameError(message, session=number, round_number=turn)
+        _check_rows(session, draft, len(draft.pending))
         session.last_round, session.draft, session.verdict = turn, draft, None
 
     def follow(self, frame: Follow) -> Draft | None:
         """A draft comes ahead of the verdict it bets on, or as that is on its way; gives the round that it is already."""
         number, turn = frame.session, frame.round_number
-        session = self._by_number.get(number)
-        if session is None:
-            raise UnknownSessionError(f"session {number}: expected one that is open, got none", session=number)
-        if session.length is None:
-            message = f"session {number}: expected nothing before it is resumed, got a frame"
-            raise UnexpectedFrameError(message, session=number, round_number=turn)
-        if turn <= session.last_round:
-            message = f"session {number}: expected a round above {session.last_round}, got {turn}"
-            raise StaleRoundError(message, session=number, round_number=turn)
-        if session.rule.kind is RuleKind.SAMPLE and len(frame.rows) != len(frame.ids):
-            message = f"follow: expected what each of {len(frame.ids)} ids was drawn from, got {len(frame.rows)} rows"
-            raise MalformedFrameError(message, session=number, round_number=turn)
+        session, _ = self._find(number, turn)
+        _check_turn(session, frame)
+        _check_rows(session, frame, len(frame.ids))
         session.last_round = turn
         if session.draft is None:
-            return self._begin_met(session, session.verdict, [frame])
+            return self._begin_met(session, [frame])
         if frame.after != session.draft.round_number:
             return None  # behind a round that was refused
         if len(session.follows) >= FOLLOWS:
@@ -126,8 +113,9 @@ class ServerSessions:
         session.follows.append(frame if session.rule.kind is RuleKind.SAMPLE else replace(frame, rows=()))  # nobody else reads rows
         return None
 
-    def _begin_met(self, session: _Session, verdict: Verdict | None, follows: Sequence[Follow]) -> Draft | None:
-        """The round of the draft that won its bet; None: none did, or there is no room for it."""
+    def _begin_met(self, session: _Session, follows: Sequence[Follow]) -> Draft | None:
+        """The round of the draft that won its bet on the last verdict; None: none did."""
+        verdict = session.verdict
         met = None if verdict is None else next((follow for follow in follows if follow.is_met(verdict)), None)
         if met is None or session.length is None:
             return None
@@ -144,7 +132,7 @@ class ServerSessions:
         assert verdict.accepted <= len(draft.pending), "no more is accepted than was drafted"
         assert verdict.token is not None or verdict.accepted == len(draft.pending), "what isn't accepted is corrected"
         assert len(verdict.rows) in {0, len(draft.pending) + 1}, "a row belongs to each place, or none does"
-        session.draft, session.verdict = None, verdict
+        session.draft, session.verdict = None, replace(verdict, rows=())  # it may be kept for long
         session.length = draft.base + draft.given + verdict.accepted + (verdict.token is not None)
         return True
 
@@ -152,7 +140,7 @@ class ServerSessions:
         """Behind a verdict: the round of the draft that has won its bet on it; None: none has."""
         session = self._by_number[number]
         follows, session.follows = session.follows, []
-        return self._begin_met(session, session.verdict, follows)
+        return self._begin_met(session, follows)
 
     def drop_round(self, number: int | None, round_number: int | None) -> None:
         """A round ends without a verdict; the context is as before it."""
@@ -168,19 +156,24 @@ class ServerSessions:
         if len(self._by_number) >= self._limits.sessions:
             raise SessionLimitError(f"session {number}: expected at most {self._limits.sessions} at once, got one more", session=number)
 
-    def _find(self, number: int, base: int, turn: int | None) -> _Session:
-        """A session that may be added to at ``base``."""
+    def _find(self, number: int, turn: int | None) -> tuple[_Session, int]:
+        """A session that is open, and how long its context is."""
         session = self._by_number.get(number)
         if session is None:
             raise UnknownSessionError(f"session {number}: expected one that is open, got none", session=number)
         if session.length is None:
             message = f"session {number}: expected nothing before it is resumed, got a frame"
             raise UnexpectedFrameError(message, session=number, round_number=turn)
+        return session, session.length
+
+    def _find_idle(self, number: int, base: int, turn: int | None) -> _Session:
+        """A session that may be added to at ``base``."""
+        session, length = self._find(number, turn)
         if session.draft is not None:
             message = f"session {number}: expected nothing before the verdict of round {session.draft.round_number}, got a frame"
             raise StaleRoundError(message, session=number, round_number=turn)
-        if base > session.length:
-            message = f"session {number}: expected a base of at most {session.length}, got {base}"
+        if base > length:
+            message = f"session {number}: expected a base of at most {length}, got {base}"
             raise WrongBaseError(message, session=number, round_number=turn)
         return session
 
@@ -189,3 +182,18 @@ class ServerSessions:
         if length > limit:
             message = f"session {number}: expected at most {limit} tokens, got {length}"
             raise ContextFullError(message, session=number, round_number=turn)
+
+
+def _check_turn(session: _Session, frame: Draft | Follow) -> None:
+    """Of a round."""
+    if frame.round_number <= session.last_round:
+        message = f"session {frame.session}: expected a round above {session.last_round}, got {frame.round_number}"
+        raise StaleRoundError(message, session=frame.session, round_number=frame.round_number)
+
+
+def _check_rows(session: _Session, frame: Draft | Follow, judged: int) -> None:
+    """Where tokens are drawn, it is told what from."""
+    if session.rule.kind is RuleKind.SAMPLE and len(frame.rows) != judged:
+        what = type(frame).__name__.lower()
+        message = f"{what}: expected what each of {judged} ids was drawn from, got {len(frame.rows)} rows"
+        raise MalformedFrameError(message, session=frame.session, round_number=frame.round_number)
