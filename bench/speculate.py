@@ -7,7 +7,8 @@ really took longer are counted. Contenders take turns prompt by prompt, answers 
 are those of whole answers, their first tokens included.
 
 The server keeps the prompts it has read, so whoever is the first with a prompt waits longer: in the grid each contender is that equally
-often. At the server's own speed it is there twice, which shows what the machine's noise makes of equals.
+often. At the server's own speed it is there twice, which shows what the machine's noise makes of equals. A cell of the grid has few
+answers: behind the cells come those of one round-trip time together, over all bandwidths.
 
 Every cell has clients of its own. Those that learn the pair say two answers before it counts, the others a short one, for the connection.
 Waiting with windows 3 to 8 is six contenders, and the one that was fastest is what the others are compared with.
@@ -58,6 +59,8 @@ PROMPTS = (
     "Why is the sky blue, and why is it red in the evening?",
     "Tell a short story about a lighthouse keeper and a storm.",
     "What should one look for when buying a used guitar?",
+    "What does a librarian do all day?",
+    "Give three reasons to go for a run.",
 )
 AGAIN = "server alone, again"
 SIDES = ("server alone", "device alone", AGAIN)
@@ -121,13 +124,19 @@ class Section:
     def case(self, pair: str, link: Link) -> str:
         """As rows name it."""
         rtt, mbps = link
+        return f"{self._pairing(pair)}, RTT {rtt * 1000:g} ms, {mbps:g} Mbps, {self.prompts} x {self.tokens} tokens"
+
+    def pooled_case(self, pair: str, rtt: float, links: int) -> str:
+        """Of so many links with one round-trip time together."""
+        return f"{self._pairing(pair)}, RTT {rtt * 1000:g} ms, all bandwidths, {links * self.prompts} x {self.tokens} tokens"
+
+    def _pairing(self, pair: str) -> str:
         speed = "its own speed" if self.speed is None else self.speed
-        what = f"{pair} for {TARGET}, {speed}, RTT {rtt * 1000:g} ms, {mbps:g} Mbps, {self.prompts} x {self.tokens} tokens"
-        return f"{self.name}: {what}"
+        return f"{self.name}: {pair} for {TARGET}, {speed}"
 
 
 STREAM: dict[str, SpeculationOptions | None] = {"server alone": None}
-HEADLINE = Section("headline", {**LOSSLESS, **dict.fromkeys(SIDES[:2]), **WAITING}, links=WIDE, prompts=5, tokens=64)
+HEADLINE = Section("headline", {**LOSSLESS, **dict.fromkeys(SIDES[:2]), **WAITING}, links=WIDE, prompts=8, tokens=64)
 IMPOSED = Section(
     "grid", {"streamco": LOSSLESS["streamco"], **STREAM}, pairs=("Q2_K", "Q4_0", "pruned"), links=LINKS, prompts=2, is_brief=True
 )
@@ -161,6 +170,18 @@ class Tally:
     verdicts: int = 0
     late: int = 0  # of these, those that took longer than imposed
 
+    def __add__(self, other: Tally) -> Tally:
+        """Both cells."""
+        return Tally(
+            self.seconds + other.seconds,
+            self.tokens + other.tokens,
+            self.first + other.first,
+            self.gaps + other.gaps,
+            self.figures + other.figures,
+            self.verdicts + other.verdicts,
+            self.late + other.late,
+        )
+
     @property
     def rates(self) -> list[float]:
         """Tokens a second of each answer."""
@@ -172,6 +193,10 @@ class Tally:
         return sum(self.tokens) / sum(self.seconds)
 
 
+Cell = tuple[str, Link, dict[str, Tally]]
+"""The draft model, the link, and what each contender did there."""
+
+
 @dataclass(slots=True)
 class Ratio:
     """Of a cell of the grid: a contender's rate by that of the server alone."""
@@ -179,6 +204,19 @@ class Ratio:
     case: str
     contender: str
     value: float
+
+
+def ratios_of(case: str, tallies: Mapping[str, Tally]) -> list[Ratio]:
+    """Of all contenders."""
+    return [Ratio(case, name, tally.rate / tallies["server alone"].rate) for name, tally in tallies.items()]
+
+
+def pool(section: Section, cells: Sequence[Cell]) -> Iterator[tuple[str, dict[str, Tally]]]:
+    """Links of one round-trip time together, whatever their bandwidth."""
+    for pair, rtt in dict.fromkeys((pair, rtt) for pair, (rtt, _), _ in cells):
+        found = [tallies for of, (at, _), tallies in cells if (of, at) == (pair, rtt)]
+        together = {name: sum((tallies[name] for tallies in found), Tally()) for name in section.contenders}
+        yield section.pooled_case(pair, rtt, len(found)), together
 
 
 def main() -> int:
@@ -198,16 +236,20 @@ async def measure(sections: Sequence[Section]) -> list[Row]:
     """All sections; behind them where the grid is worst."""
     rows: list[Row] = []
     ratios: list[Ratio] = []
+    pooled: list[Ratio] = []
     for section in sections:
-        found = [(case, tallies) async for case, tallies in run_section(section)]
-        for case, tallies in found:
+        found = [(pair, link, tallies) async for pair, link, tallies in run_section(section)]
+        for pair, link, tallies in found:
+            case = section.case(pair, link)
             rows += brief_rows(case, tallies) if section.is_brief else full_rows(case, tallies)
-            if section.is_brief:
-                ratios += [Ratio(case, name, tallies[name].rate / tallies["server alone"].rate) for name in tallies]
-    return [*rows, *smallest(ratios)]
+            ratios += ratios_of(case, tallies) if section.is_brief else ()
+        for case, tallies in pool(section, found) if section.is_brief else ():
+            rows += brief_rows(case, tallies)
+            pooled += ratios_of(case, tallies)
+    return [*rows, *smallest(ratios, "cells"), *smallest(pooled, "round-trip times")]
 
 
-async def run_section(section: Section) -> AsyncIterator[tuple[str, dict[str, Tally]]]:
+async def run_section(section: Section) -> AsyncIterator[Cell]:
     """Cell by cell."""
     imposed = () if section.speed is None else ("--step-times", section.speed)
     settings = drafting(streamco.EngineOptions(threads=1, context_tokens=1024), section.budget, places=16)
@@ -221,9 +263,8 @@ async def run_section(section: Section) -> AsyncIterator[tuple[str, dict[str, Ta
         for pair in section.pairs:
             engine = await asyncio.to_thread(LlamaEngine, await asyncio.to_thread(model_file, pair), settings)
             for link in section.links:
-                case = section.case(pair, link)
-                print(case, file=sys.stderr, flush=True)
-                yield case, await run_cell(section, Site(engine, url, http), link)
+                print(section.case(pair, link), file=sys.stderr, flush=True)
+                yield pair, link, await run_cell(section, Site(engine, url, http), link)
             await asyncio.to_thread(engine.close)
 
 
@@ -355,15 +396,15 @@ def rate_rows(case: str, name: str, tally: Tally) -> Iterator[Row]:
         yield one(case, name, "rounds that took longer than imposed", "share", tally.late / tally.verdicts)
 
 
-def smallest(ratios: Sequence[Ratio]) -> Iterator[Row]:
+def smallest(ratios: Sequence[Ratio], what: str) -> Iterator[Row]:
     """Where drafting costs most, and in how many cells it costs more than is promised."""
     for name in ("streamco", AGAIN):
         among = [ratio for ratio in ratios if ratio.contender == name]
         if among:
             worst = min(among, key=lambda ratio: ratio.value)
-            yield one(f"smallest of {len(among)} cells; {worst.case}", name, "tokens/s relative to server alone", "times", worst.value)
+            yield one(f"smallest of {len(among)} {what}; {worst.case}", name, "tokens/s relative to server alone", "times", worst.value)
             below = sum(ratio.value < NEVER_BELOW for ratio in among)
-            yield one(f"grid: {len(among)} cells", name, f"below {NEVER_BELOW:g} of server alone", "cells", below)
+            yield one(f"grid: {len(among)} {what}", name, f"below {NEVER_BELOW:g} of server alone", what, below)
 
 
 def one(case: str, name: str, metric: str, unit: str, value: float) -> Row:

@@ -46,7 +46,7 @@ def main() -> int:
 
 async def measure(section: Section) -> Cells:
     """Link by link."""
-    return [(case, tallies) async for case, tallies in run_section(section)]
+    return [(section.case(pair, link), tallies) async for pair, link, tallies in run_section(section)]
 
 
 def rows_of(cells: Cells) -> Iterator[Row]:

@@ -2,7 +2,9 @@
 
 The papers' fused mode knows no way back, for nothing is judged in it. A draft compared with the stream costs no round and no second, only
 the device's work, so there are fewer and fewer of them: each stretch without one is twice as long as the last. That holds where tokens are
-chosen greedily; what is drawn says little about what else might have been, and isn't compared.
+chosen greedily; what is drawn says little about what else might have been, and isn't compared. Where drafting would lose even if all that
+was seen of the rate had been bad luck, a draft is made only every few answers: it would be work for nothing, and on a shared processor it
+slows the stream.
 
 On the way back to drafting the device first has to read what the stream has said, which on a processor may take as long as writing it. So
 it catches up while the stream goes on.
@@ -19,6 +21,7 @@ from streamco.core.pair import Pair
 __all__ = ["Overhearing"]
 
 _FIRST, _LONGEST = 4, 64  # streamed tokens between two drafts
+_HOPELESS = 256  # of those, over all answers, where drafting can't pay
 _FURTHER = 4  # tokens beyond the usual window, to see whether longer drafts would be accepted
 _NEAR = 6  # tokens that a draft may have to read first and still begin nearly at once
 
@@ -36,17 +39,19 @@ class Overhearing:
         self._pair = pair
         self._line: Line | None = None
         self._at = 0  # length of the answer it stands behind
+        self._may_pay: bool | None = None  # nobody asked yet
         self._pause = _FIRST
         self._next = _FIRST
         self._is_vain = False  # tokens are drawn
 
-    def follow(self, settled: Sequence[int], *, now: float) -> None:
-        """The stream is here: begin a draft if it is time for one, and compare one that the stream has passed."""
+    def follow(self, settled: Sequence[int], tokens: int, *, now: float) -> None:
+        """The stream gave the last ``tokens``: begin a draft if it is time for one, and compare one that the stream has passed."""
         line, length = self._line, len(settled)
+        self._pair.unheard += tokens
         if line is not None and line is not self._drafting.trunk:
             self._line = line = None  # it was dropped
         if line is None:
-            if length >= self._next and not self._is_vain and not self._drafting.is_out:
+            if self._is_due(length) and not self._is_vain and not self._drafting.is_out:
                 self._begin(settled, now)
         elif line.is_out_of_room and not line.tokens:
             self._drafting.is_full = True
@@ -56,6 +61,14 @@ class Overhearing:
             self._line = None
             self._pause = min(_LONGEST, 2 * self._pause)
             self._next = length + self._pause
+            self._may_pay = None
+
+    def _is_due(self, length: int) -> bool:
+        if length < self._next:
+            return False
+        if self._may_pay is None:
+            self._may_pay = self._pair.may_pay()
+        return self._may_pay or self._pair.unheard >= _HOPELESS
 
     def has_caught_up(self, settled: Sequence[int]) -> bool:
         """Whether the device has read nearly all of the answer."""

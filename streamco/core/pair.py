@@ -6,16 +6,17 @@ Times are means that forget; the first round's and the first remote token's are 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import prod
+from math import prod, sqrt
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from streamco.errors import ConfigError
 from streamco.policies.acceptance import expected_tokens
 from streamco.policies.chances import Chances
 from streamco.policies.device_constrained import check_share
-from streamco.policies.fallback import Conditions, ModeSwitch, predict_rates
+from streamco.policies.fallback import Conditions, ModeSwitch, best_window, predict_rates
 from streamco.policies.offload import CONFIDENCE_THRESHOLD, OffloadRule, OffloadSteering
 from streamco.policies.rejection import RejectionForecast, chain_rejection, forecast_rejection
 from streamco.policies.window import Stabiliser, Static, Stopping, WindowPolicy, WindowState
@@ -30,6 +31,7 @@ _FIRST_WEIGHT = 0.5  # of the first time of its kind
 _MEMORY = 0.98  # what a draft token's fate counts for after the next one's
 _REMOTE_STEP = 0.05  # seconds, until it was measured
 _AHEAD = 0.4  # of rounds whose next draft is sent ahead, until it was measured: a little less than in most worlds
+_STANDARD_ERRORS = 2.0  # that the acceptance rate may be above its mean
 _PRIOR_TOKENS = 8.0  # that the prior acceptance stands for
 _PRIOR_ROUNDS = 4.0  # that the prior hit rate, and what the acceptance rate makes of a round, stand for
 
@@ -150,6 +152,7 @@ class Pair:
         remote_step: seconds between two tokens of the remote side's plain stream. knows_remote: it was measured.
         prompt_time: seconds in which the remote side reads a prompt, as lately; 0: not known. opening_share: of that, what a session
             takes to open behind a stream: a server may keep what the stream has read.
+        unheard: tokens that the remote side streamed since a draft was last judged, by whomever.
         window: tokens of the next draft; a draft may end before. proposal: what the policy said.
 
     Raises:
@@ -187,6 +190,7 @@ class Pair:
         self._is_measured = False  # a wait was
         self._expected_rtt: float | None = None
         self.opening_share, self.prompt_time = 1.0, 0.0
+        self.unheard = 0
         self._tried, self._held = _PRIOR_TOKENS, _PRIOR_TOKENS * prior.acceptance
         self._rounds, self._hits = _PRIOR_ROUNDS, _PRIOR_ROUNDS * prior.hit_rate
         self._usually_ahead = 0.0  # share of rounds
@@ -295,6 +299,14 @@ class Pair:
             round_tokens=(expected_tokens(self.acceptance, window) * _PRIOR_ROUNDS + self._given) / (_PRIOR_ROUNDS + self._judged),
         )
 
+    def may_pay(self) -> bool:
+        """Whether drafting would be faster than the plain stream if what was seen of the acceptance rate had been bad luck."""
+        known = self.conditions()
+        doubt = _STANDARD_ERRORS * sqrt(self.acceptance * (1.0 - self.acceptance) / self._tried)
+        hopeful = replace(known, acceptance=min(1.0, self.acceptance + doubt), round_tokens=None)
+        rates = predict_rates(replace(hopeful, window=best_window(hopeful, is_parallel=True)))
+        return rates.speculative > rates.remote
+
     def note_draft(self, sequences: int, tokens: int, seconds: float) -> None:
         """Drafts of ``tokens`` on so many sequences side by side took this long."""
         if not tokens or seconds <= 0.0 or not 1 <= sequences <= len(self._step_times):
@@ -323,6 +335,7 @@ class Pair:
                 self._tried = self._tried * _MEMORY + 1.0
                 self._held = self._held * _MEMORY + (place < accepted)
                 self._chances.note(confidence, is_accepted=place < accepted)
+        self.unheard = 0
         if confidences:
             length = next((place for place in range(1, len(confidences)) if self.is_enough(confidences[:place])), len(confidences))
             self._length += _WEIGHT * (length - self._length)

@@ -412,7 +412,7 @@ class Speculator:
             self._finish(self.answer.ended)
             return
         if self._pair.is_lossless and self._options.is_adaptive and self._judging.state != "gone":
-            self._overhearing.follow(self.answer.ids, now=now)
+            self._overhearing.follow(self.answer.ids, len(ids), now=now)
         self._unlooked += len(ids)
         if self._unlooked >= _ASK_EVERY:
             self._unlooked = 0

@@ -16,8 +16,8 @@ from streamco.policies.window import Static
 class Listener:
     """A device that drafts beside a stream of 0, 1, 2, ..."""
 
-    def __init__(self, window: int = 3) -> None:
-        self.pair = Pair(window=Static(window), prior=PairPrior(acceptance=0.5))
+    def __init__(self, window: int = 3, pair: Pair | None = None) -> None:
+        self.pair = pair or Pair(window=Static(window), prior=PairPrior(acceptance=0.5))
         self.said: list[SpeculatorCommand] = []
         self.drafting = Drafting(self.pair, SpeculationReport(), self.said.append, count(1).__next__)
         self.overhearing = Overhearing(self.drafting, self.pair)
@@ -26,7 +26,7 @@ class Listener:
     def stream(self, tokens: int) -> list[SpeculatorCommand]:
         for _ in range(tokens):
             self.settled.append(len(self.settled))
-            self.overhearing.follow(self.settled, now=0.0)
+            self.overhearing.follow(self.settled, 1, now=0.0)
         said = self.said[:]
         self.said.clear()
         return said
@@ -65,7 +65,7 @@ def test_on_the_way_back_the_device_reads_up_to_the_stream() -> None:
 
 
 def test_drafts_become_rarer() -> None:
-    listener = Listener()
+    listener = Listener(pair=Pair(window=Static(3), prior=PairPrior(acceptance=0.5, remote_step=1.0)))
     begun: list[int] = []
     for _ in range(400):
         for command in listener.stream(1):
@@ -73,6 +73,28 @@ def test_drafts_become_rarer() -> None:
             begun.append(len(listener.settled))
             listener.draft(command.version, 1, 2, 3)
     assert begun == [4, 15, 34, 69, 136, 203, 270, 337]
+
+
+def test_where_drafting_cannot_pay_the_device_drafts_once_in_a_few_answers() -> None:
+    pair = Pair(window=Static(3), prior=PairPrior(acceptance=0.5, step_times=(0.05, 0.06), wait=0.2, remote_step=0.02))
+    begun: list[int] = []
+    for answer in range(6):
+        listener = Listener(pair=pair)
+        for _ in range(100):
+            for command in listener.stream(1):
+                assert isinstance(command, DraftTokens)
+                begun.append(100 * answer + len(listener.settled))
+                listener.draft(command.version, 1, 2, 3)
+    assert begun == [256, 515], "a draft is compared three tokens after it began"
+
+
+def test_where_drafting_may_pay_by_what_is_known_the_device_listens_at_once() -> None:
+    pair = Pair(window=Static(3), prior=PairPrior(acceptance=0.5, step_times=(0.05, 0.06), wait=0.2, remote_step=0.02))
+    assert not pair.may_pay()
+    for _ in range(20):
+        pair.note_remote(8, 8 * 0.5)
+    assert pair.may_pay()
+    assert Listener(pair=pair).stream(4)
 
 
 def test_a_draft_that_is_slower_than_the_stream_is_compared_when_it_is_there() -> None:
