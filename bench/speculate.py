@@ -128,7 +128,7 @@ class Section:
 
     def pooled_case(self, pair: str, rtt: float, links: int) -> str:
         """Of so many links with one round-trip time together."""
-        return f"{self._pairing(pair)}, RTT {rtt * 1000:g} ms, all bandwidths, {links * self.prompts} x {self.tokens} tokens"
+        return f"{self._pairing(pair)}, RTT {rtt * 1000:g} ms, {links} bandwidths, {links * self.prompts} x {self.tokens} tokens"
 
     def _pairing(self, pair: str) -> str:
         speed = "its own speed" if self.speed is None else self.speed
@@ -246,7 +246,7 @@ async def measure(sections: Sequence[Section]) -> list[Row]:
         for case, tallies in pool(section, found) if section.is_brief else ():
             rows += brief_rows(case, tallies)
             pooled += ratios_of(case, tallies)
-    return [*rows, *smallest(ratios, "cells"), *smallest(pooled, "round-trip times")]
+    return [*rows, *smallest(ratios, "cells"), *smallest(pooled, "cells over all bandwidths")]
 
 
 async def run_section(section: Section) -> AsyncIterator[Cell]:

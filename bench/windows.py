@@ -28,7 +28,7 @@ CHOSEN = {
     "predicted": SpeculationOptions(window="predicted"),
     "confident": SpeculationOptions(window="confident"),
 }
-SECTION = Section("windows", {**FIXED, **CHOSEN, "server alone": None}, links=WIDE, prompts=4, tokens=64)
+SECTION = Section("windows", {**FIXED, **CHOSEN, "server alone": None}, links=WIDE, prompts=8, tokens=64)
 QUICK = replace(SECTION, links=WIDE[1:2], prompts=1, tokens=32)
 METRIC = "tokens/s relative to"
 

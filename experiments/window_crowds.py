@@ -34,7 +34,12 @@ TARGETS = (
 )
 BATCHING = ("continuous", "alternating", "length-aware")
 REQUESTS = (24, 48)  # least and most; of about a hundred tokens each
-BRANCHES = (0, 0, 0, 2)  # side by side while a verdict is out; what more of them do is seen in worlds of one device
+BRANCHES = (  # side by side while a verdict is out, and of them those sent ahead; what more of them do is seen in worlds of one device
+    {"branches": 0},
+    {"branches": 0},
+    {"branches": 2},
+    {"branches": 2, "ahead": 2},
+)
 
 
 def draw_crowd(seed: int, number: int) -> dict[str, Any]:
@@ -66,7 +71,7 @@ def draw_crowd(seed: int, number: int) -> dict[str, Any]:
                 "is_blind": dice.random() < 0.3,
             },
         },
-        "policy": {"batching": dice.choice(BATCHING), "branches": dice.choice(BRANCHES)},
+        "policy": {"batching": dice.choice(BATCHING), **dice.choice(BRANCHES)},
     }
 
 

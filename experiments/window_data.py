@@ -16,13 +16,14 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from functools import partial
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from msgspec.structs import asdict, replace
 
@@ -32,7 +33,7 @@ from streamco.errors import ConfigError
 from streamco.policies.adaptive import SHORTEST_DRAFT
 from streamco.policies.window import DEFAULT, SMOOTHING, WindowState
 
-__all__ = ["FIELDS", "FUSED", "WINDOWS", "Watching", "examine", "examine_crowd"]
+__all__ = ["FIELDS", "FUSED", "WINDOWS", "Watching", "check_world", "examine", "examine_crowd", "settings_of"]
 
 FUSED = 0.0  # tokens: half-way to the smallest window is 1, below which a policy's proposal means fused mode
 WINDOWS = tuple(range(2, 13))
@@ -73,8 +74,7 @@ def examine(seed: int, number: int) -> dict[str, object]:
     policy = Watching(FUSED, DEFAULT)
     run_policy(world, policy, is_adaptive=True, smoothing=SMOOTHING, shortest=SHORTEST_DRAFT)
     rows += _rows(0, policy.seen, dice)
-    settings = {name: value for name, value in asdict(world).items() if name != "seed"}
-    return {"seed": seed, "number": number, "world": settings, "paces": [_figures(pace) for pace in paces], "rows": rows}
+    return {"seed": seed, "number": number, "world": settings_of(seed, number), "paces": [_figures(pace) for pace in paces], "rows": rows}
 
 
 def examine_crowd(seed: int, number: int) -> dict[str, object]:
@@ -101,11 +101,16 @@ def _rows(window: int, seen: Sequence[WindowState], dice: Random) -> list[list[f
     return [[window, *(float(f"{getattr(seen[place], name):.4g}") for name in FIELDS)] for place in chosen]
 
 
-def _kept(out: Path, seed: int) -> set[int]:
+def settings_of(seed: int, number: int) -> dict[str, object]:
+    """A world of one device, as its line has it."""
+    return {name: value for name, value in asdict(draw_world(seed, number)).items() if name != "seed"}
+
+
+def _kept(out: Path, seed: int, settings: Callable[[int, int], dict[str, object]]) -> set[int]:
     """The worlds that are there; what was cut in the middle of a line is taken off.
 
     Raises:
-        ConfigError: they are another seed's.
+        ConfigError: they are another seed's, or drawn by another version of this program.
     """
     if not out.exists():
         return set()
@@ -117,13 +122,26 @@ def _kept(out: Path, seed: int) -> set[int]:
     others = {line["seed"] for line in lines} - {seed}
     if others:
         raise ConfigError(f"window data: {out}: expected worlds of seed {seed}, got seed {others.pop()}")
+    for line in lines[:1]:
+        check_world(line, settings, str(out))
     return {line["number"] for line in lines}
+
+
+def check_world(line: Mapping[str, Any], settings: Callable[[int, int], dict[str, object]], where: str) -> None:
+    """Whether a line's world is the one that is drawn today.
+
+    Raises:
+        ConfigError: it isn't.
+    """
+    if line["world"] != settings(line["seed"], line["number"]):
+        raise ConfigError(f"window data: {where}: expected worlds as they are drawn now, got those of another version: make them again")
 
 
 def make(out: Path, *, seed: int, worlds: int, is_crowd: bool, workers: int, minutes: float) -> Iterator[int]:
     """Append the lines that are missing; gives each world's number."""
     until = time.monotonic() + 60.0 * minutes
-    kept, look = _kept(out, seed), examine_crowd if is_crowd else examine
+    kept = _kept(out, seed, draw_crowd if is_crowd else settings_of)
+    look = examine_crowd if is_crowd else examine
     missing = (number for number in range(worlds) if number not in kept)
     with out.open("a") as file, ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=partial(os.nice, NICE)) as pool:
         running = {pool.submit(look, seed, number) for number in islice(missing, 2 * workers)}

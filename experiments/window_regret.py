@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.window_data import NICE
+from experiments.window_data import NICE, check_world, settings_of
 from experiments.window_worlds import draw_world, run_policy
 from streamco.policies.adaptive import SHORTEST_DRAFT, Adaptive
 from streamco.policies.predicted import Predicted
@@ -45,6 +45,7 @@ MODES = {"windows alone": False, "with the mode switch": True}
 def share(line: str) -> tuple[bool, dict[str, float]]:
     """Of a world: whether fused mode is the best there, and each contender's rate over the best one's, by mode and name."""
     entry = json.loads(line)
+    check_world(entry, settings_of, "the file that was given")
     world = draw_world(entry["seed"], entry["number"])
     fused, windows = entry["paces"][0][0], max(rate for rate, _ in entry["paces"][1:])
     found = {}

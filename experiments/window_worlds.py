@@ -38,7 +38,8 @@ TOKENS = 96  # of an answer
 ANSWERS = 2  # of a pair, one after the other
 _SIDE_BY_SIDE = 6  # sequences that the device's steps are known for
 _HOPELESS, _KEPT = 0.7, 1.0 / 6.0  # times the server alone; share of such worlds that are kept
-_USUAL_HITS = 0.35  # share of rounds
+_USUAL_HITS, _USUALLY_AHEAD = 0.35, 0.4  # shares of rounds
+_MOST_AHEAD = 3  # drafts sent ahead of a verdict, as a client has it
 _HELD = 0.8  # of a run of text, the most that its chances stay the same from a place to the next
 
 
@@ -62,6 +63,7 @@ class WindowWorld(Struct, frozen=True, kw_only=True):
         load: utilisation of the verifier's queue, 0..1.
         turn: of a target step, what a verification in front takes.
         is_parallel: the device drafts on while the verdict is out.
+        is_ahead: and sends such drafts ahead of it.
     """
 
     seed: str
@@ -80,6 +82,7 @@ class WindowWorld(Struct, frozen=True, kw_only=True):
     load: float
     turn: float
     is_parallel: bool
+    is_ahead: bool
 
     @property
     def step_times(self) -> tuple[float, ...]:
@@ -122,6 +125,7 @@ def _gain(world: WindowWorld) -> float:
         verify=world.target_step * (1.0 + turns),
         rtt=world.rtt,
         hit_rate=_USUAL_HITS if world.is_parallel else 0.0,
+        ahead=_USUALLY_AHEAD * world.rtt if world.is_ahead else 0.0,
         slowdown=1.0 + world.spread * (_SIDE_BY_SIDE - 1),
     )
     rates = predict_rates(replaced(conditions, window=best_window(conditions, is_parallel=True)))
@@ -150,7 +154,8 @@ def _draw(seed: str, dice: Random) -> WindowWorld:
         jitter=round(dice.uniform(0.0, 0.2), 3),
         load=0.0 if dice.random() < 0.35 else round(dice.uniform(0.05, 0.95), 3),
         turn=scaled(0.05, 0.5),
-        is_parallel=dice.random() < 0.75,
+        is_parallel=(is_parallel := dice.random() < 0.75),
+        is_ahead=is_parallel and dice.random() < 0.67,
     )
 
 
@@ -228,7 +233,8 @@ def run_policy(
     prior = PairPrior(remote_step=world.target_step)
     pair = Pair(window=policy, stabiliser=Stabiliser(smoothing, shortest=shortest), prior=prior)
     pair.expect_rtt(world.rtt)
-    options = SpeculatorOptions(max_tokens=TOKENS, is_adaptive=is_adaptive, is_parallel=world.is_parallel)
+    most_ahead = _MOST_AHEAD if world.is_ahead else 0
+    options = SpeculatorOptions(max_tokens=TOKENS, is_adaptive=is_adaptive, is_parallel=world.is_parallel, most_ahead=most_ahead)
     outcomes = []
     for number in range(ANSWERS):
         text, queue = _Text(world, number), _Queue(world, number)

@@ -147,6 +147,7 @@ class SpeculationDesk:
         context = pairing.device.capabilities.context_tokens or 0
         if problem := obstacle(request, facts, rule, pairing.facts, context=context, models=pairing.models):
             return problem
+        self.pair.expect_rounds(branches=self.options.most_branches if self.options.is_parallel else 0, ahead=self._most_ahead)
         if self.mode == "auto" and not self._pays():
             return "drafting doesn't pay now"
         relay, request = _Relay(), replace(request, sampling=sampling)
@@ -157,6 +158,10 @@ class SpeculationDesk:
         except EngineError as error:
             return str(error)
         return Prepared(request, drafter, relay, rule, pairing.facts.is_exact(rule))
+
+    @property
+    def _most_ahead(self) -> int:
+        return min(self.options.most_ahead, self.pairing.facts.ahead) if self.pair.is_lossless else 0
 
     def _pays(self) -> bool:
         """Whether drafting is faster than what a race gives, by what was measured; now and then it is tried all the same."""
@@ -228,7 +233,7 @@ class SpeculationDesk:
             is_parallel=self.options.is_parallel and self.options.most_branches > 0,
             branch_kinds=self.options.branch_kinds,
             most_branches=self.options.most_branches,
-            most_ahead=min(self.options.most_ahead, pairing.facts.ahead) if self.pair.is_lossless else 0,
+            most_ahead=self._most_ahead,
             most_draft=pairing.facts.draft_tokens,
             link_patience=self.options.link_patience,
             last_patience=self.options.last_patience,

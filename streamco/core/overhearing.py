@@ -39,7 +39,6 @@ class Overhearing:
         self._pair = pair
         self._line: Line | None = None
         self._at = 0  # length of the answer it stands behind
-        self._may_pay: bool | None = None  # nobody asked yet
         self._pause = _FIRST
         self._next = _FIRST
         self._is_vain = False  # tokens are drawn
@@ -61,14 +60,14 @@ class Overhearing:
             self._line = None
             self._pause = min(_LONGEST, 2 * self._pause)
             self._next = length + self._pause
-            self._may_pay = None
 
     def _is_due(self, length: int) -> bool:
         if length < self._next:
             return False
-        if self._may_pay is None:
-            self._may_pay = self._pair.may_pay()
-        return self._may_pay or self._pair.unheard >= _HOPELESS
+        if self._pair.unheard >= _HOPELESS or self._pair.may_pay():
+            return True
+        self._next = length + _FIRST
+        return False
 
     def has_caught_up(self, settled: Sequence[int]) -> bool:
         """Whether the device has read nearly all of the answer."""

@@ -193,7 +193,7 @@ class Pair:
         self.unheard = 0
         self._tried, self._held = _PRIOR_TOKENS, _PRIOR_TOKENS * prior.acceptance
         self._rounds, self._hits = _PRIOR_ROUNDS, _PRIOR_ROUNDS * prior.hit_rate
-        self._usually_ahead = 0.0  # share of rounds
+        self._is_parallel, self._is_ahead = True, False
         self._led, self._ahead = 0.0, 0.0  # rounds whose next draft could be sent ahead, and those where that was won
         self._confidence = prior.mean_confidence
         self._chances = Chances(prior.acceptance, prior.mean_confidence)
@@ -292,15 +292,20 @@ class Pair:
             draft_step=first,
             remote_step=self.remote_step,
             verify=self.wait,
-            hit_rate=self._hits / self._rounds,
-            ahead=self.rtt * (_PRIOR_ROUNDS * self._usually_ahead + self._ahead) / (_PRIOR_ROUNDS + self._led),
+            hit_rate=self._hits / self._rounds if self._is_parallel else 0.0,
+            ahead=self.rtt * (_PRIOR_ROUNDS * _AHEAD + self._ahead) / (_PRIOR_ROUNDS + self._led) if self._is_ahead else 0.0,
             slowdown=(more[-1] if more else first) / first,
             budget=min(1.0, max(0.01, self.steering.budget)),
             round_tokens=(expected_tokens(self.acceptance, window) * _PRIOR_ROUNDS + self._given) / (_PRIOR_ROUNDS + self._judged),
         )
 
     def may_pay(self) -> bool:
-        """Whether drafting would be faster than the plain stream if what was seen of the acceptance rate had been bad luck."""
+        """Whether drafting would be faster than the plain stream if what was seen of the acceptance rate had been bad luck.
+
+        It may while nobody has measured how fast the device drafts.
+        """
+        if not self._timed:
+            return True
         known = self.conditions()
         doubt = _STANDARD_ERRORS * sqrt(self.acceptance * (1.0 - self.acceptance) / self._tried)
         hopeful = replace(known, acceptance=min(1.0, self.acceptance + doubt), round_tokens=None)
@@ -335,8 +340,8 @@ class Pair:
                 self._tried = self._tried * _MEMORY + 1.0
                 self._held = self._held * _MEMORY + (place < accepted)
                 self._chances.note(confidence, is_accepted=place < accepted)
-        self.unheard = 0
         if confidences:
+            self.unheard = 0
             length = next((place for place in range(1, len(confidences)) if self.is_enough(confidences[:place])), len(confidences))
             self._length += _WEIGHT * (length - self._length)
             self._judged = self._judged * _MEMORY + 1.0
@@ -345,9 +350,10 @@ class Pair:
             self._rounds = self._rounds * _MEMORY + 1.0
             self._hits = self._hits * _MEMORY + is_hit
 
-    def expect_ahead(self) -> None:
-        """The verifier takes drafts ahead of their verdicts."""
-        self._usually_ahead = _AHEAD
+    def expect_rounds(self, *, branches: int, ahead: int) -> None:
+        """How the next answer is made: with up to so many branches while a verdict is out, of which so many may be sent ahead of it."""
+        self._is_parallel = branches > 0
+        self._is_ahead = branches > 0 and ahead > 0 and self.is_lossless
 
     def note_ahead(self, is_won: bool) -> None:
         """A verdict came. ``is_won``: the next draft had been sent ahead for just that."""

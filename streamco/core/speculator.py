@@ -73,8 +73,7 @@ class Speculator:
         self.is_done = False
         self.answer = ProvisionalAnswer(options.emit, options.end_ids, options.max_tokens)
         self._pair = pair
-        if options.most_ahead:
-            pair.expect_ahead()
+        pair.expect_rounds(branches=options.most_branches if options.is_parallel else 0, ahead=options.most_ahead)
         self._options = options
         self._rng = rng
         self._commands: list[SpeculatorCommand] = []

@@ -2,7 +2,7 @@
 
 The file has the options of a kind of world, and which of them are varied. Every combination of the varied ones is a point, and every point
 is run with each of the seeds, the same at all points, so that points differ by their settings alone. All options of all scenarios are
-checked when the file is read: a sweep of hours doesn't end with a misspelt word.
+checked when the file is read, and all that they name is looked up: a sweep of hours doesn't end with a misspelt word.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ class Experiment:
             self.axes = tuple(self._thin(axis) for axis in self.axes)
         self.columns = self._columns()
         self._descriptions: list[str] = []  # point by point
+        self._found: set[tuple[Place, str]] = set()  # settings, and what they name that was looked up
         self.scenarios = list(self._expand())
 
     @property
@@ -110,34 +111,42 @@ class Experiment:
             settings = base
             for value in values:
                 settings = change(settings, value, self._document)
-            self._check(settings, values)
-            point = {name: value.label for name, value in zip(self._names, values, strict=True)}
+            scenario = Scenario(
+                kind=self.file.kind,
+                place=self._place,
+                seed=self.file.seed,
+                requests=self.file.requests,
+                point={name: value.label for name, value in zip(self._names, values, strict=True)},
+                folder=folder,
+                **settings,
+            )
+            self._check(scenario, values)
             for seed in range(self.file.seed, self.file.seed + self.file.repeats):
-                yield Scenario(
-                    kind=self.file.kind,
-                    place=self._place,
-                    seed=seed,
-                    requests=self.file.requests,
-                    point=point,
-                    folder=folder,
-                    **settings,
-                )
+                yield msgspec.structs.replace(scenario, seed=seed)
 
-    def _check(self, settings: dict[str, Any], values: tuple[Value, ...]) -> None:
-        """Whether the kind takes these options; where a sweep set one, the error is there."""
+    def _check(self, scenario: Scenario, values: tuple[Value, ...]) -> None:
+        """Whether the kind takes these options, and finds what they name; where a sweep set one, the error is there."""
 
-        def where(place: Place) -> str:
+        def where(place: Place, *, is_whole: bool = False) -> str:
+            """``is_whole``: all that is at the place is meant, so that it may be a part of it that the sweep set."""
             for value in reversed(values):
                 for path, written in value.places.items():
-                    if place[: len(path)] == path:
-                        return f"{self._document.where(written, ())}: sweep: {dotted(place)}"
+                    if place[: len(path)] == path or (is_whole and path[: len(place)] == place):
+                        return f"{self._document.where(written, ())}: sweep: {dotted(max(place, path, key=len))}"
             return self._document.where(place)
 
-        options = convert_options(settings, self.kind.options, where)
+        options = convert_options(scenario.settings, self.kind.options, where)
         try:
             self._descriptions.append(self.kind.describe(options))
         except ConfigError as error:
             raise ConfigError(f"{self._document.where(('world',), ())}: {error}") from error
+        for place, name, find in self.kind.names(options, scenario):
+            if (place, name) not in self._found:
+                try:
+                    find()
+                except ConfigError as error:
+                    raise ConfigError(f"{where(place, is_whole=True)}: {error}") from error
+                self._found.add((place, name))
 
     def _columns(self) -> tuple[str, ...]:
         known = figures_of(self.kind)

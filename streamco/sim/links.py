@@ -85,19 +85,18 @@ class SimulatedLink(Protocol):
         ...
 
 
-def simulated_link(options: LinkOptions, dice: Random, *, folder: Path | None = None) -> SimulatedLink:
+def simulated_link(options: LinkOptions, dice: Random) -> SimulatedLink:
     """The simplest link that does what the options say.
 
     Args:
         dice: for jitter, losses and where a recording begins.
-        folder: where the paths of recordings begin, if they are relative; None: in the working directory.
 
     Raises:
         ConfigError: a recording can't be read.
     """
     if options == LinkOptions(rtt_ms=options.rtt_ms, trace_offset_s=options.trace_offset_s):
         return ConstantLink(options.rtt_ms / 1e3)
-    return TcpLink(options, dice, folder=folder)
+    return TcpLink(options, dice)
 
 
 class ConstantLink:
@@ -122,8 +121,8 @@ class TcpLink:
 
     __slots__ = ("_down", "_since", "_up", "_was_up")
 
-    def __init__(self, options: LinkOptions, dice: Random, *, folder: Path | None = None) -> None:
-        traces = [None if path is None else read_trace((folder or Path()) / path) for path in (options.up_trace, options.down_trace)]
+    def __init__(self, options: LinkOptions, dice: Random) -> None:
+        traces = [None if path is None else read_trace(Path(path)) for path in (options.up_trace, options.down_trace)]
         period = max((trace.period for trace in traces if trace is not None), default=0.0)
         offset = options.trace_offset_s
         if offset is None and period:

@@ -105,8 +105,8 @@ class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         window: tokens of a draft, or who chooses it.
         execution: ``distributed``: the device always drafts; ``fused``: the server always writes alone; ``auto``: what pays.
         branches: drafts that go on while a verdict is out, side by side; 0: the device waits for the verdict (Synera 4.4).
-        ahead: of the next drafts, sent before the verdict that they bet on, so that the server need not wait for the link; with a budget of
-            1 only.
+        ahead: of the next drafts, sent before the verdict that they bet on, so that the server need not wait for the link; with branches
+            and a budget of 1 only.
         budget: share of the drafts that are judged; below 1 the device decides which (Synera 4.2).
         draft_token_bytes: of a drafted token on its way: 2 for its id; 86 with the 20 likeliest candidates, as sampling needs them, and
             98,304 with all of 49,152 in half precision (``bench/verify_wire.py``).
@@ -129,6 +129,8 @@ class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ConfigError(f"routing: expected {', '.join(ROUTING)} or jsq, got {self.routing!r}{_hint(near)}")
         if self.ahead and self.budget < 1.0:
             raise ConfigError(f"ahead: expected 0 with a budget below 1, where not every draft is judged, got {self.ahead}")
+        if self.ahead and not self.branches:
+            raise ConfigError(f"ahead: expected 0 without branches, of which such a draft is one, got {self.ahead}")
         batch_policy(self.batching, **self.batching_options)
 
 

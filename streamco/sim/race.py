@@ -11,7 +11,8 @@ pace nor a move depends on single tokens, an answer takes a few events, and its 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import pairwise
 
 from streamco.client.dispatcher import Dispatcher, DispatchOptions
@@ -24,7 +25,7 @@ from streamco.profiles import Profile
 from streamco.sim.figures import Figure, RequestRow, Sink
 from streamco.sim.race_options import RaceOptions, RacePolicy, find_chats, find_phone, find_prices, find_service
 from streamco.sim.racing import Ask, Client, Ran, throw_ask
-from streamco.sim.scenario import Scenario
+from streamco.sim.scenario import Named, Scenario
 
 __all__ = ["KIND", "Race", "RaceKind", "RaceRow"]
 
@@ -72,6 +73,12 @@ class RaceKind:
         lengths = "Alpaca prompts" if workload.lengths == "alpaca" else f"prompts as long as those of {workload.lengths}"
         limit = "" if workload.max_tokens is None else f", answers of {workload.max_tokens} tokens at most"
         return f"a device and a service race for {workload.requests} {lengths}, one after the other{limit}"
+
+    def names(self, options: RaceOptions, scenario: Scenario) -> Iterator[Named]:
+        """Services and recorded lengths; devices and prices are known by then."""
+        service, lengths = options.world.service, options.workload.lengths
+        yield Named(("world", "service"), repr(service), partial(find_service, service, scenario))
+        yield Named(("workload", "lengths"), lengths, partial(find_chats, lengths, scenario))
 
     def run(self, options: RaceOptions, scenario: Scenario, sink: Sink) -> Mapping[str, float]:
         """The client's requests, one by one."""

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from msgspec import Struct
 
 from streamco.errors import ConfigError
+from streamco.sim.document import Place
 from streamco.sim.figures import STANDARD, Figure, RequestRow, Sink, round_figure
 
-__all__ = ["KINDS", "Kind", "Outcome", "Scenario", "figures_of", "kind_place", "load_kind", "run_scenario"]
+__all__ = ["KINDS", "Kind", "Named", "Outcome", "Scenario", "figures_of", "kind_place", "load_kind", "run_scenario"]
 
 KINDS = {
     "race": "streamco.sim.race:KIND",
@@ -81,6 +82,20 @@ class Outcome(Struct, frozen=True, kw_only=True):
     requests: list[Any] = []
 
 
+class Named(NamedTuple):
+    """Something that options name: a file, hardware, a packaged table.
+
+    Args:
+        place: of the setting that names it.
+        name: the same wherever the same is meant.
+        find: looks it up, and raises a ``ConfigError`` where it isn't there or is of no use.
+    """
+
+    place: Place
+    name: str
+    find: Callable[[], object]
+
+
 class Kind(Protocol):
     """A kind of world."""
 
@@ -101,6 +116,10 @@ class Kind(Protocol):
 
     def describe(self, options: Any) -> str:
         """A line for people who haven't seen the file: what was simulated, how much of it."""
+        ...
+
+    def names(self, options: Any, scenario: Scenario) -> Iterable[Named]:
+        """What the options name and can't check by themselves; it is looked up once before anything is run."""
         ...
 
     def run(self, options: Any, scenario: Scenario, sink: Sink) -> Mapping[str, float]:

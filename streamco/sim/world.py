@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
@@ -24,14 +25,17 @@ from streamco.core.speculator import SpeculatorOptions
 from streamco.policies.grouping import batch_policy
 from streamco.policies.routing import routing_policy
 from streamco.server.packaged import load_step_times
+from streamco.sim.capacity import read_trace as read_capacity
 from streamco.sim.crowd import Answered, Crowd, DeviceModel, Member
+from streamco.sim.document import Place
 from streamco.sim.figures import Figure, RequestRow, Sink
 from streamco.sim.hardware import Hardware, memory_tokens, predictor
-from streamco.sim.links import simulated_link
+from streamco.sim.links import LinkOptions, simulated_link
 from streamco.sim.machine import call_at
 from streamco.sim.options import DevicePool, PolicyOptions, ServerPool, WorldOptions
 from streamco.sim.recorded import END
-from streamco.sim.scenario import Scenario
+from streamco.sim.recordings import read_gaps, read_lengths, read_trace
+from streamco.sim.scenario import Named, Scenario
 from streamco.sim.target import ForwardPass, TargetServer
 from streamco.sim.topology import Topology, auto_topology, describe_topology
 from streamco.sim.totals import Totals
@@ -129,6 +133,22 @@ class SpeculateKind:
         """Who is there, and what they are asked."""
         return f"{describe_topology(auto_topology(options.world))}; {_describe_workload(options.workload)}"
 
+    def names(self, options: SpeculateOptions, scenario: Scenario) -> Iterator[Named]:
+        """Hardware, step times and recordings."""
+        world, workload = (options := _located(options, scenario)).world, options.workload
+        for number, device in enumerate(world.device_pools):
+            yield Named(("world", "device_pools", number), _hardware_name(device), partial(device_model, device))
+            yield from _recordings_of(device.link, ("world", "device_pools", number, "link"))
+        for number, server in enumerate(world.server_pools):
+            yield Named(("world", "server_pools", number), _hardware_name(server), partial(forward_pass, server, scenario))
+        yield from _recordings_of(world.link, ("world", "link"))
+        if (trace := workload.trace) is not None:
+            yield Named(("workload", "trace"), trace, lambda: next(read_trace(trace)))
+        if (lengths := workload.lengths) is not None:
+            yield Named(("workload", "lengths"), lengths, partial(read_lengths, lengths))
+        if not isinstance(workload.arrivals, str) and (azure := workload.arrivals.azure) is not None:
+            yield Named(("workload", "arrivals", "azure"), azure, partial(read_gaps, azure))
+
     def run(self, options: SpeculateOptions, scenario: Scenario, sink: Sink) -> Mapping[str, float]:
         """From the first request to the end of the last."""
         return _World(options, scenario, sink).run()
@@ -141,7 +161,7 @@ class _World:
     """One run."""
 
     def __init__(self, options: SpeculateOptions, scenario: Scenario, sink: Sink) -> None:
-        self._options = options
+        self._options = options = _located(options, scenario)
         self._scenario = scenario
         self._sink = sink
         self._env = simpy.Environment()
@@ -160,7 +180,7 @@ class _World:
             on_verdict=self._totals.note_verdict,
             token_bytes=options.policy.draft_token_bytes,
         )
-        workload = _located(options.workload, scenario)
+        workload = options.workload
         self._requests: Iterator[SimulatedRequest] = read_requests(workload, devices=options.world.devices, seed=scenario.seed)
         self._in_flight = workload.in_flight
         self._is_exhausted = False
@@ -229,7 +249,6 @@ class _World:
     def _make_members(self, topology: Topology) -> list[Member]:
         policy, seed = self._options.policy, self._scenario.seed
         models = [device_model(pool) for pool in self._options.world.device_pools]
-        folder = Path(self._scenario.folder)
         step = None  # a client that may let the server write alone measures it
         if policy.execution == "distributed":
             forward, _ = forward_pass(self._options.world.server_pools[0], self._scenario)
@@ -242,7 +261,7 @@ class _World:
                 is_adaptive=policy.execution != "distributed",
                 prior=PairPrior(step_times=model.step_times, remote_step=step),
             )
-            link = simulated_link(device.link, Random(f"{seed} link {device.number}"), folder=folder)
+            link = simulated_link(device.link, Random(f"{seed} link {device.number}"))
             pair = options.pair(policy.budget)
             pair.expect_rtt(device.link.rtt_ms / 1000)
             members.append(Member(device.number, model, link, pair))
@@ -281,17 +300,42 @@ def _describe_workload(workload: WorkloadOptions) -> str:
     return f"{count} {what}, {when}"
 
 
-def _located(workload: WorkloadOptions, scenario: Scenario) -> WorkloadOptions:
-    """Files of the workload, where the experiment's are."""
+def _located(options: SpeculateOptions, scenario: Scenario) -> SpeculateOptions:
+    """With the files that the options name where the experiment's are; what isn't there may be packaged, or in ``$STREAMCO_DATA``."""
+
+    def beside(path: str | None) -> str | None:
+        return None if path is None else str(scenario.locate(path))
 
     def locate(path: str | None) -> str | None:
-        found = None if path is None else scenario.locate(path)
-        return str(found) if found is not None and found.exists() else path
+        found = beside(path)
+        return found if found is not None and Path(found).exists() else path
 
+    def link(of: LinkOptions) -> LinkOptions:
+        return replace(of, up_trace=beside(of.up_trace), down_trace=beside(of.down_trace))
+
+    world, workload = options.world, options.workload
+    pools = tuple(replace(pool, link=None if pool.link is None else link(pool.link)) for pool in world.device_pools)
     arrivals = workload.arrivals
     if not isinstance(arrivals, str):
         arrivals = replace(arrivals, azure=locate(arrivals.azure))
-    return replace(workload, trace=locate(workload.trace), lengths=locate(workload.lengths), arrivals=arrivals)
+    return replace(
+        options,
+        world=replace(world, link=link(world.link), device_pools=pools),
+        workload=replace(workload, trace=locate(workload.trace), lengths=locate(workload.lengths), arrivals=arrivals),
+    )
+
+
+def _recordings_of(link: LinkOptions | None, place: Place) -> Iterator[Named]:
+    for way in ("up_trace", "down_trace"):
+        path = None if link is None else getattr(link, way)
+        if path is not None:
+            yield Named((*place, way), path, partial(read_capacity, Path(path)))
+
+
+def _hardware_name(pool: DevicePool | ServerPool) -> str:
+    """The same for pools that differ in their size and link alone."""
+    alone = replace(pool, share=None, count=None)
+    return repr(replace(alone, link=None) if isinstance(alone, DevicePool) else alone)
 
 
 def _row(answered: Answered) -> RequestRow:

@@ -77,6 +77,7 @@ def test_drafts_become_rarer() -> None:
 
 def test_where_drafting_cannot_pay_the_device_drafts_once_in_a_few_answers() -> None:
     pair = Pair(window=Static(3), prior=PairPrior(acceptance=0.5, step_times=(0.05, 0.06), wait=0.2, remote_step=0.02))
+    pair.note_draft(1, 8, 8 * 0.05)
     begun: list[int] = []
     for answer in range(6):
         listener = Listener(pair=pair)
@@ -85,16 +86,20 @@ def test_where_drafting_cannot_pay_the_device_drafts_once_in_a_few_answers() -> 
                 assert isinstance(command, DraftTokens)
                 begun.append(100 * answer + len(listener.settled))
                 listener.draft(command.version, 1, 2, 3)
-    assert begun == [256, 515], "a draft is compared three tokens after it began"
+    assert begun == [256, 516], "a draft is compared three tokens after it began, and it is looked every four"
 
 
 def test_where_drafting_may_pay_by_what_is_known_the_device_listens_at_once() -> None:
     pair = Pair(window=Static(3), prior=PairPrior(acceptance=0.5, step_times=(0.05, 0.06), wait=0.2, remote_step=0.02))
+    assert pair.may_pay(), "nobody knows how fast the device is"
+    pair.note_draft(1, 8, 8 * 0.05)
     assert not pair.may_pay()
+    listener = Listener(pair=pair)
+    assert not listener.stream(8)
     for _ in range(20):
         pair.note_remote(8, 8 * 0.5)
     assert pair.may_pay()
-    assert Listener(pair=pair).stream(4)
+    assert listener.stream(4), "in the same answer, for the stream has become slower"
 
 
 def test_a_draft_that_is_slower_than_the_stream_is_compared_when_it_is_there() -> None:

@@ -192,11 +192,18 @@ def test_drafts_sent_ahead_count_by_how_many_of_them_were_right() -> None:
     pair = Pair(prior=PairPrior())
     pair.expect_rtt(0.08)
     assert pair.conditions().ahead == 0.0
-    pair.expect_ahead()
+    pair.expect_rounds(branches=6, ahead=3)
     assert pair.conditions().ahead == pytest.approx(0.08 * 0.4)
     for is_won in (True, True, False, True):
         pair.note_ahead(is_won)
     assert pair.conditions().ahead == pytest.approx(0.08 * (3 + 4 * 0.4) / 8, rel=0.05)
+
+
+def test_without_branches_no_round_begins_with_one() -> None:
+    pair = Pair(prior=PairPrior(hit_rate=0.4))
+    assert pair.conditions().hit_rate == pytest.approx(0.4)
+    pair.expect_rounds(branches=0, ahead=3)
+    assert pair.conditions().hit_rate == pair.conditions().ahead == 0.0
 
 
 def test_the_usual_window_is_what_drafts_had_or_would_have_had() -> None:

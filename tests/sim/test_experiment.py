@@ -7,7 +7,7 @@ import pytest
 from streamco.errors import ConfigError
 from streamco.sim.experiment import Experiment, merge, read_experiment
 from streamco.sim.scenario import KINDS
-from tests.sim.toys import PLACE
+from tests.sim.toys import LOOKED_UP, PLACE
 
 TOY = """\
 name: Does it pay?
@@ -83,6 +83,8 @@ def test_the_table_shows_what_is_drawn_first_unless_it_is_told(tmp_path: Path) -
         ("repeats: 2", "repeats: 0", "line 4: repeats: expected a whole number of 1 or more, got 0"),
         ("seed: 7", "sede: 7", r"line 3: sede: expected one of name, .* got a key that is unknown; did you mean seed\?"),
         ("name: Does it pay?\n", "", "line 1: name: expected a text, got nothing"),
+        ("{rtt_ms: 5}", "{trace: nowhere}", "line 7: world.link.trace: trace: expected a file that is there, got nowhere"),
+        ("world.link.rtt_ms: [10,", "world.link.trace: [nowhere,", "line 12: sweep: world.link.trace: trace: expected a file that"),
         ("{rtt_ms: 5}", "{rtt: 5}", r"line 7: world.link.rtt: expected one of rtt_ms, trace, .* did you mean rtt_ms\?"),
         ("devices: 3", "devices: 3000", "line 5: world: devices: expected 1000 at most, got 3000"),
         ("requests: 60", "requests: many", "line 8: workload.requests: expected a whole number, got 'many'"),
@@ -98,6 +100,20 @@ def test_an_error_names_file_line_and_path(tmp_path: Path, old: str, new: str, m
     with pytest.raises(ConfigError, match=message) as caught:
         load(tmp_path, TOY.replace(old, new))
     assert str(caught.value).startswith(f"{tmp_path / 'toy.yaml'}, line ")
+
+
+def test_an_error_in_what_a_part_of_a_setting_names_is_where_the_sweep_set_it(tmp_path: Path) -> None:
+    text = TOY.replace("  devices: 3\n", "  devices: 3\n  pools: [{share: 1}]\n").replace(
+        "world.link.rtt_ms: [10, 30, 60, 90, 120]", "world.pools.0.model: [small, nowhere]"
+    )
+    with pytest.raises(ConfigError, match=r"line 13: sweep: world\.pools\.0\.model: .*got nowhere"):
+        load(tmp_path, text)
+
+
+def test_what_several_points_name_is_looked_up_once(tmp_path: Path) -> None:
+    LOOKED_UP.clear()
+    load(tmp_path, TOY.replace("world.link.rtt_ms: [10, 30, 60, 90, 120]", "world.link.trace: [home, train]"))
+    assert LOOKED_UP == ["home", "train"]
 
 
 @pytest.mark.parametrize("text", ["", "- a\n", "just a text\n"])

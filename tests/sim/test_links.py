@@ -167,17 +167,18 @@ def test_a_link_with_a_rate_takes_as_long_as_the_emulated_one(frames: list[tuple
 def test_a_link_with_recordings_waits_in_each_direction_as_they_say(tmp_path: Path) -> None:
     (tmp_path / "up.csv").write_text("t_ms,packets_1500B\n0,0\n100,1\n")
     (tmp_path / "down.csv").write_text("t_ms,packets_1500B\n0,1\n100,0\n")
-    options = LinkOptions(rtt_ms=20.0, up_trace="up.csv", down_trace="down.csv", trace_offset_s=0.0)
-    link = simulated_link(options, Random(1), folder=tmp_path)
+    options = LinkOptions(rtt_ms=20.0, up_trace=str(tmp_path / "up.csv"), down_trace=str(tmp_path / "down.csv"), trace_offset_s=0.0)
+    link = simulated_link(options, Random(1))
     assert [link.delay(0.0, ALONE, is_up=is_up) for is_up in (True, False)] == pytest.approx([0.160, 0.060])
 
 
 def test_a_link_begins_anywhere_in_its_recordings_and_at_one_place_in_both(tmp_path: Path) -> None:
     (tmp_path / "both.csv").write_text("t_ms,packets_1500B\n" + "".join(f"{100 * place},{int(place == 9)}\n" for place in range(10)))
-    options = LinkOptions(rtt_ms=0.0, up_trace="both.csv", down_trace="both.csv")
+    recording = str(tmp_path / "both.csv")
+    options = LinkOptions(rtt_ms=0.0, up_trace=recording, down_trace=recording)
     both = []
     for seed in range(200):
-        link = simulated_link(options, Random(seed), folder=tmp_path)
+        link = simulated_link(options, Random(seed))
         both.append((link.delay(0.0, ALONE, is_up=True), link.delay(0.0, ALONE, is_up=False)))
     assert all(up == down for up, down in both)
     assert fmean(up for up, _ in both) == pytest.approx(0.5, abs=0.08)

@@ -24,6 +24,7 @@ from streamco.sim.options import DevicePool, PolicyOptions, ServerPool
         (PolicyOptions, {"window": 0}, "window"),
         (PolicyOptions, {"budget": 1.5}, "budget"),
         (PolicyOptions, {"budget": 0.5, "ahead": 1}, "ahead: expected 0 with a budget below 1"),
+        (PolicyOptions, {"ahead": 1}, "ahead: expected 0 without branches"),
     ],
 )
 def test_what_contradicts_itself_or_is_not_there_is_refused(kind: type, data: dict[str, Any], message: str) -> None:

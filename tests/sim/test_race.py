@@ -139,6 +139,23 @@ def test_lengths_can_be_a_recording_too(tmp_path: Path) -> None:
     assert {(row.prompt_tokens, row.tokens) for row in found} == {(7, 3)}
 
 
+def test_recordings_are_looked_up_before_anything_runs(tmp_path: Path) -> None:
+    of = Scenario(
+        kind="race",
+        place=KINDS["race"],
+        seed=1,
+        folder=str(tmp_path),
+        world={"service": {"file": "trace.csv"}},
+        workload={"lengths": "lengths.csv"},
+    )
+    service, lengths = KIND.names(msgspec.convert(of.settings, KIND.options), of)
+    assert (service.place, lengths.place) == (("world", "service"), ("workload", "lengths"))
+    with pytest.raises(ConfigError, match=r"trace\.csv"):
+        service.find()
+    with pytest.raises(ConfigError, match=r"lengths\.csv"):
+        lengths.find()
+
+
 def test_a_device_of_ones_own_has_its_rates() -> None:
     device = {"prefill_tokens_per_s": 10.0, "decode_tokens_per_s": 2.0, "overhead_ms": 0.0, "jitter": [1.0]}
     for row in rows(requests=10, device=device, dispatch="device-only"):

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from streamco.errors import ConfigError
@@ -131,9 +132,68 @@ def test_step_times_are_a_packaged_profile_or_a_file_beside_the_experiment(tmp_p
         forward_pass(ServerPool(step_times="nobody"), scenario())
 
 
+@pytest.mark.parametrize(
+    ("part", "setting", "place", "message"),
+    [
+        ("world", {"device_pools": [{"model": "llama2-7b", "gpu": "a41"}]}, "world.device_pools.0", "a41"),
+        ("world", {"server_pools": [{"step_times": "llama2-70b"}]}, "world.server_pools.0", "llama2-70b"),
+        ("world", {"link": {"up_trace": "train.csv.gz"}}, "world.link.up_trace", "train.csv.gz"),
+        (
+            "world",
+            {"device_pools": [{"draft_tokens_per_s": 9, "link": {"down_trace": "no.csv"}}]},
+            "world.device_pools.0.link.down_trace",
+            "no.csv",
+        ),
+        ("workload", {"trace": "gsm9k"}, "workload.trace", "gsm9k"),
+        ("workload", {"arrivals": {"azure": "arrivals.csv"}}, "workload.arrivals.azure", "arrivals.csv"),
+        ("workload", {"trace": None, "lengths": "lengths.csv", "requests": 3}, "workload.lengths", "lengths.csv"),
+    ],
+)
+def test_what_is_named_is_looked_up_before_anything_runs(part: str, setting: dict[str, Any], place: str, message: str) -> None:
+    of = scenario(**{part: setting})  # type: ignore[arg-type]
+    options = msgspec.convert(of.settings, KIND.options)
+    missing = {}
+    for named in KIND.names(options, of):
+        try:
+            named.find()
+        except ConfigError as error:
+            missing[".".join(str(step) for step in named.place)] = str(error)
+    assert list(missing) == [place]
+    assert message in missing[place]
+
+
+def test_recordings_of_a_link_lie_beside_the_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow.csv").write_text("t_ms,packets_1500B\n" + "".join(f"{100 * place},2\n" for place in range(10)))
+    monkeypatch.setenv("RECORDED", str(tmp_path))
+    for folder, path in ((str(tmp_path), "slow.csv"), ("", "$RECORDED/slow.csv")):
+        of = Scenario(
+            kind="speculate",
+            place=KINDS["speculate"],
+            seed=1,
+            folder=folder,
+            world={**WORLD, "link": {"up_trace": path}},
+            workload=WORKLOAD,
+        )
+        assert run_scenario(of).system["completed"] == 8
+
+
+def test_recorded_arrivals_may_lie_where_the_data_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gaps.csv").write_text("arrival_s\n0\n0.5\n1.0\n")
+    monkeypatch.setenv("STREAMCO_DATA", str(tmp_path))
+    of = Scenario(
+        kind="speculate",
+        place=KINDS["speculate"],
+        seed=1,
+        folder=str(tmp_path / "experiments"),
+        world=WORLD,
+        workload={**WORKLOAD, "arrivals": {"azure": "gaps.csv"}},
+    )
+    for named in KIND.names(msgspec.convert(of.settings, KIND.options), of):
+        named.find()
+    assert run_scenario(of).system["completed"] == 8
+
+
 def test_the_world_is_described_in_a_line() -> None:
     kind = load_kind(KINDS["speculate"])
-    import msgspec
-
     text = kind.describe(msgspec.convert(scenario().settings, kind.options))
     assert text == "6 devices (at 80 tokens/s), 2 servers (llama2-70b-a100x2); 8 requests of gsm8k, 4 a second"

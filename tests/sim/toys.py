@@ -10,7 +10,8 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -18,11 +19,12 @@ from msgspec import Meta, Struct
 from streamco.cli.main import main
 from streamco.errors import ConfigError
 from streamco.sim.figures import Figure, RequestRow, Sink
-from streamco.sim.scenario import KINDS, Scenario
+from streamco.sim.scenario import KINDS, Named, Scenario
 
-__all__ = ["BROKEN", "DYING", "KIND", "PLACE"]
+__all__ = ["BROKEN", "DYING", "KIND", "LOOKED_UP", "PLACE"]
 
 PLACE = "tests.sim.toys:KIND"
+LOOKED_UP: list[str] = []  # traces, in order
 
 
 class ToyLink(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,6 +63,12 @@ class ToyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     policy: ToyPolicy = ToyPolicy()
 
 
+def look_up(trace: str) -> None:
+    LOOKED_UP.append(trace)
+    if trace == "nowhere":
+        raise ConfigError(f"trace: expected a file that is there, got {trace}")
+
+
 class ToyKind:
     options = ToyOptions
     figures: Mapping[str, Figure] = {"waiting": Figure("time that requests wait", "s", "lower")}
@@ -68,6 +76,12 @@ class ToyKind:
 
     def describe(self, options: Any) -> str:
         return f"{options.world.devices} devices, {options.workload.requests} requests"
+
+    def names(self, options: Any, scenario: Scenario) -> Iterator[Named]:
+        for number, pool in enumerate(options.world.pools):
+            yield Named(("world", "pools", number), pool.model, partial(look_up, pool.model))
+        if options.world.link.trace is not None:
+            yield Named(("world", "link", "trace"), options.world.link.trace, partial(look_up, options.world.link.trace))
 
     def run(self, options: Any, scenario: Scenario, sink: Sink) -> Mapping[str, float]:
         dice = random.Random(f"{scenario.seed} toy")
