@@ -79,11 +79,12 @@ def test_an_answer_that_moves_changes_its_tint_and_the_line_under_it_says_where(
         text = chat.expect("policy auto")
     moved = re.search(r"behind token (\d+), (\d+)% cheaper", chat.raw.replace("\x1b[0m", ""))
     assert moved, chat.raw[-500:]
-    assert 0 < int(moved[1]) < 60
-    assert int(moved[2]) > 30
+    token, saved = int(moved[1]), int(moved[2])
+    assert 0 < token < 60
+    assert saved > 30 * (60 - token) / 57, "a slow machine moves later than behind the third token, and what was written can't be saved"
     assert tint_of(chat.raw, "word0 ") == "168;199;250"
     assert tint_of(chat.raw, "word89") == "169;220;182"
-    for words in (f"device, behind token {moved[1]} (cheaper)", "its first token, tokens in hand, delayed", "saved by it, energy included"):
+    for words in (f"device, behind token {token} (cheaper)", "its first token, tokens in hand, delayed", "saved by it, energy included"):
         assert words in text
 
 
