@@ -24,7 +24,7 @@ PRINTS = {
     "many": [r"^What is rain\? \w", r"^What is snow\? \w", r"^What is wind\? \w"],
     "migration": [
         r"^server: The sea \w",
-        r"^device: .*\w",
+        r"^device:.*\w",  # a part may begin in the middle of a word
         r"^device went on behind token \d+, \d+ tokens ahead of the reader: cheaper$",
         r"^saved \$0\.00\d{3}, paid \$0\.00\d{3}$",
         r"^\d+ of 60 tokens late$",
