@@ -19,7 +19,7 @@ from streamco.policies.device_constrained import check_share
 from streamco.policies.fallback import Conditions, ModeSwitch, best_window, predict_rates
 from streamco.policies.offload import CONFIDENCE_THRESHOLD, OffloadRule, OffloadSteering
 from streamco.policies.rejection import RejectionForecast, chain_rejection, forecast_rejection
-from streamco.policies.window import Stabiliser, Static, Stopping, WindowPolicy, WindowState
+from streamco.policies.window import Fusing, Stabiliser, Static, Stopping, WindowPolicy, WindowState
 
 __all__ = ["Forecast", "Pair", "PairPrior", "SpeculationReport"]
 
@@ -177,6 +177,7 @@ class Pair:
         self.queue_depth = 0.0
         self._policy: WindowPolicy = window or Static()
         self._stopping = self._policy if isinstance(self._policy, Stopping) else None  # to ask costs more than a round's arithmetic
+        self._fusing = self._policy if isinstance(self._policy, Fusing) else None
         self._stabiliser = stabiliser or Stabiliser(1.0)
         self.proposal = float(self._policy.first)
         self.window = self._policy.first
@@ -282,6 +283,11 @@ class Pair:
         self.window = self._stabiliser.settle(self.proposal)
         self._least_chance = 0.0 if self._stopping is None else self._stopping.least_chance(state)
         return self.window
+
+    @property
+    def has_weighed(self) -> bool:
+        """The window policy proposes fused mode where that is faster, and windows nowhere else."""
+        return self._fusing is not None and self._fusing.may_fuse
 
     def conditions(self) -> Conditions:
         """What the mode is chosen by; the wait counts as a whole."""

@@ -177,6 +177,7 @@ class Ways:
         mode = pair.switch.choose(
             pair.conditions(),
             window=pair.proposal,
+            has_weighed=pair.has_weighed,
             opening=share * self._ledger.prompt_time if self._judging.is_new else 0.0,
             return_time=0.0 if self._ledger.is_begun else share * pair.prompt_time,
         )

@@ -4,11 +4,12 @@
 verification, and the round gives E(alpha, gamma) tokens; DSD's equation 2 is the case without a link. With drafting in parallel a share
 ``hit_rate`` of the rounds begin with the steps that were made while the last verdict was out.
 
-``ModeSwitch`` turns that into a mode. The arithmetic can be wrong, and the acceptance rate is not seen while the remote side generates
-alone, so a ledger decides too: every round is compared with what plain remote would have taken for the same tokens. Drafting goes on only
-while even a round that gives a single token, and the way back to the stream, leave the loss within 3 % of all the time (and for a start one
-or two such rounds); where the arithmetic speaks against drafting, one round is tried whenever that keeps the loss within 1 %. So what the
-ledger counts is never below 0.97 of plain remote in the long run, whatever the link and the models do, and the way back is found.
+``ModeSwitch`` turns that, or what a window policy says that weighs fused mode itself, into a mode. Either can be wrong, and the acceptance
+rate is not seen while the remote side generates alone, so a ledger decides too: every round is compared with what plain remote would have
+taken for the same tokens. Drafting goes on only while even a round that gives a single token, and the way back to the stream, leave the
+loss within 3 % of all the time (and for a start one or two such rounds); where the forecast speaks against drafting, one round is tried
+whenever that keeps the loss within 1 %. So what the ledger counts is never below 0.97 of plain remote in the long run, whatever the link
+and the models do, and the way back is found.
 
 The papers define fused mode twice (DSD sections 3.3 and 4.4); here it is the remote side alone.
 """
@@ -180,12 +181,21 @@ class ModeSwitch:
         self._is_drafting = False
         self._worst = 0.0  # seconds that a round loses if it gives a single token
 
-    def choose(self, conditions: Conditions, *, window: float | None = None, opening: float = 0.0, return_time: float = 0.0) -> Mode:
+    def choose(
+        self,
+        conditions: Conditions,
+        *,
+        window: float | None = None,
+        has_weighed: bool = False,
+        opening: float = 0.0,
+        return_time: float = 0.0,
+    ) -> Mode:
         """The mode of the next round; while one side generates alone, ask every few tokens.
 
         Args:
             conditions: as measured lately.
             window: what the window policy proposes; None: ``conditions.window``.
+            has_weighed: the policy has held fused mode against it (``window.Fusing``); False: the arithmetic does.
             opening: seconds that the first round takes longer, for the verifier reads first what the stream did without it.
             return_time: that a stream takes longer to begin behind a round that was tried in vain, for the same reason.
         """
@@ -197,7 +207,7 @@ class ModeSwitch:
         if rates.speculative <= 0.0:
             return self._vote("remote", at_once=True)
         self._worst = max(0.0, round_seconds(conditions, is_parallel=False) - conditions.remote_step)
-        pays = rates.speculative > rates.remote and not is_fused(conditions.window if window is None else window)
+        pays = (has_weighed or rates.speculative > rates.remote) and not is_fused(conditions.window if window is None else window)
         mode = self._vote("speculate" if pays else "remote")
         self._is_drafting = mode == "speculate" and self._has_credit(conditions, opening)
         if mode == "remote" and not pays:

@@ -16,7 +16,19 @@ from msgspec import Struct
 
 from streamco.errors import ConfigError
 
-__all__ = ["LONGEST", "SHORTEST", "Confident", "Dynamic", "Stabiliser", "Static", "Stopping", "WindowPolicy", "WindowState", "is_fused"]
+__all__ = [
+    "LONGEST",
+    "SHORTEST",
+    "Confident",
+    "Dynamic",
+    "Fusing",
+    "Stabiliser",
+    "Static",
+    "Stopping",
+    "WindowPolicy",
+    "WindowState",
+    "is_fused",
+]
 
 SHORTEST, LONGEST = 1, 12  # tokens; section 4.4
 DEFAULT = 4  # tokens; DSD section 5.2, Synera section 5
@@ -66,6 +78,19 @@ class WindowPolicy(Protocol):
 
     def propose(self, state: WindowState) -> float:
         """The window of the next round, tokens, not yet rounded; 1 or less: fused mode."""
+        ...
+
+
+@runtime_checkable
+class Fusing(Protocol):
+    """A policy that weighs fused mode itself: where it proposes a window, drafting pays.
+
+    Of another policy's windows ``fallback.ModeSwitch`` asks its arithmetic whether they do.
+    """
+
+    @property
+    def may_fuse(self) -> bool:
+        """Whether it does so at present."""
         ...
 
 

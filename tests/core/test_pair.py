@@ -6,6 +6,8 @@ import pytest
 
 from streamco.core.pair import Pair, PairPrior, SpeculationReport
 from streamco.errors import ConfigError
+from streamco.policies.adaptive import Adaptive
+from streamco.policies.predicted import Predicted
 from streamco.policies.window import Confident, Dynamic, Stabiliser, Static
 
 
@@ -234,3 +236,8 @@ def test_the_forecast_is_learned_or_the_papers() -> None:
             pair.note_verdict([0.9, 0.25], 1, is_hit=None)
     assert learned.forecast([0.9, 0.25]).rejections[1] > 0.9
     assert paper.forecast([0.9, 0.25]).rejections[1] < 0.7
+
+
+def test_only_a_policy_that_may_fuse_has_weighed_fused_mode() -> None:
+    policies = (Adaptive(), Adaptive(may_fuse=False), Static(), Predicted())
+    assert [Pair(window=policy).has_weighed for policy in policies] == [True, False, False, False]

@@ -138,6 +138,21 @@ def test_a_window_of_1_asks_for_fused_mode() -> None:
     ]
 
 
+def test_a_policy_that_has_weighed_fused_mode_is_believed() -> None:
+    switch = ModeSwitch(is_lossless=True)
+    assert [switch.choose(HOPELESS, window=4.0, has_weighed=weighed) for weighed in (True, True, False, False)] == [
+        "speculate",
+        "speculate",
+        "speculate",
+        "remote",
+    ]
+    assert [switch.choose(LARGE, window=0.0, has_weighed=True) for _ in range(2)] == ["remote", "remote"]
+
+
+def test_nobody_is_believed_who_would_draft_over_a_lost_link() -> None:
+    assert ModeSwitch(is_lossless=True).choose(replace(LARGE, rtt=math.inf), window=4.0, has_weighed=True) == "remote"
+
+
 def test_a_lost_link_changes_the_mode_at_once() -> None:
     lost = replace(LARGE, rtt=math.inf)
     lossless, selective = ModeSwitch(is_lossless=True), ModeSwitch(is_lossless=False)
@@ -242,15 +257,16 @@ def test_the_rate_is_never_below_19_twentieths_of_plain_remote(believed: float) 
 
 
 @settings(max_examples=30)
-@example(Conditions(acceptance=0.0, window=4, draft_step=1 / 32, remote_step=3 / 16, verify=1 / 32, rtt=1 / 16), 1.0, 0)
-@given(conditions, st.floats(0.0, 1.0), st.integers(0, 1000))
-def test_a_lying_forecast_cannot_break_the_floor(truth: Conditions, believed: float, seed: int) -> None:
+@example(Conditions(acceptance=0.0, window=4, draft_step=1 / 32, remote_step=3 / 16, verify=1 / 32, rtt=1 / 16), 1.0, 0, False)
+@example(Conditions(acceptance=0.0, window=4, draft_step=1 / 32, remote_step=3 / 16, verify=1 / 32, rtt=1 / 16), 0.0, 0, True)
+@given(conditions, st.floats(0.0, 1.0), st.integers(0, 1000), st.booleans())
+def test_a_lying_forecast_cannot_break_the_floor(truth: Conditions, believed: float, seed: int, has_weighed: bool) -> None:
     truth = replace(truth, budget=1.0)
     world = World(truth, believed, seed)
     switch = ModeSwitch(is_lossless=True)
     lost = 0.0
     for _ in range(400):
-        mode = switch.choose(replace(truth, acceptance=believed))
+        mode = switch.choose(replace(truth, acceptance=believed), has_weighed=has_weighed)
         took, given = (round_seconds(truth, is_parallel=False), 1) if mode == "speculate" else (truth.remote_step * 4, 4)
         switch.record(mode, seconds=took, tokens=given, remote_step=truth.remote_step)
         lost += took - given * truth.remote_step
