@@ -92,7 +92,8 @@ class Client:
         prior = None if profile is None else _read_profile(profile)
         speculation = (speculation or SpeculationOptions()).measured(None if prior is None else prior.pair)
         judged = budget if speculation.budget is None else speculation.budget
-        drafts = drafting(EngineOptions(), 1.0 if judged is None else judged) if mode != "race" or verifier is not None else None
+        may_draft = mode != "race" or verifier is not None
+        drafts = drafting(EngineOptions(), 1.0 if judged is None else judged, offload=speculation.offload) if may_draft else None
         self._shared = shared = SharedEndpoints(device, server, engine=drafts)
         shared.pairing = Pairing(verifier, shared.device, shared.servers)
         self._on_failure = on_failure

@@ -64,7 +64,8 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
         forecast: of the verdict: "learned" (from how often tokens of such confidence were accepted) or "geometric" (Synera section 4.4).
         branch_kinds: which verdicts they may bet on: "accept all", "reject".
         is_adaptive: the server generates alone where drafting doesn't pay.
-        offload: which filters choose what is judged where the budget is below 1 (Synera section 4.2).
+        offload: which filters choose what is judged where the budget is below 1 (Synera section 4.2): "combined", "confidence",
+            "importance", or "random". The first and the third read the device's attention, which costs it a sixth of its pace.
         confidence_threshold: c_th.
         chunks: (confidence, importance) of chunks measured before, for the first plan under a budget below 1.
         threshold: greedy and below budget 1, a token is good enough at so many times the probability of the verifier's best.
@@ -193,9 +194,10 @@ def _stabiliser(policy: WindowPolicy, smoothing: float | None) -> Stabiliser:
     return Stabiliser(usual if smoothing is None else smoothing, shortest=SHORTEST_DRAFT if is_learned else SHORTEST)
 
 
-def drafting(options: EngineOptions, budget: float, places: int = HELD_SEQUENCES) -> EngineOptions:
-    """An engine's options with what drafting needs: places for drafts and, where only some are judged, the attention they are chosen by."""
-    return replace(options, held_sequences=places, attention_layers=LAYERS if budget < 1.0 else ())
+def drafting(options: EngineOptions, budget: float, places: int = HELD_SEQUENCES, *, offload: OffloadRule = "combined") -> EngineOptions:
+    """An engine's options with what drafting needs: places for drafts and, where attention chooses what is judged, its layers."""
+    layers = LAYERS if budget < 1.0 and offload in {"combined", "importance"} else ()
+    return replace(options, held_sequences=places, attention_layers=layers)
 
 
 def check_speculation(mode: object, verifier: object, emit: object, options: object) -> None:

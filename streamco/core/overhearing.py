@@ -50,8 +50,8 @@ class Overhearing:
         if line is not None and line is not self._drafting.trunk:
             self._line = line = None  # it was dropped
         if line is None:
-            if self._is_due(length) and not self._is_vain and not self._drafting.is_out:
-                self._begin(settled, now)
+            if length >= self._next and not self._is_vain and not self._drafting.is_out:
+                self._begin_or_wait(settled, now)
         elif line.is_out_of_room and not line.tokens:
             self._drafting.is_full = True
         elif line.is_finished and length >= self._at + len(line.tokens):
@@ -60,14 +60,6 @@ class Overhearing:
             self._line = None
             self._pause = min(_LONGEST, 2 * self._pause)
             self._next = length + self._pause
-
-    def _is_due(self, length: int) -> bool:
-        if length < self._next:
-            return False
-        if self._pair.unheard >= _HOPELESS or self._pair.may_pay():
-            return True
-        self._next = length + _FIRST
-        return False
 
     def has_caught_up(self, settled: Sequence[int]) -> bool:
         """Whether the device has read nearly all of the answer."""
@@ -81,6 +73,13 @@ class Overhearing:
     @property
     def _is_reading(self) -> bool:
         return self._line is not None and self._line is self._drafting.trunk and not self._line.tokens and not self._line.is_finished
+
+    def _begin_or_wait(self, settled: Sequence[int], now: float) -> None:
+        """It is time for a draft, if one may be of use."""
+        if self._pair.unheard >= _HOPELESS or self._pair.may_pay():
+            self._begin(settled, now)
+        else:
+            self._next = len(settled) + _FIRST
 
     def _begin(self, settled: Sequence[int], now: float) -> None:
         self._at = len(settled)

@@ -19,6 +19,7 @@ from streamco.endpoints.verifying import VerifierFacts
 from streamco.engines.base import EngineOptions
 from streamco.errors import ConfigError
 from streamco.policies.importance import LAYERS
+from streamco.policies.offload import OffloadRule
 from streamco.policies.window import Static
 from streamco.testing import FakeEngine
 from streamco.wire.verify import Rule, RuleKind
@@ -164,6 +165,11 @@ def test_an_engine_that_drafts_has_places_and_below_budget_one_tells_attention()
     engine = drafting(EngineOptions(threads=1), 1.0, 5)
     assert (engine.threads, engine.held_sequences, engine.attention_layers) == (1, 5, ())
     assert drafting(EngineOptions(), 0.5).attention_layers == LAYERS
+
+
+@pytest.mark.parametrize(("rule", "layers"), [("combined", LAYERS), ("importance", LAYERS), ("confidence", ()), ("random", ())])
+def test_attention_is_told_only_where_a_filter_asks_for_it(rule: OffloadRule, layers: tuple[int, ...]) -> None:
+    assert drafting(EngineOptions(), 0.5, offload=rule).attention_layers == layers
 
 
 # Finding the verifier
