@@ -74,6 +74,7 @@ async def compare(draft: str, target: str, prompts: Sequence[tuple[str, str]]) -
                     raise SystemExit(f"{name}: expected a speculated answer, got {stream.report.dispatch}")
                 counts += Counter({"answers": 1, "tokens": len(ids), "rounds": figures.rounds, "accepted tokens": figures.accepted})
                 counts += Counter({"rounds whose branch was adopted": round((figures.hit_rate or 0.0) * figures.rounds)})
+                counts += Counter({"rounds whose next draft was sent ahead": round((figures.ahead_rate or 0.0) * figures.rounds)})
                 counts += Counter({"tokens of the server alone": figures.remote, "tokens of the device alone": figures.device})
                 if (ids, text) != wanted:
                     wrong.append(f"{draft} {name}: expected {wanted}, got {(ids, text)}")

@@ -26,7 +26,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from typing import Any
 from urllib.parse import urlsplit
@@ -172,15 +172,7 @@ class Tally:
 
     def __add__(self, other: Tally) -> Tally:
         """Both cells."""
-        return Tally(
-            self.seconds + other.seconds,
-            self.tokens + other.tokens,
-            self.first + other.first,
-            self.gaps + other.gaps,
-            self.figures + other.figures,
-            self.verdicts + other.verdicts,
-            self.late + other.late,
-        )
+        return Tally(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Tally)))
 
     @property
     def rates(self) -> list[float]:
