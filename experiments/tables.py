@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from statistics import fmean
 from typing import Any
 
-__all__ = ["run_all", "show_table"]
+__all__ = ["Means", "means_of", "run_all", "show_table"]
+
+Means = Mapping[tuple[Any, ...], Mapping[Any, float]]
+"""Of one figure: by the values of all swept settings but one, then by that one's."""
 
 
 def run_all(function: Callable[..., Any], jobs: Iterable[Sequence[Any]], processes: int | None) -> list[Any]:
@@ -21,3 +26,17 @@ def show_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -
     print(f"\n{title}\n\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for row in rows:
         print(f"| {' | '.join(row)} |")
+
+
+def means_of(scenarios: Iterable[Mapping[str, Any]], column: str, figure: str) -> Means:
+    """A figure of ``results.json``, a mean over the seeds; ``column`` is the setting that stands apart. All in the order of the file.
+
+    Raises:
+        KeyError: there is no such setting or figure.
+    """
+    found: dict[tuple[Any, ...], dict[Any, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for scenario in scenarios:
+        point = dict(scenario["point"])
+        place = point.pop(column)
+        found[tuple(point.values())][place].append(scenario["system"][figure])
+    return {case: {place: fmean(values) for place, values in places.items()} for case, places in found.items()}

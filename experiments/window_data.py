@@ -16,7 +16,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from functools import partial
 from itertools import islice
@@ -28,7 +28,7 @@ from typing import Any
 from msgspec.structs import asdict, replace
 
 from experiments.window_crowds import draw_crowd, run_crowd, with_tpot
-from experiments.window_worlds import Pace, draw_world, run_fused, run_policy
+from experiments.window_worlds import Pace, WindowWorld, draw_world, run_fused, run_policy
 from streamco.errors import ConfigError
 from streamco.policies.adaptive import SHORTEST_DRAFT
 from streamco.policies.window import DEFAULT, SMOOTHING, WindowState
@@ -74,7 +74,7 @@ def examine(seed: int, number: int) -> dict[str, object]:
     policy = Watching(FUSED, DEFAULT)
     run_policy(world, policy, is_adaptive=True, smoothing=SMOOTHING, shortest=SHORTEST_DRAFT)
     rows += _rows(0, policy.seen, dice)
-    return {"seed": seed, "number": number, "world": settings_of(seed, number), "paces": [_figures(pace) for pace in paces], "rows": rows}
+    return {"seed": seed, "number": number, "world": settings_of(world), "paces": [_figures(pace) for pace in paces], "rows": rows}
 
 
 def examine_crowd(seed: int, number: int) -> dict[str, object]:
@@ -101,12 +101,12 @@ def _rows(window: int, seen: Sequence[WindowState], dice: Random) -> list[list[f
     return [[window, *(float(f"{getattr(seen[place], name):.4g}") for name in FIELDS)] for place in chosen]
 
 
-def settings_of(seed: int, number: int) -> dict[str, object]:
+def settings_of(world: WindowWorld) -> dict[str, object]:
     """A world of one device, as its line has it."""
-    return {name: value for name, value in asdict(draw_world(seed, number)).items() if name != "seed"}
+    return {name: value for name, value in asdict(world).items() if name != "seed"}
 
 
-def _kept(out: Path, seed: int, settings: Callable[[int, int], dict[str, object]]) -> set[int]:
+def _kept(out: Path, seed: int, *, is_crowd: bool) -> set[int]:
     """The worlds that are there; what was cut in the middle of a line is taken off.
 
     Raises:
@@ -122,26 +122,26 @@ def _kept(out: Path, seed: int, settings: Callable[[int, int], dict[str, object]
     others = {line["seed"] for line in lines} - {seed}
     if others:
         raise ConfigError(f"window data: {out}: expected worlds of seed {seed}, got seed {others.pop()}")
-    for line in lines[:1]:
-        check_world(line, settings, str(out))
+    if lines:
+        number = lines[0]["number"]
+        check_world(lines[0], draw_crowd(seed, number) if is_crowd else settings_of(draw_world(seed, number)), str(out))
     return {line["number"] for line in lines}
 
 
-def check_world(line: Mapping[str, Any], settings: Callable[[int, int], dict[str, object]], where: str) -> None:
-    """Whether a line's world is the one that is drawn today.
+def check_world(line: Mapping[str, Any], settings: Mapping[str, Any], where: str) -> None:
+    """Whether a line's world is the one that is drawn today, of these settings.
 
     Raises:
         ConfigError: it isn't.
     """
-    if line["world"] != settings(line["seed"], line["number"]):
+    if line["world"] != settings:
         raise ConfigError(f"window data: {where}: expected worlds as they are drawn now, got those of another version: make them again")
 
 
 def make(out: Path, *, seed: int, worlds: int, is_crowd: bool, workers: int, minutes: float) -> Iterator[int]:
     """Append the lines that are missing; gives each world's number."""
     until = time.monotonic() + 60.0 * minutes
-    kept = _kept(out, seed, draw_crowd if is_crowd else settings_of)
-    look = examine_crowd if is_crowd else examine
+    kept, look = _kept(out, seed, is_crowd=is_crowd), examine_crowd if is_crowd else examine
     missing = (number for number in range(worlds) if number not in kept)
     with out.open("a") as file, ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=partial(os.nice, NICE)) as pool:
         running = {pool.submit(look, seed, number) for number in islice(missing, 2 * workers)}

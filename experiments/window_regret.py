@@ -45,8 +45,8 @@ MODES = {"windows alone": False, "with the mode switch": True}
 def share(line: str) -> tuple[bool, dict[str, float]]:
     """Of a world: whether fused mode is the best there, and each contender's rate over the best one's, by mode and name."""
     entry = json.loads(line)
-    check_world(entry, settings_of, "the file that was given")
     world = draw_world(entry["seed"], entry["number"])
+    check_world(entry, settings_of(world), "the file that was given")
     fused, windows = entry["paces"][0][0], max(rate for rate, _ in entry["paces"][1:])
     found = {}
     for mode, is_adaptive in MODES.items():

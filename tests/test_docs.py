@@ -37,6 +37,12 @@ def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_nothing_is_left_to_be_filled_in(page: Path) -> None:
+    found = re.findall(r"@@\w+|\b(?:TODO|FIXME|TBD|XXX)\b", page.read_text(encoding="utf-8"))
+    assert not found, f"{page.name}: expected a finished page, got {found}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_every_dotted_name_and_file_exists(page: Path) -> None:
     text = page.read_text()
     for name in re.findall(r"`(streamco(?:\.[A-Za-z_]\w*)+)`", text):

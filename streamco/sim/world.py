@@ -137,10 +137,10 @@ class SpeculateKind:
         """Hardware, step times and recordings."""
         world, workload = (options := _located(options, scenario)).world, options.workload
         for number, device in enumerate(world.device_pools):
-            yield Named(("world", "device_pools", number), _hardware_name(device), partial(device_model, device))
+            yield Named(("world", "device_pools", number), repr(device), partial(device_model, device))
             yield from _recordings_of(device.link, ("world", "device_pools", number, "link"))
         for number, server in enumerate(world.server_pools):
-            yield Named(("world", "server_pools", number), _hardware_name(server), partial(forward_pass, server, scenario))
+            yield Named(("world", "server_pools", number), repr(server), partial(forward_pass, server, scenario))
         yield from _recordings_of(world.link, ("world", "link"))
         if (trace := workload.trace) is not None:
             yield Named(("workload", "trace"), trace, lambda: next(read_trace(trace)))
@@ -330,12 +330,6 @@ def _recordings_of(link: LinkOptions | None, place: Place) -> Iterator[Named]:
         path = None if link is None else getattr(link, way)
         if path is not None:
             yield Named((*place, way), path, partial(read_capacity, Path(path)))
-
-
-def _hardware_name(pool: DevicePool | ServerPool) -> str:
-    """The same for pools that differ in their size and link alone."""
-    alone = replace(pool, share=None, count=None)
-    return repr(replace(alone, link=None) if isinstance(alone, DevicePool) else alone)
 
 
 def _row(answered: Answered) -> RequestRow:
