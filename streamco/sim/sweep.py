@@ -99,15 +99,17 @@ def _processes(jobs: int) -> Iterator[tuple[Executor, int]]:
             "the same command goes on with what is missing"
         ) from error
     finally:
-        executor.shutdown(wait=is_finished, cancel_futures=True)
-        if not is_finished:
-            for process in set(active_children()) - others:  # nobody wants what they are at
-                process.terminate()
+        with _holding_ctrl_c():  # a second one, by an impatient person: workers hear of none but here
+            executor.shutdown(wait=is_finished, cancel_futures=True)
+            if not is_finished:
+                for process in set(active_children()) - others:  # nobody wants what they are at
+                    process.terminate()
 
 
 @contextmanager
 def _holding_ctrl_c() -> Iterator[None]:
-    """Ctrl-C waits until the block is over; a process that is started in it lets it wait, too, until it knows what to do about it.
+    """Ctrl-C waits until the block is over, and is told then even where the block failed; a process that is started in it lets it wait,
+    too, until it knows what to do about it.
 
     The mask is for the process, which inherits it; the handler, for the interpreter would take the signal by another thread.
     """
@@ -122,13 +124,13 @@ def _holding_ctrl_c() -> Iterator[None]:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         signal.signal(signal.SIGINT, usual)
-    if held:
-        signal.raise_signal(signal.SIGINT)
+        if held:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _begin_worker() -> None:
-    """Ctrl-C is the parent's business; a worker just ends."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """Ctrl-C is the parent's business, which ends its workers; one that died by itself could look like a crash to it first."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 

@@ -109,13 +109,13 @@ def test_after_ctrl_c_the_same_command_goes_on(toy: Path, tmp_path: Path, jobs: 
     toy.write_text(TOY.replace("policy.window: [4, dynamic]", "policy.hangs: [false, true]"))
     out = tmp_path / "out"
     with terminal("-m", "tests.sim.toys", "simulate", str(toy), "--out", str(out), "--jobs", str(jobs), width=100) as driven:
-        driven.expect("of each")
+        driven.expect("of each", limit=30.0)
         if jobs == 1:
             driven.expect("2/16", limit=30.0)
         else:
             driven.expect("0/16", limit=30.0)
         driven.type("\x03")
-        assert driven.wait() == 128 + signal.SIGINT
+        assert driven.wait(30.0) == 128 + signal.SIGINT
         assert "the same command goes on from there" in " ".join(plain(driven.raw).split())
         assert "Traceback" not in driven.raw
     if jobs == 1:

@@ -77,6 +77,12 @@ def test_a_process_that_is_ended_is_told(tmp_path: Path) -> None:
         run_sweep(toys(4, place="tests.sim.toys:DYING"), ledger_in(tmp_path), jobs=2, progress=Heard())
 
 
+def test_ctrl_c_is_heard_by_who_asked_for_the_sweep_and_not_by_its_processes(tmp_path: Path) -> None:
+    ledger = ledger_in(tmp_path)
+    run_sweep(toys(4, place="tests.sim.toys:INTERRUPTED"), ledger, jobs=2, progress=Heard())
+    assert all(name_of(scenario) in ledger for scenario in toys(4, place="tests.sim.toys:INTERRUPTED"))
+
+
 class FakeClient:
     """As much of Dask's client as is used."""
 

@@ -21,7 +21,7 @@ from streamco.errors import ConfigError
 from streamco.sim.figures import Figure, RequestRow, Sink
 from streamco.sim.scenario import KINDS, Named, Scenario
 
-__all__ = ["BROKEN", "DYING", "KIND", "LOOKED_UP", "PLACE"]
+__all__ = ["BROKEN", "DYING", "INTERRUPTED", "KIND", "LOOKED_UP", "PLACE"]
 
 PLACE = "tests.sim.toys:KIND"
 LOOKED_UP: list[str] = []  # traces, in order
@@ -109,9 +109,16 @@ class DyingKind(ToyKind):
         raise AssertionError("a process doesn't outlive SIGKILL")
 
 
+class InterruptedKind(ToyKind):
+    def run(self, options: Any, scenario: Scenario, sink: Sink) -> Mapping[str, float]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return super().run(options, scenario, sink)
+
+
 KIND = ToyKind()
 BROKEN = BrokenKind()
 DYING = DyingKind()
+INTERRUPTED = InterruptedKind()
 
 if __name__ == "__main__":
     KINDS["toy"] = PLACE
