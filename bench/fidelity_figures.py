@@ -7,6 +7,8 @@ from statistics import fmean
 
 from msgspec import Struct
 
+from streamco import SpeculationFigures
+
 __all__ = ["FIGURES", "Run", "Told", "Verdict", "figures_of"]
 
 FIGURES = {
@@ -28,7 +30,7 @@ class Told(Struct, kw_only=True):
     Args:
         began: when it was asked for, seconds.
         deliveries: (when, tokens) of all that came at one time.
-        judged, accepted, rounds, hits: as the speculator counts them.
+        judged, accepted, rounds, hits: as the speculator counts them; ``figures``: all that it says, live.
         is_as_recorded: it is the answer that was recorded.
     """
 
@@ -38,6 +40,7 @@ class Told(Struct, kw_only=True):
     accepted: int = 0
     rounds: int = 0
     hits: int = 0
+    figures: SpeculationFigures | None = None
     is_as_recorded: bool = True
 
     @property

@@ -37,7 +37,7 @@ from streamco.testing import FakeEngine, LinkProxy
 from streamco.testing.engine import FakeVocabulary
 from streamco.wire.verify import Rule
 
-__all__ = ["CONTEXT", "PLACES", "DeviceLaw", "LiveCell", "RecordedEngine", "calibrate", "run_live"]
+__all__ = ["CONTEXT", "PLACES", "DeviceLaw", "LiveCell", "RecordedEngine", "calibrate", "run_live", "say"]
 
 CONTEXT = 512  # tokens
 PLACES = 16  # sessions, and answers, side by side
@@ -134,7 +134,7 @@ async def run_live(cell: LiveCell) -> Run:
             answers = []
             for place in places:
                 await asyncio.sleep(cell.rests[number][place])
-                answers.append(await _say(clients[number], cell.work[number][place], tokens))
+                answers.append(await say(clients[number], cell.work[number][place], tokens))
             return answers
 
         await asyncio.gather(*(talk(number, [0], WARM_TOKENS) for number in range(len(clients))))
@@ -201,7 +201,8 @@ async def _client(cell: LiveCell, url: str, records: Sequence[Record], hear: Cal
         _release(cell, device)
 
 
-async def _say(client: streamco.Client, record: Record, tokens: int) -> Told:
+async def say(client: streamco.Client, record: Record, tokens: int) -> Told:
+    """One greedy answer."""
     sampling = SamplingOptions(temperature=0, max_tokens=tokens, seed=1)
     told, ids = Told(began=time.perf_counter(), deliveries=[]), []
     request = Request(messages=list(record.messages), sampling=sampling, extra={"return_token_ids": True})
@@ -221,6 +222,7 @@ async def _say(client: streamco.Client, record: Record, tokens: int) -> Told:
     if figures is not None:
         told.judged, told.accepted = round(figures.accepted / figures.acceptance) if figures.acceptance else 0, figures.accepted
         told.rounds, told.hits = figures.rounds, round((figures.hit_rate or 0.0) * figures.rounds)
+        told.figures = figures
     return told
 
 

@@ -180,7 +180,7 @@ class Pair:
         self._fusing = self._policy if isinstance(self._policy, Fusing) else None
         self._stabiliser = stabiliser or Stabiliser(1.0)
         self.proposal = float(self._policy.first)
-        self.window = self._policy.first
+        self.window = self._settled = self._policy.first  # the longest draft, and what the policy's proposals have become
         self._step_times = list(prior.step_times)
         self._usual_times = prior.step_times
         self._timed: set[int] = set()  # numbers of sequences whose step was measured
@@ -268,7 +268,7 @@ class Pair:
         """Ask the window policy for the next draft."""
         known = self.conditions()
         state = WindowState(
-            previous=self.window,
+            previous=self._settled,
             acceptance=self.acceptance,
             queue_depth=self.queue_depth,
             rtt=self.rtt,
@@ -278,10 +278,13 @@ class Pair:
             hit_rate=known.hit_rate,
             slowdown=known.slowdown,
             rate=predict_rates(known).speculative,
+            rounds=self._judged,
         )
         self.proposal = self._policy.propose(state)
-        self.window = self._stabiliser.settle(self.proposal)
-        self._least_chance = 0.0 if self._stopping is None else self._stopping.least_chance(state)
+        self.window = self._settled = self._stabiliser.settle(self.proposal)
+        if self._stopping is not None:
+            self.window = self._stopping.longest_draft(state, self._settled)
+            self._least_chance = self._stopping.least_chance(state, self._stabiliser.smoothed or self._settled)
         return self.window
 
     @property

@@ -49,6 +49,7 @@ class WindowState(Struct, frozen=True, kw_only=True):
         hit_rate: share of rounds whose pre-drafted branch is adopted, 0..1.
         slowdown: how many times longer a step on all branches together takes than one of the draft alone.
         rate: tokens a second that drafting gives; 0: not known.
+        rounds: that this is known from; older ones count less.
     """
 
     previous: int
@@ -61,6 +62,7 @@ class WindowState(Struct, frozen=True, kw_only=True):
     hit_rate: float = 0.0
     slowdown: float = 1.0
     rate: float = 0.0
+    rounds: float = 0.0
 
 
 class WindowPolicy(Protocol):
@@ -96,10 +98,14 @@ class Fusing(Protocol):
 
 @runtime_checkable
 class Stopping(Protocol):
-    """A policy whose windows are limits, and drafts end before them where it doesn't pay to go on."""
+    """A policy that ends each draft where it is doubtful; ``window`` is what its proposals have become, ``Stabiliser``."""
 
-    def least_chance(self, state: WindowState) -> float:
-        """A draft ends with the token from which on the chance that all of it is accepted is below this, 0..1; 0: at its window."""
+    def longest_draft(self, state: WindowState, window: int) -> int:
+        """How far a draft goes that is never doubtful, tokens."""
+        ...
+
+    def least_chance(self, state: WindowState, window: float) -> float:
+        """A draft ends with the token from which on the chance that all of it is accepted is below this, 0..1; 0: no draft is doubtful."""
         ...
 
 
@@ -202,7 +208,11 @@ class Confident(Struct, frozen=True, tag="confident"):
         """The longest, once the times are known."""
         return float(self.longest if state.rate > 0.0 and state.draft_step > 0.0 else self.first)
 
-    def least_chance(self, state: WindowState) -> float:
+    def longest_draft(self, state: WindowState, window: int) -> int:
+        """The window is a limit."""
+        return window
+
+    def least_chance(self, state: WindowState, window: float) -> float:
         """What a step is worth in tokens."""
         return min(self.surest, self.worth * state.rate * state.draft_step)
 

@@ -241,3 +241,15 @@ def test_the_forecast_is_learned_or_the_papers() -> None:
 def test_only_a_policy_that_may_fuse_has_weighed_fused_mode() -> None:
     policies = (Adaptive(), Adaptive(may_fuse=False), Static(), Predicted())
     assert [Pair(window=policy).has_weighed for policy in policies] == [True, False, False, False]
+
+
+def test_with_the_learned_window_sure_drafts_go_on_and_doubtful_ones_end() -> None:
+    pair = Pair(window=Adaptive(may_fuse=False), prior=prior(acceptance=0.7, remote_step=0.05, wait=0.08))
+    first = pair.propose_window()
+    assert not pair.is_enough([0.1]), "nobody knows yet what that means"
+    for _ in range(60):
+        pair.note_verdict([0.95, 0.95, 0.3], 2, is_hit=None)
+        pair.propose_window()
+    assert pair.window > first
+    assert pair.is_enough([0.95, 0.3])
+    assert not pair.is_enough([0.95] * (pair.usual_window + 1))

@@ -19,7 +19,7 @@ from streamco.core.speculator import SpeculatorOptions
 from streamco.errors import ConfigError
 from streamco.policies.adaptive import INPUTS, Adaptive, Layer, WindowNet, WindowWeights, inputs_of, packaged_weights
 from streamco.policies.fallback import Conditions, ModeSwitch
-from streamco.policies.window import Static, WindowPolicy, WindowState
+from streamco.policies.window import Static, Stopping, WindowPolicy, WindowState
 from streamco.sim.drafting import CertainModel, DraftingDevice
 from streamco.sim.judging import Fault, JudgingServer, Link
 from streamco.sim.speculation import SpeculationOutcome, simulate_answer
@@ -95,6 +95,19 @@ def test_it_is_a_window_policy_as_the_others() -> None:
     assert [policy.name for policy in policies] == ["adaptive", "static"]
     assert policies[0].first == 4
     assert Adaptive(longest=5).propose(replace(KNOWN, acceptance=0.95)) <= 5.0
+
+
+def test_a_draft_ends_as_doubtful_as_a_usual_one_of_its_window_and_goes_twice_as_far_at_most() -> None:
+    policy, state = Adaptive(longest=10), replace(KNOWN, rounds=30.0)
+    assert isinstance(policy, Stopping)
+    assert policy.least_chance(state, 4.0) == pytest.approx(0.75**4)
+    assert [policy.longest_draft(state, window) for window in (2, 4, 5, 7)] == [4, 8, 10, 10]
+    assert policy.least_chance(replace(state, acceptance=0.0), 4.0) > 0.0, "where nothing is accepted every draft is doubtful"
+
+
+def test_before_confidence_has_shown_what_it_is_worth_the_window_is_all_that_counts() -> None:
+    policy, state = Adaptive(), replace(KNOWN, rounds=3.0)
+    assert (policy.longest_draft(state, 5), policy.least_chance(state, 5.0)) == (5, 0.0)
 
 
 @pytest.mark.parametrize(("first", "longest"), [(1, 12), (6, 5)])

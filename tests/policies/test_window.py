@@ -105,9 +105,9 @@ def test_a_confident_draft_has_a_limit_once_the_times_are_known() -> None:
 
 def test_a_confident_draft_ends_where_a_token_is_not_worth_its_step() -> None:
     policy = Confident(worth=2.0, surest=0.5)
-    assert policy.least_chance(WindowState(previous=3, draft_step=0.005, rate=20.0)) == pytest.approx(0.2)
-    assert policy.least_chance(WindowState(previous=3, draft_step=0.1, rate=20.0)) == 0.5, "the first tokens are worth a round"
-    assert policy.least_chance(WindowState(previous=3)) == 0.0
+    assert policy.least_chance(WindowState(previous=3, draft_step=0.005, rate=20.0), 10) == pytest.approx(0.2)
+    assert policy.least_chance(WindowState(previous=3, draft_step=0.1, rate=20.0), 10) == 0.5, "the first tokens are worth a round"
+    assert policy.least_chance(WindowState(previous=3), 10) == 0.0
 
 
 @pytest.mark.parametrize("wrong", [{"first": 0}, {"longest": 3}, {"worth": 0.0}, {"surest": 1.5}])

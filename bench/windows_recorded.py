@@ -1,0 +1,169 @@
+"""The many rounds that it takes to tell one window from the next: ``bench.windows`` with a recorded draft model.
+
+Clients, protocol, server, sockets, links and time are real, as there. But the draft model is a recording of the real one, which takes the
+time that the real one takes here, and the target is SmolLM2 with two of its layers (``bench.fidelity_records``). So neither needs a core
+for itself, some contenders run side by side, each with a server of its own, and a cell has a thousand rounds in place of two hundred. What
+a draft is worth is the real pair's, token by token.
+
+What a client has learned by an answer steers the next ones, so that one client says little of its settings: each contender is several new
+clients, one behind the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+from msgspec import Struct
+from msgspec.structs import replace as changed
+
+import streamco
+from bench.fidelity_figures import Told
+from bench.fidelity_live import CONTEXT, DeviceLaw, RecordedEngine, say
+from bench.fidelity_records import Record, load_records, served_model
+from bench.pairs import model_file
+from bench.speculate import WARM_TOKENS, Link, Tally
+from streamco import SpeculationOptions
+from streamco.calibration.pair import measure_step_times
+from streamco.cli.cloud import running_server
+from streamco.client.pairing import HELD_SEQUENCES
+from streamco.engines.base import EngineOptions
+from streamco.engines.llama import LlamaEngine
+from streamco.testing import LinkProxy
+
+__all__ = ["RecordedCell", "run_recorded"]
+
+DRAFT = "Q4_0"
+PATIENCE = 60.0  # seconds, for a verifier that starts beside others
+WARM_UPS = 2  # answers of each client before those that count
+READING = 0.15  # of a step, for a token that the draft model reads: prompts are short, and it counts little
+
+
+class RecordedCell(Struct, frozen=True, kw_only=True):
+    """A contender behind a link.
+
+    Args:
+        setting: how it drafts; None: the server alone.
+        records: of its prompts; each client has the first ``WARM_UPS`` before those that count.
+        clients: how many, one behind the other; they share the prompts out.
+        tokens: of each answer.
+        law: of the draft model.
+        speed: whose step times are imposed on the server.
+    """
+
+    name: str
+    setting: SpeculationOptions | None
+    link: Link
+    records: Sequence[Record]
+    clients: int
+    tokens: int
+    law: DeviceLaw
+    speed: str
+
+
+def run_recorded(
+    contenders: Mapping[str, SpeculationOptions | None],
+    links: Sequence[Link],
+    *,
+    prompts: int,
+    clients: int,
+    tokens: int,
+    speed: str,
+    side_by_side: int,
+    kept: Path | None = None,
+) -> Iterator[tuple[Link, float, dict[str, Tally]]]:
+    """Link by link: seconds of a step of the draft model, and what each contender did.
+
+    Raises:
+        SystemExit: too few prompts, or an answer that isn't the recorded one.
+    """
+    records = load_records(prompts + WARM_UPS, tokens, DRAFT, kept)
+    law = asyncio.run(_measure_law(records[0]))
+    with ProcessPoolExecutor(side_by_side, mp_context=get_context("spawn")) as pool:
+        running = {}
+        for link, (name, setting) in product(links, contenders.items()):
+            cell = RecordedCell(
+                name=name, setting=setting, link=link, records=records, clients=clients, tokens=tokens, law=law, speed=speed
+            )
+            running[link, name] = pool.submit(_run, cell)
+        for link in links:
+            yield link, law.step_times[0], {name: running[link, name].result() for name in contenders}
+
+
+async def _measure_law(record: Record) -> DeviceLaw:
+    options = EngineOptions(threads=1, context_tokens=CONTEXT, max_sequences=1, held_sequences=HELD_SEQUENCES)
+    with closing(await asyncio.to_thread(LlamaEngine, model_file(DRAFT), options)) as engine:
+        times = await measure_step_times(engine, record.prompt)
+    return DeviceLaw(step_times=times, seconds_per_token=READING * times[0])
+
+
+def _run(cell: RecordedCell) -> Tally:
+    return asyncio.run(_answer_all(cell))
+
+
+async def _answer_all(cell: RecordedCell) -> Tally:
+    tally = Tally()
+    serving = ("--model", str(served_model()), "--model-name", "large", "--threads", "1", "--context", str(CONTEXT), "--exact")
+    counted = cell.records[WARM_UPS:]
+    async with AsyncExitStack() as stack:
+        url = await stack.enter_async_context(running_server(*serving, "--port", "0", "--step-times", cell.speed))
+        rtt, mbps = cell.link
+        proxy = await stack.enter_async_context(LinkProxy(urlsplit(url).port or 0, rtt=rtt, mbps=mbps))
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        words = stack.enter_context(closing(LlamaEngine(model_file(DRAFT), EngineOptions(threads=1, context_tokens=CONTEXT))))
+        for records in _shares(counted, cell.clients):
+            async with _client(cell, words, f"http://127.0.0.1:{proxy.port}/v1") as client:
+                for record in cell.records[:WARM_UPS]:
+                    await say(client, record, WARM_TOKENS)
+                before = await _verdicts(http, url)
+                for record in records:
+                    _count(tally, await say(client, record, cell.tokens), cell.name)
+                after = await _verdicts(http, url)
+            tally.verdicts += after[0] - before[0]
+            tally.late += after[1] - before[1]
+    return tally
+
+
+def _shares(records: Sequence[Record], clients: int) -> list[Sequence[Record]]:
+    each = -(-len(records) // clients)
+    return [records[begin : begin + each] for begin in range(0, len(records), each)]
+
+
+@asynccontextmanager
+async def _client(cell: RecordedCell, words: LlamaEngine, address: str) -> AsyncIterator[streamco.Client]:
+    """A new one."""
+    server = streamco.OpenAIEndpoint("large", base_url=address, name="server")
+    if cell.setting is None:
+        async with streamco.Client(server=server) as client:
+            yield client
+        return
+    with closing(RecordedEngine(words, cell.records, cell.law)) as engine:
+        setting = changed(cell.setting, link_patience=PATIENCE, last_patience=PATIENCE)
+        async with streamco.Client(streamco.DeviceEndpoint(engine), server, mode="speculate", speculation=setting) as client:
+            if client.unspeculated:
+                raise SystemExit(f"{cell.name}: expected a client that drafts, got: {client.unspeculated}")
+            yield client
+
+
+def _count(tally: Tally, told: Told, name: str) -> None:
+    if not told.is_as_recorded:
+        raise SystemExit(f"{name}: expected the recorded answer, got another one")
+    tally.seconds.append(told.last - told.began)
+    tally.tokens.append(told.tokens)
+    tally.first.append(told.first - told.began)
+    tally.gaps += told.gaps
+    if told.figures is not None:
+        tally.figures.append(told.figures)
+
+
+async def _verdicts(http: aiohttp.ClientSession, url: str) -> tuple[int, int]:
+    async with http.get(f"{url}/verify/stats", raise_for_status=True) as answer:
+        stats = await answer.json()
+    return stats["verdicts"], stats["late_verdicts"]
