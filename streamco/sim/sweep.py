@@ -6,15 +6,18 @@ time, so that thousands of them wait here and not in queues of others. Which one
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from itertools import islice
-from multiprocessing import active_children, get_context, resource_tracker
-from threading import current_thread, main_thread
+from multiprocessing import active_children, connection, get_context, parent_process, resource_tracker
+from queue import Empty, SimpleQueue
+from threading import Thread, current_thread, main_thread
 from typing import Any
 
 import msgspec
@@ -26,6 +29,8 @@ from streamco.sim.scenario import Scenario, run_scenario
 __all__ = ["run_sweep"]
 
 AHEAD = 2  # scenarios handed out for each that can run: nobody waits for the next one
+LOOK_EVERY = 0.2  # seconds between two looks at whether Ctrl-C was pressed
+END_WITHIN = 5.0  # seconds for processes that were ended
 
 
 def run_sweep(
@@ -45,13 +50,14 @@ def run_sweep(
     left = {name: scenario for name, scenario in named.items() if name not in ledger}
     finished = len(named) - len(left)
     progress(finished, len(named))
-    for name, outcome in _outcomes(left, jobs=jobs, dask=dask):
-        ledger.add(name, outcome)
-        finished += 1
-        progress(finished, len(named))
+    with closing(_outcomes(left, jobs=jobs, dask=dask)) as outcomes:
+        for name, outcome in outcomes:
+            ledger.add(name, outcome)
+            finished += 1
+            progress(finished, len(named))
 
 
-def _outcomes(left: dict[str, Scenario], *, jobs: int, dask: str | None) -> Iterator[tuple[str, bytes]]:
+def _outcomes(left: dict[str, Scenario], *, jobs: int, dask: str | None) -> Generator[tuple[str, bytes]]:
     """(name, outcome as JSON), as they come."""
     if not left:
         return
@@ -59,17 +65,37 @@ def _outcomes(left: dict[str, Scenario], *, jobs: int, dask: str | None) -> Iter
         for name, scenario in left.items():
             yield name, _run(scenario)
         return
-    with _cluster(dask) if dask is not None else _processes(min(jobs, len(left))) as (executor, room):
-        waiting = iter(left.items())
-        running: dict[Future[bytes], str] = {}
-        while True:
-            for name, scenario in islice(waiting, AHEAD * room - len(running)):
-                with _holding_ctrl_c():
-                    running[executor.submit(_run, scenario)] = name
-            if not running:
-                return
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                yield running.pop(future), future.result()
+    with _hearing_ctrl_c() as pressed:
+        try:
+            with _cluster(dask) if dask is not None else _processes(min(jobs, len(left))) as (executor, room):
+                yield from _hand_out(left, executor, room, pressed)
+        except BrokenProcessPool as error:
+            raise StreamcoError(
+                "simulate: expected every process to live, one was ended by the system, perhaps for its memory: try fewer --jobs; "
+                "the same command goes on with what is missing"
+            ) from error
+        finally:
+            if pressed:
+                raise KeyboardInterrupt
+
+
+def _hand_out(left: dict[str, Scenario], executor: Executor, room: int, pressed: list[int]) -> Iterator[tuple[str, bytes]]:
+    waiting = iter(left.items())
+    running: dict[Future[bytes], str] = {}
+    done: SimpleQueue[Future[bytes]] = SimpleQueue()
+    while True:
+        for name, scenario in islice(waiting, AHEAD * room - len(running)):
+            with _masking_ctrl_c():
+                future = executor.submit(_run, scenario)
+            running[future] = name
+            future.add_done_callback(done.put)
+        if not running:
+            return
+        with suppress(Empty):
+            finished = done.get(timeout=LOOK_EVERY)
+            yield running.pop(finished), finished.result()
+        if pressed:
+            raise KeyboardInterrupt
 
 
 def _run(scenario: Scenario) -> bytes:
@@ -86,53 +112,64 @@ def _run(scenario: Scenario) -> bytes:
 
 @contextmanager
 def _processes(jobs: int) -> Iterator[tuple[Executor, int]]:
-    resource_tracker.ensure_running()  # would let Ctrl-C through where it is held, if it began there
+    with _masking_ctrl_c():
+        resource_tracker.ensure_running()  # it would unblock Ctrl-C where a worker is to begin without
     others = set(active_children())
     executor = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin_worker)
     is_finished = False
     try:
         yield executor, jobs
         is_finished = True
-    except BrokenProcessPool as error:
-        raise StreamcoError(
-            "simulate: expected every process to live, one was ended by the system, perhaps for its memory: try fewer --jobs; "
-            "the same command goes on with what is missing"
-        ) from error
     finally:
-        with _holding_ctrl_c():  # a second one, by an impatient person: workers hear of none but here
-            executor.shutdown(wait=is_finished, cancel_futures=True)
-            if not is_finished:
-                for process in set(active_children()) - others:  # nobody wants what they are at
-                    process.terminate()
+        if not is_finished:
+            for process in set(active_children()) - others:  # nobody wants what they are at
+                process.terminate()
+        # Its own thread must be over before the interpreter ends; one that waits for the rest of a message never is.
+        ending = Thread(target=partial(executor.shutdown, wait=True, cancel_futures=True), daemon=True)
+        ending.start()
+        ending.join(None if is_finished else END_WITHIN)
 
 
 @contextmanager
-def _holding_ctrl_c() -> Iterator[None]:
-    """Ctrl-C waits until the block is over, and is told then even where the block failed; a process that is started in it lets it wait,
-    too, until it knows what to do about it.
+def _hearing_ctrl_c() -> Iterator[list[int]]:
+    """Notes that it was pressed, for whoever looks there; futures and pools don't bear an exception just anywhere."""
+    pressed: list[int] = []
+    if current_thread() is not main_thread():
+        yield pressed
+        return
+    usual = signal.signal(signal.SIGINT, lambda number, _frame: pressed.append(number))
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
-    The mask is for the process, which inherits it; the handler, for the interpreter would take the signal by another thread.
-    """
-    if not hasattr(signal, "pthread_sigmask") or current_thread() is not main_thread():
+
+@contextmanager
+def _masking_ctrl_c() -> Iterator[None]:
+    """A process that is started in the block inherits this: Ctrl-C waits until it knows what to do about it."""
+    if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    held: list[int] = []
-    usual = signal.signal(signal.SIGINT, lambda number, _frame: held.append(number))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        signal.signal(signal.SIGINT, usual)
-        if held:
-            signal.raise_signal(signal.SIGINT)
 
 
 def _begin_worker() -> None:
-    """Ctrl-C is the parent's business, which ends its workers; one that died by itself could look like a crash to it first."""
+    """Ctrl-C is the parent's business, which ends its workers; one that died by itself would look like a crash to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    if (parent := parent_process()) is not None:
+        Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    """A worker whose parent was ended without a word goes, too."""
+    connection.wait([sentinel])
+    os._exit(1)
 
 
 @contextmanager
