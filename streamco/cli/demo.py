@@ -38,7 +38,7 @@ Three prompts show who answers when, and when an answer changes hands; on a term
 CLOUD = "openai-gpt-3.5-turbo-0125"
 PRICES = TokenPrices(prompt=0.5e-6, completion=1.5e-6)  # OpenAI's list price of that model, US dollars per token
 STEP_TIMES = "llama2-70b-a100x2"  # whose steps the cloud keeps to where it verifies
-DEVICE_KIND, DRAFTING_KIND = "Q2_K", "Q4_0"
+DEVICE_KIND = "Q4_0"  # smaller ones go round in circles with this model
 PACE = 12.0  # tokens/s: a brisk reader; fast enough not to bore, slow enough to see that nothing stutters
 GIVING_WAY, HEAD_START = "proportional-wait", 0.2  # policy and budget under which the device begins late enough to lose, and begins
 PROMPT_LENGTHS = (30, 35, 40, 45, 50, 60, 80, 120, 200, 400)  # tokens, each as likely: what the plan expects before it has seen any
@@ -118,7 +118,7 @@ async def _demo(args: argparse.Namespace) -> int:
 def _introduce(args: argparse.Namespace, view: View) -> None:
     view.legend(
         {
-            "device": f"SmolLM2-135M as {_device_kind(args)} on this machine, one thread",
+            "device": f"SmolLM2-135M as {DEVICE_KIND} on this machine, one thread",
             "cloud": f"the same model as Q4_1 behind HTTP, one thread, timed like {_timed_like(args)}",
         }
     )
@@ -127,10 +127,6 @@ def _introduce(args: argparse.Namespace, view: View) -> None:
     else:
         view.note(f"policy {args.policy}: the {_spared(args.policy)} may read {budget_of(args):.0%} of all prompt tokens")
     view.note(f"pace   {pace_text(args.pace)}, whoever made the text")
-
-
-def _device_kind(args: argparse.Namespace) -> str:
-    return DRAFTING_KIND if args.mode == "speculate" else DEVICE_KIND
 
 
 def _timed_like(args: argparse.Namespace) -> str:
@@ -152,10 +148,10 @@ async def _client(args: argparse.Namespace) -> AsyncIterator[Client]:
 
     speculates = args.mode == "speculate"
     timing = ("--step-times", STEP_TIMES) if speculates else ("--latency", args.latency, "--latency-seed", str(args.seed or 0))
-    model, kind = packaged_model(), _device_kind(args)
+    model = packaged_model()
     async with AsyncExitStack() as stack:
-        async with waiting(f"deriving the device's model ({kind})"):
-            small = await asyncio.to_thread(derived, model, kind)
+        async with waiting(f"deriving the device's model ({DEVICE_KIND})"):
+            small = await asyncio.to_thread(derived, model, DEVICE_KIND)
         async with waiting("starting the cloud"):
             url = await stack.enter_async_context(running_server("--model", str(model), "--port", "0", "--threads", "1", *timing))
         engine = EngineOptions(threads=1)
