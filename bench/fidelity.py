@@ -225,7 +225,8 @@ def rows_of(load: Load, runs: Sequence[Run], simulations: Sequence[Run]) -> Iter
         late = [run.late for run in runs]
         yield Row(BENCH, load.case, "live", "rounds that took longer than imposed", "share", statistics.median(late), min(late), max(late))
     yield _row(load, "live", "answers other than recorded", "", sum(run.others for run in runs))
-    yield _row(load, "live", "refused", "", sum(run.refusals for run in runs))
+    for contender, which in (("live", runs), ("simulated", simulations)):
+        yield _row(load, contender, "refused", "", sum(run.refusals for run in which))
 
 
 def compare(runs: Sequence[Run], simulations: Sequence[Run]) -> dict[str, tuple[list[float], list[float]]]:

@@ -119,10 +119,10 @@ class _World:
     def run(self) -> Run:
         """A short answer of everybody, which doesn't count, then all of them."""
         self._say(range(1), WARM_TOKENS)
-        warm = len(self.told)
+        warm, refused = len(self.told), self._server.refused
         self.verdicts.clear()
         self._say(range(1, len(self._cell.work[0])), self._cell.tokens)
-        return Run(answers=list(self.told.values())[warm:], verdicts=self.verdicts)
+        return Run(answers=list(self.told.values())[warm:], verdicts=self.verdicts, refusals=self._server.refused - refused)
 
     def _say(self, places: range, tokens: int) -> None:
         """Each device has its records of these places answered, one behind the other."""

@@ -96,6 +96,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         busy: seconds of passes so far.
         passes: how many.
         made: tokens of streams. judged: tokens of drafts. read: others.
+        refused: sessions and drafts.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         )
         self.load = 0
         self.busy = 0.0
-        self.passes = self.made = self.judged = self.read = 0
+        self.passes = self.made = self.judged = self.read = self.refused = 0
         self._forward = forward
         self._limits = limits or PassLimits()
         self._is_padded = is_padded
@@ -164,6 +165,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         self._known.pop(request, None)
 
     def _do(self, command: SchedulerCommand) -> None:
+        self.refused += isinstance(command, RefuseSession | RefuseDraft)
         match command:
             case RunBatch():
                 self._batch = command

@@ -1,7 +1,8 @@
 import pytest
 import simpy
+from msgspec.structs import replace
 
-from streamco.core.verification import AcceptSession, DraftReceived, SendVerdict, SessionOpened
+from streamco.core.verification import AcceptSession, DraftReceived, RefuseSession, SendVerdict, SessionOpened
 from streamco.sim.recorded import RecordedAnswer, prompt_ids
 from streamco.sim.target import PassLimits, PlainStream, SessionAnswer, TargetServer
 from tests.sim.crowds import OPEN, requests
@@ -119,3 +120,14 @@ def test_a_session_that_is_closed_while_it_is_judged_leaves_nothing() -> None:
     env.run(until=10.0)
     assert server.sessions == 0
     assert [type(each) for each in said] == [AcceptSession]
+
+
+def test_who_is_refused_is_counted() -> None:
+    env = simpy.Environment()
+    server = TargetServer(env, lambda rows, tokens, context, sequences: STEP, replace(OPEN, sessions_per_device=1))
+    said: list[SessionAnswer] = []
+    for number, answer in enumerate(answers(2)):
+        server.open(SessionOpened(f"s{number}", "d", prompt_ids(30)), answer, said.append)
+    env.run(until=1.0)
+    assert [type(each) for each in said] == [AcceptSession, RefuseSession]
+    assert server.refused == 1
