@@ -2,18 +2,19 @@
 
 Clients, protocol, server, sockets, links and time are real, as there. But the draft model is a recording of the real one, which takes the
 time that the real one takes here, and the target is SmolLM2 with two of its layers (``bench.fidelity_records``). So neither needs a core
-for itself, some contenders run side by side, each with a server of its own, and a cell has a thousand rounds in place of two hundred. What
-a draft is worth is the real pair's, token by token.
+for itself, some clients run side by side, each with a server of its own, and a cell has a thousand rounds in place of two hundred. How much
+of a draft is accepted is the real pair's, token by token. Behind its first wrong token a draft goes on with what the model says behind the
+right one, confidences included: that matters to who ends drafts by these.
 
 What a client has learned by an answer steers the next ones, so that one client says little of its settings: each contender is several new
-clients, one behind the other.
+clients. They begin in turns, one of each contender, so that all have the same company.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from itertools import product
 from multiprocessing import get_context
@@ -38,7 +39,7 @@ from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.testing import LinkProxy
 
-__all__ = ["RecordedCell", "run_recorded"]
+__all__ = ["RecordedClient", "run_recorded"]
 
 DRAFT = "Q4_0"
 PATIENCE = 60.0  # seconds, for a verifier that starts beside others
@@ -46,13 +47,12 @@ WARM_UPS = 2  # answers of each client before those that count
 READING = 0.15  # of a step, for a token that the draft model reads: prompts are short, and it counts little
 
 
-class RecordedCell(Struct, frozen=True, kw_only=True):
-    """A contender behind a link.
+class RecordedClient(Struct, frozen=True, kw_only=True):
+    """A contender's client behind a link.
 
     Args:
         setting: how it drafts; None: the server alone.
-        records: of its prompts; each client has the first ``WARM_UPS`` before those that count.
-        clients: how many, one behind the other; they share the prompts out.
+        warm_ups, records: of its prompts, those before it counts and those that count.
         tokens: of each answer.
         law: of the draft model.
         speed: whose step times are imposed on the server.
@@ -61,8 +61,8 @@ class RecordedCell(Struct, frozen=True, kw_only=True):
     name: str
     setting: SpeculationOptions | None
     link: Link
+    warm_ups: Sequence[Record]
     records: Sequence[Record]
-    clients: int
     tokens: int
     law: DeviceLaw
     speed: str
@@ -79,22 +79,34 @@ def run_recorded(
     side_by_side: int,
     kept: Path | None = None,
 ) -> Iterator[tuple[Link, float, dict[str, Tally]]]:
-    """Link by link: seconds of a step of the draft model, and what each contender did.
+    """Link by link: seconds of a step of the draft model, and what each contender's clients did, who share the prompts out.
 
     Raises:
         SystemExit: too few prompts, or an answer that isn't the recorded one.
     """
     records = load_records(prompts + WARM_UPS, tokens, DRAFT, kept)
+    warm_ups, counted = records[:WARM_UPS], records[WARM_UPS:]
     law = asyncio.run(_measure_law(records[0]))
     with ProcessPoolExecutor(side_by_side, mp_context=get_context("spawn")) as pool:
-        running = {}
-        for link, (name, setting) in product(links, contenders.items()):
-            cell = RecordedCell(
-                name=name, setting=setting, link=link, records=records, clients=clients, tokens=tokens, law=law, speed=speed
+        running: dict[tuple[Link, str], list[Future[Tally]]] = {}
+        for link, number, (name, setting) in product(links, range(clients), contenders.items()):
+            client = RecordedClient(
+                name=name,
+                setting=setting,
+                link=link,
+                warm_ups=warm_ups,
+                records=counted[number::clients],
+                tokens=tokens,
+                law=law,
+                speed=speed,
             )
-            running[link, name] = pool.submit(_run, cell)
-        for link in links:
-            yield link, law.step_times[0], {name: running[link, name].result() for name in contenders}
+            running.setdefault((link, name), []).append(pool.submit(_run, client))
+        try:
+            for link in links:
+                tallies = {name: sum((each.result() for each in running[link, name]), Tally()) for name in contenders}
+                yield link, law.step_times[0], tallies
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 async def _measure_law(record: Record) -> DeviceLaw:
@@ -104,51 +116,44 @@ async def _measure_law(record: Record) -> DeviceLaw:
     return DeviceLaw(step_times=times, seconds_per_token=READING * times[0])
 
 
-def _run(cell: RecordedCell) -> Tally:
-    return asyncio.run(_answer_all(cell))
+def _run(told: RecordedClient) -> Tally:
+    return asyncio.run(_answer_all(told))
 
 
-async def _answer_all(cell: RecordedCell) -> Tally:
+async def _answer_all(told: RecordedClient) -> Tally:
     tally = Tally()
     serving = ("--model", str(served_model()), "--model-name", "large", "--threads", "1", "--context", str(CONTEXT), "--exact")
-    counted = cell.records[WARM_UPS:]
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(running_server(*serving, "--port", "0", "--step-times", cell.speed))
-        rtt, mbps = cell.link
+        url = await stack.enter_async_context(running_server(*serving, "--port", "0", "--step-times", told.speed))
+        rtt, mbps = told.link
         proxy = await stack.enter_async_context(LinkProxy(urlsplit(url).port or 0, rtt=rtt, mbps=mbps))
         http = await stack.enter_async_context(aiohttp.ClientSession())
-        words = stack.enter_context(closing(LlamaEngine(model_file(DRAFT), EngineOptions(threads=1, context_tokens=CONTEXT))))
-        for records in _shares(counted, cell.clients):
-            async with _client(cell, words, f"http://127.0.0.1:{proxy.port}/v1") as client:
-                for record in cell.records[:WARM_UPS]:
-                    await say(client, record, WARM_TOKENS)
-                before = await _verdicts(http, url)
-                for record in records:
-                    _count(tally, await say(client, record, cell.tokens), cell.name)
-                after = await _verdicts(http, url)
-            tally.verdicts += after[0] - before[0]
-            tally.late += after[1] - before[1]
+        client = await stack.enter_async_context(_client(told, f"http://127.0.0.1:{proxy.port}/v1"))
+        for record in told.warm_ups:
+            await say(client, record, min(told.tokens, WARM_TOKENS))
+        before = await _verdicts(http, url)
+        for record in told.records:
+            _count(tally, await say(client, record, told.tokens), told.name)
+        after = await _verdicts(http, url)
+    tally.verdicts, tally.late = (late - early for late, early in zip(after, before, strict=True))
     return tally
 
 
-def _shares(records: Sequence[Record], clients: int) -> list[Sequence[Record]]:
-    each = -(-len(records) // clients)
-    return [records[begin : begin + each] for begin in range(0, len(records), each)]
-
-
 @asynccontextmanager
-async def _client(cell: RecordedCell, words: LlamaEngine, address: str) -> AsyncIterator[streamco.Client]:
-    """A new one."""
+async def _client(told: RecordedClient, address: str) -> AsyncIterator[streamco.Client]:
     server = streamco.OpenAIEndpoint("large", base_url=address, name="server")
-    if cell.setting is None:
+    if told.setting is None:
         async with streamco.Client(server=server) as client:
             yield client
         return
-    with closing(RecordedEngine(words, cell.records, cell.law)) as engine:
-        setting = changed(cell.setting, link_patience=PATIENCE, last_patience=PATIENCE)
+    with (
+        closing(LlamaEngine(model_file(DRAFT), EngineOptions(threads=1, context_tokens=CONTEXT))) as words,
+        closing(RecordedEngine(words, [*told.warm_ups, *told.records], told.law)) as engine,
+    ):
+        setting = changed(told.setting, link_patience=PATIENCE, last_patience=PATIENCE)
         async with streamco.Client(streamco.DeviceEndpoint(engine), server, mode="speculate", speculation=setting) as client:
             if client.unspeculated:
-                raise SystemExit(f"{cell.name}: expected a client that drafts, got: {client.unspeculated}")
+                raise SystemExit(f"{told.name}: expected a client that drafts, got: {client.unspeculated}")
             yield client
 
 

@@ -18,6 +18,8 @@ from streamco.policies.rejection import Branch
 
 __all__ = ["Betting"]
 
+_FURTHER = 1  # tokens more than a usual draft has: many go further than the mean
+
 
 class Betting:
     """Bets on the verdict of the round that is out."""
@@ -34,7 +36,7 @@ class Betting:
 
     def begin(self, waiting: Round, *, now: float) -> None:
         """Draft on along the likeliest verdicts of this round."""
-        options, window = self._options, min(self._pair.usual_window, self._options.most_draft)
+        options, window = self._options, min(self._pair.window, self._pair.usual_window + _FURTHER, self._options.most_draft)
         if not waiting.draft or not options.is_parallel or self._drafting.is_out:
             return
         own = self._bet_on_all(waiting, window, now) if waiting.was_ahead else None
@@ -73,8 +75,10 @@ class Betting:
         draft = draft[: next((place + 1 for place, each in enumerate(draft) if each.id in ends), len(draft))][:room]
         if not draft or room < 1 or token in ends or (accepted, token) in waiting.ahead:
             return
-        is_whole = line.is_finished or draft[-1].id in ends or len(draft) >= min(room, self._pair.window)
         confidences = [each.confidence for each in draft]
+        is_whole = (
+            line.is_finished or draft[-1].id in ends or len(draft) >= min(room, self._pair.window) or self._pair.is_enough(confidences)
+        )
         if is_whole or not self._pair.is_worth_waiting(confidences, arrival=now + self._pair.rtt - self._expected(waiting)):
             self._judging.send_ahead(draft, accepted, token, self._answer.ids, now=now)
 

@@ -199,6 +199,7 @@ class Pair:
         self._confidence = prior.mean_confidence
         self._chances = Chances(prior.acceptance, prior.mean_confidence)
         self._forecast: Forecast = forecast
+        self._chance = min(prior.acceptance, self._chances.of(1.0))  # mean of what draft tokens' confidences said lately
         self._least_chance = 0.0
         self._length = float(self.window)  # of drafts, where they end before the window
         self._judged, self._given = 0.0, 0.0  # rounds, and the tokens they gave
@@ -279,12 +280,14 @@ class Pair:
             slowdown=known.slowdown,
             rate=predict_rates(known).speculative,
             rounds=self._judged,
+            chance=self._chance,
         )
         self.proposal = self._policy.propose(state)
         self.window = self._settled = self._stabiliser.settle(self.proposal)
         if self._stopping is not None:
+            smoothed = self.proposal if self._stabiliser.smoothed is None else self._stabiliser.smoothed
             self.window = self._stopping.longest_draft(state, self._settled)
-            self._least_chance = self._stopping.least_chance(state, self._stabiliser.smoothed or self._settled)
+            self._least_chance = self._stopping.least_chance(state, smoothed)
         return self.window
 
     @property
@@ -349,10 +352,12 @@ class Pair:
                 self._tried = self._tried * _MEMORY + 1.0
                 self._held = self._held * _MEMORY + (place < accepted)
                 self._chances.note(confidence, is_accepted=place < accepted)
+                self._chance += (1.0 - _MEMORY) * (self._chances.of(confidence) - self._chance)
         if confidences:
             self.unheard = 0
             length = next((place for place in range(1, len(confidences)) if self.is_enough(confidences[:place])), len(confidences))
-            self._length += _WEIGHT * (length - self._length)
+            if length >= min(self._length, self.window) or self.is_enough(confidences):  # else it was cut short: sent ahead, or no room
+                self._length += _WEIGHT * (length - self._length)
             self._judged = self._judged * _MEMORY + 1.0
             self._given = self._given * _MEMORY + min(accepted, length) + 1
         if is_hit is not None:

@@ -13,8 +13,8 @@ the verdict alone: at 1 or less, half-way between fused mode and the smallest wi
 takes it where two in a row say so. Clamping and smoothing (section 4.4) are for ``window.Stabiliser``.
 
 The network sees means, so what it says is the window of a usual draft. One whose tokens are surer than usual goes further and one whose
-tokens are not ends before: where the chance that all of it is accepted falls below what it is behind a usual draft of that window. Neither
-is in the paper.
+tokens are not ends before: where the chance that all of it is accepted falls below what it is behind as many usual tokens. The paper has
+neither.
 
 The weights are in ``windownet.json``, whose head says how they were made.
 """
@@ -40,7 +40,6 @@ INPUTS = ("queue_depth", "acceptance", "wait_steps", "draft_steps", "hit_rate", 
 SHORTEST_DRAFT = 2  # tokens: what is drafted while fused mode is proposed, for a round that is tried all the same
 _FURTHEST = 2  # windows: as far goes the surest draft
 _HEARD = 8.0  # rounds until what drafts are sure of is believed
-_NO_CHANCE = 1e-9
 _LEAST = 1e-3  # steps of the target; a link can't be felt below
 
 
@@ -163,10 +162,8 @@ class Adaptive:
         return max(window, min(self.longest, _FURTHEST * window)) if state.rounds >= _HEARD else window
 
     def least_chance(self, state: WindowState, window: float) -> float:
-        """See ``window.Stopping``: that of a usual draft of the window."""
-        if state.rounds < _HEARD or state.acceptance is None:
-            return 0.0
-        return max(_NO_CHANCE, math.pow(state.acceptance, window))
+        """See ``window.Stopping``: that of as many usual tokens, to the nearest one."""
+        return math.pow(state.chance, window - 0.5) if state.rounds >= _HEARD else 0.0
 
 
 def inputs_of(state: WindowState) -> tuple[float, ...]:

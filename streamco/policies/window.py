@@ -39,7 +39,7 @@ class WindowState(Struct, frozen=True, kw_only=True):
     """What the paper's predictor looks at (section 4.1), and, from ``draft_step`` on, what arithmetic needs beside it.
 
     Args:
-        previous: window of the last round, tokens (gamma_prev).
+        previous: window of the last round (gamma_prev), tokens, as ``Stabiliser`` gave it.
         acceptance: share of recent draft tokens that were accepted, 0..1 (alpha_recent); None: no round yet.
         queue_depth: recent utilisation of the verifier's queue, 0..1 (q_depth).
         rtt: recent round trip of the link, seconds (RTT_recent).
@@ -49,7 +49,8 @@ class WindowState(Struct, frozen=True, kw_only=True):
         hit_rate: share of rounds whose pre-drafted branch is adopted, 0..1.
         slowdown: how many times longer a step on all branches together takes than one of the draft alone.
         rate: tokens a second that drafting gives; 0: not known.
-        rounds: that this is known from; older ones count less.
+        rounds: whose verdicts have told what confidence is worth, those of drafts that were only overheard included; older ones count less.
+        chance: of a draft token to be accepted, by what its confidence is worth: the recent mean, 0..1.
     """
 
     previous: int
@@ -63,6 +64,7 @@ class WindowState(Struct, frozen=True, kw_only=True):
     slowdown: float = 1.0
     rate: float = 0.0
     rounds: float = 0.0
+    chance: float = 0.0
 
 
 class WindowPolicy(Protocol):
@@ -98,14 +100,17 @@ class Fusing(Protocol):
 
 @runtime_checkable
 class Stopping(Protocol):
-    """A policy that ends each draft where it is doubtful; ``window`` is what its proposals have become, ``Stabiliser``."""
+    """A policy that ends drafts where they are doubtful."""
 
     def longest_draft(self, state: WindowState, window: int) -> int:
-        """How far a draft goes that is never doubtful, tokens."""
+        """How far a draft goes that is never doubtful, tokens; ``window`` is rounded (``Stabiliser.settle``)."""
         ...
 
     def least_chance(self, state: WindowState, window: float) -> float:
-        """A draft ends with the token from which on the chance that all of it is accepted is below this, 0..1; 0: no draft is doubtful."""
+        """A draft ends with the token from which on the chance that all of it is accepted is below this, 0..1; 0: no draft is doubtful.
+
+        ``window`` is smoothed, and not rounded (``Stabiliser.smoothed``).
+        """
         ...
 
 

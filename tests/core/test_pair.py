@@ -253,3 +253,29 @@ def test_with_the_learned_window_sure_drafts_go_on_and_doubtful_ones_end() -> No
     assert pair.window > first
     assert pair.is_enough([0.95, 0.3])
     assert not pair.is_enough([0.95] * (pair.usual_window + 1))
+
+
+@pytest.mark.parametrize("acceptance", [0.7, 0.95])
+def test_where_everything_is_accepted_drafts_keep_their_length(acceptance: float) -> None:
+    pair = Pair(window=Adaptive(may_fuse=False), prior=prior(acceptance=acceptance, remote_step=0.05, wait=0.08))
+    lengths = []
+    for _ in range(80):
+        window, draft = pair.propose_window(), [0.97]
+        while len(draft) < window and not pair.is_enough(draft):
+            draft.append(0.97)
+        pair.note_verdict(draft, len(draft), is_hit=True)
+        lengths.append(len(draft))
+    assert min(lengths[20:]) >= 6
+    assert pair.usual_window >= 6
+
+
+def test_a_draft_that_was_cut_short_says_nothing_of_how_long_drafts_are() -> None:
+    pair = Pair(window=Confident(), prior=prior(acceptance=0.9, remote_step=0.05, wait=0.08))
+    for _ in range(20):
+        pair.propose_window()
+        pair.note_verdict([0.99] * 6, 6, is_hit=None)
+    usual = pair.usual_window
+    for _ in range(20):
+        pair.propose_window()
+        pair.note_verdict([0.99] * 2, 2, is_hit=None)
+    assert pair.usual_window >= usual > 2
