@@ -224,7 +224,8 @@ def rows_of(load: Load, runs: Sequence[Run], simulations: Sequence[Run]) -> Iter
     if load.drafts:
         late = [run.late for run in runs]
         yield Row(BENCH, load.case, "live", "rounds that took longer than imposed", "share", statistics.median(late), min(late), max(late))
-    yield _row(load, "live", "answers other than recorded", "", sum(run.others for run in runs))
+    if not load.is_real:  # what the whole model says is recorded nowhere
+        yield _row(load, "live", "answers other than recorded", "", sum(run.others for run in runs))
     for contender, which in (("live", runs), ("simulated", simulations)):
         yield _row(load, contender, "refused", "", sum(run.refusals for run in which))
 
