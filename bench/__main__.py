@@ -10,7 +10,7 @@ from pathlib import Path
 
 BENCHES: tuple[str, ...] = ("stream", "wire", "handoff", "tokenpack", "topk", "verify_wire", "pacing", "dispatch", "failover", "cost")
 BENCHES += ("moves", "gate", "engine", "migration", "lossless", "speculate", "speculate_simulated")
-BENCHES += ("importance", "selective", "early_exit", "verifier", "windows", "hardware", "simulator", "fidelity")
+BENCHES += ("importance", "selective", "early_exit", "verifier", "windows", "windows_recorded", "hardware", "simulator", "fidelity")
 ON_REQUEST = ("lossless_vllm",)  # needs an environment of its own: `make vllm`
 
 

@@ -1,10 +1,10 @@
-"""The many rounds that it takes to tell one window from the next: ``bench.windows`` with a recorded draft model.
+"""How good are the windows that policies choose, by as many rounds as it takes to tell one window from the next?
 
-Clients, protocol, server, sockets, links and time are real, as there. But the draft model is a recording of the real one, which takes the
-time that the real one takes here, and the target is SmolLM2 with two of its layers (``bench.fidelity_records``). So neither needs a core
-for itself, some clients run side by side, each with a server of its own, and a cell has a thousand rounds in place of two hundred. How much
-of a draft is accepted is the real pair's, token by token. Behind its first wrong token a draft goes on with what the model says behind the
-right one, confidences included: that matters to who ends drafts by these.
+This is ``bench.windows`` with a recorded draft model. Clients, protocol, server, sockets, links and time are real, as there. But the draft
+model is a recording of the real one, which takes the time that the real one takes here, and the target is SmolLM2 with two of its layers
+(``bench.fidelity_records``). So neither needs a core for itself, some clients run side by side, each with a server of its own, and a cell
+has a thousand rounds in place of two hundred. How much of a draft is accepted is the real pair's, token by token. Behind its first wrong
+token a draft goes on with what the model says behind the right one, confidences included: that matters to who ends drafts by these.
 
 What a client has learned by an answer steers the next ones, so that one client says little of its settings: each contender is several new
 clients. They begin in turns, one of each contender, so that all have the same company.
@@ -12,10 +12,13 @@ clients. They begin in turns, one of each contender, so that all have the same c
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, closing
+from dataclasses import replace
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -30,7 +33,9 @@ from bench.fidelity_figures import Told
 from bench.fidelity_live import CONTEXT, DeviceLaw, RecordedEngine, say
 from bench.fidelity_records import Record, load_records, served_model
 from bench.pairs import model_file
-from bench.speculate import WARM_TOKENS, Link, Tally
+from bench.report import add_arguments, emit
+from bench.speculate import LARGE, WARM_TOKENS, WIDE, Link, Section, Tally
+from bench.windows import ALONE, CHOSEN, FIXED, rows_of
 from streamco import SpeculationOptions
 from streamco.calibration.pair import measure_step_times
 from streamco.cli.cloud import running_server
@@ -39,9 +44,14 @@ from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.testing import LinkProxy
 
-__all__ = ["RecordedClient", "run_recorded"]
+__all__ = ["RecordedClient", "main", "run_recorded"]
 
+BENCH = "windows_recorded"
 DRAFT = "Q4_0"
+SECTION = Section("windows, recorded drafts", FIXED | CHOSEN | ALONE, links=WIDE, prompts=48, tokens=64)
+QUICK = replace(SECTION, links=WIDE[1:2], prompts=2, tokens=12)
+CLIENTS = 4  # of each contender
+SIDE_BY_SIDE = 6
 PATIENCE = 60.0  # seconds, for a verifier that starts beside others
 WARM_UPS = 2  # answers of each client before those that count
 READING = 0.15  # of a step, for a token that the draft model reads: prompts are short, and it counts little
@@ -68,6 +78,31 @@ class RecordedClient(Struct, frozen=True, kw_only=True):
     speed: str
 
 
+def main() -> int:
+    """Print the rows."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    add_arguments(parser)
+    parser.add_argument("--records", type=Path, metavar="FILE", help="keep the prompts and their answers there, for the next time")
+    options = parser.parse_args()
+    section = QUICK if options.quick else SECTION
+    cells = []
+    for link, step, tallies in run_recorded(
+        section.contenders,
+        section.links,
+        prompts=section.prompts,
+        clients=min(CLIENTS, section.prompts),
+        tokens=section.tokens,
+        speed=LARGE,
+        side_by_side=SIDE_BY_SIDE,
+        kept=options.records,
+    ):
+        case = section.case(DRAFT, link)
+        print(f"{case}: a draft step of {1000 * step:.1f} ms", file=sys.stderr, flush=True)
+        cells.append((case, tallies))
+    emit((replace(row, bench=BENCH) for row in rows_of(cells)), options.json)
+    return 0
+
+
 def run_recorded(
     contenders: Mapping[str, SpeculationOptions | None],
     links: Sequence[Link],
@@ -90,6 +125,8 @@ def run_recorded(
     with ProcessPoolExecutor(side_by_side, mp_context=get_context("spawn")) as pool:
         running: dict[tuple[Link, str], list[Future[Tally]]] = {}
         for link, number, (name, setting) in product(links, range(clients), contenders.items()):
+            if setting is None and number:
+                continue  # the server learns nothing: one client is enough
             client = RecordedClient(
                 name=name,
                 setting=setting,
@@ -172,3 +209,7 @@ async def _verdicts(http: aiohttp.ClientSession, url: str) -> tuple[int, int]:
     async with http.get(f"{url}/verify/stats", raise_for_status=True) as answer:
         stats = await answer.json()
     return stats["verdicts"], stats["late_verdicts"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
