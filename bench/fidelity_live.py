@@ -21,6 +21,7 @@ from msgspec.structs import replace
 import streamco
 from bench.fidelity_figures import Run, Told, Verdict
 from bench.fidelity_records import Record
+from bench.speculate import read_stats
 from streamco.calibration.pair import calibrate_pair
 from streamco.cli.cloud import running_server
 from streamco.client.pairing import HELD_SEQUENCES, SpeculationOptions
@@ -139,10 +140,10 @@ async def run_live(cell: LiveCell) -> Run:
 
         await asyncio.gather(*(talk(number, [0], WARM_TOKENS) for number in range(len(clients))))
         verdicts.clear()
-        before = await _stats(http, url)
+        before = await read_stats(http, url)
         for told in await asyncio.gather(*(talk(number, range(1, len(cell.work[number])), cell.tokens) for number in range(len(clients)))):
             run.answers += told
-        after = await _stats(http, url)
+        after = await read_stats(http, url)
     run.verdicts = verdicts
     count = after["verdicts"] - before["verdicts"]
     run.late = (after["late_verdicts"] - before["late_verdicts"]) / count if count else 0.0
@@ -224,11 +225,6 @@ async def say(client: streamco.Client, record: Record, tokens: int) -> Told:
         told.rounds, told.hits = figures.rounds, round((figures.hit_rate or 0.0) * figures.rounds)
         told.figures = figures
     return told
-
-
-async def _stats(http: aiohttp.ClientSession, url: str) -> dict[str, Any]:
-    async with http.get(f"{url}/verify/stats", raise_for_status=True) as answer:
-        return dict(await answer.json())
 
 
 class _TimedVerifier(VerifierEndpoint):

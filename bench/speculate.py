@@ -44,7 +44,7 @@ from streamco.engines.llama import LlamaEngine
 from streamco.policies.window import Static
 from streamco.testing import LinkProxy
 
-__all__ = ["PROMPTS", "main"]
+__all__ = ["PROMPTS", "main", "read_stats"]
 
 LARGE = "llama2-70b-a100x2"
 NEVER_BELOW = 0.95
@@ -270,9 +270,14 @@ class Site:
 
     async def verdicts(self) -> tuple[int, int]:
         """So far, and those of them that took longer than imposed."""
-        async with self.http.get(f"{self.url}/verify/stats", raise_for_status=True) as answer:
-            stats: dict[str, Any] = await answer.json()
+        stats = await read_stats(self.http, self.url)
         return stats["verdicts"], stats["late_verdicts"]
+
+
+async def read_stats(http: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+    """What the verifier at this address has done so far."""
+    async with http.get(f"{url}/verify/stats", raise_for_status=True) as answer:
+        return dict(await answer.json())
 
 
 async def run_cell(section: Section, site: Site, link: Link) -> dict[str, Tally]:

@@ -34,7 +34,7 @@ from bench.fidelity_live import CONTEXT, DeviceLaw, RecordedEngine, say
 from bench.fidelity_records import Record, load_records, served_model
 from bench.pairs import model_file
 from bench.report import add_arguments, emit
-from bench.speculate import LARGE, WARM_TOKENS, WIDE, Link, Section, Tally
+from bench.speculate import LARGE, WARM_TOKENS, WIDE, Link, Section, Tally, read_stats
 from bench.windows import ALONE, CHOSEN, FIXED, rows_of
 from streamco import SpeculationOptions
 from streamco.calibration.pair import measure_step_times
@@ -168,11 +168,11 @@ async def _answer_all(told: RecordedClient) -> Tally:
         client = await stack.enter_async_context(_client(told, f"http://127.0.0.1:{proxy.port}/v1"))
         for record in told.warm_ups:
             await say(client, record, min(told.tokens, WARM_TOKENS))
-        before = await _verdicts(http, url)
+        before = await read_stats(http, url)
         for record in told.records:
             _count(tally, await say(client, record, told.tokens), told.name)
-        after = await _verdicts(http, url)
-    tally.verdicts, tally.late = (late - early for late, early in zip(after, before, strict=True))
+        after = await read_stats(http, url)
+    tally.verdicts, tally.late = (after[name] - before[name] for name in ("verdicts", "late_verdicts"))
     return tally
 
 
@@ -203,12 +203,6 @@ def _count(tally: Tally, told: Told, name: str) -> None:
     tally.gaps += told.gaps
     if told.figures is not None:
         tally.figures.append(told.figures)
-
-
-async def _verdicts(http: aiohttp.ClientSession, url: str) -> tuple[int, int]:
-    async with http.get(f"{url}/verify/stats", raise_for_status=True) as answer:
-        stats = await answer.json()
-    return stats["verdicts"], stats["late_verdicts"]
 
 
 if __name__ == "__main__":

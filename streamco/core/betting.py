@@ -36,7 +36,7 @@ class Betting:
 
     def begin(self, waiting: Round, *, now: float) -> None:
         """Draft on along the likeliest verdicts of this round."""
-        options, window = self._options, min(self._pair.window, self._pair.usual_window + _FURTHER, self._options.most_draft)
+        options, window = self._options, min(self._pair.reach(_FURTHER), self._options.most_draft)
         if not waiting.draft or not options.is_parallel or self._drafting.is_out:
             return
         own = self._bet_on_all(waiting, window, now) if waiting.was_ahead else None

@@ -83,7 +83,7 @@ class Overhearing:
 
     def _begin(self, settled: Sequence[int], now: float) -> None:
         self._at = len(settled)
-        self._drafting.begin(settled, min(self._pair.window, self._pair.usual_window + _FURTHER), now=now)
+        self._drafting.begin(settled, self._pair.reach(_FURTHER), now=now)
         self._line = self._drafting.trunk
 
     def _compare(self, line: Line, settled: Sequence[int]) -> None:

@@ -234,6 +234,10 @@ class Pair:
         """Tokens that drafts have: where the policy stops them, about as many as lately."""
         return self.window if not self._least_chance else max(1, min(self.window, round(self._length)))
 
+    def reach(self, more: int) -> int:
+        """Tokens of a draft that may have so many more than a usual one, and no more than the longest."""
+        return min(self.window, self.usual_window + more)
+
     def forecast(self, confidences: Sequence[float]) -> RejectionForecast:
         """Where a draft of these tokens will be rejected."""
         if self._forecast == "learned":
@@ -285,9 +289,9 @@ class Pair:
         self.proposal = self._policy.propose(state)
         self.window = self._settled = self._stabiliser.settle(self.proposal)
         if self._stopping is not None:
-            smoothed = self.proposal if self._stabiliser.smoothed is None else self._stabiliser.smoothed
+            assert self._stabiliser.smoothed is not None, "it has just settled a proposal"
             self.window = self._stopping.longest_draft(state, self._settled)
-            self._least_chance = self._stopping.least_chance(state, smoothed)
+            self._least_chance = self._stopping.least_chance(state, self._stabiliser.smoothed)
         return self.window
 
     @property
