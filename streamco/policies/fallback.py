@@ -7,9 +7,10 @@ verification, and the round gives E(alpha, gamma) tokens; DSD's equation 2 is th
 ``ModeSwitch`` turns that, or what a window policy says that weighs fused mode itself, into a mode. Either can be wrong, and the acceptance
 rate is not seen while the remote side generates alone, so a ledger decides too: every round is compared with what plain remote would have
 taken for the same tokens. Drafting goes on only while even a round that gives a single token, and the way back to the stream, leave the
-loss within 3 % of all the time (and for a start one or two such rounds); where the forecast speaks against drafting, one round is tried
-whenever that keeps the loss within 1 %. So what the ledger counts is never below 0.97 of plain remote in the long run, whatever the link
-and the models do, and the way back is found.
+loss within 2 % of all the time, and for a start up to three such rounds: of the first rounds of a pair that is worth it two may well be bad
+luck. Where the forecast speaks against drafting, one round is tried whenever that keeps the loss within 1 %. So what the ledger counts is
+never below 0.98 of plain remote in the long run, and not below 0.95 in an answer of 256 tokens, whatever the link and the models do, and the way
+back is found.
 
 The papers define fused mode twice (DSD sections 3.3 and 4.4); here it is the remote side alone.
 """
@@ -31,11 +32,10 @@ __all__ = ["Conditions", "Mode", "ModeSwitch", "Rates", "best_window", "predict_
 
 Mode = Literal["device", "remote", "speculate"]
 
-_LOSS = 0.03  # share of the time that drafting may lose against plain remote; 0.05 is promised, the rest is for what isn't counted
+_LOSS = 0.02  # share of the time that drafting may lose against plain remote; 0.05 is promised, the rest is for what isn't counted
 _PROBE_LOSS = 0.01  # of it, for rounds that are tried against the forecast
-_TRIED = 2.0  # rounds that may fail entirely before any time has passed,
-_CREDIT = 2.5  # so many with the way back among them,
-_CREDIT_STEPS = 5.0  # but no more than so many remote steps (2 % of an answer of 256 tokens), or one round and the way back
+_TRIED = 3.0  # rounds that may fail entirely before any time has passed, but with the way back they take no more than
+_TRIED_STEPS = 8.0  # so many remote steps (3 % of an answer of 256 tokens), or are one round and the way back
 _STAY = 0.5  # rounds more that must be allowed to fail when drafting is gone back to: changes are dear
 _SAVINGS = 10  # rounds; gains beyond that are not held against later losses
 _PATIENCE = 2  # consecutive calls for another mode until it is taken (DSD section 4.4, k)
@@ -221,9 +221,8 @@ class ModeSwitch:
         if not self._is_drafting and self.seconds:
             lost += _STAY * self._worst
         allowed = _LOSS * self.seconds
-        credit = max(self._worst, min(_CREDIT * self._worst, _CREDIT_STEPS * conditions.remote_step))
         may_fail = lost <= allowed + _TRIED * self._worst
-        return may_fail and lost + opening + way_back <= max(allowed + credit, self._worst + way_back)
+        return may_fail and lost + opening + way_back <= allowed + max(_TRIED_STEPS * conditions.remote_step, self._worst + way_back)
 
     def record(self, mode: Mode, *, seconds: float, tokens: int, remote_step: float) -> None:
         """Count a round, or a stretch that one side generated alone.

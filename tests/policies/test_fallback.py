@@ -177,13 +177,13 @@ def test_a_device_slower_than_the_reader_is_no_way_out() -> None:
 
 def test_rounds_that_give_nothing_are_stopped_by_the_ledger_whatever_the_forecast_says() -> None:
     switch, tried = ModeSwitch(is_lossless=True), 0
-    for _ in range(3):
+    for _ in range(4):
         assert switch.mode == "speculate"
         if switch.choose(LARGE) == "speculate":
             switch.record("speculate", seconds=0.17, tokens=1, remote_step=0.06)
             tried += 1
-    assert tried == 2
-    assert switch.lost_seconds == pytest.approx(2 * (0.17 - 0.06))
+    assert tried == 3
+    assert switch.lost_seconds == pytest.approx(3 * (0.17 - 0.06))
     assert switch.choose(LARGE) == "remote"
 
 
@@ -271,7 +271,8 @@ def test_a_lying_forecast_cannot_break_the_floor(truth: Conditions, believed: fl
         switch.record(mode, seconds=took, tokens=given, remote_step=truth.remote_step)
         lost += took - given * truth.remote_step
         world.seconds += took
-        assert lost <= 0.03 * world.seconds + 2 * max(0.0, round_seconds(truth, is_parallel=False) - truth.remote_step) + 1e-9
+        worst = max(0.0, round_seconds(truth, is_parallel=False) - truth.remote_step)
+        assert lost <= 0.02 * world.seconds + max(worst, min(3 * worst, 8 * truth.remote_step)) + 1e-9
 
 
 def test_where_drafting_pays_nearly_all_of_its_gain_is_had() -> None:
@@ -312,7 +313,7 @@ def test_a_round_against_the_forecast_costs_the_way_back_too() -> None:
 def test_who_goes_back_to_drafting_must_be_able_to_stay_for_a_while() -> None:
     switch = ModeSwitch(is_lossless=True)
     assert switch.choose(LARGE) == "speculate"
-    for seconds in (0.17, 0.17):
+    for seconds in (0.17, 0.17, 0.17):
         switch.record("speculate", seconds=seconds, tokens=1, remote_step=0.06)
         last = switch.choose(LARGE)
     assert last == "remote"
