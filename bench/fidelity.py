@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from itertools import islice
 from pathlib import Path
 from random import Random
 
@@ -238,12 +238,16 @@ def compare(runs: Sequence[Run], simulations: Sequence[Run]) -> dict[str, tuple[
 
 def off(live: Sequence[float], said: Sequence[float]) -> float:
     """By how much the simulator says too much, medians of both."""
-    return statistics.median(said) / statistics.median(live) - 1.0
+    return _relative(statistics.median(said) - statistics.median(live), statistics.median(live))
 
 
 def spread(live: Sequence[float]) -> float:
     """Of the runs, relative to their median."""
-    return (max(live) - min(live)) / statistics.median(live)
+    return _relative(max(live) - min(live), statistics.median(live))
+
+
+def _relative(difference: float, whole: float) -> float:
+    return difference / whole if whole else math.copysign(math.inf, difference) if difference else 0.0
 
 
 def is_right(live: Sequence[float], said: Sequence[float]) -> bool:
@@ -290,11 +294,11 @@ async def look_around(words: LlamaEngine, records: Sequence[Record], setting: Se
 def _reading(engine: LlamaEngine, records: Sequence[Record]) -> tuple[float, float]:
     """Seconds of a batch that is read, and of each token more."""
     waiting = Waiting()
-    ids = iter([token for record in records for token in record.answer])
+    words, dice = sorted({token for record in records for token in record.answer}), Random(0)
 
     def read(count: int) -> float:
         held = engine.hold()
-        text = list(islice(ids, count))  # each time another, which no cache holds
+        text = dice.choices(words, k=count)  # each time another, which no cache holds
         began = time.perf_counter()
         waiting.gather([held.read(text, waiting.wake)])
         seconds = time.perf_counter() - began

@@ -26,7 +26,7 @@ from streamco.sim.machine import call_at
 from streamco.sim.recorded import END
 from streamco.sim.target import ForwardPass, PassLimits, TargetServer
 
-__all__ = ["SERVE_EXACTLY", "Pace", "SimulatedCell", "serve_pass", "simulate"]
+__all__ = ["SERVE_EXACTLY", "Pace", "SimulatedCell", "scheduler_options", "serve_pass", "simulate", "speculator_options"]
 
 SERVE_EXACTLY = PassLimits(prompt=32, beside=32, part=32)
 """As ``streamco serve --exact`` has it: the largest batch that is exact, which an engine finds when it is loaded."""
@@ -113,7 +113,7 @@ class _World:
         self.verdicts: list[Verdict] = []
         self._cell = cell
         self._heard: set[str] = set()
-        self._server = TargetServer(self.env, cell.forward, _scheduler_options(), Alternating(batch_tokens=_BATCH), limits=cell.limits)
+        self._server = TargetServer(self.env, cell.forward, scheduler_options(), Alternating(batch_tokens=_BATCH), limits=cell.limits)
         self._members = [self._member(number) for number in range(len(cell.work))]
 
     def run(self) -> Run:
@@ -152,7 +152,7 @@ class _World:
             servers=[self._server],
             routing=routing_policy("round-robin"),
             execution="fused" if self._cell.speculation is None else "distributed",
-            options=self._speculator_options(tokens),
+            options=speculator_options(self._cell.speculation or SpeculationOptions(), tokens),
             dice=Random(0),
             on_answered=answer_next,
             on_verdict=self._on_verdict,
@@ -183,31 +183,32 @@ class _World:
         pair = (self._cell.speculation or SpeculationOptions()).pair(1.0)
         return Member(number, model, ConstantLink(self._cell.rtt), pair)
 
-    def _speculator_options(self, tokens: int) -> SpeculatorOptions:
-        speculation = self._cell.speculation or SpeculationOptions()
-        return SpeculatorOptions(
-            end_ids=frozenset({END}),
-            max_tokens=tokens,
-            may_use_device=True,
-            is_adaptive=speculation.is_adaptive,
-            is_parallel=speculation.is_parallel and speculation.most_branches > 0,
-            most_branches=speculation.most_branches,
-            most_ahead=speculation.most_ahead,
-            branch_kinds=speculation.branch_kinds,
-            most_draft=VerifyOptions().draft_tokens,
-            verdict_patience=speculation.verdict_patience,
-            prompt_patience=speculation.prompt_patience,
-            link_patience=speculation.link_patience,
-            last_patience=speculation.last_patience,
-        )
-
 
 def simulate(cell: SimulatedCell) -> Run:
     """The run, in no time."""
     return _World(cell).run()
 
 
-def _scheduler_options() -> SchedulerOptions:
+def speculator_options(speculation: SpeculationOptions, tokens: int) -> SpeculatorOptions:
+    """As the client makes them of its settings, for an answer of at most so many tokens."""
+    return SpeculatorOptions(
+        end_ids=frozenset({END}),
+        max_tokens=tokens,
+        may_use_device=True,
+        is_adaptive=speculation.is_adaptive,
+        is_parallel=speculation.is_parallel and speculation.most_branches > 0,
+        most_branches=speculation.most_branches,
+        most_ahead=speculation.most_ahead,
+        branch_kinds=speculation.branch_kinds,
+        most_draft=VerifyOptions().draft_tokens,
+        verdict_patience=speculation.verdict_patience,
+        prompt_patience=speculation.prompt_patience,
+        link_patience=speculation.link_patience,
+        last_patience=speculation.last_patience,
+    )
+
+
+def scheduler_options() -> SchedulerOptions:
     """As ``server.hosting`` makes them of what the server was started with."""
     options = VerifyOptions()
     return SchedulerOptions(

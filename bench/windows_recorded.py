@@ -1,10 +1,12 @@
 """How good are the windows that policies choose, by as many rounds as it takes to tell one window from the next?
 
 This is ``bench.windows`` with a recorded draft model. Clients, protocol, server, sockets, links and time are real, as there. But the draft
-model is a recording of the real one, which takes the time that the real one takes here, and the target is SmolLM2 with two of its layers
-(``bench.fidelity_records``). So neither needs a core for itself, some clients run side by side, each with a server of its own, and a cell
-has a thousand rounds in place of two hundred. How much of a draft is accepted is the real pair's, token by token. Behind its first wrong
-token a draft goes on with what the model says behind the right one, confidences included: that matters to who ends drafts by these.
+model is a recording of the real one, on which step times are imposed as on the server, those of SmolLM2 in 4 bits on one core of an AMD
+EPYC (``--measured``: those that it has here), and the target is SmolLM2 with two of its layers (``bench.fidelity_records``). So neither
+needs a core for itself, some clients run side by side, each with a server of its own, and a cell has some thousand rounds in place of two
+hundred. How much of a draft is accepted is the real pair's, token by token. Behind its first wrong token a draft goes on with what the
+model says behind the right one, confidences included: that matters to who ends drafts by these. ``bench/windows_simulated.py`` has the same
+in virtual time.
 
 What a client has learned by an answer steers the next ones, so that one client says little of its settings: each contender is several new
 clients. They begin in turns, one of each contender, so that all have the same company.
@@ -34,7 +36,8 @@ from bench.fidelity_live import CONTEXT, DeviceLaw, RecordedEngine, say
 from bench.fidelity_records import Record, load_records, served_model
 from bench.pairs import model_file
 from bench.report import add_arguments, emit
-from bench.speculate import LARGE, WARM_TOKENS, WIDE, Link, Section, Tally, read_stats
+from bench.speculate import LARGE, PROMPTS, WARM_TOKENS, WIDE, Link, Section, Tally, read_stats
+from bench.speculate_simulated import CORE
 from bench.windows import ALONE, CHOSEN, FIXED, rows_of
 from streamco import SpeculationOptions
 from streamco.calibration.pair import measure_step_times
@@ -44,17 +47,18 @@ from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.testing import LinkProxy
 
-__all__ = ["RecordedClient", "main", "run_recorded"]
+__all__ = ["LAW", "RecordedClient", "main", "run_recorded"]
 
 BENCH = "windows_recorded"
 DRAFT = "Q4_0"
-SECTION = Section("windows, recorded drafts", FIXED | CHOSEN | ALONE, links=WIDE, prompts=48, tokens=64)
+SECTION = Section("windows, recorded drafts", FIXED | CHOSEN | ALONE, links=WIDE, prompts=72, tokens=64)
 QUICK = replace(SECTION, links=WIDE[1:2], prompts=2, tokens=12)
-CLIENTS = 4  # of each contender
-SIDE_BY_SIDE = 6
+CLIENTS = 6  # of each contender
+SIDE_BY_SIDE = 8
 PATIENCE = 60.0  # seconds, for a verifier that starts beside others
 WARM_UPS = 2  # answers of each client before those that count
-READING = 0.15  # of a step, for a token that the draft model reads: prompts are short, and it counts little
+READING = 0.18  # of a step, for a token that the draft model reads: what ``bench.fidelity`` measures
+LAW = DeviceLaw(step_times=tuple(0.0061 * each for each in CORE), seconds_per_token=READING * 0.0061)
 
 
 class RecordedClient(Struct, frozen=True, kw_only=True):
@@ -83,12 +87,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add_arguments(parser)
     parser.add_argument("--records", type=Path, metavar="FILE", help="keep the prompts and their answers there, for the next time")
+    parser.add_argument("--measured", action="store_true", help="the draft model takes the time that it takes here")
     options = parser.parse_args()
     section = QUICK if options.quick else SECTION
+    law = asyncio.run(_measure_law()) if options.measured else LAW
+    print(f"draft steps of {' '.join(f'{1000 * seconds:.1f}' for seconds in law.step_times)} ms", file=sys.stderr, flush=True)
     cells = []
-    for link, step, tallies in run_recorded(
+    for link, tallies in run_recorded(
         section.contenders,
         section.links,
+        law=law,
         prompts=section.prompts,
         clients=min(CLIENTS, section.prompts),
         tokens=section.tokens,
@@ -96,9 +104,8 @@ def main() -> int:
         side_by_side=SIDE_BY_SIDE,
         kept=options.records,
     ):
-        case = section.case(DRAFT, link)
-        print(f"{case}: a draft step of {1000 * step:.1f} ms", file=sys.stderr, flush=True)
-        cells.append((case, tallies))
+        cells.append((section.case(DRAFT, link), tallies))
+        print(cells[-1][0], file=sys.stderr, flush=True)
     emit((replace(row, bench=BENCH) for row in rows_of(cells)), options.json)
     return 0
 
@@ -107,21 +114,21 @@ def run_recorded(
     contenders: Mapping[str, SpeculationOptions | None],
     links: Sequence[Link],
     *,
+    law: DeviceLaw,
     prompts: int,
     clients: int,
     tokens: int,
     speed: str,
     side_by_side: int,
     kept: Path | None = None,
-) -> Iterator[tuple[Link, float, dict[str, Tally]]]:
-    """Link by link: seconds of a step of the draft model, and what each contender's clients did, who share the prompts out.
+) -> Iterator[tuple[Link, dict[str, Tally]]]:
+    """Link by link: what each contender's clients did, who share the prompts out.
 
     Raises:
         SystemExit: too few prompts, or an answer that isn't the recorded one.
     """
     records = load_records(prompts + WARM_UPS, tokens, DRAFT, kept)
     warm_ups, counted = records[:WARM_UPS], records[WARM_UPS:]
-    law = asyncio.run(_measure_law(records[0]))
     with ProcessPoolExecutor(side_by_side, mp_context=get_context("spawn")) as pool:
         running: dict[tuple[Link, str], list[Future[Tally]]] = {}
         for link, number, (name, setting) in product(links, range(clients), contenders.items()):
@@ -141,15 +148,15 @@ def run_recorded(
         try:
             for link in links:
                 tallies = {name: sum((each.result() for each in running[link, name]), Tally()) for name in contenders}
-                yield link, law.step_times[0], tallies
+                yield link, tallies
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-async def _measure_law(record: Record) -> DeviceLaw:
+async def _measure_law() -> DeviceLaw:
     options = EngineOptions(threads=1, context_tokens=CONTEXT, max_sequences=1, held_sequences=HELD_SEQUENCES)
     with closing(await asyncio.to_thread(LlamaEngine, model_file(DRAFT), options)) as engine:
-        times = await measure_step_times(engine, record.prompt)
+        times = await measure_step_times(engine, engine.tokenize(PROMPTS[0]))
     return DeviceLaw(step_times=times, seconds_per_token=READING * times[0])
 
 

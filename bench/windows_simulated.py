@@ -1,0 +1,156 @@
+"""How good are the windows that policies choose, in virtual time? Without a processor's noise, and the same figures everywhere.
+
+As ``bench/windows_recorded.py``: the recorded draft model, the same prompts, new clients, each behind a link of its own with a server of
+its own, on which the step times of Llama-2-70B on two A100 are imposed. But the world is ``streamco.sim``'s; only the core and the policies
+are the live client's. Nothing is late there, and messages take no time beyond the round trip. So this says what chance and the policies do,
+and how that depends on the device's speed: one whose draft model takes the time of SmolLM2 in 4 bits on one core of an AMD EPYC, and some
+that take twice and four times as long. What a new client has to learn counts: of twelve answers of each all rounds behind two short ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from random import Random
+
+import simpy
+
+from bench.fidelity_live import DeviceLaw
+from bench.fidelity_records import Record, load_records
+from bench.fidelity_simulated import SERVE_EXACTLY, scheduler_options, speculator_options
+from bench.report import Row, add_arguments, emit
+from bench.speculate import LARGE, WARM_TOKENS, Link, Section, Tally
+from bench.windows import rows_of
+from bench.windows_recorded import CLIENTS, DRAFT, LAW, QUICK, SECTION, WARM_UPS
+from streamco import SpeculationFigures, SpeculationOptions
+from streamco.core.pair import SpeculationReport
+from streamco.policies.batching import Alternating
+from streamco.policies.routing import routing_policy
+from streamco.server.packaged import load_step_times
+from streamco.sim.crowd import Answered, Crowd, DeviceModel, Member
+from streamco.sim.links import ConstantLink
+from streamco.sim.machine import call_at
+from streamco.sim.parties import Traffic
+from streamco.sim.target import TargetServer
+
+__all__ = ["main", "run_client", "simulate_section"]
+
+BENCH = "windows_simulated"
+SLOWER = (1.0, 2.0, 4.0)  # devices: times as long takes the draft model
+
+
+def run_client(
+    setting: SpeculationOptions | None, link: Link, records: Sequence[Record], *, warm_ups: int, tokens: int, law: DeviceLaw
+) -> Tally:
+    """What a new client does with these records, the first of which don't count."""
+    env = simpy.Environment()
+    times = load_step_times(LARGE)
+    server = TargetServer(env, lambda rows, read, *_: times(rows, read), scheduler_options(), Alternating(), limits=SERVE_EXACTLY)
+    pair = (setting or SpeculationOptions()).pair(1.0)
+    pair.expect_rtt(link[0])
+    model = DeviceModel(name="recorded", step_times=law.step_times, seconds_per_token=law.seconds_per_token)
+    member = Member(0, model, ConstantLink(link[0]), pair)
+    answers: list[Answered] = []
+    for number, record in enumerate(records):
+        length = tokens if number >= warm_ups else min(tokens, WARM_TOKENS)
+        crowd = Crowd(
+            env,
+            members=[member],
+            servers=[server],
+            routing=routing_policy("round-robin"),
+            execution="fused" if setting is None else "auto",
+            options=speculator_options(setting or SpeculationOptions(), length),
+            dice=Random(0),
+            on_answered=answers.append,
+        )
+        request = record.request(number, device=0, tokens=length if setting is None else None)
+        call_at(env, 0.0, partial(crowd.take, request))
+        while len(answers) <= number:
+            env.step()
+    return _tally(answers[warm_ups:], tokens)
+
+
+def _tally(answers: Sequence[Answered], tokens: int) -> Tally:
+    tally = Tally()
+    for answered in answers:
+        if answered.error is not None:
+            raise answered.error
+        assert answered.first is not None, "it has ended"
+        tally.seconds.append(answered.ended - answered.began)
+        tally.first.append(answered.first - answered.began)
+        tally.tokens.append(tokens)
+        if answered.report is not None:
+            tally.figures.append(_figures(answered.report, answered.traffic))
+    return tally
+
+
+def _figures(report: SpeculationReport, traffic: Traffic) -> SpeculationFigures:
+    """As a client tells them."""
+    return SpeculationFigures(
+        acceptance=report.acceptance,
+        offloaded_share=report.offloaded_share,
+        budget=1.0,
+        hit_rate=report.hit_rate,
+        ahead_rate=report.ahead_rate,
+        rounds=report.rounds,
+        bytes_up=round(traffic.bytes_up),
+        bytes_down=round(traffic.bytes_down),
+        drafted=report.drafted,
+        wasted=max(0, report.wasted),
+        accepted=report.accepted,
+        corrected=report.corrected,
+        bonus=report.bonus,
+        device=report.device,
+        remote=report.remote,
+        cloud_tokens=report.cloud,
+        fallbacks=report.fallbacks,
+        refusals=report.refusals,
+        losses=report.losses,
+        retracted=report.retracted,
+        is_exact=report.is_exact,
+    )
+
+
+def main() -> int:
+    """Print the rows."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    add_arguments(parser)
+    parser.add_argument("--records", type=Path, metavar="FILE", help="keep the prompts and their answers there, for the next time")
+    options = parser.parse_args()
+    section = QUICK if options.quick else SECTION
+    records = load_records(section.prompts + WARM_UPS, section.tokens, DRAFT, options.records)
+    rows: list[Row] = []
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        for slower in SLOWER[:1] if options.quick else SLOWER:
+            law = DeviceLaw(step_times=tuple(slower * each for each in LAW.step_times), seconds_per_token=slower * LAW.seconds_per_token)
+            named = replace(section, name=f"windows, simulated, draft step {1000 * law.step_times[0]:.1f} ms")
+            rows += rows_of(simulate_section(named, records, law, pool))
+    emit((replace(row, bench=BENCH) for row in rows), options.json)
+    return 0
+
+
+def simulate_section(
+    section: Section, records: Sequence[Record], law: DeviceLaw, pool: ProcessPoolExecutor
+) -> list[tuple[str, dict[str, Tally]]]:
+    """Link by link, what each contender's clients did, who share the prompts out."""
+    clients = min(CLIENTS, section.prompts)
+    running: dict[tuple[Link, str], list[Future[Tally]]] = {}
+    for link, (name, setting), number in product(section.links, section.contenders.items(), range(clients)):
+        mine = [*records[:WARM_UPS], *records[WARM_UPS + number :: clients]]
+        task = pool.submit(run_client, setting, link, mine, warm_ups=WARM_UPS, tokens=section.tokens, law=law)
+        running.setdefault((link, name), []).append(task)
+    return [
+        (section.case(DRAFT, link), {name: sum((each.result() for each in running[link, name]), Tally()) for name in section.contenders})
+        for link in section.links
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
