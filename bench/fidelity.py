@@ -118,9 +118,7 @@ class Site(Struct, frozen=True, kw_only=True):
 
     def law_of(self, load: Load) -> DeviceLaw:
         """Of the devices."""
-        slow = 1.0 if load.is_real else PHONE
-        times = tuple(seconds * slow for seconds in self.law.step_times)
-        return DeviceLaw(step_times=times, seconds_per_token=self.law.seconds_per_token * slow)
+        return self.law if load.is_real else self.law.slower(PHONE)
 
     def live(self, load: Load, profile: PairProfile | None, run: int = 0) -> LiveCell:
         """For the live side; without a profile for the calibration."""
@@ -247,7 +245,9 @@ def spread(live: Sequence[float]) -> float:
 
 
 def _relative(difference: float, whole: float) -> float:
-    return difference / whole if whole else math.copysign(math.inf, difference) if difference else 0.0
+    if not difference:
+        return 0.0
+    return difference / whole if whole else math.copysign(math.inf, difference)
 
 
 def is_right(live: Sequence[float], said: Sequence[float]) -> bool:

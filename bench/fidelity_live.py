@@ -62,6 +62,10 @@ class DeviceLaw(Struct, frozen=True, kw_only=True):
         times = self.step_times
         return self.seconds_per_token * reading + (times[min(writing, len(times)) - 1] if writing else 0.0)
 
+    def slower(self, times: float) -> DeviceLaw:
+        """Of a device that takes so many times as long."""
+        return DeviceLaw(step_times=tuple(times * each for each in self.step_times), seconds_per_token=times * self.seconds_per_token)
+
 
 class RecordedEngine(FakeEngine):
     """Says what a draft model was recorded to say, in the time of ``law``; the words are another engine's, which stays its owner's."""

@@ -29,15 +29,14 @@ from bench.report import Row, add_arguments, emit
 from bench.speculate import LARGE, WARM_TOKENS, Link, Section, Tally
 from bench.windows import rows_of
 from bench.windows_recorded import CLIENTS, DRAFT, LAW, QUICK, SECTION, WARM_UPS
-from streamco import SpeculationFigures, SpeculationOptions
-from streamco.core.pair import SpeculationReport
+from streamco import SpeculationOptions
+from streamco.client.figures import speculation_figures
 from streamco.policies.batching import Alternating
 from streamco.policies.routing import routing_policy
 from streamco.server.packaged import load_step_times
 from streamco.sim.crowd import Answered, Crowd, DeviceModel, Member
 from streamco.sim.links import ConstantLink
 from streamco.sim.machine import call_at
-from streamco.sim.parties import Traffic
 from streamco.sim.target import TargetServer
 
 __all__ = ["main", "run_client", "simulate_section"]
@@ -86,36 +85,11 @@ def _tally(answers: Sequence[Answered], tokens: int) -> Tally:
         tally.seconds.append(answered.ended - answered.began)
         tally.first.append(answered.first - answered.began)
         tally.tokens.append(tokens)
-        if answered.report is not None:
-            tally.figures.append(_figures(answered.report, answered.traffic))
+        report, traffic = answered.report, answered.traffic
+        if report is not None:
+            sent = {"bytes_up": traffic.bytes_up, "bytes_down": traffic.bytes_down}
+            tally.figures.append(speculation_figures(report, budget=1.0, **sent, retracted=report.retracted, is_exact=True))
     return tally
-
-
-def _figures(report: SpeculationReport, traffic: Traffic) -> SpeculationFigures:
-    """As a client tells them."""
-    return SpeculationFigures(
-        acceptance=report.acceptance,
-        offloaded_share=report.offloaded_share,
-        budget=1.0,
-        hit_rate=report.hit_rate,
-        ahead_rate=report.ahead_rate,
-        rounds=report.rounds,
-        bytes_up=round(traffic.bytes_up),
-        bytes_down=round(traffic.bytes_down),
-        drafted=report.drafted,
-        wasted=max(0, report.wasted),
-        accepted=report.accepted,
-        corrected=report.corrected,
-        bonus=report.bonus,
-        device=report.device,
-        remote=report.remote,
-        cloud_tokens=report.cloud,
-        fallbacks=report.fallbacks,
-        refusals=report.refusals,
-        losses=report.losses,
-        retracted=report.retracted,
-        is_exact=report.is_exact,
-    )
 
 
 def main() -> int:
@@ -129,7 +103,7 @@ def main() -> int:
     rows: list[Row] = []
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         for slower in SLOWER[:1] if options.quick else SLOWER:
-            law = DeviceLaw(step_times=tuple(slower * each for each in LAW.step_times), seconds_per_token=slower * LAW.seconds_per_token)
+            law = LAW.slower(slower)
             named = replace(section, name=f"windows, simulated, draft step {1000 * law.step_times[0]:.1f} ms")
             rows += rows_of(simulate_section(named, records, law, pool))
     emit((replace(row, bench=BENCH) for row in rows), options.json)

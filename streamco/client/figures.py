@@ -11,11 +11,12 @@ from streamco.client.migration import CostOf
 from streamco.client.pairing import Pairing
 from streamco.client.speculation import SpeculationDriver
 from streamco.client.standin import StandInPart
+from streamco.core.pair import SpeculationReport
 from streamco.core.report import AnswerUsage, DispatchReport, Ending, EndpointReport, Report, SpeculationFigures
 from streamco.core.totals import Bill
 from streamco.endpoints.base import Endpoint
 
-__all__ = ["Record", "speculation_bill", "speculation_report", "speculation_usage"]
+__all__ = ["Record", "speculation_bill", "speculation_figures", "speculation_report", "speculation_usage"]
 
 
 class Record(Struct):
@@ -181,16 +182,29 @@ def _biller(remote: Endpoint | None, server: Endpoint | None) -> Endpoint | None
 
 
 def _figures(driver: SpeculationDriver, record: Record) -> SpeculationFigures:
-    report, session = driver.machine.report, driver.session
+    return speculation_figures(
+        driver.machine.report,
+        budget=record.budget,
+        bytes_up=driver.session.bytes_up,
+        bytes_down=driver.session.bytes_down,
+        retracted=driver.machine.answer.retracted,
+        is_exact=record.prepared.is_exact,
+    )
+
+
+def speculation_figures(
+    report: SpeculationReport, *, budget: float, bytes_up: int, bytes_down: int, retracted: int, is_exact: bool
+) -> SpeculationFigures:
+    """What a speculator reports, as users see it; ``is_exact``: it was to be the verifier's own answer."""
     return SpeculationFigures(
         acceptance=report.acceptance,
         offloaded_share=report.offloaded_share,
-        budget=record.budget,
+        budget=budget,
         hit_rate=report.hit_rate,
         ahead_rate=report.ahead_rate,
         rounds=report.rounds,
-        bytes_up=session.bytes_up,
-        bytes_down=session.bytes_down,
+        bytes_up=bytes_up,
+        bytes_down=bytes_down,
         drafted=report.drafted,
         wasted=max(0, report.wasted),
         accepted=report.accepted,
@@ -202,8 +216,8 @@ def _figures(driver: SpeculationDriver, record: Record) -> SpeculationFigures:
         fallbacks=report.fallbacks,
         refusals=report.refusals,
         losses=report.losses,
-        retracted=driver.machine.answer.retracted,
-        is_exact=record.prepared.is_exact and report.is_exact and not report.device,
+        retracted=retracted,
+        is_exact=is_exact and report.is_exact and not report.device,
     )
 
 

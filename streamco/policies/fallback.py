@@ -9,8 +9,8 @@ rate is not seen while the remote side generates alone, so a ledger decides too:
 taken for the same tokens. Drafting goes on only while even a round that gives a single token, and the way back to the stream, leave the
 loss within 2 % of all the time, and for a start up to three such rounds: of the first rounds of a pair that is worth it two may well be bad
 luck. Where the forecast speaks against drafting, one round is tried whenever that keeps the loss within 1 %. So what the ledger counts is
-never below 0.98 of plain remote in the long run, and not below 0.95 in an answer of 256 tokens, whatever the link and the models do, and
-the way back is found.
+never below 0.98 of plain remote in the long run, whatever the link and the models do, and 0.95 is kept in the first 256 tokens of a pair;
+and the way back is found.
 
 The papers define fused mode twice (DSD sections 3.3 and 4.4); here it is the remote side alone.
 """
