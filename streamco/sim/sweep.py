@@ -16,7 +16,7 @@ from functools import partial
 from importlib import import_module
 from itertools import islice
 from multiprocessing import active_children, connection, get_context, parent_process, resource_tracker
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from threading import Thread, current_thread, main_thread
 from typing import Any
 
@@ -82,7 +82,7 @@ def _outcomes(left: dict[str, Scenario], *, jobs: int, dask: str | None) -> Gene
 def _hand_out(left: dict[str, Scenario], executor: Executor, room: int, pressed: list[int]) -> Iterator[tuple[str, bytes]]:
     waiting = iter(left.items())
     running: dict[Future[bytes], str] = {}
-    done: SimpleQueue[Future[bytes]] = SimpleQueue()
+    done: Queue[Future[bytes]] = Queue()  # a SimpleQueue that hears a signal as its time is up waits for ever
     while True:
         for name, scenario in islice(waiting, AHEAD * room - len(running)):
             with _masking_ctrl_c():

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import signal
 import sys
+import time
 import types
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -13,7 +15,7 @@ import pytest
 from streamco.errors import ConfigError, StreamcoError
 from streamco.sim.ledger import Ledger, name_of
 from streamco.sim.scenario import Scenario
-from streamco.sim.sweep import run_sweep
+from streamco.sim.sweep import LOOK_EVERY, run_sweep
 from tests.sim.toys import PLACE
 
 
@@ -112,6 +114,34 @@ def fake_dask(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
     module.Client = FakeClient  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "distributed", module)
     return FakeClient
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no alarms here")
+def test_ctrl_c_is_heard_though_waiting_was_about_to_end(
+    tmp_path: Path, fake_dask: type[FakeClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Never(Executor):
+        def submit(self, *_: Any, **__: Any) -> Future[Any]:
+            signal.setitimer(signal.ITIMER_REAL, LOOK_EVERY / 2, 20.0)
+            return Future()
+
+    def alarm(*_: object) -> None:
+        alarms.append(True)
+        if len(alarms) > 1:
+            raise AssertionError("expected Ctrl-C to be heard, got a wait without an end")
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(LOOK_EVERY)  # the time is up behind this
+
+    alarms: list[bool] = []
+    monkeypatch.setattr(fake_dask, "get_executor", lambda *_, **__: Never())
+    usual = signal.signal(signal.SIGALRM, alarm)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_sweep(toys(4), ledger_in(tmp_path), jobs=2, dask="tcp://scheduler:8786", progress=Heard())
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, usual)
+    assert len(alarms) == 1
 
 
 def test_a_cluster_does_the_same(tmp_path: Path, fake_dask: type[FakeClient]) -> None:
