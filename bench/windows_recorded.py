@@ -54,7 +54,7 @@ DRAFT = "Q4_0"
 SECTION = Section("windows, recorded drafts", FIXED | CHOSEN | ALONE, links=WIDE, prompts=72, tokens=64)
 QUICK = replace(SECTION, links=WIDE[1:2], prompts=2, tokens=12)
 CLIENTS = 6  # of each contender
-SIDE_BY_SIDE = 8
+SIDE_BY_SIDE = 6
 PATIENCE = 60.0  # seconds, for a verifier that starts beside others
 WARM_UPS = 2  # answers of each client before those that count
 READING = 0.18  # of a step, for a token that the draft model reads: what ``bench.fidelity`` measures
