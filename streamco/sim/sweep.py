@@ -6,9 +6,11 @@ time, so that thousands of them wait here and not in queues of others. Which one
 
 from __future__ import annotations
 
+import math
 import os
 import signal
-from collections.abc import Callable, Generator, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager, suppress
@@ -16,6 +18,7 @@ from functools import partial
 from importlib import import_module
 from itertools import islice
 from multiprocessing import active_children, connection, get_context, parent_process, resource_tracker
+from multiprocessing.process import BaseProcess
 from queue import Empty, Queue
 from threading import Thread, current_thread, main_thread
 from typing import Any
@@ -65,18 +68,14 @@ def _outcomes(left: dict[str, Scenario], *, jobs: int, dask: str | None) -> Gene
         for name, scenario in left.items():
             yield name, _run(scenario)
         return
-    with _hearing_ctrl_c() as pressed:
-        try:
-            with _cluster(dask) if dask is not None else _processes(min(jobs, len(left))) as (executor, room):
-                yield from _hand_out(left, executor, room, pressed)
-        except BrokenProcessPool as error:
-            raise StreamcoError(
-                "simulate: expected every process to live, one was ended by the system, perhaps for its memory: try fewer --jobs; "
-                "the same command goes on with what is missing"
-            ) from error
-        finally:
-            if pressed:
-                raise KeyboardInterrupt
+    try:
+        with _cluster(dask) if dask is not None else _processes(min(jobs, len(left))) as (executor, room, pressed):
+            yield from _hand_out(left, executor, room, pressed)
+    except BrokenProcessPool as error:
+        raise StreamcoError(
+            "simulate: expected every process to live, one was ended by the system, perhaps for its memory: try fewer --jobs; "
+            "the same command goes on with what is missing"
+        ) from error
 
 
 def _hand_out(left: dict[str, Scenario], executor: Executor, room: int, pressed: list[int]) -> Iterator[tuple[str, bytes]]:
@@ -91,11 +90,27 @@ def _hand_out(left: dict[str, Scenario], executor: Executor, room: int, pressed:
             future.add_done_callback(done.put)
         if not running:
             return
-        with suppress(Empty):
-            finished = done.get(timeout=LOOK_EVERY)
+        for finished in _finished(done):
             yield running.pop(finished), finished.result()
         if pressed:
             raise KeyboardInterrupt
+        _check_processes(executor)
+
+
+def _finished(done: Queue[Future[bytes]]) -> Iterator[Future[bytes]]:
+    """Those that are there; a moment is waited for the first."""
+    with suppress(Empty):
+        yield done.get(timeout=LOOK_EVERY)
+        while True:
+            yield done.get_nowait()
+
+
+def _check_processes(executor: Executor) -> None:
+    """Raise where one is gone: the pool itself doesn't see it that waits for the rest of what that one said."""
+    processes = getattr(executor, "_processes", None) or {}
+    for process in list(processes.values()):
+        if process.exitcode:
+            raise BrokenProcessPool(f"process {process.pid} ended with {process.exitcode}")
 
 
 def _run(scenario: Scenario) -> bytes:
@@ -111,30 +126,41 @@ def _run(scenario: Scenario) -> bytes:
 
 
 @contextmanager
-def _processes(jobs: int) -> Iterator[tuple[Executor, int]]:
-    with _masking_ctrl_c():
-        resource_tracker.ensure_running()  # it would unblock Ctrl-C where a worker is to begin without
-    others = set(active_children())
-    executor = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin_worker)
-    is_finished = False
-    try:
-        yield executor, jobs
-        is_finished = True
-    finally:
-        if not is_finished:
-            for process in set(active_children()) - others:  # nobody wants what they are at
-                process.terminate()
-        # Its own thread must be over before the interpreter ends; one that waits for the rest of a message never is.
-        ending = Thread(target=partial(executor.shutdown, wait=True, cancel_futures=True), daemon=True)
-        ending.start()
-        ending.join(None if is_finished else END_WITHIN)
+def _processes(jobs: int) -> Iterator[tuple[Executor, int, list[int]]]:
+    with _hearing_ctrl_c() as pressed:
+        with _masking_ctrl_c():
+            resource_tracker.ensure_running()  # it would unblock Ctrl-C where a worker is to begin without
+        others = set(active_children())
+        executor = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin_worker)
+        is_finished = False
+        try:
+            yield executor, jobs, pressed
+            is_finished = True
+        finally:
+            if not is_finished:
+                _end_workers(executor, set(active_children()) - others)
+            # Its own thread must be over before the interpreter ends.
+            ending = Thread(target=partial(executor.shutdown, wait=True, cancel_futures=True), daemon=True)
+            ending.start()
+            until = math.inf if is_finished else time.monotonic() + END_WITHIN
+            while ending.is_alive() and time.monotonic() < until and not (is_finished and pressed):
+                ending.join(LOOK_EVERY)
+
+
+def _end_workers(executor: ProcessPoolExecutor, workers: Iterable[BaseProcess]) -> None:
+    """Nobody wants what they are at."""
+    for process in workers:
+        process.terminate()
+    results = getattr(executor, "_result_queue", None)  # one that was ended in the middle of a message leaves the pool waiting for
+    if results is not None:
+        results._writer.close()  # the rest of it, for this process could still write it
 
 
 @contextmanager
 def _hearing_ctrl_c() -> Iterator[list[int]]:
-    """Notes that it was pressed, for whoever looks there; futures and pools don't bear an exception just anywhere."""
+    """Notes that it was pressed, for whoever looks there, and raises at the end: pools don't bear an exception just anywhere."""
     pressed: list[int] = []
-    if current_thread() is not main_thread():
+    if current_thread() is not main_thread() or signal.getsignal(signal.SIGINT) in {signal.SIG_IGN, None}:
         yield pressed
         return
     usual = signal.signal(signal.SIGINT, lambda number, _frame: pressed.append(number))
@@ -142,6 +168,8 @@ def _hearing_ctrl_c() -> Iterator[list[int]]:
         yield pressed
     finally:
         signal.signal(signal.SIGINT, usual)
+        if pressed:
+            raise KeyboardInterrupt
 
 
 @contextmanager
@@ -173,7 +201,7 @@ def _end_with(sentinel: int) -> None:
 
 
 @contextmanager
-def _cluster(address: str) -> Iterator[tuple[Executor, int]]:
+def _cluster(address: str) -> Iterator[tuple[Executor, int, list[int]]]:
     try:
         distributed: Any = import_module("distributed")  # has no types
     except ModuleNotFoundError as error:
@@ -186,4 +214,5 @@ def _cluster(address: str) -> Iterator[tuple[Executor, int]]:
         room = sum(client.nthreads().values())
         if not room:
             raise ConfigError(f"--dask: expected a cluster with workers, got none at {address}")
-        yield client.get_executor(pure=False), room
+        with _hearing_ctrl_c() as pressed:
+            yield client.get_executor(pure=False), room, pressed

@@ -160,6 +160,53 @@ def test_a_cluster_that_is_not_there_or_has_nobody_is_told(
         run_sweep(toys(1), ledger_in(tmp_path), jobs=1, dask="tcp://scheduler:8786", progress=Heard())
 
 
+class Pressing(ThreadPoolExecutor):
+    """Ctrl-C is pressed behind the last of four submissions, when all are finished."""
+
+    def submit(self, *args: Any, **options: Any) -> Future[Any]:
+        future = super().submit(*args, **options)
+        future.result()
+        self.count = getattr(self, "count", 0) + 1
+        if self.count == 4:
+            signal.raise_signal(signal.SIGINT)
+        return future
+
+
+def test_what_is_finished_as_ctrl_c_comes_is_kept(tmp_path: Path, fake_dask: type[FakeClient], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake_dask, "get_executor", lambda *_, **__: Pressing(2))
+    ledger = ledger_in(tmp_path)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(toys(6), ledger, jobs=2, dask="tcp://scheduler:8786", progress=Heard())
+    assert sum(name_of(scenario) in ledger for scenario in toys(6)) == 4
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_who_was_started_to_ignore_ctrl_c_goes_on(tmp_path: Path, fake_dask: type[FakeClient], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake_dask, "get_executor", lambda *_, **__: Pressing(2))
+    ledger = ledger_in(tmp_path)
+    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        run_sweep(toys(6), ledger, jobs=2, dask="tcp://scheduler:8786", progress=Heard())
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    assert all(name_of(scenario) in ledger for scenario in toys(6))
+
+
+def test_a_process_that_is_gone_is_told_though_the_pool_waits(
+    tmp_path: Path, fake_dask: type[FakeClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Gone(Executor):
+        _processes = {7: types.SimpleNamespace(pid=7, exitcode=-9)}  # noqa: RUF012
+
+        def submit(self, *_: Any, **__: Any) -> Future[Any]:
+            return Future()
+
+    monkeypatch.setattr(fake_dask, "get_executor", lambda *_, **__: Gone())
+    with pytest.raises(StreamcoError, match="expected every process to live, one was ended by the system"):
+        run_sweep(toys(4), ledger_in(tmp_path), jobs=2, dask="tcp://scheduler:8786", progress=Heard())
+
+
 def test_without_dask_the_error_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ConfigError, match="--dask: expected the package distributed, got none: pip install distributed"):
