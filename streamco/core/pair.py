@@ -30,6 +30,8 @@ _WEIGHT = 0.15  # of a new time
 _FIRST_WEIGHT = 0.5  # of the first time of its kind
 _MEMORY = 0.98  # what a draft token's fate counts for after the next one's
 _REMOTE_STEP = 0.05  # seconds, until it was measured
+_SAMPLE = 6  # tokens of a stream that are enough to measure its pace again
+_STALE = 16, 512  # tokens that drafts give, for each one of the stream that was measured and at most, until that is done
 _AHEAD = 0.4  # of rounds whose next draft is sent ahead, until it was measured: a little less than in most worlds
 _STANDARD_ERRORS = 2.0  # that the acceptance rate may be above its mean
 _PRIOR_TOKENS = 8.0  # that the prior acceptance stands for
@@ -149,7 +151,8 @@ class Pair:
     Attributes:
         steering: holds the offloaded share. switch: says which mode pays.
         queue_depth: the verifier's at the last verdict, 0..1.
-        remote_step: seconds between two tokens of the remote side's plain stream. knows_remote: it was measured.
+        remote_step: seconds between two tokens of the remote side's plain stream. knows_remote: it was measured. is_stale: so long ago
+            that another look is due.
         prompt_time: seconds in which the remote side reads a prompt, as lately; 0: not known. opening_share: of that, what a session
             takes to open behind a stream: a server may keep what the stream has read.
         unheard: tokens that the remote side streamed since a draft was last judged, by whomever.
@@ -188,6 +191,8 @@ class Pair:
         self.remote_step = _REMOTE_STEP if prior.remote_step is None else prior.remote_step
         self.knows_remote = prior.remote_step is not None
         self._remote_events = round(1.0 / _WEIGHT) if self.knows_remote else 0
+        self._streamed = _STALE[1] if self.knows_remote else 0  # tokens of streams that were measured
+        self._looked = self._unlooked = 0  # of those, the ones since drafts gave the last; and what drafts gave since the last look
         self._is_measured = False  # a wait was
         self._expected_rtt: float | None = None
         self.opening_share, self.prompt_time = 1.0, 0.0
@@ -400,3 +405,17 @@ class Pair:
             self._remote_events += 1  # the first may come together, however slow the stream: they count alike
             self.remote_step += max(_WEIGHT, 1.0 / self._remote_events) * (seconds / tokens - self.remote_step)
             self.knows_remote = True
+            self._streamed += tokens
+            self._looked += tokens
+            if self._looked >= _SAMPLE:
+                self._unlooked = 0
+
+    def note_drafted(self, tokens: int) -> None:
+        """Drafts gave so many: meanwhile nobody sees how fast the remote side streams."""
+        self._unlooked += tokens
+        self._looked = 0
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether ``remote_step`` should be looked at again, by ``_SAMPLE`` tokens of a stream: sooner if few have been seen."""
+        return self._unlooked >= min(_STALE[0] * self._streamed, _STALE[1])

@@ -367,7 +367,10 @@ class Speculator:
         self._pair.note_verdict(waiting.confidences, event.accepted, is_hit=line is not None if waiting.branches else None)
         if self._options.most_ahead and waiting.branches:
             self._pair.note_ahead(self._judging.round is not None)
-        self._ledger.note_round(tokens, now=now)
+        if self._remote.failure is None:
+            self._ledger.note_round(tokens, now=now)
+        else:
+            self._ledger.note_forced(now=now)
         if self._judging.round is not None and self.answer.ended is None:
             self._go_on_ahead(self._judging.round, line, event.token, now)
         else:
@@ -400,6 +403,7 @@ class Speculator:
                 self._finish(reason)
             case RemoteFailed(error=error):
                 self._remote.version, self._remote.failure = None, error
+                self._ledger.note_failed(now=now)
                 self._go_on(now)
 
     def _on_remote_tokens(self, ids: Sequence[int], now: float) -> None:

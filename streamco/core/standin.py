@@ -11,6 +11,8 @@ from streamco.policies.fallback import round_seconds
 
 __all__ = ["Ledger", "StandIn"]
 
+_WHOLE = 8  # tokens of an answer that came in one piece and says how fast the remote side is
+
 
 class StandIn:
     """The remote side's plain stream.
@@ -77,8 +79,11 @@ class Ledger:
         self._opened_at = now
 
     def note_ended(self, tokens: int, *, now: float) -> None:
-        """The remote stream has ended behind so many tokens. If it came in one piece, its whole time is all that is known of its pace."""
-        if not self._pair.knows_remote:
+        """The remote stream has ended behind so many tokens.
+
+        If it came in one piece, its whole time is all that is known of its pace; of a few tokens most of that is no pace at all.
+        """
+        if not self._pair.knows_remote and tokens >= _WHOLE:
             self._pair.note_remote(tokens, now - self._opened_at)
 
     def note_round(self, tokens: int, *, now: float) -> None:
@@ -87,7 +92,16 @@ class Ledger:
         if not self._is_begun:
             seconds = min(seconds, round_seconds(self._pair.conditions(), is_parallel=False))
         self._pair.switch.record("speculate", seconds=seconds, tokens=tokens, remote_step=self._pair.remote_step)
+        self._pair.note_drafted(tokens)
         self._is_begun = True
+
+    def note_forced(self, *, now: float) -> None:
+        """A verdict settled tokens while there was no stream to go back to."""
+        self._at, self._is_begun = now, True
+
+    def note_failed(self, *, now: float) -> None:
+        """The remote stream failed; what it was waited for is not drafting's."""
+        self._at = now
 
     def note_stream(self, tokens: int, *, is_first: bool, now: float) -> None:
         """The remote stream gave so many; ``is_first``: since it was opened."""

@@ -166,13 +166,18 @@ class Ways:
     def _is_past_exit(self) -> bool:
         return is_past_exit(self._answer.length, self._options.max_tokens, self._pair.steering.budget)
 
+    @property
+    def _must_look(self) -> bool:
+        """Whether the stream, which drafting has to be faster than, is to be measured first; not where an answer is drafted already."""
+        return not self._pair.knows_remote or (self._pair.is_stale and (not self._ledger.is_begun or self._remote.version is not None))
+
     def _mode(self) -> Way:
         """What pays."""
         self._pair.propose_window()
         if not self._options.is_adaptive:
             return "speculate"
-        if self._pair.is_lossless and self._remote.is_able and not self._pair.knows_remote:
-            return "remote"  # what drafting has to be faster than
+        if self._pair.is_lossless and self._remote.is_able and self._must_look:
+            return "remote"
         pair, share = self._pair, self._pair.opening_share
         mode = pair.switch.choose(
             pair.conditions(),

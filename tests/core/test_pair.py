@@ -139,6 +139,36 @@ def test_an_expected_wait_holds_until_one_was_measured() -> None:
     assert pair.rtt == pytest.approx(0.2)
 
 
+def test_a_remote_step_is_looked_at_again_the_sooner_the_less_was_seen_of_it() -> None:
+    pair = Pair(prior=prior())
+    pair.note_remote(3, 1.5)
+    waits: list[int] = []
+    for _ in range(5):
+        drafted = 0
+        while not pair.is_stale:
+            pair.note_drafted(1)
+            drafted += 1
+        waits.append(drafted)
+        for _ in range(7):
+            pair.note_remote(1, 0.05)
+        assert not pair.is_stale
+    assert waits == [48, 160, 272, 384, 496]
+    assert pair.remote_step == pytest.approx(0.05, rel=0.05), "what was wrong at first is right behind some looks"
+
+
+def test_a_remote_step_that_was_told_is_looked_at_after_many_tokens() -> None:
+    pair = Pair(prior=PairPrior(remote_step=0.05))
+    pair.note_drafted(511)
+    seen = [pair.is_stale]
+    pair.note_drafted(1)
+    seen.append(pair.is_stale)
+    pair.note_remote(3, 0.15)
+    pair.note_drafted(4)
+    pair.note_remote(3, 0.15)
+    seen.append(pair.is_stale)
+    assert seen == [False, True, True], "two short looks with rounds between are not one"
+
+
 def test_the_first_measured_remote_step_counts_whole() -> None:
     pair = Pair(prior=prior())
     known = [pair.knows_remote]

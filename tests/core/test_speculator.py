@@ -364,7 +364,11 @@ def test_a_stream_that_passes_the_end_or_the_limit_is_closed() -> None:
 def test_a_stream_that_fails_is_taken_over_by_drafting() -> None:
     answer = remote()
     answer.told(RemoteTokensReceived(1, (3, 4)))
-    assert answer.told(RemoteFailed(1, REMOTE_ERROR)) == [ConnectVerifier((3, 4)), DraftTokens(2, 0, (3, 4), 3)]
+    assert answer.told(RemoteFailed(1, REMOTE_ERROR), after=30.0) == [ConnectVerifier((3, 4)), DraftTokens(2, 0, (3, 4), 3)]
+    answer.told(VerifierConnected(2))
+    answer.drafts(2, 5, 6, 7)
+    answer.told(verdict(1, 0, 9), after=20.0)
+    assert answer.pair.switch.lost_seconds == 0.0, "neither that it stalled nor rounds with nobody to go back to are drafting's loss"
 
 
 def test_when_drafting_pays_again_the_stream_is_closed_and_a_round_begins() -> None:
@@ -398,6 +402,21 @@ def test_the_first_answer_begins_with_the_stream_so_that_it_is_known_what_drafti
     assert has(commands, ConnectVerifier), "it can be beaten"
     assert Answer(prior=PairPrior(), has_remote=False).commands()[0] == ConnectVerifier(()), "where there is one"
     assert Answer(prior=PairPrior(), is_adaptive=False).commands()[0] == ConnectVerifier(())
+
+
+def test_an_answer_begins_with_the_stream_where_its_pace_was_seen_long_ago() -> None:
+    answer = Answer()
+    answer.begin()
+    answer.pair.note_drafted(600)
+    commands = answer.drafts(1, 5, 6, 7)
+    commands += answer.told(verdict(1, 1, 9))
+    assert not has(commands, OpenRemote), "an answer that is drafted goes on"
+    second = Speculator(answer.pair, SpeculatorOptions(is_parallel=False), Random(1))
+    second.start(now=0.0)
+    assert second.take_commands() == [OpenRemote(1, (), None)]
+    for place in range(8):
+        second.receive(RemoteTokensReceived(1, (place,)), now=10.0 * (place + 1))
+    assert has(second.take_commands(), ConnectVerifier), "it was seen, and drafting still pays"
 
 
 def test_a_stream_that_comes_in_bunches_is_left_too() -> None:

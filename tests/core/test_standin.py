@@ -71,6 +71,26 @@ def test_an_answer_that_begins_with_the_stream_has_lost_nothing() -> None:
     assert pair.switch.seconds == pytest.approx(0.15)
 
 
+def test_a_stream_that_failed_and_rounds_that_had_to_be_are_not_draftings_loss() -> None:
+    account, pair = ledger()
+    account.note_stream(1, is_first=True, now=10.1)
+    account.note_failed(now=40.0)
+    account.note_forced(now=45.0)
+    account.note_round(2, now=45.1)
+    assert pair.switch.lost_seconds == pytest.approx(0.0)
+    assert pair.switch.seconds == pytest.approx(0.05 + 0.1)
+
+
+def test_a_few_tokens_in_one_piece_say_nothing_of_the_remote_sides_pace() -> None:
+    pair = Pair(prior=PairPrior(step_times=(0.01,), wait=0.1))
+    account = Ledger(pair)
+    account.note_opened(now=10.0)
+    account.note_ended(7, now=13.0)
+    assert not pair.knows_remote
+    account.note_ended(8, now=14.0)
+    assert pair.remote_step == pytest.approx(0.5)
+
+
 def test_the_stream_says_how_long_its_tokens_take() -> None:
     account, pair = ledger()
     for place in range(60):
