@@ -105,7 +105,7 @@ class Admission:
         """For a session with a context of ``tokens``."""
         if len(self._residency) >= self._options.sessions:
             return self.until_forgotten(now=now)
-        full = self.limit.wait(self._residency.in_use(now=now))
+        full = self.limit.wait(self._residency.in_use(now=now), now=now, most=self._options.retry_most)
         return full if full is not None else self.until_prefilled(waiting, tokens)
 
     def until_prefilled(self, waiting: Sequence[Waiting], tokens: int) -> float | None:

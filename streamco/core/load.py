@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from heapq import heappop, heappush
 from statistics import median
 
 from streamco.policies.batching import CHUNK, StepSeconds
@@ -16,6 +17,7 @@ _VERDICTS = 128  # of which a share may be late, and after which one session mor
 _BACK_OFF = 0.9
 _ENDS = 9  # sessions whose ends tell how often there is a place
 _UNKNOWN_GAP = 1.0  # seconds
+_WAITING = 1024  # sessions that are known to wait
 
 
 class MeasuredStep:
@@ -91,7 +93,7 @@ class SessionLimit:
         self._most = most * _VERDICTS + math.sqrt(most * _VERDICTS)  # one standard deviation: chance makes clusters
         self._limit = math.inf
         self._verdicts = self._late = 0
-        self._refused = 0  # since the last one that was let in
+        self._told: list[float] = []  # when those who were told to wait come again, a heap
         self._ended: deque[float] = deque(maxlen=_ENDS)
 
     @property
@@ -115,12 +117,18 @@ class SessionLimit:
         """A session ended."""
         self._ended.append(now)
 
-    def wait(self, present: int) -> float | None:
-        """Seconds until one more may come, so long as it takes for all who were told to wait to find a place; None: it may."""
+    def wait(self, present: int, *, now: float, most: float = math.inf) -> float | None:
+        """Seconds until one more may come, ``most`` at most: so long as it takes for all who wait now to find a place; None: it may.
+
+        Who asks again in time has stopped waiting by then, and is counted once.
+        """
+        while self._told and self._told[0] <= now:
+            heappop(self._told)
         if present < self._limit:
-            self._refused = 0
             return None
-        self._refused += 1
         gaps = len(self._ended) - 1
         gap = (self._ended[-1] - self._ended[0]) / gaps if gaps > 0 else _UNKNOWN_GAP
-        return gap * self._refused
+        seconds = min(most, gap * (len(self._told) + 1))
+        if len(self._told) < _WAITING:
+            heappush(self._told, now + seconds)
+        return seconds
