@@ -115,6 +115,7 @@ class EngineLoop:
             self._reap()
             self._admit()
             if self._order is None or not self._follow(self._order):
+                self._gather()
                 self._decode_writing([work for work in self._writing if not work.is_parked])
                 self._verify(self._verifying)
                 if self._prefilling:
@@ -224,6 +225,12 @@ class EngineLoop:
                 for work in batch:
                     self._prefill(work)
         return True
+
+    def _gather(self) -> None:
+        """Where nobody writes, a single row is judged in one batch with the others."""
+        if self._verifying and all(isinstance(work, Verification) for work in self._writing):
+            self._verifying.extend(self._writing)
+            self._writing = []
 
     def _decode_writing(self, ready: Sequence[Work]) -> None:
         """One token of each."""

@@ -146,6 +146,21 @@ def test_verifications_go_together_and_no_prompt_into_their_batch(make_engine: M
     assert "BCMNOUV" in batches()
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_verification_of_nothing_goes_with_the_others(make_engine: MakeEngine, exact: bool) -> None:
+    engine = make_engine(held_sequences=3, max_sequences=1, exact=exact)
+    sequences = [engine.hold() for _ in range(3)]
+    for sequence, text in zip(sequences, (b"ab", b"lm", b"tu"), strict=True):
+        extend(sequence, text)
+    FakeContext.last.batches.clear()
+    answers = [Answer() for _ in sequences]
+    with engine.together():
+        tasks = [each.verify(ids, answer.wake) for each, ids, answer in zip(sequences, (b"c", b"", b""), answers, strict=True)]
+    assert [answer.read(task).reason for task, answer in zip(tasks, answers, strict=True)] == ["done"] * 3
+    assert [answer.greedy for answer in answers] == [list(b"cd"), list(b"n"), list(b"v")]
+    assert [len(batch) for batch in FakeContext.last.batches] == [6 if exact else 4]
+
+
 def test_verifications_beyond_the_room_of_a_batch_come_next(make_engine: MakeEngine) -> None:
     engine = make_engine(held_sequences=4)
     sequences = [engine.hold() for _ in range(4)]
