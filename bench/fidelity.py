@@ -33,6 +33,7 @@ from bench.fidelity_simulated import SERVE_EXACTLY, Pace, SimulatedCell, serve_p
 from bench.pairs import TARGET, model_file
 from bench.report import Row, add_arguments, emit
 from bench.selective import Waiting
+from bench.speculate_simulated import CORE
 from streamco.calibration.pair import measure_step_times
 from streamco.client.pairing import HELD_SEQUENCES, SpeculationOptions
 from streamco.engines.base import EngineOptions
@@ -48,7 +49,7 @@ BENCH = "fidelity"
 LARGE = "llama2-70b-a100x2"
 DRAFT = "Q4_0"
 BEARABLE = 0.1  # off
-PHONE = 4.0  # times as long as here takes the draft model on the devices: some 24 tokens a second
+PHONE = DeviceLaw(step_times=tuple(0.042 * each for each in CORE), seconds_per_token=0.0076)  # some 24 tokens a second, of a slow core
 REST = 1.0  # seconds at most between two answers of a device
 DRAFTING = SpeculationOptions(is_adaptive=False, link_patience=600.0, last_patience=600.0)  # who is refused asks again
 
@@ -104,7 +105,7 @@ class Site(Struct, frozen=True, kw_only=True):
     """What all loads share.
 
     Args:
-        words: the draft model. law: how long it takes.
+        words: the draft model. law: how long it takes here.
         served, whole: how long the served model takes where nothing is imposed, and how long the whole one.
         records: of the prompts.
     """
@@ -118,7 +119,7 @@ class Site(Struct, frozen=True, kw_only=True):
 
     def law_of(self, load: Load) -> DeviceLaw:
         """Of the devices."""
-        return self.law if load.is_real else self.law.slower(PHONE)
+        return self.law if load.is_real else PHONE
 
     def live(self, load: Load, profile: PairProfile | None, run: int = 0) -> LiveCell:
         """For the live side; without a profile for the calibration."""

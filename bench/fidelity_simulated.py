@@ -68,7 +68,8 @@ class SimulatedCell(Struct, frozen=True, kw_only=True):
 def serve_pass(times: StepTimes, pace: Pace, profile: PairProfile) -> ForwardPass:
     """What a pass of ``streamco serve`` takes: imposed or real, whichever is longer, and what the calibration found beyond that.
 
-    Streams write first, for as long as that is imposed to take; what else is in the pass is computed behind them (engines/loop.py).
+    Streams write first, for as long as that is imposed to take; what else is in the pass is computed behind them (engines/loop.py). What
+    a batch takes beyond the table is the server's, which hands it to the engine and hears of its end: a stream's prompt has none of that.
     """
 
     def alone(rows: int, tokens: int, sequences: int) -> float:
@@ -81,7 +82,7 @@ def serve_pass(times: StepTimes, pace: Pace, profile: PairProfile) -> ForwardPas
     judged = sorted(seconds - alone(0, size + 1, 1) for size, seconds in profile.verify_times if size > 1)
     beyond = max(0.0, judged[len(judged) // 2])
     step = max(0.0, (profile.remote_step or 0.0) - alone(1, 0, 1))
-    return lambda rows, tokens, context, sequences: alone(rows, tokens, sequences) + (beyond if tokens else step)
+    return lambda rows, tokens, context, sequences: alone(rows, tokens, sequences) + (beyond if tokens and not rows else step)
 
 
 def _line(pace: tuple[float, float], count: int) -> float:
