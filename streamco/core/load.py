@@ -17,6 +17,7 @@ _VERDICTS = 128  # of which a share may be late, and after which one session mor
 _BACK_OFF = 0.9
 _ENDS = 9  # sessions whose ends tell how often there is a place
 _UNKNOWN_GAP = 1.0  # seconds
+_EARLY = 0.01  # seconds by which who was told to wait may ask too soon: clocks differ, and frames have milliseconds
 _WAITING = 1024  # sessions that are known to wait
 
 
@@ -122,7 +123,7 @@ class SessionLimit:
 
         Who asks again in time has stopped waiting by then, and is counted once.
         """
-        while self._told and self._told[0] <= now:
+        while self._told and self._told[0] <= now + _EARLY:
             heappop(self._told)
         if present < self._limit:
             return None
