@@ -148,12 +148,15 @@ def _processes(jobs: int) -> Iterator[tuple[Executor, int, list[int]]]:
 
 
 def _end_workers(executor: ProcessPoolExecutor, workers: Iterable[BaseProcess]) -> None:
-    """Nobody wants what they are at."""
+    """Nobody wants what they are at.
+
+    Where one is in the middle of a message the pool waits for the rest, as long as anybody could write it: so could this process.
+    """
     for process in workers:
         process.terminate()
-    results = getattr(executor, "_result_queue", None)  # one that was ended in the middle of a message leaves the pool waiting for
+    results = getattr(executor, "_result_queue", None)
     if results is not None:
-        results._writer.close()  # the rest of it, for this process could still write it
+        results._writer.close()
 
 
 @contextmanager
