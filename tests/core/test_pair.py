@@ -152,19 +152,19 @@ def test_a_remote_step_is_looked_at_again_the_sooner_the_less_was_seen_of_it() -
         for _ in range(7):
             pair.note_remote(1, 0.05)
         assert not pair.is_stale
-    assert waits == [48, 160, 272, 384, 496]
+    assert waits == [192, 640, 1088, 1536, 1984]
     assert pair.remote_step == pytest.approx(0.05, rel=0.05), "what was wrong at first is right behind some looks"
 
 
 def test_a_remote_step_that_was_told_is_looked_at_after_many_tokens() -> None:
     pair = Pair(prior=PairPrior(remote_step=0.05))
-    pair.note_drafted(511)
+    pair.note_drafted(2047)
     seen = [pair.is_stale]
     pair.note_drafted(1)
     seen.append(pair.is_stale)
-    pair.note_remote(3, 0.15)
+    pair.note_remote(2, 0.1)
     pair.note_drafted(4)
-    pair.note_remote(3, 0.15)
+    pair.note_remote(2, 0.1)
     seen.append(pair.is_stale)
     assert seen == [False, True, True], "two short looks with rounds between are not one"
 

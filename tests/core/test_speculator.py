@@ -407,14 +407,14 @@ def test_the_first_answer_begins_with_the_stream_so_that_it_is_known_what_drafti
 def test_an_answer_begins_with_the_stream_where_its_pace_was_seen_long_ago() -> None:
     answer = Answer()
     answer.begin()
-    answer.pair.note_drafted(600)
+    answer.pair.note_drafted(2100)
     commands = answer.drafts(1, 5, 6, 7)
     commands += answer.told(verdict(1, 1, 9))
     assert not has(commands, OpenRemote), "an answer that is drafted goes on"
     second = Speculator(answer.pair, SpeculatorOptions(is_parallel=False), Random(1))
     second.start(now=0.0)
     assert second.take_commands() == [OpenRemote(1, (), None)]
-    for place in range(8):
+    for place in range(4):
         second.receive(RemoteTokensReceived(1, (place,)), now=10.0 * (place + 1))
     assert has(second.take_commands(), ConnectVerifier), "it was seen, and drafting still pays"
 
