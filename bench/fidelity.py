@@ -27,13 +27,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bench.fidelity_figures import FIGURES, Run, figures_of
-from bench.fidelity_live import CONTEXT, DeviceLaw, LiveCell, calibrate, run_live
+from bench.fidelity_live import CONTEXT, CORE_LAW, DeviceLaw, LiveCell, calibrate, run_live
 from bench.fidelity_records import Record, load_records, served_model
 from bench.fidelity_simulated import SERVE_EXACTLY, Pace, SimulatedCell, serve_pass, simulate
 from bench.pairs import TARGET, model_file
 from bench.report import Row, add_arguments, emit
 from bench.selective import Waiting
-from bench.speculate_simulated import CORE
 from streamco.calibration.pair import measure_step_times
 from streamco.client.pairing import HELD_SEQUENCES, SpeculationOptions
 from streamco.engines.base import EngineOptions
@@ -49,7 +48,7 @@ BENCH = "fidelity"
 LARGE = "llama2-70b-a100x2"
 DRAFT = "Q4_0"
 BEARABLE = 0.1  # off
-PHONE = DeviceLaw(step_times=tuple(0.042 * each for each in CORE), seconds_per_token=0.0076)  # some 24 tokens a second, of a slow core
+PHONE = CORE_LAW.slower(0.042 / CORE_LAW.step_times[0])  # some 24 tokens a second
 REST = 1.0  # seconds at most between two answers of a device
 DRAFTING = SpeculationOptions(is_adaptive=False, link_patience=600.0, last_patience=600.0)  # who is refused asks again
 

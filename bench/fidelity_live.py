@@ -22,6 +22,7 @@ import streamco
 from bench.fidelity_figures import Run, Told, Verdict
 from bench.fidelity_records import Record
 from bench.speculate import read_stats
+from bench.speculate_simulated import CORE
 from streamco.calibration.pair import calibrate_pair
 from streamco.cli.cloud import running_server
 from streamco.client.pairing import HELD_SEQUENCES, SpeculationOptions
@@ -38,7 +39,7 @@ from streamco.testing import FakeEngine, LinkProxy
 from streamco.testing.engine import FakeVocabulary
 from streamco.wire.verify import Rule
 
-__all__ = ["CONTEXT", "PLACES", "DeviceLaw", "LiveCell", "RecordedEngine", "calibrate", "run_live", "say"]
+__all__ = ["CONTEXT", "CORE_LAW", "PLACES", "READING", "DeviceLaw", "LiveCell", "RecordedEngine", "calibrate", "run_live", "say"]
 
 CONTEXT = 512  # tokens
 PLACES = 16  # sessions, and answers, side by side
@@ -65,6 +66,11 @@ class DeviceLaw(Struct, frozen=True, kw_only=True):
     def slower(self, times: float) -> DeviceLaw:
         """Of a device that takes so many times as long."""
         return DeviceLaw(step_times=tuple(times * each for each in self.step_times), seconds_per_token=times * self.seconds_per_token)
+
+
+READING = 0.18  # of a step, for a token that the draft model reads: what ``bench.fidelity`` measures
+CORE_LAW = DeviceLaw(step_times=tuple(0.0061 * each for each in CORE), seconds_per_token=READING * 0.0061)
+"""Of SmolLM2 in 4 bits on one core of an AMD EPYC."""
 
 
 class RecordedEngine(FakeEngine):

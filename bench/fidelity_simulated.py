@@ -13,6 +13,7 @@ from bench.fidelity_live import CONTEXT, PLACES, WARM_TOKENS, DeviceLaw
 from bench.fidelity_records import Record
 from streamco.client.pairing import SpeculationOptions
 from streamco.core.admission import SchedulerOptions
+from streamco.core.pair import Pair
 from streamco.core.speculator import SpeculatorOptions
 from streamco.core.verification import SendVerdict
 from streamco.pairs import PairProfile
@@ -26,7 +27,7 @@ from streamco.sim.machine import call_at
 from streamco.sim.recorded import END
 from streamco.sim.target import ForwardPass, PassLimits, TargetServer
 
-__all__ = ["SERVE_EXACTLY", "Pace", "SimulatedCell", "scheduler_options", "serve_pass", "simulate", "speculator_options"]
+__all__ = ["SERVE_EXACTLY", "Pace", "SimulatedCell", "recorded_member", "scheduler_options", "serve_pass", "simulate", "speculator_options"]
 
 SERVE_EXACTLY = PassLimits(prompt=32, beside=32, part=32)
 """As ``streamco serve --exact`` has it: the largest batch that is exact, which an engine finds when it is loaded."""
@@ -179,15 +180,18 @@ class _World:
         self._heard.add(verdict.session)
 
     def _member(self, number: int) -> Member:
-        law = self._cell.law
-        model = DeviceModel(name="recorded", step_times=law.step_times, seconds_per_token=law.seconds_per_token)
-        pair = (self._cell.speculation or SpeculationOptions()).pair(1.0)
-        return Member(number, model, ConstantLink(self._cell.rtt), pair)
+        return recorded_member(number, self._cell.law, self._cell.rtt, (self._cell.speculation or SpeculationOptions()).pair(1.0))
 
 
 def simulate(cell: SimulatedCell) -> Run:
     """The run, in no time."""
     return _World(cell).run()
+
+
+def recorded_member(number: int, law: DeviceLaw, rtt: float, pair: Pair) -> Member:
+    """A device that says what was recorded in the time of ``law``, behind a link of ``rtt`` seconds."""
+    model = DeviceModel(name="recorded", step_times=law.step_times, seconds_per_token=law.seconds_per_token)
+    return Member(number, model, ConstantLink(rtt), pair)
 
 
 def speculator_options(speculation: SpeculationOptions, tokens: int) -> SpeculatorOptions:

@@ -32,12 +32,11 @@ from msgspec.structs import replace as changed
 
 import streamco
 from bench.fidelity_figures import Told
-from bench.fidelity_live import CONTEXT, DeviceLaw, RecordedEngine, say
+from bench.fidelity_live import CONTEXT, CORE_LAW, READING, DeviceLaw, RecordedEngine, say
 from bench.fidelity_records import Record, load_records, served_model
 from bench.pairs import model_file
 from bench.report import add_arguments, emit
 from bench.speculate import LARGE, PROMPTS, WARM_TOKENS, WIDE, Link, Section, Tally, read_stats
-from bench.speculate_simulated import CORE
 from bench.windows import ALONE, CHOSEN, FIXED, rows_of
 from streamco import SpeculationOptions
 from streamco.calibration.pair import measure_step_times
@@ -47,7 +46,7 @@ from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.testing import LinkProxy
 
-__all__ = ["LAW", "RecordedClient", "main", "run_recorded"]
+__all__ = ["RecordedClient", "main", "run_recorded"]
 
 BENCH = "windows_recorded"
 DRAFT = "Q4_0"
@@ -57,8 +56,6 @@ CLIENTS = 6  # of each contender
 SIDE_BY_SIDE = 6
 PATIENCE = 60.0  # seconds, for a verifier that starts beside others
 WARM_UPS = 2  # answers of each client before those that count
-READING = 0.18  # of a step, for a token that the draft model reads: what ``bench.fidelity`` measures
-LAW = DeviceLaw(step_times=tuple(0.0061 * each for each in CORE), seconds_per_token=READING * 0.0061)
 
 
 class RecordedClient(Struct, frozen=True, kw_only=True):
@@ -90,7 +87,7 @@ def main() -> int:
     parser.add_argument("--measured", action="store_true", help="the draft model takes the time that it takes here")
     options = parser.parse_args()
     section = QUICK if options.quick else SECTION
-    law = asyncio.run(_measure_law()) if options.measured else LAW
+    law = asyncio.run(_measure_law()) if options.measured else CORE_LAW
     print(f"draft steps of {' '.join(f'{1000 * seconds:.1f}' for seconds in law.step_times)} ms", file=sys.stderr, flush=True)
     cells = []
     for link, tallies in run_recorded(

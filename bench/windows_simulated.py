@@ -22,20 +22,19 @@ from random import Random
 
 import simpy
 
-from bench.fidelity_live import DeviceLaw
+from bench.fidelity_live import CORE_LAW, DeviceLaw
 from bench.fidelity_records import Record, load_records
-from bench.fidelity_simulated import SERVE_EXACTLY, scheduler_options, speculator_options
+from bench.fidelity_simulated import SERVE_EXACTLY, recorded_member, scheduler_options, speculator_options
 from bench.report import Row, add_arguments, emit
 from bench.speculate import LARGE, WARM_TOKENS, Link, Section, Tally
 from bench.windows import rows_of
-from bench.windows_recorded import CLIENTS, DRAFT, LAW, QUICK, SECTION, WARM_UPS
+from bench.windows_recorded import CLIENTS, DRAFT, QUICK, SECTION, WARM_UPS
 from streamco import SpeculationOptions
 from streamco.client.figures import speculation_figures
 from streamco.policies.batching import Alternating
 from streamco.policies.routing import routing_policy
 from streamco.server.packaged import load_step_times
-from streamco.sim.crowd import Answered, Crowd, DeviceModel, Member
-from streamco.sim.links import ConstantLink
+from streamco.sim.crowd import Answered, Crowd
 from streamco.sim.machine import call_at
 from streamco.sim.target import TargetServer
 
@@ -54,8 +53,7 @@ def run_client(
     server = TargetServer(env, lambda rows, read, *_: times(rows, read), scheduler_options(), Alternating(), limits=SERVE_EXACTLY)
     pair = (setting or SpeculationOptions()).pair(1.0)
     pair.expect_rtt(link[0])
-    model = DeviceModel(name="recorded", step_times=law.step_times, seconds_per_token=law.seconds_per_token)
-    member = Member(0, model, ConstantLink(link[0]), pair)
+    member = recorded_member(0, law, link[0], pair)
     answers: list[Answered] = []
     for number, record in enumerate(records):
         length = tokens if number >= warm_ups else min(tokens, WARM_TOKENS)
@@ -103,7 +101,7 @@ def main() -> int:
     rows: list[Row] = []
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         for slower in SLOWER[:1] if options.quick else SLOWER:
-            law = LAW.slower(slower)
+            law = CORE_LAW.slower(slower)
             named = replace(section, name=f"windows, simulated, draft step {1000 * law.step_times[0]:.1f} ms")
             rows += rows_of(simulate_section(named, records, law, pool))
     emit((replace(row, bench=BENCH) for row in rows), options.json)

@@ -151,8 +151,7 @@ class Pair:
     Attributes:
         steering: holds the offloaded share. switch: says which mode pays.
         queue_depth: the verifier's at the last verdict, 0..1.
-        remote_step: seconds between two tokens of the remote side's plain stream. knows_remote: it was measured. is_stale: so long ago
-            that another look is due.
+        remote_step: seconds between two tokens of the remote side's plain stream. knows_remote: it was measured.
         prompt_time: seconds in which the remote side reads a prompt, as lately; 0: not known. opening_share: of that, what a session
             takes to open behind a stream: a server may keep what the stream has read.
         unheard: tokens that the remote side streamed since a draft was last judged, by whomever.

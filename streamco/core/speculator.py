@@ -403,7 +403,7 @@ class Speculator:
                 self._finish(reason)
             case RemoteFailed(error=error):
                 self._remote.version, self._remote.failure = None, error
-                self._ledger.note_failed(now=now)
+                self._ledger.skip(now=now)
                 self._go_on(now)
 
     def _on_remote_tokens(self, ids: Sequence[int], now: float) -> None:

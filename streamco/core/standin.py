@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from streamco.core.pair import Pair
@@ -97,11 +98,8 @@ class Ledger:
 
     def note_forced(self, *, now: float) -> None:
         """A verdict settled tokens while there was no stream to go back to."""
-        self._at, self._is_begun = now, True
-
-    def note_failed(self, *, now: float) -> None:
-        """The remote stream failed; what it was waited for is not drafting's."""
-        self._at = now
+        self.skip(now=now)
+        self._is_begun = True
 
     def note_stream(self, tokens: int, *, is_first: bool, now: float) -> None:
         """The remote stream gave so many; ``is_first``: since it was opened."""
@@ -124,8 +122,8 @@ class Ledger:
         self._pair.switch.record("device", seconds=self._lap(now), tokens=0, remote_step=self._pair.remote_step)
         self._is_begun = True
 
-    def skip(self, since: float, *, now: float) -> None:
-        """From ``since`` to now nobody was at work."""
+    def skip(self, since: float = -math.inf, *, now: float) -> None:
+        """From ``since``, or from what was counted last, to now: no time of drafting, nor of the stream."""
         self._at += max(0.0, now - max(since, self._at))
 
     @property

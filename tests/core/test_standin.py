@@ -74,7 +74,7 @@ def test_an_answer_that_begins_with_the_stream_has_lost_nothing() -> None:
 def test_a_stream_that_failed_and_rounds_that_had_to_be_are_not_draftings_loss() -> None:
     account, pair = ledger()
     account.note_stream(1, is_first=True, now=10.1)
-    account.note_failed(now=40.0)
+    account.skip(now=40.0)
     account.note_forced(now=45.0)
     account.note_round(2, now=45.1)
     assert pair.switch.lost_seconds == pytest.approx(0.0)
