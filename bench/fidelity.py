@@ -17,8 +17,7 @@ import asyncio
 import math
 import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from random import Random
@@ -28,11 +27,11 @@ from msgspec.structs import replace
 
 from bench.fidelity_figures import FIGURES, Run, figures_of
 from bench.fidelity_live import CONTEXT, CORE_LAW, DeviceLaw, LiveCell, calibrate, run_live
+from bench.fidelity_paces import Looks, Pace
 from bench.fidelity_records import Record, load_records, served_model
-from bench.fidelity_simulated import SERVE_EXACTLY, Pace, SimulatedCell, serve_pass, simulate
+from bench.fidelity_simulated import SERVE_EXACTLY, SimulatedCell, serve_pass, simulate
 from bench.pairs import TARGET, model_file
 from bench.report import Row, add_arguments, emit
-from bench.selective import Waiting
 from streamco.calibration.pair import measure_step_times
 from streamco.client.pairing import HELD_SEQUENCES, SpeculationOptions
 from streamco.engines.base import EngineOptions
@@ -137,7 +136,7 @@ class Site(Struct, frozen=True, kw_only=True):
 
     def simulated(self, load: Load, profile: PairProfile, run: int) -> SimulatedCell:
         """For the simulator: what the calibration found, and what was imposed."""
-        forward = serve_pass(load_step_times(LARGE), self.whole if load.is_real else self.served, profile)
+        forward = serve_pass(load_step_times(LARGE), self.whole if load.is_real else self.served, profile, drafts=load.drafts)
         verdict = dict(profile.verify_times)[profile.window]
         return SimulatedCell(
             forward=forward,
@@ -277,65 +276,18 @@ def _options() -> EngineOptions:
 
 async def look_around(words: LlamaEngine, records: Sequence[Record], setting: Setting) -> Site:
     """How long the models take here, alone."""
-    times = await measure_step_times(words, records[0].prompt)
-    law = DeviceLaw(step_times=times, seconds_per_token=max(0.0, _reading(words, records)[1]))
+    steps = await measure_step_times(words, records[0].prompt)
+    law = DeviceLaw(step_times=steps, seconds_per_token=Looks(words, records).reading()[1])
     _say(f"the draft model writes in {_ms(law.step_times)}, reads a token in {_ms([law.seconds_per_token])}")
-    paces = []
-    for path, is_exact in ((served_model(), True), (model_file(TARGET), False)):
-        with closing(LlamaEngine(path, replace(_options(), exact=is_exact))) as target:
-            steps = await measure_step_times(target, records[0].prompt, sequences=8)
-            each = max(0.0, (steps[7] - steps[0]) / 7)
-            pace = Pace(write=(steps[0] - each, each), judge=_judging(target, records), read=_reading(target, records))
-        _say(f"{path.stem} writes in {_ms(pace.write)}, judges in {_ms(pace.judge)}, reads in {_ms(pace.read)}: for none, and each")
-        paces.append(pace)
-    return Site(words=words, law=law, served=paces[0], whole=paces[1], records=records, setting=setting)
-
-
-def _reading(engine: LlamaEngine, records: Sequence[Record]) -> tuple[float, float]:
-    """Seconds of a batch that is read, and of each token more."""
-    waiting = Waiting()
-    words, dice = sorted({token for record in records for token in record.answer}), Random(0)
-
-    def read(count: int) -> float:
-        held = engine.hold()
-        text = dice.choices(words, k=count)  # each time another, which no cache holds
-        began = time.perf_counter()
-        waiting.gather([held.read(text, waiting.wake)])
-        seconds = time.perf_counter() - began
-        held.close()
-        return seconds
-
-    return _line(read, 8, 32)
-
-
-def _judging(engine: LlamaEngine, records: Sequence[Record]) -> tuple[float, float]:
-    """Seconds of a batch that is judged, and of each token more; drafts have four."""
-    waiting = Waiting()
-    held = [engine.hold() for _ in range(4)]
-    for each, record in zip(held, records, strict=False):
-        waiting.gather([each.extend(record.prompt, waiting.wake)])
-
-    def judge(rows: int) -> float:
-        began = time.perf_counter()
-        with engine.together():
-            tasks = [each.verify(record.answer[:4], waiting.wake) for each, record in zip(held[: rows // 5], records, strict=False)]
-        waiting.gather(tasks)
-        seconds = time.perf_counter() - began
-        for each, record in zip(held, records, strict=False):
-            each.truncate(len(record.prompt))
-        return seconds
-
-    found = _line(judge, 5, 20)
-    for each in held:
-        each.close()
-    return found
-
-
-def _line(measure: Callable[[int], float], few: int, many: int) -> tuple[float, float]:
-    """Seconds of none, and of each one more."""
-    low, high = (statistics.median(measure(count) for _ in range(5)) for count in (few, many))
-    each = (high - low) / (many - few)
-    return max(0.0, low - few * each), each
+    with closing(LlamaEngine(served_model(), replace(_options(), exact=True))) as target:
+        served = Looks(target, records).taken()
+    with closing(LlamaEngine(model_file(TARGET), _options())) as target:
+        whole = Looks(target, records).taken()
+    for name, pace in (("the served model", served), ("the whole one", whole)):
+        judges = " ".join(f"{tokens}: {1000 * seconds:.1f}" for tokens, seconds in pace.judge)
+        others = f"writes in {_ms(pace.write)}, reads in {_ms(pace.read)}, ends a prompt in {_ms(pace.end)}"
+        _say(f"{name} judges [ms] {judges}; for none, and each, it {others}")
+    return Site(words=words, law=law, served=served, whole=whole, records=records, setting=setting)
 
 
 def _describe(profile: PairProfile) -> str:

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from bench.fidelity_figures import Run, Told, Verdict
 from bench.fidelity_live import CONTEXT, PLACES, WARM_TOKENS, DeviceLaw
+from bench.fidelity_paces import Pace
 from bench.fidelity_records import Record
 from streamco.client.pairing import SpeculationOptions
 from streamco.core.admission import SchedulerOptions
@@ -17,7 +18,7 @@ from streamco.core.pair import Pair
 from streamco.core.speculator import SpeculatorOptions
 from streamco.core.verification import SendVerdict
 from streamco.pairs import PairProfile
-from streamco.policies.batching import Alternating
+from streamco.policies.batching import CHUNK, Alternating
 from streamco.policies.routing import routing_policy
 from streamco.server.steptimes import StepTimes
 from streamco.server.verify_options import VerifyOptions
@@ -27,25 +28,13 @@ from streamco.sim.machine import call_at
 from streamco.sim.recorded import END
 from streamco.sim.target import ForwardPass, PassLimits, TargetServer
 
-__all__ = ["SERVE_EXACTLY", "Pace", "SimulatedCell", "recorded_member", "scheduler_options", "serve_pass", "simulate", "speculator_options"]
+__all__ = ["SERVE_EXACTLY", "SimulatedCell", "recorded_member", "scheduler_options", "serve_pass", "simulate", "speculator_options"]
 
-SERVE_EXACTLY = PassLimits(prompt=32, beside=32, part=32)
+SERVE_EXACTLY = PassLimits(prompt=32, beside=32, part=32, writes_first=True, takes_turns=True)
 """As ``streamco serve --exact`` has it: the largest batch that is exact, which an engine finds when it is loaded."""
 
 _TOKENS_EACH = 4  # contexts that sessions keep together: cli/serve.py
 _BATCH = 128  # tokens of an engine's batch with 16 places and 16 answers
-
-
-class Pace(Struct, frozen=True, kw_only=True):
-    """How long the real model takes on this machine, seconds: where that is more than what is imposed, it is late.
-
-    Args:
-        write, judge, read: (of a batch, of each token more) that streams write, that are judged, that are only read.
-    """
-
-    write: tuple[float, float]
-    judge: tuple[float, float]
-    read: tuple[float, float]
 
 
 class SimulatedCell(Struct, frozen=True, kw_only=True):
@@ -66,24 +55,34 @@ class SimulatedCell(Struct, frozen=True, kw_only=True):
     rests: Sequence[Sequence[float]]
 
 
-def serve_pass(times: StepTimes, pace: Pace, profile: PairProfile) -> ForwardPass:
+def serve_pass(times: StepTimes, pace: Pace, profile: PairProfile, *, drafts: bool) -> ForwardPass:
     """What a pass of ``streamco serve`` takes: imposed or real, whichever is longer, and what the calibration found beyond that.
 
     Streams write first, for as long as that is imposed to take; what else is in the pass is computed behind them (engines/loop.py). What
     a batch takes beyond the table is the server's, which hands it to the engine and hears of its end: a stream's prompt has none of that.
+
+    Args:
+        times: imposed. pace: real. profile: as calibrated.
+        drafts: prompts are read for sessions; False: for streams, whose last piece has the answer's first token behind it.
     """
 
-    def alone(rows: int, tokens: int, sequences: int) -> float:
-        written = max(times(rows, 0), _line(pace.write, rows)) if rows else 0.0
-        if not tokens:
-            return written
-        real = _line(pace.read if tokens > _DRAFT * sequences else pace.judge, tokens)
-        return written + max(times(rows, tokens) - times(rows, 0), real)
+    def real(tokens: int, sequences: int, *, drafts: bool) -> float:
+        if drafts and tokens <= _DRAFT * sequences:
+            return pace.judging(tokens)
+        return _line(pace.read if drafts or tokens == CHUNK else pace.end, tokens)
 
-    judged = sorted(seconds - alone(0, size + 1, 1) for size, seconds in profile.verify_times if size > 1)
-    beyond = max(0.0, judged[len(judged) // 2])
-    step = max(0.0, (profile.remote_step or 0.0) - alone(1, 0, 1))
-    return lambda rows, tokens, context, sequences: alone(rows, tokens, sequences) + (beyond if tokens and not rows else step)
+    def alone(rows: int, tokens: int, sequences: int, *, drafts: bool) -> float:
+        written = max(times(rows, 0), _line(pace.write, rows)) if rows else 0.0
+        return written + (max(times(rows, tokens) - times(rows, 0), real(tokens, sequences, drafts=drafts)) if tokens else 0.0)
+
+    judged = sorted(seconds - alone(0, size + 1, 1, drafts=True) for size, seconds in profile.verify_times if size > 1)
+    batch = max(0.0, judged[len(judged) // 2])
+    step = max(0.0, (profile.remote_step or 0.0) - alone(1, 0, 1, drafts=False))
+
+    def forward(rows: int, tokens: int, _context: int, sequences: int) -> float:
+        return alone(rows, tokens, sequences, drafts=drafts) + (batch if drafts and tokens and not rows else step)
+
+    return forward
 
 
 def _line(pace: tuple[float, float], count: int) -> float:

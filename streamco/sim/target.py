@@ -46,20 +46,24 @@ SessionAnswer = AcceptSession | RefuseSession | SendVerdict | RefuseDraft | Forg
 
 
 class PassLimits(Struct, frozen=True, kw_only=True):
-    """How much goes into one forward pass.
+    """How much goes into one forward pass, and in which order.
 
     Args:
         prompt: tokens of a stream's prompt.
         beside: the same, while others write.
         part: tokens of each session in a batch; of more, the batch is read in several passes. None: any number.
+        writes_first: a pass is two, what streams write and behind it what is read: their tokens are told between them.
+        takes_turns: prompts of streams are read side by side, a piece of each; False: one behind the other.
     """
 
     prompt: int = 512
     beside: int = 512
     part: int | None = None
+    writes_first: bool = False
+    takes_turns: bool = False
 
 
-SERVE = PassLimits(prompt=128, beside=32, part=32)
+SERVE = PassLimits(prompt=128, beside=32, part=32, writes_first=True, takes_turns=True)
 """The engine of ``streamco serve``: small chunks, so that a cancelled prompt stops soon (engines/loop.py)."""
 
 
@@ -200,33 +204,31 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
     def _begin(self) -> None:
         if self._is_busy or not (self._batch or self._writing or self._reading):
             return
-        batch, reading = self._batch, None
-        tokens = context = found = 0
+        batch, reading, writing = self._batch, None, self._writing[:]
+        context = sum([stream.answer.request.prompt_tokens + stream.length for stream in writing])
+        tokens, found, sequences, pieces = 0, 0, 1, [0]
         if batch is not None:
-            found = self._found(batch)
-            context = sum(part.start for part in batch.parts)
-            tokens = sum(len(part.ids) for part in batch.parts) - found
-            if self._is_padded:
-                tokens = max(tokens, len(batch.parts) * max(len(part.ids) for part in batch.parts) - found)
+            found, sequences = self._found(batch), len(batch.parts)
+            context += sum([part.start for part in batch.parts])
+            tokens = self._size(batch) - found
+            pieces = _pieces([len(part.ids) for part in batch.parts], tokens, self._limits.part)
         elif self._reading:
             reading = self._reading[0]
-            tokens = min(self._limits.beside if self._writing else self._limits.prompt, reading.unread)
-        writing = self._writing[:]
-        for stream in writing:
-            context += stream.answer.request.prompt_tokens + stream.length
-        sequences = len(batch.parts) if batch is not None else 1
-        pieces = [tokens] if batch is None else _pieces([len(part.ids) for part in batch.parts], tokens, self._limits.part)
-        seconds = sum(self._forward(len(writing), piece, context, sequences) for piece in pieces if piece or writing)
+            tokens = min(self._limits.beside if writing else self._limits.prompt, reading.unread)
+            pieces = [tokens]
+        seconds = sum([self._forward(len(writing), piece, context, sequences) for piece in pieces if piece or writing])
         self._is_busy = True
         self.busy += seconds
         self.passes += len(pieces)
         self.read += tokens
+        is_written = self._limits.writes_first and tokens > 0 and len(writing) > 0
+        if is_written:
+            call_at(self._env, min(seconds, self._forward(len(writing), 0, context, 0)), lambda: self._write_all(writing))
 
         def end() -> None:
             self._is_busy = False
-            for stream in writing:
-                if stream in self._writing:
-                    self._write(stream)
+            if not is_written:
+                self._write_all(writing)
             if reading is not None and reading in self._reading:
                 self._read_on(reading, tokens)
             if batch is not None:
@@ -235,12 +237,19 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
 
         call_at(self._env, seconds, end)
 
+    def _size(self, batch: RunBatch) -> int:
+        """Tokens that it costs."""
+        lengths = [len(part.ids) for part in batch.parts]
+        return len(lengths) * max(lengths) if self._is_padded else sum(lengths)
+
     def _read_on(self, stream: PlainStream, tokens: int) -> None:
         stream.unread -= tokens
         if stream.unread <= 0:
             self._reading.remove(stream)
             self._writing.append(stream)
             self._write(stream)
+        elif self._limits.takes_turns:
+            self._reading.rotate(-1)
 
     def _finish(self, batch: RunBatch, seconds: float, found: int) -> None:
         self._batch = None
@@ -251,6 +260,12 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         for session in closed:
             self._drop(session)
         self.receive(BatchFinished(batch.number, judgements, seconds, found=found))
+
+    def _write_all(self, writing: Sequence[PlainStream]) -> None:
+        """A token of each that is still there."""
+        for stream in writing:
+            if stream in self._writing:
+                self._write(stream)
 
     def _write(self, stream: PlainStream) -> None:
         place = stream.length

@@ -97,6 +97,36 @@ def test_prompts_are_cut_into_passes_smaller_ones_beside_streams_that_write() ->
     assert server.read == 60
 
 
+def test_where_streams_write_first_their_tokens_are_told_before_what_is_read_behind_them() -> None:
+    env = simpy.Environment()
+    server = TargetServer(
+        env, lambda rows, tokens, context, sequences: (STEP if rows else 0.0) + tokens / 1000, OPEN, limits=PassLimits(writes_first=True)
+    )
+    told: list[tuple[str, float]] = []
+    first, second = answers(2)
+    server.stream(PlainStream(first, 0, lambda _: told.append(("first", round(env.now, 4)))))
+    env.run(until=0.1)  # its prompt of 30 tokens is read, and its second token comes at 0.08
+    server.stream(PlainStream(second, 0, lambda _: told.append(("second", round(env.now, 4)))))
+    env.run()
+    assert [when for who, when in told if who == "first"] == [0.03, 0.08, 0.13, 0.18, 0.26]
+    assert [when for who, when in told if who == "second"] == [0.21, 0.26, 0.31, 0.36, 0.41]
+
+
+def test_prompts_that_take_turns_are_read_a_piece_of_each() -> None:
+    def ends(*, takes_turns: bool) -> list[float]:
+        env = simpy.Environment()
+        limits = PassLimits(prompt=10, beside=10, takes_turns=takes_turns)
+        server = TargetServer(env, lambda rows, tokens, context, sequences: STEP, OPEN, limits=limits)
+        firsts: dict[int, float] = {}
+        for number, answer in enumerate(answers(2)):
+            server.stream(PlainStream(answer, 0, lambda _, number=number: firsts.setdefault(number, env.now)))  # type: ignore[misc,arg-type]
+        env.run()
+        return [round(firsts[number] / STEP) for number in range(2)]
+
+    assert ends(takes_turns=False) == [3, 6]  # 30 tokens each
+    assert ends(takes_turns=True) == [5, 6]
+
+
 def test_a_batch_whose_parts_are_long_takes_several_passes() -> None:
     env = simpy.Environment()
     server = TargetServer(env, lambda rows, tokens, context, sequences: STEP + tokens / 10_000, OPEN, limits=PassLimits(part=32))
