@@ -48,6 +48,7 @@ LARGE = "llama2-70b-a100x2"
 DRAFT = "Q4_0"
 BEARABLE = 0.1  # off
 PHONE = CORE_LAW.slower(0.042 / CORE_LAW.step_times[0])  # some 24 tokens a second
+SIMULATED = 4  # runs for each live one; where answers are refused no two are alike
 REST = 1.0  # seconds at most between two answers of a device
 DRAFTING = SpeculationOptions(is_adaptive=False, link_patience=600.0, last_patience=600.0)  # who is refused asks again
 
@@ -96,7 +97,7 @@ class Setting(Struct, frozen=True, kw_only=True):
 
 
 Found = tuple[Load, list[Run], list[Run]]
-"""A load, its live runs, and the same runs simulated."""
+"""A load, its live runs, and the simulated ones."""
 
 
 class Site(Struct, frozen=True, kw_only=True):
@@ -191,7 +192,7 @@ def main() -> int:
 
 
 async def measure(site: Site) -> list[Found]:
-    """Calibrate, then every load so many times, in turns; beside each run the same one simulated."""
+    """Calibrate, then every load so many times, in turns; then the same runs simulated, and as many times more with other rests."""
     profiles: dict[tuple[float, bool], PairProfile] = {}
     for load in site.setting.loads:
         key = (load.rtt, load.is_real)
@@ -207,7 +208,7 @@ async def measure(site: Site) -> list[Found]:
     found = []
     for load, runs in lived.items():
         profile = profiles[load.rtt, load.is_real]
-        found.append((load, runs, [simulate(site.simulated(load, profile, number)) for number in range(site.setting.runs)]))
+        found.append((load, runs, [simulate(site.simulated(load, profile, number)) for number in range(site.setting.runs * SIMULATED)]))
     return found
 
 

@@ -89,6 +89,10 @@ class Judging:
         self.state = "closed"
         self.trouble_since = None
 
+    def turn_away(self, seconds: float, *, now: float) -> None:
+        """The verifier takes nothing for so long."""
+        self.refused_until = now + seconds
+
     def submit(self, draft: Sequence[DraftToken], settled: Sequence[int], *, now: float) -> Round:
         """Have this judged, now or as soon as there is a connection."""
         self.round = Round(list(draft))
@@ -133,7 +137,8 @@ class Judging:
         seconds = _RETRY_AFTER if event.retry_after is None else max(0.0, event.retry_after)
         waiting.state = "held"
         waiting.ahead.clear()
-        waiting.retry_at = self.refused_until = now + seconds
+        self.turn_away(seconds, now=now)
+        waiting.retry_at = self.refused_until
         return True
 
     def abandon(self) -> Round | None:

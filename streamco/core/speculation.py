@@ -73,7 +73,12 @@ class VerifierConnected(Struct, frozen=True):
 
 
 class VerifierLost(Struct, frozen=True):
-    """The connection broke, with whatever was out; somebody tries to get it back."""
+    """The connection broke, or the session was refused, with whatever was out; somebody tries to get it back.
+
+    ``retry_after``: seconds in which the verifier takes no session, where it said so; None: it may be back at any time.
+    """
+
+    retry_after: float | None = None
 
 
 class VerifierFailed(Struct, frozen=True):

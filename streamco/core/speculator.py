@@ -311,21 +311,26 @@ class Speculator:
                 judging.connected(event, self.answer.ids, now=now)
                 if self._is_turning and self._remote.version is not None:
                     self._turn_back(now)
-            case VerifierLost():
+            case VerifierLost(retry_after):
                 if judging.state == "open":
-                    self._on_lost(now)
+                    self._on_lost(retry_after, now)
             case VerifierFailed(error):
                 if judging.state != "gone":
                     judging.fail(error)
                     self._go_without(now)
 
-    def _on_lost(self, now: float) -> None:
+    def _on_lost(self, retry_after: float | None, now: float) -> None:
         self.report.losses += 1
+        if retry_after is not None:
+            self._judging.turn_away(retry_after, now=now)
         if self._remote.version is not None and self._judging.round is None:
             self._judging.forget()
             return
         self._judging.connect(self.answer.ids, now=now)
-        self._bear(now)
+        if retry_after is not None and self._ways.is_too_long(retry_after, now=now):
+            self._go_without(now)
+        else:
+            self._bear(now)
 
     def _retry(self, now: float) -> None:
         """A refused draft is sent again; a verdict that doesn't come costs the connection."""
@@ -346,8 +351,7 @@ class Speculator:
         if not self._judging.refuse(event, now=now):
             return
         self.report.refusals += 1
-        waiting, give_up_at = self._judging.round, self._ways.give_up_at()
-        if self._ways.has_help and waiting is not None and give_up_at is not None and waiting.retry_at >= give_up_at:
+        if self._ways.is_too_long(self._judging.refused_until - now, now=now):
             self._go_without(now)
 
     def _on_verdict(self, event: VerdictReceived, now: float) -> None:

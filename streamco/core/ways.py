@@ -21,6 +21,7 @@ __all__ = ["SpeculatorOptions", "Way", "Ways"]
 Way = Literal["speculate", "device", "remote", "judge"]
 """Judge: the verifier gives token by token, for nobody can draft or stream."""
 
+_TOLD = 2.0  # rounds that are waited for a verifier, where somebody else would write meanwhile
 _PROBE_AFTER = 64  # tokens the device settled alone, after which the verifier is tried again
 
 
@@ -43,7 +44,7 @@ class SpeculatorOptions(Struct, frozen=True, kw_only=True):
         verdict_patience: until a verdict that doesn't come means a dead connection.
         prompt_patience: the same for the first verdict of a connection.
         link_patience: that trouble with the verifier may last before somebody else goes on. A selective answer, once it has begun, waits
-            for two rounds at most.
+            for two rounds at most; so does an adaptive one for a verifier that says how long it takes nothing.
         last_patience: the same where nobody else can.
     """
 
@@ -131,10 +132,12 @@ class Ways:
     def is_promising(self, now: float) -> bool:
         """Whether a draft would soon be judged. A connection is opened with the first one, for the server reads the prompt for it."""
         judging = self._judging
+        if now < judging.refused_until:
+            return False
         if judging.state == "closed":
             return self._can_ask
         if judging.state == "open":
-            return now >= judging.refused_until
+            return True
         return judging.state == "connecting" and judging.trouble_since is not None and now < judging.trouble_since + self.patience
 
     @property
@@ -149,7 +152,18 @@ class Ways:
             return self._options.last_patience
         if self._pair.is_lossless or not self._ledger.is_begun:
             return self._options.link_patience
-        return min(self._options.link_patience, 2.0 * self._pair.wait)
+        return min(self._options.link_patience, _TOLD * self._pair.wait)
+
+    def is_too_long(self, seconds: float, *, now: float) -> bool:
+        """Whether somebody else goes on, for the verifier takes nothing for so long, as it says.
+
+        Other trouble may be over at any time; for this nobody who may choose waits more than two rounds, or a token of the stream.
+        """
+        since = self._judging.trouble_since
+        if since is None or not self.has_help:
+            return False
+        is_dear = self._options.is_adaptive and seconds > max(_TOLD * self._pair.wait, self._pair.remote_step)
+        return is_dear or now + seconds >= since + self.patience
 
     def give_up_at(self) -> float | None:
         """When trouble has lasted too long for the round that waits; None: none does."""

@@ -207,7 +207,7 @@ class ProtocolSession:
         elif not self._is_worth_a_try(error):
             self._fail(error)
         elif was_open:
-            self._emit(VerifierLost())
+            self._emit(VerifierLost(error.retry_after))
 
     def _take_round_refusal(self, error: VerifyProtocolError) -> None:
         number, self._round = self._round, None

@@ -193,7 +193,7 @@ class ServedSession(_Behind):
                     raise AssertionError(f"{name}: expected a session that fits the server, got the refusal {said.reason!r}")
                 self._not_before = self._env.now + retry_after
                 if is_first:  # it was used already
-                    self._emit(VerifierLost())
+                    self._emit(VerifierLost(retry_after))
                 else:
                     self._open(ids)
             case SendVerdict():

@@ -50,6 +50,9 @@ SLOW_STREAM = PairPrior(remote_step=10.0, wait=0.1, step_times=(0.02, 0.021, 0.0
 FAST_STREAM = PairPrior(remote_step=0.001, wait=0.1, step_times=(0.02, 0.021, 0.022))
 """It never does."""
 
+STREAM = PairPrior(remote_step=0.3, wait=0.1, step_times=(0.02, 0.021, 0.022))
+"""Drafting pays, and the stream doesn't stand still meanwhile."""
+
 REMOTE_ERROR = EndpointConnectError("expected a stream, got none", endpoint="remote")
 VERIFIER_ERROR = VerifierError("expected a verdict, got a failure")
 DEVICE_ERROR = EngineError("expected a decode, got a failure")
@@ -590,6 +593,50 @@ def test_a_refusal_for_longer_than_anybody_waits_ends_in_the_stream_at_once() ->
     assert answer.told(DraftRefused(1, 60.0)) == [OpenRemote(2, (), None)]
     for token in range(20):
         assert not has(answer.told(RemoteTokensReceived(2, (token,)), after=0.01), CloseRemote)
+
+
+def test_a_session_that_is_refused_for_more_than_two_rounds_is_not_waited_for() -> None:
+    answer = Answer(prior=STREAM, link_patience=2.0)
+    answer.begin()
+    answer.drafts(1, 5, 6, 7)
+    assert answer.told(VerifierLost(retry_after=0.5)) == [ConnectVerifier(()), OpenRemote(2, (), None)]
+    answer.told(RemoteTokensReceived(2, (5,)), after=0.2)
+    assert answer.pair.switch.lost_seconds == 0.0
+    answer.told(VerifierConnected(0), after=0.4)
+    commands = [answer.told(RemoteTokensReceived(2, (token,)), after=0.05) for token in range(6, 16)]
+    assert any(has(each, DraftTokens) for each in commands), "it is drafted again where there is room"
+
+
+def test_a_refusal_that_is_shorter_than_two_rounds_or_a_token_of_the_stream_is_borne() -> None:
+    for prior, seconds in ((STREAM, 0.2), (SLOW_STREAM, 1.5)):
+        answer = Answer(prior=prior, link_patience=2.0)
+        answer.begin()
+        answer.drafts(1, 5, 6, 7)
+        assert answer.told(VerifierLost(retry_after=seconds)) == [ConnectVerifier(())]
+        assert answer.told(VerifierConnected(0), after=seconds) == [SendDraft(2, 0, (), (5, 6, 7))]
+
+
+def test_who_is_told_to_draft_bears_a_refusal_as_long_as_any_trouble() -> None:
+    answer = Answer(prior=STREAM, link_patience=2.0, is_adaptive=False)
+    answer.begin()
+    answer.drafts(1, 5, 6, 7)
+    assert answer.told(VerifierLost(retry_after=1.9)) == [ConnectVerifier(())]
+    assert answer.told(VerifierConnected(0), after=1.9) == [SendDraft(2, 0, (), (5, 6, 7))]
+    answer = Answer(prior=STREAM, link_patience=2.0, is_adaptive=False)
+    answer.begin()
+    answer.drafts(1, 5, 6, 7)
+    assert answer.told(VerifierLost(retry_after=2.0)) == [ConnectVerifier(()), OpenRemote(2, (), None)]
+
+
+def test_a_verifier_that_takes_nothing_is_not_asked_beside_the_stream() -> None:
+    answer = Answer(prior=STREAM)
+    answer.begin()
+    answer.drafts(1, 5, 6, 7)
+    answer.told(DraftRefused(1, 1.0))
+    answer.told(VerifierLost(retry_after=3.0))
+    asked = [has(answer.told(RemoteTokensReceived(2, (token,)), after=0.25), ConnectVerifier) for token in range(16)]
+    assert not any(asked[:11])
+    assert any(asked[11:])
 
 
 def test_a_lossless_answer_without_a_stream_waits_longer_and_fails_with_what_is_settled() -> None:

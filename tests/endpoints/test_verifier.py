@@ -456,7 +456,7 @@ async def test_a_session_that_is_refused_for_a_while_is_opened_when_there_is_roo
         talk.session.run(ConnectVerifier(()))
         told = await talk.next(VerifierConnected)
         assert told == VerifierConnected(0), "it is used before the answer to the open is there"
-        await talk.next(VerifierLost)
+        assert await talk.next(VerifierLost) == VerifierLost(0.05)
         await talk.connect()
         assert await talk.write(6) == ANSWER[:6]
 

@@ -77,6 +77,10 @@ def test_a_session_that_is_refused_is_lost_and_opened_again_when_the_server_said
     session.run(ConnectVerifier(()))
     parts.env.run(until=0.4)
     assert [type(event) for _, event in parts.heard] == [VerifierConnected, VerifierLost]
+    lost = parts.heard[-1][1]
+    assert isinstance(lost, VerifierLost)
+    assert lost.retry_after is not None
+    assert lost.retry_after > 0.0
     session.run(ConnectVerifier(()))
     parts.env.run(until=3.0)
     assert isinstance(parts.heard[-1][1], VerifierConnected)
