@@ -29,6 +29,7 @@ VerifierState = Literal["closed", "connecting", "open", "gone"]
 """Not asked for yet; asked for; usable; out for the rest of the answer."""
 
 _RETRY_AFTER = 0.25  # seconds, where a refusal doesn't say
+_RETRY_LEAST = 0.02  # seconds, whatever it says: what is asked without end is answered by nobody
 
 
 class Judging:
@@ -87,6 +88,7 @@ class Judging:
     def forget(self) -> None:
         """The connection was lost and nobody needs it now; ``connect`` makes another one."""
         self.state = "closed"
+        self.is_new = True
         self.trouble_since = None
 
     def turn_away(self, seconds: float, *, now: float) -> None:
@@ -134,7 +136,7 @@ class Judging:
         if waiting is None or waiting.state != "out" or waiting.number != event.round:
             return False
         self._begin_trouble(now)
-        seconds = _RETRY_AFTER if event.retry_after is None else max(0.0, event.retry_after)
+        seconds = _RETRY_AFTER if event.retry_after is None else max(_RETRY_LEAST, event.retry_after)
         waiting.state = "held"
         waiting.ahead.clear()
         self.turn_away(seconds, now=now)

@@ -295,6 +295,8 @@ class Speculator:
 
     def _submit(self, draft: Sequence[DraftToken], now: float) -> None:
         """Have a draft judged, and draft on meanwhile along the likeliest verdicts."""
+        if self._judging.state == "closed":  # refused while this was drafted
+            self._judging.connect(self.answer.ids, now=now)
         waiting = self._judging.submit(draft, self.answer.ids, now=now)
         self._betting.begin(waiting, now=now)
 
@@ -325,12 +327,14 @@ class Speculator:
             self._judging.turn_away(retry_after, now=now)
         if self._remote.version is not None and self._judging.round is None:
             self._judging.forget()
+            self._is_turning = False
+            return
+        if retry_after is not None and self._ways.is_too_long(retry_after, now=now):
+            self._judging.forget()
+            self._go_without(now)
             return
         self._judging.connect(self.answer.ids, now=now)
-        if retry_after is not None and self._ways.is_too_long(retry_after, now=now):
-            self._go_without(now)
-        else:
-            self._bear(now)
+        self._bear(now)
 
     def _retry(self, now: float) -> None:
         """A refused draft is sent again; a verdict that doesn't come costs the connection."""
@@ -351,7 +355,8 @@ class Speculator:
         if not self._judging.refuse(event, now=now):
             return
         self.report.refusals += 1
-        if self._ways.is_too_long(self._judging.refused_until - now, now=now):
+        waiting, give_up_at = self._judging.round, self._ways.give_up_at()
+        if self._ways.has_help and waiting is not None and give_up_at is not None and waiting.retry_at >= give_up_at:
             self._go_without(now)
 
     def _on_verdict(self, event: VerdictReceived, now: float) -> None:

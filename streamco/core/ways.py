@@ -44,7 +44,8 @@ class SpeculatorOptions(Struct, frozen=True, kw_only=True):
         verdict_patience: until a verdict that doesn't come means a dead connection.
         prompt_patience: the same for the first verdict of a connection.
         link_patience: that trouble with the verifier may last before somebody else goes on. A selective answer, once it has begun, waits
-            for two rounds at most; so does an adaptive one for a verifier that says how long it takes nothing.
+            for two rounds at most. Nor does an adaptive one begin later than that, or than a token of the stream takes, where the verifier
+            says for how long it has no room.
         last_patience: the same where nobody else can.
     """
 
@@ -132,12 +133,10 @@ class Ways:
     def is_promising(self, now: float) -> bool:
         """Whether a draft would soon be judged. A connection is opened with the first one, for the server reads the prompt for it."""
         judging = self._judging
-        if now < judging.refused_until:
-            return False
         if judging.state == "closed":
-            return self._can_ask
+            return self._can_ask and now >= judging.refused_until
         if judging.state == "open":
-            return True
+            return now >= judging.refused_until
         return judging.state == "connecting" and judging.trouble_since is not None and now < judging.trouble_since + self.patience
 
     @property
@@ -157,13 +156,15 @@ class Ways:
     def is_too_long(self, seconds: float, *, now: float) -> bool:
         """Whether somebody else goes on, for the verifier takes nothing for so long, as it says.
 
-        Other trouble may be over at any time; for this nobody who may choose waits more than two rounds, or a token of the stream.
+        Other trouble may be over at any time. For this an answer that may choose doesn't begin later than by two rounds, or a token of the
+        stream where that is more; one that has begun would pay for the change.
         """
-        since = self._judging.trouble_since
-        if since is None or not self.has_help:
+        if not self.has_help:
             return False
-        is_dear = self._options.is_adaptive and seconds > max(_TOLD * self._pair.wait, self._pair.remote_step)
-        return is_dear or now + seconds >= since + self.patience
+        borne, since = self.patience, self._judging.trouble_since
+        if self._options.is_adaptive and not self._ledger.is_begun:
+            borne = min(borne, max(_TOLD * self._pair.wait, self._pair.remote_step if self._pair.is_lossless else 0.0))
+        return now + seconds >= (now if since is None else since) + borne
 
     def give_up_at(self) -> float | None:
         """When trouble has lasted too long for the round that waits; None: none does."""

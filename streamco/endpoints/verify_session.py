@@ -45,6 +45,7 @@ __all__ = ["Links", "ProtocolSession"]
 _PIECE = 4096  # ids of a context in one frame: other sessions' rounds find room between them
 _WORTH_A_TRY = frozenset({"overloaded", "too_many_sessions", "evicted", "failed", "unknown_session", "not_resumable"})
 _MOST_FAILURES = 3  # of the target, one behind the other, without a verdict between them
+_LONGEST_REFUSAL = 60.0  # seconds that a server's word is taken for
 
 
 class Links(Protocol):
@@ -200,14 +201,15 @@ class ProtocolSession:
             self._key = None
         self._forget_link()
         self._is_refused = error.code != "not_resumable"
-        if error.retry_after is not None:
-            self._not_before = self._loop.time() + min(error.retry_after, 60.0)
+        seconds = None if error.retry_after is None else min(error.retry_after, _LONGEST_REFUSAL)
+        if seconds is not None:
+            self._not_before = self._loop.time() + seconds
         if self._answer is not None and not self._answer.done():
             self._settle(error)
         elif not self._is_worth_a_try(error):
             self._fail(error)
         elif was_open:
-            self._emit(VerifierLost(error.retry_after))
+            self._emit(VerifierLost(seconds))
 
     def _take_round_refusal(self, error: VerifyProtocolError) -> None:
         number, self._round = self._round, None

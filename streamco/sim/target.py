@@ -1,8 +1,8 @@
 """A target server in virtual time: the live scheduler's batches and plain streams, one forward pass after the other.
 
-A pass decodes a token of every stream, and beside that reads one batch: the scheduler's, or else a chunk of a stream's prompt. It takes
-what a forward pass over so many tokens takes on the hardware. What a server has read of an answer for its stream, it needs not read again
-for its session, and the other way round, as ``streamco serve`` keeps it.
+A pass decodes a token of every stream, and beside that reads one batch: the scheduler's, or in turn with it a chunk of a stream's prompt.
+It takes what a forward pass over so many tokens takes on the hardware. What a server has read of an answer for its stream, it needs not
+read again for its session, and the other way round, as ``streamco serve`` keeps it.
 """
 
 from __future__ import annotations
@@ -130,6 +130,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         self._writing: list[PlainStream] = []
         self._reading: deque[PlainStream] = deque()
         self._is_busy = False
+        self._was_batch = False  # the last pass had one
         self.machine.start(now=env.now)
 
     @property
@@ -204,8 +205,8 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
     def _begin(self) -> None:
         if self._is_busy or not (self._batch or self._writing or self._reading):
             return
-        batch, reading, writing = self._batch, None, self._writing[:]
-        context = sum([stream.answer.request.prompt_tokens + stream.length for stream in writing])
+        batch, reading, writing = self._next_batch(), None, self._writing[:]
+        context = own = sum([stream.answer.request.prompt_tokens + stream.length for stream in writing])
         tokens, found, sequences, pieces = 0, 0, 1, [0]
         if batch is not None:
             found, sequences = self._found(batch), len(batch.parts)
@@ -223,7 +224,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         self.read += tokens
         is_written = self._limits.writes_first and tokens > 0 and len(writing) > 0
         if is_written:
-            call_at(self._env, min(seconds, self._forward(len(writing), 0, context, 0)), lambda: self._write_all(writing))
+            call_at(self._env, min(seconds, self._forward(len(writing), 0, own, 0)), lambda: self._write_all(writing))
 
         def end() -> None:
             self._is_busy = False
@@ -236,6 +237,12 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
             self._begin()
 
         call_at(self._env, seconds, end)
+
+    def _next_batch(self) -> RunBatch | None:
+        """The scheduler's, if there is one; where a stream's prompt waits, every other pass is for that."""
+        batch = None if self._reading and self._was_batch else self._batch
+        self._was_batch = batch is not None
+        return batch
 
     def _size(self, batch: RunBatch) -> int:
         """Tokens that it costs."""

@@ -599,12 +599,21 @@ def test_a_session_that_is_refused_for_more_than_two_rounds_is_not_waited_for() 
     answer = Answer(prior=STREAM, link_patience=2.0)
     answer.begin()
     answer.drafts(1, 5, 6, 7)
-    assert answer.told(VerifierLost(retry_after=0.5)) == [ConnectVerifier(()), OpenRemote(2, (), None)]
-    answer.told(RemoteTokensReceived(2, (5,)), after=0.2)
+    assert answer.told(VerifierLost(retry_after=0.5)) == [OpenRemote(2, (), None)]
+    said: list[list[SpeculatorCommand]] = []
+    for token in range(16):
+        said.append(answer.told(RemoteTokensReceived(2, (token,)), after=0.1))
+        for command in said[-1]:
+            if isinstance(command, DraftTokens):
+                said[-1] += answer.drafts(command.version, *range(1, command.count + 1))
+            elif isinstance(command, ConnectVerifier):
+                said[-1] += answer.told(VerifierConnected(len(command.ids)))
+    (asked,) = (place for place, commands in enumerate(said) if has(commands, ConnectVerifier))
+    (closed,) = (place for place, commands in enumerate(said) if has(commands, CloseRemote))
+    assert asked == 7, "looked at with each fourth token, and not before there may be room"
+    assert closed >= asked, "it is drafted again, and the stream goes on until then"
+    assert has(said[closed], DraftTokens)
     assert answer.pair.switch.lost_seconds == 0.0
-    answer.told(VerifierConnected(0), after=0.4)
-    commands = [answer.told(RemoteTokensReceived(2, (token,)), after=0.05) for token in range(6, 16)]
-    assert any(has(each, DraftTokens) for each in commands), "it is drafted again where there is room"
 
 
 def test_a_refusal_that_is_shorter_than_two_rounds_or_a_token_of_the_stream_is_borne() -> None:
@@ -625,18 +634,50 @@ def test_who_is_told_to_draft_bears_a_refusal_as_long_as_any_trouble() -> None:
     answer = Answer(prior=STREAM, link_patience=2.0, is_adaptive=False)
     answer.begin()
     answer.drafts(1, 5, 6, 7)
-    assert answer.told(VerifierLost(retry_after=2.0)) == [ConnectVerifier(()), OpenRemote(2, (), None)]
+    assert answer.told(VerifierLost(retry_after=2.0)) == [OpenRemote(2, (), None)]
 
 
-def test_a_verifier_that_takes_nothing_is_not_asked_beside_the_stream() -> None:
-    answer = Answer(prior=STREAM)
+def test_an_answer_that_has_begun_bears_a_refusal_as_any_trouble() -> None:
+    answer = Answer(prior=STREAM, link_patience=2.0)
     answer.begin()
     answer.drafts(1, 5, 6, 7)
-    answer.told(DraftRefused(1, 1.0))
-    answer.told(VerifierLost(retry_after=3.0))
-    asked = [has(answer.told(RemoteTokensReceived(2, (token,)), after=0.25), ConnectVerifier) for token in range(16)]
-    assert not any(asked[:11])
-    assert any(asked[11:])
+    answer.told(verdict(1, 1, 9))
+    answer.drafts(2, 1, 2, 3)
+    assert answer.told(VerifierLost(retry_after=1.9)) == [ConnectVerifier((5, 9))]
+
+
+def test_a_refusal_that_says_nothing_is_borne() -> None:
+    for event in (DraftRefused(1, None), VerifierLost()):
+        answer = Answer(prior=STREAM, link_patience=2.0)
+        answer.begin()
+        answer.drafts(1, 5, 6, 7)
+        assert not has(answer.told(event), OpenRemote)
+
+
+def test_refusals_without_a_time_between_them_end_in_the_stream() -> None:
+    answer = Answer(prior=STREAM, link_patience=1.0)
+    answer.begin()
+    answer.drafts(1, 5, 6, 7)
+    for number in range(1, 100):
+        commands = answer.told(DraftRefused(number, 0.0))
+        if has(commands, OpenRemote):
+            return
+        due = answer.speculator.next_deadline()
+        assert due is not None
+        assert due > answer.now
+        answer.wait(due - answer.now)
+    raise AssertionError("asked again and again")
+
+
+def test_a_selective_chunk_that_was_refused_a_session_while_it_was_drafted_gets_one_if_there_is_room_by_then() -> None:
+    for seconds, is_sent in ((0.5, True), (9.0, False)):
+        answer = Answer(0.5, prior=STREAM, link_patience=1.0, window=3)
+        answer.begin()
+        answer.drafts(1, 5, is_finished=False)
+        answer.told(VerifierLost(retry_after=seconds))
+        commands = answer.drafts(1, 6, 7, confidence=0.01, after=0.6)
+        assert has(commands, ConnectVerifier) == is_sent
+        assert has(commands, DeliverIds) != is_sent
 
 
 def test_a_lossless_answer_without_a_stream_waits_longer_and_fails_with_what_is_settled() -> None:

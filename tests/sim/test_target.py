@@ -112,6 +112,30 @@ def test_where_streams_write_first_their_tokens_are_told_before_what_is_read_beh
     assert [when for who, when in told if who == "second"] == [0.21, 0.26, 0.31, 0.36, 0.41]
 
 
+def test_a_streams_prompt_is_read_between_batches_that_never_end() -> None:
+    env = simpy.Environment()
+    server = TargetServer(env, lambda rows, tokens, context, sequences: STEP, OPEN, limits=PassLimits(beside=10))
+    drafted, streamed = answers(2, tokens=60)
+    length, rounds = drafted.request.prompt_tokens, iter(range(1, 100))
+    judged: list[float] = []
+
+    def ask(said: SessionAnswer | None = None) -> None:
+        if isinstance(said, SendVerdict):
+            judged.append(env.now)
+        number = next(rounds)
+        place = 2 * number
+        server.receive(DraftReceived(session="s", round=number, base=length + place - 1, draft=(drafted.right(place - 1),)))
+
+    server.open(SessionOpened("s", "d", (*prompt_ids(length), drafted.right(0))), drafted, ask)
+    env.run(until=10 * STEP)
+    told: list[float] = []
+    begun = env.now
+    server.stream(PlainStream(streamed, 0, lambda _: told.append(env.now)))
+    env.run(until=begun + 12 * STEP)
+    assert told[0] - begun < 8 * STEP, "three pieces of its prompt, and a batch before each"
+    assert len(judged) > 5
+
+
 def test_prompts_that_take_turns_are_read_a_piece_of_each() -> None:
     def ends(*, takes_turns: bool) -> list[float]:
         env = simpy.Environment()
