@@ -225,7 +225,7 @@ def rows_of(load: Load, runs: Sequence[Run], simulations: Sequence[Run]) -> Iter
     if not load.is_real:  # what the whole model says is recorded nowhere
         yield _row(load, "live", "answers other than recorded", "", sum(run.others for run in runs))
     for contender, which in (("live", runs), ("simulated", simulations)):
-        yield _row(load, contender, "refused", "", sum(run.refusals for run in which))
+        yield _row(load, contender, "refused, a run", "", statistics.fmean(run.refusals for run in which))
 
 
 def compare(runs: Sequence[Run], simulations: Sequence[Run]) -> dict[str, tuple[list[float], list[float]]]:
