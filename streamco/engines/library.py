@@ -3,11 +3,16 @@
 llama.cpp logs through one process-wide callback; llama-cpp-python sets one in Python, which prints on stderr and takes the GIL from the
 engine's thread. Here a C function that does nothing stands in its place, except while a model is loaded: then the errors are collected,
 because they are the only account of what is wrong with a file.
+
+Its threads meet after each node of the graph, and whoever is there first spins: with OpenMP, as its Linux wheels are built, for longer than
+the scheduler lets it run. On a machine that is busy with something else a decode then takes a hundred times as long, for each waits for
+one that waits for a core. A shorter spin, then sleep, costs nothing where the cores are free (``bench.busy``).
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,6 +25,8 @@ __all__ = ["collected_errors", "library_address", "load_library", "native_functi
 
 _lock = threading.Lock()
 _library: Any = None
+_SPINS = {"GOMP_SPINCOUNT": "3000"}  # of libgomp, each some 20 to 70 ns; it reads them when it is loaded
+_CHOSEN = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # who sets one of these knows better
 _ERROR_LEVEL = 4  # GGML_LOG_LEVEL_ERROR; GGML_LOG_LEVEL_CONT (5) goes on with the line before
 
 
@@ -54,13 +61,26 @@ def load_library() -> Any:
     with _lock:
         if _library is None:
             try:
-                import llama_cpp
+                with _short_spins():
+                    import llama_cpp
             except (ImportError, OSError, RuntimeError) as exc:
                 raise EngineError(f"device model: expected llama-cpp-python (pip install 'streamco[llama]'), got {exc}") from exc
             _silence(llama_cpp)
             llama_cpp.llama_backend_init()
             _library = llama_cpp
     return _library
+
+
+@contextmanager
+def _short_spins() -> Iterator[None]:
+    """The environment says so to what is loaded inside, and to nobody else."""
+    added = {} if any(name in os.environ for name in _CHOSEN) else _SPINS
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
 
 
 def _silence(library: Any) -> None:

@@ -1,0 +1,117 @@
+"""What becomes of the engine where other programs want the cores as well?
+
+llama.cpp's threads meet after each node of the graph, and who is there first spins. Contenders differ in how long, which is an environment
+variable of libgomp: as it has it where nobody says anything, as streamco has it, and not at all. Each generation is a process of its own
+with as many threads as there are cores; beside it runs nobody, or a process for each core that counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+from bench.report import add_arguments, emit, summarise
+from streamco.config import SamplingOptions
+from streamco.engines.base import EngineOptions, GenerationRequest
+from streamco.engines.llama import LlamaEngine
+from streamco.engines.packaged import packaged_model
+
+__all__ = ["main"]
+
+BENCH = "busy"
+CONTENDERS: dict[str, dict[str, str]] = {
+    "streamco": {},
+    "libgomp's own": {"GOMP_SPINCOUNT": "300000"},  # gomp/env.c: where neither this nor a policy is set
+    "asleep at once": {"OMP_WAIT_POLICY": "passive"},
+}
+TOKENS = 24
+PROMPT = "Tell me a story about a small boat on a large lake."
+
+
+def main() -> int:
+    """Print the rows."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    add_arguments(parser)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(_generate()))
+        return 0
+    rounds = 2 if options.quick else 7
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for turn in range(rounds):
+        for case, others in (("cores free", 0), ("cores busy", os.cpu_count() or 1)):
+            with _counting(others):
+                names = list(CONTENDERS)
+                for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                    found.setdefault((case, name), []).append(_run(name))
+    rows = []
+    for (case, name), samples in sorted(found.items()):
+        for metric, values in zip(("time to first token", "a token"), zip(*samples, strict=True), strict=True):
+            scaled = [1000.0 * value for value in values]
+            rows.append(summarise(scaled, bench=BENCH, case=case, contender=name, metric=metric, unit="ms"))
+    emit(rows, options.json)
+    return 0
+
+
+def _run(name: str) -> tuple[float, float]:
+    environment = {each: value for each, value in os.environ.items() if each not in {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}}
+    command = [sys.executable, "-m", "bench.busy", "--child"]
+    told = subprocess.run(command, env=environment | CONTENDERS[name], check=True, capture_output=True, text=True)
+    first, each = json.loads(told.stdout)
+    return first, each
+
+
+def _generate() -> tuple[float, float]:
+    """Seconds until the first token, and of each one behind it; an answer before that doesn't count."""
+    options = EngineOptions(threads=os.cpu_count(), context_tokens=512)
+    with closing(LlamaEngine(packaged_model(), options)) as engine:
+        prompt = engine.tokenize(PROMPT)
+        _answer(engine, engine.tokenize("Hello."), 2)
+        return _answer(engine, prompt, TOKENS)
+
+
+def _answer(engine: LlamaEngine, prompt: list[int], tokens: int) -> tuple[float, float]:
+    woken, began, first = threading.Event(), time.perf_counter(), 0.0
+    sampling = SamplingOptions(temperature=0, max_tokens=tokens)
+    generation = engine.submit(GenerationRequest(prompt_ids=prompt, sampling=sampling, ignore_eos=True), woken.set)
+    while True:
+        woken.wait()
+        woken.clear()
+        pieces, end = generation.take()
+        if pieces and not first:
+            first = time.perf_counter() - began
+        if end is not None:
+            return first, (time.perf_counter() - began - first) / (tokens - 1)
+
+
+@contextmanager
+def _counting(processes: int) -> Iterator[None]:
+    """So many other programs that want a core each."""
+    others = [multiprocessing.Process(target=_count, daemon=True) for _ in range(processes)]
+    for other in others:
+        other.start()
+    try:
+        yield
+    finally:
+        for other in others:
+            other.terminate()
+            other.join()
+
+
+def _count() -> None:
+    number = 0
+    while True:
+        number += 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
