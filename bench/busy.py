@@ -13,14 +13,13 @@ import multiprocessing
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
+from bench.engine import generate
 from bench.report import add_arguments, emit, summarise
-from streamco.config import SamplingOptions
-from streamco.engines.base import EngineOptions, GenerationRequest
+from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.packaged import packaged_model
 
@@ -80,17 +79,9 @@ def _generate() -> tuple[float, float]:
 
 
 def _answer(engine: LlamaEngine, prompt: list[int], tokens: int) -> tuple[float, float]:
-    woken, began, first = threading.Event(), time.perf_counter(), 0.0
-    sampling = SamplingOptions(temperature=0, max_tokens=tokens)
-    generation = engine.submit(GenerationRequest(prompt_ids=prompt, sampling=sampling, ignore_eos=True), woken.set)
-    while True:
-        woken.wait()
-        woken.clear()
-        pieces, end = generation.take()
-        if pieces and not first:
-            first = time.perf_counter() - began
-        if end is not None:
-            return first, (time.perf_counter() - began - first) / (tokens - 1)
+    began, firsts = time.perf_counter(), list[float]()
+    generate(engine, prompt, tokens, lambda: firsts.append(time.perf_counter()))
+    return firsts[0] - began, (time.perf_counter() - firsts[0]) / (tokens - 1)
 
 
 @contextmanager
