@@ -46,6 +46,7 @@ class Judging:
         failure: why the verifier is out for the rest of the answer; None: it is not, or nobody said.
         trouble_since: when the connection was lost or asked for, or the round first refused; None: all is well.
         refused_until: no draft is taken before.
+        is_turned_away: the session was refused, and there has been none since.
         is_new: nothing was judged on this connection yet.
     """
 
@@ -55,6 +56,7 @@ class Judging:
         self.failure: StreamcoError | None = None
         self.trouble_since: float | None = None
         self.refused_until = 0.0
+        self.is_turned_away = False
         self._say = say
         self._verdict_patience = verdict_patience
         self._prompt_patience = prompt_patience
@@ -78,6 +80,7 @@ class Judging:
             return False
         self.state = "open"
         self.is_new = True
+        self.is_turned_away = False
         self._mirror.write(0, self._named[: event.length])
         if self.round is None or self.round.number < 0:
             self.trouble_since = None
@@ -92,8 +95,9 @@ class Judging:
         self.trouble_since = None
 
     def turn_away(self, seconds: float, *, now: float) -> None:
-        """The verifier takes nothing for so long."""
+        """The verifier takes no session for so long."""
         self.refused_until = now + seconds
+        self.is_turned_away = True
 
     def submit(self, draft: Sequence[DraftToken], settled: Sequence[int], *, now: float) -> Round:
         """Have this judged, now or as soon as there is a connection."""
@@ -139,8 +143,7 @@ class Judging:
         seconds = _RETRY_AFTER if event.retry_after is None else max(_RETRY_LEAST, event.retry_after)
         waiting.state = "held"
         waiting.ahead.clear()
-        self.turn_away(seconds, now=now)
-        waiting.retry_at = self.refused_until
+        waiting.retry_at = self.refused_until = now + seconds
         return True
 
     def abandon(self) -> Round | None:

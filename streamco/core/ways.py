@@ -146,25 +146,24 @@ class Ways:
 
     @property
     def patience(self) -> float:
-        """Seconds that trouble may last: a reader of device tokens need not wait as long as one who wants the target's."""
+        """Seconds that trouble may last: a reader of device tokens need not wait as long as one who wants the target's.
+
+        Other trouble may be over at any time, but a full server goes on being full. So an answer that may choose doesn't begin later for
+        it than by two rounds, or a token of the stream where that is more; one that has begun would pay for the change.
+        """
         if not self.has_help:
             return self._options.last_patience
+        if self._judging.is_turned_away and self._options.is_adaptive and not self._ledger.is_begun:
+            least = self._pair.remote_step if self._pair.is_lossless else 0.0
+            return min(self._options.link_patience, max(_TOLD * self._pair.wait, least))
         if self._pair.is_lossless or not self._ledger.is_begun:
             return self._options.link_patience
         return min(self._options.link_patience, _TOLD * self._pair.wait)
 
     def is_too_long(self, seconds: float, *, now: float) -> bool:
-        """Whether somebody else goes on, for the verifier takes nothing for so long, as it says.
-
-        Other trouble may be over at any time. For this an answer that may choose doesn't begin later than by two rounds, or a token of the
-        stream where that is more; one that has begun would pay for the change.
-        """
-        if not self.has_help:
-            return False
-        borne, since = self.patience, self._judging.trouble_since
-        if self._options.is_adaptive and not self._ledger.is_begun:
-            borne = min(borne, max(_TOLD * self._pair.wait, self._pair.remote_step if self._pair.is_lossless else 0.0))
-        return now + seconds >= (now if since is None else since) + borne
+        """Whether somebody else goes on, for the verifier takes nothing for so long, as it says."""
+        since = self._judging.trouble_since
+        return self.has_help and now + seconds >= (now if since is None else since) + self.patience
 
     def give_up_at(self) -> float | None:
         """When trouble has lasted too long for the round that waits; None: none does."""

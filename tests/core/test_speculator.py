@@ -625,6 +625,16 @@ def test_a_refusal_that_is_shorter_than_two_rounds_or_a_token_of_the_stream_is_b
         assert answer.told(VerifierConnected(0), after=seconds) == [SendDraft(2, 0, (), (5, 6, 7))]
 
 
+def test_short_refusals_do_not_add_up() -> None:
+    answer = Answer(prior=STREAM, link_patience=2.0)
+    answer.begin()
+    answer.drafts(1, 5, 6, 7)
+    assert answer.told(VerifierLost(retry_after=0.05)) == [ConnectVerifier(())]
+    assert answer.speculator.next_deadline() == pytest.approx(0.3), "a token of the stream; further refusals aren't told"
+    assert answer.wait(0.29) == []
+    assert answer.wait(0.01) == [OpenRemote(2, (), None)]
+
+
 def test_who_is_told_to_draft_bears_a_refusal_as_long_as_any_trouble() -> None:
     answer = Answer(prior=STREAM, link_patience=2.0, is_adaptive=False)
     answer.begin()
