@@ -16,9 +16,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 
 from bench.engine import generate
-from bench.report import add_arguments, emit, summarise
+from bench.report import Row, add_arguments, emit, interleave, rows_from
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.packaged import packaged_model
@@ -44,21 +45,21 @@ def main() -> int:
     if options.child:
         print(json.dumps(_generate()))
         return 0
-    rounds = 2 if options.quick else 7
-    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for turn in range(rounds):
-        for case, others in (("cores free", 0), ("cores busy", os.cpu_count() or 1)):
-            with _counting(others):
-                names = list(CONTENDERS)
-                for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                    found.setdefault((case, name), []).append(_run(name))
-    rows = []
-    for (case, name), samples in sorted(found.items()):
-        for metric, values in zip(("time to first token", "a token"), zip(*samples, strict=True), strict=True):
-            scaled = [1000.0 * value for value in values]
-            rows.append(summarise(scaled, bench=BENCH, case=case, contender=name, metric=metric, unit="ms"))
+    rows: list[Row] = []
+    for case, others in (("cores free", 0), ("cores busy", os.cpu_count() or 1)):
+        firsts: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+        with _counting(others):
+            later = interleave({name: partial(_measure, name, firsts[name]) for name in CONTENDERS}, 2 if options.quick else 7)
+        rows += rows_from(BENCH, case, "time to first token", "ms", firsts) + rows_from(BENCH, case, "a token", "ms", later)
     emit(rows, options.json)
     return 0
+
+
+def _measure(name: str, firsts: list[float]) -> float:
+    """Milliseconds of a token; until the first one goes into ``firsts``."""
+    first, each = _run(name)
+    firsts.append(1000.0 * first)
+    return 1000.0 * each
 
 
 def _run(name: str) -> tuple[float, float]:

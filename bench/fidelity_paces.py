@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -12,10 +11,10 @@ from random import Random
 
 from msgspec import Struct
 
+from bench.engine import generate
 from bench.fidelity_records import Record
 from bench.selective import Waiting
-from streamco.config import SamplingOptions
-from streamco.engines.base import GenerationRequest, SequenceTask, TokenSequence
+from streamco.engines.base import SequenceTask, TokenSequence
 from streamco.engines.llama import LlamaEngine
 
 __all__ = ["Looks", "Pace"]
@@ -101,14 +100,10 @@ class Looks:
         return seconds
 
     def _answer(self, count: int) -> float:
-        request = GenerationRequest(prompt_ids=self._text(count), sampling=SamplingOptions(temperature=0, max_tokens=1))
-        ended = threading.Event()
+        text = self._text(count)
         time.sleep(_PAUSE)
         began = time.perf_counter()
-        generation = self._engine.submit(request, ended.set)
-        while generation.take()[1] is None:
-            ended.wait()
-            ended.clear()
+        generate(self._engine, text, 1)
         return time.perf_counter() - began
 
     def _timed(self, ask: Callable[[Callable[[], None]], list[SequenceTask]]) -> float:

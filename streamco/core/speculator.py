@@ -329,7 +329,7 @@ class Speculator:
             self._judging.forget()
             self._is_turning = False
             return
-        if retry_after is not None and self._ways.is_too_long(retry_after, now=now):
+        if retry_after is not None and self._ways.is_refused_too_long(now):
             self._judging.forget()
             self._go_without(now)
             return
@@ -355,8 +355,7 @@ class Speculator:
         if not self._judging.refuse(event, now=now):
             return
         self.report.refusals += 1
-        waiting, give_up_at = self._judging.round, self._ways.give_up_at()
-        if self._ways.has_help and waiting is not None and give_up_at is not None and waiting.retry_at >= give_up_at:
+        if self._ways.is_refused_too_long(now):
             self._go_without(now)
 
     def _on_verdict(self, event: VerdictReceived, now: float) -> None:

@@ -160,10 +160,10 @@ class Ways:
             return self._options.link_patience
         return min(self._options.link_patience, _TOLD * self._pair.wait)
 
-    def is_too_long(self, seconds: float, *, now: float) -> bool:
-        """Whether somebody else goes on, for the verifier takes nothing for so long, as it says."""
+    def is_refused_too_long(self, now: float) -> bool:
+        """Whether somebody else goes on at once, for the verifier says that it takes nothing until patience has ended."""
         since = self._judging.trouble_since
-        return self.has_help and now + seconds >= (now if since is None else since) + self.patience
+        return self.has_help and self._judging.refused_until >= (now if since is None else since) + self.patience
 
     def give_up_at(self) -> float | None:
         """When trouble has lasted too long for the round that waits; None: none does."""

@@ -5,8 +5,8 @@ engine's thread. Here a C function that does nothing stands in its place, except
 because they are the only account of what is wrong with a file.
 
 Its threads meet after each node of the graph, and whoever is there first spins: with OpenMP, as its Linux wheels are built, for longer than
-the scheduler lets it run. On a machine that is busy with something else a decode then takes a hundred times as long, for each waits for
-one that waits for a core. A shorter spin, then sleep, costs nothing where the cores are free (``bench.busy``).
+the scheduler lets it run. On a machine that is busy with something else a decode may then take a hundred times as long, for each waits
+for one that waits for a core. A shorter spin, then sleep, costs nothing where the cores are free (``bench.busy``).
 """
 
 from __future__ import annotations
