@@ -10,7 +10,7 @@ QUESTIONS = ["What is rain?", "What is snow?", "What is wind?"]
 
 async def ask(client: streamco.Client, question: str) -> str:
     text = ""
-    async with client.stream(question, max_tokens=16) as stream:
+    async with client.stream(question, max_tokens=16, temperature=0) as stream:
         async for token in stream:
             text += token.text
     return text

@@ -25,7 +25,7 @@ async def clauses(stream: streamco.TokenStream) -> AsyncIterator[str]:
 
 async def main() -> None:
     async with streamco.Client(device=packaged_model(), pace="listening") as client:
-        async with client.stream("Greet a guest at the door.", max_tokens=24) as stream:
+        async with client.stream("Greet a guest at the door.", max_tokens=24, temperature=0) as stream:
             began = time.monotonic()
             async for clause in clauses(stream):
                 print(f"{time.monotonic() - began:5.2f} s: {clause}")  # here the clause goes to the engine, tts.say(clause)

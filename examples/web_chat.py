@@ -17,7 +17,7 @@ async def main(port: int = 0) -> None:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await response.prepare(request)
         with suppress(ConnectionResetError):  # the browser left while something was being sent
-            async with client.stream(request.query["q"], max_tokens=500) as stream:
+            async with client.stream(request.query["q"], max_tokens=500, temperature=0) as stream:
                 async for token in stream:
                     await response.write(f"data: {json.dumps(token.text)}\n\n".encode())
         return response
