@@ -179,7 +179,8 @@ class SpeculationDesk:
         if driver.verifier_error is not None:
             self.pairing.note_trouble(str(driver.verifier_error))
         elif driver.unconnected >= patience and self.pairing.verifier is not None:
-            self.pairing.note_trouble(f"{self.pairing.verifier.name}: expected a connection within {patience:g} s, got none")
+            expected, got = ("a session", "a refusal") if driver.is_turned_away else ("a connection", "none")
+            self.pairing.note_trouble(f"{self.pairing.verifier.name}: expected {expected} within {patience:g} s, got {got}")
 
     def learn(self, machine: SessionMachine) -> None:
         """An answer that raced shows how fast the server writes by itself."""

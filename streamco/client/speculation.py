@@ -39,6 +39,7 @@ from streamco.core.speculation import (
     SpeculatorEvent,
     VerifierConnected,
     VerifierFailed,
+    VerifierLost,
 )
 from streamco.core.speculator import Speculator
 from streamco.endpoints.verifying import VerifierSession
@@ -88,6 +89,7 @@ class SpeculationDriver(TaskOwner):
         error: what the answer ended with.
         verifier_error: why the verifier was out for the rest of the answer; None: it was not.
         unconnected: seconds that a connection to it had been asked for in vain when the answer's work ended.
+        is_turned_away: the session was refused, and there has been none since.
         dropped: tokens held for a reader who left.
         stand_in: the remote side, where it generates alone.
     """
@@ -117,6 +119,7 @@ class SpeculationDriver(TaskOwner):
         self.dropped = 0
         self.verifier_error: StreamcoError | None = None
         self.unconnected = 0.0
+        self.is_turned_away = False
         self._connecting_since: float | None = None
         self._mailbox = Mailbox()
         self._on_over = on_over
@@ -248,10 +251,14 @@ class SpeculationDriver(TaskOwner):
     def _note_verifier(self, event: SpeculatorEvent) -> None:
         if self._is_winding_up:
             return
-        if isinstance(event, VerifierConnected):
-            self._connecting_since = None
-        elif isinstance(event, VerifierFailed):
-            self.verifier_error = event.error
+        match event:
+            case VerifierConnected():
+                self._connecting_since = None
+                self.is_turned_away = False
+            case VerifierLost(retry_after):
+                self.is_turned_away = retry_after is not None
+            case VerifierFailed(error):
+                self.verifier_error = error
 
     def _heed_reader(self) -> None:
         """A reader who is far behind holds the next round back."""

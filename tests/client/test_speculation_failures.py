@@ -114,6 +114,17 @@ async def test_a_verifier_that_refuses_in_an_answer_is_done_without_in_the_next(
         assert client.unspeculated == "verifier: expected it to go on, got told not to"
 
 
+async def test_a_full_verifier_is_said_to_be_full(world: World) -> None:
+    async with world.scripted() as verifier, world.speculating(verifier, speculation=HASTY) as client:
+        verifier.script(None, Refuse(OverloadedError, retry_after=30.0, is_about_round=False))
+        stream = client.stream(PROMPT, temperature=0)
+        await tokens_text(stream)
+        assert stream.report.speculation is not None
+        assert stream.report.speculation.device > 0
+        await settled(lambda: not client._shared.active)
+        assert client.unspeculated.endswith("expected a session within 0.3 s, got a refusal")
+
+
 async def test_a_failure_that_nobody_may_stand_in_for_keeps_the_text_so_far(world: World) -> None:
     async with world.scripted() as verifier, world.speculating(verifier, speculation=HASTY, on_failure="raise") as client:
         texts: list[str] = []
