@@ -104,6 +104,8 @@ class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         is_padded: a batch costs as if every request in it were as long as the longest, as without variable-length kernels.
         window: tokens of a draft, or who chooses it.
         execution: ``distributed``: the device always drafts; ``fused``: the server always writes alone; ``auto``: what pays.
+        is_calibrated: a client knows before its first answer how fast the servers write alone, as after ``streamco calibrate``; else the
+            first tokens of that answer are theirs, to see it. With ``auto`` only; ``distributed`` clients never look, and are told.
         branches: drafts that go on while a verdict is out, side by side; 0: the device waits for the verdict (Synera 4.4).
         ahead: of the next drafts, sent before the verdict that they bet on, so that the server need not wait for the link; with branches
             and a budget of 1 only.
@@ -118,6 +120,7 @@ class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     is_padded: bool = False
     window: Count | Literal["dynamic", "adaptive", "confident", "predicted"] = 4
     execution: Literal["distributed", "fused", "auto"] = "distributed"
+    is_calibrated: bool = False
     branches: Annotated[int, Meta(ge=0)] = 0
     ahead: Annotated[int, Meta(ge=0, le=4)] = 0
     budget: Annotated[float, Meta(gt=0, le=1)] = 1.0
@@ -127,6 +130,8 @@ class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if self.routing != "jsq" and self.routing not in ROUTING:
             near = get_close_matches(self.routing, ROUTING, n=1)
             raise ConfigError(f"routing: expected {', '.join(ROUTING)} or jsq, got {self.routing!r}{_hint(near)}")
+        if self.is_calibrated and self.execution != "auto":
+            raise ConfigError(f"is_calibrated: expected false where nobody chooses who writes, got true with execution {self.execution!r}")
         if self.ahead and self.budget < 1.0:
             raise ConfigError(f"ahead: expected 0 with a budget below 1, where not every draft is judged, got {self.ahead}")
         if self.ahead and not self.branches:

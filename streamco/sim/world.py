@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
@@ -250,9 +251,9 @@ class _World:
         policy, seed = self._options.policy, self._scenario.seed
         models = [device_model(pool) for pool in self._options.world.device_pools]
         step = None  # a client that may let the server write alone measures it
-        if policy.execution == "distributed":
-            forward, _ = forward_pass(self._options.world.server_pools[0], self._scenario)
-            step = forward(1, 0, _CONTEXT, 1)
+        if policy.execution == "distributed" or policy.is_calibrated:
+            steps = [forward_pass(pool, self._scenario)[0](1, 0, _CONTEXT, 1) for pool in self._options.world.server_pools]
+            step = fmean(steps[server.pool] for server in topology.servers)
         members = []
         for device in topology.devices:
             model = models[device.pool]

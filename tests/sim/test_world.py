@@ -85,6 +85,13 @@ def test_drafting_that_pays_is_kept_to_and_drafting_that_does_not_is_left() -> N
     assert near.system["by_server_alone"] < 0.5 < far.system["by_server_alone"]
 
 
+def test_who_is_calibrated_need_not_look_at_the_stream_first() -> None:
+    def alone(**policy: Any) -> float:
+        return run(execution="auto", branches=4, world={"devices": 8, "link": {"rtt_ms": 5}}, **policy).system["by_server_alone"]
+
+    assert alone(is_calibrated=True) < alone()
+
+
 def test_below_a_budget_of_one_about_that_share_is_judged() -> None:
     outcome = run(budget=0.4, workload={"requests": 24}, world={"devices": 2})
     assert outcome.system["offloaded_share"] == pytest.approx(0.4, abs=0.12)
