@@ -1,7 +1,8 @@
 """How many threads each engine of this process may use.
 
-Engines that together use more threads than there are cores collapse: ggml's workers spin at a barrier after each node, so that two
-engines with two threads each on two cores fall from 109 to 24 tokens/s decoding and from 357 to 21 in prefill.
+Engines that together use more threads than there are cores gain nothing: ggml's workers meet at a barrier after each node, and once a
+process has more of them than cores libgomp lets them sleep there at once (``GOMP_SPINCOUNT``, throttled). Then even one that generates
+while the others rest is slower on two threads than on one.
 """
 
 from __future__ import annotations
