@@ -46,6 +46,7 @@ class Drafting:
         self._say = say
         self._number = number
         self._mirror = Mirror()
+        self._has_begun = False  # it has written a token of this answer: until then it reads the prompt
         self._waiting: list[tuple[Branch, int]] = []  # branches to begin when those before them are done, and how far each goes
         self._behind, self._width = 0, 1  # settled tokens that branches count from; branches side by side
         self._side_by_side = 0  # branches that began together
@@ -62,7 +63,7 @@ class Drafting:
         length = self._mirror.meet(settled)
         ids = tuple(settled[length:])
         self._mirror.write(length, ids)
-        self.trunk = Line(self._number(), count, now, is_timed=len(ids) <= _CORRECTION)
+        self.trunk = Line(self._number(), count, now, is_timed=self._has_begun and len(ids) <= _CORRECTION)
         self._say(DraftTokens(self.trunk.version, length, ids, count))
 
     def extend(self, line: Line, count: int, *, now: float) -> None:
@@ -114,6 +115,7 @@ class Drafting:
     def take(self, event: TokensDrafted, *, now: float) -> Line | None:
         """Note tokens; gives the draft they belong to, None where that is over."""
         self._report.drafted += len(event.tokens)
+        self._has_begun = self._has_begun or bool(event.tokens)
         trunk = self.trunk if self.trunk is not None and self.trunk.version == event.version else None
         line = trunk or self.branches.get(event.version)
         if line is None:

@@ -78,11 +78,12 @@ def test_a_trunk_goes_on_behind_all_it_has(device: Device) -> None:
 
 
 def test_a_trunk_that_is_judged_stops(device: Device) -> None:
-    device.drafting.begin([], 4, now=0.0)
-    device.tell(1, 2, 3, is_finished=False)
+    device.draft([], 1)
+    device.drafting.begin([1], 4, now=0.0)
+    device.tell(2, 2, 3, is_finished=False)
     device.commands()
     device.drafting.rest(now=3.0)
-    assert device.commands() == [DropDrafts((1,))]
+    assert device.commands() == [DropDrafts((2,))]
     assert device.drafting.trunk is None
     assert device.pair.step_times[0] == pytest.approx(0.02 + 0.5 * (1.5 - 0.02)), "two tokens in three seconds"
 
@@ -159,16 +160,32 @@ def test_dropping_names_every_branch_once(device: Device) -> None:
 
 
 def test_drafts_say_how_fast_the_device_is(device: Device) -> None:
+    device.draft([], 1)
     device.drafting.begin([1], 4, now=10.0)
-    device.tell(1, 2, 3, is_finished=False, now=11.0)
+    device.tell(2, 2, 3, is_finished=False, now=11.0)
     assert device.pair.step_times[0] == 0.02
-    device.tell(1, 4, 5, now=14.0)
+    device.tell(2, 4, 5, now=14.0)
     assert device.pair.step_times[0] == pytest.approx(0.02 + 0.5 * (1.0 - 0.02))
 
 
+def test_the_prompt_that_the_device_reads_before_its_first_token_says_nothing(device: Device) -> None:
+    device.drafting.begin([], 4, now=10.0)
+    device.tell(1, 2, is_finished=False, now=50.0)
+    device.tell(1, 3, 4, now=52.0)
+    assert device.pair.step_times[0] == pytest.approx(0.02 + 0.5 * (1.0 - 0.02)), "two tokens behind the first one, in two seconds"
+
+
+def test_nor_does_it_where_the_first_draft_was_dropped_meanwhile(device: Device) -> None:
+    device.drafting.begin([], 4, now=10.0)
+    device.drafting.begin([7], 1, now=49.0)
+    device.tell(2, 8, now=50.0)
+    assert list(device.pair.step_times) == [0.02, 0.03, 0.04]
+
+
 def test_a_draft_that_has_to_read_much_first_says_nothing(device: Device) -> None:
+    device.draft([], 9)
     device.drafting.begin([1, 2, 3], 4, now=0.0)
-    device.tell(1, 2, 3, 4, 5, now=4.0)
+    device.tell(2, 2, 3, 4, 5, now=4.0)
     assert list(device.pair.step_times) == [0.02, 0.03, 0.04]
 
 
