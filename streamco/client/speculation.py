@@ -89,7 +89,7 @@ class SpeculationDriver(TaskOwner):
         error: what the answer ended with.
         verifier_error: why the verifier was out for the rest of the answer; None: it was not.
         unconnected: seconds that a connection to it had been asked for in vain when the answer's work ended.
-        is_turned_away: the session was refused, and there has been none since.
+        is_turned_away: the session was refused for a time that was told, and there has been none since.
         dropped: tokens held for a reader who left.
         stand_in: the remote side, where it generates alone.
     """

@@ -46,7 +46,7 @@ class Drafting:
         self._say = say
         self._number = number
         self._mirror = Mirror()
-        self._has_begun = False  # it has written a token of this answer: until then it reads the prompt
+        self._has_begun = False  # it has written a token of this answer: until then it may be reading the prompt
         self._waiting: list[tuple[Branch, int]] = []  # branches to begin when those before them are done, and how far each goes
         self._behind, self._width = 0, 1  # settled tokens that branches count from; branches side by side
         self._side_by_side = 0  # branches that began together

@@ -75,13 +75,16 @@ class Line:
         return [token.id for token in self.tokens]
 
     def pace(self, *, now: float) -> tuple[int, float] | None:
-        """Tokens, and the seconds they took; without the first ones where much had to be read for those. None: it can't be told."""
+        """Tokens, and the seconds they took; without the first ones where much had to be read for those. None: it can't be told.
+
+        Several that came at once may have come late: a single token behind them then seems to take no time.
+        """
         if not self.is_paced:
             return None
         if self.is_timed:
             return self.made, now - self.began
         behind = self.made - self.first
-        return (behind, now - self.first_at) if behind else None
+        return (behind, now - self.first_at) if behind > (self.first > 1) else None
 
     def take(self, tokens: Sequence[DraftToken], importance: float | None, *, now: float, is_finished: bool) -> None:
         """More of it came; ``importance`` is that of the present command's tokens."""

@@ -145,3 +145,10 @@ def test_how_fast_the_device_is_shows_in_all_tokens_or_in_those_behind_what_had_
     line.go_on(2, 2, now=20.0)
     line.take(tokens(5, 6), None, now=21.0, is_finished=True)
     assert line.pace(now=21.0) == (2, 1.0), "there was nothing to read"
+
+
+def test_one_token_behind_several_that_came_late_says_nothing() -> None:
+    line = Line(1, 4, 10.0)
+    line.take(tokens(1, 2, 3), None, now=15.0, is_finished=False)
+    line.take(tokens(4), None, now=15.001, is_finished=True)
+    assert line.pace(now=15.001) is None

@@ -252,6 +252,16 @@ def test_a_lossless_answer_is_never_slower_than_95_percent_of_plain_remote(rtt: 
     assert max(ratios.values()) > 1.3, "and drafting is not simply left alone"
 
 
+def test_a_long_prompt_on_the_device_makes_it_seem_no_slower() -> None:
+    target, draft = scripted(0.8, 5)
+    device = DraftingDevice(model=draft, step_times=(0.01,) * 6, prompt_time=2.0)
+    pair = Pair(prior=PairPrior(step_times=(0.02,) * 6))
+    server = JudgingServer(model=target, step=0.06)
+    options = SpeculatorOptions(max_tokens=6, has_remote=False)  # a round or two
+    assert simulate_answer(pair, options, device, server, Link(rtt=0.03), seed=1) is not None
+    assert 0.01 <= pair.step_times[0] < 0.02
+
+
 def test_the_window_that_is_predicted_to_be_best_nearly_is() -> None:
     for rtt, draft_step in ((0.01, 0.02), (0.03, 0.01), (0.06, 0.005)):
         prior = PairPrior(acceptance=0.75, remote_step=0.06, wait=rtt + 0.06)

@@ -7,7 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from streamco.client.pairing import SpeculationOptions
 from streamco.errors import ConfigError
+from streamco.server.packaged import load_step_times
+from streamco.sim import world as world_module
 from streamco.sim.options import DevicePool, ServerPool
 from streamco.sim.scenario import KINDS, Outcome, Scenario, figures_of, load_kind, run_scenario
 from streamco.sim.world import KIND, device_model, forward_pass
@@ -89,7 +92,22 @@ def test_who_is_calibrated_need_not_look_at_the_stream_first() -> None:
     def alone(**policy: Any) -> float:
         return run(execution="auto", branches=4, world={"devices": 8, "link": {"rtt_ms": 5}}, **policy).system["by_server_alone"]
 
-    assert alone(is_calibrated=True) < alone()
+    assert alone(is_calibrated=True) == 0.0 < alone()
+
+
+def test_what_a_calibrated_client_knows_is_the_mean_of_all_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[float | None] = []
+    options_of = world_module.SpeculationOptions
+
+    def noting(**settings: Any) -> SpeculationOptions:
+        told.append(settings["prior"].remote_step)
+        return options_of(**settings)
+
+    monkeypatch.setattr(world_module, "SpeculationOptions", noting)
+    pools = [{"step_times": "llama2-70b-a100x2", "count": 3}, {"step_times": "llama2-70b-a100x4", "count": 1}]
+    run(execution="auto", is_calibrated=True, world={"servers": 4, "server_pools": pools})
+    slow, fast = (load_step_times(name)(1, 0) for name in ("llama2-70b-a100x2", "llama2-70b-a100x4"))
+    assert told == pytest.approx([(3 * slow + fast) / 4] * 6)
 
 
 def test_below_a_budget_of_one_about_that_share_is_judged() -> None:
