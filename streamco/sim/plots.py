@@ -31,6 +31,7 @@ QUIET = "#555555"
 WIDTH, HEIGHT, PANEL, ROW = 8.0, 5.6, 4.2, 3.4  # inches
 MOST_BESIDE, MOST_TICKS = 4, 12  # panels in a row, and values that each have a tick
 CHARACTERS = 14.5  # of a caption, an inch
+LEGEND_ROW, USUAL_ROWS = 0.23, 3  # inches; and rows of a legend, its title among them, for which the height is meant
 
 
 def check_matplotlib() -> None:
@@ -74,7 +75,10 @@ def _draw(experiment: Experiment, plot: PlotOptions, points: Sequence[Point], pa
 
     beside = min(len(panels), MOST_BESIDE)
     rows = -(-len(panels) // beside)
-    picture = Picture(figsize=(max(WIDTH, PANEL * beside), HEIGHT + (rows - 1) * ROW), dpi=150)
+    width = max(WIDTH, PANEL * beside)
+    lines = [] if plot.line is None else [str(value.label) for value in axes_by_name[plot.line].values]
+    told = LEGEND_ROW * max(0, _legend_rows(lines, width) - USUAL_ROWS)
+    picture = Picture(figsize=(width, HEIGHT + (rows - 1) * ROW + told), dpi=150)
     FigureCanvasAgg(picture)
     grid = picture.subplots(rows, beside, sharey=True, squeeze=False).flat
     for ax in grid[len(panels) :]:
@@ -173,14 +177,18 @@ def _frame(picture: Any, ax: Axes, experiment: Experiment, plot: PlotOptions) ->
             alignment="left",
         )
         legend.get_title().set_color(QUIET)
-        rows = -(-len(names) // _columns(names, width)) + 1
-        top -= (0.23 * rows + 0.1) / height
+        top -= (LEGEND_ROW * _legend_rows(names, width) + 0.1) / height
     picture.tight_layout(rect=(0.0, bottom, 1.0, top))
 
 
 def _columns(names: Sequence[str], width: float) -> int:
     """Of a legend: as many as fit beside one another."""
-    return max(1, min(len(names), int(width * 10 / (max(map(len, names)) + 8))))
+    return max(1, min(len(names), int(width * 13 / (max(map(len, names)) + 11))))
+
+
+def _legend_rows(names: Sequence[str], width: float) -> int:
+    """Its title among them; 0: there is none."""
+    return -(-len(names) // _columns(names, width)) + 1 if names else 0
 
 
 def _caption(experiment: Experiment, plot: PlotOptions) -> str:

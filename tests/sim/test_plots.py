@@ -105,6 +105,22 @@ def test_a_sweep_of_names_is_drawn_as_bars_and_panels_have_titles(
     assert "Bars are means" in words(picture)
 
 
+def test_a_legend_of_many_long_names_stands_beside_nothing_and_takes_no_room_from_the_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: list[Figure]
+) -> None:
+    names = "".join(f", drafts of {number} tokens each and drafting on meanwhile: {{policy.window: {number}}}" for number in range(3, 9))
+    text = TOY.replace("both: {policy.window: 2}}", f"both: {{policy.window: 2}}{names}}}")
+    plot = "plot: {x: world.link.rtt_ms, y: seconds_mean, line: who writes}\n"
+    experiment, points = finish(tmp_path, monkeypatch, text + plot)
+    draw_plots(experiment, points, tmp_path)
+    (picture,) = drawn
+    (ax,), (legend,) = picture.axes, picture.legends
+    label, box = ax.yaxis.label.get_window_extent(), legend.get_window_extent()
+    assert label.y1 <= box.y0
+    assert box.x1 <= picture.bbox.x1
+    assert ax.get_window_extent().height >= 3.0 * picture.dpi
+
+
 def test_what_is_held_fast_is_said_and_other_values_are_not_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: list[Figure]
 ) -> None:
