@@ -1,7 +1,7 @@
 """What is known of a draft model and its verifier: measured round by round, kept over answers, and asked by the policies.
 
-Times are means that forget; those of the device's first token, the first round and the first remote token are left out by the speculator, for
-a prompt is read in them.
+Times are means that forget; those of the device's first token, the first round and the first remote token are left out by the
+speculator, for a prompt is read in them.
 """
 
 from __future__ import annotations

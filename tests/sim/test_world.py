@@ -97,11 +97,10 @@ def test_who_is_calibrated_need_not_look_at_the_stream_first() -> None:
 
 def test_what_a_calibrated_client_knows_is_the_mean_of_all_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[float | None] = []
-    options_of = world_module.SpeculationOptions
 
     def noting(**settings: Any) -> SpeculationOptions:
         told.append(settings["prior"].remote_step)
-        return options_of(**settings)
+        return SpeculationOptions(**settings)
 
     monkeypatch.setattr(world_module, "SpeculationOptions", noting)
     pools = [{"step_times": "llama2-70b-a100x2", "count": 3}, {"step_times": "llama2-70b-a100x4", "count": 1}]
