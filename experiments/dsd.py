@@ -69,11 +69,16 @@ def _change(figures: Mapping[str, float], other: str) -> str:
     return f"{100.0 * (figures['adaptive'] / figures[other] - 1.0):+.1f} %"
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folder", type=Path, help="of the results")
-    results = json.loads((parser.parse_args().folder / "results.json").read_bytes())
+    folder = parser.parse_args(arguments).folder
+    results = json.loads((folder / "results.json").read_bytes())
+    if WINDOW not in results["sweep"]:
+        parser.error(
+            f"{folder}: expected results of dsd_table2.yaml, which sweeps {WINDOW!r}, got a sweep of {', '.join(results['sweep'])}"
+        )
     throughput, tpot = (means_of(results["scenarios"], WINDOW, figure) for figure in ("throughput", "tpot_mean"))
     head = ["", "paper, requests/s", "ours", "to static", "to dynamic", "paper, TPOT [ms]", "ours", "to static"]
     show_table(f"{results['name']} {'/'.join(POLICIES)}; {results['repeats']} seeds", head, table2(throughput, tpot))

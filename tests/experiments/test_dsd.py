@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from experiments.dsd import PAPER_THROUGHPUT, WINDOW, count_won, table2
+import pytest
+
+from experiments.dsd import PAPER_THROUGHPUT, WINDOW, count_won, main, table2
 from experiments.tables import means_of
 
 
@@ -43,3 +47,10 @@ def test_cases_that_miss_a_policy_are_left_out() -> None:
 def test_wins_are_counted_by_case() -> None:
     assert count_won(means_of([*scenarios(6.0)], WINDOW, "throughput"), "static 4") == 0
     assert len(PAPER_THROUGHPUT) == 12
+
+
+def test_results_of_another_experiment_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "results.json").write_text(json.dumps({"name": "dsd_figure7", "sweep": {"drafters": [], "policy.routing": []}}))
+    with pytest.raises(SystemExit):
+        main([str(tmp_path)])
+    assert "expected results of dsd_table2.yaml, which sweeps 'window', got a sweep of drafters, policy.routing" in capsys.readouterr().err
