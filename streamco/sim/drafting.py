@@ -26,7 +26,8 @@ class DraftingDevice(Struct, frozen=True, kw_only=True):
         model: the draft model; sees the answer's ids.
         writes: the token that it writes, where that is known without looking at all it may say; None: it isn't.
         step_times: seconds of a step by the number of sequences that draft in it; of more than are listed, the last.
-        read_time: seconds a token that has to be read first, but for the first, which comes with the step.
+        read_time: seconds a token that has to be read first, but for the last, which comes with the step. What a sequence wrote last is
+            read with what comes behind it, as engines do.
         prompt_time: seconds to read the prompt, before the first token.
         is_sampled: tokens are drawn from the model; False: its likeliest.
         end_ids: tokens that end a draft.
@@ -84,7 +85,7 @@ class _Sequence:
     version: int
     ids: list[int]
     left: int
-    unread: int
+    read: int  # of the ids: not those that it was given, nor the last one that it wrote
     told: list[DraftToken] = field(default_factory=list)
 
 
@@ -133,9 +134,9 @@ class SimulatedDrafts:
             case DraftTokens(version, length, ids, count):
                 if self._own.left:
                     raise AssertionError(f"draft {version}: expected the draft before it to be dropped or finished")
-                self._own = self._begin(version, self._own.ids, length, ids, count)
+                self._own = self._begin(version, length, ids, count)
             case DraftBranch(version, length, ids, count):
-                self._branches[version] = self._begin(version, self._own.ids, length, ids, count)
+                self._branches[version] = self._begin(version, length, ids, count)
             case AdoptBranch(version):
                 self._own = self._branches.pop(version)
             case DropDrafts(versions):
@@ -147,12 +148,13 @@ class SimulatedDrafts:
             self._is_called = True
             call_at(self._env, 0.0, self._step)  # what is asked at one time shares its batches
 
-    def _begin(self, version: int, held: list[int], length: int, ids: tuple[int, ...], count: int) -> _Sequence:
+    def _begin(self, version: int, length: int, ids: tuple[int, ...], count: int) -> _Sequence:
+        held = self._own.ids
         if length > len(held) or count < 1:
             raise AssertionError(
                 f"draft {version}: expected a length of at most {len(held)} and a token to write, got {length} and {count}"
             )
-        return _Sequence(version, [*held[:length], *ids], count, len(ids))
+        return _Sequence(version, [*held[:length], *ids], count, min(length, self._own.read))
 
     def _drop(self, version: int) -> None:
         if version == self._own.version:
@@ -166,8 +168,8 @@ class SimulatedDrafts:
         active = [sequence for sequence in (self._own, *self._branches.values()) if sequence.left]
         if self._is_busy or self._is_out or not active:
             return
-        times = self._device.step_times
-        seconds = times[min(len(active), len(times)) - 1] + self._device.read_time * sum(max(0, one.unread - 1) for one in active)
+        times, missing = self._device.step_times, sum(max(0, len(one.ids) - one.read - 1) for one in active)
+        seconds = times[min(len(active), len(times)) - 1] + self._device.read_time * missing
         if not self._unread_prompt:
             self._running = active
         seconds, self._unread_prompt = seconds + self._unread_prompt, 0.0
@@ -194,7 +196,7 @@ class SimulatedDrafts:
 
     def _write(self, sequence: _Sequence) -> None:
         device = self._device
-        sequence.unread = 0
+        sequence.read = len(sequence.ids)
         if device.context is None or len(sequence.ids) < device.context:
             drafted = self._draw(sequence.ids) if device.writes is None else device.writes(sequence.ids)
             token = drafted.id

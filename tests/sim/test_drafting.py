@@ -54,6 +54,27 @@ def test_what_has_to_be_read_takes_time() -> None:
     assert world.run() == [(2.0, 1, [8], True)]
 
 
+def test_what_was_written_last_is_read_with_what_comes_behind_it() -> None:
+    world = World(read_time=0.5)
+    world.drafts.run(DraftTokens(1, 0, (5, 6), 2))
+    world.env.run(until=3.0)  # 7 and 8, the latter not read
+    world.drafts.run(DraftTokens(2, 3, (9,), 1))  # behind 7, which the step that wrote 8 read
+    world.env.run(until=4.5)
+    world.drafts.run(DraftBranch(3, 5, (11,), 1))  # behind 10, which nobody read: a token more than the 11
+    world.env.run(until=6.5)
+    world.drafts.run(DraftBranch(4, 4, (21, 22), 1))
+    assert [(at, ids) for at, _, ids, _ in world.run()] == [(2.5, [7, 8]), (4.0, [10]), (6.0, [12]), (8.0, [23])]
+
+
+def test_a_branch_begins_with_what_the_trunk_has_read() -> None:
+    world = World(read_time=0.5, burst=1)
+    world.drafts.run(DraftTokens(1, 0, (7,), 3))
+    world.env.run(until=2.5)
+    world.drafts.run(DropDrafts((1,)))
+    world.drafts.run(DraftBranch(2, 3, (), 2))  # 7, 8, 9: the last one comes with the step
+    assert [at for at, _, _, _ in world.run()] == [1.0, 2.0, 3.5, 4.5]
+
+
 def test_a_step_is_broken_off_when_all_its_drafts_were_dropped() -> None:
     world = World()
     world.drafts.run(DraftTokens(1, 0, (7,), 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -135,6 +136,29 @@ def test_a_step_takes_what_its_drafts_and_the_tokens_in_front_of_them_take() -> 
     for task, answer in tasks:
         answer.read(task)
     assert steps == [(2, 1)]  # what was written last of each is read with what comes next, and one id more
+    engine.close()
+
+
+def test_what_is_computed_for_a_step_counts_into_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    def pause(until: float, _batch: object) -> None:
+        clock[0] = max(clock[0], until)
+
+    def computed(ids: Sequence[int]) -> Mapping[int, float]:
+        clock[0] += 8.0
+        return {1: 1.0}
+
+    monkeypatch.setattr("streamco.testing.sequences.monotonic", lambda: clock[0])
+    engine = FakeEngine(vocabulary=SMALL, successor=computed, mode="thread", step_time=lambda writing, _reading: 60.0 * writing)
+    monkeypatch.setattr(engine.sequences, "_pause", pause)
+    sequence = engine.hold()
+    task, answer = asked(sequence, "draft", 20, ids=[2])  # by then it is known
+    answer.read(task)
+    began = clock[0]
+    task, answer = asked(sequence, "draft", 1, ids=[2])
+    answer.read(task)
+    assert clock[0] - began == pytest.approx(60.0)
     engine.close()
 
 
