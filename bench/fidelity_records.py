@@ -64,6 +64,7 @@ class Record(Struct, frozen=True, kw_only=True):
             output_tokens=length,
             accepted=bytes(rank == 0 for rank in ranks[:length]),
             confidences=bytes(round(255 * each[0][1]) for each in self.choices[:length]),
+            runners_up=bytes(round(255 * each[1][1]) for each in self.choices[:length]),
             ranks=bytes(ranks[:length]),
             device=device,
         )

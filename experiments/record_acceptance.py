@@ -12,8 +12,8 @@ Both engines run in their exact mode, so that a row's logits don't depend on wha
 without it may differ in a token of fifty.
 
 DIR gets a file for each task and draft model, a line a prompt, and no text: lengths, accepted (0 or 1), the draft model's confidence in its
-own choice in 255ths, and the rank of the target's token among its choices (3: fourth or later). A run that is broken off goes on where it
-was. ``--package`` makes the simulator's traces of them, with a first line that says what they are.
+own choice and in its second one in 255ths, and the rank of the target's token among its choices (3: fourth or later). A run that is broken
+off goes on where it was. ``--package`` makes the simulator's traces of them, with a first line that says what they are.
 """
 
 from __future__ import annotations
@@ -145,6 +145,7 @@ def judge(engine: LlamaEngine, prompt: Prompt, answer: Sequence[int]) -> dict[st
         "output_length": len(answer),
         "acceptance_seq": [int(rank == 0) for rank in ranks],
         "confidences": [round(255 * prediction.confidence) for prediction in said[: len(answer)]],
+        "runners_up": [round(255 * prediction.likeliest[1][1]) for prediction in said[: len(answer)]],
         "ranks": "".join(map(str, ranks)),
     }
 

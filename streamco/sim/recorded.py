@@ -73,15 +73,22 @@ class RecordedAnswer:
         return token
 
     def _draft(self, place: int) -> DraftToken:
-        request, right, wrong = self.request, self.right(place), place * _STRIDE + 2
-        confidence = request.confidences[place] / 255.0 if request.confidences else _UNKNOWN
-        sure = min(_MOST, max(_LEAST, confidence))
-        second = min(0.6 * (1.0 - sure), 0.9 * sure)
+        right, wrong = self.right(place), place * _STRIDE + 2
         choices = [wrong, wrong + 1, wrong + 2]
         rank = self._rank(place)
         if rank < len(choices):
             choices[rank] = right
-        return DraftToken(choices[0], sure, tuple(zip(choices, (sure, second, 0.5 * second), strict=True)))
+        shares = self._shares(place)
+        return DraftToken(choices[0], shares[0], tuple(zip(choices, shares, strict=True)))
+
+    def _shares(self, place: int) -> tuple[float, float, float]:
+        """Probabilities of the draft model's first three choices; what wasn't recorded is guessed."""
+        request = self.request
+        confidence = request.confidences[place] / 255.0 if request.confidences else _UNKNOWN
+        sure = min(_MOST, max(_LEAST, confidence))
+        left = 1.0 - sure
+        second = min(request.runners_up[place] / 255.0, sure, left) if request.runners_up else min(0.6 * left, 0.9 * sure)
+        return sure, second, min(0.5 * second, left - second)
 
     def _rank(self, place: int) -> int:
         """The place of the target's token among the draft model's choices; 3: further behind."""

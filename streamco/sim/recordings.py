@@ -18,6 +18,7 @@ from array import array
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
+from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Annotated, Literal, cast
 
@@ -35,6 +36,7 @@ _OUTPUTS = ("generated_tokens", "output_tokens", "target_tokens")
 _IS_ACCEPTED = bytes([1, 0, 0, 0])  # by rank
 
 Count = Annotated[int, Meta(ge=1)]
+Share = Annotated[int, Meta(ge=0, le=255)]  # in 255ths
 
 
 class TraceRow(Struct, frozen=True, kw_only=True):
@@ -49,6 +51,7 @@ class TraceRow(Struct, frozen=True, kw_only=True):
     output_tokens: int
     accepted: bytes
     confidences: bytes = b""
+    runners_up: bytes = b""
     ranks: bytes = b""
     arrival: float | None = None
     device: int | None = None
@@ -60,7 +63,8 @@ class _Line(Struct):
     acceptance_seq: list[Literal[0, 1]]
     arrival_time_ms: Annotated[float, Meta(ge=0)] | None = None
     drafter_id: Annotated[int, Meta(ge=0)] | None = None
-    confidences: list[Annotated[int, Meta(ge=0, le=255)]] = []
+    confidences: list[Share] = []
+    runners_up: list[Share] = []
     ranks: Annotated[str, Meta(pattern="^[0-3]*$")] = ""
 
 
@@ -117,17 +121,21 @@ def read_trace(trace: str) -> Iterator[TraceRow]:
 
 def _row(line: _Line) -> TraceRow:
     tokens = line.output_length
-    for name, values in (("acceptance_seq", line.acceptance_seq), ("confidences", line.confidences), ("ranks", line.ranks)):
+    for name in ("acceptance_seq", "confidences", "runners_up", "ranks"):
+        values = getattr(line, name)
         if len(values) != tokens and (values or name == "acceptance_seq"):
             raise ConfigError(f"{name}: expected output_length values, {tokens}, got {len(values)}")
     accepted, ranks = bytes(line.acceptance_seq), bytes(map(int, line.ranks))
     if ranks and ranks.translate(_IS_ACCEPTED.ljust(256, b"\0")) != accepted:
         raise ConfigError("ranks: expected 0 where acceptance_seq has 1 and nowhere else, got something else")
+    if any(second > first for first, second in zip_longest(line.confidences, line.runners_up, fillvalue=0)):
+        raise ConfigError("runners_up: expected no more than confidences has there, got more")
     return TraceRow(
         prompt_tokens=line.prompt_length,
         output_tokens=tokens,
         accepted=accepted,
         confidences=bytes(line.confidences),
+        runners_up=bytes(line.runners_up),
         ranks=ranks,
         arrival=None if line.arrival_time_ms is None else line.arrival_time_ms / 1000.0,
         device=line.drafter_id,

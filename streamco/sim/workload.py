@@ -41,6 +41,7 @@ class SimulatedRequest(Struct, frozen=True, kw_only=True):
         output_tokens: of the answer, the end token counted.
         accepted: by output position: 1 where the draft model, behind the target's own text, says the target's token; 0 where not.
         confidences: by output position, of the draft model in its own choice, in 255ths; empty: not recorded.
+        runners_up: by output position: of the draft model in its second choice, in 255ths; empty: not recorded.
         ranks: by output position: of the target's token among the draft model's choices, 0 where it is accepted, 3 for the fourth and
             all behind; empty: not recorded.
         device: which draws it up; None: the world says.
@@ -52,6 +53,7 @@ class SimulatedRequest(Struct, frozen=True, kw_only=True):
     output_tokens: int
     accepted: bytes
     confidences: bytes = b""
+    runners_up: bytes = b""
     ranks: bytes = b""
     device: int | None = None
 
@@ -210,6 +212,7 @@ def read_requests(options: WorkloadOptions, *, devices: int | None = None, seed:
             output_tokens=row.output_tokens,
             accepted=row.accepted,
             confidences=row.confidences,
+            runners_up=row.runners_up,
             ranks=row.ranks,
             device=drawn,
         )

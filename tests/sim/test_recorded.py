@@ -1,12 +1,12 @@
+import pytest
+
 from streamco.sim.recorded import END, RecordedAnswer, prompt_ids
 from streamco.sim.workload import SimulatedRequest
 
 
-def answer(accepted: bytes, *, confidences: bytes = b"", ranks: bytes = b"") -> RecordedAnswer:
+def answer(accepted: bytes, **recorded: bytes) -> RecordedAnswer:
     return RecordedAnswer(
-        SimulatedRequest(
-            number=3, arrival=0.0, prompt_tokens=5, output_tokens=len(accepted), accepted=accepted, confidences=confidences, ranks=ranks
-        )
+        SimulatedRequest(number=3, arrival=0.0, prompt_tokens=5, output_tokens=len(accepted), accepted=accepted, **recorded)  # type: ignore[arg-type]
     )
 
 
@@ -56,6 +56,16 @@ def test_a_confidence_is_what_was_recorded_and_choices_come_likeliest_first() ->
     chances = [chance for _, chance in of.write([0]).alternatives]
     assert chances == sorted(chances, reverse=True)
     assert of.draft([0])[of.write([0]).id] == of.write([0]).confidence
+
+
+def test_second_choices_are_as_likely_as_was_recorded_as_far_as_there_is_room_for_them() -> None:
+    of = answer(bytes([1, 0, 1]), confidences=bytes([153, 51, 255]), runners_up=bytes([51, 51, 0]))
+    chances = [[chance for _, chance in of.write([0] * place).alternatives] for place in range(3)]
+    assert chances[0] == pytest.approx([0.6, 0.2, 0.1])
+    assert chances[1] == pytest.approx([0.2, 0.2, 0.1])
+    assert chances[2] == pytest.approx([0.995, 0.0, 0.0])
+    crowded = answer(bytes([1]), confidences=bytes([204]), runners_up=bytes([51]))
+    assert sum(chance for _, chance in crowded.write([]).alternatives) == pytest.approx(1.0)
 
 
 def test_prompts_have_as_many_ids_as_they_should_and_none_of_an_answer() -> None:

@@ -47,12 +47,14 @@ def test_a_row_of_table_1_is_a_request(tmp_path: Path) -> None:
 
 
 def test_a_row_can_say_confidences_and_ranks_and_what_nobody_asked_for(tmp_path: Path) -> None:
-    (found,) = requests(trace=trace(tmp_path, {"confidences": [255, 7, 0], "ranks": "030", "client": "x"}, name="t.jsonl.gz"))
-    assert (found.confidences, found.ranks, found.device) == (bytes([255, 7, 0]), bytes([0, 3, 0]), None)
+    row = {"confidences": [255, 7, 0], "runners_up": [0, 7, 0], "ranks": "030", "client": "x"}
+    (found,) = requests(trace=trace(tmp_path, row, name="t.jsonl.gz"))
+    assert (found.confidences, found.runners_up, found.ranks) == (bytes([255, 7, 0]), bytes([0, 7, 0]), bytes([0, 3, 0]))
+    assert found.device is None
 
 
 @pytest.mark.parametrize("name", packaged_traces())
-def test_packaged_traces_say_what_they_are_and_have_all_that_can_be_recorded(name: str) -> None:
+def test_packaged_traces_say_what_they_are_and_have_confidences_and_ranks(name: str) -> None:
     about = read_about(name)
     assert "SmolLM2" in about["target"]
     assert "SmolLM2" in about["draft"]
@@ -74,6 +76,9 @@ def test_the_three_tasks_are_packaged() -> None:
         ({"acceptance_seq": [1, 2, 0]}, "Invalid enum value 2"),
         ({"confidences": [1]}, "confidences: expected output_length values, 3, got 1"),
         ({"confidences": [1, 2, 256]}, "Expected `int` <= 255"),
+        ({"confidences": [9, 9, 9], "runners_up": [9, 10, 1]}, "runners_up: expected no more than confidences has there"),
+        ({"runners_up": [1, 1, 1]}, "runners_up: expected no more than confidences has there"),
+        ({"runners_up": [1]}, "runners_up: expected output_length values, 3, got 1"),
         ({"ranks": "012"}, "ranks: expected 0 where acceptance_seq has 1"),
         ({"ranks": "040"}, "Expected `str` matching regex"),
         ({"arrival_time_ms": -1}, "Expected `float` >= 0"),
