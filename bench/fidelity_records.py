@@ -50,8 +50,8 @@ class Record(Struct, frozen=True, kw_only=True):
         """What a draft says in this place, whatever stands before it."""
         return dict(self.choices[min(place, len(self.choices) - 1)])
 
-    def request(self, number: int, *, device: int, tokens: int | None = None) -> SimulatedRequest:
-        """The same for the simulator; ``tokens``: the answer ends with so many."""
+    def request(self, number: int, *, device: int, tokens: int | None = None, common: int = 0) -> SimulatedRequest:
+        """The same for the simulator; ``tokens``: the answer ends with so many; ``common``: of the prompt, that all begin with."""
         length = len(self.answer) if tokens is None else tokens
         ranks = [
             next((rank for rank, (choice, _) in enumerate(each[:_LAST_RANK]) if choice == token), _LAST_RANK)
@@ -67,6 +67,7 @@ class Record(Struct, frozen=True, kw_only=True):
             runners_up=bytes(round(255 * each[1][1]) for each in self.choices[:length]),
             ranks=bytes(ranks[:length]),
             device=device,
+            common_tokens=common,
         )
 
 

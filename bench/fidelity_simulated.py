@@ -17,6 +17,7 @@ from streamco.core.admission import SchedulerOptions
 from streamco.core.pair import Pair
 from streamco.core.speculator import SpeculatorOptions
 from streamco.core.verification import SendVerdict
+from streamco.engines.slots import common_prefix
 from streamco.pairs import PairProfile
 from streamco.policies.batching import CHUNK, Alternating
 from streamco.policies.routing import routing_policy
@@ -114,6 +115,7 @@ class _World:
         self.verdicts: list[Verdict] = []
         self._cell = cell
         self._heard: set[str] = set()
+        self._common = _common_tokens([record.prompt for records in cell.work for record in records])
         self._server = TargetServer(self.env, cell.forward, scheduler_options(), Alternating(batch_tokens=_BATCH), limits=cell.limits)
         self._members = [self._member(number) for number in range(len(cell.work))]
 
@@ -137,7 +139,7 @@ class _World:
             number = place * devices + device
             self.told[number] = Told(began=self.env.now, deliveries=[])
             length = tokens if self._cell.speculation is None else None
-            crowd.take(self._cell.work[device][place].request(number, device=device, tokens=length))
+            crowd.take(self._cell.work[device][place].request(number, device=device, tokens=length, common=self._common))
 
         def answer_next(answered: Answered) -> None:
             self._note(answered)
@@ -182,14 +184,23 @@ class _World:
         return recorded_member(number, self._cell.law, self._cell.rtt, (self._cell.speculation or SpeculationOptions()).pair(1.0))
 
 
+def _common_tokens(prompts: Sequence[Sequence[int]]) -> int:
+    """With which all of them begin."""
+    return min(common_prefix(prompts[0], prompt) for prompt in prompts)
+
+
 def simulate(cell: SimulatedCell) -> Run:
     """The run, in no time."""
     return _World(cell).run()
 
 
 def recorded_member(number: int, law: DeviceLaw, rtt: float, pair: Pair) -> Member:
-    """A device that says what was recorded in the time of ``law``, behind a link of ``rtt`` seconds."""
-    model = DeviceModel(name="recorded", step_times=law.step_times, seconds_per_token=law.seconds_per_token)
+    """A device that says what was recorded in the time of ``law``, behind a link of ``rtt`` seconds.
+
+    Engines read a prompt's last token in the step that writes the answer's first one.
+    """
+    each = law.seconds_per_token
+    model = DeviceModel(name="recorded", step_times=law.step_times, seconds_per_token=each, overhead=-each)
     return Member(number, model, ConstantLink(rtt), pair)
 
 

@@ -116,15 +116,19 @@ class Member:
         model: what it is.
         link: its own.
         pair: what it knows, and learns.
+
+    Attributes:
+        has_read: tokens with which all prompts begin, and which are in its cache.
     """
 
-    __slots__ = ("is_busy", "link", "model", "number", "pair", "waiting")
+    __slots__ = ("has_read", "is_busy", "link", "model", "number", "pair", "waiting")
 
     def __init__(self, number: int, model: DeviceModel, link: SimulatedLink, pair: Pair) -> None:
         self.number = number
         self.model = model
         self.link = link
         self.pair = pair
+        self.has_read = 0
         self.is_busy = False
         self.waiting: deque[SimulatedRequest] = deque()
 
@@ -147,12 +151,13 @@ class _Speculated(SimulatedMachine[SpeculatorEvent, SpeculatorCommand]):
         speculator = Speculator(member.pair, options, Random(seed))
         super().__init__(env, speculator)
         model, request = member.model, answer.request
+        self._unread = max(1, request.prompt_tokens - min(member.has_read, request.common_tokens))
         device = DraftingDevice(
             model=answer.draft,
             writes=answer.write,
             step_times=model.step_times,
             read_time=model.seconds_per_token,
-            prompt_time=model.overhead + model.seconds_per_token * request.prompt_tokens,
+            prompt_time=model.overhead + model.seconds_per_token * self._unread,
             end_ids=frozenset({END}),
         )
         self._crowd = crowd
@@ -206,7 +211,9 @@ class _Speculated(SimulatedMachine[SpeculatorEvent, SpeculatorCommand]):
         if not self._member.pair.is_lossless:
             answered.right = sum(token == self._answer.right(place) for place, token in enumerate(self._speculator.answer.ids))
         answered.drafted = self._drafts.made
-        answered.joules = model.prompt_joules * answered.request.prompt_tokens + model.token_joules * self._drafts.made
+        if answered.drafted:
+            self._member.has_read = max(self._member.has_read, answered.request.common_tokens)
+        answered.joules = model.prompt_joules * self._unread + model.token_joules * self._drafts.made
         answered.mode = "distributed" if not report.remote else "both" if report.rounds else "fused"
         self._crowd.end(self._member, answered, error)
 

@@ -36,6 +36,7 @@ from streamco.core.verification import (
 from streamco.policies.batching import CHUNK, BatchPolicy
 from streamco.sim.machine import SimulatedMachine, call_at
 from streamco.sim.recorded import RecordedAnswer
+from streamco.sim.workload import SimulatedRequest
 
 __all__ = ["SERVE", "ForwardPass", "PassLimits", "PlainStream", "SessionAnswer", "TargetServer"]
 
@@ -126,6 +127,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         self._answers: dict[str, RecordedAnswer] = {}
         self._closed: list[str] = []  # in the batch that runs
         self._known: dict[int, int] = {}  # by request: tokens of prompt and answer that are in the cache, whoever had them read
+        self._common = 0  # tokens with which all prompts begin, and which are in the cache for good
         self._batch: RunBatch | None = None
         self._writing: list[PlainStream] = []
         self._reading: deque[PlainStream] = deque()
@@ -190,7 +192,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
     def stream(self, stream: PlainStream) -> None:
         """Read what is before it, then write."""
         total = stream.answer.request.prompt_tokens + stream.length
-        stream.unread = max(1, total - self._known.get(stream.answer.request.number, 0))
+        stream.unread = max(1, total - self._cached(stream.answer.request))
         self._reading.append(stream)
         self._begin()
 
@@ -279,26 +281,33 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         stream.length += 1
         self.made += 1
         answer = stream.answer
-        self._known[answer.request.number] = answer.request.prompt_tokens + stream.length
+        self._cache(answer.request, answer.request.prompt_tokens + stream.length)
         if stream.length >= answer.tokens:
             self._writing.remove(stream)
         stream.told(place)
 
     def _found(self, batch: RunBatch) -> int:
-        """Tokens of a prefill that a stream of the same request has had read."""
-        if batch.kind != "prefill" or not self._known:
+        """Tokens of a prefill that a stream of the same request has had read, or that all prompts begin with."""
+        if batch.kind != "prefill" or not (self._known or self._common):
             return 0
         found = 0
         for part in batch.parts:
-            known = self._known.get(self._answers[part.session].request.number, 0)
-            found += max(0, min(len(part.ids), known - part.start))
+            found += max(0, min(len(part.ids), self._cached(self._answers[part.session].request) - part.start))
         return found
+
+    def _cached(self, request: SimulatedRequest) -> int:
+        """Tokens of its prompt and answer."""
+        return max(self._known.get(request.number, 0), min(self._common, request.common_tokens))
+
+    def _cache(self, request: SimulatedRequest, tokens: int) -> None:
+        """So many of its prompt and answer have been read."""
+        self._known[request.number] = max(self._known.get(request.number, 0), tokens)
+        self._common = max(self._common, min(tokens, request.common_tokens))
 
     def _note(self, part: BatchPart) -> None:
         answer = self._answers.get(part.session)
         if answer is not None and not part.judged:
-            number = answer.request.number
-            self._known[number] = max(self._known.get(number, 0), part.start + len(part.ids))
+            self._cache(answer.request, part.start + len(part.ids))
 
     def _judgement(self, part: BatchPart) -> Judgement:
         answer = self._answers[part.session]

@@ -45,6 +45,7 @@ class SimulatedRequest(Struct, frozen=True, kw_only=True):
         ranks: by output position: of the target's token among the draft model's choices, 0 where it is accepted, 3 for the fourth and
             all behind; empty: not recorded.
         device: which draws it up; None: the world says.
+        common_tokens: of the prompt, with which the prompts of all begin: a device or a server that has read them once keeps them.
     """
 
     number: int
@@ -56,6 +57,7 @@ class SimulatedRequest(Struct, frozen=True, kw_only=True):
     runners_up: bytes = b""
     ranks: bytes = b""
     device: int | None = None
+    common_tokens: int = 0
 
 
 class LogNormal(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -154,6 +156,7 @@ class WorkloadOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         prompt, output: without a trace: tokens, or how they are drawn.
         lengths: without a trace: a CSV file whose rows are drawn from, each with prompt and answer, instead of ``prompt`` and ``output``.
         acceptance: without a trace: how acceptance sequences are made.
+        system_prompt: tokens in front of each prompt, the same for all: they are read once, by each device and by each server.
 
     Raises:
         ConfigError: settings that don't go together.
@@ -166,6 +169,7 @@ class WorkloadOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     output: Count | LengthOptions | None = None
     lengths: str | None = None
     acceptance: AcceptanceOptions | None = None
+    system_prompt: Annotated[int, Meta(ge=0)] = 0
 
     def __post_init__(self) -> None:
         generated = [name for name in ("prompt", "output", "lengths", "acceptance") if getattr(self, name) is not None]
@@ -208,13 +212,14 @@ def read_requests(options: WorkloadOptions, *, devices: int | None = None, seed:
         yield SimulatedRequest(
             number=number,
             arrival=arrival,
-            prompt_tokens=row.prompt_tokens,
+            prompt_tokens=options.system_prompt + row.prompt_tokens,
             output_tokens=row.output_tokens,
             accepted=row.accepted,
             confidences=row.confidences,
             runners_up=row.runners_up,
             ranks=row.ranks,
             device=drawn,
+            common_tokens=options.system_prompt,
         )
 
 

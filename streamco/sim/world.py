@@ -287,6 +287,8 @@ class _World:
 def _describe_workload(workload: WorkloadOptions) -> str:
     """How many requests of what, and when, for people."""
     what = f"of {Path(workload.trace).stem}" if workload.trace is not None else "of generated lengths"
+    if workload.system_prompt:
+        what += f" behind a system prompt of {workload.system_prompt} tokens"
     count = f"{workload.requests} requests" if workload.requests is not None else "requests"
     match workload.arrivals:
         case str():

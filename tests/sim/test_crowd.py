@@ -58,6 +58,16 @@ def test_branches_save_time_where_drafts_are_accepted() -> None:
     assert drafting.report.hits > 0
 
 
+def test_a_device_reads_what_all_prompts_begin_with_once() -> None:
+    asked = [replace(request, common_tokens=15) for request in requests(3, gap=10.0, tokens=26)]
+    small = Small(asked, devices=1)
+    waits = [(answered.first or 0.0) - answered.began for answered in small.answered]
+    behind = 4 * DRAFT_STEP + RTT + STEP
+    assert waits == pytest.approx([30 * 0.001 + behind, 15 * 0.001 + behind, 15 * 0.001 + behind])
+    assert [answered.joules - 2.0 * answered.drafted for answered in small.answered] == [15.0, 7.5, 7.5]
+    assert small.members[0].has_read == 15
+
+
 def test_a_device_answers_one_request_at_a_time_and_the_others_wait_for_it() -> None:
     small = Small(requests(3, gap=0.0), devices=1)
     began = sorted((answered.began, answered.ended) for answered in small.answered)

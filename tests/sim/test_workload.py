@@ -53,6 +53,11 @@ def test_a_row_can_say_confidences_and_ranks_and_what_nobody_asked_for(tmp_path:
     assert found.device is None
 
 
+def test_a_system_prompt_stands_in_front_of_every_prompt(tmp_path: Path) -> None:
+    (found,) = requests(trace=trace(tmp_path, {}), system_prompt=400)
+    assert (found.prompt_tokens, found.common_tokens) == (427, 400)
+
+
 @pytest.mark.parametrize("name", packaged_traces())
 def test_packaged_traces_say_what_they_are_and_have_confidences_and_ranks(name: str) -> None:
     about = read_about(name)

@@ -221,3 +221,17 @@ def test_the_world_is_described_in_a_line() -> None:
     kind = load_kind(KINDS["speculate"])
     text = kind.describe(msgspec.convert(scenario().settings, kind.options))
     assert text == "6 devices (at 80 tokens/s), 2 servers (llama2-70b-a100x2); 8 requests of gsm8k, 4 a second"
+    assert "8 requests of gsm8k behind a system prompt of 600 tokens, 4" in kind.describe(
+        msgspec.convert(scenario(workload={"system_prompt": 600}).settings, kind.options)
+    )
+
+
+def test_a_system_prompt_costs_time_once_and_then_no_more() -> None:
+    small: dict[str, Any] = {"devices": 1, "servers": 1}
+    slow: dict[str, Any] = {"arrivals": {"poisson_per_s": 0.05}}  # nobody waits for another
+    plain = run(world=small, workload=slow).requests
+    behind = run(world=small, workload={**slow, "system_prompt": 600}).requests
+    assert [row.prompt_tokens for row in behind] == [600 + row.prompt_tokens for row in plain]
+    waits = [(after.ttft or 0.0) - (before.ttft or 0.0) for before, after in zip(plain, behind, strict=True)]
+    assert waits[0] == pytest.approx(600 / 400, rel=0.1)  # read by the device at five times 80 tokens/s; the server is done by then
+    assert waits[1:] == pytest.approx([0.0] * 7, abs=0.01)
