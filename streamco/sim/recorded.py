@@ -84,10 +84,10 @@ class RecordedAnswer:
     def _shares(self, place: int) -> tuple[float, float, float]:
         """Probabilities of the draft model's first three choices; what wasn't recorded is guessed."""
         request = self.request
-        confidence = request.confidences[place] / 255.0 if request.confidences else _UNKNOWN
+        confidence = request.confidences[place] if request.confidences else _UNKNOWN
         sure = min(_MOST, max(_LEAST, confidence))
         left = 1.0 - sure
-        second = min(request.runners_up[place] / 255.0, sure, left) if request.runners_up else min(0.6 * left, 0.9 * sure)
+        second = min(request.runners_up[place], sure, left) if request.runners_up else min(0.6 * left, 0.9 * sure)
         return sure, second, min(0.5 * second, left - second)
 
     def _rank(self, place: int) -> int:

@@ -43,6 +43,7 @@ class TraceRow(Struct, frozen=True, kw_only=True):
     """A request of a trace; see ``workload.SimulatedRequest``.
 
     Args:
+        confidences, runners_up: in 255ths.
         arrival: seconds; None: not recorded.
         device: where it came from; None: not recorded.
     """

@@ -27,6 +27,8 @@ __all__ = ["ArrivalOptions", "LengthOptions", "LogNormal", "SimulatedRequest", "
 Count = Annotated[int, Meta(ge=1)]
 Rate = Annotated[float, Meta(gt=0)]
 
+_OF_255 = [count / 255.0 for count in range(256)]
+
 
 class SimulatedRequest(Struct, frozen=True, kw_only=True):
     """A request, and what becomes of drafts for its answer.
@@ -40,8 +42,8 @@ class SimulatedRequest(Struct, frozen=True, kw_only=True):
         prompt_tokens: of the prompt.
         output_tokens: of the answer, the end token counted.
         accepted: by output position: 1 where the draft model, behind the target's own text, says the target's token; 0 where not.
-        confidences: by output position, of the draft model in its own choice, in 255ths; empty: not recorded.
-        runners_up: by output position: of the draft model in its second choice, in 255ths; empty: not recorded.
+        confidences: by output position: the draft model's probability of its own choice; empty: not recorded.
+        runners_up: by output position: of its second choice; empty: not recorded.
         ranks: by output position: of the target's token among the draft model's choices, 0 where it is accepted, 3 for the fourth and
             all behind; empty: not recorded.
         device: which draws it up; None: the world says.
@@ -53,8 +55,8 @@ class SimulatedRequest(Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     output_tokens: int
     accepted: bytes
-    confidences: bytes = b""
-    runners_up: bytes = b""
+    confidences: tuple[float, ...] = ()
+    runners_up: tuple[float, ...] = ()
     ranks: bytes = b""
     device: int | None = None
     common_tokens: int = 0
@@ -215,12 +217,16 @@ def read_requests(options: WorkloadOptions, *, devices: int | None = None, seed:
             prompt_tokens=options.system_prompt + row.prompt_tokens,
             output_tokens=row.output_tokens,
             accepted=row.accepted,
-            confidences=row.confidences,
-            runners_up=row.runners_up,
+            confidences=_shares(row.confidences),
+            runners_up=_shares(row.runners_up),
             ranks=row.ranks,
             device=drawn,
             common_tokens=options.system_prompt,
         )
+
+
+def _shares(recorded: bytes) -> tuple[float, ...]:
+    return tuple(map(_OF_255.__getitem__, recorded))
 
 
 def _arriving(options: WorkloadOptions, devices: int | None, seed: int) -> Iterator[tuple[float, int | None, TraceRow]]:

@@ -4,7 +4,7 @@ from streamco.sim.recorded import END, RecordedAnswer, prompt_ids
 from streamco.sim.workload import SimulatedRequest
 
 
-def answer(accepted: bytes, **recorded: bytes) -> RecordedAnswer:
+def answer(accepted: bytes, **recorded: bytes | tuple[float, ...]) -> RecordedAnswer:
     return RecordedAnswer(
         SimulatedRequest(number=3, arrival=0.0, prompt_tokens=5, output_tokens=len(accepted), accepted=accepted, **recorded)  # type: ignore[arg-type]
     )
@@ -51,7 +51,7 @@ def test_without_ranks_more_than_half_of_the_misses_have_the_targets_token_secon
 
 
 def test_a_confidence_is_what_was_recorded_and_choices_come_likeliest_first() -> None:
-    of = answer(bytes([1, 0]), confidences=bytes([204, 51]))
+    of = answer(bytes([1, 0]), confidences=(0.8, 0.2))
     assert of.write([]).confidence == 0.8
     chances = [chance for _, chance in of.write([0]).alternatives]
     assert chances == sorted(chances, reverse=True)
@@ -59,12 +59,12 @@ def test_a_confidence_is_what_was_recorded_and_choices_come_likeliest_first() ->
 
 
 def test_second_choices_are_as_likely_as_was_recorded_as_far_as_there_is_room_for_them() -> None:
-    of = answer(bytes([1, 0, 1]), confidences=bytes([153, 51, 255]), runners_up=bytes([51, 51, 0]))
+    of = answer(bytes([1, 0, 1]), confidences=(0.6, 0.2, 1.0), runners_up=(0.2, 0.2, 0.0))
     chances = [[chance for _, chance in of.write([0] * place).alternatives] for place in range(3)]
     assert chances[0] == pytest.approx([0.6, 0.2, 0.1])
     assert chances[1] == pytest.approx([0.2, 0.2, 0.1])
     assert chances[2] == pytest.approx([0.995, 0.0, 0.0])
-    crowded = answer(bytes([1]), confidences=bytes([204]), runners_up=bytes([51]))
+    crowded = answer(bytes([1]), confidences=(0.8,), runners_up=(0.2,))
     assert sum(chance for _, chance in crowded.write([]).alternatives) == pytest.approx(1.0)
 
 

@@ -49,7 +49,7 @@ def test_a_row_of_table_1_is_a_request(tmp_path: Path) -> None:
 def test_a_row_can_say_confidences_and_ranks_and_what_nobody_asked_for(tmp_path: Path) -> None:
     row = {"confidences": [255, 7, 0], "runners_up": [0, 7, 0], "ranks": "030", "client": "x"}
     (found,) = requests(trace=trace(tmp_path, row, name="t.jsonl.gz"))
-    assert (found.confidences, found.runners_up, found.ranks) == (bytes([255, 7, 0]), bytes([0, 7, 0]), bytes([0, 3, 0]))
+    assert (found.confidences, found.runners_up, found.ranks) == ((1.0, 7 / 255, 0.0), (0.0, 7 / 255, 0.0), bytes([0, 3, 0]))
     assert found.device is None
 
 
