@@ -29,7 +29,16 @@ from streamco.sim.machine import call_at
 from streamco.sim.recorded import END
 from streamco.sim.target import ForwardPass, PassLimits, TargetServer
 
-__all__ = ["SERVE_EXACTLY", "SimulatedCell", "recorded_member", "scheduler_options", "serve_pass", "simulate", "speculator_options"]
+__all__ = [
+    "SERVE_EXACTLY",
+    "SimulatedCell",
+    "common_tokens",
+    "recorded_member",
+    "scheduler_options",
+    "serve_pass",
+    "simulate",
+    "speculator_options",
+]
 
 SERVE_EXACTLY = PassLimits(prompt=32, beside=32, part=32, writes_first=True, takes_turns=True)
 """As ``streamco serve --exact`` has it: the largest batch that is exact, which an engine finds when it is loaded."""
@@ -115,7 +124,7 @@ class _World:
         self.verdicts: list[Verdict] = []
         self._cell = cell
         self._heard: set[str] = set()
-        self._common = _common_tokens([record.prompt for records in cell.work for record in records])
+        self._common = common_tokens([record for records in cell.work for record in records])
         self._server = TargetServer(self.env, cell.forward, scheduler_options(), Alternating(batch_tokens=_BATCH), limits=cell.limits)
         self._members = [self._member(number) for number in range(len(cell.work))]
 
@@ -184,9 +193,9 @@ class _World:
         return recorded_member(number, self._cell.law, self._cell.rtt, (self._cell.speculation or SpeculationOptions()).pair(1.0))
 
 
-def _common_tokens(prompts: Sequence[Sequence[int]]) -> int:
-    """With which all of them begin."""
-    return min(common_prefix(prompts[0], prompt) for prompt in prompts)
+def common_tokens(records: Sequence[Record]) -> int:
+    """With which all of their prompts begin."""
+    return min(common_prefix(records[0].prompt, record.prompt) for record in records)
 
 
 def simulate(cell: SimulatedCell) -> Run:

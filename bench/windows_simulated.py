@@ -24,7 +24,7 @@ import simpy
 
 from bench.fidelity_live import CORE_LAW, DeviceLaw
 from bench.fidelity_records import Record, load_records
-from bench.fidelity_simulated import SERVE_EXACTLY, recorded_member, scheduler_options, speculator_options
+from bench.fidelity_simulated import SERVE_EXACTLY, common_tokens, recorded_member, scheduler_options, speculator_options
 from bench.report import Row, add_arguments, emit
 from bench.speculate import LARGE, WARM_TOKENS, Link, Section, Tally
 from bench.windows import rows_of
@@ -67,7 +67,7 @@ def run_client(
             dice=Random(0),
             on_answered=answers.append,
         )
-        request = record.request(number, device=0, tokens=length if setting is None else None)
+        request = record.request(number, device=0, tokens=length if setting is None else None, common=common_tokens(records))
         call_at(env, 0.0, partial(crowd.take, request))
         while len(answers) <= number:
             env.step()

@@ -212,7 +212,7 @@ class _Speculated(SimulatedMachine[SpeculatorEvent, SpeculatorCommand]):
             answered.right = sum(token == self._answer.right(place) for place, token in enumerate(self._speculator.answer.ids))
         answered.drafted = self._drafts.made
         if answered.drafted:
-            self._member.has_read = max(self._member.has_read, answered.request.common_tokens)
+            self._member.has_read = max(self._member.has_read, min(answered.request.common_tokens, answered.request.prompt_tokens))
         answered.joules = model.prompt_joules * self._unread + model.token_joules * self._drafts.made
         answered.mode = "distributed" if not report.remote else "both" if report.rounds else "fused"
         self._crowd.end(self._member, answered, error)

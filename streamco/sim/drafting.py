@@ -154,7 +154,8 @@ class SimulatedDrafts:
             raise AssertionError(
                 f"draft {version}: expected a length of at most {len(held)} and a token to write, got {length} and {count}"
             )
-        return _Sequence(version, [*held[:length], *ids], count, min(length, self._own.read))
+        read = len(held) if self._own in self._running else self._own.read  # by the time that it begins
+        return _Sequence(version, [*held[:length], *ids], count, min(length, read))
 
     def _drop(self, version: int) -> None:
         if version == self._own.version:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import csv
 import gzip
 import math
+import operator
 import os
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
-from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Annotated, Literal, cast
 
@@ -129,7 +129,9 @@ def _row(line: _Line) -> TraceRow:
     accepted, ranks = bytes(line.acceptance_seq), bytes(map(int, line.ranks))
     if ranks and ranks.translate(_IS_ACCEPTED.ljust(256, b"\0")) != accepted:
         raise ConfigError("ranks: expected 0 where acceptance_seq has 1 and nowhere else, got something else")
-    if any(second > first for first, second in zip_longest(line.confidences, line.runners_up, fillvalue=0)):
+    if line.runners_up and not line.confidences:
+        raise ConfigError("runners_up: expected confidences beside them, got none")
+    if any(map(operator.gt, line.runners_up, line.confidences)):
         raise ConfigError("runners_up: expected no more than confidences has there, got more")
     return TraceRow(
         prompt_tokens=line.prompt_length,

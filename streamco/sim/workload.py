@@ -27,7 +27,7 @@ __all__ = ["ArrivalOptions", "LengthOptions", "LogNormal", "SimulatedRequest", "
 Count = Annotated[int, Meta(ge=1)]
 Rate = Annotated[float, Meta(gt=0)]
 
-_OF_255 = [count / 255.0 for count in range(256)]
+_OF_255 = [0.25 / 255.0, *(count / 255.0 for count in range(1, 256))]  # what was rounded to 0 is a chance all the same
 
 
 class SimulatedRequest(Struct, frozen=True, kw_only=True):

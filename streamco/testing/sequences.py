@@ -29,7 +29,7 @@ Successor = Callable[[Sequence[int]], Mapping[int, float]]
 
 _NEVER = -1e4  # a logit whose exponential is 0
 _NOTHING = 1e-6  # of probability: rounding
-_BATCHES = 9  # of which the median is the usual one
+_BATCHES = 9  # of which the median counts
 
 
 class FakeDistribution:
@@ -73,8 +73,8 @@ class FakeHost:
         token_s: seconds a token that is written (thread).
         step_time: seconds of a batch that writes in so many sequences and reads so many tokens, in place of those two (thread). What a
             draft has to read in front of its first token but for the last id, prompts and verifications are read. A batch that follows
-            another begins where that one was to end, so that lateness doesn't add up, and holds what was asked for by then. What the
-            host itself computes for a batch, most of it for large vocabularies, is begun so much earlier.
+            another begins where that one was to end, so that lateness doesn't add up, and holds what was asked for when that one had
+            been computed. That, which takes time with large vocabularies, is begun so much earlier.
         end_ids: tokens that end a draft.
     """
 
@@ -101,7 +101,7 @@ class FakeHost:
         self._step_time = step_time
         self._table = HeldTable(SlotTable(_NoMemory(), places, idle_tokens=context), places, context)
         self._work: list[Task] = []
-        self._computed: deque[float] = deque([0.0], _BATCHES)  # seconds of the last batches
+        self._row_times: deque[float] = deque([0.0], _BATCHES)  # seconds of a row of logits, in the last batches
         self._is_busy = False
         self._is_closed = False
         self._changed = threading.Condition()
@@ -202,7 +202,7 @@ class FakeHost:
         if slot is None:
             raise AssertionError("a task that has begun has a slot")
         more = [task.next_token] if task.next_token is not None else task.prompt[len(slot.ids) :]
-        wanted = 1 if task.next_token is not None else task.wanted(len(more))
+        wanted = _rows([task])
         slot.ids += more
         for length in range(len(slot.ids) - wanted + 1, len(slot.ids) + 1):
             try:
@@ -233,7 +233,7 @@ class FakeHost:
                     return
                 batch = list(self._work)
                 ends += self._cost(batch)
-                self._pause(ends - median(self._computed), batch)
+                self._pause(ends - median(self._row_times) * _rows(batch), batch)
                 self._collect()  # ends what was cancelled
                 if wanted := [task for task in batch if not task.is_done]:
                     self._compute(wanted)
@@ -241,9 +241,10 @@ class FakeHost:
                     ends = min(ends, monotonic())
 
     def _compute(self, batch: Sequence[Task]) -> None:
-        began = monotonic()
+        rows, began = _rows(batch), monotonic()
         self._round(batch)
-        self._computed.append(monotonic() - began)
+        if rows:
+            self._row_times.append((monotonic() - began) / rows)
 
     def _cost(self, batch: Sequence[Task]) -> float:
         if self._step_time is not None:
@@ -257,6 +258,11 @@ class FakeHost:
         """Wait as long as somebody still wants the result."""
         while (left := until - monotonic()) > 0 and not self._is_closed and not all(task.is_cancelled for task in batch):
             self._changed.wait(left)
+
+
+def _rows(batch: Sequence[Task]) -> int:
+    """Of logits that are wanted of it."""
+    return sum(1 if task.next_token is not None else task.wanted(task.missing) for task in batch)
 
 
 class _NoMemory:

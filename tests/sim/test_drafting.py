@@ -75,6 +75,14 @@ def test_a_branch_begins_with_what_the_trunk_has_read() -> None:
     assert [at for at, _, _, _ in world.run()] == [1.0, 2.0, 3.5, 4.5]
 
 
+def test_a_branch_has_what_the_trunk_is_reading_as_it_is_asked_for() -> None:
+    world = World(read_time=0.5, burst=1, step_times=(1.0,))
+    world.drafts.run(DraftTokens(1, 0, (7,), 3))
+    world.env.run(until=1.5)  # 8 is read in the step that writes 9
+    world.drafts.run(DraftBranch(2, 2, (99,), 1))
+    assert [(at, version) for at, version, _, _ in world.run()] == [(1.0, 1), (2.0, 1), (3.0, 1), (3.0, 2)]
+
+
 def test_a_step_is_broken_off_when_all_its_drafts_were_dropped() -> None:
     world = World()
     world.drafts.run(DraftTokens(1, 0, (7,), 1))

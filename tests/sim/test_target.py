@@ -3,6 +3,7 @@ import simpy
 from msgspec.structs import replace
 
 from streamco.core.verification import AcceptSession, DraftReceived, RefuseSession, SendVerdict, SessionOpened
+from streamco.policies.batching import Alternating
 from streamco.sim.recorded import RecordedAnswer, prompt_ids
 from streamco.sim.target import PassLimits, PlainStream, SessionAnswer, TargetServer
 from tests.sim.crowds import OPEN, requests
@@ -61,11 +62,11 @@ def test_a_verification_takes_part_in_the_pass_of_streams_and_finds_what_one_of_
 @pytest.mark.parametrize("first_is_a_session", [False, True])
 def test_what_all_prompts_begin_with_is_read_once(first_is_a_session: bool) -> None:
     env = simpy.Environment()
-    server = TargetServer(env, lambda rows, tokens, context, sequences: STEP, OPEN)
-    first, second, third = (RecordedAnswer(replace(request, common_tokens=20)) for request in requests(3, tokens=5))
+    server = TargetServer(env, lambda rows, tokens, context, sequences: STEP, OPEN, Alternating(batch_tokens=128))
+    first, second, third = (RecordedAnswer(replace(request, prompt_tokens=300, common_tokens=200)) for request in requests(3, tokens=5))
 
     def open_session(answer: RecordedAnswer) -> None:
-        server.open(SessionOpened(f"s{answer.request.number}", "d", prompt_ids(30)), answer, lambda _: None)
+        server.open(SessionOpened(f"s{answer.request.number}", "d", prompt_ids(300)), answer, lambda _: None)
 
     if first_is_a_session:
         open_session(first)
@@ -73,14 +74,15 @@ def test_what_all_prompts_begin_with_is_read_once(first_is_a_session: bool) -> N
         server.stream(PlainStream(first, 0, lambda _: None))
     env.run()
     whole = server.read
-    assert whole == (29 if first_is_a_session else 30)  # a session's last token is read with its first draft
+    assert whole == (299 if first_is_a_session else 300)  # a session's last token is read with its first draft
+    assert server.passes >= 3  # what is common ends within a piece
     server.stream(PlainStream(second, 0, lambda _: None))
     env.run()
-    assert server.read == whole + 10
+    assert server.read == whole + 100
     server.forget(first.request.number)
     open_session(third)
     env.run()
-    assert server.read == whole + 10 + 9
+    assert server.read == whole + 100 + 99
 
 
 def test_a_stream_that_is_stopped_writes_no_more_and_another_goes_on() -> None:
