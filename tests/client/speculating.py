@@ -50,13 +50,14 @@ class World:
 
     Args:
         noise: between the two.
+        spread: how sure they are.
         length: tokens after which the target ends a text, prompt included.
     """
 
-    def __init__(self, *, noise: float = 0.7, length: int = 60, **device: Any) -> None:
+    def __init__(self, *, noise: float = 0.7, spread: float = 2.0, length: int = 60, **device: Any) -> None:
         self.vocabulary = a_vocabulary()
-        self.target = Ending(FakeDistribution(5, SAID), length)
-        self.drafter = Ending(FakeDistribution(5, SAID, noise=noise), length)
+        self.target = Ending(FakeDistribution(5, SAID, spread=spread), length)
+        self.drafter = Ending(FakeDistribution(5, SAID, noise=noise, spread=spread), length)
         device.setdefault("mode", "thread")
         device.setdefault("token_s", 0.0005)
         self.engine = FakeEngine(vocabulary=self.vocabulary, successor=self.drafter, name="small", **device)
