@@ -3,6 +3,7 @@
 The same requests go through ``streamco serve`` behind emulated links, with imposed step times and real clients side by side, and through
 the simulator. What that knows of the system was measured with one device alone (``streamco calibrate --pair``); it is judged by loads of 2,
 4 and 8 devices. A figure is right where it is off by no more than a tenth, or by no more than three live runs differ among themselves.
+Who is refused by a full server asks again later, and then no two runs are alike: a load with refusals is run four times as often.
 
 Imposed are the step times of Llama-2-70B on two A100. One core serves the target, and all of SmolLM2 takes 5 ms there for each token that
 it judges; so it is served with two of its 30 layers (``bench.fidelity_records``), which keep to those times but in batches of many. What
@@ -49,6 +50,7 @@ DRAFT = "Q4_0"
 BEARABLE = 0.1  # off
 PHONE = CORE_LAW.slower(0.042 / CORE_LAW.step_times[0])  # some 24 tokens a second
 RUNS = 3  # of each load
+MORE = 4  # times as many where answers are refused
 SIMULATED = 4  # runs for each live one; where answers are refused no two are alike
 REST = 1.0  # seconds at most between two answers of a device
 DRAFTING = SpeculationOptions(is_adaptive=False, link_patience=600.0, last_patience=600.0)  # who is refused asks again
@@ -91,7 +93,7 @@ class Setting(Struct, frozen=True, kw_only=True):
     """How much of everything."""
 
     loads: tuple[Load, ...]
-    runs: int  # of each load, the loads in turns
+    runs: int  # of each load, the loads in turns; ``MORE`` times as many where answers are refused
     answers: int  # of all devices of a load together
     tokens: int  # of an answer
     rounds: int  # of a calibration
@@ -193,7 +195,7 @@ def main() -> int:
 
 
 async def measure(site: Site) -> list[Found]:
-    """Calibrate, then every load so many times, in turns; then the same runs simulated, and as many times more with other rests."""
+    """Calibrate, then every load, in turns; then the same runs simulated, and ``SIMULATED`` times as many with other rests."""
     profiles: dict[tuple[float, bool], PairProfile] = {}
     for load in site.setting.loads:
         key = (load.rtt, load.is_real)
@@ -201,16 +203,22 @@ async def measure(site: Site) -> list[Found]:
             profiles[key] = profile = await calibrate(site.live(load, None), rounds=site.setting.rounds)
             _say(f"calibrated for {load.case}: {_describe(profile)}")
     lived: dict[Load, list[Run]] = {load: [] for load in site.setting.loads}
-    for number in range(site.setting.runs):
-        for load, runs in lived.items():
+    while waiting := [load for load, runs in lived.items() if len(runs) < wanted(site.setting, runs)]:
+        for load in waiting:
+            number = len(lived[load])
             run = await run_live(site.live(load, profiles[load.rtt, load.is_real], number))
-            runs.append(run)
+            lived[load].append(run)
             _say(f"run {number + 1}: {load.case}: {_brief(run)}")
     found = []
     for load, runs in lived.items():
         profile = profiles[load.rtt, load.is_real]
-        found.append((load, runs, [simulate(site.simulated(load, profile, number)) for number in range(site.setting.runs * SIMULATED)]))
+        found.append((load, runs, [simulate(site.simulated(load, profile, number)) for number in range(len(runs) * SIMULATED)]))
     return found
+
+
+def wanted(setting: Setting, runs: Sequence[Run]) -> int:
+    """How many runs a load is to have that has these."""
+    return setting.runs * (MORE if any(run.refusals for run in runs) else 1)
 
 
 def rows_of(load: Load, runs: Sequence[Run], simulations: Sequence[Run]) -> Iterator[Row]:

@@ -54,6 +54,7 @@ def run_client(
     pair = (setting or SpeculationOptions()).pair(1.0)
     pair.expect_rtt(link[0])
     member = recorded_member(0, law, link[0], pair)
+    common = common_tokens(records)
     answers: list[Answered] = []
     for number, record in enumerate(records):
         length = tokens if number >= warm_ups else min(tokens, WARM_TOKENS)
@@ -67,7 +68,7 @@ def run_client(
             dice=Random(0),
             on_answered=answers.append,
         )
-        request = record.request(number, device=0, tokens=length if setting is None else None, common=common_tokens(records))
+        request = record.request(number, device=0, tokens=length if setting is None else None, common=common)
         call_at(env, 0.0, partial(crowd.take, request))
         while len(answers) <= number:
             env.step()
