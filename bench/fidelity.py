@@ -8,7 +8,7 @@ Who is refused by a full server asks again later, and then no two runs are alike
 Imposed are the step times of Llama-2-70B on two A100. One core serves the target, and all of SmolLM2 takes 5 ms there for each token that
 it judges; so it is served with two of its 30 layers (``bench.fidelity_records``), which keep to those times but in batches of many. What
 is late is counted, and the simulator takes for it what the core took with nobody there. One load has the whole model, and a real draft
-model.
+model: nothing there is imposed on the device, whose pace is the machine's of that hour, so it is calibrated before each of its runs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from bench.fidelity_records import Record, load_records, served_model
 from bench.fidelity_simulated import SERVE_EXACTLY, SimulatedCell, serve_pass, simulate
 from bench.pairs import TARGET, model_file
 from bench.report import Row, add_arguments, emit
-from streamco.calibration.pair import measure_step_times
 from streamco.client.pairing import HELD_SEQUENCES, SpeculationOptions
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
@@ -42,7 +41,7 @@ from streamco.policies.acceptance import expected_tokens
 from streamco.server.packaged import load_step_times
 from streamco.sim.target import SERVE
 
-__all__ = ["Load", "look_around", "main", "measure"]
+__all__ = ["Load", "main", "measure"]
 
 BENCH = "fidelity"
 LARGE = "llama2-70b-a100x2"
@@ -103,34 +102,62 @@ Found = tuple[Load, list[Run], list[Run]]
 """A load, its live runs, and the simulated ones."""
 
 
+class Known(Struct, frozen=True, kw_only=True):
+    """What the simulator knows of a load.
+
+    Args:
+        profile: as calibrated with one device.
+        law: how long a device's draft model takes.
+        pace: how long the server's model takes where nothing is imposed.
+    """
+
+    profile: PairProfile
+    law: DeviceLaw
+    pace: Pace
+
+
 class Site(Struct, frozen=True, kw_only=True):
     """What all loads share.
 
     Args:
-        words: the draft model. law: how long it takes here.
-        served, whole: how long the served model takes where nothing is imposed, and how long the whole one.
+        words: the draft model.
         records: of the prompts.
     """
 
     words: LlamaEngine
-    law: DeviceLaw
-    served: Pace
-    whole: Pace
     records: Sequence[Record]
     setting: Setting
 
-    def law_of(self, load: Load) -> DeviceLaw:
-        """Of the devices."""
-        return self.law if load.is_real else PHONE
+    async def look(self, load: Load) -> Known:
+        """Calibrate with one device, and how long the models take at this time."""
+        pace, law = self._pace(load), self._law(load)
+        profile = await calibrate(self.live(load, None), rounds=self.setting.rounds)
+        _say(f"calibrated for {load.case}: {_describe(profile)}")
+        return Known(profile=profile, law=replace(law, step_times=profile.step_times), pace=pace)
+
+    def _law(self, load: Load) -> DeviceLaw:
+        return replace(PHONE, seconds_per_token=Looks(self.words, self.records).reading()[1]) if load.is_real else PHONE
+
+    def _pace(self, load: Load) -> Pace:
+        with closing(LlamaEngine(self.target(load), replace(_options(), exact=not load.is_real))) as engine:
+            pace = Looks(engine, self.records).taken()
+        judges = " ".join(f"{tokens}: {1000 * seconds:.1f}" for tokens, seconds in pace.judge)
+        others = f"writes in {_ms(pace.write)}, reads in {_ms(pace.read)}, ends a prompt in {_ms(pace.end)}"
+        _say(f"the {'whole' if load.is_real else 'served'} model judges [ms] {judges}; for none, and each, it {others}")
+        return pace
+
+    def target(self, load: Load) -> Path:
+        """The server's model."""
+        return model_file(TARGET) if load.is_real else served_model()
 
     def live(self, load: Load, profile: PairProfile | None, run: int = 0) -> LiveCell:
         """For the live side; without a profile for the calibration."""
         return LiveCell(
-            target=model_file(TARGET) if load.is_real else served_model(),
+            target=self.target(load),
             is_exact=not load.is_real,
             step_times=LARGE,
             words=self.words,
-            law=None if load.is_real else self.law_of(load),
+            law=None if load.is_real else PHONE,
             rtt=load.rtt,
             speculation=DRAFTING.measured(profile) if load.drafts else None,
             work=self.work(load),
@@ -138,15 +165,16 @@ class Site(Struct, frozen=True, kw_only=True):
             rests=self.rests(load, run),
         )
 
-    def simulated(self, load: Load, profile: PairProfile, run: int) -> SimulatedCell:
+    def simulated(self, load: Load, known: Known, run: int) -> SimulatedCell:
         """For the simulator: what the calibration found, and what was imposed."""
-        forward = serve_pass(load_step_times(LARGE), self.whole if load.is_real else self.served, profile, drafts=load.drafts)
+        profile = known.profile
+        forward = serve_pass(load_step_times(LARGE), known.pace, profile, drafts=load.drafts)
         verdict = dict(profile.verify_times)[profile.window]
         return SimulatedCell(
             forward=forward,
             limits=SERVE if load.is_real else SERVE_EXACTLY,
             rtt=profile.wait - verdict,
-            law=replace(self.law_of(load), step_times=profile.step_times),
+            law=known.law,
             speculation=DRAFTING.measured(profile) if load.drafts else None,
             work=self.work(load),
             tokens=self.setting.tokens,
@@ -186,7 +214,7 @@ def main() -> int:
     most = max(load.devices for load in setting.loads)
     records = load_records(setting.answers + most, setting.tokens, DRAFT, options.records)
     with closing(LlamaEngine(model_file(DRAFT), _options())) as words:
-        found = asyncio.run(measure(asyncio.run(look_around(words, records, setting))))
+        found = asyncio.run(measure(Site(words=words, records=records, setting=setting)))
     rows = [row for load, runs, simulations in found for row in rows_of(load, runs, simulations)]
     emit(rows, options.json, against="live")
     if options.table is not None:
@@ -196,24 +224,24 @@ def main() -> int:
 
 async def measure(site: Site) -> list[Found]:
     """Calibrate, then every load, in turns; then the same runs simulated, and ``SIMULATED`` times as many with other rests."""
-    profiles: dict[tuple[float, bool], PairProfile] = {}
+    known: dict[float, Known] = {}
     for load in site.setting.loads:
-        key = (load.rtt, load.is_real)
-        if key not in profiles:
-            profiles[key] = profile = await calibrate(site.live(load, None), rounds=site.setting.rounds)
-            _say(f"calibrated for {load.case}: {_describe(profile)}")
-    lived: dict[Load, list[Run]] = {load: [] for load in site.setting.loads}
-    while waiting := [load for load, runs in lived.items() if len(runs) < wanted(site.setting, runs)]:
+        if not load.is_real and load.rtt not in known:
+            known[load.rtt] = await site.look(load)
+    lived: dict[Load, list[tuple[Known, Run]]] = {load: [] for load in site.setting.loads}
+    while waiting := [load for load, lives in lived.items() if len(lives) < wanted(site.setting, [run for _, run in lives])]:
         for load in waiting:
             number = len(lived[load])
-            run = await run_live(site.live(load, profiles[load.rtt, load.is_real], number))
-            lived[load].append(run)
+            knows = await site.look(load) if load.is_real else known[load.rtt]
+            run = await run_live(site.live(load, knows.profile, number))
+            lived[load].append((knows, run))
             _say(f"run {number + 1}: {load.case}: {_brief(run)}")
-    found = []
-    for load, runs in lived.items():
-        profile = profiles[load.rtt, load.is_real]
-        found.append((load, runs, [simulate(site.simulated(load, profile, number)) for number in range(len(runs) * SIMULATED)]))
-    return found
+    return [(load, [run for _, run in lives], simulated(site, load, [knows for knows, _ in lives])) for load, lives in lived.items()]
+
+
+def simulated(site: Site, load: Load, known: Sequence[Known]) -> list[Run]:
+    """Runs with what was known in each live one, the first of them with its rests."""
+    return [simulate(site.simulated(load, known[number % len(known)], number)) for number in range(SIMULATED * len(known))]
 
 
 def wanted(setting: Setting, runs: Sequence[Run]) -> int:
@@ -283,22 +311,6 @@ def _row(load: Load, contender: str, metric: str, unit: str, value: float) -> Ro
 
 def _options() -> EngineOptions:
     return EngineOptions(threads=1, context_tokens=CONTEXT, max_sequences=1, held_sequences=2 * HELD_SEQUENCES)
-
-
-async def look_around(words: LlamaEngine, records: Sequence[Record], setting: Setting) -> Site:
-    """How long the models take here, alone."""
-    steps = await measure_step_times(words, records[0].prompt)
-    law = DeviceLaw(step_times=steps, seconds_per_token=Looks(words, records).reading()[1])
-    _say(f"the draft model writes in {_ms(law.step_times)}, reads a token in {_ms([law.seconds_per_token])}")
-    with closing(LlamaEngine(served_model(), replace(_options(), exact=True))) as target:
-        served = Looks(target, records).taken()
-    with closing(LlamaEngine(model_file(TARGET), _options())) as target:
-        whole = Looks(target, records).taken()
-    for name, pace in (("the served model", served), ("the whole one", whole)):
-        judges = " ".join(f"{tokens}: {1000 * seconds:.1f}" for tokens, seconds in pace.judge)
-        others = f"writes in {_ms(pace.write)}, reads in {_ms(pace.read)}, ends a prompt in {_ms(pace.end)}"
-        _say(f"{name} judges [ms] {judges}; for none, and each, it {others}")
-    return Site(words=words, law=law, served=served, whole=whole, records=records, setting=setting)
 
 
 def _describe(profile: PairProfile) -> str:
