@@ -66,7 +66,7 @@ $(VLLM)/.ready: tests/vllm/prepare.py $(VENV)/.dev
 	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python tests/vllm/prepare.py install
 	HF_HUB_OFFLINE=1 $(VLLM)/bin/python tests/vllm/prepare.py convert \
-		"$$($(BIN)/python -c 'from streamco.engines.packaged import packaged_model; print(packaged_model())')" $(VLLM)/smollm2
+		"$$($(BIN)/python -c 'from streamco.engines.llamacpp.bundled_model import packaged_model; print(packaged_model())')" $(VLLM)/smollm2
 	touch $@
 
 vllm: $(VLLM)/.ready

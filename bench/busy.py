@@ -22,7 +22,7 @@ from bench.engine import generate
 from bench.report import Row, add_arguments, emit, interleave, rows_from
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
-from streamco.engines.packaged import packaged_model
+from streamco.engines.llamacpp.bundled_model import packaged_model
 
 __all__ = ["main"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from streamco.engines.context import LlamaContext
+from streamco.engines.llamacpp.context import LlamaContext
 
 __all__ = ["prefill", "write"]
 

@@ -27,9 +27,9 @@ from bench.contexts import prefill, write
 from bench.pairs import load_questions, model_file
 from bench.report import Row, add_arguments, emit, interleave, rows_from
 from streamco._native import NodeTap
-from streamco.engines.context import LlamaContext
-from streamco.engines.library import library_address
-from streamco.engines.model import LlamaModel
+from streamco.engines.llamacpp.context import LlamaContext
+from streamco.engines.llamacpp.library import library_address
+from streamco.engines.llamacpp.model import LlamaModel
 
 __all__ = ["Balance", "Costs", "Reading", "balance", "main", "read_answers", "time_parts"]
 
@@ -244,7 +244,7 @@ class _Options(ctypes.Structure):
 
 def _read_head(path: Path) -> tuple[Floats, Floats]:
     """The final norm's weights and the tied head (vocabulary, width) of an F16 file, found by ggml's own reader."""
-    from streamco.engines.library import load_library
+    from streamco.engines.llamacpp.library import load_library
 
     library: Any = load_library().llama_cpp._lib
     for name, result in (("gguf_init_from_file", ctypes.c_void_p), ("gguf_get_data_offset", ctypes.c_size_t)):

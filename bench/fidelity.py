@@ -33,13 +33,13 @@ from bench.fidelity_records import Record, load_records, served_model
 from bench.fidelity_simulated import SERVE_EXACTLY, SimulatedCell, serve_pass, simulate
 from bench.pairs import TARGET, model_file
 from bench.report import Row, add_arguments, emit
-from streamco.client.pairing import HELD_SEQUENCES, SpeculationOptions
+from streamco.client.speculation.verifier_binding import HELD_SEQUENCES, SpeculationOptions
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.pairs import PairProfile
 from streamco.policies.acceptance import expected_tokens
-from streamco.server.packaged import load_step_times
-from streamco.sim.target import SERVE
+from streamco.server.profiles import load_step_times
+from streamco.sim.fleet.target_server import SERVE
 
 __all__ = ["Load", "main", "measure"]
 

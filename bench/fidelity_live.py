@@ -23,21 +23,21 @@ from bench.fidelity_figures import Run, Told, Verdict
 from bench.fidelity_records import Record
 from bench.speculate import read_stats
 from bench.speculate_simulated import CORE
-from streamco.calibration.pair import calibrate_pair
-from streamco.cli.cloud import running_server
-from streamco.client.pairing import HELD_SEQUENCES, SpeculationOptions
+from streamco.calibration.measure import calibrate_pair
+from streamco.cli.server_process import running_server
+from streamco.client.speculation.verifier_binding import HELD_SEQUENCES, SpeculationOptions
 from streamco.config import SamplingOptions
-from streamco.core.speculation import SendDraft, VerdictReceived
+from streamco.core.speculation.events import SendDraft, VerdictReceived
 from streamco.endpoints.base import Request
-from streamco.endpoints.verifier import VerifierEndpoint
-from streamco.endpoints.verify_session import ProtocolSession
-from streamco.endpoints.verifying import Emit, VerifierCommand, VerifierEvent
+from streamco.endpoints.verifiers.streamco import VerifierEndpoint
+from streamco.endpoints.verifiers.session import ProtocolSession
+from streamco.endpoints.verifiers.base import Emit, VerifierCommand, VerifierEvent
 from streamco.engines.base import Engine
 from streamco.engines.llama import LlamaEngine
 from streamco.pairs import PairProfile
 from streamco.testing import FakeEngine, LinkProxy
 from streamco.testing.engine import FakeVocabulary
-from streamco.wire.verify import Rule
+from streamco.wire.verify.frames import Rule
 
 __all__ = ["CONTEXT", "CORE_LAW", "PLACES", "READING", "DeviceLaw", "LiveCell", "RecordedEngine", "calibrate", "run_live", "say"]
 

@@ -26,8 +26,8 @@ from msgspec.structs import replace
 
 from bench.report import Row, add_arguments, emit, interleave, per_call, rows_from
 from bench.traces import data_folder
-from streamco.sim.hardware import Hardware, Op, Shape, gpus, predict, predictor
-from streamco.sim.operators import MODELS, PassSeconds, forward_pass
+from streamco.sim.hardware.forward_pass_times import Hardware, Op, Shape, gpus, predict, predictor
+from streamco.sim.hardware.operators import MODELS, PassSeconds, forward_pass
 
 __all__ = ["FITTED", "MODEL", "MOST", "Measured", "errors", "kernels", "measured", "operator_times", "packaged", "seconds_of"]
 

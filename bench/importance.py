@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from bench.contexts import prefill, write
 from bench.pairs import DRAFTS, TARGET, Question, load_questions, model_file
 from bench.report import Row, add_arguments, emit, interleave, rows_from
-from streamco.engines.context import LlamaContext
-from streamco.engines.model import LlamaModel
+from streamco.engines.llamacpp.context import LlamaContext
+from streamco.engines.llamacpp.model import LlamaModel
 from streamco.policies.importance import LAYERS, draft_importance
 from streamco.policies.offload import Offload, OffloadRule
 

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 import streamco
 from bench.prompts import real_prompts
 from bench.report import Row, add_arguments, emit
-from streamco.cli.cloud import running_server
-from streamco.engines.gguf import derived
-from streamco.engines.packaged import packaged_model
+from streamco.cli.server_process import running_server
+from streamco.engines.llamacpp.gguf import derived
+from streamco.engines.llamacpp.bundled_model import packaged_model
 
 __all__ = ["main"]
 

@@ -19,10 +19,10 @@ from bench.report import Row, add_arguments, emit
 from streamco.config import Timeouts
 from streamco.endpoints.base import Request
 from streamco.endpoints.device import prompt_ids
-from streamco.endpoints.vllm import VLLMVerifier
+from streamco.endpoints.verifiers.vllm import VLLMVerifier
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
-from streamco.engines.packaged import packaged_model
+from streamco.engines.llamacpp.bundled_model import packaged_model
 from tests.vllm.comparing import Comparison, compare
 from tests.vllm.server import CONTEXT_TOKENS, MODEL, running_vllm
 

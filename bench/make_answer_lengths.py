@@ -1,4 +1,4 @@
-"""Make the table of answer lengths that ``streamco.core.lengths`` begins with from a recorded trace.
+"""Make the table of answer lengths that ``streamco.core.race.answer_lengths`` begins with from a recorded trace.
 
     python -m bench.make_answer_lengths [--data DIR]
 

@@ -28,7 +28,7 @@ import numpy as np
 from msgspec import Struct
 
 from bench.hardware import FITTED, MODEL, Measured, measured, operator_times, seconds_of
-from streamco.sim.operators import MODELS, Gpu, forward_pass
+from streamco.sim.hardware.operators import MODELS, Gpu, forward_pass
 
 ROOT = Path(__file__).resolve().parent.parent
 VIDUR = "github.com/microsoft/vidur, data/profiling/compute, commit 7d475133"

@@ -24,7 +24,7 @@ from bench.migration_live import PROMPTS, hand_over_live
 from bench.migration_peers import FORMS, FROM_PEER, Form, Judge, PeerTally, hand_over_to_peer, measure_shapes
 from bench.migration_simulated import simulate
 from bench.report import Row, add_arguments, emit
-from streamco.engines.packaged import packaged_model
+from streamco.engines.llamacpp.bundled_model import packaged_model
 
 __all__ = ["main"]
 

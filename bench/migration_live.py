@@ -16,12 +16,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from streamco.chunks import ChatCompletionChunk
-from streamco.client.driver import SessionDriver
+from streamco.openai_types import ChatCompletionChunk
+from streamco.client.race.driver import SessionDriver
 from streamco.config import RetryPolicy, SamplingOptions
-from streamco.core.legs import Start
+from streamco.core.race.attempt import Start
 from streamco.core.pacer import weigh_chunk
-from streamco.core.session import SessionMachine, SessionPlan
+from streamco.core.race.machine import SessionMachine, SessionPlan
 from streamco.endpoints.base import Capabilities, Endpoint, EndpointStream, Kind, Request, TokenPrices
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint

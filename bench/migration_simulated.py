@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import simpy
 
-from streamco.core.legs import Start
-from streamco.core.mover import MigrationPlan
-from streamco.core.session import SessionMachine, SessionPlan
+from streamco.core.race.attempt import Start
+from streamco.core.race.migration import MigrationPlan
+from streamco.core.race.machine import SessionMachine, SessionPlan
 from streamco.policies.migration import Terms
 from streamco.profiles import RemainingLength
-from streamco.sim.driver import SimulatedSession
-from streamco.sim.writer import SimulatedWriter, Spelling
+from streamco.sim.race.session import SimulatedSession
+from bench.simulated_writer import SimulatedWriter, Spelling
 
 __all__ = ["Tally", "World", "simulate"]
 

@@ -18,11 +18,11 @@ from msgspec import structs
 
 from bench.report import Row, add_arguments, emit
 from bench.worlds import PHONE_MODELS, Asks, Phone, Ran, Service, World, chats, price_of, services
-from streamco.client.dispatcher import Dispatcher
-from streamco.client.migration import CostOf, MigrationDesk, MigrationOptions
-from streamco.client.reporting import describe_hand_overs
+from streamco.client.race.dispatcher import Dispatcher
+from streamco.client.race.migration import CostOf, MigrationDesk, MigrationOptions
+from streamco.client.race.report import describe_hand_overs
 from streamco.config import READING
-from streamco.core.estimators import DeviceFit, ProductLimit
+from streamco.core.race.estimators import DeviceFit, ProductLimit
 from streamco.endpoints.base import Endpoint
 from streamco.policies.cost import RATE_DEVICE_CONSTRAINED, RATE_SERVER_CONSTRAINED
 from streamco.policies.dispatch import Side

@@ -15,9 +15,9 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 from bench.report import Row, add_arguments, emit
-from streamco.client.driver import SessionDriver
-from streamco.core.legs import Start
-from streamco.core.session import SessionMachine, SessionPlan
+from streamco.client.race.driver import SessionDriver
+from streamco.core.race.attempt import Start
+from streamco.core.race.machine import SessionMachine, SessionPlan
 from streamco.endpoints.base import Request
 from streamco.testing.endpoint import ScriptedEndpoint
 

@@ -25,8 +25,8 @@ from unittest import mock
 import simpy
 
 from bench.report import Row, add_arguments, emit, interleave, summarise
-from streamco.sim.machine import call_at
-from streamco.sim.scenario import KINDS, Scenario, run_scenario
+from streamco.sim.driver import call_at
+from streamco.sim.experiment.scenario import KINDS, Scenario, run_scenario
 
 __all__ = ["main"]
 

@@ -38,8 +38,8 @@ import streamco
 from bench.pairs import TARGET, model_file
 from bench.report import Row, add_arguments, emit, summarise
 from streamco import SpeculationOptions
-from streamco.cli.cloud import running_server
-from streamco.client.pairing import drafting
+from streamco.cli.server_process import running_server
+from streamco.client.speculation.verifier_binding import drafting
 from streamco.engines.llama import LlamaEngine
 from streamco.policies.window import Static
 from streamco.testing import LinkProxy

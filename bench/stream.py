@@ -76,7 +76,7 @@ async def open_aiohttp(stack: contextlib.AsyncExitStack, port: int) -> Read:
     import aiohttp
     import msgspec
 
-    from streamco.chunks import ChatCompletionChunk
+    from streamco.openai_types import ChatCompletionChunk
 
     session = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
     decoder = msgspec.json.Decoder(ChatCompletionChunk)

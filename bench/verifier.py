@@ -33,16 +33,16 @@ import aiohttp
 import websockets
 
 from bench.report import Row, add_arguments, emit
-from streamco.cli.listen import serve_until_stopped
+from streamco.cli.serving import serve_until_stopped
 from streamco.server.app import ServeOptions
 from streamco.server.app import serving as serving_app
-from streamco.server.packaged import load_step_times
-from streamco.server.verify import STATS_PATH
-from streamco.server.verify_options import VerifyOptions
+from streamco.server.profiles import load_step_times
+from streamco.server.verify.service import STATS_PATH
+from streamco.server.verify.options import VerifyOptions
 from streamco.testing.engine import FakeEngine, FakeVocabulary
-from streamco.wire.verify import PATH, SUBPROTOCOL, Opened, Refusal, Rule, ServerFrame, Verdict, Welcome
-from streamco.wire.verify_client import VerifyClient
-from streamco.wire.verify_codec import VerifyCodec
+from streamco.wire.verify.frames import PATH, SUBPROTOCOL, Opened, Refusal, Rule, ServerFrame, Verdict, Welcome
+from streamco.wire.verify.client import VerifyClient
+from streamco.wire.verify.codec import VerifyCodec
 
 BENCH = "verifier"
 SEED = 15

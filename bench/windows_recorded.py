@@ -39,9 +39,9 @@ from bench.report import add_arguments, emit
 from bench.speculate import LARGE, PROMPTS, WARM_TOKENS, WIDE, Link, Section, Tally, read_stats
 from bench.windows import ALONE, CHOSEN, FIXED, rows_of
 from streamco import SpeculationOptions
-from streamco.calibration.pair import measure_step_times
-from streamco.cli.cloud import running_server
-from streamco.client.pairing import HELD_SEQUENCES
+from streamco.calibration.measure import measure_step_times
+from streamco.cli.server_process import running_server
+from streamco.client.speculation.verifier_binding import HELD_SEQUENCES
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.testing import LinkProxy

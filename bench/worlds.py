@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from functools import cache
 
 from bench.traces import data_folder, token_counter
-from streamco.client.dispatcher import Dispatcher, DispatchOptions
-from streamco.client.migration import MigrationOptions
+from streamco.client.race.dispatcher import Dispatcher, DispatchOptions
+from streamco.client.race.migration import MigrationOptions
 from streamco.config import READING
 from streamco.policies.dispatch import Side
 from streamco.profiles import DeviceSpeed, ModelShape, Prices, Profile, TTFTDistribution
-from streamco.sim.chats import RecordedChats
-from streamco.sim.racing import Ask, Client, Ran, throw_ask
-from streamco.sim.services import PHONES, RecordedService, read_services
-from streamco.sim.services import price_of as packaged_price
+from streamco.sim.race.lengths import RecordedChats
+from streamco.sim.race.client import Ask, Client, Ran, throw_ask
+from streamco.sim.race.services import PHONES, RecordedService, read_services
+from streamco.sim.race.services import price_of as packaged_price
 
 __all__ = ["LIMIT", "PHONE_MODELS", "Ask", "Asks", "Phone", "Ran", "Service", "World", "chats", "price_of", "services", "with_table_8"]
 

@@ -4,7 +4,7 @@ import asyncio
 from itertools import groupby
 
 import streamco
-from streamco.engines.packaged import packaged_model
+from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.testing import ScriptedServer, stream_answer
 
 TEXT = "The sea rises and falls twice a day. This is called the tide, and it is made by the Moon and the Sun."

@@ -3,7 +3,7 @@
 import asyncio
 
 import streamco
-from streamco.engines.packaged import packaged_model
+from streamco.engines.llamacpp.bundled_model import packaged_model
 
 
 async def main() -> None:

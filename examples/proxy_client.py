@@ -6,7 +6,7 @@ import os
 import openai
 
 import streamco
-from streamco.engines.packaged import packaged_model
+from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.proxy.app import serving
 
 

@@ -4,7 +4,7 @@ import asyncio
 import os
 
 import streamco
-from streamco.engines.packaged import packaged_model
+from streamco.engines.llamacpp.bundled_model import packaged_model
 
 
 async def main() -> None:

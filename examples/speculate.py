@@ -3,9 +3,9 @@
 import asyncio
 
 import streamco
-from streamco.cli.cloud import running_server  # `streamco serve` in a process of its own
-from streamco.engines.gguf import derived
-from streamco.engines.packaged import packaged_model
+from streamco.cli.server_process import running_server  # `streamco serve` in a process of its own
+from streamco.engines.llamacpp.gguf import derived
+from streamco.engines.llamacpp.bundled_model import packaged_model
 
 
 async def main() -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator
 
 import streamco
-from streamco.engines.packaged import packaged_model
+from streamco.engines.llamacpp.bundled_model import packaged_model
 
 CLAUSE_END = re.compile(r"(?<=[.!?;:,])\s+")
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from aiohttp import ClientSession, web
 
 import streamco
-from streamco.engines.packaged import packaged_model
+from streamco.engines.llamacpp.bundled_model import packaged_model
 
 
 # In the page: const es = new EventSource("/chat?q=Why"); es.onmessage = m => show(JSON.parse(m.data)); es.onerror = () => es.close()

@@ -6,7 +6,7 @@
     python -m experiments.disco moves                               # Table 3: delayed tokens, time between tokens
     python -m experiments.disco planning                            # Figure 9: time to make a plan
     python -m experiments.disco speed                               # of the simulator itself
-    python -m experiments.disco lengths                             # the table in streamco.sim.chats
+    python -m experiments.disco lengths                             # the table in streamco.sim.race.lengths
 
 All but ``planning`` and ``speed`` print the same bytes every time, whatever the machine: Markdown, the tables of docs/results.md.
 ``--quick`` takes fewer of everything. ``ttft`` and ``lengths`` need the recorded data ($STREAMCO_DATA). ``cost`` and ``moves`` are the
@@ -35,10 +35,10 @@ from bench.worlds import chats
 from experiments.disco_judged import DRAWS, Cut, format_cuts
 from experiments.disco_ttft import BUDGETS, SIDES, show_ttft
 from experiments.tables import run_all, show_table
-from streamco.sim.chats import SHARES
-from streamco.sim.race import Race
-from streamco.sim.race_options import RaceOptions, RacePolicy
-from streamco.sim.scenario import KINDS, Outcome, Scenario, run_scenario
+from streamco.sim.race.lengths import SHARES
+from streamco.sim.race.kind import Race
+from streamco.sim.race.options import RaceOptions, RacePolicy
+from streamco.sim.experiment.scenario import KINDS, Outcome, Scenario, run_scenario
 
 __all__ = ["main"]
 

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from bench.dispatch import PHONES, judge, plan_all
 from bench.traces import prompt_lengths, ttft_traces
-from streamco.core.learner import Policy
+from streamco.core.race.learner import Policy
 from streamco.policies.dispatch import Side
-from streamco.policies.stochastic import Stochastic
+from streamco.policies.dispatch_stochastic import Stochastic
 from streamco.profiles import DeviceSpeed, LengthDistribution
 
 __all__ = ["POLICIES", "Cut", "Drawn", "Judgement", "figures_of", "format_cuts", "interval", "judge_service"]

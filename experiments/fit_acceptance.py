@@ -4,7 +4,7 @@
 
 For each trace (default: the packaged ones): the fitted settings, and figures of the recording, of the fitted chain, and of tokens that are
 independent with the same mean, which is what closed formulas of speculative decoding assume. Behind the recording's figures stands their
-standard error, from drawing its requests anew. Last, what ``streamco.sim.acceptance`` has of the recordings: confidences of accepted and of
+standard error, from drawing its requests anew. Last, what ``streamco.sim.workload.acceptance_model`` has of the recordings: confidences of accepted and of
 rejected tokens at even quantiles, in 255ths, and the ranks of the right tokens that were missed.
 """
 
@@ -18,8 +18,8 @@ from random import Random
 
 import numpy as np
 
-from streamco.sim.acceptance import AcceptanceFigures, AcceptanceOptions, describe, draw_accepted, fit_acceptance
-from streamco.sim.recordings import TraceRow, packaged_traces, read_trace
+from streamco.sim.workload.acceptance_model import AcceptanceFigures, AcceptanceOptions, describe, draw_accepted, fit_acceptance
+from streamco.sim.workload.trace_files import TraceRow, packaged_traces, read_trace
 
 __all__ = ["main"]
 

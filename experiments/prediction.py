@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from bench.dispatch import PHONES
 from bench.traces import data_folder, prompt_lengths
 from experiments.tables import show_table
-from streamco.sim.services import read_services
+from streamco.sim.race.services import read_services
 
 __all__ = ["FORECASTS", "foretell", "main", "score"]
 

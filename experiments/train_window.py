@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from experiments.window_data import WINDOWS
 from experiments.window_rows import CHOICES, Floats, Rows, judge, table_of
-from streamco.policies.adaptive import INPUTS, WindowNet, WindowWeights
+from streamco.policies.learned_window import INPUTS, WindowNet, WindowWeights
 
 __all__ = ["main"]
 

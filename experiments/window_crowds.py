@@ -2,7 +2,7 @@
 
 What ``window_worlds`` can't show is that a window is everybody's: long drafts are read beside one another, so that a window which is good
 for one device makes the verdicts of all others slower. Here the servers run the live scheduler over predicted hardware
-(``streamco.sim.world``), so many requests are always in flight, and all devices draft with the same window.
+(``streamco.sim.fleet.kind``), so many requests are always in flight, and all devices draft with the same window.
 
 The pace of such a world is one request's: its rate is all tokens a second over the requests in flight.
 """
@@ -19,9 +19,9 @@ from msgspec.structs import replace
 
 from experiments.window_worlds import Pace
 from streamco.policies.window import WindowPolicy, WindowState
-from streamco.sim.figures import Sink
-from streamco.sim.scenario import KINDS, Scenario
-from streamco.sim.world import KIND, SpeculateOptions
+from streamco.sim.experiment.metrics import Sink
+from streamco.sim.experiment.scenario import KINDS, Scenario
+from streamco.sim.fleet.kind import KIND, SpeculateOptions
 
 __all__ = ["draw_crowd", "run_crowd", "with_tpot"]
 

@@ -30,7 +30,7 @@ from msgspec.structs import asdict, replace
 from experiments.window_crowds import draw_crowd, run_crowd, with_tpot
 from experiments.window_worlds import Pace, WindowWorld, draw_world, run_fused, run_policy
 from streamco.errors import ConfigError
-from streamco.policies.adaptive import SHORTEST_DRAFT
+from streamco.policies.learned_window import SHORTEST_DRAFT
 from streamco.policies.window import DEFAULT, SMOOTHING, WindowState
 
 __all__ = ["FIELDS", "FUSED", "WINDOWS", "Watching", "check_world", "examine", "examine_crowd", "settings_of"]

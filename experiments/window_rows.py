@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.window_data import FIELDS, FUSED, WINDOWS
-from streamco.policies.adaptive import INPUTS
+from streamco.policies.learned_window import INPUTS
 
 __all__ = ["CHOICES", "Columns", "Floats", "Rows", "judge", "smooth", "table_of"]
 

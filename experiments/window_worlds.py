@@ -22,15 +22,15 @@ import simpy
 from msgspec import Struct
 from msgspec.structs import replace as replaced
 
-from streamco.core.pair import Pair, PairPrior
-from streamco.core.speculation import DraftToken, VerdictReceived
-from streamco.core.speculator import SpeculatorOptions
-from streamco.core.verification import FULL_QUEUE
-from streamco.policies.fallback import Conditions, best_window, predict_rates
+from streamco.core.speculation.estimates import Pair, PairPrior
+from streamco.core.speculation.events import DraftToken, VerdictReceived
+from streamco.core.speculation.machine import SpeculatorOptions
+from streamco.core.verifier.events import FULL_QUEUE
+from streamco.policies.mode_switch import Conditions, best_window, predict_rates
 from streamco.policies.window import Stabiliser, WindowPolicy
-from streamco.sim.drafting import DraftingDevice
-from streamco.sim.judging import Fault, JudgingServer, Link
-from streamco.sim.speculation import SimulatedSpeculation, SpeculationOutcome, simulate_answer
+from streamco.sim.fleet.drafting_device import DraftingDevice
+from streamco.sim.single.faulty_verifier import Fault, JudgingServer, Link
+from streamco.sim.single.answer import SimulatedSpeculation, SpeculationOutcome, simulate_answer
 
 __all__ = ["ANSWERS", "TOKENS", "Pace", "WindowWorld", "draw_world", "run_fused", "run_policy"]
 

@@ -15,12 +15,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from streamco.chunks import ChatCompletion, ChatCompletionChunk, CompletionUsage
+    from streamco.openai_types import ChatCompletion, ChatCompletionChunk, CompletionUsage
     from streamco.client.chat import Answer
     from streamco.client.client import Client
-    from streamco.client.dispatcher import DispatchOptions
-    from streamco.client.migration import MigrationOptions
-    from streamco.client.pairing import SpeculationOptions
+    from streamco.client.race.dispatcher import DispatchOptions
+    from streamco.client.race.migration import MigrationOptions
+    from streamco.client.speculation.verifier_binding import SpeculationOptions
     from streamco.client.stream import ChatStream, Retracted, Settled, Token, TokenStream
     from streamco.config import Limits, RetryPolicy, SamplingOptions, Timeouts
     from streamco.core.report import AnswerUsage, DispatchReport, EndpointReport, Report, SpeculationFigures
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from streamco.endpoints.base import Capabilities, Endpoint, EndpointStream, Request, TokenPrices
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.endpoints.openai import OpenAIEndpoint
-    from streamco.endpoints.sglang import SGLangVerifier
-    from streamco.endpoints.verifier import VerifierEndpoint
-    from streamco.endpoints.vllm import VLLMVerifier
+    from streamco.endpoints.verifiers.sglang import SGLangVerifier
+    from streamco.endpoints.verifiers.streamco import VerifierEndpoint
+    from streamco.endpoints.verifiers.vllm import VLLMVerifier
     from streamco.engines.base import EngineOptions
     from streamco.errors import (
         AllEndpointsFailed,
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "streamco.chunks": ("ChatCompletion", "ChatCompletionChunk", "CompletionUsage"),
+    "streamco.openai_types": ("ChatCompletion", "ChatCompletionChunk", "CompletionUsage"),
     "streamco.client.chat": ("Answer",),
     "streamco.client.client": ("Client",),
-    "streamco.client.dispatcher": ("DispatchOptions",),
-    "streamco.client.migration": ("MigrationOptions",),
-    "streamco.client.pairing": ("SpeculationOptions",),
+    "streamco.client.race.dispatcher": ("DispatchOptions",),
+    "streamco.client.race.migration": ("MigrationOptions",),
+    "streamco.client.speculation.verifier_binding": ("SpeculationOptions",),
     "streamco.client.stream": ("ChatStream", "Retracted", "Settled", "Token", "TokenStream"),
     "streamco.config": ("Limits", "RetryPolicy", "SamplingOptions", "Timeouts"),
     "streamco.core.report": ("AnswerUsage", "DispatchReport", "EndpointReport", "Report", "SpeculationFigures"),
@@ -64,9 +64,9 @@ _HOMES = {
     "streamco.endpoints.base": ("Capabilities", "Endpoint", "EndpointStream", "Request", "TokenPrices"),
     "streamco.endpoints.device": ("DeviceEndpoint",),
     "streamco.endpoints.openai": ("OpenAIEndpoint",),
-    "streamco.endpoints.sglang": ("SGLangVerifier",),
-    "streamco.endpoints.verifier": ("VerifierEndpoint",),
-    "streamco.endpoints.vllm": ("VLLMVerifier",),
+    "streamco.endpoints.verifiers.sglang": ("SGLangVerifier",),
+    "streamco.endpoints.verifiers.streamco": ("VerifierEndpoint",),
+    "streamco.endpoints.verifiers.vllm": ("VLLMVerifier",),
     "streamco.engines.base": ("EngineOptions",),
     "streamco.errors": (
         "AllEndpointsFailed",

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from streamco.chunks import ChatCompletionChunk
+from streamco.openai_types import ChatCompletionChunk
 from streamco.errors import StreamcoError
 
 __all__ = ["CancelStream", "Command", "ContinueStream", "DeliverTokens", "FailDelivery", "FinishDelivery", "OpenStream", "Partial"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from streamco.chunks import ChatCompletionChunk, CompletionUsage
+from streamco.openai_types import ChatCompletionChunk, CompletionUsage
 from streamco.errors import EndpointError
 
 __all__ = ["Event", "ReaderLeft", "StreamCancelled", "StreamEnded", "StreamFailed", "TokensReceived"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from streamco.client.pairing import SpeculationOptions
-from streamco.core.pair import PairPrior
+from streamco.client.speculation.verifier_binding import SpeculationOptions
+from streamco.core.speculation.estimates import PairPrior
 from streamco.errors import ConfigError
 from streamco.pairs import PairProfile
 from streamco.policies.offload import CONFIDENCE_THRESHOLD

@@ -8,7 +8,7 @@ from statistics import fmean, median
 import numpy as np
 from msgspec import Struct
 
-from streamco.core.speculation import Candidates
+from streamco.core.speculation.events import Candidates
 from streamco.errors import ConfigError
 from streamco.pairs import PairProfile
 from streamco.policies.acceptance import solve_acceptance

@@ -13,7 +13,7 @@ from streamco.errors import ConfigError, EndpointError
 
 if TYPE_CHECKING:
     from streamco.endpoints.device import DeviceEndpoint
-    from streamco.endpoints.verifying import Verifier
+    from streamco.endpoints.verifiers.base import Verifier
     from streamco.pairs import PairProfile
 
 __all__ = ["add_arguments", "format_pair", "run"]
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 async def _calibrate(args: argparse.Namespace) -> int:
     from msgspec.structs import replace
 
-    from streamco.calibration.store import load_profile, save_profile
+    from streamco.calibration.profile_store import load_profile, save_profile
     from streamco.profiles import Link, Profile
 
     profile = load_profile(args.profile) if args.profile is not None and args.profile.exists() else Profile()
@@ -79,7 +79,7 @@ async def _calibrate(args: argparse.Namespace) -> int:
 
 
 async def _measure(args: argparse.Namespace) -> PairProfile:
-    from streamco.calibration.pair import calibrate_pair
+    from streamco.calibration.measure import calibrate_pair
     from streamco.calibration.prompts import PROMPTS, read_prompts
     from streamco.endpoints.base import Request
 
@@ -133,11 +133,11 @@ async def make_verifier(args: argparse.Namespace) -> Verifier:
     """
     key = api_key_of(args.api_key_env)
     if args.verifier is not None:
-        from streamco.endpoints.verifier import VerifierEndpoint
+        from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 
         return VerifierEndpoint(args.verifier, token=key)
     from streamco.endpoints.openai import OpenAIEndpoint
-    from streamco.endpoints.verifiers import find_verifier
+    from streamco.endpoints.verifiers.discovery import find_verifier
 
     server = OpenAIEndpoint(args.server, base_url=args.base_url, api_key=key)
     try:

@@ -19,10 +19,10 @@ from streamco.cli.options import (
     whole_number,
 )
 from streamco.cli.runtime import run_async, waiting
-from streamco.cli.talk import answer_prompt, converse, is_interactive, make_view, migration_of
+from streamco.cli.ui.talk import answer_prompt, converse, is_interactive, make_view, migration_of
 from streamco.client.client import Client
 from streamco.endpoints.base import Endpoint
-from streamco.endpoints.verifying import Verifier
+from streamco.endpoints.verifiers.base import Verifier
 from streamco.errors import ConfigError
 
 __all__ = ["add_arguments", "run"]
@@ -123,7 +123,7 @@ def make_device(args: argparse.Namespace) -> Endpoint | None:
     """
     if args.no_device:
         return None
-    from streamco.client.pairing import drafting
+    from streamco.client.speculation.verifier_binding import drafting
 
     path = device_path_of(args.device, has_server=args.server is not None)
     if path is None:
@@ -145,7 +145,7 @@ def make_verifier(args: argparse.Namespace) -> Verifier | None:
         return None
     if args.no_device:
         raise ConfigError("--verifier: expected a device that drafts, got --no-device")
-    from streamco.endpoints.verifier import VerifierEndpoint
+    from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 
     return VerifierEndpoint(args.verifier, token=api_key_of(args.api_key_env), name=VERIFIER, prices=args.prices)
 

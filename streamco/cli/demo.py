@@ -14,17 +14,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from msgspec import Struct
 
-from streamco.cli.answer import AnswerSettings, read_answer
-from streamco.cli.cloud import running_server
-from streamco.cli.commands import pace_text
+from streamco.cli.ui.answer import AnswerSettings, read_answer
+from streamco.cli.server_process import running_server
+from streamco.cli.ui.slash_commands import pace_text
 from streamco.cli.options import add_answer_arguments, add_look_arguments, add_prompt_arguments, budget_of
-from streamco.cli.report import format_saving, format_seconds, format_usd
+from streamco.cli.ui.report import format_saving, format_seconds, format_usd
 from streamco.cli.runtime import run_async, waiting
-from streamco.cli.talk import answer_prompt, converse, is_interactive, make_view, migration_of
-from streamco.cli.view import View
+from streamco.cli.ui.talk import answer_prompt, converse, is_interactive, make_view, migration_of
+from streamco.cli.ui.view import View
 from streamco.client.client import Client
-from streamco.client.dispatcher import DispatchOptions
-from streamco.client.pairing import SpeculationOptions, drafting
+from streamco.client.race.dispatcher import DispatchOptions
+from streamco.client.speculation.verifier_binding import SpeculationOptions, drafting
 from streamco.core.report import EndpointReport, HandOver, Report, SpeculationFigures
 from streamco.endpoints.base import TokenPrices
 from streamco.errors import ConfigError
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         StreamcoError: it can't begin.
     """
-    from streamco.server.packaged import load_latency, packaged_names
+    from streamco.server.profiles import load_latency, packaged_names
 
     if args.mode == "auto":
         raise ConfigError("--mode: expected race or speculate for the demo, got auto")
@@ -143,8 +143,8 @@ async def _client(args: argparse.Namespace) -> AsyncIterator[Client]:
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.endpoints.openai import OpenAIEndpoint
     from streamco.engines.base import EngineOptions
-    from streamco.engines.gguf import derived
-    from streamco.engines.packaged import packaged_model
+    from streamco.engines.llamacpp.gguf import derived
+    from streamco.engines.llamacpp.bundled_model import packaged_model
 
     speculates = args.mode == "speculate"
     timing = ("--step-times", STEP_TIMES) if speculates else ("--latency", args.latency, "--latency-seed", str(args.seed or 0))
@@ -177,7 +177,7 @@ async def _client(args: argparse.Namespace) -> AsyncIterator[Client]:
 def _prior(latency: str) -> bytes:
     """What a client would know after a while: the cloud's times to first token, and what prompts are like."""
     from streamco.profiles import LengthDistribution, Profile, TTFTDistribution
-    from streamco.server.packaged import load_latency
+    from streamco.server.profiles import load_latency
 
     times = TTFTDistribution.from_samples(load_latency(latency).ttft_s)
     return Profile(name=latency, server_ttft=times, lengths=LengthDistribution.from_samples(PROMPT_LENGTHS)).to_json()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from streamco.cli.commands import MODES, POLICIES, parse_budget, parse_pace_text, parse_policy
+from streamco.cli.ui.slash_commands import MODES, POLICIES, parse_budget, parse_pace_text, parse_policy
 from streamco.endpoints.base import TokenPrices
 from streamco.errors import ConfigError
 
@@ -153,7 +153,7 @@ def device_path_of(path: str | None, *, has_server: bool) -> Path | None:
         if not Path(path).is_file():
             raise ConfigError(f"--device: expected a GGUF file, got nothing at {path}")
         return Path(path)
-    from streamco.engines.packaged import packaged_model
+    from streamco.engines.llamacpp.bundled_model import packaged_model
     from streamco.errors import EngineError
 
     try:

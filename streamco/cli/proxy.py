@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streamco.cli.commands import MODES, parse_budget, parse_pace_text, parse_policy
-from streamco.cli.listen import check_descriptor, serve_until_stopped
+from streamco.cli.ui.slash_commands import MODES, parse_budget, parse_pace_text, parse_policy
+from streamco.cli.serving import check_descriptor, serve_until_stopped
 from streamco.cli.options import option, whole_number
 from streamco.cli.runtime import run_async
 from streamco.errors import ConfigError
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
 async def _proxy(args: argparse.Namespace, config: ProxyConfig) -> int:
     from streamco.proxy.app import serving
-    from streamco.proxy.build import build_client, build_options, keep_profile
+    from streamco.proxy.from_config import build_client, build_options, keep_profile
 
     options = build_options(config, args.api_key)
     options.check_exposure()

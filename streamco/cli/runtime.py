@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TextIO, TypeVar
 
-from streamco.cli.status import SPINNER, SPINS
+from streamco.cli.ui.status_line import SPINNER, SPINS
 
 __all__ = ["run_async", "set_up_log", "waiting"]
 

@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamco.cli.listen import check_descriptor, serve_until_stopped
+from streamco.cli.serving import check_descriptor, serve_until_stopped
 from streamco.cli.runtime import run_async
 from streamco.errors import ConfigError, EngineError, StreamcoError
 
 if TYPE_CHECKING:
     from streamco.engines.base import Engine
     from streamco.server.options import ServeOptions
-    from streamco.server.steptimes import StepTimes
-    from streamco.server.verify_options import VerifyOptions
+    from streamco.server.step_times import StepTimes
+    from streamco.server.verify.options import VerifyOptions
 
 __all__ = ["add_arguments", "run"]
 
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _options(args: argparse.Namespace, path: Path) -> ServeOptions:
     from streamco.server.options import ServeOptions
-    from streamco.server.packaged import load_latency
+    from streamco.server.profiles import load_latency
 
     key = args.api_key if args.api_key is not None else os.environ.get(KEY_VARIABLE) or None
     return ServeOptions(
@@ -125,7 +125,7 @@ def _options(args: argparse.Namespace, path: Path) -> ServeOptions:
 
 
 def _verify_options(args: argparse.Namespace) -> VerifyOptions:
-    from streamco.server.verify_options import VerifyOptions
+    from streamco.server.verify.options import VerifyOptions
 
     return VerifyOptions(
         policy=args.verify_policy,
@@ -139,7 +139,7 @@ def _verify_options(args: argparse.Namespace) -> VerifyOptions:
 def _load(args: argparse.Namespace, path: Path) -> Engine:
     from streamco.engines.base import EngineOptions
     from streamco.engines.llama import LlamaEngine
-    from streamco.server.packaged import load_step_times
+    from streamco.server.profiles import load_step_times
 
     default_places = EXACT_PLACES if args.exact else PLACES
     places = default_places if args.verify_places is None else args.verify_places
@@ -159,7 +159,7 @@ def _load(args: argparse.Namespace, path: Path) -> Engine:
 
 
 def _model_path(path: str | None) -> Path:
-    from streamco.engines.packaged import packaged_model
+    from streamco.engines.llamacpp.bundled_model import packaged_model
 
     if path is None:
         return packaged_model()
@@ -169,7 +169,7 @@ def _model_path(path: str | None) -> Path:
 
 
 def _list_profiles() -> int:
-    from streamco.server.packaged import packaged_names
+    from streamco.server.profiles import packaged_names
 
     for option, kind in (("--latency", "latency"), ("--step-times", "step_times")):
         for name in packaged_names(kind):

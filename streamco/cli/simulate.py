@@ -16,8 +16,8 @@ from streamco.cli.options import option, whole_number
 from streamco.errors import ConfigError
 
 if TYPE_CHECKING:
-    from streamco.sim.experiment import Experiment
-    from streamco.sim.output import Table
+    from streamco.sim.experiment.experiment import Experiment
+    from streamco.sim.experiment.tables import Table
 
 __all__ = ["add_arguments", "run", "showing_progress"]
 
@@ -49,11 +49,11 @@ def run(args: argparse.Namespace) -> int:
         StreamcoError: the file or a scenario is wrong, or a process died.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # each core has a process; and sums don't depend on how many there are
-    from streamco.sim.experiment import read_experiment
-    from streamco.sim.ledger import Ledger, code_digest, name_of
-    from streamco.sim.output import summarise, table_of, write_results
-    from streamco.sim.plots import check_matplotlib, draw_plots
-    from streamco.sim.sweep import run_sweep
+    from streamco.sim.experiment.experiment import read_experiment
+    from streamco.sim.experiment.result_store import Ledger, code_digest, name_of
+    from streamco.sim.experiment.tables import summarise, table_of, write_results
+    from streamco.sim.experiment.plots import check_matplotlib, draw_plots
+    from streamco.sim.experiment.runner import run_sweep
 
     began = time.monotonic()
     experiment = read_experiment(args.experiment, seed=args.seed, is_quick=args.quick)
@@ -132,7 +132,7 @@ def showing_progress(err: TextIO) -> Iterator[Callable[[int, int], None]]:
 
 
 def _print_table(table: Table, out: TextIO) -> None:
-    from streamco.sim.output import format_table
+    from streamco.sim.experiment.tables import format_table
 
     room = shutil.get_terminal_size().columns if out.isatty() else None
     print(f"\n{format_table(table, room)}\n", file=out)

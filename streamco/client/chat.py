@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from streamco.chunks import ChatCompletion
+from streamco.openai_types import ChatCompletion
 from streamco.client.arguments import build_request, check_mapping
 from streamco.client.stream import ChatStream
 from streamco.config import Pace
 from streamco.core.report import Report
 from streamco.endpoints.base import Message
-from streamco.wire.completion import CompletionAssembler
+from streamco.wire.openai.assembler import CompletionAssembler
 
 if TYPE_CHECKING:
     from streamco.client.client import Client

@@ -8,23 +8,23 @@ from types import TracebackType
 from typing import Any, Self
 
 from streamco.client.arguments import build_request
-from streamco.client.beginning import Beginning
+from streamco.client.preparation import Beginning
 from streamco.client.chat import UNSET, Chat, Unset
-from streamco.client.desk import Prepared, SpeculationDesk
-from streamco.client.dispatcher import Dispatched, Dispatcher, DispatchOptions
-from streamco.client.driver import SessionDriver
-from streamco.client.figures import Record, speculation_bill
-from streamco.client.migration import MigrationOptions
-from streamco.client.pairing import Mode, Pairing, SpeculationOptions, VerifierSetting, check_speculation, drafting
-from streamco.client.reporting import build_bill
-from streamco.client.running import AnswerDriver
-from streamco.client.shared import DeviceSetting, ServerSetting, SharedEndpoints
-from streamco.client.speculation import SpeculationDriver
+from streamco.client.speculation.planner import Prepared, SpeculationDesk
+from streamco.client.race.dispatcher import Dispatched, Dispatcher, DispatchOptions
+from streamco.client.race.driver import SessionDriver
+from streamco.client.speculation.report import Record, speculation_bill
+from streamco.client.race.migration import MigrationOptions
+from streamco.client.speculation.verifier_binding import Mode, Pairing, SpeculationOptions, VerifierSetting, check_speculation, drafting
+from streamco.client.race.report import build_bill
+from streamco.client.driver import AnswerDriver
+from streamco.client.endpoint_set import DeviceSetting, ServerSetting, SharedEndpoints
+from streamco.client.speculation.driver import SpeculationDriver
 from streamco.client.stream import ChatStream, TokenStream, Work
 from streamco.config import Limits, Pace, parse_pace
-from streamco.core.mover import MigrationPlan
+from streamco.core.race.migration import MigrationPlan
 from streamco.core.provisional import Emit
-from streamco.core.session import OnFailure, SessionMachine, SessionPlan
+from streamco.core.race.machine import OnFailure, SessionMachine, SessionPlan
 from streamco.core.totals import Ledger, Totals
 from streamco.endpoints.base import Message, Request
 from streamco.engines.base import EngineOptions

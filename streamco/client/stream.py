@@ -11,11 +11,11 @@ from typing import Generic, Literal, Self, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from streamco.chunks import ChatCompletionChunk, CompletionUsage
-from streamco.client.presentation import SpeculatedChunk
-from streamco.client.running import AnswerDriver, Batch
+from streamco.openai_types import ChatCompletionChunk, CompletionUsage
+from streamco.client.speculation.output import SpeculatedChunk
+from streamco.client.driver import AnswerDriver, Batch
 from streamco.core.report import AnswerUsage, Report
-from streamco.core.speculation import Origin
+from streamco.core.speculation.events import Origin
 from streamco.errors import ConcurrentRead, StreamClosed, StreamConsumed
 
 __all__ = ["AnswerStream", "ChatStream", "Retracted", "Settled", "Token", "TokenStream", "Work"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamco.chunks import ChatCompletionChunk
+from streamco.openai_types import ChatCompletionChunk
 from streamco.commands import DeliverTokens
 from streamco.core.meter import Meter
 from streamco.core.pacer import Pacer, weigh_chunk

@@ -2,7 +2,7 @@
 
 A machine never waits, reads a clock or throws dice: ``now`` (seconds on one monotonic clock) comes in with every call, commands are
 collected with ``take_commands`` and carried out in order, and a wanted wake-up is returned as data by ``next_deadline``.
-A driver in ``client`` or ``server`` runs it on asyncio, ``sim/machine.py`` runs the very same object in SimPy.
+A driver in ``client`` or ``server`` runs it on asyncio, ``sim/driver.py`` runs the very same object in SimPy.
 """
 
 from __future__ import annotations

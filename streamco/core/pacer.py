@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections import deque
 
-from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
 
 __all__ = ["Pacer", "split_chunk", "weigh_chunk"]
 

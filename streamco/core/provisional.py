@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from streamco.core.speculation import DeliverIds, Origin, RetractIds, SettleIds
+from streamco.core.speculation.events import DeliverIds, Origin, RetractIds, SettleIds
 
 __all__ = ["Emit", "Mirror", "ProvisionalAnswer"]
 

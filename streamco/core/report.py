@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct, field
 
-from streamco.chunks import CompletionUsage
+from streamco.openai_types import CompletionUsage
 from streamco.core.meter import Quality
 
 __all__ = ["AnswerMode", "AnswerUsage", "DispatchReport", "EndpointReport", "Ending", "HandOver", "Outcome", "Report", "SpeculationFigures"]

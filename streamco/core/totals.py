@@ -6,7 +6,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from streamco.core.report import Ending, EndpointReport
-from streamco.policies.steering import BudgetSteering
+from streamco.policies.budget_control import BudgetSteering
 
 __all__ = ["Bill", "EndpointTotals", "Ledger", "Totals"]
 

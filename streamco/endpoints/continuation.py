@@ -14,12 +14,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from streamco.chunks import ChunkChoice
+from streamco.openai_types import ChunkChoice
 from streamco.commands import Partial
 from streamco.endpoints.base import Capabilities, Continuation, PreCopy, Request
 from streamco.errors import UsageError
 from streamco.events import TokensReceived
-from streamco.wire.tokens import TokenCodec
+from streamco.wire.token_frames import TokenCodec
 
 __all__ = ["PACKED_FIELD", "PREFILL_FIELD", "Seam", "continue_request", "hand_over", "prefill_request", "split_seam"]
 

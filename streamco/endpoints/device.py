@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
 
-from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, PromptTokensDetails
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, PromptTokensDetails
 from streamco.commands import Partial
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
 from streamco.endpoints.continuation import Seam, split_seam
@@ -29,12 +29,12 @@ from streamco.engines.base import (
     HoldingEngine,
     TextPiece,
 )
-from streamco.engines.prompts import answer_ids, open_bytes, with_begin
+from streamco.engines.prompt_ids import answer_ids, open_bytes, with_begin
 from streamco.errors import ConfigError, EndpointError, EngineError, StreamClosed, StreamConsumed, UsageError
 from streamco.events import StreamEnded, TokensReceived
 
 if TYPE_CHECKING:
-    from streamco.endpoints.drafter import Drafter, DrafterEvent
+    from streamco.endpoints.device_drafter import Drafter, DrafterEvent
 
 __all__ = ["DeviceEndpoint", "DeviceStream"]
 
@@ -164,7 +164,7 @@ class DeviceEndpoint:
             EngineError: the model can't be loaded, holds no sequences (``EngineOptions.held_sequences``), or the prompt does not fit.
             UsageError: not exactly one of messages, prompt and prompt_ids.
         """
-        from streamco.endpoints.drafter import TOP, Drafter
+        from streamco.endpoints.device_drafter import TOP, Drafter
 
         engine = await self._loaded()
         try:

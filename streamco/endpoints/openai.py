@@ -25,14 +25,14 @@ from streamco.endpoints.prices import find_prices
 from streamco.endpoints.probe import PROBED_PATHS, STREAMCO, ServerInfo, identify
 from streamco.endpoints.providers import GENERIC, Dialect, find_provider
 from streamco.endpoints.retry import Retries
-from streamco.endpoints.tokens import TokenCounter
-from streamco.endpoints.vocabulary import SharedVocabulary
+from streamco.endpoints.token_counter import TokenCounter
+from streamco.endpoints.shared_tokenizer import SharedVocabulary
 from streamco.engines.base import Engine
 from streamco.errors import ConfigError, EndpointError, EndpointProtocolError, EndpointStatusError, EngineError, UsageError
-from streamco.wire.failures import status_error
-from streamco.wire.openai import Api
-from streamco.wire.requests import build_chat_request, build_completion_request, encode_request
-from streamco.wire.tokens import TokenCodec
+from streamco.wire.openai.errors import status_error
+from streamco.wire.openai.stream import Api
+from streamco.wire.openai.requests import build_chat_request, build_completion_request, encode_request
+from streamco.wire.token_frames import TokenCodec
 
 if TYPE_CHECKING:
     import aiohttp

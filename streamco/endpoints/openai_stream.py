@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from streamco.chunks import ChatCompletionChunk
+from streamco.openai_types import ChatCompletionChunk
 from streamco.config import Limits, Timeouts
 from streamco.endpoints.continuation import Seam
 from streamco.endpoints.http import HttpClient
@@ -31,8 +31,8 @@ from streamco.errors import (
     StreamConsumed,
 )
 from streamco.events import StreamEnded, TokensReceived
-from streamco.wire.failures import status_error
-from streamco.wire.openai import Api, ChatStreamParser
+from streamco.wire.openai.errors import status_error
+from streamco.wire.openai.stream import Api, ChatStreamParser
 
 if TYPE_CHECKING:
     import aiohttp

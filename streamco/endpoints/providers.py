@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from streamco.endpoints.base import Capabilities
 from streamco.errors import ConfigError, EndpointStatusError
-from streamco.wire.requests import MaxTokensField
+from streamco.wire.openai.requests import MaxTokensField
 
 __all__ = ["GENERIC", "PROVIDERS", "Dialect", "Provider", "Reading", "find_provider"]
 

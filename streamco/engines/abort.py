@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from streamco.engines.library import native_function
+from streamco.engines.llamacpp.library import native_function
 
 __all__ = ["AbortFlag"]
 

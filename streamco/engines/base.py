@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec import Struct
 
 from streamco.config import SamplingOptions
-from streamco.wire.rows import Row
+from streamco.wire.verify.topk import Row
 
 if TYPE_CHECKING:
     from streamco.engines.reading import RowReader

@@ -17,14 +17,14 @@ from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 
 from streamco.engines.base import EngineOptions
-from streamco.engines.context import LlamaContext
+from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.decoder import Decoder, Work, slot_of
 from streamco.engines.generation import RunningGeneration
-from streamco.engines.held import HeldTable
+from streamco.engines.sequence_table import HeldTable
 from streamco.engines.order import BatchOrder, next_batch
-from streamco.engines.pacing import StepPacer
+from streamco.engines.step_emulation import StepPacer
 from streamco.engines.reading import Reading
-from streamco.engines.slots import SlotTable
+from streamco.engines.kv_slots import SlotTable
 from streamco.engines.tasks import Draft, Task, Verification
 from streamco.engines.threads import ThreadShare
 from streamco.errors import EngineError

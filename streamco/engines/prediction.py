@@ -9,7 +9,7 @@ from streamco.config import SamplingOptions
 from streamco.engines.base import Prediction
 from streamco.engines.sampling import Sampler, top_probabilities
 from streamco.errors import ConfigError
-from streamco.wire.rows import MOST_IDS, Row, quantise
+from streamco.wire.verify.topk import MOST_IDS, Row, quantise
 
 if TYPE_CHECKING:
     import numpy as np

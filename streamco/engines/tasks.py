@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from streamco._native import WAKE, Ring
 from streamco.engines.base import Prediction, TaskEnd, TaskTimings
 from streamco.engines.prediction import Predictor
-from streamco.engines.slots import Slot
+from streamco.engines.kv_slots import Slot
 from streamco.errors import EngineError
 
 if TYPE_CHECKING:

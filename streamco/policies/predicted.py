@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from streamco.errors import ConfigError
-from streamco.policies.fallback import Conditions, best_window
+from streamco.policies.mode_switch import Conditions, best_window
 from streamco.policies.window import DEFAULT, LONGEST, WindowState
 
 __all__ = ["Predicted"]

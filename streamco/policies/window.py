@@ -1,7 +1,7 @@
 """How many tokens to draft before the verifier is asked (DSD sections 3.4 and 4).
 
 A policy looks at the last rounds (``WindowState``) and names the next window. A window of 1 or less means fused mode: drafting doesn't pay,
-and the remote side generates alone (section 4.4; ``streamco.policies.fallback`` makes the change and finds the way back).
+and the remote side generates alone (section 4.4; ``streamco.policies.mode_switch`` makes the change and finds the way back).
 
 ``Static`` and ``Dynamic`` are the paper's baselines. ``Confident`` has no fixed window: a draft goes on while its next token is worth the
 step, by the rounds' rate and the tokens' chances. Whatever proposes real numbers goes through ``Stabiliser``, the paper's clamping and

@@ -17,12 +17,12 @@ from streamco.client.client import Client
 from streamco.client.stream import ChatStream
 from streamco.proxy.options import MODEL, ProxyOptions
 from streamco.proxy.requests import Asked, parse_chat, parse_completion
-from streamco.proxy.shapes import ChatShape, CompletionShape
+from streamco.proxy.response_shapes import ChatShape, CompletionShape
 from streamco.proxy.streaming import answer_whole, stream_answer
 from streamco.server.api import make_application
-from streamco.server.limits import Admission, read_body
+from streamco.server.middleware import Admission, read_body
 from streamco.server.listening import listening
-from streamco.server.refusals import RequestError
+from streamco.server.http_errors import RequestError
 
 __all__ = ["PROXY", "Proxy", "make_app", "serving"]
 

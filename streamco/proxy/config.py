@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import msgspec
 from msgspec import Struct, field
 
-from streamco.client.pairing import SpeculationOptions
+from streamco.client.speculation.verifier_binding import SpeculationOptions
 from streamco.config import READING, Timeouts
 from streamco.endpoints.base import Capabilities
 from streamco.errors import ConfigError

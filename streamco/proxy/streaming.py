@@ -11,14 +11,14 @@ from aiohttp import web
 
 from streamco.client.stream import ChatStream
 from streamco.errors import StreamcoError
-from streamco.proxy.failures import explain
+from streamco.proxy.error_responses import explain
 from streamco.proxy.options import ProxyOptions
-from streamco.proxy.reports import comment, headers, opening_headers
-from streamco.proxy.shapes import Shape
-from streamco.server.answers import DONE
-from streamco.server.refusals import RequestError, error_event
+from streamco.proxy.report_headers import comment, headers, opening_headers
+from streamco.proxy.response_shapes import Shape
+from streamco.server.responses import DONE
+from streamco.server.http_errors import RequestError, error_event
 from streamco.server.streaming import KEEPALIVE, EventStream
-from streamco.wire.completion import CompletionAssembler
+from streamco.wire.openai.assembler import CompletionAssembler
 
 __all__ = ["answer_whole", "stream_answer"]
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from aiohttp import web
 
-from streamco.server.limits import authorize, translate_errors
+from streamco.server.middleware import authorize, translate_errors
 from streamco.server.options import ListenOptions
 
 __all__ = ["Api", "make_application"]

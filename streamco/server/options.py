@@ -9,8 +9,8 @@ import ssl
 from msgspec import Struct
 
 from streamco.errors import ConfigError
-from streamco.server.latency import LatencyProfile
-from streamco.server.verify_options import VerifyOptions
+from streamco.server.latency_replay import LatencyProfile
+from streamco.server.verify.options import VerifyOptions
 
 __all__ = ["ListenOptions", "ServeOptions", "is_loopback"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from streamco.engines.base import Engine
-from streamco.server.refusals import invalid
-from streamco.wire.tokens import TokenCodec, TokenFrameError, TokenVocabularyError
+from streamco.server.http_errors import invalid
+from streamco.wire.token_frames import TokenCodec, TokenFrameError, TokenVocabularyError
 
 __all__ = ["unpack_ids"]
 

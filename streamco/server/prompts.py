@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from streamco.engines.base import Engine, GenerationRequest
-from streamco.engines.prompts import answer_ids, open_bytes, with_begin
+from streamco.engines.prompt_ids import answer_ids, open_bytes, with_begin
 from streamco.errors import EngineError
 from streamco.server.options import ServeOptions
 from streamco.server.packed import unpack_ids
-from streamco.server.refusals import RequestError, invalid
+from streamco.server.http_errors import RequestError, invalid
 from streamco.server.requests import TOP_LOGPROBS, ChatRequest, CompletionRequest
 
 __all__ = ["build_generation", "prompt_ids", "render"]

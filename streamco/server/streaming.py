@@ -8,10 +8,10 @@ import logging
 from aiohttp import web
 
 from streamco.engines.base import GenerationEnd
-from streamco.server.answers import Answer
+from streamco.server.responses import Answer
 from streamco.server.options import ServeOptions
-from streamco.server.refusals import RequestError, error_event
-from streamco.server.worker import Clock, Work
+from streamco.server.http_errors import RequestError, error_event
+from streamco.server.wakeup import Clock, Work
 
 logger = logging.getLogger("streamco.server")
 

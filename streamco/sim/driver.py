@@ -1,106 +1,79 @@
-"""Runs a session machine in SimPy: the same object as on asyncio, in virtual time."""
+"""Runs any core machine in SimPy: events go in, commands are carried out, the deadline is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import simpy
 
-from streamco.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream, PrepareStream
 from streamco.core.machine import Machine
-from streamco.events import Event, StreamCancelled
-from streamco.sim.machine import SimulatedMachine, call_at
 
-__all__ = ["Opening", "ScriptedSource", "SimulatedSession", "SimulatedSource", "SimulatedStream"]
+__all__ = ["SimulatedMachine", "call_at"]
 
-Opening = OpenStream | ContinueStream | PrepareStream
-
-
-class SimulatedStream(Protocol):
-    """One answer in the making, in virtual time."""
-
-    def cancel(self, released: Callable[[], None]) -> None:
-        """Emit nothing more; call ``released`` when the connection or sequence is free."""
-        ...
+EventT = TypeVar("EventT")
+CommandT = TypeVar("CommandT")
 
 
-class SimulatedSource(Protocol):
-    """An endpoint of the simulated world."""
+def call_at(env: simpy.Environment, delay: float, function: Callable[[], None]) -> None:
+    """Call ``function`` after ``delay`` seconds of virtual time."""
+    timeout = env.timeout(delay)
 
-    def open(self, env: simpy.Environment, emit: Callable[[Event], None], command: Opening) -> SimulatedStream:
-        """Begin what the command says: an answer, the rest of one, or reading ahead; ``emit`` is called at the time of each event."""
-        ...
+    def fire(_: Any) -> None:
+        function()
 
-
-class _ScriptedStream:
-    def __init__(self, env: simpy.Environment, source: ScriptedSource, emit: Callable[[Event], None]) -> None:
-        self._env = env
-        self._source = source
-        self._emit = emit
-        self._is_cancelled = False
-        for at, event in source.script:
-            call_at(env, at, lambda event=event: self._fire(event))  # type: ignore[misc]
-
-    def _fire(self, event: Event) -> None:
-        if not self._is_cancelled:
-            self._emit(event)
-
-    def cancel(self, released: Callable[[], None]) -> None:
-        self._is_cancelled = True
-        call_at(self._env, self._source.cancel_takes, released)
+    timeout.callbacks.append(fire)
 
 
-class ScriptedSource:
-    """Plays (seconds after opening, event) in order.
-
-    Args:
-        cancel_takes: seconds a cancel needs.
-    """
-
-    def __init__(self, script: Sequence[tuple[float, Event]], *, cancel_takes: float = 0.0) -> None:
-        self.script = script
-        self.cancel_takes = cancel_takes
-
-    def open(self, env: simpy.Environment, emit: Callable[[Event], None], command: Opening) -> SimulatedStream:
-        """Begin the script, whatever the command."""
-        return _ScriptedStream(env, self, emit)
-
-
-class SimulatedSession(SimulatedMachine[Event, Command]):
-    """One session in virtual time.
+class SimulatedMachine(ABC, Generic[EventT, CommandT]):
+    """One machine in virtual time.
 
     Args:
         log: collects (now, event or None, commands) of every step.
 
     Attributes:
-        deliveries: (time, command) of what the reader got.
-        done: succeeds when the reader has everything, or the error.
+        machine: that is run.
     """
 
     def __init__(
         self,
         env: simpy.Environment,
-        machine: Machine[Event, Command],
-        sources: Mapping[str, SimulatedSource],
-        *,
-        log: list[tuple[float, Event | None, list[Command]]] | None = None,
+        machine: Machine[EventT, CommandT],
+        log: list[tuple[float, EventT | None, list[CommandT]]] | None = None,
     ) -> None:
-        super().__init__(env, machine, log)
-        self.deliveries: list[tuple[float, DeliverTokens]] = []
-        self.done = env.event()
-        self._sources = sources
-        self._streams: dict[str, SimulatedStream] = {}
+        self.machine = machine
+        self._env = env
+        self._armed: float | None = None
+        self._log = log
 
-    def _do(self, command: Command) -> None:
-        match command:
-            case OpenStream(source) | ContinueStream(source) | PrepareStream(source):
-                self._streams[source] = self._sources[source].open(self._env, self.receive, command)
-            case CancelStream(source):
-                self._streams[source].cancel(lambda: self.receive(StreamCancelled(source)))
-            case DeliverTokens():
-                self.deliveries.append((self._env.now, command))
-            case FinishDelivery():
-                self.done.succeed()
-            case FailDelivery(error):
-                self.done.succeed(error)
+    def start(self) -> None:
+        """Begin at the environment's present time."""
+        self.machine.start(now=self._env.now)
+        self._carry_out(None)
+
+    def receive(self, event: EventT) -> None:
+        """Something happened now."""
+        self.machine.receive(event, now=self._env.now)
+        self._carry_out(event)
+
+    @abstractmethod
+    def _do(self, command: CommandT) -> None:
+        """Carry a command out."""
+
+    def _carry_out(self, event: EventT | None) -> None:
+        commands = self.machine.take_commands()
+        if self._log is not None:
+            self._log.append((self._env.now, event, commands))
+        for command in commands:
+            self._do(command)
+        deadline = self.machine.next_deadline()
+        if deadline is not None and deadline != self._armed:
+            call_at(self._env, max(0.0, deadline - self._env.now), lambda: self._on_deadline(deadline))
+        self._armed = deadline
+
+    def _on_deadline(self, deadline: float) -> None:
+        if deadline == self._armed:  # otherwise it was moved or dropped in the meantime
+            self._armed = None
+            self.machine.handle_deadline(now=max(deadline, self._env.now))
+            self._carry_out(None)

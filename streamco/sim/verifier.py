@@ -13,8 +13,8 @@ from typing import Any
 import simpy
 from msgspec import Struct
 
-from streamco.core.scheduler import VerificationScheduler
-from streamco.core.verification import (
+from streamco.core.verifier.scheduler import VerificationScheduler
+from streamco.core.verifier.events import (
     AcceptSession,
     BatchFinished,
     BatchPart,
@@ -33,7 +33,7 @@ from streamco.core.verification import (
     TruncateSequence,
 )
 from streamco.policies.batching import StepSeconds
-from streamco.sim.machine import SimulatedMachine, call_at
+from streamco.sim.driver import SimulatedMachine, call_at
 
 __all__ = ["Drafting", "SequenceCache", "SimulatedDrafter", "SimulatedVerifier"]
 

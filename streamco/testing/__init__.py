@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamco.testing.answers import (
+from streamco.testing.responses import (
     DONE,
     Answer,
     Cut,
@@ -15,13 +15,13 @@ from streamco.testing.answers import (
     sse_event,
     stream_answer,
 )
-from streamco.testing.clock import VirtualTimeLoop, run_in_virtual_time
+from streamco.testing.virtual_clock import VirtualTimeLoop, run_in_virtual_time
 from streamco.testing.endpoint import ScriptedEndpoint, text_chunk
 from streamco.testing.engine import FakeEngine
 from streamco.testing.faults import FAULT_KINDS, FaultPlan, Faults, Strike, draw_faults
-from streamco.testing.link import LinkProxy
-from streamco.testing.network import FaultProxy
-from streamco.testing.scoring import ScriptedSGLang, ScriptedVLLM
+from streamco.testing.link_proxy import LinkProxy
+from streamco.testing.fault_proxy import FaultProxy
+from streamco.testing.logprob_servers import ScriptedSGLang, ScriptedVLLM
 from streamco.testing.sequences import FakeDistribution
 from streamco.testing.server import ScriptedServer
 from streamco.testing.verifier import Forget, Refuse, ScriptedVerifier, Send

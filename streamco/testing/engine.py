@@ -19,7 +19,7 @@ from streamco.engines.base import (
     TextPiece,
 )
 from streamco.engines.sequence import HeldSequence
-from streamco.engines.slots import common_prefix
+from streamco.engines.kv_slots import common_prefix
 from streamco.errors import ConfigError, EngineError
 from streamco.testing.sequences import FakeHost, Successor
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from streamco.errors import ConfigError
-from streamco.testing.answers import DONE, Answer, json_answer, sse_event
+from streamco.testing.responses import DONE, Answer, json_answer, sse_event
 
 __all__ = ["FAULT_KINDS", "FaultPlan", "Faults", "Strike", "draw_faults"]
 

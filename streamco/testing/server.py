@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import cast
 from urllib.parse import urlsplit
 
-from streamco.testing.answers import Answer, Cut, Pause, RecordedRequest, Reset, Responder, Stall, stream_answer
+from streamco.testing.responses import Answer, Cut, Pause, RecordedRequest, Reset, Responder, Stall, stream_answer
 from streamco.testing.listener import Listener
 
 __all__ = ["ScriptedServer"]

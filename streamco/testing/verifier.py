@@ -20,10 +20,10 @@ from msgspec import Struct
 from streamco.engines.sampling import candidates
 from streamco.errors import ConfigError
 from streamco.policies.acceptance import Distribution, verify_greedy, verify_sampled, verify_threshold
-from streamco.testing.answers import Cut, Pause, Reset, Stall
+from streamco.testing.responses import Cut, Pause, Reset, Stall
 from streamco.testing.sequences import Successor
-from streamco.wire.rows import Row, quantise
-from streamco.wire.verify import (
+from streamco.wire.verify.topk import Row, quantise
+from streamco.wire.verify.frames import (
     PATH,
     SUBPROTOCOL,
     Close,
@@ -39,10 +39,10 @@ from streamco.wire.verify import (
     Verdict,
     VerifyLimits,
 )
-from streamco.wire.verify_checks import prefix_hash
-from streamco.wire.verify_codec import VerifyCodec
-from streamco.wire.verify_errors import NotResumableError, UnauthorisedError, UnknownSessionError, VerifyProtocolError
-from streamco.wire.verify_server import VerifyServer
+from streamco.wire.verify.checks import prefix_hash
+from streamco.wire.verify.codec import VerifyCodec
+from streamco.wire.verify.errors import NotResumableError, UnauthorisedError, UnknownSessionError, VerifyProtocolError
+from streamco.wire.verify.server import VerifyServer
 
 if TYPE_CHECKING:
     import numpy as np

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from streamco.chunks import ChatCompletionChunk
+from streamco.openai_types import ChatCompletionChunk
 
 __all__ = ["CumulativeText"]
 

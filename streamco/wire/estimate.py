@@ -7,7 +7,7 @@ are taken for several. Over 114 recorded streams whose usage hides no reasoning,
 
 from __future__ import annotations
 
-from streamco.chunks import ChoiceDelta
+from streamco.openai_types import ChoiceDelta
 
 __all__ = ["ONE_TOKEN", "estimate_delta", "estimate_tokens"]
 

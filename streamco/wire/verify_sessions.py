@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from streamco.wire.verify import FOLLOWS, Draft, Extend, Follow, Open, Rule, RuleKind, Verdict, VerifyLimits
-from streamco.wire.verify_errors import (
+from streamco.wire.verify.frames import FOLLOWS, Draft, Extend, Follow, Open, Rule, RuleKind, Verdict, VerifyLimits
+from streamco.wire.verify.errors import (
     ContextFullError,
     FrameSizeError,
     MalformedFrameError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from streamco.chunks import CompletionUsage
+from streamco.openai_types import CompletionUsage
 from streamco.cli import chat
 from streamco.cli.main import main
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices

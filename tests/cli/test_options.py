@@ -17,7 +17,7 @@ from streamco.cli.options import (
     whole_number,
 )
 from streamco.endpoints.base import TokenPrices
-from streamco.engines import packaged
+from streamco.engines.llamacpp import bundled_model as packaged
 from streamco.errors import ConfigError, EngineError
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from streamco.calibration.store import load_profile
+from streamco.calibration.profile_store import load_profile
 from streamco.cli import proxy
 from streamco.cli.main import main
 from streamco.errors import ConfigError
@@ -22,7 +22,7 @@ FAKE = """
 import sys
 from streamco.cli.main import main
 from streamco.client.client import Client
-from streamco.proxy import build
+from streamco.proxy import from_config as build
 from streamco.testing.endpoint import ScriptedEndpoint
 script = [(0.0, "one"), ({second}, " two")]
 build.build_client = lambda config: Client(server=ScriptedEndpoint("cloud", script), policy="server-only")

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'streamco[sim]'")
 
-from streamco.sim.experiment import Experiment, read_experiment
+from streamco.sim.experiment.experiment import Experiment, read_experiment
 from tests.cli.emulator import plain
 from tests.cli.terminal import ROOT, terminal
 

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from streamco.client.client import Client
-from streamco.client.pairing import SpeculationOptions
+from streamco.client.speculation.verifier_binding import SpeculationOptions
 from streamco.client.stream import Retracted, Settled, Token, TokenStream
 from streamco.config import Timeouts
 from streamco.endpoints.device import DeviceEndpoint
-from streamco.endpoints.verifier import VerifierEndpoint
+from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.engines.base import GenerationRequest
 from streamco.server.app import ServeOptions, serving
 from streamco.testing import FakeDistribution, FakeEngine, ScriptedVerifier

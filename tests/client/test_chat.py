@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
 from streamco.client.chat import Answer
 from streamco.client.client import Client
 from streamco.client.stream import ChatStream
@@ -20,7 +20,7 @@ from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointConnectError, EndpointProtocolError, EndpointStatusError, StreamClosed
 from streamco.testing import DONE, Cut, Pause, ScriptedServer, chunk_event, json_answer, stream_answer
 from streamco.testing import Answer as HttpAnswer
-from streamco.testing.answers import Step
+from streamco.testing.responses import Step
 from streamco.testing.endpoint import text_chunk
 from tests.client.helpers import EVERYTHING, HELLO, chunks_text, device, opened, server, words
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from streamco.chunks import CompletionUsage
+from streamco.openai_types import CompletionUsage
 from streamco.client.client import Client
-from streamco.client.dispatcher import DispatchOptions
+from streamco.client.race.dispatcher import DispatchOptions
 from streamco.client.stream import Token, TokenStream
 from streamco.config import Limits
-from streamco.core.session import SessionMachine
+from streamco.core.race.machine import SessionMachine
 from streamco.endpoints.base import Capabilities, Request, TokenPrices
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
@@ -39,7 +39,7 @@ from streamco.pairs import PairProfile
 from streamco.policies.eligibility import QualityGate, RequestFacts
 from streamco.profiles import Profile
 from streamco.testing import Answer, Cut, RecordedRequest, ScriptedServer, chunk_event, json_answer, stream_answer
-from streamco.testing.clock import run_in_virtual_time
+from streamco.testing.virtual_clock import run_in_virtual_time
 from streamco.testing.endpoint import ScriptedEndpoint
 from streamco.testing.engine import FakeEngine
 from tests.client.helpers import HELLO, ShapedDevice, ask, chunks_text, device, opened, server, tokens_text, words

@@ -13,7 +13,7 @@ from streamco.client.client import Client
 from streamco.endpoints.base import Capabilities, Kind
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointConnectError, EndpointError
 from streamco.testing import Cut, Reset, ScriptedEndpoint, ScriptedServer, chunk_event, run_in_virtual_time, stream_answer
-from streamco.testing.answers import Answer
+from streamco.testing.responses import Answer
 from streamco.testing.endpoint import ScriptItem
 
 WORDS = [f"w{index} " for index in range(12)]

@@ -20,7 +20,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from streamco.client.client import Client
-from streamco.client.migration import MigrationOptions
+from streamco.client.race.migration import MigrationOptions
 from streamco.config import RetryPolicy, Timeouts
 from streamco.core.report import Report
 from streamco.endpoints.base import Capabilities, TokenPrices
@@ -31,7 +31,7 @@ from streamco.engines.base import GenerationRequest
 from streamco.errors import AllEndpointsFailed, EndpointError
 from streamco.server.app import ServeOptions, serving
 from streamco.testing import FAULT_KINDS, FakeEngine, FaultPlan, FaultProxy, Faults, ScriptedServer, draw_faults, stream_answer
-from streamco.testing.answers import Answer, RecordedRequest
+from streamco.testing.responses import Answer, RecordedRequest
 from streamco.testing.engine import WORDS
 from tests.client.helpers import HELLO, tokens_text
 from tests.endpoints.helpers import NO_RETRIES

@@ -16,7 +16,7 @@ from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.errors import StreamClosed
 from streamco.server.app import ServeOptions, serving
 from streamco.testing import ScriptedServer, Stall, chunk_event, stream_answer
-from streamco.testing.answers import Answer, RecordedRequest
+from streamco.testing.responses import Answer, RecordedRequest
 from streamco.testing.engine import FakeEngine
 from tests.client.helpers import device
 from tests.support.leaks import holding_nothing_new, resident_bytes, settled
@@ -163,7 +163,7 @@ async def test_two_hundred_streams_leave_the_server_without_a_sequence() -> None
 async def test_two_hundred_streams_leave_a_real_engine_without_a_sequence() -> None:
     from streamco.engines.base import EngineOptions
     from streamco.engines.llama import LlamaEngine
-    from streamco.engines.packaged import packaged_model
+    from streamco.engines.llamacpp.bundled_model import packaged_model
 
     options = EngineOptions(threads=1, max_sequences=8, context_tokens=256)
     engine = await asyncio.to_thread(lambda: LlamaEngine(packaged_model(), options))

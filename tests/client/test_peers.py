@@ -11,15 +11,15 @@ from typing import Any
 import openai
 import pytest
 
-from streamco.cli.cloud import running_server
+from streamco.cli.server_process import running_server
 from streamco.client.client import Client
-from streamco.client.dispatcher import DispatchOptions
+from streamco.client.race.dispatcher import DispatchOptions
 from streamco.config import Timeouts
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
-from streamco.engines.packaged import packaged_model
+from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.errors import EndpointError
 from tests.client.helpers import chunks_text, tokens_text
 from tests.support.leaks import holding_nothing_new, settled

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from streamco.client.client import Client
-from streamco.client.speculation import SpeculationDriver, Tell
-from streamco.core.speculation import DeviceFailed, VerifierFailed, VerifierLost
+from streamco.client.speculation.driver import SpeculationDriver, Tell
+from streamco.core.speculation.events import DeviceFailed, VerifierFailed, VerifierLost
 from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint
-from streamco.endpoints.drafter import Drafter
+from streamco.endpoints.device_drafter import Drafter
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.errors import AllEndpointsFailed, EndpointError, EngineError, StreamClosed, StreamcoError, VerifierError
 from streamco.testing import Cut, Forget, Pause, Refuse, Reset, ScriptedSGLang, ScriptedVLLM
-from streamco.wire.verify_errors import OverloadedError
+from streamco.wire.verify.errors import OverloadedError
 from tests.client.helpers import tokens_text
 from tests.client.speculating import ALWAYS, HASTY, PROMPT, World
 from tests.support.leaks import holding_nothing_new, settled
@@ -86,7 +86,7 @@ async def test_a_verifier_that_dies_between_answers_is_noticed_by_one_of_them(
         await settled(lambda: not client._shared.active)
         assert "expected a connection within 0.3 s" in client.unspeculated
         for after in [30.0, 0.0]:
-            monkeypatch.setattr("streamco.client.pairing._ASK_AGAIN", after)
+            monkeypatch.setattr("streamco.client.speculation.verifier_binding._ASK_AGAIN", after)
             stream = client.stream(PROMPT, temperature=0)
             await tokens_text(stream)
             assert stream.report.mode == "race"
@@ -245,11 +245,11 @@ async def test_what_breaks_in_the_machine_reaches_the_reader_as_an_error(world: 
         raise ZeroDivisionError("a bug")
 
     async with world.scripted() as verifier, world.speculating(verifier) as client:
-        monkeypatch.setattr("streamco.core.speculator.Speculator.receive", broken)
+        monkeypatch.setattr("streamco.core.speculation.machine.Speculator.receive", broken)
         with pytest.raises(StreamcoError, match="a bug") as failure:
             await tokens_text(client.stream(PROMPT, temperature=0))
         assert isinstance(failure.value.__cause__, ZeroDivisionError)
-        monkeypatch.setattr("streamco.core.speculator.Speculator.start", broken)
+        monkeypatch.setattr("streamco.core.speculation.machine.Speculator.start", broken)
         with pytest.raises(StreamcoError, match="a bug"):
             await tokens_text(client.stream(PROMPT, temperature=0))
         await settled(lambda: not client._shared.active)

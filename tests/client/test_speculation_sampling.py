@@ -13,7 +13,7 @@ from math import prod
 
 from streamco.client.client import Client
 from streamco.endpoints.device import DeviceEndpoint
-from streamco.endpoints.verifier import VerifierEndpoint
+from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.testing import FakeDistribution, FakeEngine, ScriptedVerifier
 from streamco.testing.engine import FakeVocabulary
 from tests.client.speculating import ALWAYS, QUICK

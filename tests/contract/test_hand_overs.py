@@ -12,7 +12,7 @@ import pytest
 
 from bench.migration_simulated import Tally, simulate
 from streamco.core.pacer import Pacer
-from streamco.core.transcript import Transcript
+from streamco.core.race.transcript import Transcript
 from streamco.endpoints.continuation import Seam
 
 

@@ -11,15 +11,15 @@ import random
 import pytest
 import simpy
 
-from streamco.client.driver import SessionDriver
-from streamco.core.legs import Start
+from streamco.client.race.driver import SessionDriver
+from streamco.core.race.attempt import Start
 from streamco.core.meter import Quality
-from streamco.core.session import SessionMachine, SessionPlan
+from streamco.core.race.machine import SessionMachine, SessionPlan
 from streamco.endpoints.base import Request
 from streamco.errors import EndpointConnectError, EndpointError, StreamcoError
 from streamco.events import Event, StreamEnded, StreamFailed, TokensReceived
-from streamco.sim.driver import ScriptedSource, SimulatedSession
-from streamco.testing.clock import run_in_virtual_time
+from streamco.sim.race.session import ScriptedSource, SimulatedSession
+from streamco.testing.virtual_clock import run_in_virtual_time
 from streamco.testing.endpoint import ScriptedEndpoint, text_chunk
 
 TICK = 2.0**-8  # seconds

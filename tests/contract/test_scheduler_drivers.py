@@ -17,9 +17,9 @@ import pytest
 import simpy
 from msgspec.structs import replace
 
-from streamco.core.admission import SchedulerOptions
-from streamco.core.scheduler import VerificationScheduler
-from streamco.core.verification import (
+from streamco.core.verifier.admission import SchedulerOptions
+from streamco.core.verifier.scheduler import VerificationScheduler
+from streamco.core.verifier.events import (
     AcceptSession,
     BatchFinished,
     DraftReceived,
@@ -34,16 +34,16 @@ from streamco.core.verification import (
     SessionOpened,
 )
 from streamco.policies.batching import Alternating, BatchPolicy, FirstCome, StrictPrefill
-from streamco.server.hosting import Host
-from streamco.server.verify_options import VerifyOptions
-from streamco.sim.machine import call_at
+from streamco.server.verify.sessions import Host
+from streamco.server.verify.options import VerifyOptions
+from streamco.sim.driver import call_at
 from streamco.sim.verifier import SimulatedVerifier
-from streamco.testing.clock import run_in_virtual_time
+from streamco.testing.virtual_clock import run_in_virtual_time
 from streamco.testing.engine import FakeEngine, FakeVocabulary
-from streamco.wire.verify import Hello, Opened, Refusal, Rule, Verdict, Welcome
-from streamco.wire.verify_client import VerifyClient
-from streamco.wire.verify_codec import VerifyCodec
-from streamco.wire.verify_server import VerifyServer
+from streamco.wire.verify.frames import Hello, Opened, Refusal, Rule, Verdict, Welcome
+from streamco.wire.verify.client import VerifyClient
+from streamco.wire.verify.codec import VerifyCodec
+from streamco.wire.verify.server import VerifyServer
 
 SIZE = 4096
 VOCABULARY = FakeVocabulary("contract", SIZE)
@@ -301,7 +301,7 @@ class LiveWorld:
         self.scheduler = Logged(scenario)
         engine = TimedEngine(lambda done: self.after(self._batch_seconds(scenario), done))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("streamco.server.hosting.make_scheduler", lambda engine, options: self.scheduler)
+            patch.setattr("streamco.server.verify.sessions.make_scheduler", lambda engine, options: self.scheduler)
             self.host = Host(engine, VerifyOptions())
         self._lines = {}
         for number in range(scenario.devices):

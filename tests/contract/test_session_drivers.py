@@ -9,19 +9,19 @@ from collections.abc import Callable, Mapping
 import pytest
 import simpy
 
-from streamco.chunks import ChatCompletionChunk
-from streamco.client.driver import SessionDriver
+from streamco.openai_types import ChatCompletionChunk
+from streamco.client.race.driver import SessionDriver
 from streamco.commands import Command, DeliverTokens, FailDelivery, FinishDelivery, OpenStream, PreCopy, PrepareStream
-from streamco.core.legs import Start
-from streamco.core.mover import MigrationPlan
-from streamco.core.session import SessionMachine, SessionPlan
+from streamco.core.race.attempt import Start
+from streamco.core.race.migration import MigrationPlan
+from streamco.core.race.machine import SessionMachine, SessionPlan
 from streamco.endpoints.base import Capabilities, Request
 from streamco.errors import EndpointConnectError, EndpointError, StreamcoError
 from streamco.events import Event, StreamEnded, StreamFailed, TokensReceived
 from streamco.policies.migration import Terms
 from streamco.profiles import RemainingLength
-from streamco.sim.driver import Opening, ScriptedSource, SimulatedSession, SimulatedSource, SimulatedStream
-from streamco.testing.clock import run_in_virtual_time
+from streamco.sim.race.session import Opening, ScriptedSource, SimulatedSession, SimulatedSource, SimulatedStream
+from streamco.testing.virtual_clock import run_in_virtual_time
 from streamco.testing.endpoint import ScriptedEndpoint, text_chunk
 
 Log = list[tuple[float, Event | None, list[Command]]]

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice
-from streamco.client.presentation import Presentation
-from streamco.client.speculation import SpeculationDriver, SpeculationLog
-from streamco.client.wording import Wording
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
+from streamco.client.speculation.output import Presentation
+from streamco.client.speculation.driver import SpeculationDriver, SpeculationLog
+from streamco.client.speculation.incremental_text import Wording
 from streamco.core.delivery import Delivery
-from streamco.core.speculation import (
+from streamco.core.speculation.events import (
     CloseRemote,
     FailAnswer,
     FinishAnswer,
@@ -26,15 +26,15 @@ from streamco.core.speculation import (
     RemoteTokensReceived,
     SpeculatorEvent,
 )
-from streamco.core.speculator import Speculator
+from streamco.core.speculation.machine import Speculator
 from streamco.endpoints.base import EndpointStream
 from streamco.errors import EndpointError, StreamcoError
 from streamco.events import StreamEnded, TokensReceived
-from streamco.sim.drafting import SimulatedDrafts
-from streamco.sim.judging import JudgingServer, Link, SimulatedRemote, SimulatedSession
-from streamco.sim.speculation import simulate_answer
-from streamco.testing.clock import run_in_virtual_time
-from tests.sim.test_speculation import Scenario
+from streamco.sim.fleet.drafting_device import SimulatedDrafts
+from streamco.sim.single.faulty_verifier import JudgingServer, Link, SimulatedRemote, SimulatedSession
+from streamco.sim.single.answer import simulate_answer
+from streamco.testing.virtual_clock import run_in_virtual_time
+from tests.sim.single.test_answer import Scenario
 
 NAMES: dict[Origin, str] = dict.fromkeys(("draft", "accepted", "corrected", "bonus", "device", "remote"), "model")
 

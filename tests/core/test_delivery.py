@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamco.chunks import ChatCompletionChunk
+from streamco.openai_types import ChatCompletionChunk
 from streamco.commands import DeliverTokens
 from streamco.core.delivery import Delivery
 from streamco.testing import text_chunk

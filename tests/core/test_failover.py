@@ -7,8 +7,8 @@ import random
 import pytest
 
 from streamco.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream, Partial
-from streamco.core.legs import LegState, Start
-from streamco.core.session import SessionMachine, SessionPlan
+from streamco.core.race.attempt import LegState, Start
+from streamco.core.race.machine import SessionMachine, SessionPlan
 from streamco.errors import AllEndpointsFailed, EndpointConnectError, EndpointTimeoutError
 from streamco.events import ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
 from streamco.testing import text_chunk

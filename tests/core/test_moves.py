@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from streamco.chunks import ChatCompletionChunk, ChunkChoice
+from streamco.openai_types import ChatCompletionChunk, ChunkChoice
 from streamco.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream, PrepareStream
-from streamco.core.legs import LegState, Start
-from streamco.core.mover import MigrationPlan
-from streamco.core.session import SessionMachine, SessionPlan
+from streamco.core.race.attempt import LegState, Start
+from streamco.core.race.migration import MigrationPlan
+from streamco.core.race.machine import SessionMachine, SessionPlan
 from streamco.errors import EndpointConnectError
 from streamco.events import ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
 from streamco.policies.migration import Terms

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from streamco.core.provisional import Mirror, ProvisionalAnswer
-from streamco.core.speculation import DeliverIds, RetractIds, SettleIds
+from streamco.core.speculation.events import DeliverIds, RetractIds, SettleIds
 
 NO_END = frozenset[int]()
 

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from streamco.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream
-from streamco.core.legs import Start
-from streamco.core.session import OnFailure, SessionMachine, SessionPlan
+from streamco.core.race.attempt import Start
+from streamco.core.race.machine import OnFailure, SessionMachine, SessionPlan
 from streamco.errors import AllEndpointsFailed, EndpointConnectError, EndpointProtocolError
 from streamco.events import StreamCancelled, StreamEnded, StreamFailed, TokensReceived
 from streamco.testing import text_chunk

@@ -9,7 +9,7 @@ import pytest
 
 from streamco.core.report import Ending, EndpointReport
 from streamco.core.totals import Bill, EndpointTotals, Ledger, Totals
-from streamco.policies.steering import BudgetSteering
+from streamco.policies.budget_control import BudgetSteering
 
 
 def part(name: str = "server", outcome: Any = "won", **figures: Any) -> EndpointReport:

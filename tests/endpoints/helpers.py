@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from streamco.chunks import ChatCompletionChunk, CompletionUsage
+from streamco.openai_types import ChatCompletionChunk, CompletionUsage
 from streamco.config import RetryPolicy, Timeouts
 from streamco.endpoints.base import Request
 from streamco.endpoints.openai import OpenAIEndpoint

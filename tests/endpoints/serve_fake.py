@@ -8,7 +8,7 @@ import sys
 from aiohttp import web
 
 from streamco.server.app import ServeOptions, make_app, make_runner
-from streamco.server.verify_options import VerifyOptions
+from streamco.server.verify.options import VerifyOptions
 from tests.server.verifying import target
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from streamco.chunks import ChatCompletionChunk
+from streamco.openai_types import ChatCompletionChunk
 from streamco.commands import Partial
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Capabilities, Request
@@ -21,7 +21,7 @@ from streamco.events import StreamEnded, TokensReceived
 from streamco.server.app import serving
 from streamco.testing import FakeEngine, ScriptedServer, json_answer, stream_answer, text_chunk
 from streamco.testing.engine import FakeVocabulary
-from streamco.wire.tokens import TokenCodec
+from streamco.wire.token_frames import TokenCodec
 from tests.endpoints.helpers import ask, opened
 
 QUESTION = {"role": "user", "content": "count"}

@@ -13,13 +13,13 @@ import pytest
 from blockbuster import blockbuster_ctx
 from msgspec.structs import replace
 
-from streamco.chunks import ChatCompletionChunk
+from streamco.openai_types import ChatCompletionChunk
 from streamco.commands import Partial
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Endpoint, Request, TokenPrices
 from streamco.endpoints.device import DeviceEndpoint, DeviceStream, prompt_ids
 from streamco.engines.base import Engine, EngineOptions
-from streamco.engines.packaged import packaged_model
+from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.errors import EngineError, StreamClosed, StreamConsumed, UsageError
 from streamco.events import StreamEnded, TokensReceived
 from streamco.testing.engine import FakeEngine

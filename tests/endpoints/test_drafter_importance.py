@@ -8,11 +8,11 @@ from contextlib import aclosing
 import pytest
 
 from streamco.config import SamplingOptions
-from streamco.core.speculation import DraftTokens, TokensDrafted
-from streamco.endpoints.drafter import Drafter, DrafterEvent
+from streamco.core.speculation.events import DraftTokens, TokensDrafted
+from streamco.endpoints.device_drafter import Drafter, DrafterEvent
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
-from streamco.engines.packaged import packaged_model
+from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.errors import EngineError
 
 pytestmark = pytest.mark.model

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from streamco.config import SamplingOptions
-from streamco.core.speculation import AdoptBranch, DraftBranch, DraftToken, DraftTokens, DropDrafts, TokensDrafted
+from streamco.core.speculation.events import AdoptBranch, DraftBranch, DraftToken, DraftTokens, DropDrafts, TokensDrafted
 from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint
-from streamco.endpoints.drafter import Drafter, DrafterEvent
+from streamco.endpoints.device_drafter import Drafter, DrafterEvent
 from streamco.engines.base import EngineOptions
-from streamco.engines.gguf import derived
+from streamco.engines.llamacpp.gguf import derived
 from streamco.engines.llama import LlamaEngine
-from streamco.engines.packaged import packaged_model
+from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.errors import EngineError
 
 pytestmark = pytest.mark.model

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 
 from streamco.config import SamplingOptions
-from streamco.core.speculation import AdoptBranch, DraftBranch, DraftTokens, DropDrafts, TokensDrafted
-from streamco.endpoints.drafter import Drafter, DrafterCommand, DrafterEvent
+from streamco.core.speculation.events import AdoptBranch, DraftBranch, DraftTokens, DropDrafts, TokensDrafted
+from streamco.endpoints.device_drafter import Drafter, DrafterCommand, DrafterEvent
 from streamco.engines.base import HoldingEngine
 from streamco.testing.engine import FakeEngine, FakeVocabulary
 from streamco.testing.sequences import FakeDistribution, Successor

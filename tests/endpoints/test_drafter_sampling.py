@@ -18,12 +18,12 @@ from typing import Literal
 import pytest
 
 from streamco.config import SamplingOptions
-from streamco.core.speculation import AdoptBranch, DraftBranch, DraftToken, DraftTokens, DropDrafts, TokensDrafted
-from streamco.endpoints.drafter import Drafter, DrafterEvent
+from streamco.core.speculation.events import AdoptBranch, DraftBranch, DraftToken, DraftTokens, DropDrafts, TokensDrafted
+from streamco.endpoints.device_drafter import Drafter, DrafterEvent
 from streamco.policies.acceptance import Distribution, Verdict, verify_sampled
 from streamco.testing.engine import FakeEngine, FakeVocabulary
 from streamco.testing.sequences import FakeDistribution
-from streamco.wire.rows import Row, pack_rows, unpack_rows
+from streamco.wire.verify.topk import Row, pack_rows, unpack_rows
 from tests.support.surprise import surprise
 
 SIZE = 4

@@ -16,19 +16,19 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from streamco.chunks import ChatCompletionChunk
-from streamco.client.driver import SessionDriver
+from streamco.openai_types import ChatCompletionChunk
+from streamco.client.race.driver import SessionDriver
 from streamco.commands import Partial
 from streamco.config import SamplingOptions
-from streamco.core.legs import Start
-from streamco.core.session import SessionMachine, SessionPlan
-from streamco.core.transcript import Transcript
+from streamco.core.race.attempt import Start
+from streamco.core.race.machine import SessionMachine, SessionPlan
+from streamco.core.race.transcript import Transcript
 from streamco.endpoints.base import Endpoint, Request
 from streamco.endpoints.device import DeviceEndpoint, prompt_ids
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
-from streamco.engines.packaged import packaged_model
+from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.events import StreamEnded
 from streamco.server.app import ServeOptions, serving
 from streamco.testing import FaultProxy, Faults

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from streamco.chunks import CompletionUsage
+from streamco.openai_types import CompletionUsage
 from streamco.config import Limits, RetryPolicy, Timeouts
 from streamco.endpoints.base import Request
 from streamco.errors import (

@@ -114,7 +114,7 @@ def test_forbidden_is_forbidden() -> None:
 def test_recorded_errors_of_real_servers_are_told_apart() -> None:
     import json
 
-    from streamco.wire.failures import status_error
+    from streamco.wire.openai.errors import status_error
 
     lines = data_path("sse", "http_errors.jsonl").read_text().splitlines()
     judged = {True: set[int](), False: set[int]()}

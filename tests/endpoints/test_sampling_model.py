@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import pytest
 
 from streamco.config import SamplingOptions
-from streamco.core.speculation import (
+from streamco.core.speculation.events import (
     CloseVerifier,
     ConnectVerifier,
     DraftRefused,
@@ -33,15 +33,15 @@ from streamco.core.speculation import (
     VerifierConnected,
     VerifierLost,
 )
-from streamco.endpoints.drafter import Drafter, DrafterEvent
-from streamco.endpoints.verifier import VerifierEndpoint
-from streamco.endpoints.verifying import VerifierEvent
+from streamco.endpoints.device_drafter import Drafter, DrafterEvent
+from streamco.endpoints.verifiers.streamco import VerifierEndpoint
+from streamco.endpoints.verifiers.base import VerifierEvent
 from streamco.engines.base import EngineOptions
-from streamco.engines.gguf import derived
+from streamco.engines.llamacpp.gguf import derived
 from streamco.engines.llama import LlamaEngine
-from streamco.engines.packaged import packaged_model
+from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.errors import EngineError
-from streamco.wire.verify import Rule, RuleKind
+from streamco.wire.verify.frames import Rule, RuleKind
 from tests.engines.asking import extend
 from tests.server.verifying import serving
 from tests.support.surprise import surprise

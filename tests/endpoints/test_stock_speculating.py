@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from streamco.endpoints.sglang import SGLangVerifier
-from streamco.endpoints.vllm import VLLMVerifier
+from streamco.endpoints.verifiers.sglang import SGLangVerifier
+from streamco.endpoints.verifiers.vllm import VLLMVerifier
 from streamco.testing import Answer, Cut, ScriptedSGLang, ScriptedVLLM, json_answer
 from tests.client.speculating import PROMPT, QUICK, World
 

@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from streamco.core.speculation import ConnectVerifier, DraftRefused, VerdictReceived, VerifierConnected, VerifierLost
+from streamco.core.speculation.events import ConnectVerifier, DraftRefused, VerdictReceived, VerifierConnected, VerifierLost
 from streamco.testing import Cut, Forget, Pause, Refuse, Reset, ScriptedVerifier
 from streamco.testing.verifier import VerifierStep
-from streamco.wire.verify_errors import EvictedError, NotResumableError, OverloadedError, ShuttingDownError, UnknownSessionError
+from streamco.wire.verify.errors import EvictedError, NotResumableError, OverloadedError, ShuttingDownError, UnknownSessionError
 from tests.endpoints.verifiers import DRAFTER, SIZE, TARGET, Talk, an_engine, greedy, verifier_at
 
 TOKENS = 30

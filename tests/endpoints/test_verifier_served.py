@@ -14,19 +14,19 @@ from typing import Any
 import pytest
 
 from streamco.config import SamplingOptions
-from streamco.core.speculation import ConnectVerifier, DraftRefused, VerdictReceived, VerifierConnected, VerifierFailed, VerifierLost
+from streamco.core.speculation.events import ConnectVerifier, DraftRefused, VerdictReceived, VerifierConnected, VerifierFailed, VerifierLost
 from streamco.endpoints.base import Request
 from streamco.endpoints.openai import OpenAIEndpoint
-from streamco.endpoints.verifier import VerifierEndpoint
+from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.errors import EndpointStatusError, StreamcoError
 from streamco.events import TokensReceived
 from streamco.server.app import ServeOptions, make_app
 from streamco.server.listening import listening
-from streamco.server.verify_options import VerifyOptions
+from streamco.server.verify.options import VerifyOptions
 from streamco.testing import FakeDistribution, FakeEngine, FaultProxy
-from streamco.wire.rows import quantise
-from streamco.wire.verify import Rule, RuleKind
-from streamco.wire.verify_errors import UnauthorisedError, VocabularyError
+from streamco.wire.verify.topk import quantise
+from streamco.wire.verify.frames import Rule, RuleKind
+from streamco.wire.verify.errors import UnauthorisedError, VocabularyError
 from tests.endpoints.helpers import read_all
 from tests.endpoints.verifiers import QUICK, Talk, greedy
 from tests.server.verifying import PROMPT, SIZE, VOCABULARY, serving, target

@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
 from streamco.commands import Partial
 from streamco.config import SamplingOptions
-from streamco.core.transcript import Transcript
+from streamco.core.race.transcript import Transcript
 from streamco.endpoints.base import Capabilities, Endpoint, Request
 from streamco.endpoints.continuation import Seam, hand_over, split_seam
 from streamco.endpoints.device import DeviceEndpoint, prompt_ids
 from streamco.engines.base import EngineOptions, TextPiece
 from streamco.engines.llama import LlamaEngine
-from streamco.engines.packaged import packaged_model
-from streamco.engines.prompts import answer_ids
-from streamco.engines.text import TextAssembler
+from streamco.engines.llamacpp.bundled_model import packaged_model
+from streamco.engines.prompt_ids import answer_ids
+from streamco.engines.detokenizer import TextAssembler
 from streamco.errors import EngineError
 from streamco.events import StreamEnded, TokensReceived
 

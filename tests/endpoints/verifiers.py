@@ -8,19 +8,19 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from streamco.config import Timeouts
-from streamco.core.speculation import (
+from streamco.core.speculation.events import (
     CloseVerifier,
     ConnectVerifier,
     SendDraft,
     VerdictReceived,
     VerifierConnected,
 )
-from streamco.endpoints.verifier import VerifierEndpoint
-from streamco.endpoints.verifying import Verifier, VerifierEvent, VerifierSession
+from streamco.endpoints.verifiers.streamco import VerifierEndpoint
+from streamco.endpoints.verifiers.base import Verifier, VerifierEvent, VerifierSession
 from streamco.testing import FakeDistribution, FakeEngine
 from streamco.testing.sequences import Successor
-from streamco.wire.rows import Row
-from streamco.wire.verify import Rule
+from streamco.wire.verify.topk import Row
+from streamco.wire.verify.frames import Rule
 
 SIZE = 300  # ids
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 import streamco.engines.llama as llama_module
 from streamco.config import SamplingOptions
 from streamco.engines.base import EngineOptions, Generation, GenerationEnd, GenerationRequest, ModelInfo, TextPiece
-from streamco.engines.context import ABORTED
+from streamco.engines.llamacpp.context import ABORTED
 from streamco.engines.llama import LlamaEngine
 from streamco.errors import EngineError
 

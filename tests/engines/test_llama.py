@@ -10,7 +10,7 @@ import pytest
 
 from streamco.config import SamplingOptions
 from streamco.engines.base import Engine, EngineOptions, GenerationRequest
-from streamco.engines.context import ABORTED, NO_ROOM
+from streamco.engines.llamacpp.context import ABORTED, NO_ROOM
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.threads import ThreadBudget
 from streamco.errors import ConfigError, EngineError, UsageError
@@ -426,7 +426,7 @@ def test_a_first_decode_that_fails_is_an_error_of_loading(make_engine: MakeEngin
 
 
 def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streamco.engines.library._library", None)
+    monkeypatch.setattr("streamco.engines.llamacpp.library._library", None)
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     with pytest.raises(EngineError, match=r"pip install 'streamco\[llama\]'"):
         LlamaEngine("model.gguf")

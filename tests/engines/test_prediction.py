@@ -14,7 +14,7 @@ from streamco.engines.base import Prediction
 from streamco.engines.prediction import Predictor
 from streamco.engines.sampling import Sampler
 from streamco.errors import ConfigError, EngineError
-from streamco.wire.rows import Row
+from streamco.wire.verify.topk import Row
 
 PLAIN = SamplingOptions(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 

@@ -16,13 +16,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice, FunctionDelta, ToolCallDelta
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, FunctionDelta, ToolCallDelta
 from streamco.config import Limits
 from streamco.errors import EndpointError, EndpointProtocolError
-from streamco.wire.completion import CompletionAssembler, assemble
-from streamco.wire.failures import status_error
-from streamco.wire.openai import Api, ChatStreamParser
-from streamco.wire.tokens import TokenCodec, TokenFrameError
+from streamco.wire.openai.assembler import CompletionAssembler, assemble
+from streamco.wire.openai.errors import status_error
+from streamco.wire.openai.stream import Api, ChatStreamParser
+from streamco.wire.token_frames import TokenCodec, TokenFrameError
 from tests.wire.events import chunk, event, text_of
 
 SEEDS = range(20)

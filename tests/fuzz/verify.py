@@ -24,9 +24,11 @@ import msgspec
 from streamco import _native
 from streamco._native import ssescan_py, tokenpack_py, topk_py
 from streamco.errors import UsageError
-from streamco.wire import rows, verify_checks, verify_codec
-from streamco.wire.rows import Row, quantise
-from streamco.wire.verify import (
+from streamco.wire.verify import topk as rows
+from streamco.wire.verify import checks as verify_checks
+from streamco.wire.verify import codec as verify_codec
+from streamco.wire.verify.topk import Row, quantise
+from streamco.wire.verify.frames import (
     ClientFrame,
     Close,
     Draft,
@@ -45,11 +47,11 @@ from streamco.wire.verify import (
     VerifyLimits,
     Welcome,
 )
-from streamco.wire.verify_checks import prefix_hash
-from streamco.wire.verify_client import VerifyClient
-from streamco.wire.verify_codec import VerifyCodec
-from streamco.wire.verify_errors import VerifyProtocolError
-from streamco.wire.verify_server import VerifyServer
+from streamco.wire.verify.checks import prefix_hash
+from streamco.wire.verify.client import VerifyClient
+from streamco.wire.verify.codec import VerifyCodec
+from streamco.wire.verify.errors import VerifyProtocolError
+from streamco.wire.verify.server import VerifyServer
 
 SIZE = 1000
 VOCABULARY = "1000:00"

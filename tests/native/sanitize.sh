@@ -33,5 +33,5 @@ LD_PRELOAD=$asan "$python" -c "
 import pathlib, streamco._native as native
 assert native.HAS_NATIVE, 'the sanitized leaves did not load'
 assert pathlib.Path(native.__file__).is_relative_to(pathlib.Path.cwd()), native.__file__"
-LD_PRELOAD=$asan "$python" -m pytest -q -p no:cacheprovider --capture=sys tests/native tests/wire/test_tokens.py tests/wire/test_sse.py tests/wire/test_rows.py \
+LD_PRELOAD=$asan "$python" -m pytest -q -p no:cacheprovider --capture=sys tests/native tests/wire/test_token_frames.py tests/wire/test_sse.py tests/wire/verify/test_topk.py \
     tests/fuzz/test_verify.py "$@"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from streamco.errors import ConfigError
-from streamco.policies.fallback import Conditions, predict_rates
+from streamco.policies.mode_switch import Conditions, predict_rates
 from streamco.policies.predicted import Predicted
 from streamco.policies.window import Static, WindowPolicy, WindowState
 

@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
 from streamco.client.client import Client
 from streamco.endpoints.base import TokenPrices
 from streamco.errors import ConfigError, EndpointConnectError

@@ -9,9 +9,9 @@ from typing import Any
 import openai
 import pytest
 
-from streamco.cli.cloud import running_server
+from streamco.cli.server_process import running_server
 from streamco.proxy.app import serving
-from streamco.proxy.build import build_client, build_options
+from streamco.proxy.from_config import build_client, build_options
 from streamco.proxy.config import parse_config
 from tests.support.leaks import settled
 from tests.support.peer_servers import running_peer

@@ -11,7 +11,7 @@ from streamco.config import RetryPolicy, Timeouts
 from streamco.endpoints.base import Capabilities
 from streamco.errors import EndpointConnectError
 from streamco.proxy.app import serving
-from streamco.proxy.build import build_client
+from streamco.proxy.from_config import build_client
 from streamco.proxy.config import parse_config
 from streamco.proxy.probed import ProbedEndpoint
 from streamco.server.app import serving as serving_engine

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
 from streamco.client.client import Client
 from streamco.endpoints.base import Request
 from streamco.proxy.app import serving

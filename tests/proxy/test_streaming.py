@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from streamco.chunks import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage
 from streamco.endpoints.base import Capabilities, TokenPrices
 from streamco.errors import EndpointConnectError, EndpointProtocolError, EndpointStatusError
-from streamco.proxy.shapes import ChatShape
+from streamco.proxy.response_shapes import ChatShape
 from streamco.testing.endpoint import text_chunk
 from tests.client.helpers import ShapedDevice, device, server, words
 from tests.proxy.support import CHAT, HELLO, TEXT, RunningProxy, proxying

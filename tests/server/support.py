@@ -13,7 +13,7 @@ from aiohttp import web
 
 from streamco.engines.base import Engine
 from streamco.server.app import SERVICE, ServeOptions, Service, make_app, make_runner
-from streamco.server.worker import Bell, Clock
+from streamco.server.wakeup import Bell, Clock
 from streamco.testing.engine import FakeEngine
 
 CHAT = "/v1/chat/completions"

@@ -11,8 +11,8 @@ import pytest
 
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
-from streamco.engines.packaged import packaged_model
-from streamco.server.steptimes import StepTimes
+from streamco.engines.llamacpp.bundled_model import packaged_model
+from streamco.server.step_times import StepTimes
 from tests.server.support import CHAT, HELLO, TEXT, Running, contents, running
 
 pytestmark = pytest.mark.model

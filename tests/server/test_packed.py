@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from streamco.server.packed import unpack_ids
-from streamco.server.refusals import RequestError
+from streamco.server.http_errors import RequestError
 from streamco.testing import FakeEngine
-from streamco.wire.tokens import TokenCodec
+from streamco.wire.token_frames import TokenCodec
 from tests.server.support import CHAT, HELLO, TEXT, running
 
 ENGINE = FakeEngine()

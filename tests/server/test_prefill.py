@@ -10,9 +10,9 @@ import pytest
 
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
-from streamco.engines.packaged import packaged_model
+from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.testing import FakeEngine
-from streamco.wire.tokens import TokenCodec
+from streamco.wire.token_frames import TokenCodec
 from tests.server.support import CHAT, HELLO, TEXT, contents, running, until
 
 READ = {"prefill_only": True}

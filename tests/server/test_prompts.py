@@ -11,7 +11,7 @@ import pytest
 from streamco.errors import EngineError
 from streamco.server.options import ServeOptions
 from streamco.server.prompts import build_generation, prompt_ids, render
-from streamco.server.refusals import RequestError
+from streamco.server.http_errors import RequestError
 from streamco.server.requests import ChatRequest, CompletionRequest, parse
 from streamco.testing.engine import FakeEngine
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.config import SamplingOptions
-from streamco.server.refusals import RequestError
+from streamco.server.http_errors import RequestError
 from streamco.server.requests import ChatRequest, CompletionRequest, GenerateRequest, parse
-from streamco.wire.requests import build_chat_request, build_completion_request, encode_request
+from streamco.wire.openai.requests import build_chat_request, build_completion_request, encode_request
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from streamco.server.latency import LatencyProfile
+from streamco.server.latency_replay import LatencyProfile
 from streamco.testing.engine import FakeEngine
 from tests.server.support import CHAT, HELLO, TEXT, ManualClock, contents, next_event, parse_events, running, until
 

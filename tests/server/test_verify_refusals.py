@@ -12,11 +12,11 @@ import msgspec
 import pytest
 import websockets
 
-from streamco.server.verify import PATH, VerifyService
-from streamco.server.verify_options import VerifyOptions
+from streamco.server.verify.service import PATH, VerifyService
+from streamco.server.verify.options import VerifyOptions
 from streamco.testing.engine import FakeEngine
 from streamco.testing.sequences import FakeDistribution
-from streamco.wire.verify import SUBPROTOCOL, Refusal
+from streamco.wire.verify.frames import SUBPROTOCOL, Refusal
 from tests.server.verifying import GREEDY, PROMPT, SIZE, Device, connected, connecting, greedy_text, serving, target
 from tests.support.leaks import holding_nothing_new, settled
 

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 import pytest
 import websockets
 
-from streamco.server.verify_options import VerifyOptions
+from streamco.server.verify.options import VerifyOptions
 from streamco.testing.sequences import FakeDistribution
-from streamco.wire.verify import Resumed, Rule, RuleKind
-from streamco.wire.verify_checks import prefix_hash
-from streamco.wire.verify_errors import NotResumableError, OverloadedError
+from streamco.wire.verify.frames import Resumed, Rule, RuleKind
+from streamco.wire.verify.checks import prefix_hash
+from streamco.wire.verify.errors import NotResumableError, OverloadedError
 from tests.server.verifying import PROMPT, SIZE, Device, connected, greedy_text, serving, target, write
 from tests.support.leaks import settled
 

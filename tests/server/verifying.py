@@ -13,15 +13,15 @@ from aiohttp import web
 
 from streamco.engines.base import Engine, HoldingEngine
 from streamco.server.app import VERIFY, ServeOptions, make_app, make_runner
-from streamco.server.verify import PATH, VerifyService
-from streamco.server.verify_options import VerifyOptions
+from streamco.server.verify.service import PATH, VerifyService
+from streamco.server.verify.options import VerifyOptions
 from streamco.testing.engine import FakeEngine, FakeVocabulary
 from streamco.testing.sequences import FakeDistribution, Successor
-from streamco.wire.rows import Row
-from streamco.wire.verify import SUBPROTOCOL, Opened, Refusal, Resumed, Rule, ServerFrame, Verdict, Welcome
-from streamco.wire.verify_client import VerifyClient
-from streamco.wire.verify_codec import VerifyCodec
-from streamco.wire.verify_errors import OverloadedError
+from streamco.wire.verify.topk import Row
+from streamco.wire.verify.frames import SUBPROTOCOL, Opened, Refusal, Resumed, Rule, ServerFrame, Verdict, Welcome
+from streamco.wire.verify.client import VerifyClient
+from streamco.wire.verify.codec import VerifyCodec
+from streamco.wire.verify.errors import OverloadedError
 
 SIZE = 64
 VOCABULARY = FakeVocabulary("verified", SIZE)

@@ -7,17 +7,17 @@ from random import Random
 
 import simpy
 
-from streamco.core.admission import SchedulerOptions
-from streamco.core.pair import Pair, PairPrior
-from streamco.core.speculator import SpeculatorOptions
-from streamco.policies.routing import routing_policy
+from streamco.core.verifier.admission import SchedulerOptions
+from streamco.core.speculation.estimates import Pair, PairPrior
+from streamco.core.speculation.machine import SpeculatorOptions
+from streamco.sim.fleet.routing import routing_policy
 from streamco.policies.window import Static
-from streamco.sim.crowd import Answered, Crowd, DeviceModel, Execution, Member
-from streamco.sim.links import ConstantLink
-from streamco.sim.machine import call_at
-from streamco.sim.recorded import END
-from streamco.sim.target import TargetServer
-from streamco.sim.workload import SimulatedRequest
+from streamco.sim.fleet.fleet import Answered, Crowd, DeviceModel, Execution, Member
+from streamco.sim.hardware.links import ConstantLink
+from streamco.sim.driver import call_at
+from streamco.sim.fleet.recorded_answer import END
+from streamco.sim.fleet.target_server import TargetServer
+from streamco.sim.workload.workload import SimulatedRequest
 
 STEP, DRAFT_STEP, RTT = 0.05, 0.01, 0.04
 OPEN = SchedulerOptions(

@@ -9,9 +9,9 @@ import pytest
 import simpy
 from msgspec import Struct
 
-from streamco.core.admission import SchedulerOptions
-from streamco.core.scheduler import VerificationScheduler
-from streamco.core.verification import BatchPart, RefuseDraft, RefuseSession
+from streamco.core.verifier.admission import SchedulerOptions
+from streamco.core.verifier.scheduler import VerificationScheduler
+from streamco.core.verifier.events import BatchPart, RefuseDraft, RefuseSession
 from streamco.policies.batching import CHUNK, Alternating, BatchPolicy, FirstCome, LinearStep, StrictPrefill
 from streamco.sim.verifier import Drafting, SequenceCache, SimulatedDrafter, SimulatedVerifier
 

@@ -18,8 +18,8 @@ from msgspec import Meta, Struct
 
 from streamco.cli.main import main
 from streamco.errors import ConfigError
-from streamco.sim.figures import Figure, RequestRow, Sink
-from streamco.sim.scenario import KINDS, Named, Scenario
+from streamco.sim.experiment.metrics import Figure, RequestRow, Sink
+from streamco.sim.experiment.scenario import KINDS, Named, Scenario
 
 __all__ = ["BROKEN", "DYING", "INTERRUPTED", "KIND", "LOOKED_UP", "PLACE"]
 

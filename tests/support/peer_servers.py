@@ -20,7 +20,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from streamco.engines.packaged import packaged_model
+from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.errors import EngineError
 from tests.support.data import ROOT
 

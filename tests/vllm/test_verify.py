@@ -9,18 +9,18 @@ from contextlib import asynccontextmanager
 import pytest
 
 from streamco.client.client import Client
-from streamco.client.pairing import SpeculationOptions
-from streamco.core.speculation import ConnectVerifier, VerifierFailed, VerifierLost
+from streamco.client.speculation.verifier_binding import SpeculationOptions
+from streamco.core.speculation.events import ConnectVerifier, VerifierFailed, VerifierLost
 from streamco.endpoints.device import DeviceEndpoint, prompt_ids
 from streamco.endpoints.openai import OpenAIEndpoint
-from streamco.endpoints.vllm import VLLMVerifier
+from streamco.endpoints.verifiers.vllm import VLLMVerifier
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
-from streamco.engines.packaged import packaged_model
+from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.errors import EndpointStatusError, VerifierError
 from streamco.testing import FakeEngine
-from streamco.wire.rows import quantise
-from streamco.wire.verify import Rule, RuleKind
+from streamco.wire.verify.topk import quantise
+from streamco.wire.verify.frames import Rule, RuleKind
 from tests.endpoints.helpers import NO_RETRIES
 from tests.endpoints.test_hand_over import ASKED
 from tests.endpoints.verifiers import Talk

@@ -24,7 +24,7 @@ from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint, prompt_ids
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.engines.llama import LlamaEngine
-from streamco.engines.packaged import packaged_model
+from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.errors import EndpointError
 from tests.endpoints.helpers import NO_RETRIES
 from tests.endpoints.test_hand_over import ASKED, TOKENS, Answer, answer, check_seam, go_on, load, places

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from streamco.chunks import ChatCompletionChunk
-from streamco.wire.openai import ChatStreamParser
+from streamco.openai_types import ChatCompletionChunk
+from streamco.wire.openai.stream import ChatStreamParser
 
 DONE = b"data: [DONE]\n\n"
 USAGE = {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.chunks import ChoiceDelta, FunctionDelta, ToolCallDelta
+from streamco.openai_types import ChoiceDelta, FunctionDelta, ToolCallDelta
 from streamco.wire.estimate import ONE_TOKEN, estimate_delta, estimate_tokens
 from tests.wire.events import read
 from tests.wire.recorded import OPENAI_APIS, recordings

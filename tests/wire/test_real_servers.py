@@ -10,8 +10,8 @@ import pytest
 
 from streamco.config import Limits
 from streamco.errors import EndpointProtocolError, EndpointStatusError
-from streamco.wire.completion import assemble
-from streamco.wire.openai import ChatStreamParser
+from streamco.wire.openai.assembler import assemble
+from streamco.wire.openai.stream import ChatStreamParser
 from tests.wire.events import DONE, USAGE, chunk, event, read, text_of, usage_chunk
 from tests.wire.recorded import Recording, answer_slowly, cuts, recordings
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from streamco.wire.rows import Row, quantise
-from streamco.wire.verify import Hello, Opened, Rule, RuleKind, ServerFrame, Verdict, VerifyLimits
-from streamco.wire.verify_client import VerifyClient
-from streamco.wire.verify_codec import VerifyCodec
-from streamco.wire.verify_server import VerifyServer
+from streamco.wire.verify.topk import Row, quantise
+from streamco.wire.verify.frames import Hello, Opened, Rule, RuleKind, ServerFrame, Verdict, VerifyLimits
+from streamco.wire.verify.client import VerifyClient
+from streamco.wire.verify.codec import VerifyCodec
+from streamco.wire.verify.server import VerifyServer
 
 msgpack: Any = import_module("msgpack")  # it has no types
 

@@ -1,0 +1,375 @@
+"""A draft model and its verifier, measured together: every draft is judged, and nothing is drafted in advance (Synera section 5)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import TypeVar
+
+from streamco.calibration.fit import JudgedRound, fit_pair
+from streamco.config import SamplingOptions
+from streamco.core.speculation.events import (
+    CloseVerifier,
+    ConnectVerifier,
+    DeviceFailed,
+    DraftRefused,
+    DraftToken,
+    DraftTokens,
+    SendDraft,
+    TokensDrafted,
+    VerdictReceived,
+    VerifierConnected,
+    VerifierFailed,
+    VerifierLost,
+)
+from streamco.endpoints.base import Endpoint, Request
+from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.device_drafter import Drafter, DrafterEvent
+from streamco.endpoints.verifiers.base import Verifier, VerifierEvent, VerifierSession
+from streamco.engines.base import HoldingEngine, SequenceTask, TokenSequence
+from streamco.errors import ConfigError, EndpointError, EngineError, VerifierError
+from streamco.events import TokensReceived
+from streamco.pairs import PairProfile
+from streamco.wire.verify.frames import Rule
+
+__all__ = ["GREEDY", "calibrate_pair", "measure_remote_step", "measure_rounds", "measure_step_times", "measure_verify_times"]
+
+GREEDY = SamplingOptions(temperature=0)
+
+_TURNS = 3  # of every time that is measured; the median counts
+_SIZES = (1, 2, 4, 8, 16)  # drafts whose verification is timed
+_MOST_LOSSES = 5  # of one answer's connection, one behind the other
+_RETRY = 0.05  # seconds, where a server that refuses doesn't say
+
+E = TypeVar("E")
+
+
+async def calibrate_pair(
+    device: DeviceEndpoint,
+    verifier: Verifier,
+    requests: Sequence[Request],
+    *,
+    rounds: int = 120,
+    window: int = 4,
+    sequences: int = 6,
+    answer_tokens: int = 64,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> PairProfile:
+    """Measure everything that is to be known of a pair.
+
+    Args:
+        device: drafts; its engine has room for as many held sequences as ``sequences``, and one more.
+        verifier: judges; it is started here and stays the caller's.
+        requests: prompts like those that will come; asked in turn, greedily.
+        rounds: drafts to be judged.
+        window: gamma, tokens of a draft.
+        sequences: branches side by side, whose step times are measured.
+        answer_tokens: an answer is left behind so many.
+        on_progress: is told how many rounds are done, of how many.
+
+    Raises:
+        ConfigError: no requests, or a number below 1.
+        EndpointError: one of the two can't be reached or failed.
+        VerifierError: the verifier refuses this pair.
+    """
+    if not requests or min(rounds, window, sequences, answer_tokens) < 1:
+        raise ConfigError(f"calibration: expected a prompt and numbers above 0, got {len(requests)}, {rounds}, {window} and {sequences}")
+    await device.start()
+    engine = device.engine
+    if engine is None or not hasattr(engine, "hold"):
+        raise EngineError(f"{device.name}: expected an engine that holds sequences")
+    await verifier.start(engine)
+    facts = await verifier.probe()
+    judged: list[JudgedRound] = []
+    for number in range(rounds):  # an answer gives a round at least, if it gives any
+        if len(judged) >= rounds or (number >= len(requests) and not judged):
+            break
+        request = requests[number % len(requests)]
+        judged += await measure_rounds(
+            device, verifier, request, window=min(window, facts.draft_tokens), rounds=rounds - len(judged), answer_tokens=answer_tokens
+        )
+        if on_progress is not None:
+            on_progress(len(judged), rounds)
+    ids = device.prompt_ids(engine, requests[0])
+    holding: HoldingEngine = engine  # type: ignore[assignment]
+    notes: list[str] = []
+    return fit_pair(
+        judged,
+        window=min(window, facts.draft_tokens),
+        step_times=await measure_step_times(holding, ids, sequences=sequences),
+        rtt=verifier.rtt,
+        verify_times=await measure_verify_times(verifier, ids, judged, most=facts.draft_tokens),
+        remote_step=await _try_remote(verifier.remote, ids, notes),
+        draft=engine.info.name,
+        target=facts.model,
+        note="; ".join(notes),
+    )
+
+
+async def measure_rounds(
+    device: DeviceEndpoint, verifier: Verifier, request: Request, *, window: int = 4, rounds: int = 16, answer_tokens: int = 64
+) -> list[JudgedRound]:
+    """Draft, have it judged, wait, draft on: one answer, or its first ``rounds`` rounds.
+
+    What the device would write behind a draft is drafted while the verdict is out; a verdict behind which a prompt was read has no time.
+
+    Raises:
+        EndpointError: one of the two failed.
+        VerifierError: the verifier doesn't judge any more.
+    """
+    talk = _Talk(verifier)
+    drafter = await device.drafter(_greedy(request), emit=talk.hear_device)
+    try:
+        await talk.open(drafter.prompt_ids, reserve=len(drafter.prompt_ids) + answer_tokens + window + 1)
+        return await _answer(talk, drafter, window=window, rounds=rounds, most=answer_tokens)
+    finally:
+        await drafter.aclose()
+        await talk.aclose()
+
+
+async def _answer(talk: _Talk, drafter: Drafter, *, window: int, rounds: int, most: int) -> list[JudgedRound]:
+    judged: list[JudgedRound] = []
+    text: list[int] = []
+    given: tuple[int, ...] = ()
+    while len(judged) < rounds and len(text) < most:
+        version = 2 * len(judged) + 1
+        drafter.run(DraftTokens(version, len(text) - len(given), given, window))
+        tokens, importance = await talk.drafted(version)
+        if not tokens:
+            break  # the device's context is full
+        ends = tokens[-1].id in drafter.end_ids
+        if not ends:
+            drafter.run(DraftTokens(version + 1, len(text) + len(tokens), (), 1))
+        verdict, wait = await talk.judge(text, [token.id for token in tokens])
+        behind = [] if ends else (await talk.drafted(version + 1))[0]
+        judged.append(
+            JudgedRound(
+                ids=tuple(token.id for token in tokens),
+                confidences=tuple(token.confidence for token in tokens),
+                alternatives=tuple(token.alternatives for token in tokens),
+                next_id=behind[0].id if behind else None,
+                importance=importance,
+                accepted=verdict.accepted,
+                token=verdict.token,
+                wait=wait if judged else None,
+                server=verdict.queue_seconds + verdict.compute_seconds if judged else None,
+            )
+        )
+        text += [token.id for token in tokens[: verdict.accepted]]
+        if verdict.token is None or (ends and verdict.accepted == len(tokens)):
+            break
+        given = (verdict.token,)
+        text += given
+        if verdict.token in drafter.end_ids:
+            break
+    return judged
+
+
+async def measure_step_times(
+    engine: HoldingEngine, prompt_ids: Sequence[int], *, sequences: int = 6, tokens: int = 8, turns: int = _TURNS
+) -> tuple[float, ...]:
+    """Seconds of a step of the draft model that writes a token on each of 1, 2, ... sequences behind one prompt.
+
+    The numbers take turns, so that what else the machine does meets all of them; the median of each counts.
+
+    Raises:
+        EngineError: the engine failed, or has fewer places.
+    """
+    trunk = engine.hold("calibration")
+    try:
+        await _finish(trunk, lambda wake: trunk.extend(prompt_ids, wake))
+        times: list[list[float]] = [[] for _ in range(sequences)]
+        for _ in range(turns):
+            for count in range(1, sequences + 1):
+                times[count - 1].append(await _step(engine, trunk, count, tokens))
+        return tuple(median(each) for each in times)
+    finally:
+        trunk.close()
+
+
+async def _step(engine: HoldingEngine, trunk: TokenSequence, count: int, tokens: int) -> float:
+    with engine.together():
+        branches = [trunk.fork() for _ in range(count)]
+        runs = [_Run() for _ in branches]
+        for branch, run in zip(branches, runs, strict=True):
+            run.task = branch.draft(tokens, run.wake, sampling=GREEDY)
+    try:
+        steps = [await run.finish() for run in runs]
+    finally:
+        for branch in branches:
+            branch.close()
+    return max(seconds for seconds, _ in steps) / max(count for _, count in steps)
+
+
+async def measure_verify_times(
+    verifier: Verifier, prompt_ids: Sequence[int], judged: Sequence[JudgedRound], *, most: int, turns: int = _TURNS
+) -> tuple[tuple[int, float], ...]:
+    """(drafted tokens, seconds) of the verifier's batches for drafts of several lengths; () where it doesn't tell its times.
+
+    Raises:
+        EndpointError: it failed.
+        VerifierError: it doesn't judge any more.
+    """
+    text = [token for each in judged for token in each.ids][: max(_SIZES)]
+    sizes = [size for size in _SIZES if size <= min(most, len(text))]
+    talk = _Talk(verifier)
+    try:
+        await talk.open(prompt_ids, reserve=len(prompt_ids) + max(_SIZES) + 1)
+        await talk.judge([], text[:1])  # the prompt is read
+        found: list[tuple[int, float]] = []
+        for size in sizes:
+            verdicts = [(await talk.judge([], text[:size]))[0] for _ in range(turns)]
+            found.append((size, median(verdict.compute_seconds for verdict in verdicts)))
+        return tuple(found) if all(seconds > 0.0 for _, seconds in found) else ()
+    finally:
+        await talk.aclose()
+
+
+async def measure_remote_step(remote: Endpoint, prompt_ids: Sequence[int], *, tokens: int = 24) -> float | None:
+    """Seconds between two tokens of the server's own plain stream; None: too little came to tell.
+
+    Raises:
+        EndpointError: it doesn't generate.
+    """
+    loop = asyncio.get_running_loop()
+    sampling = SamplingOptions(temperature=0, max_tokens=tokens)
+    stream = remote.open(Request(prompt_ids=list(prompt_ids), sampling=sampling, extra={"ignore_eos": True}))
+    arrivals: list[tuple[float, int]] = []
+    try:
+        while isinstance(event := await stream.receive(), TokensReceived):
+            if event.tokens:
+                arrivals.append((loop.time(), event.tokens))
+    finally:
+        await stream.cancel()
+    later = sum(count for _, count in arrivals[1:])
+    return (arrivals[-1][0] - arrivals[0][0]) / later if later else None
+
+
+async def _try_remote(remote: Endpoint | None, prompt_ids: Sequence[int], notes: list[str]) -> float | None:
+    if remote is None:
+        return None
+    try:
+        return await measure_remote_step(remote, prompt_ids)
+    except EndpointError as error:
+        notes.append(f"the server does not generate alone: {error}")
+        return None
+
+
+class _Talk:
+    """A verifier's session whose answers are waited for, and the drafts that go there."""
+
+    def __init__(self, verifier: Verifier) -> None:
+        self._verifier = verifier
+        self._session: VerifierSession | None = None
+        self._told: asyncio.Queue[VerifierEvent] = asyncio.Queue()
+        self._drafts: asyncio.Queue[DrafterEvent] = asyncio.Queue()
+        self._round = -1
+
+    def hear_device(self, event: DrafterEvent) -> None:
+        """From the drafter."""
+        self._drafts.put_nowait(event)
+
+    async def open(self, prompt_ids: Sequence[int], *, reserve: int) -> None:
+        """Begin a session, and wait for it."""
+        self._session = self._verifier.open(prompt_ids, self._told.put_nowait, rule=Rule(), reserve=reserve)
+        await self._connect([])
+
+    async def _connect(self, text: Sequence[int]) -> None:
+        for _ in range(_MOST_LOSSES):
+            self._there.run(ConnectVerifier(tuple(text)))
+            match await self._told.get():
+                case VerifierConnected():
+                    return
+                case VerifierFailed(error=error):
+                    raise error
+        raise VerifierError(f"{self._verifier.name}: expected a session that stays, got {_MOST_LOSSES} that were lost")
+
+    async def drafted(self, version: int) -> tuple[list[DraftToken], float | None]:
+        """The whole draft of a command, and its importance."""
+        tokens: list[DraftToken] = []
+        importance = None
+        while True:
+            match await self._drafts.get():
+                case DeviceFailed(error=error):
+                    raise error
+                case TokensDrafted() as event if event.version == version:
+                    tokens += event.tokens
+                    importance = importance if event.importance is None else event.importance
+                    if event.is_finished:
+                        return tokens, importance
+
+    async def judge(self, text: Sequence[int], ids: Sequence[int]) -> tuple[VerdictReceived, float]:
+        """The verdict on a draft behind this text, and how long it took."""
+        loop = asyncio.get_running_loop()
+        for _ in range(_MOST_LOSSES):
+            self._round += 1
+            sent = loop.time()
+            self._there.run(SendDraft(self._round, len(text), (), tuple(ids)))
+            match await self._told.get():
+                case VerdictReceived() as verdict:
+                    return verdict, loop.time() - sent
+                case DraftRefused(retry_after=seconds):
+                    await asyncio.sleep(_RETRY if seconds is None else seconds)
+                case VerifierLost():
+                    await self._connect(text)
+                case VerifierFailed(error=error):
+                    raise error
+        raise VerifierError(f"{self._verifier.name}: expected a verdict, got {_MOST_LOSSES} refusals or losses")
+
+    async def aclose(self) -> None:
+        """End the session."""
+        if self._session is not None:
+            self._session.run(CloseVerifier())
+            await self._session.aclose()
+
+    @property
+    def _there(self) -> VerifierSession:
+        if self._session is None:
+            raise AssertionError("a session is opened before it is used")
+        return self._session
+
+
+class _Run:
+    """A task of the engine's, waited for on the loop."""
+
+    def __init__(self) -> None:
+        self.task: SequenceTask | None = None
+        self._loop = asyncio.get_running_loop()
+        self._woken = asyncio.Event()
+
+    def wake(self) -> None:
+        """From the engine's thread."""
+        self._loop.call_soon_threadsafe(self._woken.set)
+
+    async def finish(self) -> tuple[float, int]:
+        """Seconds that it was computed, and the predictions that were made.
+
+        Raises:
+            EngineError: it ended otherwise.
+        """
+        if self.task is None:
+            raise AssertionError("a task is asked for before it is waited for")
+        made = 0
+        while True:
+            predictions, end = self.task.take()
+            made += len(predictions)
+            if end is not None:
+                break
+            await self._woken.wait()
+            self._woken.clear()
+        if end.reason not in {"done", "stop"}:
+            raise EngineError(f"engine: expected drafts, got {end.error or end.reason}")
+        return end.timings.compute_s, made
+
+
+async def _finish(sequence: TokenSequence, ask: Callable[[Callable[[], None]], SequenceTask]) -> None:
+    run = _Run()
+    run.task = ask(run.wake)
+    await run.finish()
+
+
+def _greedy(request: Request) -> Request:
+    from msgspec.structs import replace
+
+    return replace(request, sampling=GREEDY)

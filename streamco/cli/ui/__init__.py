@@ -1,0 +1,1 @@
+"""The terminal's user interface: line editing, live rendering and the status line."""

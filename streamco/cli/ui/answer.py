@@ -1,0 +1,101 @@
+"""Reading one answer: Ctrl-C stops it, a failure keeps what came, and the figures are told either way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from streamco.cli.ui.interrupt import on_interrupt
+from streamco.cli.ui.view import View
+from streamco.client.client import Client
+from streamco.client.stream import TokenStream
+from streamco.config import Pace
+from streamco.core.report import Report
+from streamco.errors import StreamcoError, UsageError
+
+__all__ = ["Answer", "AnswerSettings", "read_answer"]
+
+
+class AnswerSettings(Struct, kw_only=True):
+    """What every prompt is sent with. None: the endpoint's default."""
+
+    pace: Pace = None  # tokens per second
+    max_tokens: int | None = None
+    temperature: float | None = None
+    seed: int | None = None
+
+
+class Answer(Struct, kw_only=True):
+    """How a prompt was answered.
+
+    Args:
+        text: what the reader got, all of it or as far as it came.
+        is_stopped: Ctrl-C ended it.
+        error: an endpoint's failure ended it.
+    """
+
+    text: str = ""
+    is_stopped: bool = False
+    error: StreamcoError | None = None
+    report: Report | None = None
+
+    @property
+    def ending(self) -> str:
+        """What cut it short: stopped | failed, "" when nothing did."""
+        return "stopped" if self.is_stopped else "failed" if self.error is not None else ""
+
+    @property
+    def exit_code(self) -> int:
+        """What a command that asked only this returns."""
+        return 130 if self.is_stopped else 1 if self.error is not None else 0
+
+    def to_json(self) -> str:
+        """One JSON object: the text, the whole report, and what ended it early."""
+        error = None if self.error is None else {"type": type(self.error).__name__, "message": str(self.error)}
+        shape = {"text": self.text, "is_stopped": self.is_stopped, "error": error, "report": self.report}
+        return msgspec.json.encode(shape).decode()
+
+
+async def read_answer(client: Client, messages: Sequence[Mapping[str, Any]], settings: AnswerSettings, view: View) -> Answer:
+    """Ask, show the answer as it comes, and tell how it went. Failures of endpoints are part of the answer; nothing is raised for them."""
+    answer = Answer()
+    parts: list[str] = []
+    stream = client.stream(
+        messages, max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed, pace=settings.pace
+    )
+    async with view.answering(lambda: _report_of(stream)):
+        reading = asyncio.create_task(_read(stream, parts, view))
+        with on_interrupt(reading.cancel):
+            try:
+                await reading
+            except StreamcoError as error:
+                answer.error = error
+            except asyncio.CancelledError:
+                if (task := asyncio.current_task()) and task.cancelling():
+                    raise  # the program ends, not the answer alone
+                answer.is_stopped = True
+    answer.text = "".join(parts)
+    answer.report = _report_of(stream)
+    view.end(answer.report, ending=answer.ending)
+    if answer.error is not None:
+        view.error(str(answer.error))
+    return answer
+
+
+async def _read(stream: TokenStream, parts: list[str], view: View) -> None:
+    async with stream:
+        async for token in stream:
+            if token.kind == "content":
+                parts.append(token.text)
+            view.feed(token)
+
+
+def _report_of(stream: TokenStream) -> Report | None:
+    try:
+        return stream.report
+    except UsageError:  # stopped before it was asked
+        return None

@@ -1,0 +1,174 @@
+"""A conversation: each line is a prompt or a command, and none of them ends the program by going wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from streamco.cli.ui.answer import Answer, AnswerSettings, read_answer
+from streamco.cli.ui.slash_commands import (
+    POLICIES,
+    CommandError,
+    help_lines,
+    pace_text,
+    parse_budget,
+    parse_line,
+    parse_mode,
+    parse_pace_text,
+    parse_policy,
+)
+from streamco.cli.ui.history import Conversation
+from streamco.cli.ui.report import Section, report_sections
+from streamco.cli.ui.view import View
+from streamco.client.client import Client
+from streamco.core.report import Report
+from streamco.errors import ConfigError
+
+__all__ = ["Dialogue"]
+
+
+class Dialogue:
+    """Prompts and commands in, answers out.
+
+    Args:
+        client: started; who answers.
+        view: where everything appears.
+        conversation: what was said before, its system message with it.
+        settings: what prompts are sent with.
+        budget: the client's, 0 to 1.
+        policy: the client's, by name.
+        mode: the client's.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        view: View,
+        conversation: Conversation,
+        settings: AnswerSettings,
+        *,
+        budget: float,
+        policy: str,
+        mode: str = "race",
+    ) -> None:
+        self._client = client
+        self._view = view
+        self._conversation = conversation
+        self._settings = settings
+        self._budget_share = budget
+        self._policy_name = policy
+        self._mode_name = mode
+        self._last: Report | None = None
+        self.has_failed = False  # an endpoint, in any answer so far
+        self.was_stopped = False  # the last answer, by Ctrl-C
+        self._commands: Mapping[str, Callable[[str], bool]] = {
+            "help": self._help,
+            "new": self._new,
+            "system": self._system,
+            "report": self._report,
+            "pace": self._pace,
+            "budget": self._budget,
+            "policy": self._policy,
+            "mode": self._mode,
+            "save": self._save,
+            "quit": lambda _: False,
+        }
+
+    async def handle(self, line: str) -> bool:
+        """Answer a prompt or carry out a command; False once the user wants to leave. What goes wrong is shown, not raised."""
+        try:
+            call = parse_line(line)
+            if call is not None:
+                return self._commands[call.name](call.argument)
+        except (CommandError, ConfigError, OSError) as error:
+            self._view.error(str(error))
+            return True
+        await self.ask(line.removeprefix("/") if line.startswith("//") else line)
+        return True
+
+    async def ask(self, prompt: str) -> Answer:
+        """Answer a prompt; what came of the answer is in the conversation afterwards."""
+        self._conversation.ask(prompt)
+        answer = await read_answer(self._client, self._conversation.messages(), self._settings, self._view)
+        self._conversation.answer(answer.text, is_stopped=bool(answer.ending))
+        self._last = answer.report or self._last
+        self.has_failed |= answer.error is not None
+        self.was_stopped = answer.is_stopped
+        if answer.error is not None and answer.text:
+            self._view.note("the text so far is kept in the conversation; ask again to try once more")
+        return answer
+
+    # What the toolbar shows
+
+    @property
+    def settings_line(self) -> str:
+        """The settings in force."""
+        who = f"policy {self._policy_name}" if self._mode_name == "race" else f"mode {self._mode_name}"
+        return f"{who} · budget {self._budget_share:g} · pace {pace_text(self._settings.pace)}"
+
+    # Commands: each takes what follows its name and says whether to go on
+
+    def _help(self, _: str) -> bool:
+        self._view.tables([Section("commands and keys", (), list(help_lines()))])
+        return True
+
+    def _new(self, _: str) -> bool:
+        self._conversation.forget()
+        self._view.note("a new conversation")
+        return True
+
+    def _system(self, text: str) -> bool:
+        if text:
+            self._conversation.system = None if text == "off" else text
+        self._view.note(f"system message: {self._conversation.system or 'none'}")
+        return True
+
+    def _report(self, _: str) -> bool:
+        if self._last is None:
+            self._view.note("no answer yet")
+        else:
+            self._view.tables(report_sections(self._last))
+        return True
+
+    def _pace(self, text: str) -> bool:
+        if text:
+            self._settings.pace = parse_pace_text(text)
+        self._view.note(f"pace: {pace_text(self._settings.pace)}")
+        return True
+
+    def _budget(self, text: str) -> bool:
+        if text:
+            share = parse_budget(text)
+            self._client = self._client.with_options(budget=share)
+            self._budget_share = share
+        raced, drafted = "of prompt tokens may be processed by the constrained side", "of drafted tokens are judged by the server"
+        what = {"race": raced, "speculate": drafted}.get(self._mode_name, f"{raced}, or {drafted}")
+        self._view.note(f"budget: {self._budget_share:.0%} {what}")
+        return True
+
+    def _mode(self, text: str) -> bool:
+        if text:
+            mode = parse_mode(text)
+            self._client = self._client.with_options(mode=mode)
+            self._mode_name = mode
+        self._view.note(f"mode: {self._mode_name}")
+        return True
+
+    def _policy(self, text: str) -> bool:
+        if text:
+            name = parse_policy(text)
+            self._client = self._client.with_options(policy=name)
+            self._policy_name = name
+            self._view.note(f"policy: {name}")
+        else:
+            others = ", ".join(name for name in POLICIES if name != self._policy_name)
+            self._view.note(f"policy: {self._policy_name} (others: {others})")
+        return True
+
+    def _save(self, text: str) -> bool:
+        if not text:
+            raise CommandError("/save: expected a file name, got nothing")
+        path = Path(text).expanduser()
+        path.write_text(self._conversation.to_markdown(), encoding="utf-8")
+        self._view.note(f"saved {len(self._conversation.turns)} turns to {path}")
+        return True

@@ -1,0 +1,131 @@
+"""One prompt, the lines of a pipe, or a person at a terminal: what chat and demo do with a client that is ready."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from streamco.cli.ui.answer import AnswerSettings, read_answer
+from streamco.cli.ui.repl import Dialogue
+from streamco.cli.ui.history import Conversation, state_path
+from streamco.cli.ui.interrupt import quiet_keyboard
+from streamco.cli.lines import lines_of
+from streamco.cli.options import budget_of
+from streamco.cli.ui.view import PlainView, View
+from streamco.client.client import Client
+from streamco.client.race.migration import MigrationOptions
+from streamco.errors import ConfigError
+
+if TYPE_CHECKING:
+    from streamco.cli.ui.line_editor import Editor
+
+__all__ = ["answer_prompt", "converse", "is_interactive", "make_view", "migration_of", "settings_of"]
+
+KEYS = "/help: commands · Alt-Enter: new line · Ctrl-C stops an answer · Ctrl-D quits"
+
+
+def is_interactive(args: argparse.Namespace) -> bool:
+    """Whether a person sits at both ends."""
+    return args.prompt is None and sys.stdin.isatty() and _is_live()
+
+
+def _is_live() -> bool:
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in {"dumb", ""}
+
+
+def settings_of(args: argparse.Namespace) -> AnswerSettings:
+    """What prompts are sent with."""
+    return AnswerSettings(pace=args.pace, max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
+
+
+def migration_of(args: argparse.Namespace) -> MigrationOptions:
+    """How answers move. Who reads at a terminal is a person, whose eyes are behind the text even where no pace holds it back."""
+    return MigrationOptions(most=0 if args.no_migration else 1, unpaced=_is_live() and not args.json)
+
+
+def make_view(args: argparse.Namespace, kinds: Mapping[str, str], *, notes: TextIO | None = None) -> View:
+    """Live on a terminal, plain text elsewhere.
+
+    Args:
+        args: the command's options.
+        kinds: endpoint name to ``device`` or ``server``.
+        notes: where plain text other than the answers' goes (stderr).
+
+    Raises:
+        ConfigError: a person at a terminal, and no rich.
+    """
+    if args.json or not _is_live():
+        return PlainView(err=notes, is_silent=args.json)
+    try:
+        from streamco.cli.ui.render import make_console
+        from streamco.cli.ui.terminal import TerminalView
+        from streamco.cli.ui.theme import pick_theme
+    except ImportError as error:
+        raise _missing(error) from error
+    theme = pick_theme(args.theme)
+    console = make_console(theme, color=not args.no_color)
+    return TerminalView(console, theme.fit(console.color_system), kinds)
+
+
+def _missing(error: ImportError) -> ConfigError:
+    return ConfigError(f"expected rich and prompt_toolkit for a chat on a terminal (pip install 'streamco[cli]'), got: {error}")
+
+
+async def answer_prompt(client: Client, args: argparse.Namespace, view: View) -> int:
+    """Answer ``--prompt``; the exit code tells how it went."""
+    conversation = Conversation(args.system)
+    conversation.ask(args.prompt)
+    answer = await read_answer(client, conversation.messages(), settings_of(args), view)
+    if args.json:
+        print(answer.to_json(), flush=True)
+    return answer.exit_code
+
+
+async def converse(client: Client, args: argparse.Namespace, view: View) -> int:
+    """Talk until the user leaves, or until the pipe ends; the exit code tells whether an answer of the pipe failed."""
+    conversation, settings = Conversation(args.system), settings_of(args)
+    dialogue = Dialogue(client, view, conversation, settings, budget=budget_of(args), policy=args.policy, mode=args.mode)
+    if is_interactive(args):
+        await _talk_to_person(dialogue, view, color=not args.no_color and args.theme != "mono")
+        return 0
+    async for line in lines_of():
+        if not await dialogue.handle(line):
+            break
+        if dialogue.was_stopped:
+            return 130
+    return 1 if dialogue.has_failed else 0
+
+
+async def _talk_to_person(dialogue: Dialogue, view: View, *, color: bool) -> None:
+    try:
+        from streamco.cli.ui.line_editor import Editor
+    except ImportError as error:
+        raise _missing(error) from error
+    editor = Editor(_history_path(), lambda: dialogue.settings_line, color=color)
+    view.note(f"{KEYS}\n")
+    with quiet_keyboard():  # between two prompts too: an Enter typed ahead has to arrive as an Enter
+        await _talk(dialogue, view, editor)
+
+
+async def _talk(dialogue: Dialogue, view: View, editor: Editor) -> None:
+    while True:
+        try:
+            line = await editor.read()
+        except KeyboardInterrupt:
+            view.note("Ctrl-D or /quit leaves")
+            continue
+        except EOFError:
+            return
+        if line and not await dialogue.handle(line):
+            return
+
+
+def _history_path() -> Path | None:
+    try:
+        return state_path("history")
+    except OSError:  # no home to write to: prompts are remembered for this run
+        return None

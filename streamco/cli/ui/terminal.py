@@ -1,0 +1,188 @@
+"""The live view: Markdown and a status line, drawn as they change."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from streamco.cli.ui.interrupt import quiet_keyboard
+from streamco.cli.ui.render import AnswerRenderer, rows_of
+from streamco.cli.ui.report import Section, format_usd, speculation_summary, summary
+from streamco.cli.ui.live_region import HIDE_CURSOR, SHOW_CURSOR, Region, Row
+from streamco.cli.ui.status_line import Progress
+from streamco.cli.ui.theme import Theme
+from streamco.client.stream import Token
+from streamco.core.report import Report
+from streamco.core.speculation.events import Origin
+
+__all__ = ["TerminalView"]
+
+FRAME = 0.04  # seconds at least between two drawings
+SPIN = 0.1  # seconds at most: the spinner turns
+BELOW = 3  # rows kept free of open text: a blank one, the status line, and one where the terminal's cursor may go
+_MAKERS: dict[Origin, str] = {
+    "draft": "device",
+    "accepted": "device",
+    "device": "local",
+    "corrected": "server",
+    "bonus": "server",
+    "remote": "server",
+}
+DRAW_SHARE = 4  # drawing takes at most a fifth of the time, however long the open block has become
+
+
+class TerminalView:
+    """Draws on a rich console.
+
+    Args:
+        console: where.
+        theme: with which styles.
+        kinds: endpoint name to ``device`` or ``server``.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, console: Console, theme: Theme, kinds: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
+        self.console = console
+        self._theme = theme
+        self._kinds = kinds
+        self._clock = clock
+        self._report: Callable[[], Report | None] = lambda: None
+        self._changed = asyncio.Event()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._renderer = AnswerRenderer(self.console, self._theme)
+        self._region = Region()
+        self._width = self.console.width
+        self._done: list[Row] = []
+        self._progress = Progress(now=self._clock())
+
+    @asynccontextmanager
+    async def answering(self, report: Callable[[], Report | None]) -> AsyncIterator[None]:
+        """Draw until the block is left; the cursor and the keyboard's echo are hidden meanwhile."""
+        self._reset()
+        self._report = report
+        drawing = asyncio.create_task(self._keep_drawing())
+        try:
+            with quiet_keyboard():
+                self._write(f"\r\n{HIDE_CURSOR}")
+                yield
+        finally:
+            drawing.cancel()
+            with suppress(asyncio.CancelledError):
+                await drawing
+            self._settle()
+            self._write(SHOW_CURSOR)
+
+    async def _keep_drawing(self) -> None:
+        while True:
+            began = self._clock()
+            self._draw()
+            spent = self._clock() - began
+            await asyncio.sleep(max(FRAME, DRAW_SHARE * spent))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SPIN):
+                    await self._changed.wait()
+            self._changed.clear()
+
+    def _draw(self) -> None:
+        if self.console.width != self._width:
+            self._width = self.console.width
+            self._write(self._region.reflow(self._width))
+        frame = self._renderer.frame(self.console.height - BELOW)
+        above, self._done = [*self._done, *frame.done], []
+        gap = [Row("", 0)] if frame.open or above or self._progress.first is not None else []
+        self._write(self._region.draw([*frame.open, *gap, self._status()], above=above))
+
+    def _status(self) -> Row:
+        progress, report = self._progress, self._report()
+        if progress.first is None:
+            asked = [part.name for part in report.endpoints if part.opened is not None] if report else []
+            line = progress.waiting_line(asked, now=self._clock())
+        else:
+            cost = format_usd(report.cost_usd) if report and report.cost_usd is not None else ""
+            line = progress.line(now=self._clock(), drafts=speculation_summary(report) if report else "", cost=cost)
+        return self._one_row(self._tinted(line))
+
+    def _tinted(self, line: str) -> Text:
+        text = Text(line, style=self._theme.quiet)
+        for name, kind in self._kinds.items():
+            text.highlight_words([name], style=f"not dim {self._theme.tint(kind)}")
+        return text
+
+    def _one_row(self, text: Text) -> Row:
+        text.truncate(self.console.width - 1, overflow="ellipsis")
+        return rows_of(self.console, text)[0]
+
+    def _settle(self) -> None:
+        """Make all rows final and take the status line away."""
+        rows = [*self._done, *self._renderer.finish()]
+        self._done = []
+        self._write(self._region.draw([], above=rows) + "\r\n" if rows else self._region.draw([]))
+        self._region = Region()
+
+    def _write(self, text: str) -> None:
+        if text:
+            self.console.file.write(text)
+            self.console.file.flush()
+
+    # What the chat says
+
+    def legend(self, who: Mapping[str, str]) -> None:
+        """Print each with its tint."""
+        self.console.print()
+        width = max(map(len, who), default=0)
+        for name, what in who.items():
+            tint = self._theme.tint(self._kinds.get(name, "")) or self._theme.title
+            self.console.print(Text.assemble((f"■ {name.ljust(width)}", tint), (f"  {what}", self._theme.quiet)))
+
+    def heading(self, text: str) -> None:
+        """Print it bold."""
+        self.console.print()
+        self.console.print(Text(text, self._theme.title))
+
+    def feed(self, token: Token) -> None:
+        """Take a token; the drawing task shows it."""
+        self._progress.record(token.source, now=self._clock())
+        maker = _MAKERS[token.origin] if token.origin is not None else self._kinds.get(token.source, "")
+        self._done += self._renderer.feed(token.text, maker, token.kind)
+        self._changed.set()
+
+    def end(self, report: Report | None, *, ending: str = "") -> None:
+        """Sum up under the answer."""
+        self.console.print()
+        if report is not None:
+            self.console.print(self._tinted(summary(report, ending=ending)))
+            self.console.print()
+
+    def note(self, text: str) -> None:
+        """Print quietly."""
+        self.console.print(Text(text, style=self._theme.quiet))
+
+    def error(self, text: str) -> None:
+        """Print loudly."""
+        self.console.print(Text.assemble(("error: ", self._theme.error), text))
+
+    def tables(self, sections: Sequence[Section]) -> None:
+        """Print tables in columns."""
+        for section in sections:
+            self.console.print()
+            self.console.print(Text(section.title, style=self._theme.title))
+            self.console.print(self._table(section))
+        self.console.print()
+
+    def _table(self, section: Section) -> Table:
+        table = Table(box=None, show_header=bool(section.heads), header_style=self._theme.quiet, padding=(0, 1))
+        for head in section.heads or ("", ""):
+            table.add_column(head, overflow="fold")
+        for row in section.rows:
+            kind = self._kinds.get(row[0], "")
+            style = self._theme.tint(kind) if kind else self._theme.quiet
+            table.add_row(*(Text(cell, style if index == 0 else "") for index, cell in enumerate(row)))
+        return table

@@ -1,0 +1,94 @@
+"""What is found out about a request before its answer begins: its facts, and whether it races or is speculated."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from streamco.client.speculation.planner import Prepared, SpeculationDesk
+from streamco.client.race.dispatcher import Dispatched
+from streamco.client.race.driver import SessionDriver
+from streamco.client.request_facts import describe_request, takes_long
+from streamco.client.speculation.report import Record, speculation_report, speculation_usage
+from streamco.client.race.report import build_report, describe_usage
+from streamco.client.driver import AnswerDriver
+from streamco.client.endpoint_set import SharedEndpoints
+from streamco.client.speculation.driver import SpeculationDriver
+from streamco.core.report import AnswerUsage, Report
+from streamco.endpoints.base import Endpoint, Request
+from streamco.policies.eligibility import RequestFacts
+
+__all__ = ["Beginning"]
+
+
+class Beginning:
+    """One answer's.
+
+    Args:
+        request: what is asked.
+        shared: the endpoints.
+        desk: says whether it is speculated.
+
+    Attributes:
+        facts: of the request, where they take long to find, or somebody asked for them.
+        prepared: None: it races.
+        note: why it isn't speculated; "": nobody wanted that.
+        dispatched: set when it races.
+        record: set when it is speculated.
+    """
+
+    def __init__(self, request: Request, shared: SharedEndpoints, desk: SpeculationDesk) -> None:
+        self.request = request
+        self.facts: RequestFacts | None = None
+        self.prepared: Prepared | None = None
+        self.note = ""
+        self.dispatched: Dispatched | None = None
+        self.record: Record | None = None
+        self._shared = shared
+        self._desk = desk
+        self._lock = asyncio.Lock()  # two tasks may wait for one stream to begin
+        self._is_ready = False
+
+    async def get_ready(self) -> None:
+        """Find out; the endpoints were started before."""
+        if self._desk.mode == "race" and not takes_long(self.request):
+            return
+        async with self._lock:
+            if self._is_ready:
+                return
+            self.facts = await _describe(self.request, *self._shared.available())
+            outcome = await self._desk.prepare(self.request, self.facts)
+            self._is_ready = True
+            if isinstance(outcome, Prepared):
+                self.prepared = outcome
+            else:
+                self.note = outcome
+
+    async def abandon(self) -> None:
+        """Release what was got ready; the answer doesn't begin."""
+        if self.prepared is not None and self.record is None:
+            await self.prepared.drafter.aclose()
+
+    def report(self, driver: AnswerDriver) -> Report:
+        """The figures of the answer that has begun."""
+        match driver:
+            case SpeculationDriver() if self.record is not None:
+                return speculation_report(driver, self.record, now=driver.now)
+            case SessionDriver() if self.dispatched is not None:
+                return build_report(driver.machine, self.dispatched, self._shared.endpoints, now=driver.now, was_left=driver.was_broken_off)
+        raise AssertionError("an answer that has begun races or is speculated")
+
+    def usage(self, driver: AnswerDriver) -> AnswerUsage:
+        """Its tokens."""
+        match driver:
+            case SpeculationDriver() if self.record is not None:
+                return speculation_usage(driver, self.record)
+            case SessionDriver() if self.dispatched is not None:
+                return describe_usage(driver.machine, self.dispatched.prompt_tokens)
+        raise AssertionError("an answer that has begun races or is speculated")
+
+
+async def _describe(request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> RequestFacts:
+    if takes_long(request):
+        return await asyncio.to_thread(describe_request, request, device, servers)
+    return describe_request(request, device, servers)

@@ -1,0 +1,1 @@
+"""Raced answers: dispatch, migration plans, the asyncio driver and the report (DiSCo)."""

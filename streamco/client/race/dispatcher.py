@@ -1,0 +1,384 @@
+"""From a request to a session's plan, and from a finished session to what is learned: the client's side of dispatch.
+
+Everything that decides is in ``policies`` and ``core.learner``; this file collects the facts they ask for and keeps the account.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from random import Random, SystemRandom
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from streamco.client.request_facts import describe_request
+from streamco.client.race.migration import CostOf, MigrationDesk, MigrationOptions
+from streamco.config import READING
+from streamco.core.race.estimators import is_burst
+from streamco.core.race.learner import DeviceTTFT, Learner, Plan, PromptLength, ServerTTFT
+from streamco.core.race.attempt import Leg, LegState, Start
+from streamco.core.race.migration import MigrationPlan
+from streamco.core.report import DispatchReport
+from streamco.core.race.machine import SessionMachine
+from streamco.endpoints.base import Endpoint, Kind, Request
+from streamco.errors import ConfigError, EndpointError
+from streamco.policies.cost import RATE_SERVER_CONSTRAINED, DeviceCosts, RequestCost, Usage, device_costs, request_cost
+from streamco.policies.device_constrained import TAIL
+from streamco.policies.dispatch import Decision, DeviceOnly, ServerOnly
+from streamco.policies.eligibility import Eligibility, Gate, RequestFacts, SideFacts, judge, restrict
+from streamco.policies.budget_control import BudgetSteering, Reservation, steer
+from streamco.profiles import ModelShape, Prices, Profile
+
+__all__ = ["DispatchOptions", "Dispatched", "Dispatcher"]
+
+
+class DispatchOptions(Struct, frozen=True, kw_only=True):
+    """What steers dispatch beside budget and policy.
+
+    Args:
+        constrained: the side the budget limits; None: by the unified cost (DiSCo Algorithm 1).
+        tail: share of the budget kept for the slowest answers (alpha of Algorithm 2).
+        tail_weight: weight of the tail for the "optimal" policy.
+        explore: how often the loser of a race may run to its first token, so that its time is learned in full.
+        gate: whether the device model is good enough for a request; None: always (docs/dispatch.md).
+        hedge_tools: start both sides even for requests with tools, whose calls may have side effects.
+        exchange_rate: US dollars per million GFLOPs on the device (lambda of Appendix E).
+        reader_rate: tokens per second of the virtual reader that quality is measured with, where no pace is set.
+    """
+
+    constrained: Literal["device", "server"] | None = None
+    tail: float = TAIL
+    tail_weight: float = 0.0
+    explore: float = 0.05
+    gate: Gate | None = None
+    hedge_tools: bool = False
+    exchange_rate: float = RATE_SERVER_CONSTRAINED
+    reader_rate: float = READING
+
+
+class Dispatched:
+    """One request's decision and its place in the account.
+
+    Attributes:
+        starts: the session's legs.
+        device: name of the device endpoint.
+        facts: what of the request decided who can serve it.
+        prompt_tokens: as the device counts them where it can.
+    """
+
+    def __init__(
+        self,
+        decision: Decision,
+        starts: tuple[Start, ...],
+        *,
+        device: str | None,
+        plan: Plan,
+        facts: RequestFacts,
+        steering: BudgetSteering,
+        reservation: Reservation,
+        is_exempt: bool,
+        is_named: bool,
+        costs: DeviceCosts | None,
+        note: str,
+    ) -> None:
+        self.starts = starts
+        self.device = device
+        self.explore = decision.explore
+        self.facts = facts
+        self.prompt_tokens = facts.prompt_tokens
+        self.steering = steering  # the account it is in; a client that learns what its sides cost may open another one
+        self.reservation = reservation
+        self.is_exempt = is_exempt
+        self.is_named = is_named  # one side was asked for by name
+        self.plan = plan
+        self._decision = decision
+        self._share = steering.share if steering.requests else None
+        self._costs = costs
+        self._note = note
+
+    def report(self) -> DispatchReport:
+        """What was decided."""
+        reason = self._decision.reason or ", ".join(start.source for start in self.starts)
+        return DispatchReport(
+            policy=self._decision.policy,
+            constraint=self.plan.constrained,
+            device_wait=self._decision.device_wait,
+            server_wait=self._decision.server_wait,
+            reason=reason + self._note,
+            prompt_tokens=self.prompt_tokens,
+            budget=self.plan.budget,
+            budget_share=self._share,
+        )
+
+    def may_write(self, kind: Kind) -> bool:
+        """Whether planned moves may give the answer to this side: not to the constrained one where the budget has left it out."""
+        return kind != self.plan.constrained or self._decision.wait(kind) is not None
+
+    def cost(self, endpoint: Endpoint, prompt: int, completion: int, cached: int) -> RequestCost:
+        """Cost of these tokens at this endpoint, money and energy; None where prices or the model's shape are not known."""
+        return _cost(self._costs, endpoint, prompt, completion, cached)
+
+    def add_note(self, text: str) -> None:
+        """Say more in the reason."""
+        self._note += f"; {text}"
+
+
+class Dispatcher:
+    """Decides for one client and learns from its answers.
+
+    Args:
+        options: beside the two that follow.
+        budget: share of prompt tokens the constrained side may process, 0 to 1.
+        policy: "auto" or a policy's name.
+        profile: what is known from before.
+        seed: of the policies' dice; None: from the system.
+
+    Raises:
+        ConfigError: a setting out of range, an unknown policy.
+    """
+
+    def __init__(
+        self,
+        options: DispatchOptions,
+        *,
+        budget: float,
+        policy: str,
+        profile: Profile | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self._options = options
+        self._learner = Learner(
+            budget,
+            policy=policy,
+            prior=profile,
+            constrained=options.constrained,
+            exchange_rate=options.exchange_rate,
+            tail=options.tail,
+            tail_weight=options.tail_weight,
+            explore=options.explore,
+        )
+        self._steering = BudgetSteering(budget)
+        self._constrained = self._learner.constrained
+        self._seed = SystemRandom().randrange(1 << 63) if seed is None else seed
+        self._count = 0
+        self._costs: DeviceCosts | None = None
+        self._known: tuple[Prices | None, ModelShape | None] = (None, None)
+        self._migration = MigrationDesk(None if profile is None else profile.answers)
+        self._pair = None if profile is None else profile.pair
+
+    def copy(self, options: DispatchOptions, *, budget: float | None, policy: str | None) -> Dispatcher:
+        """A dispatcher with other settings that begins with what this one knows; it keeps an account of its own."""
+        other = Dispatcher(
+            options,
+            budget=self._learner.budget if budget is None else budget,
+            policy=self._learner.policy if policy is None else policy,
+            profile=self._learner.profile(),
+            seed=self._seed + 1,
+        )
+        other._migration = self._migration.copy()
+        other._pair = self._pair
+        return other
+
+    def profile(self) -> bytes:
+        """What is known now, as JSON."""
+        return replace(self._learner.profile(), answers=self._migration.answers, pair=self._pair).to_json()
+
+    # Deciding
+
+    def decide(
+        self,
+        request: Request,
+        device: Endpoint | None,
+        servers: Sequence[Endpoint],
+        unavailable: Mapping[str, EndpointError],
+        facts: RequestFacts | None = None,
+    ) -> Dispatched:
+        """Who starts when.
+
+        Args:
+            device: None: there is none.
+            servers: in the order in which they stand in for one another.
+            unavailable: endpoints that could not start, with their errors.
+            facts: ``describe_request``'s, where they were found before.
+
+        Raises:
+            ConfigError: no endpoint can serve this request; the text says why each can't.
+        """
+        device = None if device is not None and device.name in unavailable else device
+        servers = [server for server in servers if server.name not in unavailable]
+        self._note_costs(device, servers)
+        facts = facts or describe_request(request, device, servers)
+        able = [server for server in servers if judge(facts, device=None, server=_side_facts(server)).server]
+        eligibility = judge(
+            facts,
+            device=_side_facts(device),
+            server=_side_facts(next(iter(able or servers), None)),
+            gate=self._options.gate,
+            hedge_tools=self._options.hedge_tools,
+        )
+        if not eligibility.device and not eligibility.server:
+            raise ConfigError(f"request: expected one that some endpoint can serve, got {eligibility.reason}{_note(unavailable)}")
+        plan, length = self._learner.plan, facts.prompt_tokens
+        self._count += 1
+        decision = restrict(plan.decide(length, Random(f"{self._seed}/{self._count}")), eligibility)
+        is_one_sided = isinstance(plan.policy, DeviceOnly | ServerOnly)  # asked for by name: no budget stands against it
+        is_exempt = is_one_sided or not (eligibility.device and eligibility.server)
+        is_wanted = not is_exempt and decision.wait(plan.constrained) is not None
+        reservation = self._steering.reserve(length, wanted=is_wanted)
+        if is_wanted:
+            decision = steer(decision, plan.constrained, is_allowed=reservation.is_allowed)
+        starts = _starts(decision, eligibility, device, able)
+        return Dispatched(
+            decision,
+            starts,
+            device=device.name if device is not None else None,
+            plan=plan,
+            facts=facts,
+            steering=self._steering,
+            reservation=reservation,
+            is_exempt=is_exempt,
+            is_named=is_one_sided,
+            costs=self._costs,
+            note=_note(unavailable) + "".join(f"; not for {server.name}" for server in servers if able and server not in able),
+        )
+
+    def costs(self, device: Endpoint | None, servers: Sequence[Endpoint]) -> CostOf:
+        """What tokens cost at these endpoints, for answers that are not dispatched."""
+        self._note_costs(device, servers)
+        return partial(_cost, self._costs)
+
+    def learn_prompt(self, tokens: int) -> None:
+        """An answer that was not dispatched had so long a prompt."""
+        self._learner.observe(PromptLength(tokens))
+
+    def _note_costs(self, device: Endpoint | None, servers: Sequence[Endpoint]) -> None:
+        known = (_prices(servers[0]) if servers else None, _shape(device))
+        if known == self._known:
+            return
+        self._known = known
+        self._learner.set_costs(*known)
+        if known[1] is not None:
+            self._costs = device_costs(known[1], exchange_rate=self._options.exchange_rate)
+        if self._learner.constrained != self._constrained:
+            self._constrained = self._learner.constrained
+            self._steering = BudgetSteering(self._learner.budget)
+
+    def plan_moves(
+        self,
+        dispatched: Dispatched,
+        endpoints: Mapping[str, Endpoint],
+        options: MigrationOptions,
+        *,
+        pace: float | None,
+        capacity: int,
+        limit: int | None,
+    ) -> MigrationPlan | None:
+        """What planned moves of an answer rest on; None: it does not move.
+
+        Args:
+            endpoints: by name.
+            pace: tokens per second at the reader; None: unpaced.
+            capacity: tokens a source may be ahead of the reader.
+            limit: of the answer's length.
+        """
+        if dispatched.is_named:
+            return None
+        return self._migration.plan(
+            options,
+            [endpoints[start.source] for start in dispatched.starts if dispatched.may_write(endpoints[start.source].kind)],
+            dispatched.cost,
+            prompt_tokens=dispatched.prompt_tokens,
+            pace=pace,
+            reader_rate=pace or self._options.reader_rate,
+            capacity=capacity,
+            limit=limit,
+            rationed=dispatched.plan.constrained,
+        )
+
+    # Learning
+
+    def settle(self, dispatched: Dispatched, machine: SessionMachine) -> None:
+        """A session is over: close its account and learn from its times."""
+        legs = [leg for leg in (*machine.legs.values(), *machine.past_legs) if leg.opened is not None]
+        sides = {leg.source: "device" if leg.source == dispatched.device else "server" for leg in legs}
+        constrained = [leg for leg in legs if sides[leg.source] == dispatched.plan.constrained]
+        was_planned = any(leg.wait is not None and leg.takes_over_at is None and not leg.is_ahead for leg in constrained)
+        is_outage = bool(constrained) and not was_planned
+        if not dispatched.reservation.is_settled:
+            dispatched.steering.settle(dispatched.reservation, started=bool(constrained), exempt=dispatched.is_exempt or is_outage)
+        self._learner.observe(PromptLength(dispatched.prompt_tokens))
+        self._migration.learn(machine, frozenset([dispatched.device] if dispatched.device else []), dispatched.prompt_tokens)
+        for leg in legs:
+            self._learn(leg, sides[leg.source], dispatched)
+
+    def _learn(self, leg: Leg, side: str, dispatched: Dispatched) -> None:
+        if leg.opened is None or leg.takes_over_at is not None or leg.is_ahead or leg.error is not None:
+            return
+        if leg.ttft is not None:
+            self._learner.observe(_device_sample(leg, leg.ttft, dispatched) if side == "device" else _server_sample(leg, leg.ttft))
+        elif side == "server" and leg.stopped is not None and not leg.has_won:
+            self._learner.observe(ServerTTFT(leg.stopped - leg.opened, is_censored=True))
+
+
+def _cost(costs: DeviceCosts | None, endpoint: Endpoint, prompt: int, completion: int, cached: int) -> RequestCost:
+    if endpoint.kind == "device":
+        return request_cost(Usage(device_prompt=prompt - cached, device_completion=completion), None, costs)
+    usage = Usage(server_prompt=prompt, server_completion=completion, server_cached=cached)
+    return request_cost(usage, _prices(endpoint), None)
+
+
+def _device_sample(leg: Leg, ttft: float, dispatched: Dispatched) -> DeviceTTFT:
+    details = leg.usage.prompt_tokens_details if leg.usage else None
+    fresh = dispatched.prompt_tokens - ((details.cached_tokens or 0) if details else 0)
+    return DeviceTTFT(max(1, fresh), ttft)
+
+
+def _server_sample(leg: Leg, ttft: float) -> ServerTTFT:
+    if leg.state is not LegState.ENDED or leg.first_token is None or leg.stopped is None:
+        return ServerTTFT(ttft)
+    return ServerTTFT(ttft, is_burst=is_burst(leg.tokens, ttft, leg.stopped - leg.first_token))
+
+
+def _starts(decision: Decision, eligibility: Eligibility, device: Endpoint | None, servers: Sequence[Endpoint]) -> tuple[Start, ...]:
+    starts = []
+    if servers:
+        starts.append(_start(servers[0], decision.server_wait))
+    if device is not None and eligibility.device:
+        starts.append(_start(device, decision.device_wait))
+    return (*starts, *(_start(server, None) for server in servers[1:]))
+
+
+def _start(endpoint: Endpoint, wait: float | None) -> Start:
+    can = endpoint.capabilities
+    return Start(endpoint.name, wait, continues=can.continuation != "none", vocabulary=can.vocabulary)
+
+
+def _side_facts(endpoint: Endpoint | None) -> SideFacts | None:
+    if endpoint is None:
+        return None
+    can = endpoint.capabilities
+    return SideFacts(
+        context_tokens=can.context_tokens, tools=can.tools, json_schema=can.json_schema, images=can.images, choices=can.choices
+    )
+
+
+def _prices(endpoint: Endpoint) -> Prices | None:
+    prices = endpoint.prices
+    if prices.prompt is None or prices.completion is None:
+        return None
+    return Prices(prompt=prices.prompt, completion=prices.completion, cached_prompt=prices.cached_prompt)
+
+
+def _shape(device: Endpoint | None) -> ModelShape | None:
+    """The device model's shape, where the endpoint has an engine that tells."""
+    info = getattr(getattr(device, "engine", None), "info", None)
+    if info is None:
+        return None
+    return ModelShape(layers=info.layers, width=info.width, ffn_width=info.ffn_width, vocabulary=info.vocabulary_size, heads=info.heads)
+
+
+def _note(unavailable: Mapping[str, EndpointError]) -> str:
+    """Why endpoints are left out."""
+    return "".join(f"; left out: {error}" for error in unavailable.values())

@@ -1,0 +1,140 @@
+"""From a request to what planned moves rest on, and from a finished session to what is learned for the next ones.
+
+What decides is in ``policies.migration`` and ``core.mover``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+
+from msgspec import Struct
+
+from streamco.core.race.answer_lengths import AnswerLengths
+from streamco.core.race.migration import MigrationPlan
+from streamco.core.race.machine import SessionMachine
+from streamco.core.race.switch_latency import SwitchLearner
+from streamco.endpoints.base import Endpoint, Kind
+from streamco.errors import ConfigError
+from streamco.policies.cost import RequestCost
+from streamco.policies.migration import SERVER_STOPS, Terms, TransferRule
+from streamco.profiles import RemainingLength
+
+__all__ = ["CostOf", "MigrationDesk", "MigrationOptions"]
+
+CostOf = Callable[[Endpoint, int, int, int], RequestCost]
+"""Cost of prompt, completion and cached prompt tokens at an endpoint (``Dispatched.cost``)."""
+
+
+class MigrationOptions(Struct, frozen=True, kw_only=True):
+    """How answers move to a cheaper endpoint while they are written (docs/migration.md).
+
+    Args:
+        rule: "pre-copy": the target reads ahead while the source goes on; "full-buffer": the source stops first (DiSCo 4.3).
+        most: moves an answer; 0: none.
+        unpaced: also where no pace is set, for a virtual reader at ``DispatchOptions.reader_rate``. A program that takes tokens as fast as
+            they come would notice that the cheaper endpoint is slower, so by default only paced answers move.
+
+    Raises:
+        ConfigError: an unknown rule, a number below zero.
+    """
+
+    rule: TransferRule = "pre-copy"
+    most: int = 1
+    unpaced: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rule not in {"pre-copy", "full-buffer"}:
+            raise ConfigError(f'migration: expected the rule "pre-copy" or "full-buffer", got {self.rule!r}')
+        if self.most < 0:
+            raise ConfigError(f"migration: expected at most 0 or more moves an answer, got {self.most!r}")
+
+
+class MigrationDesk:
+    """What one client knows for its answers' moves.
+
+    Args:
+        prior: how long answers were before; None: not known.
+    """
+
+    def __init__(self, prior: RemainingLength | None = None) -> None:
+        self._switching = SwitchLearner()
+        self._prior = prior
+        self._lengths = AnswerLengths(prior=prior)
+
+    @property
+    def answers(self) -> RemainingLength | None:
+        """How long answers are, for the next client; None: none was seen, now or before."""
+        return self._lengths.estimate().compress() if len(self._lengths) else self._prior
+
+    def copy(self) -> MigrationDesk:
+        """A desk that begins with what this one knows, and learns by itself from there."""
+        return deepcopy(self)
+
+    def plan(
+        self,
+        options: MigrationOptions,
+        endpoints: Iterable[Endpoint],
+        cost: CostOf,
+        *,
+        prompt_tokens: int,
+        pace: float | None,
+        reader_rate: float,
+        capacity: int,
+        limit: int | None,
+        rationed: Kind | None = None,
+    ) -> MigrationPlan | None:
+        """What an answer's moves rest on; None: it does not move.
+
+        Args:
+            endpoints: that may write this answer.
+            cost: what their tokens cost.
+            pace: tokens per second at the reader; None: unpaced.
+            reader_rate: of the reader, or of the virtual one.
+            capacity: tokens a source may be ahead of the reader.
+            limit: of the answer's length.
+            rationed: the side whose starts the budget limits.
+        """
+        if not options.most or (pace is None and not options.unpaced):
+            return None
+        endpoints = list(endpoints)
+        found = ((endpoint.name, self._terms(endpoint, cost)) for endpoint in endpoints)
+        terms = {name: known for name, known in found if known is not None}
+        if len({known.completion for known in terms.values()}) < 2:  # nobody is cheaper than anybody
+            return None
+        return MigrationPlan(
+            terms=terms,
+            lengths=self._lengths.estimate(),
+            prompt_tokens=prompt_tokens,
+            reader_rate=reader_rate,
+            capacity=capacity,
+            rule=options.rule,
+            most=options.most,
+            rationed=frozenset(endpoint.name for endpoint in endpoints if endpoint.kind == rationed),
+            limit=limit,
+        )
+
+    def learn(self, machine: SessionMachine, devices: frozenset[str], prompt_tokens: int) -> None:
+        """A session is over."""
+        self._switching.learn((*machine.past_legs, *machine.legs.values()), devices, prompt_tokens)
+        tokens = machine.meter.tokens + machine.dropped
+        if tokens and machine.finish_reason in {"stop", "length", None}:
+            self._lengths.observe(tokens, is_censored=machine.finish_reason != "stop")
+
+    def _terms(self, endpoint: Endpoint, cost: CostOf) -> Terms | None:
+        """None where what its tokens cost is not known."""
+        prompt, completion, cached = (cost(endpoint, *tokens).total for tokens in ((1, 0, 0), (0, 1, 0), (1, 0, 1)))
+        if prompt is None or completion is None:
+            return None
+        pace = self._switching.pace(endpoint.name, is_device=endpoint.kind == "device")
+        setup, per_token = pace.start or (None, 0.0)
+        return Terms(
+            prompt=prompt,
+            completion=completion,
+            cached_prompt=cached,
+            setup=setup,
+            per_token=per_token,
+            rate=pace.rate,
+            pre_copy=endpoint.capabilities.pre_copy,
+            stops=0.0 if endpoint.kind == "device" else SERVER_STOPS,
+        )

@@ -1,0 +1,274 @@
+"""Turns a session machine's record into a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
+
+from streamco.openai_types import CompletionUsage
+from streamco.core.race.attempt import Leg, LegState
+from streamco.core.report import AnswerUsage, Ending, EndpointReport, HandOver, Outcome, Report
+from streamco.core.race.machine import SessionMachine
+from streamco.core.totals import Bill
+from streamco.endpoints.base import Endpoint
+from streamco.errors import EndpointConnectError, EndpointStatusError
+
+if TYPE_CHECKING:
+    from streamco.client.race.dispatcher import Dispatched
+
+__all__ = ["build_bill", "build_report", "describe_hand_overs", "describe_leg", "describe_usage"]
+
+
+def build_report(
+    machine: SessionMachine, dispatched: Dispatched, endpoints: Mapping[str, Endpoint], *, now: float, was_left: bool = False
+) -> Report:
+    """The figures of an answer, finished or not.
+
+    Args:
+        now: on the machine's clock, seconds.
+        was_left: its reader went before its end.
+    """
+    meter = machine.meter
+    bill = build_bill(machine, dispatched, endpoints, was_left=was_left)
+    span = (meter.last - meter.first) if meter.first is not None and meter.last is not None else 0.0
+    return Report(
+        winner=machine.winner,
+        ttft=None if meter.first is None else meter.first - machine.began,
+        duration=(now if machine.finished is None else machine.finished) - machine.began,
+        tokens=bill.tokens,
+        tokens_per_second=(meter.tokens - 1) / span if meter.tokens > 1 and span > 0 else None,
+        finish_reason=machine.finish_reason,
+        dispatch=dispatched.report(),
+        endpoints=bill.endpoints,
+        quality=meter.quality(),
+        cost_usd=bill.cost_usd,
+        unified_cost_usd=bill.unified_cost_usd,
+        energy_j=bill.energy_j,
+        hand_overs=describe_hand_overs(machine, dispatched, endpoints),
+        wasted_tokens=bill.wasted_tokens,
+        wasted_prompt_tokens=bill.wasted_prompt_tokens,
+        usage=describe_usage(machine, dispatched.prompt_tokens),
+        ending=bill.ending,
+        is_final=machine.is_over,
+    )
+
+
+def build_bill(machine: SessionMachine, dispatched: Dispatched, endpoints: Mapping[str, Endpoint], *, was_left: bool = False) -> Bill:
+    """What the answer has taken so far; costs nothing for each token, as its quality does."""
+    legs = _all_legs(machine)
+    waste = _waste(machine, legs, dispatched.prompt_tokens)
+    parts = [describe_leg(leg, endpoints[leg.source], dispatched, *wasted) for leg, wasted in zip(legs, waste, strict=True)]
+    for name, error in machine.plan.missing:
+        parts.append(EndpointReport(name=name, kind=endpoints[name].kind, outcome="failed", error=str(error)))
+    worked = [part for part in parts if part.opened is not None]
+    joules = [part.energy_j for part in worked if part.energy_j is not None]
+    return Bill(
+        endpoints=parts,
+        ending=_ending(machine, was_left=was_left),
+        hand_overs=len(machine.hand_overs),
+        tokens=machine.meter.tokens,
+        cost_usd=_total([part.cost_usd for part in worked]),
+        unified_cost_usd=_total([part.unified_cost_usd for part in worked]),
+        energy_j=sum(joules) if joules else None,
+        wasted_tokens=sum(part.wasted_tokens for part in parts),
+        wasted_prompt_tokens=sum(part.wasted_prompt_tokens for part in parts),
+    )
+
+
+def describe_hand_overs(machine: SessionMachine, dispatched: Dispatched, endpoints: Mapping[str, Endpoint]) -> list[HandOver]:
+    """The hand-overs with what the reader noticed of them, and what the planned ones saved."""
+    described = []
+    source, since = next((leg for leg in _all_legs(machine) if leg.has_won), None), 0.0
+    for at, hand_over in enumerate(machine.hand_overs):
+        later = machine.hand_overs[at + 1].position if at + 1 < len(machine.hand_overs) else None
+        target = _taker(machine, hand_over)
+        pause = None if target is None or target.first_token is None else target.first_token - hand_over.at
+        delayed = machine.meter.delayed(hand_over.position, later)
+        saved = None
+        if hand_over.is_planned and source is not None and target is not None:
+            parts = [*_readings(machine, target.source, since, hand_over.at), target]
+            saved = _saved(machine, source, parts, dispatched, endpoints)
+        described.append(replace(hand_over, pause=pause, delayed_tokens=delayed, saved_usd=saved))
+        source, since = target, hand_over.at
+    return described
+
+
+def _all_legs(machine: SessionMachine) -> list[Leg]:
+    return [*machine.past_legs, *machine.legs.values()]
+
+
+def _readings(machine: SessionMachine, name: str, since: float, until: float) -> list[Leg]:
+    """Where this endpoint read ahead, between two times."""
+    readings = [leg for leg in _all_legs(machine) if leg.is_ahead and leg.source == name]
+    return [leg for leg in readings if leg.opened is not None and since <= leg.opened <= until]
+
+
+def _taker(machine: SessionMachine, hand_over: HandOver) -> Leg | None:
+    """The leg that went on."""
+    legs = _all_legs(machine)
+    return next((leg for leg in legs if leg.source == hand_over.target and leg.takes_over_at == hand_over.position), None)
+
+
+def _saved(
+    machine: SessionMachine, source: Leg, parts: Sequence[Leg], dispatched: Dispatched, endpoints: Mapping[str, Endpoint]
+) -> float | None:
+    """US dollars that a planned hand-over saved; ``parts``: what the target read ahead, and at last what it wrote."""
+    counts = [_count(leg, dispatched.prompt_tokens) for leg in parts]
+    written = counts[-1].completion - _late(parts[-1], counts[-1])
+    behind = _late(source, _count(source, dispatched.prompt_tokens))
+    without = dispatched.cost(endpoints[source.source], 0, written - behind, 0).total
+    target = endpoints[parts[-1].source]
+    taken = _total([dispatched.cost(target, count.prompt, count.completion, count.cached).total for count in counts])
+    return None if without is None or taken is None else without - taken
+
+
+def describe_usage(machine: SessionMachine, prompt_tokens: int) -> AnswerUsage:
+    """Tokens of the answer as it was delivered.
+
+    The endpoint that wrote all of it tells them. Behind a hand-over the last one's prompt holds the beginning of the answer, so the
+    request's own length counts, and what was made before is counted as it came.
+
+    Args:
+        prompt_tokens: of the request, where no endpoint tells.
+    """
+    last = None if machine.writing is None else machine.legs[machine.writing]
+    begun = machine.hand_overs[-1].position if machine.hand_overs else 0
+    if last is not None and machine.hand_overs and last.takes_over_at is None:
+        last = None  # chosen to go on, but it never did
+    usage = None if last is None else last.usage
+    late = 0 if last is None else last.late
+    if usage is not None and not begun and not machine.dropped and not late:
+        return _told(usage)
+    completion = begun + (0 if last is None else max(0, (usage.completion_tokens if usage else last.tokens) - late))
+    if machine.dropped:
+        completion = round(completion * machine.meter.tokens / (machine.meter.tokens + machine.dropped))
+    prompt = usage.prompt_tokens if usage is not None and not begun else prompt_tokens
+    return AnswerUsage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion, is_estimated=True)
+
+
+def _told(usage: CompletionUsage) -> AnswerUsage:
+    return AnswerUsage(
+        prompt_tokens=usage.prompt_tokens,
+        completion_tokens=usage.completion_tokens,
+        total_tokens=usage.total_tokens,
+        prompt_tokens_details=usage.prompt_tokens_details,
+        completion_tokens_details=usage.completion_tokens_details,
+    )
+
+
+def describe_leg(leg: Leg, endpoint: Endpoint, dispatched: Dispatched, wasted_prompt: int = 0, wasted: int = 0) -> EndpointReport:
+    """One endpoint's part; usage it did not report is estimated from the prompt's length and the tokens that came.
+
+    Args:
+        wasted_prompt: of the prompt's tokens, those that were read for nothing.
+        wasted: of the tokens it made, those that nobody read.
+    """
+    count = _count(leg, dispatched.prompt_tokens)
+    cost = dispatched.cost(endpoint, count.prompt, count.completion, count.cached)
+    return EndpointReport(
+        name=leg.source,
+        kind=endpoint.kind,
+        outcome=_outcome(leg),
+        opened=leg.opened,
+        ttft=leg.ttft,
+        prompt_tokens=count.prompt,
+        completion_tokens=count.completion,
+        wasted_prompt_tokens=wasted_prompt,
+        wasted_tokens=wasted,
+        is_estimated=leg.usage is None and _has_worked(leg),
+        cost_usd=cost.server,
+        energy_j=cost.device_joules if endpoint.kind == "device" else None,
+        unified_cost_usd=cost.total,
+        error=None if leg.error is None else str(leg.error),
+    )
+
+
+class _Count(NamedTuple):
+    """Tokens of one part; ``cached`` is the share of the prompt that was kept from before."""
+
+    prompt: int
+    cached: int
+    completion: int
+
+
+def _count(leg: Leg, prompt_tokens: int) -> _Count:
+    """As the endpoint told it, or estimated."""
+    if not _has_worked(leg):
+        return _Count(0, 0, 0)
+    if (usage := leg.usage) is not None:
+        details = usage.prompt_tokens_details
+        return _Count(usage.prompt_tokens, (details.cached_tokens or 0) if details else 0, usage.completion_tokens)
+    length = prompt_tokens + leg.given
+    return _Count(length, 0 if leg.kept is None else min(length, prompt_tokens + leg.kept), leg.tokens)
+
+
+def _total(costs: list[float | None]) -> float | None:
+    """The sum, unless a part of it is not known."""
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) if len(known) == len(costs) else None
+
+
+def _has_worked(leg: Leg) -> bool:
+    """Whether it did anything that is paid for; whoever refuses a connection or a request did not."""
+    if leg.opened is None:
+        return False
+    return bool(leg.tokens) or not isinstance(leg.error, EndpointConnectError | EndpointStatusError)
+
+
+def _ending(machine: SessionMachine, *, was_left: bool) -> Ending | None:
+    if was_left:
+        return "left"
+    if machine.error is not None:
+        return "failed"
+    return None if machine.finished is None else "complete"
+
+
+def _outcome(leg: Leg) -> Outcome:
+    if leg.opened is None:
+        return "not started"
+    if leg.has_won:
+        return "won"
+    if leg.takes_over_at is not None and leg.tokens:
+        return "took over"
+    if leg.state is LegState.FAILED:
+        return "failed"
+    return "read ahead" if leg.copies else "lost"
+
+
+def _has_written(leg: Leg) -> bool:
+    """Whether its tokens went to the reader."""
+    return _outcome(leg) in {"won", "took over"}
+
+
+def _waste(machine: SessionMachine, legs: Sequence[Leg], prompt_tokens: int) -> list[tuple[int, int]]:
+    """What each leg read and made for nothing: (prompt tokens, completion tokens)."""
+    writers = {leg.source for leg in legs if _has_written(leg)}
+    unread = _unread(machine, [leg for leg in legs if _has_written(leg)], prompt_tokens)
+    waste = []
+    for leg in legs:
+        count = _count(leg, prompt_tokens)
+        if leg in unread:
+            waste.append((0, unread[leg]))
+        else:  # what was read ahead served whoever took over
+            waste.append((0 if leg.copies and leg.source in writers else count.prompt, count.completion))
+    return waste
+
+
+def _unread(machine: SessionMachine, legs: Sequence[Leg], prompt_tokens: int) -> dict[Leg, int]:
+    """Of the tokens of those who wrote, how many never reached the reader."""
+    counts = {leg: _count(leg, prompt_tokens).completion for leg in legs}
+    unread = {leg: _late(leg, _count(leg, prompt_tokens)) for leg in legs}
+    if machine.dropped:  # held for a reader who left: the newest ones
+        held = round((sum(counts.values()) - sum(unread.values())) * machine.dropped / (machine.meter.tokens + machine.dropped))
+        for leg in sorted(legs, key=lambda leg: leg.takes_over_at or 0, reverse=True):
+            more = min(held, counts[leg] - unread[leg])
+            unread[leg] += more
+            held -= more
+    return unread
+
+
+def _late(leg: Leg, count: _Count) -> int:
+    """Of what it made, what came behind the hand-over, or when the reader had left."""
+    return min(leg.late, count.completion)

@@ -1,0 +1,1 @@
+"""Speculated answers: planning, the asyncio driver, text output and the report (Synera)."""

@@ -1,0 +1,291 @@
+"""From a request to a speculated answer: whether it can and should be one, and all that it is made with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from random import Random, SystemRandom
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from streamco.client.speculation.verifier_binding import Mode, Pairing, SpeculationOptions, obstacle, resolve_sampling, rule_for
+from streamco.client.speculation.output import Presentation
+from streamco.client.speculation.driver import SpeculationDriver, Tell
+from streamco.client.speculation.incremental_text import Wording
+from streamco.config import Limits
+from streamco.core.delivery import Delivery
+from streamco.core.race.estimators import is_burst
+from streamco.core.race.attempt import LegState
+from streamco.core.speculation.estimates import Pair
+from streamco.core.provisional import Emit
+from streamco.core.race.machine import SessionMachine
+from streamco.core.speculation.events import Origin, SpeculatorEvent
+from streamco.core.speculation.machine import Speculator, SpeculatorOptions
+from streamco.endpoints.base import Endpoint, EndpointStream, Request
+from streamco.endpoints.device_drafter import Drafter
+from streamco.endpoints.verifiers.base import Verifier, VerifierSession, seed_behind
+from streamco.engines.base import Engine
+from streamco.engines.prompt_ids import open_bytes
+from streamco.errors import EngineError
+from streamco.policies.eligibility import RequestFacts
+from streamco.policies.mode_switch import predict_rates
+from streamco.wire.verify.frames import Rule, RuleKind
+
+__all__ = ["Prepared", "SpeculationDesk", "names_of"]
+
+_LOOK_AGAIN = 20  # answers that race in mode auto before one is speculated against the forecast
+
+
+class _Relay:
+    """Hands events on once it is known to whom."""
+
+    def __init__(self) -> None:
+        self._waiting: list[SpeculatorEvent] = []
+        self._tell: Tell | None = None
+
+    def __call__(self, event: SpeculatorEvent) -> None:
+        if self._tell is None:
+            self._waiting.append(event)
+        else:
+            self._tell(event)
+
+    def connect(self, tell: Tell) -> None:
+        """From now on, to this one; what has happened is told at once."""
+        self._tell = tell
+        for event in self._waiting:
+            tell(event)
+
+
+class Prepared(Struct):
+    """A request that is going to be speculated; the device reads its prompt already.
+
+    Args:
+        request: its sampling options written out.
+        drafter: on the device. relay: takes its events.
+        rule: of the verifier.
+        is_exact: whether that rule keeps what it promises there.
+    """
+
+    request: Request
+    drafter: Drafter
+    relay: Callable[[SpeculatorEvent], None]
+    rule: Rule
+    is_exact: bool
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of the request."""
+        return len(self.drafter.prompt_ids)
+
+
+class SpeculationDesk:
+    """What one client's speculated answers are made with.
+
+    Args:
+        pairing: the device and the verifier.
+        options: how.
+        mode: when.
+        emit: what readers of tokens get.
+        budget: share of the drafts that is judged; None: what the options say, else all.
+        seed: of the dice; None: from the system.
+        known: a pair with another budget, whose measurements are taken over.
+    """
+
+    def __init__(
+        self,
+        pairing: Pairing,
+        options: SpeculationOptions,
+        *,
+        mode: Mode,
+        emit: Emit,
+        budget: float | None,
+        seed: int | None = None,
+        known: Pair | None = None,
+    ) -> None:
+        self.pairing = pairing
+        self.options = options
+        self.mode = mode
+        self.emit = emit
+        self.budget = budget if budget is not None else 1.0 if options.budget is None else options.budget
+        self.pair = options.pair(self.budget, known)
+        self._seed = SystemRandom().getrandbits(64) if seed is None else seed
+        self._numbers = count(1)
+        self._raced = 0  # answers since one was speculated
+
+    def copy(self, *, mode: Mode | None, emit: Emit | None, budget: float | None, options: SpeculationOptions | None) -> SpeculationDesk:
+        """A desk with other settings over the same pair; what is learned is shared where neither budget nor options are given."""
+        told = None if options is None else options.budget
+        other = SpeculationDesk(
+            self.pairing,
+            options or self.options,
+            mode=mode or self.mode,
+            emit=emit or self.emit,
+            budget=budget if budget is not None else self.budget if told is None else told,
+            seed=self._seed + 1,
+            known=self.pair,
+        )
+        if budget is None and options is None:
+            other.pair = self.pair
+        return other
+
+    # Before an answer
+
+    async def prepare(self, request: Request, facts: RequestFacts) -> Prepared | str:
+        """All that the answer needs, or why it races; "": nobody asked for anything else."""
+        if self.mode == "race":
+            return ""
+        pairing = self.pairing
+        await pairing.start()
+        if pairing.problem:
+            pairing.look_again()
+            return pairing.problem
+        if self.options.prior is None and pairing.rtt is not None:
+            self.pair.expect_rtt(pairing.rtt)
+        sampling = resolve_sampling(request.sampling)
+        rule = rule_for(sampling, self.budget, self.options)
+        context = pairing.device.capabilities.context_tokens or 0
+        if problem := obstacle(request, facts, rule, pairing.facts, context=context, models=pairing.models):
+            return problem
+        self.pair.expect_rounds(branches=self.options.most_branches if self.options.is_parallel else 0, ahead=self._most_ahead)
+        if self.mode == "auto" and not self._pays():
+            return "drafting doesn't pay now"
+        relay, request = _Relay(), replace(request, sampling=sampling)
+        try:
+            drafter = await pairing.device.drafter(
+                request, emit=relay, row_ids=self.options.row_tokens if rule.kind is RuleKind.SAMPLE else 0
+            )
+        except EngineError as error:
+            return str(error)
+        return Prepared(request, drafter, relay, rule, pairing.facts.is_exact(rule))
+
+    @property
+    def _most_ahead(self) -> int:
+        return min(self.options.most_ahead, self.pairing.facts.ahead) if self.pair.is_lossless else 0
+
+    def _pays(self) -> bool:
+        """Whether drafting is faster than what a race gives, by what was measured; now and then it is tried all the same."""
+        rates = predict_rates(self.pair.conditions())
+        least = rates.remote if self.pair.is_lossless else min(self.pair.switch.least_rate, rates.device)
+        self._raced += 1
+        if rates.speculative > least or self._raced > _LOOK_AGAIN:
+            self._raced = 0
+            return True
+        return False
+
+    def heed(self, driver: SpeculationDriver) -> None:
+        """An answer whose verifier failed, or was not to be had for longer than anybody waits, shows it for the next ones."""
+        patience = min(self.options.link_patience, self.options.last_patience)
+        if driver.verifier_error is not None:
+            self.pairing.note_trouble(str(driver.verifier_error))
+        elif driver.unconnected >= patience and self.pairing.verifier is not None:
+            expected, got = ("a session", "a refusal") if driver.is_turned_away else ("a connection", "none")
+            self.pairing.note_trouble(f"{self.pairing.verifier.name}: expected {expected} within {patience:g} s, got {got}")
+
+    def learn(self, machine: SessionMachine) -> None:
+        """An answer that raced shows how fast the server writes by itself."""
+        server = self.pairing.server
+        for leg in (*machine.past_legs, *machine.legs.values()):
+            if server is None or leg.source != server.name or leg.state is not LegState.ENDED or leg.ttft is None:
+                continue
+            if leg.first_token is not None and leg.stopped is not None and leg.tokens > 1:
+                span = leg.stopped - leg.first_token
+                if not is_burst(leg.tokens, leg.ttft, span):
+                    self.pair.note_remote(leg.tokens - 1, span)
+
+    # An answer
+
+    def begin(
+        self,
+        prepared: Prepared,
+        *,
+        pace: float | None,
+        reader_rate: float,
+        shows_drafts: bool,
+        may_use_device: bool,
+        limits: Limits,
+        on_over: Callable[[SpeculationDriver], None],
+    ) -> SpeculationDriver:
+        """The answer's driver, not started.
+
+        Args:
+            pace: tokens per second at the reader.
+            reader_rate: of the virtual one that quality is measured with.
+            shows_drafts: the reader can be told that text is taken back.
+            may_use_device: the device may finish what nobody else can.
+            limits: how far the answer may be ahead of its reader.
+            on_over: is told when all work has ended.
+        """
+        pairing, drafter, relay = self.pairing, prepared.drafter, prepared.relay
+        engine, verifier = pairing.device.engine, pairing.verifier
+        if engine is None or verifier is None or not isinstance(relay, _Relay):
+            raise AssertionError("what was prepared has a model and a verifier")
+        number, sampling = next(self._numbers), prepared.request.sampling
+        is_shown = shows_drafts and self.emit == "draft" and pace is None
+        length = prepared.prompt_tokens
+        room = max(1, self._room(engine) - length)
+        options = SpeculatorOptions(
+            end_ids=drafter.end_ids,
+            max_tokens=room if sampling.max_tokens is None else min(sampling.max_tokens, room),
+            emit="draft" if is_shown else "verified",
+            has_remote=verifier.remote is not None,
+            may_use_device=may_use_device,
+            is_adaptive=self.options.is_adaptive,
+            is_parallel=self.options.is_parallel and self.options.most_branches > 0,
+            branch_kinds=self.options.branch_kinds,
+            most_branches=self.options.most_branches,
+            most_ahead=self._most_ahead,
+            most_draft=pairing.facts.draft_tokens,
+            link_patience=self.options.link_patience,
+            last_patience=self.options.last_patience,
+            prompt_patience=self.options.prompt_patience,
+            verdict_patience=self.options.verdict_patience,
+        )
+
+        def draft(tell: Tell) -> Drafter:
+            relay.connect(tell)
+            return drafter
+
+        def judge(tell: Tell) -> VerifierSession:
+            reserve = 0 if sampling.max_tokens is None else length + sampling.max_tokens
+            return verifier.open(drafter.prompt_ids, tell, rule=prepared.rule, reserve=reserve)
+
+        remote = verifier.remote
+        return SpeculationDriver(
+            Speculator(self.pair, options, Random(f"{self._seed}/{number}")),
+            Presentation(
+                Wording(lambda token: engine.detokenize([token]), sampling.stop, open_bytes(engine, drafter.prompt_ids)),
+                Delivery(pace, reader_rate),
+                names_of(pairing.device, verifier),
+                number=f"speculated-{number}",
+                model=pairing.facts.model,
+            ),
+            drafter=draft,
+            session=judge,
+            remote=None if remote is None else _opener(remote, prepared),
+            remote_name=verifier.name,
+            prompt_tokens=length,
+            unread=limits.unread_tokens,
+            ahead=limits.unread_tokens if pace is None else limits.tokens_ahead(pace),
+            on_over=on_over,
+        )
+
+    def _room(self, engine: Engine) -> int:
+        """Tokens for prompt and answer together."""
+        return min(engine.info.context_tokens, self.pairing.facts.context_tokens or engine.info.context_tokens)
+
+
+def names_of(device: Endpoint, verifier: Verifier) -> dict[Origin, str]:
+    """Whose tokens those of an origin are."""
+    makers: dict[Origin, str] = dict.fromkeys(("draft", "accepted", "device"), device.name)
+    return makers | dict.fromkeys(("corrected", "bonus", "remote"), verifier.name)
+
+
+def _opener(remote: Endpoint, prepared: Prepared) -> Callable[[tuple[int, ...], int | None], EndpointStream]:
+    def open_stream(ids: Sequence[int], max_tokens: int | None) -> EndpointStream:
+        prompt = [*prepared.drafter.prompt_ids, *ids]
+        seed = seed_behind(prepared.request.sampling.seed, len(ids))
+        sampling = replace(prepared.request.sampling, stop=(), max_tokens=max_tokens, seed=seed)  # stop strings are looked for here
+        return remote.open(Request(prompt_ids=prompt, sampling=sampling, headers=prepared.request.headers))
+
+    return open_stream

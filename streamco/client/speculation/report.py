@@ -1,0 +1,235 @@
+"""Turns a speculated answer's record into a report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from streamco.client.speculation.planner import Prepared
+from streamco.client.race.migration import CostOf
+from streamco.client.speculation.verifier_binding import Pairing
+from streamco.client.speculation.driver import SpeculationDriver
+from streamco.client.speculation.remote_stream import StandInPart
+from streamco.core.speculation.estimates import SpeculationReport
+from streamco.core.report import AnswerUsage, DispatchReport, Ending, EndpointReport, Report, SpeculationFigures
+from streamco.core.totals import Bill
+from streamco.endpoints.base import Endpoint
+
+__all__ = ["Record", "speculation_bill", "speculation_figures", "speculation_report", "speculation_usage"]
+
+
+class Record(Struct):
+    """What an answer's figures are made of, beside its driver.
+
+    Args:
+        prepared: the request.
+        pairing: who took part.
+        cost: what their tokens cost.
+        budget: share of the drafts that is judged. share: realised by this client so far; None: nothing yet.
+    """
+
+    prepared: Prepared
+    pairing: Pairing
+    cost: CostOf
+    budget: float
+    share: float | None
+
+
+def speculation_report(driver: SpeculationDriver, record: Record, *, now: float) -> Report:
+    """The figures of an answer, finished or not; ``now`` on the driver's clock, seconds."""
+    meter, bill = driver.presentation.delivery.meter, speculation_bill(driver, record)
+    first = driver.presentation.first
+    span = (meter.last - meter.first) if meter.first is not None and meter.last is not None else 0.0
+    device, verifier = bill.endpoints
+    return Report(
+        winner=None if first is None else _makers(driver, device.name, verifier.name),
+        ttft=None if first is None else first - driver.began,
+        duration=(now if driver.finished is None else driver.finished) - driver.began,
+        tokens=bill.tokens,
+        tokens_per_second=(meter.tokens - 1) / span if meter.tokens > 1 and span > 0 else None,
+        finish_reason=driver.finish_reason,
+        dispatch=DispatchReport(
+            policy="speculate",
+            constraint=None,
+            device_wait=0.0,
+            server_wait=0.0,
+            reason=f"{device.name} drafts, {verifier.name} verifies by {record.prepared.rule.kind.name.lower()}",
+            prompt_tokens=record.prepared.prompt_tokens,
+            budget=record.budget,
+            budget_share=record.share,
+        ),
+        endpoints=bill.endpoints,
+        quality=meter.quality(),
+        cost_usd=bill.cost_usd,
+        unified_cost_usd=bill.unified_cost_usd,
+        energy_j=bill.energy_j,
+        wasted_tokens=bill.wasted_tokens,
+        usage=speculation_usage(driver, record),
+        ending=bill.ending,
+        is_final=driver.is_over,
+        mode="speculate",
+        speculation=_figures(driver, record),
+    )
+
+
+def speculation_usage(driver: SpeculationDriver, record: Record) -> AnswerUsage:
+    """Tokens of the answer as it was delivered, counted here."""
+    prompt, completion = record.prepared.prompt_tokens, driver.presentation.delivery.meter.tokens
+    return AnswerUsage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+
+
+def speculation_bill(driver: SpeculationDriver, record: Record) -> Bill:
+    """What the answer has taken so far."""
+    parts = [_device_part(driver, record), _verifier_part(driver, record)]
+    costs = [part.cost_usd for part in parts]
+    unified = [part.unified_cost_usd for part in parts]
+    return Bill(
+        endpoints=parts,
+        ending=_ending(driver),
+        hand_overs=0,
+        tokens=driver.presentation.delivery.meter.tokens,
+        cost_usd=_total(costs),
+        unified_cost_usd=_total(unified),
+        energy_j=parts[0].energy_j,
+        wasted_tokens=sum(part.wasted_tokens for part in parts),
+        wasted_prompt_tokens=0,
+    )
+
+
+def _makers(driver: SpeculationDriver, device: str, verifier: str) -> str:
+    report = driver.machine.report
+    drafted, put = report.accepted + report.device, report.corrected + report.bonus + report.remote
+    return f"{device} with {verifier}" if drafted and put else verifier if put else device
+
+
+def _device_part(driver: SpeculationDriver, record: Record) -> EndpointReport:
+    report, device = driver.machine.report, record.pairing.device
+    wasted, _ = _waste(driver)
+    cost = record.cost(device, record.prepared.prompt_tokens, report.drafted, 0)
+    return EndpointReport(
+        name=device.name,
+        kind="device",
+        outcome="drafted",
+        opened=0.0,
+        prompt_tokens=record.prepared.prompt_tokens,
+        completion_tokens=report.drafted,
+        wasted_tokens=wasted,
+        cost_usd=cost.server,
+        energy_j=cost.device_joules,
+        unified_cost_usd=cost.total,
+    )
+
+
+def _verifier_part(driver: SpeculationDriver, record: Record) -> EndpointReport:
+    """The prompt counts once, and as cached whenever the server went on alone; every token computed is one made.
+
+    Tokens of the answer that were only given count with the prompt.
+    """
+    report, pairing, parts = driver.machine.report, record.pairing, driver.stand_in.parts
+    was_asked = driver.session.bytes_up > 0 or report.rounds > 0
+    prompt = record.prepared.prompt_tokens * was_asked + report.given + sum(part.read for part in parts)
+    cached = _cached(parts, was_asked=was_asked, unread=max(0, report.device - report.given))
+    if pairing.verifier is None:
+        raise AssertionError("somebody verified")
+    biller = _biller(pairing.verifier.remote, pairing.server)
+    cost = None if biller is None else record.cost(biller, prompt, report.cloud, cached)
+    _, wasted = _waste(driver)
+    return EndpointReport(
+        name=pairing.verifier.name,
+        kind="server",
+        outcome="verified",
+        opened=0.0,
+        prompt_tokens=prompt,
+        completion_tokens=report.cloud,
+        wasted_tokens=wasted,
+        is_estimated=any(part.is_estimated for part in parts),
+        cost_usd=None if cost is None else cost.server,
+        unified_cost_usd=None if cost is None else cost.total,
+        error=None if driver.error is None else str(driver.error),
+    )
+
+
+def _waste(driver: SpeculationDriver) -> tuple[int, int]:
+    """Tokens of device and server that are nobody's; those held for a reader who left are the device's as far as its drafts go."""
+    report = driver.machine.report
+    wasted = max(0, report.wasted) + driver.dropped
+    drafted = min(report.drafted, wasted)
+    kept = report.accepted + report.corrected + report.bonus + report.remote
+    return drafted, min(report.cloud, max(0, report.cloud - kept) + wasted - drafted)
+
+
+def _cached(parts: Sequence[StandInPart], *, was_asked: bool, unread: int) -> int:
+    """Of what the server read to go on alone, what it had from before: as it told, else all that it had judged, read or made.
+
+    Args:
+        was_asked: for verdicts.
+        unread: tokens of the answer that the device kept and the server was never given.
+    """
+    cached, is_known = 0, was_asked
+    for part in parts:
+        if not part.is_estimated:
+            cached += part.cached
+        elif is_known:
+            cached += max(0, part.read - unread)
+        is_known = is_known or part.made > 0
+    return cached
+
+
+def _biller(remote: Endpoint | None, server: Endpoint | None) -> Endpoint | None:
+    """Whose prices hold: the verifier's own where it has any, else those of the server beside it."""
+    return remote if remote is not None and remote.prices.completion is not None else server or remote
+
+
+def _figures(driver: SpeculationDriver, record: Record) -> SpeculationFigures:
+    return speculation_figures(
+        driver.machine.report,
+        budget=record.budget,
+        bytes_up=driver.session.bytes_up,
+        bytes_down=driver.session.bytes_down,
+        retracted=driver.machine.answer.retracted,
+        is_exact=record.prepared.is_exact,
+    )
+
+
+def speculation_figures(
+    report: SpeculationReport, *, budget: float, bytes_up: int, bytes_down: int, retracted: int, is_exact: bool
+) -> SpeculationFigures:
+    """What a speculator reports, as users see it; ``is_exact``: it was to be the verifier's own answer."""
+    return SpeculationFigures(
+        acceptance=report.acceptance,
+        offloaded_share=report.offloaded_share,
+        budget=budget,
+        hit_rate=report.hit_rate,
+        ahead_rate=report.ahead_rate,
+        rounds=report.rounds,
+        bytes_up=bytes_up,
+        bytes_down=bytes_down,
+        drafted=report.drafted,
+        wasted=max(0, report.wasted),
+        accepted=report.accepted,
+        corrected=report.corrected,
+        bonus=report.bonus,
+        device=report.device,
+        remote=report.remote,
+        cloud_tokens=report.cloud,
+        fallbacks=report.fallbacks,
+        refusals=report.refusals,
+        losses=report.losses,
+        retracted=retracted,
+        is_exact=is_exact and report.is_exact and not report.device,
+    )
+
+
+def _ending(driver: SpeculationDriver) -> Ending | None:
+    if driver.was_broken_off:
+        return "left"
+    if driver.error is not None:
+        return "failed"
+    return None if driver.finished is None else "complete"
+
+
+def _total(costs: list[float | None]) -> float | None:
+    """The sum, unless a part of it is not known."""
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) if len(known) == len(costs) else None

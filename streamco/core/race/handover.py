@@ -1,0 +1,103 @@
+"""The hand-over of one answer: what it consists of so far, who may go on with it, and what has been handed over (DiSCo 4.3).
+
+A hand-over that nobody planned (an endpoint died) and one that saves money differ in who decides and in what becomes of the source;
+what the target gets and how it is counted are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from streamco.openai_types import ChatCompletionChunk
+from streamco.commands import Partial
+from streamco.core.race.attempt import Leg, LegState
+from streamco.core.race.migration import Mover, Prepare, Release, Situation, Switch
+from streamco.core.report import HandOver
+from streamco.core.race.transcript import Transcript
+
+__all__ = ["Relay"]
+
+
+class Relay:
+    """Keeps the answer in a form that can be handed over.
+
+    Args:
+        mover: plans moves; None: there are none.
+        fails_over: an endpoint that fails is replaced.
+        begins_anew: if need be by one that can't go on with the answer.
+    """
+
+    def __init__(self, mover: Mover | None, *, fails_over: bool, begins_anew: bool = False) -> None:
+        self.transcript = Transcript()
+        self.hand_overs: list[HandOver] = []
+        self._mover = mover
+        self._fails_over = fails_over
+        self._begins_anew = begins_anew
+
+    @property
+    def may_move(self) -> bool:
+        """Whether a planned move may come."""
+        return self._mover is not None and not self._mover.is_done
+
+    def add(self, chunks: list[ChatCompletionChunk], tokens: int, vocabulary: str | None) -> None:
+        """The answer goes on."""
+        self.transcript.add(chunks, tokens, vocabulary)
+
+    def find_heir(self, legs: Mapping[str, Leg]) -> Leg | None:
+        """Who can go on after a failure: who has read ahead, then the racing legs, then the stand-ins, in their order; nobody twice.
+
+        Then those that failed to read ahead: an answer is not lost for what was to make it cheaper. At last, with the caller's consent,
+        those that can't go on with an answer and have to make it anew.
+        """
+        if not self._fails_over or self.transcript.has_calls:
+            return None
+        able = [leg for leg in legs.values() if leg.can_take_over or leg.is_last_resort]
+        if not able and self._begins_anew:
+            able = [leg for leg in legs.values() if leg.can_begin_anew]
+        return min(able, key=lambda leg: (leg.is_last_resort, leg.state is not LegState.PREPARED, leg.wait is None), default=None)
+
+    def consider_move(self, source: Leg, legs: Mapping[str, Leg], *, buffered: float, now: float) -> Prepare | Release | Switch | None:
+        """What the mover wants; nothing while there is no text to be handed over, or a tool call."""
+        if self._mover is None or not self.transcript.ends_in_text:
+            return None
+        return self._mover.consider(Situation(source, legs, self.transcript.tokens, buffered, now))
+
+    def note_copied(self, leg: Leg, *, tokens: int, seconds: float) -> None:
+        """A leg has read ahead."""
+        if self._mover is not None and leg.kept is not None:
+            self._mover.note_copied(leg.source, kept=leg.kept, tokens=tokens, seconds=seconds)
+
+    def unread(self, leg: Leg, position: int) -> int:
+        """Tokens of prompt and answer that a leg would have to read to go on at ``position``."""
+        return 0 if self._mover is None else self._mover.to_read(leg, position)
+
+    def move(self, source: Leg, target: Leg, *, at: float, buffered: float) -> None:
+        """A planned move is made."""
+        if self._mover is None:
+            raise AssertionError("only a mover plans moves")
+        self._mover.note_moved()
+        self._note(source, target, at=at, buffered=buffered, reason="cheaper", is_planned=True)
+
+    def fail_over(self, source: Leg, target: Leg, *, at: float, buffered: float) -> None:
+        """A failed leg is replaced."""
+        if self._mover is not None:
+            self._mover.reset()
+        self._note(source, target, at=at, buffered=buffered, reason=type(source.error).__name__, is_planned=False)
+
+    def _note(self, source: Leg, target: Leg, *, at: float, buffered: float, reason: str, is_planned: bool) -> None:
+        self.transcript.settle()
+        self.hand_overs.append(
+            HandOver(
+                source=source.source,
+                target=target.source,
+                position=self.transcript.tokens,
+                at=at,
+                reason=reason,
+                is_planned=is_planned,
+                buffered=round(buffered),
+            )
+        )
+
+    def partial(self) -> Partial:
+        """What the target gets."""
+        return self.transcript.partial()

@@ -1,0 +1,304 @@
+"""From what happened to what to do next: samples in, an immutable plan out.
+
+Learning is not deciding. A ``Learner`` lives as long as its client; a session takes the plan as it is when it begins, with the seed of its
+own dice, and both belong into its log. Plans are made when they are asked for, and only after enough new samples.
+
+While too little is known the plan is to start both sides at once: it is the fastest answer, shows what is to be learned, and the budget
+is held by steering. A prior profile takes the place of that.
+"""
+
+from __future__ import annotations
+
+import math
+from random import Random
+from typing import Literal, get_args
+
+import msgspec
+from msgspec import Struct
+
+from streamco.core.race.estimators import DeviceFit, LengthWindow, ProductLimit
+from streamco.errors import ConfigError, UsageError
+from streamco.policies.cost import RATE_SERVER_CONSTRAINED, constraint, device_costs
+from streamco.policies.device_constrained import TAIL, DeviceConstrained, ProportionalWait, check_share
+from streamco.policies.dispatch import BothAtOnce, Decision, DeviceOnly, ServerOnly, Side
+from streamco.policies.dispatch_optimal import Optimal
+from streamco.policies.server_constrained import ServerConstrained
+from streamco.policies.dispatch_stochastic import Stochastic
+from streamco.profiles import DeviceSpeed, LengthDistribution, ModelShape, Prices, Profile, TTFTDistribution
+
+__all__ = ["DeviceTTFT", "Learner", "Plan", "Policy", "PolicyName", "PromptLength", "Sample", "ServerTTFT"]
+
+Policy = BothAtOnce | DeviceConstrained | DeviceOnly | Optimal | ProportionalWait | ServerConstrained | ServerOnly | Stochastic
+PolicyName = Literal[
+    "auto",
+    "both",
+    "device-constrained",
+    "device-only",
+    "optimal",
+    "proportional-wait",
+    "server-constrained",
+    "server-only",
+    "stochastic",
+]
+
+_IMPLIED: dict[str, Side] = {"device-constrained": "device", "proportional-wait": "device", "server-constrained": "server"}
+_LEAST = 20  # samples of a kind before a plan rests on them alone
+_LEAST_EVENTS = 5  # of those, answers that were seen
+_EXPLORE_LEARNING = 0.25  # while nothing is known the tail is worth more than the tokens
+_OPTIMAL_SIZE = 64  # waits and lengths told apart in a plan made between two requests
+
+
+class ServerTTFT(Struct, frozen=True):
+    """The server's time to first token.
+
+    Args:
+        seconds: from the start of its leg; censored: until it was cancelled.
+        is_censored: the first token had not come by then.
+        is_burst: a proxy held the answer back (``estimators.is_burst``); nothing is learned from it.
+    """
+
+    seconds: float
+    is_censored: bool = False
+    is_burst: bool = False
+
+
+class DeviceTTFT(Struct, frozen=True):
+    """The device's time to first token: ``tokens`` prefilled (those found in the cache left out), in ``seconds`` from its start."""
+
+    tokens: int
+    seconds: float
+
+
+class PromptLength(Struct, frozen=True):
+    """A prompt of ``tokens`` came."""
+
+    tokens: int
+
+
+Sample = ServerTTFT | DeviceTTFT | PromptLength
+
+
+class Plan(Struct, frozen=True, kw_only=True):
+    """What to do until further notice.
+
+    Args:
+        policy: decides.
+        constrained: the side whose tokens count against the budget.
+        budget: share of prompt tokens that side may process.
+        explore: probability that the loser of a race may run to its first token.
+        revision: counts the plans of one learner.
+        basis: what it rests on, for reports.
+    """
+
+    policy: Policy
+    constrained: Side
+    budget: float
+    explore: float = 0.0
+    revision: int = 0
+    basis: str = ""
+
+    def decide(self, length: int, rng: Random) -> Decision:
+        """The decision for a prompt of ``length`` tokens."""
+        decision = self.policy.decide(length, rng)
+        if self.explore and decision.is_hedged and rng.random() < self.explore:
+            return Decision(decision.device_wait, decision.server_wait, decision.policy, decision.reason, explore=True)
+        return decision
+
+
+class Learner:
+    """Learns how one client's sides behave, and plans from it.
+
+    Args:
+        budget: share of prompt tokens the constrained side may process, 0..1.
+        policy: a policy's name, or "auto": Algorithm 2 or 3, by what Algorithm 1 says of the costs.
+        prior: what was known before; counts like ``prior_weight`` samples, and prices and shape are taken from it.
+        constrained: the side to be spared; None: by the policy's name, else by costs.
+        exchange_rate: US dollars per million GFLOPs of the device (``policies.cost``).
+        tail: alpha of Algorithm 2.
+        tail_weight: weight of the tail for "optimal".
+        explore: probability that a loser may run to its first token.
+        window: server samples kept.
+        prior_weight: samples.
+        replan_every: samples between two plans at most; the first ones come sooner.
+
+    Raises:
+        ConfigError: a setting out of range, an unknown policy.
+    """
+
+    def __init__(
+        self,
+        budget: float = 0.3,
+        *,
+        policy: str = "auto",
+        prior: Profile | None = None,
+        constrained: Side | None = None,
+        exchange_rate: float = RATE_SERVER_CONSTRAINED,
+        tail: float = TAIL,
+        tail_weight: float = 0.0,
+        explore: float = 0.05,
+        window: int = 1000,
+        prior_weight: float = 20.0,
+        replan_every: int = 50,
+    ) -> None:
+        for name, share in (("budget", budget), ("tail", tail), ("explore", explore)):
+            check_share(name, share)
+        if policy not in get_args(PolicyName):
+            raise ConfigError(f"policy: expected one of {', '.join(get_args(PolicyName))}, got {policy!r}")
+        if constrained not in {None, "device", "server"}:
+            raise ConfigError(f'constrained: expected "device", "server" or None, got {constrained!r}')
+        implied = _IMPLIED.get(policy)
+        if constrained is not None and implied not in {None, constrained}:
+            raise ConfigError(f"constrained: expected {implied!r} for policy {policy!r}, got {constrained!r}")
+        if window < 1 or replan_every < 1 or not prior_weight >= 0:
+            raise ConfigError(
+                f"learner: expected window and replan_every >= 1 and prior_weight >= 0, got {window!r}, {replan_every!r}, {prior_weight!r}"
+            )
+        self.budget = budget
+        self.policy = policy
+        self._prior = prior or Profile()
+        self._prices, self._shape = self._prior.prices, self._prior.shape
+        self._constrained = constrained or implied
+        self._exchange_rate = exchange_rate
+        self._tail, self._tail_weight = tail, tail_weight
+        self._explore = explore
+        self._prior_weight = prior_weight
+        self._replan_every = replan_every
+        self._server = ProductLimit(window, prior_weight)
+        self._device = DeviceFit()
+        self._lengths = LengthWindow(2 * window)
+        self._seen = self._seen_by_plan = 0
+        self._plan: Plan | None = None
+        self._revision = 0
+
+    # Learning
+
+    def observe(self, sample: Sample) -> None:
+        """Learn from one sample; cheap, the work is done when a plan is asked for.
+
+        Raises:
+            UsageError: a time that is negative or not finite.
+        """
+        match sample:
+            case ServerTTFT(seconds, is_censored, is_burst):
+                _check_seconds(seconds)
+                if is_burst:
+                    return
+                self._server.observe(seconds, is_censored=is_censored)
+            case DeviceTTFT(tokens, seconds):
+                _check_seconds(seconds)
+                self._device.observe(tokens, seconds)
+            case PromptLength(tokens):
+                self._lengths.observe(tokens)
+        self._seen += 1
+
+    def set_costs(self, prices: Prices | None, shape: ModelShape | None) -> None:
+        """Say what the server charges and what the device's model is like, once that is known; None leaves what was known before."""
+        self._prices, self._shape = prices or self._prices, shape or self._shape
+        self._plan = None
+
+    # Planning
+
+    @property
+    def constrained(self) -> Side:
+        """The side whose tokens count against the budget."""
+        if self._constrained is not None:
+            return self._constrained
+        costs = None if self._shape is None else device_costs(self._shape, exchange_rate=self._exchange_rate)
+        return constraint(self._prices, costs)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan now; made anew where enough was seen since the last one."""
+        due = min(self._replan_every, 5 + self._seen_by_plan // 10)
+        if self._plan is None or self._seen - self._seen_by_plan >= due:
+            self._plan = self.replan()
+        return self._plan
+
+    def replan(self) -> Plan:
+        """Make a plan from everything seen; takes a few milliseconds at most."""
+        self._revision += 1
+        self._seen_by_plan = self._seen
+        policy = self._make_policy()
+        is_learning = isinstance(policy, BothAtOnce) and self.policy != "both"
+        self._plan = Plan(
+            policy=policy,
+            constrained=self.constrained,
+            budget=self.budget,
+            explore=max(self._explore, _EXPLORE_LEARNING) if is_learning and self._explore else self._explore,
+            revision=self._revision,
+            basis=self._describe(is_learning=is_learning),
+        )
+        return self._plan
+
+    def profile(self, name: str = "learned") -> Profile:
+        """What is known now, prior included, to be saved and given to the next learner."""
+        ttft = self._server.estimate(self._prior.server_ttft)
+        return msgspec.structs.replace(
+            self._prior,
+            name=name,
+            server_ttft=None if ttft is None else ttft.compress(),
+            device=self._device.estimate(self._prior.device),
+            lengths=self._lengths.estimate(self._prior.lengths, self._prior_weight),
+            prices=self._prices,
+            shape=self._shape,
+        )
+
+    def _make_policy(self) -> Policy:
+        match self.policy:
+            case "both":
+                return BothAtOnce()
+            case "device-only":
+                return DeviceOnly()
+            case "server-only":
+                return ServerOnly()
+            case "stochastic":
+                return Stochastic.plan(self.constrained, self.budget)
+        return self._plan_from(self._known_ttft(), self._known_lengths(), self._device.estimate(self._prior.device)) or BothAtOnce()
+
+    def _plan_from(
+        self, ttft: TTFTDistribution | None, lengths: LengthDistribution | None, device: DeviceSpeed | None
+    ) -> DeviceConstrained | Optimal | ProportionalWait | ServerConstrained | None:
+        """The policy that is asked for; None: something it needs isn't known yet."""
+        name = f"{self.constrained}-constrained" if self.policy == "auto" else self.policy
+        if lengths is None:
+            return None
+        if name == "server-constrained":
+            return ServerConstrained.plan(lengths, self.budget)
+        if ttft is None:
+            return None
+        if name == "device-constrained":
+            return DeviceConstrained.plan(ttft, lengths, self.budget, self._tail)
+        if name == "proportional-wait":
+            return ProportionalWait.plan(ttft, lengths, self.budget, self._tail)
+        if device is None:
+            return None
+        return Optimal.plan(
+            ttft,
+            lengths,
+            device,
+            self.budget,
+            constraint=self.constrained,
+            tail_weight=self._tail_weight,
+            candidates=_OPTIMAL_SIZE,
+            groups=_OPTIMAL_SIZE,
+        )
+
+    def _known_ttft(self) -> TTFTDistribution | None:
+        prior = self._prior.server_ttft
+        is_enough = len(self._server) >= _LEAST and self._server.events >= _LEAST_EVENTS
+        return self._server.estimate(prior) if is_enough or prior is not None else None
+
+    def _known_lengths(self) -> LengthDistribution | None:
+        prior = self._prior.lengths
+        is_enough = len(self._lengths) >= _LEAST
+        return self._lengths.estimate(prior, self._prior_weight) if is_enough or prior is not None else None
+
+    def _describe(self, *, is_learning: bool) -> str:
+        seen = f"{len(self._server)} server times ({self._server.events} in full), {len(self._device)} device times, "
+        seen += f"{len(self._lengths)} prompts"
+        return f"too little known yet: {seen}" if is_learning else seen
+
+
+def _check_seconds(seconds: float) -> None:
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise UsageError(f"sample: expected finite seconds >= 0, got {seconds!r}")

@@ -1,0 +1,144 @@
+"""How soon each endpoint goes on with an answer and how fast it writes, learned from what it has done (t_m of DiSCo equation 6).
+
+A change of endpoints must be covered nearly always, not on average, so times are learned with what seldom exceeds them: a line over the
+tokens to be read, moved up until nearly all samples lie below it. A device's line is scaled by the worst ratio in the window. A server's
+time hardly depends on length (DiSCo section 3), so its line is flat until many different lengths say otherwise, and on top of it goes the
+99th percentile of what is left, by the product-limit estimate, because races it lost are censored. Few samples say little about a tail,
+so they are scaled up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import numpy as np
+
+from streamco.core.race.estimators import DeviceFit, ProductLimit, is_burst, theil_sen
+from streamco.core.race.attempt import Leg, LegState
+from streamco.policies.migration import UNKNOWN_SERVER_SETUP
+
+__all__ = ["Pace", "SwitchLearner"]
+
+_WINDOW = 128
+_TAIL = 0.99
+_INEXPERIENCE = 3.0  # samples: n of them are scaled by 1 + 3 / n
+_LEAST_SETUP = 0.05  # seconds; a line through few points may say zero
+_LEAST_FOR_SLOPE = 16  # samples of a server
+_LEAST_SPREAD = 4.0  # longest over shortest
+_SHARE_NEW = 16  # a line is made anew when a sixteenth of its samples are new: that takes up to a millisecond
+
+
+class Pace:
+    """One endpoint's times.
+
+    Args:
+        is_device: they are proportional to what is to be read.
+    """
+
+    def __init__(self, *, is_device: bool) -> None:
+        self._is_device = is_device
+        self._samples: deque[tuple[int, float, bool]] = deque(maxlen=_WINDOW)  # tokens, seconds, censored
+        self._rates: deque[float] = deque(maxlen=_WINDOW)
+        self._line: tuple[float, float] | None = None
+        self._new = 0
+
+    def observe_start(self, tokens: int, seconds: float, *, is_censored: bool = False) -> None:
+        """It read ``tokens`` and had its first token after ``seconds``; censored: it had not when it was stopped."""
+        if self._is_device and (is_censored or tokens < 1):
+            return
+        self._samples.append((tokens, seconds, is_censored))
+        self._new += 1
+        if self._line is None or self._new * _SHARE_NEW >= len(self._samples):
+            self._new = 0
+            self._line = self._device_line() if self._is_device else self._server_line()
+
+    def observe_rate(self, tokens_per_second: float) -> None:
+        """It wrote so fast."""
+        self._rates.append(tokens_per_second)
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens per second it reached three times in four; None: not known."""
+        return sorted(self._rates)[len(self._rates) // 4] if self._rates else None
+
+    @property
+    def start(self) -> tuple[float, float] | None:
+        """Seconds to the first token and seconds more a token to be read, seldom exceeded; None: not known."""
+        return (UNKNOWN_SERVER_SETUP, 0.0) if self._line is None and not self._is_device else self._line
+
+    def _device_line(self) -> tuple[float, float]:
+        fit = DeviceFit(_WINDOW)
+        for tokens, seconds, _ in self._samples:
+            fit.observe(tokens, seconds)
+        speed = fit.estimate()
+        assert speed is not None, "it has samples"
+        worst = max(seconds / max(1e-6, speed.seconds_per_token * tokens + speed.overhead) for tokens, seconds, _ in self._samples)
+        scale = max(1.0, worst) * self._caution
+        return max(_LEAST_SETUP, speed.overhead * scale), speed.seconds_per_token * scale
+
+    def _server_line(self) -> tuple[float, float] | None:
+        slope = self._server_slope()
+        rests = ProductLimit(_WINDOW, 0.0)
+        for tokens, seconds, is_censored in self._samples:
+            rests.observe(max(0.0, seconds - slope * tokens), is_censored=is_censored)
+        rest = rests.estimate()
+        return None if rest is None else (rest.quantile(_TAIL) * self._caution, slope * self._caution)
+
+    def _server_slope(self) -> float:
+        seen = [(tokens, seconds) for tokens, seconds, is_censored in self._samples if not is_censored]
+        lengths = [tokens for tokens, _ in seen]
+        if len(seen) < _LEAST_FOR_SLOPE or max(lengths) < _LEAST_SPREAD * max(1, min(lengths)):
+            return 0.0
+        tokens, seconds = np.array(seen, dtype=np.float64).T
+        return theil_sen(tokens, seconds)[0]
+
+    @property
+    def _caution(self) -> float:
+        return 1.0 + _INEXPERIENCE / len(self._samples)
+
+
+class SwitchLearner:
+    """Every endpoint's pace, by name."""
+
+    def __init__(self) -> None:
+        self._paces: dict[str, Pace] = {}
+
+    def pace(self, name: str, *, is_device: bool) -> Pace:
+        """What is known of an endpoint."""
+        if name not in self._paces:
+            self._paces[name] = Pace(is_device=is_device)
+        return self._paces[name]
+
+    def learn(self, legs: Iterable[Leg], devices: frozenset[str], prompt_tokens: int) -> None:
+        """Take what the legs of an answer that is over have shown; ``devices``: names of the endpoints that are devices."""
+        for leg in legs:
+            if leg.opened is not None and leg.error is None:
+                self._learn(leg, self.pace(leg.source, is_device=leg.source in devices), prompt_tokens)
+
+    def _learn(self, leg: Leg, pace: Pace, prompt_tokens: int) -> None:
+        assert leg.opened is not None, "only legs that were opened show something"
+        if leg.is_ahead:
+            if leg.state is LegState.PREPARED and leg.stopped is not None:
+                pace.observe_start(leg.reads, leg.stopped - leg.opened)
+            return
+        if leg.ttft is None:
+            if leg.stopped is not None:
+                pace.observe_start(_read(leg, prompt_tokens), leg.stopped - leg.opened, is_censored=True)
+            return
+        spread = 0.0 if leg.stopped is None or leg.first_token is None else leg.stopped - leg.first_token
+        if leg.state is LegState.ENDED and is_burst(leg.tokens, leg.ttft, spread):
+            return
+        pace.observe_start(_read(leg, prompt_tokens), leg.ttft)
+        if leg.rate is not None:
+            pace.observe_rate(leg.rate)
+
+
+def _read(leg: Leg, prompt_tokens: int) -> int:
+    """Tokens a leg had to read before its first one: what its cache had is not among them."""
+    details = leg.usage.prompt_tokens_details if leg.usage else None
+    if leg.usage and details and details.cached_tokens is not None:
+        return max(1, leg.usage.prompt_tokens - details.cached_tokens)
+    if leg.takes_over_at is None or leg.is_anew:
+        return prompt_tokens
+    return max(1, leg.takes_over_at - leg.kept) if leg.kept is not None else prompt_tokens + leg.takes_over_at

@@ -1,0 +1,1 @@
+"""The speculation machine: drafts, verification, pre-drafting and mode selection (Synera, DSD)."""

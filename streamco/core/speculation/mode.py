@@ -1,0 +1,203 @@
+"""Who can go on with an answer, who should, and how long trouble with the verifier is borne."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from streamco.core.speculation.draft_state import Drafting
+from streamco.core.speculation.draft import BranchKind
+from streamco.core.speculation.verification import Judging
+from streamco.core.speculation.estimates import Pair
+from streamco.core.provisional import Emit, ProvisionalAnswer
+from streamco.core.speculation.fallback_stream import Ledger, StandIn
+from streamco.errors import ConfigError
+from streamco.policies.offload import is_past_exit
+from streamco.policies.rejection import ALTERNATIVES
+
+__all__ = ["SpeculatorOptions", "Way", "Ways"]
+
+Way = Literal["speculate", "device", "remote", "judge"]
+"""Judge: the verifier gives token by token, for nobody can draft or stream."""
+
+_TOLD = 2.0  # rounds that are waited for a verifier, where somebody else would write meanwhile
+_PROBE_AFTER = 64  # tokens the device settled alone, after which the verifier is tried again
+
+
+class SpeculatorOptions(Struct, frozen=True, kw_only=True):
+    """How one answer is made; times in seconds.
+
+    Args:
+        end_ids: tokens that end the text.
+        max_tokens: the answer's longest length; None: no limit.
+        emit: what the reader gets: final tokens, or drafts at once.
+        has_remote: the remote side can generate alone.
+        may_use_device: the device may finish a lossless answer that nobody else can.
+        is_adaptive: False: speculate whether it pays or not.
+        is_parallel: draft while the verdict is out.
+        branch_kinds: which verdicts branches may bet on.
+        most_branches: side by side.
+        alternatives: of each position.
+        most_ahead: drafts that may be sent before the verdict that they bet on, each round; 0: the verifier takes none.
+        most_draft: tokens that the verifier judges in one round.
+        verdict_patience: until a verdict that doesn't come means a dead connection.
+        prompt_patience: the same for the first verdict of a connection.
+        link_patience: that trouble with the verifier may last before somebody else goes on. A selective answer, once it has begun, waits
+            for two rounds at most. Nor does an adaptive one begin later than that, or than a token of the stream takes, where the verifier
+            says for how long it has no room.
+        last_patience: the same where nobody else can.
+    """
+
+    end_ids: frozenset[int] = frozenset()
+    max_tokens: int | None = None
+    emit: Emit = "verified"
+    has_remote: bool = True
+    may_use_device: bool = False
+    is_adaptive: bool = True
+    is_parallel: bool = True
+    branch_kinds: frozenset[BranchKind] = frozenset({"accept all", "reject"})
+    most_branches: int = 6
+    alternatives: int = ALTERNATIVES
+    most_ahead: int = 0
+    most_draft: int = 31
+    verdict_patience: float = 5.0
+    prompt_patience: float = 30.0
+    link_patience: float = 2.0
+    last_patience: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Refuse what can't be."""
+        if min(self.most_branches, self.alternatives, self.most_ahead) < 0 or self.most_draft < 1:
+            raise ConfigError(
+                "speculator: expected most_branches, alternatives and most_ahead >= 0 and most_draft >= 1, "
+                f"got {self.most_branches}, {self.alternatives}, {self.most_ahead} and {self.most_draft}"
+            )
+        if min(self.verdict_patience, self.prompt_patience, self.link_patience, self.last_patience) <= 0.0:
+            raise ConfigError("speculator: expected every patience above 0 s")
+
+
+class Ways:
+    """Looks at everybody and says who goes on.
+
+    Attributes:
+        present: the way that was taken last; None: none yet.
+        unasked: tokens that the device settled alone since the last verdict.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        options: SpeculatorOptions,
+        *,
+        answer: ProvisionalAnswer,
+        drafting: Drafting,
+        judging: Judging,
+        remote: StandIn,
+        ledger: Ledger,
+    ) -> None:
+        self.present: Way | None = None
+        self.unasked = 0
+        self._pair = pair
+        self._options = options
+        self._answer = answer
+        self._drafting = drafting
+        self._judging = judging
+        self._remote = remote
+        self._ledger = ledger
+
+    def choose(self, *, now: float) -> Way | None:
+        """The way of the next draft; None: nobody can go on. Asked once a settled boundary, for the mode switch counts."""
+        can_draft, can_judge = not self._drafting.is_out, self._can_ask and self._judging.state != "gone"
+        if not self._pair.is_lossless:
+            if can_draft:
+                return self._mode() if self.is_promising(now) and not self._is_past_exit else "device"
+        elif can_draft and can_judge and not self._remote.is_able:
+            self._pair.propose_window()
+            return "speculate"
+        elif can_draft and self.is_promising(now):
+            return self._mode()
+        if self._remote.is_able:
+            return "remote"
+        if can_judge:
+            return "judge"
+        return "device" if can_draft and self._options.may_use_device else None
+
+    def pays_again(self, *, now: float) -> bool:
+        """While the remote side streams: whether to draft again."""
+        is_reachable = self._judging.state in {"closed", "open"} and self.is_promising(now)
+        if not self._pair.is_lossless or self._drafting.is_out or not is_reachable:
+            return False
+        return self._mode() == "speculate"
+
+    def is_promising(self, now: float) -> bool:
+        """Whether a draft would soon be judged. A connection is opened with the first one, for the server reads the prompt for it."""
+        judging = self._judging
+        if judging.state == "closed":
+            return self._can_ask and now >= judging.refused_until
+        if judging.state == "open":
+            return now >= judging.refused_until
+        return judging.state == "connecting" and judging.trouble_since is not None and now < judging.trouble_since + self.patience
+
+    @property
+    def has_help(self) -> bool:
+        """Somebody can go on without the verifier."""
+        return self._remote.is_able or (not self._pair.is_lossless and not self._drafting.is_out)
+
+    @property
+    def patience(self) -> float:
+        """Seconds that trouble may last: a reader of device tokens need not wait as long as one who wants the target's.
+
+        Other trouble may be over at any time, but a full server goes on being full. So an answer that may choose doesn't begin later for
+        it than by two rounds, or a token of the stream where that is more; one that has begun would pay for the change.
+        """
+        if not self.has_help:
+            return self._options.last_patience
+        if self._judging.is_turned_away and self._options.is_adaptive and not self._ledger.is_begun:
+            least = self._pair.remote_step if self._pair.is_lossless else 0.0
+            return min(self._options.link_patience, max(_TOLD * self._pair.wait, least))
+        if self._pair.is_lossless or not self._ledger.is_begun:
+            return self._options.link_patience
+        return min(self._options.link_patience, _TOLD * self._pair.wait)
+
+    def is_refused_too_long(self, now: float) -> bool:
+        """Whether somebody else goes on at once, for the verifier says that it takes nothing until patience has ended."""
+        since = self._judging.trouble_since
+        return self.has_help and self._judging.refused_until >= (now if since is None else since) + self.patience
+
+    def give_up_at(self) -> float | None:
+        """When trouble has lasted too long for the round that waits; None: none does."""
+        judging = self._judging
+        if judging.round is None or judging.round.state == "out" or judging.trouble_since is None:
+            return None
+        return judging.trouble_since + self.patience
+
+    @property
+    def _can_ask(self) -> bool:
+        return self._pair.steering.budget > 0.0
+
+    @property
+    def _is_past_exit(self) -> bool:
+        return is_past_exit(self._answer.length, self._options.max_tokens, self._pair.steering.budget)
+
+    @property
+    def _must_look(self) -> bool:
+        """Whether the stream, which drafting has to be faster than, is to be measured first; not where an answer is drafted already."""
+        return not self._pair.knows_remote or (self._pair.is_stale and (not self._ledger.is_begun or self._remote.version is not None))
+
+    def _mode(self) -> Way:
+        """What pays."""
+        self._pair.propose_window()
+        if not self._options.is_adaptive:
+            return "speculate"
+        if self._pair.is_lossless and self._remote.is_able and self._must_look:
+            return "remote"
+        pair, share = self._pair, self._pair.opening_share
+        mode = pair.switch.choose(
+            pair.conditions(),
+            window=pair.proposal,
+            has_weighed=pair.has_weighed,
+            opening=share * self._ledger.prompt_time if self._judging.is_new else 0.0,
+            return_time=0.0 if self._ledger.is_begun else share * pair.prompt_time,
+        )
+        return "speculate" if mode == "device" and self.unasked >= _PROBE_AFTER else mode

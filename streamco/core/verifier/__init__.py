@@ -1,0 +1,1 @@
+"""The verifier's scheduler: sessions, admission and batches (Synera 4.5)."""

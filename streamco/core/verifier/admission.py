@@ -1,0 +1,153 @@
+"""What a verifier bears, and how long who asks for more has to wait.
+
+A draft's time is found by letting the policy run ahead on what waits, so the answer is as good as the model of step times, and a device
+that was served little is not told to wait for those who were served much. A prompt's is what waits before it times the measured pace.
+Where the last verdicts were late, fewer sessions are let in than there were, until they are not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from streamco.core.verifier.load import MeasuredStep, PrefillPace, SessionLimit
+from streamco.core.verifier.sessions import Residency
+from streamco.errors import ConfigError
+from streamco.policies.batching import BatchPolicy, Situation, Waiting
+from streamco.sim.fleet.batch_policies import Patient
+
+__all__ = ["Admission", "SchedulerOptions"]
+
+_LATE_SHARE = 0.05  # of verdicts; the promise is about the 95th percentile
+_FORESIGHT = 64  # batches the policy runs ahead at most
+
+
+class SchedulerOptions(Struct, frozen=True, kw_only=True):
+    """What a verifier bears."""
+
+    kv_tokens: int  # tokens the engine's cache holds
+    places: int  # sequences it holds
+    context_tokens: int  # of one session, draft included
+    sessions: int = 1024  # remembered, without a place in the cache too
+    sessions_per_device: int = 4
+    idle_after: float = 5.0  # seconds of silence, longer than any drafting, after which others may have the place
+    forget_after: float = 600.0  # seconds of silence after which the device must send the context again
+    prefill_within: float = 10.0  # seconds a new prompt may have to wait; inf: it waits as long as it must
+    late_stretch: float = 1.5  # a verdict is late after so many times what it takes alone, and
+    late_grace: float = 0.03  # seconds more: half a round trip of 60 ms, so that the device sees 1.5 times what it sees alone
+    draft_stretch: float = (
+        4.0  # a draft is refused if it would take so many times what it takes alone, and the same seconds more; inf: never
+    )
+    retry_least: float = 0.02  # seconds; a retry takes a round trip anyway
+    retry_most: float = 30.0  # seconds
+
+    def __post_init__(self) -> None:
+        for field in ("places", "context_tokens", "sessions", "sessions_per_device"):
+            if getattr(self, field) < 1:
+                raise ConfigError(f"scheduler: {field}: expected at least 1, got {getattr(self, field)}")
+        if self.kv_tokens < self.context_tokens:
+            raise ConfigError(f"scheduler: kv_tokens: expected at least {self.context_tokens}, one session's, got {self.kv_tokens}")
+        if not self.prefill_within >= 0:
+            raise ConfigError(f"scheduler: prefill_within: expected seconds >= 0, got {self.prefill_within}")
+        for field in ("idle_after", "forget_after", "late_grace", "retry_least"):
+            if not 0 <= getattr(self, field) < math.inf:
+                raise ConfigError(f"scheduler: {field}: expected seconds >= 0, got {getattr(self, field)}")
+        if not self.retry_least <= self.retry_most < math.inf:
+            raise ConfigError(f"scheduler: retry_most: expected at least {self.retry_least} seconds, got {self.retry_most}")
+        if not 1 <= self.late_stretch <= self.draft_stretch:
+            raise ConfigError(f"scheduler: expected 1 <= late_stretch <= draft_stretch, got {self.late_stretch} and {self.draft_stretch}")
+
+
+class Admission:
+    """Says how many seconds to wait before asking again; None: no wait, it is admitted.
+
+    Args:
+        options: what is borne.
+        policy: that forms the batches.
+        step: how long they take.
+        pace: how long prompts take.
+        residency: who is there.
+
+    Attributes:
+        limit: of sessions in use.
+    """
+
+    def __init__(self, options: SchedulerOptions, policy: BatchPolicy, step: MeasuredStep, pace: PrefillPace, residency: Residency) -> None:
+        self._options = options
+        self._policy = policy
+        self._step = step
+        self._pace = pace
+        self._residency = residency
+        self.limit = SessionLimit(_LATE_SHARE)
+
+    def due(self, tokens: int, context: int, *, now: float) -> float:
+        """When a verification of ``tokens`` behind ``context`` is late."""
+        return now + self._options.late_stretch * self._step.alone(tokens, context) + self._options.late_grace
+
+    def until_verdict(self, work: Waiting, waiting: Sequence[Waiting], situation: Situation, *, now: float) -> float | None:
+        """For a draft.
+
+        Args:
+            work: the verification that is asked for.
+            waiting: what else waits.
+            situation: of the next choice, when what runs has finished.
+        """
+        options = self._options
+        if options.draft_stretch == math.inf:
+            return None
+        most = now + options.draft_stretch * self._step.alone(work.tokens, work.context) + options.late_grace
+        return _positive(self._foresee(work, waiting, situation, most) - most)
+
+    def until_open(self, waiting: Sequence[Waiting], tokens: int, *, now: float) -> float | None:
+        """For a session with a context of ``tokens``."""
+        if len(self._residency) >= self._options.sessions:
+            return self.until_forgotten(now=now)
+        full = self.limit.wait(self._residency.in_use(now=now), now=now, most=self._options.retry_most)
+        return full if full is not None else self.until_prefilled(waiting, tokens)
+
+    def until_prefilled(self, waiting: Sequence[Waiting], tokens: int) -> float | None:
+        """For a prompt of ``tokens``."""
+        before = sum(work.tokens for work in waiting if work.kind == "prefill")
+        return _positive((before + tokens) * self._pace.seconds_per_token - self._options.prefill_within) if before else None
+
+    def until_room(self, waiting: Sequence[Waiting], *, now: float) -> float:
+        """For room in the cache: until a session may lose its own, or, if all are busy, until what waits is done."""
+        idle = self._residency.next_idle(now=now)
+        if idle is not None:
+            return idle - now
+        return sum(work.tokens for work in waiting) * self._pace.seconds_per_token
+
+    def until_forgotten(self, *, now: float) -> float:
+        """For a place among those that are remembered."""
+        time = self._residency.next_forgotten()
+        return self._options.retry_most if time is None else time - now
+
+    def _foresee(self, work: Waiting, waiting: Sequence[Waiting], situation: Situation, most: float) -> float:
+        """When this verification will be done if nothing else comes; not followed further than ``most``."""
+        left = {each.session: each for each in (*waiting, work)}
+        served = dict(situation.served)
+        time, verified = situation.now, situation.verified
+        for _ in range(_FORESIGHT):
+            ordered = sorted(left.values(), key=lambda each: each.since)
+            batch = self._policy.choose(ordered, replace(situation, now=time, served=served, verified=verified))
+            if batch is None:
+                assert isinstance(self._policy, Patient), "the draft waits"
+                time = max(time, self._policy.ready_at(ordered, replace(situation, now=time)) or time)
+                continue
+            time += self._step(sum(part.tokens for part in batch.portions), sum(left[part.session].context for part in batch.portions))
+            verified = 0 if batch.kind == "prefill" else verified + 1
+            for part in batch.portions:
+                each = left.pop(part.session)
+                served[each.device] += part.tokens
+                if part.tokens < each.tokens:
+                    left[part.session] = replace(each, tokens=each.tokens - part.tokens, context=each.context + part.tokens)
+            if work.session not in left or time > most:
+                break
+        return time
+
+
+def _positive(seconds: float) -> float | None:
+    return seconds if seconds > 0 else None

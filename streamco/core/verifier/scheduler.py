@@ -1,0 +1,468 @@
+"""The verifier's scheduler: sessions of many devices on one engine (Synera 4.5; which requests go together is in ``policies.batching``).
+
+One batch is out at a time. When it has finished, the policy forms the next from what waits then; so a verdict is out after what remains of
+the batch that runs, perhaps a step of prefill, and its own batch.
+
+Nothing is queued without end. A session is refused where its device has enough of them, the cache is full of sessions in use, prompts would
+wait too long, or more than a twentieth of the last verdicts were late: then there is load enough. A draft is refused where its verdict
+would come too late to be of use. Every refusal that time can mend says when to ask again (``core.admission``).
+
+::
+
+    SessionOpened ──▶ accepted ──▶ prefill ⟲ ──▶ at rest ◀─────────────────┐
+          │                          ▲             │  DraftReceived          │ SendVerdict, TruncateSequence
+          ▼                          │             ▼                         │
+       refused             evicted, a draft comes  verification in chunks ⟲ ─┘
+"""
+
+from __future__ import annotations
+
+import math
+from typing import assert_never
+
+from msgspec import Struct
+
+from streamco.core.verifier.admission import Admission, SchedulerOptions
+from streamco.core.verifier.load import MeasuredStep, PrefillPace
+from streamco.core.verifier.sessions import HeldSession, Residency
+from streamco.core.verifier.events import (
+    AcceptSession,
+    BatchFailed,
+    BatchFinished,
+    BatchPart,
+    DraftReceived,
+    DropSequence,
+    ForgetSession,
+    Judgement,
+    Reason,
+    RefuseDraft,
+    RefuseSession,
+    RunBatch,
+    SchedulerCommand,
+    SchedulerEvent,
+    SendVerdict,
+    SessionClosed,
+    SessionExtended,
+    SessionOpened,
+    TruncateSequence,
+)
+from streamco.policies.batching import CHUNK, Alternating, BatchPolicy, Portion, Situation, StepSeconds, Waiting
+from streamco.sim.fleet.batch_policies import Patient
+
+__all__ = ["LONGEST_DRAFT", "VerificationScheduler"]
+
+LONGEST_DRAFT = CHUNK - 1  # tokens: with the row before it, a draft is judged in one chunk
+_TURNS = 2.0  # a prompt token takes so many times as long as alone, until that is measured
+
+
+class _Running(Struct, frozen=True):
+    """The batch that is out."""
+
+    command: RunBatch
+    sessions: tuple[HeldSession, ...]
+    tokens: int
+    context: int
+    ends: float  # as foreseen
+
+
+class VerificationScheduler:
+    """A state machine without IO; its drivers call it as they do any machine, with events and commands of ``core.verification``.
+
+    Args:
+        options: what it bears.
+        step: seconds of a batch; measured times correct it.
+        policy: which requests form a batch; None: ``Alternating``.
+    """
+
+    def __init__(self, options: SchedulerOptions, step: StepSeconds, policy: BatchPolicy | None = None) -> None:
+        self._options = options
+        self._policy = policy or Alternating()
+        self._patient = self._policy if isinstance(self._policy, Patient) else None
+        self._step = MeasuredStep(step)
+        room = self._policy.batch_tokens
+        self._pace = PrefillPace(_TURNS * step(room, 0) / room)
+        self._residency = Residency(
+            tokens=options.kv_tokens, places=options.places, idle_after=options.idle_after, forget_after=options.forget_after
+        )
+        self._admission = Admission(options, self._policy, self._step, self._pace, self._residency)
+        self._busy: dict[str, HeldSession] = {}  # who waits or runs
+        self._served: dict[str, float] = {}  # tokens, by device, of every device that has a session
+        self._running: _Running | None = None
+        self._ready_at: float | None = None  # when a policy that waits for more will have a batch
+        self._numbers = 0
+        self._verified = 0  # batches since the last prefill
+        self._commands: list[SchedulerCommand] = []
+
+    # What a driver calls
+
+    def start(self, *, now: float) -> None:
+        """Nothing is to be done before the first event."""
+
+    def receive(self, event: SchedulerEvent, *, now: float) -> None:
+        """Take note of what happened."""
+        match event:
+            case SessionOpened():
+                self._open(event, now)
+            case SessionExtended():
+                self._extend(event, now)
+            case DraftReceived():
+                self._take_draft(event, now)
+            case SessionClosed(name):
+                self._close(name, now)
+            case BatchFinished():
+                self._finish(event, now)
+            case BatchFailed(number):
+                self._fail(number, now)
+            case _:
+                assert_never(event)
+        self._run_next(now)
+
+    def take_commands(self) -> list[SchedulerCommand]:
+        """What to do, in order; each command is handed out once."""
+        commands, self._commands = self._commands, []
+        return commands
+
+    def next_deadline(self) -> float | None:
+        """When the next session is to be forgotten, or a batch that waits for more is to begin; None: neither."""
+        forgotten = self._residency.next_forgotten()
+        return forgotten if self._ready_at is None else min(self._ready_at, math.inf if forgotten is None else forgotten)
+
+    def handle_deadline(self, *, now: float) -> None:
+        """Forget who was silent for too long; begin what has waited long enough."""
+        forgotten = [session for session in self._residency if session.is_at_rest and session.touched + self._options.forget_after <= now]
+        for session in forgotten:
+            self._remove(session)
+            self._commands.append(ForgetSession(session.name))
+        if self._ready_at is not None and self._ready_at <= now:
+            self._run_next(now)
+
+    # What a driver may ask
+
+    @property
+    def depth(self) -> int:
+        """Verifications that wait."""
+        return sum(session.pending is not None and not session.is_running for session in self._busy.values())
+
+    @property
+    def reserved(self) -> int:
+        """Tokens of the cache that are spoken for."""
+        return self._residency.reserved
+
+    def text(self, name: str) -> tuple[int, ...] | None:
+        """What both sides hold for settled, to compare when a device resumes; None: the session is not known."""
+        session = self._residency.get(name)
+        return None if session is None or session.is_closed else tuple(session.text)
+
+    # Sessions
+
+    def _open(self, event: SessionOpened, now: float) -> None:
+        options, name = self._options, event.session
+        if self._residency.get(name) is not None:
+            self._refuse_session(name, "taken")
+            return
+        if len(event.ids) >= options.context_tokens:
+            self._refuse_session(name, "too long")
+            return
+        if self._sessions_of(event.device) >= options.sessions_per_device:
+            self._refuse_session(name, "device limit", self._admission.until_forgotten(now=now))
+            return
+        wait = self._admission.until_open(self._waiting(), len(event.ids), now=now)
+        session = HeldSession(name, event.device, event.ids, now=now)
+        if wait is None and not self._reserve(session, session.need, now):
+            wait = self._admission.until_room(self._waiting(), now=now)
+        if wait is not None:
+            self._refuse_session(name, "overloaded", wait)
+            return
+        self._residency.add(session)
+        self._served.setdefault(event.device, 0.0)
+        self._commands.append(AcceptSession(name))
+        self._enqueue(session, now)
+
+    def _extend(self, event: SessionExtended, now: float) -> None:
+        session = self._residency.get(event.session)
+        if session is None or session.is_closed:
+            self._refuse_session(event.session, "unknown session")
+        elif session.pending is not None:
+            self._refuse_session(event.session, "busy", self._options.retry_least)
+        elif not 0 <= event.base <= len(session.text):
+            self._refuse_session(event.session, "gap")
+        elif event.base + len(event.ids) >= self._options.context_tokens:
+            self._refuse_session(event.session, "too long")
+        elif tuple(session.text[event.base :]) != event.ids:  # who says nothing new is as silent as before
+            wait = self._until_extended(session, event, now) if session.room else None
+            if wait is not None and session.is_running:
+                self._refuse_session(event.session, "overloaded", wait)
+                return
+            if wait is not None:
+                self._evict(session)  # it is read when there is room again and a draft comes
+            self._residency.touch(session, now=now)
+            self._rewrite(session, event.base, event.ids)
+            if session.room:
+                session.prompt_end = max(0, len(session.text) - 1)
+                self._enqueue(session, now)
+
+    def _until_extended(self, session: HeldSession, event: SessionExtended, now: float) -> float | None:
+        """Make room for an extension; else how long to wait. What is read for it is admitted like a prompt."""
+        end = event.base + len(event.ids)
+        unread = end - 1 - min(session.cached, event.base)
+        if unread > max(CHUNK, session.prompt_end - session.cached):
+            others = [work for work in self._waiting() if work.session != session.name]
+            wait = self._admission.until_prefilled(others, unread)
+            if wait is not None:
+                return wait
+        return None if self._reserve(session, max(1, end), now) else self._admission.until_room(self._waiting(), now=now)
+
+    def _close(self, name: str, now: float) -> None:
+        session = self._residency.get(name)
+        if session is None or session.is_closed:
+            return
+        self._admission.limit.note_end(now=now)
+        if session.is_running:
+            session.is_closed = True
+            session.pending = None
+        else:
+            self._remove(session)
+
+    def _remove(self, session: HeldSession) -> None:
+        """Forget a session and what the engine holds of it."""
+        self._evict(session)
+        self._residency.remove(session)
+        if not self._sessions_of(session.device):
+            del self._served[session.device]
+
+    def _evict(self, session: HeldSession) -> None:
+        self._busy.pop(session.name, None)
+        if session.room:
+            self._residency.evict(session)
+            self._commands.append(DropSequence(session.name))
+
+    def _reserve(self, session: HeldSession, tokens: int, now: float) -> bool:
+        """Make room in the cache, if need be at the cost of others; False: there is none."""
+        victims = self._residency.make_room(session, tokens, now=now)
+        if victims is None:
+            return False
+        self._commands += [DropSequence(victim.name) for victim in victims]
+        return True
+
+    def _rewrite(self, session: HeldSession, base: int, ids: tuple[int, ...]) -> None:
+        if session.rewrite(base, ids):
+            self._commands.append(TruncateSequence(session.name, session.cached))
+
+    def _sessions_of(self, device: str) -> int:
+        return sum(session.device == device for session in self._residency)
+
+    # Drafts
+
+    def _take_draft(self, event: DraftReceived, now: float) -> None:
+        session = self._residency.get(event.session)
+        if session is None or session.is_closed:
+            self._refuse(event, "unknown session")
+            return
+        reason = self._objection(session, event)
+        if reason is not None:
+            self._refuse(event, reason, self._options.retry_least if reason == "busy" else None)
+            return
+        wait, due = self._until_verdict(session, event, now)
+        if wait is None and not self._reserve(session, event.base + len(event.given) + len(event.draft) + 1, now):
+            wait = self._admission.until_room(self._waiting(), now=now)
+        if wait is not None:
+            self._refuse(event, "overloaded", wait)
+            return
+        self._residency.touch(session, now=now)
+        session.taken_back = session.text[event.base :]
+        self._rewrite(session, event.base, event.given)
+        session.pending, session.round, session.asked, session.due = event, event.round, now, due
+        session.started, session.compute = None, 0.0
+        self._enqueue(session, now)
+
+    def _objection(self, session: HeldSession, event: DraftReceived) -> Reason | None:
+        """What is wrong with a draft, whatever the load."""
+        if session.pending is not None:
+            return "busy"
+        if event.round <= session.round:
+            return "stale round"
+        if not 0 <= event.base <= len(session.text) or event.base + len(event.given) < 1:
+            return "gap"
+        length = event.base + len(event.given) + len(event.draft)
+        if len(event.draft) > LONGEST_DRAFT or length >= self._options.context_tokens:
+            return "too long"
+        return None
+
+    def _until_verdict(self, session: HeldSession, event: DraftReceived, now: float) -> tuple[float | None, float]:
+        """How long to wait before asking, None: not at all; and when the verdict is late."""
+        length = event.base + len(event.given)
+        if not session.room:
+            return self._admission.until_prefilled(self._waiting(), length), math.inf
+        if session.cached < session.prompt_end:
+            return None, math.inf  # it waits for its own prompt, which was admitted
+        cached = min(session.cached, event.base, length - 1)
+        work = Waiting(
+            session=session.name,
+            device=session.device,
+            kind="verify",
+            tokens=length + len(event.draft) - cached,
+            judged=len(event.draft) + 1,
+            context=cached,
+            since=now,
+            due=self._admission.due(length + len(event.draft) - cached, cached, now=now),
+        )
+        start = self._running.ends if self._running is not None else now
+        served = {**self._served, session.device: self._lifted(session.device)}
+        situation = Situation(now=max(now, start), served=served, verified=self._verified, step=self._step)
+        return self._admission.until_verdict(work, self._waiting(), situation, now=now), work.due
+
+    # Batches
+
+    def _enqueue(self, session: HeldSession, now: float) -> None:
+        """Have it wait if there is anything to read."""
+        work = session.work()
+        if work is None or session.name in self._busy:
+            return
+        if work.kind == "prefill" and not any(each.kind == "prefill" for each in self._waiting()):
+            self._pace.begin(now=now)
+        self._served[session.device] = self._lifted(session.device)
+        self._busy[session.name] = session
+        session.since = now
+
+    def _lifted(self, device: str) -> float:
+        """A device's counter: who was away has no credit for it.
+
+        Newcomers begin where the most served of those present is: begun with the least, an endless row of them would keep out whoever was
+        served once.
+        """
+        present = {session.device for session in self._busy.values()}
+        own = self._served.get(device, 0.0)
+        return own if device in present else max([own, *(self._served[each] for each in present)])
+
+    def _waiting(self) -> list[Waiting]:
+        """What is to be read, the running batch counted as done."""
+        return sorted((work for session in self._busy.values() if (work := session.work()) is not None), key=_since)
+
+    def _run_next(self, now: float) -> None:
+        if self._running is not None:
+            return
+        waiting = self._waiting()
+        situation = Situation(now=now, served=self._served, verified=self._verified, step=self._step)
+        batch = self._policy.choose(waiting, situation)
+        self._ready_at = None
+        if batch is None:
+            if self._patient is not None:
+                self._ready_at = self._patient.ready_at(waiting, situation)
+            return
+        self._numbers += 1
+        self._verified = 0 if batch.kind == "prefill" else self._verified + 1
+        sessions = tuple(self._busy[portion.session] for portion in batch.portions)
+        context = sum(session.cached for session in sessions)
+        parts = tuple(self._begin(session, portion, now) for session, portion in zip(sessions, batch.portions, strict=True))
+        tokens = sum(portion.tokens for portion in batch.portions)
+        command = RunBatch(self._numbers, batch.kind, parts)
+        self._running = _Running(command, sessions, tokens, context, now + self._step(tokens, context))
+        self._commands.append(command)
+
+    def _begin(self, session: HeldSession, portion: Portion, now: float) -> BatchPart:
+        """Count a session's part of a batch as read."""
+        work = session.work()
+        assert work is not None, "a policy chooses from what waits"
+        self._served[session.device] += portion.tokens
+        session.is_running, session.keeps = True, math.inf
+        if work.kind == "verify" and session.started is None:
+            session.started = now
+        start = session.cached
+        return BatchPart(session.name, start, session.read(portion.tokens), work.judged if portion.tokens == work.tokens else 0)
+
+    def _finish(self, event: BatchFinished, now: float) -> None:
+        running = self._take_running(event.number)
+        read = running.tokens - event.found
+        if read > 0:
+            self._step.observe(read, running.context + event.found, event.seconds)
+        judgements = {judgement.session: judgement for judgement in event.judgements}
+        for session, part in zip(running.sessions, running.command.parts, strict=True):
+            if session.name in event.failed:
+                self._give_up(session, now)
+                continue
+            session.is_running = False
+            session.compute += event.seconds
+            if session.is_closed:
+                self._remove(session)
+                continue
+            self._residency.touch(session, now=now)
+            if session.keep(session.keeps):
+                self._commands.append(TruncateSequence(session.name, session.cached))
+            if part.judged:
+                self._conclude(session, judgements[session.name], now)
+            if session.work() is None:
+                del self._busy[session.name]
+        if running.command.kind == "prefill":
+            waits_on = any(work.kind == "prefill" for work in self._waiting())
+            self._pace.observe(read, waits_on=waits_on, now=now)
+
+    def _conclude(self, session: HeldSession, judgement: Judgement, now: float) -> None:
+        """Settle a draft and tell the device."""
+        draft, accepted = session.pending, judgement.accepted
+        assert draft is not None, "a session that was closed is not judged"
+        assert session.started is not None, "it has run"
+        if not 0 <= accepted <= len(draft.draft):
+            raise AssertionError(f"{session.name}: expected 0 to {len(draft.draft)} accepted tokens, got {accepted}")
+        session.text += draft.draft[:accepted]
+        kept = len(session.text)
+        if judgement.token is None:
+            kept -= 1  # the next draft's first row is behind the text's last token
+        else:
+            session.text.append(judgement.token)
+        session.pending = None
+        if session.keep(kept):
+            self._commands.append(TruncateSequence(session.name, kept))
+        session.prompt_end = min(session.prompt_end, kept)
+        self._residency.shrink(session)
+        if session.due < math.inf:
+            self._admission.limit.observe(is_late=now > session.due, present=self._residency.in_use(now=now))
+        self._commands.append(
+            SendVerdict(
+                session=session.name,
+                round=draft.round,
+                accepted=accepted,
+                token=judgement.token,
+                position=len(session.text),
+                depth=self.depth,
+                queued=session.started - session.asked,
+                compute=session.compute,
+            )
+        )
+
+    def _fail(self, number: int, now: float) -> None:
+        for session in self._take_running(number).sessions:
+            self._give_up(session, now)
+
+    def _give_up(self, session: HeldSession, now: float) -> None:
+        """What the engine holds of it is not known: drop that, and let the device ask again."""
+        session.is_running = False
+        if session.is_closed:
+            self._remove(session)
+            return
+        draft = session.pending
+        self._residency.touch(session, now=now)
+        self._evict(session)
+        session.restore()
+        if draft is not None:
+            self._refuse(draft, "engine failed", self._options.retry_least)
+
+    def _take_running(self, number: int) -> _Running:
+        running, self._running = self._running, None
+        if running is None or running.command.number != number:
+            raise AssertionError(f"expected the end of batch {self._numbers}, got that of {number}")
+        return running
+
+    # Refusals
+
+    def _clip(self, wait: float | None) -> float | None:
+        return None if wait is None else min(max(self._options.retry_least, wait), self._options.retry_most)
+
+    def _refuse_session(self, name: str, reason: Reason, retry_after: float | None = None) -> None:
+        self._commands.append(RefuseSession(name, reason, self._clip(retry_after)))
+
+    def _refuse(self, draft: DraftReceived, reason: Reason, retry_after: float | None = None) -> None:
+        self._commands.append(RefuseDraft(draft.session, draft.round, reason, self._clip(retry_after)))
+
+
+def _since(work: Waiting) -> float:
+    return work.since

@@ -1,0 +1,386 @@
+"""The draft model at work for one answer: the speculator's commands on one side, an engine's held sequences on the other.
+
+The trunk is the sequence behind the settled answer, branches are forks of it. Each is a *line*: the ids it is to have, and those that its
+sequence has by then. Commands change the former and return; with the loop's next turn the latter follow, all of them together, so that the
+branches of a round share their batches from the first. What may be in the way is a task that was cancelled and whose end has not been heard
+of. A sequence whose memory others took is read again from the ids.
+
+The engine wakes the loop once for whatever happened since the loop last looked, and everything there is becomes one event a version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import assert_never
+
+from msgspec.structs import replace
+
+from streamco.config import SamplingOptions
+from streamco.core.speculation.events import AdoptBranch, DeviceFailed, DraftBranch, DraftToken, DraftTokens, DropDrafts, TokensDrafted
+from streamco.engines.base import HoldingEngine, Prediction, SequenceTask, TaskEnd, TokenSequence
+from streamco.engines.kv_slots import common_prefix
+from streamco.errors import EngineError, UsageError
+from streamco.policies.rejection import ALTERNATIVES
+
+__all__ = ["Drafter", "DrafterCommand", "DrafterEvent"]
+
+DrafterCommand = DraftTokens | DraftBranch | AdoptBranch | DropDrafts
+DrafterEvent = TokensDrafted | DeviceFailed
+
+TOP = ALTERNATIVES + 1  # of each position: the token itself and what might replace it
+_WHOLE = ("done", "stop")
+_GONE = ("evicted", "error")
+_FEW = 32  # ids that go into the batch of a draft's first token; more are read before it, and stay when the draft is dropped
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A draft that the engine was asked for."""
+
+    version: int | None
+    task: SequenceTask
+    given: list[int]  # in front of its first token
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """A sequence of the engine, and what is wanted of it.
+
+    Args:
+        version: of the command that is being followed; None: it was dropped.
+        wanted: the prompt, the answer, and what was drafted of this version.
+        count: tokens still to be drafted.
+        held: what its sequence has when all that it was asked is done, the draft left out.
+        source: the sequence that it was forked from.
+        is_born: its sequence is known to exist; a fork that was cancelled doesn't.
+        is_lost: a branch whose sequence is gone; it is made anew if the branch is adopted.
+        has_failed: the last that was heard of it was an error.
+    """
+
+    version: int | None
+    wanted: list[int]
+    count: int = 0
+    held: list[int] = field(default_factory=list)
+    sequence: TokenSequence | None = None
+    asked: _Asked | None = None
+    source: TokenSequence | None = None
+    is_born: bool = True
+    is_lost: bool = False
+    has_failed: bool = False
+
+    @property
+    def is_waiting(self) -> bool:
+        """There is something to draft, and nothing was asked for yet."""
+        return self.asked is None and self.count > 0 and not self.is_lost
+
+    def take(self) -> tuple[list[Prediction], TaskEnd | None]:
+        """What is new of the draft, and its end, where it is still wanted."""
+        asked = self.asked
+        if asked is None:
+            return [], None
+        predictions, end = asked.task.take()
+        ids = [_token(prediction) for prediction in predictions]
+        if ids:
+            self.held += (*asked.given, *ids)
+            asked.given = []
+        if end is not None:
+            self.asked = None
+        if ids:
+            self.is_born, self.has_failed = True, False
+        if asked.version is None or asked.version != self.version:
+            if end is not None and (end.reason in _GONE or not self.is_born):
+                self.lose()
+            return [], None
+        self.wanted += ids
+        self.count -= len(ids)
+        return predictions, end
+
+    def stop(self) -> None:
+        """Draft no further; what the sequence has stays."""
+        self.version, self.count = None, 0
+        if self.asked is not None:
+            self.asked.task.cancel()
+            self.take()  # it may have ended already
+
+    def leave(self) -> SequenceTask | None:
+        """Give the sequence back; gives the task whose end is to be waited for."""
+        asked, self.asked = self.asked, None
+        if asked is not None:
+            asked.task.cancel()
+        self.lose()
+        return asked.task if asked is not None else None
+
+    def lose(self) -> None:
+        """The sequence is of no use any more."""
+        if self.sequence is not None:
+            self.sequence.close()
+        self.sequence, self.held = None, []
+
+
+class Drafter:
+    """Runs a speculator's drafts on an engine, for one answer; made by ``DeviceEndpoint.drafter``. All of it belongs to one event loop.
+
+    It begins to read the prompt at once. Events are told on the loop and never from inside ``run``; of a version that was dropped or
+    replaced nothing more is told. Each sequence takes one of ``EngineOptions.held_sequences`` places: the trunk one, each branch one.
+
+    Args:
+        engine: the draft model.
+        prompt_ids: stands in front of every length and position.
+        emit: is told ``TokensDrafted``, several tokens at a time where they came so, and ``DeviceFailed``, behind which nothing follows.
+        sampling: how tokens are drawn; every draft has dice of its own, made from the seed.
+        top: alternatives a token.
+        row_ids: above 0: each token is drawn from ``DraftToken.row``, a ``streamco.wire.verify.topk.Row`` of at most so many ids.
+        name: what errors call it.
+        on_close: is told when it is closed.
+
+    Raises:
+        EngineError: the engine is closed, holds no sequences, or the prompt does not fit.
+    """
+
+    def __init__(
+        self,
+        engine: HoldingEngine,
+        prompt_ids: Sequence[int],
+        *,
+        emit: Callable[[DrafterEvent], None],
+        sampling: SamplingOptions,
+        top: int = TOP,
+        row_ids: int = 0,
+        name: str = "device",
+        on_close: Callable[[Drafter], None] | None = None,
+    ) -> None:
+        self.prompt_ids = list(prompt_ids)
+        self._engine = engine
+        self._context = engine.info.context_tokens
+        self._emit = emit
+        self._sampling = sampling
+        self._dice = Random(None if sampling.seed is None else f"drafts {sampling.seed}")
+        self._top = top
+        self._row_ids = row_ids
+        self._name = name
+        self._on_close = on_close
+        self._loop = asyncio.get_running_loop()
+        self._is_woken = False
+        self._is_over = False  # closed or failed
+        self._is_closed = False
+        self._leaving: list[SequenceTask] = []  # cancelled tasks of sequences that were given back
+        self._has_left = asyncio.Event()
+        self._branches: dict[int, _Line] = {}
+        if not self.prompt_ids or len(self.prompt_ids) >= self._context:
+            raise EngineError(
+                f"prompt: expected 1 to {self._context - 1} tokens (the context is {self._context}), got {len(self.prompt_ids)}"
+            )
+        sequence = engine.hold(name)
+        sequence.extend(self.prompt_ids)
+        self._trunk = _Line(None, list(self.prompt_ids), held=list(self.prompt_ids), sequence=sequence)
+
+    def run(self, command: DrafterCommand) -> None:
+        """Begin what is asked; never blocks. Behind ``DeviceFailed`` and ``aclose`` nothing happens.
+
+        Raises:
+            UsageError: a length that the trunk doesn't have, or the adoption of a branch that there isn't.
+        """
+        if self._is_over:
+            return
+        match command:
+            case DraftTokens():
+                self._draft(command)
+            case DraftBranch():
+                self._branch(command)
+            case AdoptBranch():
+                self._adopt(command.version)
+            case DropDrafts():
+                self._drop(command.versions)
+            case _:
+                assert_never(command)
+        if not self._is_woken:
+            self._is_woken = True
+            self._loop.call_soon(self._collect)
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end a text; a draft stops behind one."""
+        return self._engine.info.end_ids
+
+    async def aclose(self) -> None:
+        """Give all sequences back; returns when the engine has stopped working on them. Idempotent, safe to cancel."""
+        self._is_closed = True
+        if self._on_close is not None:
+            self._on_close(self)
+        self._let_go()
+        self._collect()
+        await self._has_left.wait()
+
+    # Commands
+
+    def _draft(self, command: DraftTokens) -> None:
+        trunk, wanted = self._trunk, self._begin(command.length) + list(command.ids)
+        trunk.stop()
+        trunk.version, trunk.count, trunk.wanted = command.version, command.count, wanted
+
+    def _branch(self, command: DraftBranch) -> None:
+        self._branches[command.version] = _Line(command.version, self._begin(command.length) + list(command.ids), command.count)
+
+    def _begin(self, length: int) -> list[int]:
+        """The trunk's ids with so many tokens of the answer."""
+        has = len(self._trunk.wanted) - len(self.prompt_ids)
+        if not 0 <= length <= has:
+            raise UsageError(f"draft: expected a length of 0 to {has}, got {length}")
+        return self._trunk.wanted[: len(self.prompt_ids) + length]
+
+    def _adopt(self, version: int) -> None:
+        line = self._branches.pop(version, None)
+        if line is None:
+            raise UsageError(f"branch {version}: expected one of {sorted(self._branches)}, got none of them")
+        former, self._trunk = self._trunk, line
+        self._release(former)
+        line.is_lost = False
+
+    def _drop(self, versions: Sequence[int]) -> None:
+        for version in versions:
+            line = self._branches.pop(version, None)
+            if line is not None:
+                self._release(line)
+            elif version == self._trunk.version:
+                self._trunk.stop()
+
+    def _release(self, line: _Line) -> None:
+        line.stop()
+        self._give_back(line)
+
+    def _give_back(self, line: _Line) -> None:
+        task = line.leave()
+        if task is not None:
+            self._leaving.append(task)
+
+    # What the engine is asked
+
+    def _ask(self, line: _Line) -> None:
+        """Draft what is still to be drafted, if nothing is in the way."""
+        if len(line.wanted) >= self._context:
+            self._wake()  # there it is told
+            return
+        sequence = line.sequence or self._find_sequence(line)
+        if sequence is None:
+            return
+        shared = common_prefix(line.held, line.wanted)
+        if shared < len(line.held):
+            sequence.truncate(shared)
+            line.held = line.held[:shared]
+        given = line.wanted[shared:]
+        if len(given) > _FEW:
+            sequence.extend(given)
+            line.held, given = list(line.wanted), []
+        sampling = replace(self._sampling, seed=self._dice.getrandbits(63))
+        task = sequence.draft(line.count, self._wake, ids=given, top=self._top, row_ids=self._row_ids, sampling=sampling)
+        line.asked = _Asked(line.version, task, given)
+
+    def _find_sequence(self, line: _Line) -> TokenSequence | None:
+        """A new one, for a branch a fork of the trunk; None: the trunk drafts, and what waited behind that could be lost with it."""
+        trunk = self._trunk
+        if not trunk.count:
+            trunk.take()  # its draft has been told to the end, or isn't wanted
+        if line is trunk or trunk.sequence is None:
+            line.sequence, line.is_born = self._engine.hold(self._name), True
+        elif trunk.asked is None:
+            shared = common_prefix(trunk.held, line.wanted)
+            line.sequence, line.source, line.is_born = trunk.sequence.fork(shared), trunk.sequence, False
+            line.held = line.wanted[:shared]
+        return line.sequence
+
+    # What the engine says
+
+    def _wake(self) -> None:
+        """From any thread; the loop looks once for all that happens until it does."""
+        if not self._is_woken:
+            self._is_woken = True
+            try:
+                self._loop.call_soon_threadsafe(self._collect)
+            except RuntimeError:  # the loop was closed without the drafter: the task that wakes is cancelled
+                self._is_woken = False
+                raise
+
+    def _collect(self) -> None:
+        """Take everything there is, tell it, and ask for what is next."""
+        self._is_woken = False  # before anything is taken: what comes behind that wakes again
+        self._leaving = [task for task in self._leaving if task.take()[1] is None]
+        try:
+            for line in (self._trunk, *self._branches.values()):
+                self._take(line)
+            waiting = [line for line in (*self._branches.values(), self._trunk) if line.is_waiting]
+            if waiting and not self._is_over:
+                with self._engine.together():
+                    for line in waiting:  # branches first: they begin with what the trunk has now
+                        self._ask(line)
+        except EngineError as error:
+            self._fail(error)
+        if self._is_over and not self._leaving:
+            self._has_left.set()
+
+    def _take(self, line: _Line) -> None:
+        """Tell what is new of a line; what is told may change every line."""
+        version, count = line.version, line.count
+        predictions, end = line.take()
+        if version is None or not count:
+            return  # everything was told
+        is_full = line.asked is None and len(line.wanted) >= self._context
+        is_finished = is_full or not line.count or (end is not None and end.reason in _WHOLE)
+        failure = self._mourn(line, end) if end is not None and not is_finished else None
+        if is_finished:
+            line.count = 0
+        if predictions or is_finished:
+            importance = predictions[-1].importance if predictions else None
+            self._emit(TokensDrafted(version, tuple(map(self._tell, predictions)), is_finished, importance))
+        if failure is not None:
+            raise failure
+
+    def _mourn(self, line: _Line, end: TaskEnd) -> EngineError | None:
+        """A draft that was wanted ended before its time; gives what the answer's drafts fail with.
+
+        Evicted: others needed the memory. Cancelled: the trunk that it was to be forked from was given back, or the engine was closed,
+        which the next question to it says. Error: there may have been no place or no memory left; so a branch is nothing to fail for,
+        branches make room for the trunk, and it is tried twice: meanwhile others may have been dropped.
+        """
+        is_orphan = end.reason == "evicted" and not line.is_born  # by the trunk's fate, for what is asked of is not evicted
+        if is_orphan and line.source is self._trunk.sequence and self._trunk.asked is None:
+            self._trunk.lose()
+        line.lose()
+        line.is_lost = line is not self._trunk and end.reason != "cancelled" and not is_orphan
+        if line is not self._trunk or end.reason != "error":
+            return None
+        others = [branch for branch in self._branches.values() if branch.sequence is not None]
+        for branch in others:
+            branch.is_lost = True
+            self._give_back(branch)
+        if others or not line.has_failed:
+            line.has_failed = True
+            return None
+        return end.error if isinstance(end.error, EngineError) else EngineError(f"engine: expected drafts, got {end.error}")
+
+    def _tell(self, prediction: Prediction) -> DraftToken:
+        share = 0.0 if prediction.share is None else min(1.0, prediction.share)
+        return DraftToken(_token(prediction), share, prediction.likeliest[: self._top], prediction.row)
+
+    def _fail(self, error: EngineError) -> None:
+        error.endpoint = error.endpoint or self._name
+        self._let_go()
+        self._loop.call_soon(self._tell_failure, error)
+
+    def _tell_failure(self, error: EngineError) -> None:
+        if not self._is_closed:
+            self._emit(DeviceFailed(error))
+
+    def _let_go(self) -> None:
+        self._is_over = True
+        for line in (self._trunk, *self._branches.values()):
+            self._release(line)
+        self._branches.clear()
+
+
+def _token(prediction: Prediction) -> int:
+    if prediction.token is None:
+        raise AssertionError("a draft's prediction has the token that was drawn")
+    return prediction.token

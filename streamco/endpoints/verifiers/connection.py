@@ -1,0 +1,348 @@
+"""One WebSocket to a verifier, shared by all sessions of a client: who reads, who writes, who asks whether it still lives.
+
+``websockets`` is imported when the first connection is made, not with the package. What goes wrong is told to every session in one of two
+ways: the connection is *lost*, and another one may be better; or it has *failed*, and no other would do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+from streamco.config import Timeouts
+from streamco.endpoints.http import is_loopback
+from streamco.errors import (
+    EndpointConnectError,
+    EndpointError,
+    EndpointProtocolError,
+    EndpointStatusError,
+    EndpointTimeoutError,
+    StreamcoError,
+)
+from streamco.wire.openai.errors import status_error
+from streamco.wire.verify.frames import SUBPROTOCOL, Opened, Refusal, Resumed, ServerFrame, Verdict, Welcome
+from streamco.wire.verify.client import VerifyClient
+from streamco.wire.verify.errors import VerifyProtocolError
+
+if TYPE_CHECKING:
+    from websockets.asyncio.client import ClientConnection
+
+__all__ = ["LinkAddress", "Listener", "VerifyLink", "connect_link", "is_lasting", "load_websockets"]
+
+_SMOOTHING = 0.3  # of a new round trip time
+_BUSY = frozenset({408, 425, 429})  # statuses that pass, beside 5xx
+
+
+class Listener(Protocol):
+    """A session, as its connection sees it."""
+
+    def take(self, frame: Opened | Resumed | Verdict | Refusal, size: int) -> None:
+        """What the server said about it, in so many bytes."""
+        ...
+
+    def end(self, error: StreamcoError) -> None:
+        """The connection is over."""
+        ...
+
+
+class LinkAddress(Struct, frozen=True):
+    """Where a verifier listens.
+
+    Args:
+        url: with scheme ``ws`` or ``wss``.
+        name: the endpoint's, for errors.
+        token: bearer token; None: none.
+        tls: certificates to trust; None: the system's.
+    """
+
+    url: str
+    name: str
+    token: str | None = None
+    tls: ssl.SSLContext | None = None
+
+    def __repr__(self) -> str:
+        return f"LinkAddress({self.url!r}, name={self.name!r}, token={None if self.token is None else '...'})"
+
+
+async def load_websockets() -> None:
+    """Import what connections need, in a thread: it takes a tenth of a second."""
+    await asyncio.to_thread(importlib.import_module, "websockets.asyncio.client")
+
+
+async def connect_link(address: LinkAddress, client: VerifyClient, *, timeouts: Timeouts, ping_every: float) -> VerifyLink:
+    """Connect, say hello, and wait to be welcomed.
+
+    Raises:
+        EndpointError: no connection, or something else than a verifier answers.
+        VerifyProtocolError: the verifier doesn't want us, or says what makes no sense.
+    """
+    try:
+        async with asyncio.timeout(timeouts.connect):
+            with _translated(address.name):
+                socket = await _open(address, client)
+            try:
+                await _be_welcomed(socket, client, address.name)
+            except BaseException:
+                socket.transport.abort()
+                raise
+    except StreamcoError as error:
+        raise _scrubbed(error, address.token) from error.__cause__
+    except TimeoutError:
+        limit = timeouts.connect or 0.0
+        text = f"expected to be welcomed within {limit:g} s, got nothing"
+        raise EndpointTimeoutError(text, phase="connect", limit=limit, endpoint=address.name) from None
+    return VerifyLink(socket, client, name=address.name, timeouts=timeouts, ping_every=ping_every)
+
+
+def is_lasting(error: StreamcoError) -> bool:
+    """Whether another connection would meet the same: what the server has against us, or isn't."""
+    match error:
+        case VerifyProtocolError():
+            return error.code != "shutting_down"
+        case EndpointStatusError(status=status):
+            return status < 500 and status not in _BUSY
+        case EndpointConnectError():
+            return isinstance(error.__cause__, ssl.SSLCertVerificationError)
+        case EndpointTimeoutError():
+            return False
+    return True
+
+
+class VerifyLink:
+    """A connection that was welcomed. It lives until ``drop``, ``aclose`` or its end from outside; ``is_over`` says so at once.
+
+    Args:
+        socket: the WebSocket.
+        client: its protocol, behind the welcome.
+        name: the endpoint's, for errors.
+        timeouts: ``socket`` bounds a ping's answer, ``cancel`` the closing.
+        ping_every: seconds between two pings.
+    """
+
+    def __init__(self, socket: ClientConnection, client: VerifyClient, *, name: str, timeouts: Timeouts, ping_every: float) -> None:
+        assert client.welcome is not None, "a link begins behind its welcome"
+        self.client = client
+        self.welcome: Welcome = client.welcome
+        self.rtt: float | None = None
+        self.is_over = False
+        self._name = name
+        self._socket = socket
+        self._timeouts = timeouts
+        self._ping_every = ping_every
+        self._sessions: dict[int, Listener] = {}
+        self._unsent: asyncio.Queue[bytes] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        self._reader = loop.create_task(self._read(), name=f"streamco verifier reader {name}")
+        self._helpers = [
+            loop.create_task(self._write(), name=f"streamco verifier writer {name}"),
+            loop.create_task(self._keep_pinging(), name=f"streamco verifier pings {name}"),
+        ]
+
+    def join(self, number: int, session: Listener) -> None:
+        """Tell this session what concerns it from now on."""
+        self._sessions[number] = session
+
+    def leave(self, number: int) -> None:
+        """Tell it nothing more."""
+        self._sessions.pop(number, None)
+
+    def flush(self) -> int:
+        """Send what the client has to say, without waiting; the bytes."""
+        size = 0
+        for message in self.client.take_messages():
+            size += len(message)
+            self._unsent.put_nowait(message)
+        return size
+
+    async def check(self) -> bool:
+        """Whether the other side still answers; if it doesn't, the connection is dropped."""
+        if self.is_over:
+            return False
+        try:
+            await self._ping()
+        except EndpointError as error:
+            self.drop(error)
+        return not self.is_over
+
+    def drop(self, error: StreamcoError) -> None:
+        """Give the connection up: everybody is told at once."""
+        if self.is_over:
+            return
+        self.is_over = True
+        for task in self._helpers:
+            task.cancel()
+        self._socket.transport.abort()
+        sessions, self._sessions = self._sessions, {}
+        for session in sessions.values():
+            session.end(error)
+
+    async def aclose(self) -> None:
+        """Close the connection behind what is still to be sent; idempotent."""
+        self.is_over = True
+        self._sessions.clear()
+        for task in self._helpers:
+            task.cancel()
+        try:
+            async with asyncio.timeout(self._timeouts.cancel):
+                with suppress(EndpointError), _translated(self._name):  # it is gone already
+                    while not self._unsent.empty():
+                        await self._socket.send(self._unsent.get_nowait())
+                await self._socket.close()
+        except TimeoutError:
+            self._socket.transport.abort()
+        await asyncio.wait([self._reader, *self._helpers])
+
+    async def _read(self) -> None:
+        try:
+            with _translated(self._name):
+                while not self.is_over:
+                    message = await self._socket.recv()
+                    self._receive(message)
+        except (EndpointError, VerifyProtocolError) as error:
+            self.drop(error)
+
+    def _receive(self, message: bytes | str) -> None:
+        frame = self.client.receive(message)
+        if frame is None or isinstance(frame, Welcome):
+            return
+        if isinstance(frame, Refusal):
+            error = frame.error()
+            if error.is_fatal or (error.scope == "frame" and error.is_fault):
+                raise error
+        session = None if frame.session is None else self._sessions.get(frame.session)
+        if session is not None:
+            session.take(frame, len(message))
+
+    async def _write(self) -> None:
+        with suppress(EndpointError), _translated(self._name):  # the reader meets the same end, and tells
+            while True:
+                await self._socket.send(await self._unsent.get())
+
+    async def _keep_pinging(self) -> None:
+        try:
+            while True:
+                await self._ping()
+                await asyncio.sleep(self._ping_every)
+        except EndpointTimeoutError as error:
+            self.drop(error)
+        except EndpointError:
+            pass  # the reader tells
+
+    async def _ping(self) -> None:
+        limit = self._timeouts.socket
+        try:
+            with _translated(self._name):
+                async with asyncio.timeout(limit):
+                    seconds = await (await self._socket.ping())
+        except TimeoutError:
+            text = f"expected the answer to a ping within {limit:g} s, got none"
+            raise EndpointTimeoutError(text, phase="next_token", limit=limit or 0.0, endpoint=self._name) from None
+        self.rtt = seconds if self.rtt is None else self.rtt + _SMOOTHING * (seconds - self.rtt)
+
+
+async def _open(address: LinkAddress, client: VerifyClient) -> ClientConnection:
+    from websockets.asyncio.client import connect
+    from websockets.typing import Subprotocol
+
+    class Connect(connect):
+        def process_redirect(self, exc: Exception) -> Exception | str:
+            return exc  # never does a token or a prompt go elsewhere
+
+    parts = urlsplit(address.url)
+    headers = {} if address.token is None else {"Authorization": f"Bearer {address.token}"}
+    tls: dict[str, Any] = {"ssl": address.tls} if address.tls is not None else {}
+    return await Connect(
+        address.url,
+        subprotocols=[Subprotocol(SUBPROTOCOL)],
+        compression=None,  # rounds are some twenty bytes, and ids are packed already
+        additional_headers=headers,
+        user_agent_header="streamco",
+        proxy=None if is_loopback(parts.hostname or "") else True,
+        open_timeout=None,
+        ping_interval=None,
+        close_timeout=None,
+        max_size=client.limits.frame_bytes,
+        logger=_quiet(),
+        **tls,
+    )
+
+
+def _quiet() -> logging.Logger:
+    """For ``websockets``, which writes headers and messages into a log that takes everything: a token, a prompt."""
+    logger = logging.getLogger("streamco.websockets")
+    logger.setLevel(logging.INFO)
+    return logger
+
+
+async def _be_welcomed(socket: ClientConnection, client: VerifyClient, name: str) -> None:
+    with _translated(name):
+        if socket.subprotocol != SUBPROTOCOL:
+            raise EndpointProtocolError(f"expected the subprotocol {SUBPROTOCOL}, got {socket.subprotocol}", endpoint=name)
+        for message in client.take_messages():
+            await socket.send(message)
+        answer: ServerFrame | None = None
+        while client.welcome is None:
+            answer = client.receive(await socket.recv())
+            if isinstance(answer, Refusal):
+                raise answer.error()
+
+
+@contextmanager
+def _translated(name: str) -> Iterator[None]:
+    """Foreign exceptions in our words."""
+    try:
+        yield
+    except (TimeoutError, StreamcoError):
+        raise
+    except Exception as exc:
+        error = _translate(exc, name)
+        if error is None:
+            raise
+        raise error from exc
+
+
+def _translate(exc: Exception, name: str) -> EndpointError | None:
+    from websockets import exceptions
+
+    match exc:
+        case exceptions.InvalidStatus():
+            response = exc.response
+            headers = dict(response.headers.raw_items())
+            return status_error(response.status_code, headers, bytes(response.body or b""), endpoint=name)
+        case exceptions.ConnectionClosed():
+            return EndpointConnectError(f"expected the connection to last, got {_tell_close(exc)}", endpoint=name)
+        case exceptions.ProxyError():
+            return EndpointConnectError(f"expected the proxy to connect, got {exc}", endpoint=name)
+        case exceptions.InvalidMessage() if isinstance(exc.__cause__, EOFError | OSError):
+            return EndpointConnectError("expected an answer, got the connection closed", endpoint=name)
+        case exceptions.WebSocketException():
+            return EndpointProtocolError(f"expected a WebSocket, got {exc}", endpoint=name)
+        case ssl.SSLCertVerificationError():
+            return EndpointConnectError(f"expected a trusted certificate, got {exc.verify_message}", endpoint=name)
+        case OSError():
+            return EndpointConnectError(f"expected a connection, got {exc.strerror or exc}", endpoint=name)
+    return None
+
+
+def _scrubbed(error: StreamcoError, token: str | None) -> StreamcoError:
+    """The same error without the token, which a server may repeat."""
+    if token:
+        error.args = tuple(arg.replace(token, "***") if isinstance(arg, str) else arg for arg in error.args)
+        if isinstance(error, EndpointStatusError):
+            error.body = error.body.replace(token, "***")
+    return error
+
+
+def _tell_close(exc: Any) -> str:
+    received = exc.rcvd
+    if received is None:
+        return "the connection cut"
+    return f"it closed with {received.code}" + (f" {received.reason[:80]!r}" if received.reason else "")

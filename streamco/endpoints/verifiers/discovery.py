@@ -1,0 +1,32 @@
+"""Which verifier stands behind a server's OpenAI API."""
+
+from __future__ import annotations
+
+from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.endpoints.probe import STREAMCO
+from streamco.endpoints.verifiers.base import Verifier
+
+__all__ = ["find_verifier"]
+
+
+async def find_verifier(server: OpenAIEndpoint) -> Verifier | None:
+    """Ask a server what it is, and speak to it as to a verifier; None: its kind doesn't verify.
+
+    Raises:
+        EndpointError: it doesn't answer.
+    """
+    kind = (await server.probe()).kind
+    url, key = server.access()
+    if kind == STREAMCO:
+        from streamco.endpoints.verifiers.streamco import VerifierEndpoint
+
+        return VerifierEndpoint(url, token=key, name=server.name, is_plain=url.startswith("http:"), prices=server.prices)
+    if kind == "vllm":
+        from streamco.endpoints.verifiers.vllm import VLLMVerifier
+
+        return VLLMVerifier(url, model=server.model, api_key=key or "", name=server.name)
+    if kind == "sglang":
+        from streamco.endpoints.verifiers.sglang import SGLangVerifier
+
+        return SGLangVerifier(url, model=server.model, api_key=key or "", name=server.name)
+    return None

@@ -1,0 +1,288 @@
+"""Servers that were not made to verify, as verifiers: asked for a prompt's log-probabilities, they say what they think of a draft.
+
+They hold nothing: each round sends the whole context, and the rules are applied here. Greedy takes the first of each row, so the answer
+is the server's own but where its kernels say other things of a token that is read than of one that is written. Sampling draws from the
+ids in a row: exact where the target's ``top_k`` is within them, for nothing else could be drawn; without one, the target is cut to them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from weakref import WeakSet
+
+from streamco.config import Limits, Timeouts
+from streamco.endpoints.address import find_address
+from streamco.endpoints.base import Endpoint
+from streamco.endpoints.http import HttpClient
+from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.endpoints.verifiers.logprob_session import StockSession
+from streamco.endpoints.verifiers.base import Emit, VerifierFacts
+from streamco.endpoints.shared_tokenizer import SAMPLE
+from streamco.engines.base import Engine
+from streamco.errors import (
+    ConfigError,
+    EndpointProtocolError,
+    EndpointStatusError,
+    EndpointTimeoutError,
+    StreamClosed,
+    UsageError,
+    VerifierError,
+)
+from streamco.wire.openai.errors import status_error
+from streamco.wire.openai.requests import encode_request
+from streamco.wire.prompt_logprobs import Scores
+from streamco.wire.verify.frames import Rule, RuleKind
+
+if TYPE_CHECKING:
+    import aiohttp
+
+__all__ = ["StockVerifier"]
+
+_TIMEOUTS = Timeouts()
+_LIMITS = Limits()
+_DRAFT_TOKENS = 64  # a round; the servers have no limit of their own
+_MOST = re.compile(r"max allowed: (-?\d+)")  # ids in a row; vLLM, --max-logprobs
+
+
+class StockVerifier(ABC):
+    """What the two have in common. Implements ``Verifier``.
+
+    Args:
+        base_url: up to and including ``/v1``.
+        model: its name at the server; None: the only one it has.
+        api_key: bearer token; None: as ``OpenAIEndpoint`` finds it, none on the loopback.
+        name: what reports call it; None: host and port.
+        top_k: ids in a row that are asked for where rows are wanted, as far as the server allows.
+        vocabulary: fingerprint of its vocabulary, where it is known to you; None: both sides read a sample.
+        timeouts: ``connect``, and ``first_token`` for a whole round: each of them is a prefill.
+        limits: ``body_bytes`` of one answer.
+        session: an aiohttp session to use and leave open; None: an own one.
+        headers: sent with every request.
+        rng: the dice of sampling without a seed, and of waits.
+
+    Raises:
+        ConfigError: a URL, key or number is wrong.
+    """
+
+    provider = ""
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        model: str | None = None,
+        api_key: str | None = None,
+        name: str | None = None,
+        top_k: int = 20,
+        vocabulary: str | None = None,
+        timeouts: Timeouts = _TIMEOUTS,
+        limits: Limits = _LIMITS,
+        session: aiohttp.ClientSession | None = None,
+        headers: Mapping[str, str] | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        if top_k < 1:
+            raise ConfigError(f"top_k: expected at least 1, got {top_k}")
+        self._address, key = find_address(base_url, api_key, self.provider)
+        self._model = model
+        self._name = name or urlsplit(self._address.base_url).netloc
+        self._top_k = top_k
+        self._vocabulary = vocabulary
+        self._timeouts = timeouts
+        self._limits = limits
+        self._rng = rng or random.Random()
+        self._salt: str | None = secrets.token_urlsafe(32)  # for what is left in a prefix cache; None: the server knows of none
+        self._options: dict[str, Any] = {"base_url": base_url, "api_key": key or "", "session": session, "headers": headers}
+        authorization = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._headers = {"Content-Type": "application/json", "User-Agent": "streamco", **authorization, **(headers or {})}
+        self._client = HttpClient(self._name, timeouts=timeouts, session=session, secret=key)
+        self._draft: Engine | None = None
+        self._remote: OpenAIEndpoint | None = None
+        self._facts: VerifierFacts | None = None
+        self._rtt: float | None = None
+        self._probing: asyncio.Task[VerifierFacts] | None = None
+        self._sessions: WeakSet[StockSession] = WeakSet()
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._address.base_url!r}, model={self._model!r}, name={self._name!r})"
+
+    @abstractmethod
+    def _request(self, ids: Sequence[int], pending: int, top: int) -> tuple[str, dict[str, Any]]:
+        """URL and body that ask about the last ids."""
+
+    @abstractmethod
+    def _read(self, answer: bytes, ids: Sequence[int], pending: int) -> Scores:
+        """What was answered."""
+
+    def _make_remote(self, model: str, **options: Any) -> OpenAIEndpoint:
+        return OpenAIEndpoint(model, **options)
+
+    @property
+    def name(self) -> str:
+        """What reports and errors call it."""
+        return self._name
+
+    @property
+    def model(self) -> str | None:
+        """Its name at the server, once it is known."""
+        return self._model
+
+    @property
+    def facts(self) -> VerifierFacts | None:
+        """What ``probe`` found."""
+        return self._facts
+
+    @property
+    def rtt(self) -> float | None:
+        """Seconds that a small request took when it was last asked."""
+        return self._rtt
+
+    @property
+    def remote(self) -> Endpoint | None:
+        """The completions API of the same server; None before ``start``."""
+        return self._remote
+
+    async def start(self, draft: Engine) -> None:
+        """Make ready for drafts of this model; see ``Verifier.start``.
+
+        Raises:
+            StreamClosed: it was closed.
+            UsageError: it was started for another model.
+        """
+        if self._is_closed:
+            raise StreamClosed(f"{self._name}: expected an open verifier, got one that was closed")
+        if self._draft is not None and self._draft is not draft:
+            raise UsageError(f"{self._name}: expected the draft model that it was started for, got another one")
+        if self._draft is None:
+            self._draft = draft
+            name, model = f"{self._name}/remote", self._model or "default"
+            self._remote = self._make_remote(
+                model, name=name, provider=self.provider, api="completions", tokenizer=draft, timeouts=self._timeouts, **self._options
+            )
+            await self._client.start()
+            await self._remote.start()
+
+    async def probe(self) -> VerifierFacts:
+        """Ask what it can, by having it score a sample; see ``Verifier.probe``. All who ask at once share the answer."""
+        if self._probing is None:
+            self._probing = asyncio.get_running_loop().create_task(self._probe(), name=f"streamco probe {self._name}")
+            self._probing.add_done_callback(self._end_probing)
+        return await asyncio.shield(self._probing)
+
+    def open(self, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int = 0, reserve: int = 0) -> StockSession:
+        """A session for one answer; see ``Verifier.open``. There is nothing to reserve.
+
+        Raises:
+            UsageError: it was not started, or the prompt is empty.
+        """
+        if self._draft is None or self._is_closed:
+            raise UsageError(f"{self._name}: expected a verifier that was started, got one that was not, or was closed")
+        if not prompt_ids:
+            raise UsageError(f"{self._name}: expected a prompt of 1 token at least, got none")
+        session = StockSession(self, prompt_ids, emit, rule=rule, top_k=top_k, rng=self._rng)
+        self._sessions.add(session)
+        return session
+
+    async def check(self) -> None:
+        """Whether it answers.
+
+        Raises:
+            EndpointError: it doesn't.
+        """
+        begun = asyncio.get_running_loop().time()
+        await self._started().models()
+        self._rtt = asyncio.get_running_loop().time() - begun
+
+    async def score(self, ids: Sequence[int], pending: int, *, top: int) -> tuple[Scores, int, int]:
+        """What it says of the last ``pending`` ids and of what follows; bytes sent and received.
+
+        Raises:
+            EndpointError: it doesn't answer, or refuses.
+            VerifierError: it answers something else.
+        """
+        from yarl import URL
+
+        url, asked = self._request(ids, pending, top)
+        body = encode_request(asked)
+        limit = self._timeouts.first_token
+        most = self._limits.body_bytes
+        try:
+            async with asyncio.timeout(limit):
+                response = await self._client.request("POST", URL(url, encoded=True), headers=self._headers, body=body)
+                answer = await self._client.read(response, most)
+        except TimeoutError:
+            text = f"expected scores within {limit:g} s, got none"
+            raise EndpointTimeoutError(text, phase="first_token", limit=limit or 0.0, endpoint=self._name) from None
+        if response.status != 200:
+            raise self._client.scrub(status_error(response.status, response.headers, answer, endpoint=self._name))
+        if len(answer) >= most:
+            raise VerifierError(f"{self._name}: expected scores of less than {most} bytes, got more")
+        try:
+            return self._read(answer, ids, pending), len(body), len(answer)
+        except EndpointProtocolError as error:
+            raise VerifierError(f"{self._name}: {error}") from error
+
+    async def aclose(self) -> None:
+        """Close every session and connection; idempotent."""
+        self._is_closed = True
+        await asyncio.gather(*(session.aclose() for session in list(self._sessions)))
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.wait([self._probing])
+        await self._client.aclose()
+        if self._remote is not None:
+            await self._remote.aclose()
+
+    def _started(self) -> OpenAIEndpoint:
+        if self._remote is None or self._is_closed:
+            raise UsageError(f"{self._name}: expected a verifier that was started, got one that was not, or was closed")
+        return self._remote
+
+    async def _probe(self) -> VerifierFacts:
+        remote, draft = self._started(), self._draft
+        assert draft is not None, "started"
+        models = await remote.models()
+        if self._model is None:
+            if len(models) != 1:
+                raise VerifierError(f"{self._name}: expected one model or its name, got {len(models)}")
+            self._model = remote.model = models[0]
+        info = await remote.probe()
+        await self.check()
+        found = self._vocabulary or info.vocabulary
+        if found != draft.info.vocabulary:
+            got = "one that reads a sample into other ids, or doesn't say" if found is None else found
+            raise VerifierError(f"{self._name}: expected the draft model's vocabulary {draft.info.vocabulary}, got {got}")
+        sample = await asyncio.to_thread(draft.tokenize, SAMPLE, special=True, bos=True)
+        top = await self._try_rows(sample)
+        self._facts = VerifierFacts(
+            model=self._model, rules=frozenset(RuleKind), draft_tokens=_DRAFT_TOKENS, top_k=top, context_tokens=info.context_tokens
+        )
+        return self._facts
+
+    async def _try_rows(self, sample: Sequence[int]) -> int:
+        """Have a sample scored; the ids that a row may have."""
+        try:
+            await self.score(sample, 2, top=self._top_k)
+        except EndpointStatusError as error:
+            most = _MOST.search(error.body)
+            if error.status not in {400, 422} or most is None:
+                raise
+            top = int(most[1])
+            if top < 1:
+                raise VerifierError(f"{self._name}: expected log-probabilities of a prompt, got none allowed: {error}") from error
+            await self.score(sample, 2, top=top)
+            return top
+        return self._top_k
+
+    def _end_probing(self, task: asyncio.Task[VerifierFacts]) -> None:
+        self._probing = None
+        if not task.cancelled():
+            task.exception()  # told to whoever waits

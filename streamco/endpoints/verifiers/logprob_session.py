@@ -1,0 +1,256 @@
+"""One answer at a server that was not made to verify: its context, its rounds, and what the rules make of a server's scores."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol, assert_never
+
+from streamco.core.speculation.events import (
+    Candidates,
+    CloseVerifier,
+    ConnectVerifier,
+    DraftRefused,
+    SendDraft,
+    VerdictReceived,
+    VerifierConnected,
+    VerifierFailed,
+    VerifierLost,
+)
+from streamco.endpoints.backoff import Backoff
+from streamco.endpoints.retry import is_transient
+from streamco.endpoints.verifiers.base import Emit, VerifierCommand, VerifierFacts
+from streamco.engines.sampling import candidates
+from streamco.errors import EndpointError, EndpointStatusError, EndpointTimeoutError, StreamcoError, UsageError, VerifierError
+from streamco.policies.acceptance import Distribution, Verdict, verify_greedy, verify_sampled, verify_threshold
+from streamco.wire.verify.topk import Row
+from streamco.wire.prompt_logprobs import Place, Scores
+from streamco.wire.verify.frames import Rule, RuleKind
+
+__all__ = ["Scorer", "StockSession", "judge"]
+
+_BACKOFF = (0.2, 5.0)  # seconds
+_BUSY = frozenset({408, 425, 429, 503})  # statuses that refuse a draft and keep the rest as it was
+
+
+class Scorer(Protocol):
+    """The server, as its sessions see it."""
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        ...
+
+    @property
+    def facts(self) -> VerifierFacts | None:
+        """None: not yet probed."""
+        ...
+
+    @property
+    def rtt(self) -> float | None:
+        """Seconds of a small request."""
+        ...
+
+    async def probe(self) -> VerifierFacts:
+        """See ``Verifier.probe``."""
+        ...
+
+    async def check(self) -> None:
+        """Raises EndpointError where it doesn't answer."""
+        ...
+
+    async def score(self, ids: Sequence[int], pending: int, *, top: int) -> tuple[Scores, int, int]:
+        """What it says of the last ids; bytes sent and received. Raises EndpointError and VerifierError."""
+        ...
+
+
+class StockSession:
+    """One answer at a stock server. Implements ``VerifierSession``.
+
+    Args:
+        verifier: the server.
+        prompt_ids, emit, rule, top_k: as ``Verifier.open`` has them.
+        rng: dice, where the rule has no seed.
+    """
+
+    def __init__(self, verifier: Scorer, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int, rng: random.Random) -> None:
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self.rounds = 0
+        self.is_over = False
+        self._verifier = verifier
+        self._prompt = tuple(prompt_ids)
+        self._context = list(prompt_ids)
+        self._emit = emit
+        self._rule = rule
+        self._top_k = top_k
+        self._rng = random.Random(rule.seed) if rule.seed is not None else rng
+        self._was_lost = False
+        self._task: asyncio.Task[None] | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    def run(self, command: VerifierCommand) -> None:
+        """See ``VerifierSession.run``.
+
+        Raises:
+            UsageError: a draft begins behind the end of the context.
+        """
+        if self.is_over:
+            return
+        match command:
+            case ConnectVerifier(ids):
+                self._was_lost = self._was_lost or self._is_at_work()  # nobody waits for it any more: does the server still answer?
+                self._begin(self._connect(ids))
+            case SendDraft():
+                base = len(self._prompt) + command.base
+                if base > len(self._context):
+                    raise UsageError(f"draft: expected a base of at most {len(self._context) - len(self._prompt)}, got {command.base}")
+                self._begin(self._judge(command, [*self._context[:base], *command.given]))
+            case CloseVerifier():
+                self._end()
+            case _ as never:
+                assert_never(never)
+
+    async def aclose(self) -> None:
+        """Give the session up; idempotent. A round that is out is cancelled, and its connection closed."""
+        self._end()
+        if self._leaving:
+            await asyncio.wait(self._leaving)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self._cancel()
+        task = asyncio.get_running_loop().create_task(work, name=f"streamco verifier session {self._verifier.name}")
+        self._task = task
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
+    def _is_at_work(self) -> bool:
+        return self._task is not None and not self._task.done() and self._task is not asyncio.current_task()
+
+    def _cancel(self) -> None:
+        if self._task is not None and self._is_at_work():
+            self._task.cancel()
+
+    def _end(self) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self._cancel()
+
+    def _fail(self, error: StreamcoError) -> None:
+        self._end()
+        self._emit(VerifierFailed(error))
+
+    async def _connect(self, ids: Sequence[int]) -> None:
+        backoff = Backoff(*_BACKOFF, random.Random())
+        while True:
+            try:
+                if self._verifier.facts is None:
+                    await self._verifier.probe()
+                elif self._was_lost:
+                    await self._verifier.check()
+            except EndpointError as error:
+                if not is_transient(error):
+                    self._fail(error)
+                    return
+                await asyncio.sleep(backoff.next_wait(getattr(error, "retry_after", None)))
+            except StreamcoError as error:
+                self._fail(error)
+                return
+            else:
+                self._context = [*self._prompt, *ids]
+                self._was_lost = False
+                self._emit(VerifierConnected(len(ids)))
+                return
+
+    async def _judge(self, command: SendDraft, context: list[int]) -> None:
+        facts = self._verifier.facts
+        if facts is None or self._was_lost:
+            return  # that was told
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        try:
+            whole = [*context, *command.ids]
+            if facts.context_tokens is not None and len(whole) >= facts.context_tokens:
+                raise VerifierError(f"context: expected less than {facts.context_tokens} tokens, draft included, got {len(whole)}")
+            scores, up, down = await self._verifier.score(whole, len(command.ids), top=self._top(facts))
+            self.bytes_up += up
+            self.bytes_down += down
+            rows = [row for row in command.rows if isinstance(row, Row)]
+            verdict = judge(self._rule, command.ids, rows, scores, self._rng)
+        except EndpointError as error:
+            self._take_error(error, command.round)
+            return
+        except StreamcoError as error:
+            self._fail(error)
+            return
+        self.rounds += 1
+        self._context = [*context, *command.ids[: verdict.accepted], verdict.token]
+        self._emit(
+            VerdictReceived(
+                round=command.round,
+                accepted=verdict.accepted,
+                token=verdict.token,
+                rows=tuple(_tell(place, self._rule, self._top_k) for place in scores.places) if self._top_k else (),
+                compute_seconds=max(0.0, loop.time() - begun - (self._verifier.rtt or 0.0)),
+            )
+        )
+
+    def _top(self, facts: VerifierFacts) -> int:
+        """Ids in a row: those that are told on, and those that a draw may need."""
+        drawn = 0
+        if self._rule.kind is RuleKind.SAMPLE:
+            drawn = self._rule.top_k or facts.top_k
+        return max(1, min(max(self._top_k, drawn), facts.top_k))
+
+    def _take_error(self, error: EndpointError, turn: int) -> None:
+        if isinstance(error, EndpointStatusError) and error.status in _BUSY:
+            self._emit(DraftRefused(turn, error.retry_after))
+        elif is_transient(error) or isinstance(error, EndpointTimeoutError):
+            self._was_lost = True
+            self._emit(VerifierLost())
+        else:
+            self._fail(error)
+
+
+def judge(rule: Rule, draft: Sequence[int], rows: Sequence[Row], scores: Scores, rng: random.Random) -> Verdict:
+    """What a rule makes of a target's scores.
+
+    Args:
+        rule: how to judge.
+        draft: ids, shape (window,).
+        rows: what each was drawn from, for rule sample.
+        scores: shape (window + 1,).
+        rng: dice of rule sample.
+
+    Raises:
+        ConfigError: rule sample without rows.
+    """
+    match rule.kind:
+        case RuleKind.GREEDY:
+            return verify_greedy(draft, [place.best for place in scores.places])
+        case RuleKind.THRESHOLD:
+            return verify_threshold(draft, [_drawable(place, Rule(temperature=1.0)) for place in scores.places], rule.threshold)
+        case RuleKind.SAMPLE:
+            drawable = [_drawable(place, rule) for place in scores.places]
+            return verify_sampled(draft, [row.distribution() for row in rows], drawable, rng)
+        case _ as never:
+            assert_never(never)
+
+
+def _drawable(place: Place, rule: Rule) -> Distribution:
+    """What may be drawn there, whole: the target's filters over the ids that it told of."""
+    import numpy as np
+
+    logits = np.array([max(value, -1e4) for value in place.logprobs], dtype=np.float32)
+    at, shares = candidates(logits, temperature=rule.temperature, top_k=rule.top_k, top_p=rule.top_p, min_p=rule.min_p)
+    return Distribution(np.array(place.ids)[at], shares)
+
+
+def _tell(place: Place, rule: Rule, count: int) -> Candidates:
+    """The likeliest ids; with another temperature than 1 their shares among those that were told of."""
+    if rule.kind is RuleKind.SAMPLE and rule.temperature != 1.0:
+        told = _drawable(place, Rule(RuleKind.SAMPLE, rule.temperature))
+        return tuple(zip(told.ids.tolist(), told.probabilities.tolist(), strict=True))[:count]
+    return tuple((token, min(1.0, math.exp(value))) for token, value in zip(place.ids, place.logprobs, strict=True))[:count]

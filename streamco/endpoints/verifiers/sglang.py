@@ -1,0 +1,27 @@
+"""SGLang as a verifier: ``/generate`` with ``logprob_start_len`` one before the draft.
+
+What is before that place comes from its radix cache, so a round computes the draft and one token. Tested against a scripted server that
+follows the format of SGLang's source, not against SGLang itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from streamco.endpoints.verifiers.logprob import StockVerifier
+from streamco.wire.prompt_logprobs import Scores, read_sglang, sglang_request
+
+__all__ = ["SGLangVerifier"]
+
+
+class SGLangVerifier(StockVerifier):
+    """An SGLang server as it is; see ``StockVerifier`` for the arguments."""
+
+    provider = "sglang"
+
+    def _request(self, ids: Sequence[int], pending: int, top: int) -> tuple[str, dict[str, Any]]:
+        return self._address.root_url("/generate"), sglang_request(ids, pending, top)
+
+    def _read(self, answer: bytes, ids: Sequence[int], pending: int) -> Scores:
+        return read_sglang(answer, ids, pending)

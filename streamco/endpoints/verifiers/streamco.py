@@ -1,0 +1,276 @@
+"""A server that speaks our protocol, as a verifier: ``streamco serve``, or whoever implements docs/verifier-protocol.md.
+
+One connection carries all answers of a client. It is made when the first session wants it, kept between answers, and made again when it
+is lost; sessions are resumed on the new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import random
+import ssl
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from urllib.parse import SplitResult, urlsplit, urlunsplit
+from weakref import WeakSet
+
+from msgspec.structs import replace
+
+from streamco.config import Timeouts
+from streamco.endpoints.base import Endpoint, TokenPrices
+from streamco.endpoints.http import is_loopback
+from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.endpoints.probe import STREAMCO
+from streamco.endpoints.providers import find_provider
+from streamco.endpoints.verifiers.connection import LinkAddress, VerifyLink, connect_link, load_websockets
+from streamco.endpoints.verifiers.session import ProtocolSession
+from streamco.endpoints.verifiers.base import Emit, VerifierFacts
+from streamco.engines.base import Engine, ModelInfo
+from streamco.errors import ConfigError, EndpointError, StreamClosed, UsageError
+from streamco.wire.verify.frames import FOLLOWS, PATH, Rule, RuleKind, VerifyLimits, Welcome
+from streamco.wire.verify.client import VerifyClient
+from streamco.wire.verify.codec import VerifyCodec
+
+if TYPE_CHECKING:
+    import aiohttp
+
+__all__ = ["VerifierEndpoint"]
+
+_SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
+_TIMEOUTS = Timeouts(socket=5.0)  # seconds for the answer to a ping, which no computing delays
+_PING_EVERY = 5.0  # seconds
+_BACKOFF = (0.1, 5.0)  # seconds; ceilings of the first wait and of any
+
+
+class VerifierEndpoint:
+    """Implements ``Verifier`` over a WebSocket.
+
+    Args:
+        url: ``wss://host:port``, ``ws://`` on the loopback; ``http`` and ``https`` mean the same. The path is added where there is none.
+        token: bearer token; None: none.
+        name: what reports call it; None: host and port.
+        timeouts: ``connect`` until the welcome, ``first_token`` where a context is read first, ``next_token`` for a verdict, ``socket`` for
+            the answer to a ping, ``cancel`` for closing.
+        tls: certificates to trust; None: the system's.
+        is_plain: a ``ws://`` beyond this machine is meant so: prompts and token can be read on the way.
+        limits: sizes of what is believed.
+        prices: US dollars per token, those it judges among the completion's; None: not known.
+        rng: the dice of the waits between tries to connect.
+
+    Raises:
+        ConfigError: a URL or token that is none.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        name: str | None = None,
+        timeouts: Timeouts = _TIMEOUTS,
+        tls: ssl.SSLContext | None = None,
+        is_plain: bool = False,
+        limits: VerifyLimits | None = None,
+        prices: TokenPrices | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        parts = _split(url, is_plain=is_plain)
+        if token is not None and not (token and token.isascii() and token.isprintable() and token == token.strip() and len(token) <= 4096):
+            raise ConfigError(f"token: expected printable ASCII without blanks around it, got {len(token)} characters that are not")
+        path = parts.path.rstrip("/").removesuffix("/v1")
+        self._url = urlunsplit((parts.scheme, parts.netloc, path if path.endswith(PATH) else path + PATH, parts.query, ""))
+        self._name = name or parts.netloc
+        self._token = token
+        self._timeouts = timeouts
+        self._tls = tls
+        self._limits = limits
+        self._rng = rng or random.Random()
+        self._draft: ModelInfo | None = None
+        self._codec: VerifyCodec | None = None
+        self._facts: VerifierFacts | None = None
+        self._rtt: float | None = None
+        self._link: VerifyLink | None = None
+        self._connecting: asyncio.Task[VerifyLink] | None = None
+        self._sessions: WeakSet[ProtocolSession] = WeakSet()
+        self._is_closed = False
+        self._base = urlunsplit(("https" if parts.scheme == "wss" else "http", parts.netloc, path.removesuffix(PATH) + "/v1", "", ""))
+        self._prices = prices or TokenPrices()
+        self._remote: OpenAIEndpoint | None = None
+        self._session: aiohttp.ClientSession | None = None  # of the remote, where certificates are given
+
+    def __repr__(self) -> str:
+        return f"VerifierEndpoint({self._url!r}, name={self._name!r})"
+
+    @property
+    def name(self) -> str:
+        """What reports and errors call it."""
+        return self._name
+
+    @property
+    def facts(self) -> VerifierFacts | None:
+        """What the last welcome said."""
+        return self._facts
+
+    @property
+    def rtt(self) -> float | None:
+        """Seconds of a ping and its answer, smoothed."""
+        if self._link is not None and self._link.rtt is not None:
+            self._rtt = self._link.rtt
+        return self._rtt
+
+    @property
+    def remote(self) -> Endpoint | None:
+        """The completions API of the same server; None before ``start``."""
+        return self._remote
+
+    async def start(self, draft: Engine) -> None:
+        """Make ready for drafts of this model; see ``Verifier.start``.
+
+        Raises:
+            StreamClosed: it was closed.
+            UsageError: it was started for a model with another vocabulary.
+        """
+        if self._is_closed:
+            raise StreamClosed(f"{self._name}: expected an open verifier, got one that was closed")
+        if self._draft is not None and self._draft.vocabulary != draft.info.vocabulary:
+            raise UsageError(f"{self._name}: expected drafts of vocabulary {self._draft.vocabulary}, got {draft.info.vocabulary}")
+        if self._draft is None:
+            await load_websockets()
+            if self._tls is not None:
+                self._session = await _open_session(self._tls)
+            elif self._url.startswith("wss:"):
+                self._tls = await asyncio.to_thread(ssl.create_default_context)
+            usual = find_provider(STREAMCO).capabilities
+            self._remote = OpenAIEndpoint(
+                "default",  # until the welcome names it
+                base_url=self._base,
+                api_key=self._token or "",
+                name=f"{self._name}/remote",
+                provider=STREAMCO,
+                prices=self._prices,
+                api="completions",
+                capabilities=replace(usual, vocabulary=draft.info.vocabulary),  # a welcome says that it is so
+                session=self._session,
+            )
+            await self._remote.start()
+            self._codec = VerifyCodec(draft.info.vocabulary_size, self._limits)
+            self._draft = draft.info
+
+    async def probe(self) -> VerifierFacts:
+        """Connect; see ``Verifier.probe``. The completions API is asked as well, and does without where there is none."""
+        link = await self.find()
+        if self._remote is not None:
+            with suppress(EndpointError):  # who is asked to go on alone will tell
+                await self._remote.probe()
+        return _read_welcome(link.welcome)
+
+    def open(self, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int = 0, reserve: int = 0) -> ProtocolSession:
+        """A session for one answer; see ``Verifier.open``.
+
+        Raises:
+            UsageError: it was not started.
+        """
+        if self._draft is None or self._is_closed:
+            raise UsageError(f"{self._name}: expected a verifier that was started, got one that was not, or was closed")
+        session = ProtocolSession(
+            self,
+            name=self._name,
+            prompt_ids=prompt_ids,
+            emit=emit,
+            rule=rule,
+            top_k=top_k,
+            reserve=reserve,
+            timeouts=self._timeouts,
+            backoff=(*_BACKOFF, self._rng),
+        )
+        self._sessions.add(session)
+        return session
+
+    async def find(self) -> VerifyLink:
+        """The connection; all who want one while there is none wait for the same.
+
+        Raises:
+            EndpointError: there is none to be had.
+            VerifierError: the server doesn't want us.
+        """
+        if self._link is not None and not self._link.is_over:
+            return self._link
+        if self._connecting is None:
+            self._connecting = asyncio.get_running_loop().create_task(self._connect(), name=f"streamco verifier {self._name}")
+            self._connecting.add_done_callback(self._end_connecting)
+        return await asyncio.shield(self._connecting)
+
+    async def aclose(self) -> None:
+        """Close every session and the connection; idempotent."""
+        self._is_closed = True
+        await asyncio.gather(*(session.aclose() for session in list(self._sessions)))
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.wait([self._connecting])
+        link, self._link = self._link, None
+        if link is not None:
+            await link.aclose()
+        if self._remote is not None:
+            await self._remote.aclose()
+        if self._session is not None:
+            await self._session.close()
+
+    async def _connect(self) -> VerifyLink:
+        if self._draft is None or self._codec is None or self._is_closed:
+            raise UsageError(f"{self._name}: expected a verifier that was started, got one that was not, or was closed")
+        client = VerifyClient(self._codec, self._draft.vocabulary)
+        address = LinkAddress(self._url, self._name, self._token, self._tls)
+        former = self._link
+        if former is not None:
+            await former.aclose()
+        self._link = await connect_link(address, client, timeouts=self._timeouts, ping_every=_PING_EVERY)
+        self._facts = _read_welcome(self._link.welcome)
+        if self._remote is not None and self._facts.model:
+            self._remote.model = self._facts.model
+        return self._link
+
+    def _end_connecting(self, task: asyncio.Task[VerifyLink]) -> None:
+        self._connecting = None
+        if not task.cancelled():
+            task.exception()  # told to whoever waits; perhaps nobody does any more
+
+
+async def _open_session(tls: ssl.SSLContext) -> aiohttp.ClientSession:
+    """One that trusts what the verifier's connection does."""
+    await asyncio.to_thread(importlib.import_module, "aiohttp")
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=None, connect=_TIMEOUTS.connect)
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls, limit=0), cookie_jar=aiohttp.DummyCookieJar(), timeout=timeout)
+
+
+def _split(url: str, *, is_plain: bool) -> SplitResult:
+    parts = urlsplit(url.strip())
+    try:
+        port_is_good = parts.port is None or parts.port > 0
+    except ValueError:
+        port_is_good = False
+    shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    if parts.scheme not in _SCHEMES or not parts.hostname or not port_is_good or parts.fragment:
+        raise ConfigError(f'url: expected "wss://host:port" or alike, got {shown!r}')
+    if "@" in parts.netloc:
+        raise ConfigError(f"url: expected no user name or password in it, got one for {parts.hostname}; pass token")
+    scheme = _SCHEMES[parts.scheme]
+    if scheme == "ws" and not is_plain and not is_loopback(parts.hostname):
+        raise ConfigError(f'url: expected "wss://" beyond this machine, got {shown!r}; is_plain=True if it is meant so')
+    return parts._replace(scheme=scheme)
+
+
+def _read_welcome(welcome: Welcome) -> VerifierFacts:
+    return VerifierFacts(
+        model=welcome.model,
+        rules=frozenset(kind for kind in RuleKind if welcome.rules >> kind & 1),
+        draft_tokens=welcome.limits.draft_tokens,
+        top_k=welcome.limits.top_k,
+        context_tokens=welcome.limits.context_tokens,
+        samples_exactly=welcome.is_exact,
+        holds_context=True,
+        ahead=FOLLOWS,
+    )

@@ -1,0 +1,65 @@
+"""vLLM as a verifier: ``/v1/completions`` with ``prompt_logprobs``.
+
+It reads the whole prompt anew in every round, for it doesn't use its prefix cache where the prompt's log-probabilities are wanted
+(vllm#17251, #28194): a round costs a prefill of context and draft. How many ids a row may have is the server's ``--max-logprobs``, 20
+where nothing is set.
+
+Whether a prompt's beginning is in that cache shows in how soon the answer comes, to anybody who guesses it. So a verifier's requests carry
+a salt of its own: others never meet what they left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from streamco.endpoints.base import Request
+from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.endpoints.verifiers.logprob import StockVerifier
+from streamco.errors import EndpointStatusError
+from streamco.wire.openai.stream import Api
+from streamco.wire.prompt_logprobs import Scores, read_vllm, vllm_request
+
+__all__ = ["VLLMVerifier"]
+
+
+class _SaltedEndpoint(OpenAIEndpoint):
+    """Finds what the verifier's rounds have left in the cache."""
+
+    def __init__(self, salt: Callable[[], str | None], model: str, **options: Any) -> None:
+        super().__init__(model, **options)
+        self._salt = salt
+
+    def _build_body(self, request: Request, model: str, extra: Mapping[str, Any]) -> tuple[Api, str, dict[str, Any]]:
+        salt = self._salt()
+        return super()._build_body(request, model, extra if salt is None else {"cache_salt": salt, **extra})
+
+
+class VLLMVerifier(StockVerifier):
+    """A vLLM server as it is; see ``StockVerifier`` for the arguments."""
+
+    provider = "vllm"
+
+    def _request(self, ids: Sequence[int], pending: int, top: int) -> tuple[str, dict[str, Any]]:
+        return self._address.url("/completions"), vllm_request(self._model or "", ids, pending, top, salt=self._salt)
+
+    def _read(self, answer: bytes, ids: Sequence[int], pending: int) -> Scores:
+        return read_vllm(answer, ids, pending)
+
+    def _make_remote(self, model: str, **options: Any) -> OpenAIEndpoint:
+        return _SaltedEndpoint(lambda: self._salt, model, **options)
+
+    async def _try_rows(self, sample: Sequence[int]) -> int:
+        """As ``StockVerifier``; without the salt where the server knows of none."""
+        salt = self._salt
+        try:
+            return await super()._try_rows(sample)
+        except EndpointStatusError as error:
+            if error.status not in {400, 422} or salt is None:
+                raise
+        self._salt = None
+        try:
+            return await super()._try_rows(sample)
+        except BaseException:
+            self._salt = salt
+            raise

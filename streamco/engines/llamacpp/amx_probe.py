@@ -1,0 +1,130 @@
+"""Whether llama.cpp's repacked weights (AMX kernels) kill this process; found out in another one.
+
+On a CPU that advertises AMX inside a virtual machine that does not grant it, the first decode of more than one token dies with SIGSEGV
+(``ldtilecfg`` in ``ggml_backend_amx_mul_mat``). Loading with ``use_extra_bufts=False`` avoids it and is slower where AMX works. No flag
+tells the two apart, so it is tried once: a child process loads the model and decodes a few tokens. The answer is kept in the user's cache
+for this machine, this build of llama.cpp and this model file (whether the kernels are used depends on its quantisation).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from streamco.engines.llamacpp.cache_dir import cache_folder
+
+__all__ = ["advertises_amx", "allows_repacking", "main"]
+
+CHILD_TIMEOUT = 120.0  # seconds; loading is mostly reading the file
+CPUINFO = Path("/proc/cpuinfo")
+
+Run = Callable[[Sequence[str]], int | None]
+
+
+def advertises_amx(cpuinfo: Path = CPUINFO) -> bool:
+    """Whether the CPU's flags hold any of AMX's; False where that can't be read (no x86 Linux)."""
+    try:
+        with cpuinfo.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                if line.startswith("flags"):
+                    return any(flag.startswith("amx") for flag in line.split())
+    except OSError:
+        return False
+    return False
+
+
+def allows_repacking(path: Path, library: Any, *, cpuinfo: Path = CPUINFO, run: Run | None = None) -> bool:
+    """Whether this model may be loaded with ``use_extra_bufts``.
+
+    Args:
+        path: the model.
+        library: the module ``llama_cpp``.
+        cpuinfo: the kernel's account of the CPU.
+        run: runs a command and gives its exit status (negative: killed by that signal), None when it didn't end in time.
+    """
+    if not advertises_amx(cpuinfo):
+        return True
+    key = _key(path, library, cpuinfo)
+    known = _recall(key)
+    if known is not None:
+        return known
+    if not sys.executable or getattr(sys, "frozen", False):
+        return False  # an application bundle: starting it again would not start Python
+    status = (run or _run)([sys.executable, "-m", "streamco.engines.llamacpp.amx_probe", str(path)])
+    if status is not None and (status == 0 or status < 0):
+        _remember(key, allowed=status == 0)
+    return status == 0
+
+
+def _run(command: Sequence[str]) -> int | None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(place for place in sys.path if place) or "."}
+    try:
+        done = subprocess.run(  # noqa: S603  # this Python, this module
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=CHILD_TIMEOUT, check=False
+        )
+    except (subprocess.TimeoutExpired, OSError):
+        return None
+    return done.returncode
+
+
+def _key(path: Path, library: Any, cpuinfo: Path) -> str:
+    """What the answer depends on: the machine, the build and the file."""
+    package = Path(library.__file__).parent
+    builds = [(item.name, item.stat().st_size, item.stat().st_mtime_ns) for item in sorted((package / "lib").glob("*ggml*"))]
+    model = path.resolve()
+    facts = (_cpu(cpuinfo), platform.node(), platform.release(), library.__version__, builds, str(model), model.stat().st_size)
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+
+def _cpu(cpuinfo: Path) -> list[str]:
+    wanted = ("model name", "flags", "microcode")
+    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
+    return [line for line in lines if line.startswith(wanted)]
+
+
+def _recall(key: str) -> bool | None:
+    try:
+        allowed = json.loads((cache_folder("amx") / f"{key}.json").read_bytes())["allowed"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # never asked, or unreadable: ask again
+    return bool(allowed)
+
+
+def _remember(key: str, *, allowed: bool) -> None:
+    try:
+        target = cache_folder("amx") / f"{key}.json"
+        draft = target.with_suffix(f".{os.getpid()}")
+        draft.write_text(json.dumps({"allowed": allowed}), encoding="utf-8")
+        draft.replace(target)
+    except OSError:
+        pass  # no home or a full disk: the next process asks again
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The child's part: load with repacking and decode several tokens at once. Exit status 0: nothing bad happened."""
+    from streamco.engines.llamacpp.context import LlamaContext
+    from streamco.engines.llamacpp.model import LlamaModel
+
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its death is an answer, not something to keep
+    model = LlamaModel(Path(arguments[0]), repack=True)
+    context = LlamaContext(model, cells=256, sequences=1, rows=16, threads=1)
+    for position in range(16):
+        context.add(position + 1, position, 0, wants_logits=position == 15)
+    status = context.decode()
+    context.close()
+    model.close()
+    return 0 if status == 0 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,175 @@
+"""What a row pays to each token of its sequence, read out of llama.cpp's graph while it is computed.
+
+Without flash attention the graph has a node ``kq_soft_max-<layer>``: for every head and every row of the batch one weight for each cell of
+the cache in use (padded to 256). Which cell a token lies in nobody tells; it is read where the graph writes the token's key, and kept here
+for every sequence, as it grows, is cut and is branched. In a unified cache the cells of a sequence are any; else each sequence has cells
+of its own, and llama.cpp cuts a batch into parts of equally many rows a sequence.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+from streamco._native import NodeTap
+from streamco.engines.llamacpp.library import library_address
+from streamco.errors import EngineError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["AttentionTap", "Readable", "has_readable_attention"]
+
+_NOWHERE = -1
+
+
+class Readable(Protocol):
+    """The part of a context that ``has_readable_attention`` needs."""
+
+    reads_attention: bool
+
+    def add(self, token: int, position: int, sequence: int, *, wants_logits: bool) -> int:
+        """Add a row."""
+        ...
+
+    def decode(self) -> int:
+        """Compute the rows."""
+        ...
+
+    def attention(self, row: int) -> NDArray[np.float32]:
+        """Of a row of the last decode."""
+        ...
+
+    def clear(self) -> None:
+        """Forget everything."""
+        ...
+
+
+def has_readable_attention(context: Readable) -> bool:
+    """Decode a few tokens of two sequences, and see whether each row's attention is on its own sequence, and all of it."""
+    sums = [2.0]
+    with suppress(EngineError):
+        for position in range(3):
+            rows = [context.add(position, position, sequence, wants_logits=True) for sequence in (0, 1)]
+            context.reads_attention = True
+            sums = [float(total) for row in rows for total in context.attention(row).sum(axis=1)] if context.decode() == 0 else [2.0]
+    context.clear()
+    return all(abs(total - 1.0) <= 0.01 for total in sums)
+
+
+class AttentionTap:
+    """The attention of a context's rows; belongs to the context's thread.
+
+    Args:
+        library: the module ``llama_cpp``.
+        layers: counted from 0, at least one.
+    """
+
+    def __init__(self, library: Any, layers: Sequence[int]) -> None:
+        self._layers = tuple(layers)
+        names = [f"kq_soft_max-{layer}".encode() for layer in self._layers]
+        written = f"cache_k_l{self._layers[0]} ".encode()
+        self._tap = NodeTap(library_address(library, "ggml_get_name"), library_address(library, "ggml_backend_tensor_get"), written, names)
+        self._own_cells: int | None = None  # of each sequence, where the cache isn't unified
+        self._cells: dict[int, list[int]] = {}  # of each sequence, in the order of positions
+        self._weights: list[dict[int, NDArray[np.float32]]] = []  # a part of the batch each: layer -> (rows, heads, cells)
+        self._places: dict[int, tuple[int, int, int, int]] = {}  # row -> part, row there, sequence, tokens
+
+    def attach(self, library: Any, parameters: Any) -> None:
+        """Put it into the parameters of a context that is about to be made; it must outlive the context."""
+        parameters.cb_eval = ctypes.cast(self._tap.callback, library.llama_cpp.ggml_backend_sched_eval_callback)
+        parameters.cb_eval_user_data = self._tap.state
+        parameters.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_DISABLED
+
+    def divide(self, own_cells: int) -> None:
+        """The cache is not unified: each sequence has so many cells of its own."""
+        self._own_cells = own_cells
+
+    def begin(self, *, reads: bool) -> None:
+        """A batch is about to be decoded. ``reads``: its rows' attention is wanted."""
+        self._places.clear()
+        self._weights.clear()
+        self._tap.arm(reads)
+
+    def finish(self, sequences: Sequence[int], positions: Sequence[int]) -> None:
+        """A batch was decoded, whose rows had these sequences and positions.
+
+        Raises:
+            EngineError: llama.cpp computes otherwise than expected.
+            MemoryError: there was not enough for what the nodes hold.
+        """
+        import numpy as np
+
+        waiting: dict[int, list[int]] = {}  # rows of the batch that no part has held yet, by sequence; all together where unified
+        for row in range(len(sequences) - 1, -1, -1):
+            waiting.setdefault(self._group(sequences[row]), []).append(row)
+        rows: list[int] = []
+        for number, shape, data in self._tap.copies():
+            if number == 0:
+                rows = [self._note(cell, waiting, sequences, positions) for cell in np.frombuffer(data, dtype=np.int64).tolist()]
+                for place, row in enumerate(rows):
+                    self._places[row] = (len(self._weights), place, sequences[row], positions[row] + 1)
+                self._weights.append({})
+                continue
+            cells, columns, heads, streams = shape
+            if columns * streams != len(rows):
+                raise EngineError(f"attention: expected {len(rows)} rows in layer {self._layers[number - 1]}, got {columns} x {streams}")
+            values = np.frombuffer(data, dtype=np.float32).reshape(streams, heads, columns, cells)
+            self._weights[-1][self._layers[number - 1]] = values.swapaxes(1, 2).reshape(len(rows), heads, cells)
+        if not self._tap.is_understood or any(waiting.values()):
+            raise EngineError("attention: expected a graph as llama.cpp is known to build it, got another: use no attention_layers")
+
+    def _group(self, sequence: int) -> int:
+        return 0 if self._own_cells is None else sequence
+
+    def _note(self, cell: int, waiting: dict[int, list[int]], sequences: Sequence[int], positions: Sequence[int]) -> int:
+        """Which row of the batch is written to this cell of all there are: the next one of its sequence."""
+        group, own = (0, cell) if self._own_cells is None else divmod(cell, self._own_cells)
+        queue = waiting.get(group)
+        if not queue:
+            raise EngineError(f"attention: expected cells of the batch's sequences, got cell {cell}")
+        row = queue.pop()
+        cells = self._cells.setdefault(sequences[row], [])
+        del cells[positions[row] :]
+        cells += [_NOWHERE] * (positions[row] - len(cells))
+        cells.append(own)
+        return row
+
+    def weights(self, row: int) -> NDArray[np.float32]:
+        """What a row of the last batch pays to each token of its sequence up to itself.
+
+        Returns:
+            Shape (layers, tokens): the mean over the heads, in the order of positions; a row of it sums to 1.
+
+        Raises:
+            EngineError: the batch was decoded without reading.
+        """
+        import numpy as np
+
+        part, place, sequence, tokens = self._places.get(row, (0, 0, 0, 0))
+        found = self._weights[part] if self._weights else {}
+        if not tokens or len(found) < len(self._layers):
+            raise EngineError(f"attention: expected a row of a batch whose attention was read, got row {row}")
+        cells = self._cells[sequence][:tokens]
+        return np.stack([found[layer][place][:, cells].mean(axis=0) for layer in self._layers])
+
+    # The cells of sequences
+
+    def remove(self, sequence: int, start: int, stop: int) -> None:
+        """The sequence has forgotten positions ``start`` to ``stop`` (-1: all after)."""
+        cells = self._cells.get(sequence, [])
+        if stop < 0:
+            del cells[start:]
+        else:
+            cells[start:stop] = [_NOWHERE] * len(cells[start:stop])
+
+    def copy(self, source: int, target: int, stop: int) -> None:
+        """``target`` has the positions before ``stop``: the same cells, or as many of its own at the same places."""
+        self._cells[target] = self._cells.get(source, [])[:stop]
+
+    def clear(self) -> None:
+        """All sequences are forgotten."""
+        self._cells.clear()

@@ -1,0 +1,209 @@
+"""One llama.cpp context: a batch to fill, decodes, and the KV cells of several sequences. Belongs to one thread."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from streamco.engines.abort import AbortFlag
+from streamco.engines.llamacpp.attention import AttentionTap
+from streamco.engines.llamacpp.model import LlamaModel
+from streamco.errors import EngineError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["ABORTED", "NO_ROOM", "LlamaContext"]
+
+NO_ROOM = 1  # llama_decode: no KV slot for the batch
+ABORTED = 2  # llama_decode: the abort callback said so; finished micro-batches stay in memory
+
+
+class LlamaContext:
+    """Rows are added one by one, then decoded together; row numbers count from 0 in the order they were added.
+
+    Args:
+        cells: KV cells, shared by all sequences.
+        sequences: sequence ids go from 0 to ``sequences - 1``.
+        rows: how many a batch may hold.
+        threads: how many compute.
+        unified: any sequence may use any cell, and shared prefixes are stored once. Else each has its part of the cells, in the order of
+            its positions, whatever others do: attention sums in the order of cells, and another order is another result.
+        attention_layers: whose attention ``attention`` can tell; it is then computed without the flash kernel.
+
+    Raises:
+        EngineError: there is not enough memory.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        *,
+        cells: int,
+        sequences: int,
+        rows: int,
+        threads: int,
+        unified: bool = True,
+        attention_layers: Sequence[int] = (),
+    ) -> None:
+        library = self._library = model.library
+        parameters = library.llama_context_default_params()
+        parameters.n_ctx = cells
+        parameters.n_batch = parameters.n_ubatch = rows
+        parameters.n_seq_max = sequences
+        parameters.kv_unified = unified
+        parameters.n_threads = parameters.n_threads_batch = threads
+        parameters.no_perf = True
+        self._tap = AttentionTap(library, attention_layers) if attention_layers else None
+        if self._tap is not None:
+            self._tap.attach(library, parameters)
+        self.abort = AbortFlag()
+        self._handle = library.llama_init_from_model(model.handle, parameters)
+        if not self._handle:
+            raise EngineError(f"model {model.path.name}: expected memory for a context of {cells} tokens, got none")
+        self.abort.attach(library, self._handle)
+        self._memory = library.llama_get_memory(self._handle)
+        if self._tap is not None and not unified:
+            self._tap.divide(int(library.llama_n_ctx_seq(self._handle)))
+        self.tells_attention = bool(attention_layers)
+        self.reads_attention = False
+        self._threads = threads
+        self._is_unified = unified
+        self._row_type = ctypes.c_float * model.vocabulary_size
+        self._views: dict[int, NDArray[np.float32]] = {}
+        self._make_batch(rows)
+
+    def _make_batch(self, rows: int) -> None:
+        self.rows = rows
+        self.count = 0
+        self._tokens = (ctypes.c_int32 * rows)()
+        self._positions = (ctypes.c_int32 * rows)()
+        self._sequences = (ctypes.c_int32 * rows)()
+        self._wants = (ctypes.c_int8 * rows)()
+        self._one_each = (ctypes.c_int32 * rows)(*([1] * rows))
+        start, step = ctypes.addressof(self._sequences), ctypes.sizeof(ctypes.c_int32)
+        pointer = ctypes.POINTER(ctypes.c_int32)
+        self._sequence_rows = (pointer * rows)(*(ctypes.cast(start + index * step, pointer) for index in range(rows)))
+        self._batch = self._library.llama_batch(
+            n_tokens=0,
+            token=self._tokens,
+            embd=None,
+            pos=self._positions,
+            n_seq_id=self._one_each,
+            seq_id=self._sequence_rows,
+            logits=self._wants,
+        )
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another row fits."""
+        return self.count < self.rows
+
+    def add(self, token: int, position: int, sequence: int, *, wants_logits: bool) -> int:
+        """Add a row; gives its number."""
+        row = self.count
+        self._tokens[row] = token
+        self._positions[row] = position
+        self._sequences[row] = sequence
+        self._wants[row] = wants_logits
+        self.count = row + 1
+        return row
+
+    def add_run(self, tokens: Sequence[int], position: int, sequence: int, *, wants_logits: int) -> int:
+        """Add consecutive tokens of one sequence, logits of the last ``wants_logits`` of them; gives the last row's number."""
+        start, stop = self.count, self.count + len(tokens)
+        self._tokens[start:stop] = list(tokens)
+        self._positions[start:stop] = list(range(position, position + len(tokens)))
+        self._sequences[start:stop] = [sequence] * len(tokens)
+        self._wants[start:stop] = [0] * len(tokens)
+        self._wants[stop - wants_logits : stop] = [1] * wants_logits
+        self.count = stop
+        return stop - 1
+
+    def decode(self) -> int:
+        """Compute the rows and forget them; llama_decode's status: 0, ``NO_ROOM``, ``ABORTED``, negative: failed.
+
+        Where ``reads_attention`` was set, it is for this batch alone.
+
+        Raises:
+            EngineError: attention layers are read, and the graph is not as expected.
+        """
+        count, self.count = self.count, 0
+        self._batch.n_tokens = count
+        if self._tap is None or not self.tells_attention:
+            return int(self._library.llama_decode(self._handle, self._batch))
+        self._tap.begin(reads=self.reads_attention)
+        self.reads_attention = False
+        status = int(self._library.llama_decode(self._handle, self._batch))
+        if status == 0:
+            self._tap.finish(self._sequences[:count], self._positions[:count])
+        return status
+
+    def attention(self, row: int) -> NDArray[np.float32]:
+        """What a row of the last decode, which read attention, pays to each token of its sequence up to itself.
+
+        Returns:
+            Shape (attention layers, tokens): the mean over the heads; each layer sums to 1.
+
+        Raises:
+            EngineError: no attention was read.
+        """
+        if self._tap is None or not self.tells_attention:
+            raise EngineError("attention: expected a context with attention_layers, got one without")
+        return self._tap.weights(row)
+
+    def logits(self, row: int) -> NDArray[np.float32]:
+        """The logits of a row of the last decode, shape (vocabulary,); a view that the next decode overwrites.
+
+        Raises:
+            EngineError: the row asked for none.
+        """
+        pointer = self._library.llama_get_logits_ith(self._handle, row)
+        if not pointer:
+            raise EngineError(f"logits: expected a row that asked for them, got row {row}")
+        address = ctypes.addressof(pointer.contents)
+        view = self._views.get(address)
+        if view is None:
+            import numpy as np
+
+            view = self._views[address] = np.frombuffer(memoryview(self._row_type.from_address(address)), dtype=np.float32)
+        return view
+
+    def use_threads(self, count: int) -> None:
+        """Compute with this many threads from now on."""
+        if count != self._threads:
+            self._threads = count
+            self._library.llama_set_n_threads(self._handle, count, count)
+
+    # KV cells
+
+    def remove(self, sequence: int, start: int, stop: int = -1) -> bool:
+        """Forget positions ``start`` to ``stop`` (-1: all after); False where the model's memory can't do that."""
+        is_removed = bool(self._library.llama_memory_seq_rm(self._memory, sequence, start, stop))
+        if is_removed and self._tap is not None:
+            self._tap.remove(sequence, start, stop)
+        return is_removed
+
+    def copy(self, source: int, target: int, stop: int) -> None:
+        """Let ``target``, which is empty, share the source's positions before ``stop``; or copy them, where the cells aren't unified."""
+        library, memory = self._library, self._memory
+        library.llama_memory_seq_cp(memory, source, target, 0, stop if self._is_unified else -1)
+        if not self._is_unified:  # llama.cpp aborts the process when it is asked for less than all of another sequence's cells
+            library.llama_memory_seq_rm(memory, target, stop, -1)
+        if self._tap is not None:
+            self._tap.copy(source, target, stop)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._library.llama_memory_clear(self._memory, False)
+        if self._tap is not None:
+            self._tap.clear()
+
+    def close(self) -> None:
+        """Free the memory; idempotent."""
+        handle, self._handle = self._handle, None
+        self._views.clear()
+        if handle is not None:
+            self._library.llama_free(handle)

@@ -1,0 +1,111 @@
+"""Deriving models from a GGUF file: other quantisations, fewer layers."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from streamco.engines.llamacpp.cache_dir import cache_folder
+from streamco.engines.llamacpp.library import collected_errors, load_library
+from streamco.errors import ConfigError, EngineError
+
+__all__ = ["KINDS", "derived", "quantize"]
+
+KINDS = {  # name: llama_ftype
+    "F32": 0,
+    "F16": 1,
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q8_0": 7,
+    "Q5_0": 8,
+    "Q5_1": 9,
+    "Q2_K": 10,
+    "Q3_K_S": 11,
+    "Q3_K_M": 12,
+    "Q3_K_L": 13,
+    "Q4_K_S": 14,
+    "Q4_K_M": 15,
+    "Q5_K_S": 16,
+    "Q5_K_M": 17,
+    "Q6_K": 18,
+    "BF16": 32,
+}
+
+
+def quantize(source: str | Path, target: str | Path, kind: str, prune_layers: Iterable[int] = ()) -> Path:
+    """Write a copy of a model with other weights; takes about a second per 100 million parameters and blocks.
+
+    The copy appears under its name when it is complete. Copies of a file that is quantised already are no better than it is.
+
+    Args:
+        source: the GGUF file.
+        target: the file to write; an existing one is replaced.
+        kind: one of ``KINDS``, in any case.
+        prune_layers: layers to leave out, counted from 0; the others are renumbered.
+
+    Returns:
+        The target's path.
+
+    Raises:
+        ConfigError: an unknown kind, a negative layer, or the target is the source.
+        EngineError: llama.cpp could not do it.
+    """
+    source, target = Path(source), Path(target)
+    ftype = KINDS.get(kind.upper())
+    if ftype is None:
+        raise ConfigError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r}")
+    layers = sorted(set(prune_layers))
+    if layers and layers[0] < 0:
+        raise ConfigError(f"prune_layers: expected layers from 0, got {layers[0]}")
+    if source.resolve() == target.resolve():
+        raise ConfigError(f"target: expected a file other than the source, got {target}")
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        _quantize(source, draft, ftype, layers)
+        draft.replace(target)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            draft.unlink()
+    return target
+
+
+def _quantize(source: Path, target: Path, ftype: int, layers: list[int]) -> None:
+    if not source.is_file():
+        raise EngineError(f"model {source}: expected a GGUF file, got no such file")
+    library = load_library()
+    parameters = library.llama_model_quantize_default_params()
+    parameters.ftype = ftype
+    parameters.allow_requantize = True
+    parameters.nthread = 1  # beside engines that use the other cores
+    pruned = (ctypes.c_int32 * (len(layers) + 1))(*layers, -1)  # bound to a name: llama.cpp reads it during the call
+    if layers:
+        parameters.prune_layers = ctypes.cast(pruned, ctypes.POINTER(ctypes.c_int32))
+    with collected_errors(library) as errors:
+        status = library.llama_model_quantize(os.fsencode(source), os.fsencode(target), ctypes.byref(parameters))
+    if status != 0:
+        raise EngineError(
+            f"model {source}: expected llama.cpp to derive {target.name}, got status {status}: {'; '.join(errors) or 'no reason'}"
+        )
+
+
+def derived(source: str | Path, kind: str, prune_layers: Iterable[int] = ()) -> Path:
+    """``quantize`` into the user's cache, where it is made only once for a source file.
+
+    Raises:
+        ConfigError: see ``quantize``.
+        EngineError: see ``quantize``, or the cache folder can't be written.
+    """
+    source = Path(source)
+    layers = sorted(set(prune_layers))
+    try:
+        facts = source.stat()
+        folder = cache_folder("models")
+    except OSError as exc:
+        raise EngineError(f"model {source}: expected a file and a cache folder, got {exc}") from exc
+    mark = hashlib.sha256(f"{source.resolve()} {facts.st_size} {facts.st_mtime_ns} {layers}".encode()).hexdigest()[:12]
+    target = folder / f"{source.stem}.{kind.upper()}.{mark}.gguf"
+    return target if target.is_file() else quantize(source, target, kind, layers)

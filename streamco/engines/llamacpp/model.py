@@ -1,0 +1,194 @@
+"""A loaded model: its facts and its vocabulary. Weights are read-only, so everything here may be called from any thread."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from streamco.engines.base import ModelInfo
+from streamco.engines.llamacpp.library import collected_errors, load_library
+from streamco.engines.llamacpp.amx_probe import allows_repacking
+from streamco.engines.chat_template import ChatTemplate
+from streamco.errors import EngineError
+from streamco.wire.token_frames import vocabulary_fingerprint
+
+__all__ = ["LlamaModel"]
+
+
+class LlamaModel:
+    """A GGUF file in memory.
+
+    Args:
+        path: the file.
+        on_progress: called with 0.0 to 1.0 while it loads, from the loading thread.
+        repack: use kernels that need weights in another order; None: find out whether that is safe here (see ``probe``).
+
+    Raises:
+        EngineError: llama-cpp-python is missing, the file is missing or not a model llama.cpp can load.
+    """
+
+    def __init__(self, path: Path, *, on_progress: Callable[[float], None] | None = None, repack: bool | None = None) -> None:
+        self.path = path
+        self.library: Any = load_library()
+        _check_file(path)
+        self.handle = self._load(on_progress, allows_repacking(path, self.library) if repack is None else repack)
+        self._lock = threading.Lock()  # between callers of the vocabulary and ``close``
+        self._vocab = self.library.llama_model_get_vocab(self.handle)
+        self.vocabulary_size = int(self.library.llama_vocab_n_tokens(self._vocab))
+        self._bytes: list[bytes | None] = [None] * self.vocabulary_size
+        self.end_ids = frozenset(i for i in range(self.vocabulary_size) if self.library.llama_vocab_is_eog(self._vocab, i))
+        self.info = self._read_info()
+        self._template = self._read_template()
+
+    def close(self) -> None:
+        """Free the memory; idempotent. No context may use it any more."""
+        with self._lock:
+            handle, self.handle = self.handle, None
+            if handle is not None:
+                self.library.llama_model_free(handle)
+
+    # Vocabulary
+
+    def tokenize(self, text: str, *, special: bool = False, bos: bool = False) -> list[int]:
+        """Token ids of a text.
+
+        Args:
+            text: any text; lone surrogates are passed on as bytes.
+            special: take the text of control tokens for the tokens.
+            bos: let the model's begin token come first, where it has one and wants it.
+        """
+        data = text.encode("utf-8", "surrogatepass")
+        room = len(data) + 2
+        ids = (ctypes.c_int32 * room)()
+        with self._lock:
+            self._check_open()
+            count = self.library.llama_tokenize(self._vocab, data, len(data), ids, room, bos, special)
+        if count < 0:
+            raise EngineError(f"tokenize: expected at most {room} tokens for {len(data)} bytes, got {-count}")
+        return ids[:count]
+
+    def token_bytes(self, token: int) -> bytes:
+        """Bytes of one token id; b"" for control tokens and ids beyond the vocabulary."""
+        if not 0 <= token < self.vocabulary_size:
+            return b""
+        data = self._bytes[token]
+        if data is None:
+            data = self._bytes[token] = self._read_piece(token)
+        return data
+
+    def detokenize(self, ids: Sequence[int]) -> bytes:
+        """Bytes of token ids, control tokens left out."""
+        return b"".join(map(self.token_bytes, ids))
+
+    def apply_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        """The prompt's text.
+
+        Raises:
+            EngineError: the model has no chat template, or it refused these messages.
+        """
+        if self._template is None:
+            raise EngineError(f"messages: expected a chat model, got {self.info.name}, whose file has no chat template")
+        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+
+    @property
+    def can_share_prefixes(self) -> bool:
+        """Whether a prefix of a sequence's memory is that prefix's memory: not with recurrent states or sliding windows."""
+        library, handle = self.library, self.handle
+        return not (library.llama_model_is_recurrent(handle) or library.llama_model_is_hybrid(handle) or library.llama_model_n_swa(handle))
+
+    # Loading
+
+    def _load(self, on_progress: Callable[[float], None] | None, repack: bool) -> Any:
+        library = self.library
+        parameters = library.llama_model_default_params()
+        parameters.use_extra_bufts = repack
+        failures: list[BaseException] = []
+
+        def progress(share: float, _data: object) -> bool:
+            try:
+                if on_progress is not None:
+                    on_progress(share)
+            except BaseException as exc:  # noqa: BLE001  # must not unwind through C; raised below
+                failures.append(exc)
+            return not failures
+
+        parameters.progress_callback = callback = library.llama_progress_callback(progress)
+        with collected_errors(library) as errors:
+            handle = library.llama_model_load_from_file(str(self.path).encode(), parameters)
+        del callback  # it had to live until here
+        if failures:
+            if handle:
+                library.llama_model_free(handle)
+            raise failures[0]
+        if not handle:
+            raise EngineError(f"model {self.path}: expected a GGUF file that llama.cpp can load, got {'; '.join(errors) or 'no reason'}")
+        return handle
+
+    def _read_info(self) -> ModelInfo:
+        library, handle = self.library, self.handle
+        width = int(library.llama_model_n_embd(handle))
+        architecture = self._metadata("general.architecture")
+        return ModelInfo(
+            name=self._metadata("general.name") or self.path.stem,
+            vocabulary_size=self.vocabulary_size,
+            vocabulary=self._fingerprint(),
+            context_tokens=int(library.llama_model_n_ctx_train(handle)),
+            has_chat_template=bool(library.llama_model_chat_template(handle, None)),
+            parameters=int(library.llama_model_n_params(handle)),
+            layers=int(library.llama_model_n_layer(handle)),
+            width=width,
+            heads=int(library.llama_model_n_head(handle)),
+            ffn_width=int(self._metadata(f"{architecture}.feed_forward_length") or 4 * width),
+            end_ids=self.end_ids,
+        )
+
+    def _fingerprint(self) -> str:
+        read = self.library.llama_vocab_get_text
+        return vocabulary_fingerprint(read(self._vocab, token) or b"" for token in range(self.vocabulary_size))
+
+    def _read_template(self) -> ChatTemplate | None:
+        source = self.library.llama_model_chat_template(self.handle, None)
+        if not source:
+            return None
+        library, vocab = self.library, self._vocab
+        bos, eos = self._entry(library.llama_vocab_bos(vocab)), self._entry(library.llama_vocab_eos(vocab))
+        return ChatTemplate(source.decode("utf-8", "replace"), bos=bos, eos=eos)
+
+    def _entry(self, token: int) -> str:
+        """The vocabulary's text of a token, "" for none (-1)."""
+        text = self.library.llama_vocab_get_text(self._vocab, token) if token >= 0 else b""
+        return (text or b"").decode("utf-8", "replace")
+
+    def _metadata(self, key: str) -> str:
+        room = 1024
+        buffer = ctypes.create_string_buffer(room)
+        length = self.library.llama_model_meta_val_str(self.handle, key.encode(), buffer, room)
+        return buffer.value.decode("utf-8", "replace") if length > 0 else ""
+
+    def _read_piece(self, token: int) -> bytes:
+        with self._lock:
+            self._check_open()
+            room = 64
+            while True:
+                buffer = ctypes.create_string_buffer(room)
+                length = self.library.llama_token_to_piece(self._vocab, token, buffer, room, 0, False)
+                if length >= 0:
+                    return buffer.raw[:length]
+                room = -length  # a negative answer is the room it needs
+
+    def _check_open(self) -> None:
+        if self.handle is None:
+            raise EngineError(f"model {self.path.name}: expected an open engine, got a closed one")
+
+
+def _check_file(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as exc:
+        raise EngineError(f"model {path}: expected a file that can be read, got {exc.strerror or exc}") from exc
+    if magic != b"GGUF":
+        raise EngineError(f"model {path}: expected a GGUF file (it begins with GGUF), got one that begins with {magic!r}")

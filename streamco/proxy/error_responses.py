@@ -1,0 +1,69 @@
+"""A failed answer as an HTTP status and OpenAI's error object: what a client of the proxy can act on passes, the rest is a bad gateway."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from streamco.errors import (
+    AllEndpointsFailed,
+    ConfigError,
+    EndpointError,
+    EndpointStatusError,
+    EndpointTimeoutError,
+    EngineError,
+    StreamClosed,
+    StreamcoError,
+)
+from streamco.proxy.requests import refuse_setting
+from streamco.server.http_errors import RequestError
+from streamco.wire.openai.errors import find_error
+
+__all__ = ["explain"]
+
+_KEY_REFUSED = frozenset({401, 403, 407})  # about the proxy's key: passed on, they would say that the client's is wrong
+
+
+def explain(error: StreamcoError) -> RequestError:
+    """The refusal for an answer that failed; its text is the error's own, which names the endpoint."""
+    match error:
+        case ConfigError():
+            return refuse_setting(error)
+        case EndpointStatusError():
+            return _pass_status(error)
+        case EndpointTimeoutError():
+            return RequestError(504, str(error), code=f"{error.phase}_timeout")
+        case EngineError():
+            return RequestError(500, str(error), code="engine_error")
+        case EndpointError():
+            return RequestError(502, str(error), code="endpoint_failed")
+        case AllEndpointsFailed():
+            return RequestError(502, str(error), code="all_endpoints_failed")
+        case StreamClosed():
+            return RequestError(503, "proxy: expected to finish the answer, got a shutdown", code="shutdown")
+    return RequestError(500, str(error))
+
+
+def _pass_status(error: EndpointStatusError) -> RequestError:
+    status = error.status
+    if status in _KEY_REFUSED:
+        return RequestError(502, f"{error} (the key of the proxy for this endpoint, not yours)", code="endpoint_refused_key")
+    if not 400 <= status <= 599:
+        return RequestError(502, str(error), code="endpoint_failed")
+    headers = {} if error.retry_after is None else {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
+    detail = _detail(error.body)
+    return RequestError(status, str(error), param=_text(detail, "param"), code=_text(detail, "code"), headers=headers)
+
+
+def _detail(body: str) -> Any:
+    try:
+        return find_error(msgspec.json.decode(body))
+    except (msgspec.DecodeError, RecursionError):  # not JSON, or cut off: there is nothing more to tell than the message
+        return None
+
+
+def _text(detail: Any, name: str) -> str | None:
+    value = detail.get(name) if isinstance(detail, dict) else None
+    return value if isinstance(value, str) else None

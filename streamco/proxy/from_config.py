@@ -1,0 +1,153 @@
+"""From a configuration to what it names: the client with its endpoints, and the proxy's options."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import asdict
+
+from streamco.calibration.profile_store import save_profile
+from streamco.client.client import Client
+from streamco.client.race.dispatcher import DispatchOptions
+from streamco.client.race.migration import MigrationOptions
+from streamco.client.speculation.verifier_binding import SpeculationOptions, drafting
+from streamco.endpoints.address import read_key
+from streamco.endpoints.base import Endpoint, TokenPrices
+from streamco.endpoints.verifiers.base import Verifier
+from streamco.errors import ConfigError
+from streamco.profiles import Profile
+from streamco.proxy.config import PACKAGED, DeviceSection, PriceTable, ProxyConfig, ServerSection, SpeculateSection
+from streamco.proxy.options import ProxyOptions
+
+if TYPE_CHECKING:
+    from streamco.endpoints.device import DeviceEndpoint
+
+__all__ = ["build_client", "build_options", "keep_profile"]
+
+
+def build_client(config: ProxyConfig, environ: Mapping[str, str] = os.environ) -> Client:
+    """The client that a configuration describes, not started.
+
+    Raises:
+        ConfigError: nobody to answer, a file or key that isn't there, a setting out of range.
+        EngineError: the packaged model isn't installed.
+    """
+    device = None if config.device is None else _build_device(config.device, config.speculate)
+    servers = [_build_server(section, index, environ, device) for index, section in enumerate(config.server)]
+    if device is None and not servers:
+        raise ConfigError("config: expected a [device] section, a [[server]] section or both, got neither")
+    dispatch = config.dispatch
+    profile = None if dispatch.profile is None else Path(dispatch.profile)
+    return Client(
+        device,
+        servers or None,
+        budget=dispatch.budget,
+        policy=dispatch.policy,
+        pace=dispatch.pace,
+        profile=profile if profile is not None and profile.exists() else None,
+        on_failure=dispatch.on_failure,
+        mode=config.speculate.mode,
+        verifier=_build_verifier(config.speculate, environ),
+        speculation=SpeculationOptions(
+            budget=config.speculate.budget,
+            window=config.speculate.window,
+            threshold=config.speculate.threshold,
+            most_branches=config.speculate.most_branches,
+            is_adaptive=config.speculate.is_adaptive,
+        ),
+        migration=MigrationOptions(**asdict(config.migration)),
+        dispatch=DispatchOptions(
+            constrained=dispatch.constrained,
+            explore=dispatch.explore,
+            hedge_tools=dispatch.hedge_tools,
+            exchange_rate=dispatch.exchange_rate,
+            reader_rate=dispatch.reader_rate,
+        ),
+        seed=dispatch.seed,
+    )
+
+
+def build_options(config: ProxyConfig, api_key: str | None = None, environ: Mapping[str, str] = os.environ) -> ProxyOptions:
+    """The options that a configuration describes.
+
+    Args:
+        config: the configuration.
+        api_key: goes before the environment's.
+        environ: where ``api_key_env`` is looked up; not set there: no key.
+
+    Raises:
+        ConfigError: a setting out of range.
+    """
+    section = config.proxy
+    given = environ.get(section.api_key_env) or None
+    names = (name for server in config.server for name in (server.model, server.name) if name)
+    listening = {name: value for name, value in asdict(section).items() if name != "api_key_env"}
+    return ProxyOptions(
+        **listening,
+        api_key=given if api_key is None else api_key,
+        models=tuple(dict.fromkeys(names)),
+        raw_prompts=all(server.api == "completions" for server in config.server),
+    )
+
+
+def keep_profile(client: Client, config: ProxyConfig) -> None:
+    """Write what the client learned where the configuration says, if it does.
+
+    Raises:
+        ConfigError: the file can't be written.
+    """
+    if config.dispatch.profile is not None:
+        save_profile(Profile.from_json(client.profile()), config.dispatch.profile)
+
+
+def _build_device(section: DeviceSection, speculate: SpeculateSection) -> DeviceEndpoint:
+    from streamco.endpoints.device import DeviceEndpoint
+    from streamco.engines.base import EngineOptions
+    from streamco.engines.llamacpp.bundled_model import packaged_model
+
+    path = packaged_model() if section.model == PACKAGED else Path(section.model)
+    if not path.is_file():
+        raise ConfigError(f"device.model: expected a GGUF file, got nothing at {path}")
+    options = EngineOptions(context_tokens=section.context, max_sequences=section.sequences, threads=section.threads)
+    if speculate.mode != "race":
+        options = drafting(options, speculate.budget, section.drafts * (2 + speculate.most_branches))
+    return DeviceEndpoint(path, name=section.name, options=options)
+
+
+def _build_server(section: ServerSection, index: int, environ: Mapping[str, str], device: DeviceEndpoint | None) -> Endpoint:
+    from streamco.endpoints.openai import OpenAIEndpoint
+    from streamco.proxy.probed import ProbedEndpoint
+
+    where = f"server[{index}].api_key_env"
+    kind = ProbedEndpoint if section.probe else OpenAIEndpoint
+    return kind(
+        section.model,
+        base_url=section.base_url,
+        api_key=None if section.api_key_env is None else read_key(section.api_key_env, setting=where, environ=environ),
+        name=section.name,
+        provider=section.provider,
+        api=section.api,
+        timeouts=section.timeouts,
+        prices=None if section.prices is None else _per_token(section.prices),
+        capabilities=section.capabilities,
+        tokenizer=device if section.probe else None,
+    )
+
+
+def _build_verifier(section: SpeculateSection, environ: Mapping[str, str]) -> Verifier | None:
+    if section.verifier is None:
+        return None
+    from streamco.endpoints.verifiers.streamco import VerifierEndpoint
+
+    token = None if section.token_env is None else read_key(section.token_env, setting="speculate.token_env", environ=environ)
+    return VerifierEndpoint(section.verifier, token=token, is_plain=section.is_plain)
+
+
+def _per_token(prices: PriceTable) -> TokenPrices:
+    prompt, completion, cached = (
+        None if price is None else price / 1e6 for price in (prices.prompt, prices.completion, prices.cached_prompt)
+    )
+    return TokenPrices(prompt=prompt, completion=completion, cached_prompt=cached)

@@ -1,0 +1,156 @@
+"""Chunks of a client's answer in the shapes of OpenAI's API, for chat completions and for completions.
+
+The deltas are the objects that came from the wire; they are encoded here, once. What OpenAI leaves out is left out (fields of a delta that
+say nothing), what it sends as null is sent (``finish_reason``, ``logprobs``), and fields that only some servers have come when asked for.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any, Protocol
+
+import msgspec
+from msgspec.structs import replace
+
+from streamco.openai_types import ChatCompletion, ChatCompletionChunk, ChunkChoice
+
+__all__ = ["ChatShape", "CompletionShape", "Shape"]
+
+_encode = msgspec.json.Encoder().encode
+
+Json = dict[str, Any]
+
+
+class Shape(Protocol):
+    """One answer's shape."""
+
+    def event(self, chunk: ChatCompletionChunk) -> bytes:
+        """The chunk as a server-sent event, b"" when it has nothing to say in this shape."""
+        ...
+
+    def ending(self, reason: str | None) -> bytes:
+        """The end of a stream whose endpoint told its finish reason outside the chunks, b"" where the chunks had it."""
+        ...
+
+    def whole(self, answer: ChatCompletion, reason: str | None) -> bytes:
+        """A whole answer as one JSON object; choices without a finish reason get ``reason``."""
+        ...
+
+
+class _Shape:
+    """What both share.
+
+    Args:
+        model: the model's name where no endpoint tells one.
+        wants_usage: the other chunks of a stream say ``"usage": null``.
+        wants_ids: tell token ids.
+    """
+
+    prefix: str
+    chunk_object: str
+
+    def __init__(self, *, model: str, wants_usage: bool = False, wants_ids: bool = False) -> None:
+        self._model = model
+        self._wants_usage = wants_usage
+        self._wants_ids = wants_ids
+        self._head: Json | None = None
+        self._begun: set[int] = set()
+        self._finished: set[int] = set()
+
+    def event(self, chunk: ChatCompletionChunk) -> bytes:
+        choices = [shaped for choice in chunk.choices if (shaped := self._take(choice)) is not None]
+        if not choices and chunk.usage is None:
+            return b""
+        if self._head is None:
+            self._head = self._begin(chunk)
+        body = {**self._head, "choices": choices}
+        if self._wants_usage:
+            body["usage"] = chunk.usage
+        return b"data: %b\n\n" % _encode(body)
+
+    def ending(self, reason: str | None) -> bytes:
+        missing = sorted(self._begun - self._finished)
+        if reason is None or not missing:
+            return b""
+        return self.event(ChatCompletionChunk(choices=[ChunkChoice(index=index, finish_reason=reason) for index in missing]))
+
+    def _take(self, choice: ChunkChoice) -> Json | None:
+        if choice.finish_reason is not None:
+            self._finished.add(choice.index)
+        shaped = self._choice(choice)
+        self._begun.add(choice.index)
+        if shaped is not None and self._wants_ids and choice.token_ids is not None:
+            shaped["token_ids"] = choice.token_ids
+        return shaped
+
+    def _begin(self, chunk: ChatCompletionChunk | ChatCompletion) -> Json:
+        """What all chunks of an answer say alike, though it may change hands: the first one's, completed."""
+        head: Json = {
+            "id": chunk.id or f"{self.prefix}-{uuid.uuid4().hex}",
+            "object": self.chunk_object,
+            "created": chunk.created or int(time.time()),
+            "model": chunk.model or self._model,
+        }
+        for name in ("system_fingerprint", "service_tier"):
+            if (value := getattr(chunk, name)) is not None:
+                head[name] = value
+        return head
+
+    def _choice(self, choice: ChunkChoice) -> Json | None:
+        raise NotImplementedError
+
+
+class ChatShape(_Shape):
+    """``/v1/chat/completions``."""
+
+    prefix = "chatcmpl"
+    chunk_object = "chat.completion.chunk"
+
+    def whole(self, answer: ChatCompletion, reason: str | None) -> bytes:
+        """``chat.completion``."""
+        choices = []
+        for choice in answer.choices:
+            said = {"role": choice.message.role, "content": choice.message.content, "refusal": choice.message.refusal}
+            more = {name: value for name in ("reasoning_content", "tool_calls") if (value := getattr(choice.message, name)) is not None}
+            choices.append(
+                {
+                    "index": choice.index,
+                    "message": said | more,
+                    "logprobs": choice.logprobs,
+                    "finish_reason": choice.finish_reason or reason,
+                }
+            )
+        return _encode({**self._begin(answer), "object": "chat.completion", "choices": choices, "usage": answer.usage})
+
+    def _choice(self, choice: ChunkChoice) -> Json:
+        delta = choice.delta
+        if choice.index not in self._begun and delta.role is None:
+            delta = replace(delta, role="assistant")  # OpenAI's first delta has it, and frameworks build the message's class from it
+        return {"index": choice.index, "delta": delta, "logprobs": choice.logprobs, "finish_reason": choice.finish_reason}
+
+
+class CompletionShape(_Shape):
+    """``/v1/completions``. Reasoning, refusals and tool calls have no place in it."""
+
+    prefix = "cmpl"
+    chunk_object = "text_completion"
+
+    def whole(self, answer: ChatCompletion, reason: str | None) -> bytes:
+        """``text_completion``."""
+        choices = [
+            {
+                "index": choice.index,
+                "text": choice.message.content or "",
+                "logprobs": None,
+                "finish_reason": choice.finish_reason or reason,
+            }
+            for choice in answer.choices
+        ]
+        return _encode({**self._begin(answer), "choices": choices, "usage": answer.usage})
+
+    def _choice(self, choice: ChunkChoice) -> Json | None:
+        text = choice.delta.content or ""
+        if not text and choice.finish_reason is None:
+            return None
+        return {"index": choice.index, "text": text, "logprobs": None, "finish_reason": choice.finish_reason}

@@ -1,0 +1,158 @@
+"""Who may ask, how much, and how many at once: the middlewares and the admission of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+
+from streamco.server.options import ListenOptions, is_loopback
+from streamco.server.http_errors import RequestError, error_response, overloaded
+
+__all__ = ["Admission", "authorize", "check_key", "means_loopback", "read_body", "translate_errors"]
+
+logger = logging.getLogger("streamco.server")
+
+BODY_SECONDS = 30.0  # a megabyte at 280 kbit/s; slower than that is a client that holds a place open
+OPEN_PATHS = frozenset({"/health"})  # probes have no key
+REASONS = {404: "path: expected a path of the API, got {path}", 405: "method: expected {allowed}, got {method} on {path}"}
+
+
+@web.middleware
+async def translate_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every error leaves in OpenAI's form; the unexpected ones are logged and told without details."""
+    try:
+        return await handler(request)
+    except RequestError as refusal:
+        return error_response(refusal)
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        return error_response(_refusal_of(request, error))
+    except ConnectionError:
+        return web.Response(status=499, reason="Client Closed Request")  # for the record: nobody is there to be told
+    except Exception:
+        logger.exception("%s %s failed", request.method, request.path)
+        return error_response(RequestError(500, "server: expected to answer, got an internal error"))
+
+
+def _refusal_of(request: web.Request, error: web.HTTPException) -> RequestError:
+    allowed = ", ".join(sorted(error.allowed_methods)) if isinstance(error, web.HTTPMethodNotAllowed) else ""
+    headers = {"Allow": allowed} if allowed else {}
+    text = REASONS.get(error.status, error.reason or "")
+    return RequestError(error.status, text.format(path=request.path, method=request.method, allowed=allowed), headers=headers)
+
+
+def authorize(options: ListenOptions, *, deferred: frozenset[str] = frozenset()) -> Middleware:
+    """A middleware that asks for the key; without one, it answers only clients who mean this machine.
+
+    Paths in ``deferred`` see to the key themselves.
+
+    Web pages can make a browser send requests to a loopback port under a name of their own (DNS rebinding); the Host header gives them
+    away.
+    """
+    is_guarded = options.api_key is None and not options.allow_open
+    open_paths = OPEN_PATHS | deferred
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path not in open_paths:
+            check_key(options, request)
+        if is_guarded and not means_loopback(request.headers.get("Host", "")):
+            raise RequestError(403, "host: expected a loopback name or address while the server has no api key")
+        return await handler(request)
+
+    return middleware
+
+
+def check_key(options: ListenOptions, request: web.Request) -> None:
+    """Whether the key in the request's header, where one is asked for, is the right one.
+
+    Raises:
+        RequestError: 401 it isn't.
+    """
+    if options.api_key is None:
+        return
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    is_right = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), options.api_key.encode())
+    if not is_right or scheme.lower() != "bearer":
+        message = "api key: expected a valid key, got " + ("another" if given else "none: send it as Authorization: Bearer KEY")
+        raise RequestError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def means_loopback(host: str) -> bool:
+    """Whether the host of a request's header is this machine, by whatever name."""
+    name = host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
+    return not host or is_loopback(name.lower())
+
+
+async def read_body(request: web.Request) -> bytes:
+    """The body of a JSON request.
+
+    Raises:
+        RequestError: 415 another content type, 413 too large, 408 too slow, 400 broken in transit.
+    """
+    if request.content_type != "application/json":  # none at all included: web pages may send that to any address without asking
+        got = request.content_type if "Content-Type" in request.headers else "none"
+        raise RequestError(415, f"content type: expected application/json, got {got}")
+    limit = request.client_max_size
+    if (request.content_length or 0) > limit:
+        raise _too_large(limit)
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await request.read()
+    except TimeoutError as error:
+        raise RequestError(408, f"body: expected all of it within {BODY_SECONDS:g} s") from error
+    except web.HTTPRequestEntityTooLarge as error:
+        raise _too_large(limit) from error
+    except web.RequestPayloadError as error:
+        raise RequestError(400, f"body: expected well-formed HTTP, got {error}") from error
+
+
+def _too_large(limit: int) -> RequestError:
+    return RequestError(413, f"body: expected at most {limit} bytes, got more")
+
+
+class Admission:
+    """How many requests are in the house."""
+
+    def __init__(self, options: ListenOptions) -> None:
+        self._most = options.max_streams
+        self._wait = options.retry_after
+        self._present = 0
+        self._is_closed = False
+
+    @property
+    def present(self) -> int:
+        """Requests admitted and not yet answered."""
+        return self._present
+
+    def close(self) -> None:
+        """Admit nobody any more."""
+        self._is_closed = True
+
+    def check_open(self) -> None:
+        """Raise 503 once the server is shutting down."""
+        if self._is_closed:
+            raise RequestError(503, "server: expected it to run, got a shutdown", code="shutdown", headers={"Retry-After": "5"})
+
+    @contextmanager
+    def admitted(self) -> Iterator[None]:
+        """A place for one request.
+
+        Raises:
+            RequestError: 429 all places are taken, 503 the server is shutting down.
+        """
+        self.check_open()
+        if self._present >= self._most:
+            raise overloaded(f"requests: expected at most {self._most} at once, got one more", self._wait)
+        self._present += 1
+        try:
+            yield
+        finally:
+            self._present -= 1

@@ -1,0 +1,80 @@
+"""Profiles by name or by file: the tables that let a small local server behave like a large remote one.
+
+A profile is a small JSON file of derived figures (quantiles, medians) that names its source and licence. The packaged ones lie in
+``streamco/server/profiles``; ``bench/make_latency_profiles.py`` makes them from recorded measurements.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from streamco.errors import ConfigError
+from streamco.server.latency_replay import LatencyProfile
+from streamco.server.step_times import StepTimes
+
+__all__ = ["load_latency", "load_step_times", "packaged_names"]
+
+T = TypeVar("T", LatencyProfile, StepTimes)
+
+LARGEST = 1 << 20  # bytes; the packaged ones are below 3 kB
+
+
+class _Kind(msgspec.Struct):
+    kind: str = ""
+
+
+def packaged_names(kind: str) -> list[str]:
+    """Names of the packaged profiles of one kind (``latency`` or ``step_times``), sorted."""
+    folder = resources.files("streamco.server") / "profiles"
+    found = (entry for entry in folder.iterdir() if entry.name.endswith(".json"))
+    return sorted(entry.name.removesuffix(".json") for entry in found if msgspec.json.decode(entry.read_bytes(), type=_Kind).kind == kind)
+
+
+def load_latency(name: str) -> LatencyProfile:
+    """The latency profile of a packaged name or of a JSON file.
+
+    Raises:
+        ConfigError: no such name or file, or the file is not a latency profile.
+    """
+    return _load(name, "latency", LatencyProfile)
+
+
+def load_step_times(name: str) -> StepTimes:
+    """The step-time profile of a packaged name or of a JSON file.
+
+    Raises:
+        ConfigError: no such name or file, or the file is not a step-time profile.
+    """
+    return _load(name, "step_times", StepTimes)
+
+
+def _load(name: str, kind: str, shape: type[T]) -> T:
+    data = _read(name, kind)
+    try:
+        found = msgspec.json.decode(data, type=_Kind).kind
+        if found != kind:
+            raise ConfigError(f"{kind} profile: expected kind {kind!r}, got {found!r} in {name}")
+        return msgspec.json.decode(data, type=shape)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{kind} profile: {name}: {error}") from error
+
+
+def _read(name: str, kind: str) -> bytes:
+    """Bytes of a profile; a name without a folder or suffix is a packaged one."""
+    path = Path(name)
+    if path.suffix != ".json" and path.name == name:
+        if name not in packaged_names(kind):
+            raise ConfigError(f"{kind} profile: expected a JSON file or one of {', '.join(packaged_names(kind))}, got {name!r}")
+        return (resources.files("streamco.server") / "profiles" / f"{name}.json").read_bytes()
+    try:
+        with path.open("rb") as file:
+            data = file.read(LARGEST + 1)
+    except OSError as error:
+        raise ConfigError(f"{kind} profile: {name}: {error.strerror or error}") from error
+    if len(data) > LARGEST:
+        raise ConfigError(f"{kind} profile: expected at most {LARGEST} bytes, got more in {name}")
+    return data

@@ -1,0 +1,1 @@
+"""The verifier service: device sessions over WebSocket, verification batches on the engine."""

@@ -1,0 +1,271 @@
+"""Drafts verified over WebSockets: the path ``/v1/verify`` of ``streamco serve`` (docs/verifier-protocol.md).
+
+It is a path like the others, so one port, one certificate and one key serve both. A connection is two coroutines: the handler reads
+frames and hands them on, a writer sends what there is to say. The handler stops reading while its own answers aren't read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections import deque
+from urllib.parse import urlsplit
+
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from streamco.engines.base import HoldingEngine
+from streamco.server.verify.sessions import Host
+from streamco.server.middleware import check_key, means_loopback
+from streamco.server.options import ListenOptions
+from streamco.server.verify.address_limits import Peers
+from streamco.server.http_errors import RequestError, overloaded
+from streamco.server.verify.options import VerifyOptions
+from streamco.server.wakeup import Bell
+from streamco.wire.verify.frames import PATH, SUBPROTOCOL, Hello, VerifyLimits
+from streamco.wire.verify.codec import VerifyCodec
+from streamco.wire.verify.errors import HelloExpectedError, ShuttingDownError, UnauthorisedError
+from streamco.wire.verify.server import VerifyServer
+
+__all__ = ["PATH", "STATS_PATH", "VerifyService"]
+
+STATS_PATH = f"{PATH}/stats"
+
+logger = logging.getLogger("streamco.server.verify.service")
+
+_MOST_UNSENT = 256  # messages; a client that sends on without reading them isn't read
+_CLOSE_SECONDS = 2.0  # for the other side's part of closing
+_WEBSOCKET_BYTES = 1 << 16  # a message so much above the limit is answered; beyond it the connection is closed with 1009
+
+
+class VerifyService:
+    """The handlers of a server that verifies.
+
+    Args:
+        engine: holds the sequences; stays the caller's.
+        options: what is borne.
+        listen: the key.
+        model: what the welcome calls it.
+    """
+
+    def __init__(self, engine: HoldingEngine, options: VerifyOptions, listen: ListenOptions, *, model: str) -> None:
+        self.options = options
+        self.peers = Peers(
+            connections=options.connections, peer_connections=options.peer_connections, faults_per_minute=options.faults_per_minute
+        )
+        self._engine = engine
+        self._listen = listen
+        self._model = model
+        self._host: Host | None = None
+        self._connections: set[_Connection] = set()
+        self._joined = 0
+        self.is_stopping = False
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """``GET /v1/verify``: one connection, to its end.
+
+        Raises:
+            RequestError: 400 or 426 no such WebSocket, 401 another key, 403 somebody else's web page, 429 too much from there,
+                503 a shutdown.
+        """
+        now, peer = asyncio.get_running_loop().time(), request.remote or ""
+        self._check(request, peer, now)
+        socket = web.WebSocketResponse(
+            protocols=(SUBPROTOCOL,),
+            compress=False,
+            heartbeat=self.options.ping_interval,
+            max_msg_size=self.options.frame_bytes + _WEBSOCKET_BYTES,
+            timeout=_CLOSE_SECONDS,
+        )
+        self._joined += 1
+        connection = _Connection(self, request, socket, f"device{self._joined}", peer)
+        self.peers.join(peer)
+        self._connections.add(connection)
+        try:
+            await socket.prepare(request)
+            await connection.run()
+        finally:
+            self._connections.discard(connection)
+            self.peers.leave(peer)
+            faults = connection.faults
+            if faults:
+                self.peers.note_faults(peer, faults, now=asyncio.get_running_loop().time())
+        return socket
+
+    async def stats(self, _request: web.Request) -> web.Response:
+        """``GET /v1/verify/stats``."""
+        return web.json_response(self.host.figures())
+
+    async def stop(self, _app: web.Application | None = None) -> None:
+        """Tell every device that the server goes away."""
+        self.is_stopping = True
+        for connection in list(self._connections):
+            connection.stop()
+
+    async def close(self, _app: web.Application | None = None) -> None:
+        """Give the sessions up; idempotent."""
+        if self._host is not None:
+            self._host.close()
+
+    @property
+    def host(self) -> Host:
+        """The sessions; made when the first is asked for, in the loop that serves."""
+        if self._host is None:
+            self._host = Host(self._engine, self.options)
+        return self._host
+
+    def make_server(self) -> VerifyServer:
+        """The protocol's end of a new connection."""
+        options, info = self.options, self._engine.info
+        limits = VerifyLimits(
+            frame_bytes=options.frame_bytes,
+            context_tokens=info.context_tokens,
+            draft_tokens=options.draft_tokens,
+            top_k=options.top_k,
+            sessions=options.connection_sessions,
+        )
+        codec = VerifyCodec(info.vocabulary_size, limits)
+        return VerifyServer(codec, info.vocabulary, model=self._model[:256], resume_s=options.resume_s, is_exact=True)
+
+    def is_authorised(self, token: str | None, *, by_header: bool) -> bool:
+        """Whether a hello's token, with or without a right header, is enough."""
+        key = self._listen.api_key
+        if key is None:
+            return True
+        return by_header if token is None else hmac.compare_digest(token.encode("utf-8", "surrogateescape"), key.encode())
+
+    def _check(self, request: web.Request, peer: str, now: float) -> None:
+        if self.is_stopping:
+            raise RequestError(503, "server: expected it to run, got a shutdown", code="shutdown", headers={"Retry-After": "5"})
+        if request.headers.get("Upgrade", "").lower() != "websocket":
+            raise RequestError(426, f"{PATH}: expected a WebSocket, got a plain request", headers={"Upgrade": "websocket"})
+        offered = {each.strip() for each in request.headers.get("Sec-WebSocket-Protocol", "").split(",")}
+        if SUBPROTOCOL not in offered:
+            raise RequestError(400, f"subprotocol: expected {SUBPROTOCOL}, got {', '.join(sorted(offered)) or 'none'}")
+        origin = request.headers.get("Origin")
+        page = None if origin is None else urlsplit(origin).netloc  # of a sandboxed page: empty
+        if page is not None and self._listen.api_key is None and not (page and means_loopback(page)):
+            raise RequestError(403, "origin: expected a page of this machine while the server has no api key")
+        objection = self.peers.objection(peer, now=now)
+        if objection is not None:
+            raise overloaded(*objection)
+        if "Authorization" in request.headers:  # else it comes with the hello
+            try:
+                check_key(self._listen, request)
+            except RequestError:
+                self.peers.note_faults(peer, 1, now=now)
+                raise
+
+
+class _Connection:
+    """Implements ``Line``."""
+
+    def __init__(self, service: VerifyService, request: web.Request, socket: web.WebSocketResponse, device: str, peer: str) -> None:
+        self.server = service.make_server()
+        self.device = device
+        self.peer = peer
+        self._service = service
+        self._request = request
+        self._socket = socket
+        self._is_authorised = "Authorization" in request.headers  # it was checked before
+        self._is_welcome = False
+        self._is_over = False
+        self._unsent: deque[bytes] = deque()
+        self._bell = Bell()
+        self._room = Bell()
+
+    @property
+    def faults(self) -> int:
+        """What it did that no working client does."""
+        return self.server.faults + (self.server.is_closed and not self._is_welcome and not self._service.is_stopping)
+
+    async def run(self) -> None:
+        """Until either side ends it."""
+        host = self._service.host
+        writer = asyncio.create_task(self._write(), name="streamco-verify-writer")
+        try:
+            await self._read(host)
+            self._is_over = True
+            self._bell.ring()
+            await writer
+        finally:
+            if self._is_welcome:
+                host.leave(self)
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+
+    def flush(self) -> None:
+        """Send what the server's end has to say."""
+        self._unsent += self.server.take_messages()
+        self._bell.ring()
+
+    def stop(self) -> None:
+        """The server goes away."""
+        self.server.refuse(ShuttingDownError("server: expected it to run, got a shutdown"))
+        self.flush()
+
+    async def _read(self, host: Host) -> None:
+        while not self.server.is_closed:
+            message = await self._receive()
+            if message is None:
+                break
+            frame = self.server.receive(message)
+            if isinstance(frame, Hello):
+                self._greet(host, frame)
+            elif frame is not None:
+                host.handle(self, frame)
+            self.flush()
+            while len(self._unsent) > _MOST_UNSENT and not self._is_over:
+                await self._room.wait(None)
+
+    async def _receive(self) -> bytes | str | None:
+        """The next message; None: there is none any more."""
+        limit = None if self._is_welcome else self._service.options.hello_timeout
+        try:
+            async with asyncio.timeout(limit):
+                message = await self._socket.receive()
+        except TimeoutError:
+            self.server.refuse(HelloExpectedError(f"connection: expected a hello within {limit:g} s, got none"))
+            self.flush()
+            return None
+        return message.data if message.type in {WSMsgType.BINARY, WSMsgType.TEXT} else None
+
+    def _greet(self, host: Host, hello: Hello) -> None:
+        if self._service.is_authorised(hello.token, by_header=self._is_authorised):
+            self._is_welcome = True
+            self.server.welcome()
+            host.join(self)
+        else:
+            message = "token: expected a valid one, got " + ("none" if hello.token is None else "another")
+            self.server.refuse(UnauthorisedError(message))
+
+    async def _write(self) -> None:
+        """Send until the connection is over, and close it behind the last message."""
+        while not self._socket.closed:
+            while self._unsent:
+                if not await self._send(self._unsent.popleft()):
+                    self._is_over = True
+                    self._room.ring()
+                    return
+                self._room.ring()
+            if self.server.is_closed:
+                code = WSCloseCode.GOING_AWAY if self._service.is_stopping else WSCloseCode.POLICY_VIOLATION
+                await self._socket.close(code=code)
+                return
+            if self._is_over:
+                return
+            await self._bell.wait(None)
+
+    async def _send(self, message: bytes) -> bool:
+        """False: the connection is lost."""
+        try:
+            async with asyncio.timeout(self._service.options.write_timeout):
+                await self._socket.send_bytes(message)
+        except TimeoutError:
+            logger.info("a device that doesn't read was dropped")
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            return False
+        except ConnectionError:
+            return False
+        return True

@@ -1,0 +1,141 @@
+"""Drafts judged by the rule of their session, from whole rows of the target.
+
+Rows are read on the engine's thread, where nothing but what the rule needs is kept of them; the ruling itself, with its dice, is made
+where it is asked for. Nothing is cut before a rule sees it, so speculative sampling is exact whatever the filters.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, assert_never
+
+from msgspec import Struct
+
+from streamco.config import SamplingOptions
+from streamco.engines.base import Prediction
+from streamco.engines.sampling import Sampler, top_probabilities
+from streamco.errors import ConfigError, EngineError
+from streamco.policies.acceptance import Distribution, verify_greedy, verify_sampled, verify_threshold
+from streamco.wire.verify.topk import Row, quantise
+from streamco.wire.verify.frames import Rule, RuleKind
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["Question", "Ruling", "TargetRows"]
+
+_LEAST_TOP_P = 1e-9
+
+
+class Question(Struct, frozen=True, kw_only=True):
+    """What is to be judged, and how.
+
+    Args:
+        draft: ids to be judged.
+        drafted_from: what each of them was drawn from; empty where the rule doesn't need it.
+        rule: of the session.
+        top_k: ids in each row that the verdict tells; 0: none are told.
+        dice: of the session.
+    """
+
+    draft: tuple[int, ...]
+    drafted_from: tuple[Row, ...] = ()
+    rule: Rule = Rule()
+    top_k: int = 0
+    dice: Random
+
+
+class Ruling(Struct, frozen=True):
+    """What becomes of a draft.
+
+    Args:
+        accepted: of its ids stay, from the first.
+        token: follows them; None: there is no room for it.
+        rows: of the target behind each place, where they were asked for.
+    """
+
+    accepted: int
+    token: int | None
+    rows: tuple[Row, ...] = ()
+
+
+class TargetRows:
+    """Implements ``RowReader``: takes of each row what its question needs, and rules when the last one was read."""
+
+    def __init__(self, question: Question) -> None:
+        rule = question.rule
+        self._question = question
+        self._choices: list[int] = []
+        self._distributions: list[Distribution] = []
+        self._rows: list[Row] = []
+        self._is_unfiltered = not rule.top_k and rule.top_p >= 1.0 and not rule.min_p
+        self._greedy = Sampler(SamplingOptions(temperature=0))
+        self._filtered = Sampler(
+            SamplingOptions(temperature=rule.temperature, top_k=rule.top_k, top_p=max(rule.top_p, _LEAST_TOP_P), min_p=rule.min_p)
+        )
+
+    def judge(self, logits: NDArray[np.float32], position: int, token: int | None, /) -> Prediction:
+        """Keep what the rule will ask of this row.
+
+        Raises:
+            EngineError: the logits are not numbers, or the rule can do nothing with them.
+        """
+        try:
+            return self._take(logits, position, token)
+        except (ConfigError, ArithmeticError, ValueError) as error:
+            raise EngineError(f"row {position}: {error}") from error
+
+    def _take(self, logits: NDArray[np.float32], position: int, token: int | None) -> Prediction:
+        import numpy as np
+
+        rule, top_k = self._question.rule, self._question.top_k
+        best = self._greedy.draw(logits)
+        self._choices.append(best)
+        is_sampled = rule.kind is RuleKind.SAMPLE
+        with np.errstate(over="ignore", under="ignore"):
+            if is_sampled and not self._is_unfiltered:
+                self._distributions.append(Distribution(*self._filtered.distribution(logits)))
+            elif rule.kind is not RuleKind.GREEDY:
+                self._distributions.append(_whole(logits, best, rule.temperature if is_sampled else 1.0))
+            if top_k:
+                told = _at(logits, best, rule.temperature).astype(np.float32) if is_sampled else logits
+                self._rows.append(quantise(top_probabilities(told, top_k), is_whole=False))
+        return Prediction(position=position, greedy=best, token=token)
+
+    def rule(self) -> Ruling:
+        """What becomes of the draft.
+
+        Raises:
+            EngineError: not all of its rows were read.
+        """
+        question = self._question
+        if len(self._choices) != len(question.draft) + 1:
+            raise EngineError(f"verdict: expected {len(question.draft) + 1} rows, got {len(self._choices)}")
+        match question.rule.kind:
+            case RuleKind.GREEDY:
+                verdict = verify_greedy(question.draft, self._choices)
+            case RuleKind.SAMPLE:
+                drafted_from = [row.distribution() for row in question.drafted_from]
+                verdict = verify_sampled(question.draft, drafted_from, self._distributions, question.dice)
+            case RuleKind.THRESHOLD:
+                verdict = verify_threshold(question.draft, self._distributions, question.rule.threshold)
+            case _ as never:
+                assert_never(never)
+        return Ruling(verdict.accepted, verdict.token, tuple(self._rows))
+
+
+def _whole(logits: NDArray[np.float32], best: int, temperature: float) -> Distribution:
+    """Of the whole vocabulary, in the order of ids: nothing is sorted (0.4 ms of 49,152, not 5)."""
+    import numpy as np
+
+    weights = np.exp(_at(logits, best, temperature))
+    return Distribution(None, weights / weights.sum())
+
+
+def _at(logits: NDArray[np.float32], best: int, temperature: float) -> NDArray[np.float64]:
+    """At a temperature, the best one 0; in float64, where the smallest one that can be asked for is above 0 still."""
+    import numpy as np
+
+    scaled: NDArray[np.float64] = (logits.astype(np.float64) - float(logits[best])) / temperature
+    return scaled

@@ -1,0 +1,188 @@
+"""From the engine's thread to one request's coroutine.
+
+The engine calls ``wake`` once a burst and sequence; ``Waker`` turns all that come before the loop has run into a single loop wake-up.
+A ``Work`` is one generation read by one coroutine: it takes pieces only when its reader wants some, so a slow HTTP reader fills the
+generation's ring and parks that sequence, and neither the engine's thread nor the other sequences.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from streamco.engines.base import Engine, Generation, GenerationEnd, GenerationRequest, TextPiece
+from streamco.server.latency_replay import Holdback
+
+__all__ = ["Bell", "Clock", "LoopClock", "Waker", "Work"]
+
+AHEAD = 1024  # pieces taken over while they are held back; beyond it the ring fills and the sequence parks
+TIMER_SLACK = 0.001  # s; uvloop rounds timers to milliseconds and may fire early
+
+
+class Bell:
+    """An event one coroutine waits for with a deadline, without a task or a timeout context for each wait."""
+
+    def __init__(self) -> None:
+        self._waiter: asyncio.Future[bool] | None = None
+        self._was_rung = False
+
+    def ring(self) -> None:
+        """Wake the waiter; remembered when there is none. Loop thread only."""
+        self._was_rung = True
+        self._settle(True)
+
+    async def wait(self, deadline: float | None) -> bool:
+        """True once the bell has rung, False at ``deadline`` (loop time). Safe to cancel: a ring is not lost."""
+        if not self._was_rung:
+            loop = asyncio.get_running_loop()
+            self._waiter = loop.create_future()
+            timer = None if deadline is None else loop.call_at(max(deadline, loop.time() + TIMER_SLACK), self._settle, False)
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+                if timer is not None:
+                    timer.cancel()
+        was_rung, self._was_rung = self._was_rung, False
+        return was_rung
+
+    def _settle(self, value: bool) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(value)
+
+
+class Clock(Protocol):
+    """Where a server's time comes from; tests bring their own."""
+
+    def now(self) -> float:
+        """Seconds on a monotonic clock."""
+        ...
+
+    async def wait(self, bell: Bell, deadline: float | None) -> bool:
+        """True once the bell has rung, False at ``deadline``."""
+        ...
+
+
+class LoopClock:
+    """The running event loop's clock."""
+
+    def now(self) -> float:
+        """Seconds of the running loop."""
+        return asyncio.get_running_loop().time()
+
+    async def wait(self, bell: Bell, deadline: float | None) -> bool:
+        """See ``Bell.wait``."""
+        return await bell.wait(deadline)
+
+
+class Rung(Protocol):
+    """What can be woken."""
+
+    def ring(self) -> None:
+        """Something has come; called on the loop."""
+        ...
+
+
+class Waker:
+    """Coalesces the engine's wake calls into one loop wake-up. Create it inside the loop that reads."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._rung: deque[Rung] = deque()
+        self._is_scheduled = False
+
+    def bind(self, bell: Rung) -> Callable[[], None]:
+        """A ``wake`` for ``Engine.submit`` that rings this bell."""
+
+        def wake() -> None:
+            self._rung.append(bell)
+            if not self._is_scheduled:
+                self._is_scheduled = True
+                self._schedule()
+
+        return wake
+
+    def _schedule(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._ring)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+            # the loop went away before the engine: nobody is left to wake, and the engine's thread must live to be closed
+
+    def _ring(self) -> None:
+        # cleared first: a wake that comes during the loop below schedules another round instead of being missed
+        self._is_scheduled = False
+        while self._rung:
+            self._rung.popleft().ring()
+
+
+class Work:
+    """One generation, read by one coroutine.
+
+    Args:
+        engine: where it runs.
+        request: what to generate.
+        waker: the loop's.
+        clock: time for holding back and for deadlines.
+        holdback: None: pieces leave as they come.
+
+    Raises:
+        EngineError: the engine refused it.
+    """
+
+    def __init__(self, engine: Engine, request: GenerationRequest, waker: Waker, clock: Clock, holdback: Holdback | None = None) -> None:
+        self._bell = Bell()
+        self._clock = clock
+        self._holdback = holdback
+        self._stopped_by: str | None = None
+        self._has_ended = False
+        self._generation: Generation = engine.submit(request, waker.bind(self._bell))
+
+    @property
+    def stopped_by(self) -> str | None:
+        """Why ``stop`` was called, None while it was not."""
+        return self._stopped_by
+
+    async def receive(self, deadline: float | None) -> tuple[list[TextPiece], GenerationEnd | None] | None:
+        """The next burst; the end comes with or after the last one, and nothing after it.
+
+        Safe to cancel: nothing is lost.
+
+        Returns:
+            None when ``deadline`` (the clock's time) passed first, or when the work was stopped.
+        """
+        while self._stopped_by is None:
+            pieces, end, due = self._collect()
+            if pieces or end is not None:
+                return pieces, end
+            until = min((time for time in (deadline, due) if time is not None), default=None)
+            if not await self._clock.wait(self._bell, until) and deadline is not None and self._clock.now() >= deadline:
+                return None
+        return None
+
+    def stop(self, reason: str) -> None:
+        """Cancel the generation and wake its reader; idempotent, the first reason stays."""
+        if self._stopped_by is None:
+            self._stopped_by = reason
+            if not self._has_ended:
+                self._generation.cancel()
+            self._bell.ring()
+
+    def _collect(self) -> tuple[list[TextPiece], GenerationEnd | None, float | None]:
+        """What may leave now, and when there will be more that may."""
+        holdback = self._holdback
+        if holdback is None:
+            return *self._take(), None
+        now = self._clock.now()
+        if holdback.held < AHEAD and not self._has_ended:
+            holdback.push(*self._take(), now)
+        pieces, end = holdback.pop(now)
+        return pieces, end, holdback.due()
+
+    def _take(self) -> tuple[list[TextPiece], GenerationEnd | None]:
+        pieces, end = self._generation.take()
+        self._has_ended = self._has_ended or end is not None
+        return pieces, end

@@ -1,0 +1,1 @@
+"""Experiment files: scenarios and sweeps, the parallel runner, result tables and plots."""

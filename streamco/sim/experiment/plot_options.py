@@ -1,0 +1,87 @@
+"""Which pictures of an experiment are drawn: what an experiment's ``plot`` says, checked, and what is drawn where it says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from streamco.errors import ConfigError
+from streamco.sim.experiment.sweep_axes import Axis, label_of
+from streamco.sim.experiment.option_errors import pick
+from streamco.sim.experiment.yaml_document import Document, Place
+from streamco.sim.experiment.scenario import Kind, figures_of
+
+__all__ = ["PlotOptions", "read_plots"]
+
+MOST_PANELS = 16
+
+
+class PlotOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One picture.
+
+    Args:
+        x: the sweep along the axis.
+        y: the figure.
+        line: the sweep that each line is a value of; None: one line.
+        panels: the sweep, or sweeps, with a panel for each value. Those that are nothing else have panels, too.
+        where: a value of each sweep that isn't to be drawn.
+        title: None: the experiment's name.
+    """
+
+    x: str
+    y: str
+    line: str | None = None
+    panels: str | tuple[str, ...] = ()
+    where: dict[str, Any] = {}
+    title: str | None = None
+
+
+def read_plots(
+    document: Document, told: PlotOptions | tuple[PlotOptions, ...] | None, axes: Sequence[Axis], kind: Kind
+) -> tuple[PlotOptions, ...]:
+    """The pictures, with all their panels.
+
+    Args:
+        told: what the file says.
+
+    Raises:
+        ConfigError: a sweep or figure that there isn't, or too many panels.
+    """
+    if told is None:
+        return _usual(axes, kind)
+    if isinstance(told, PlotOptions):
+        return (_check(document, told, axes, kind, ("plot",)),)
+    return tuple(_check(document, plot, axes, kind, ("plot", index)) for index, plot in enumerate(told))
+
+
+def _usual(axes: Sequence[Axis], kind: Kind) -> tuple[PlotOptions, ...]:
+    """The sweep with most numbers is x, the longest other one the lines."""
+    names = [axis.name for axis in sorted(axes, key=lambda axis: (-axis.is_numeric, -len(axis.values)))]
+    if not 1 <= len(names) <= 3:
+        return ()
+    return (PlotOptions(x=names[0], y=kind.columns[0], line=names[1] if len(names) > 1 else None, panels=tuple(names[2:])),)
+
+
+def _check(document: Document, plot: PlotOptions, axes: Sequence[Axis], kind: Kind, place: Place) -> PlotOptions:
+    labels = {axis.name: [value.label for value in axis.values] for axis in axes}
+    figures = figures_of(kind)
+    if plot.y not in figures:
+        raise ConfigError(f"{document.where((*place, 'y'))}: {pick(plot.y, figures)}")
+    panels = (plot.panels,) if isinstance(plot.panels, str) else plot.panels
+    drawn = [("x", plot.x), *([("line", plot.line)] if plot.line is not None else []), *(("panels", name) for name in panels)]
+    for field, name in [*drawn, *(("where", name) for name in plot.where)]:
+        if name not in labels:
+            raise ConfigError(f"{document.where((*place, field))}: {pick(name, labels)}; what is drawn has to be swept")
+    for name, label in plot.where.items():
+        if label_of(label) not in labels[name]:
+            raise ConfigError(f"{document.where((*place, 'where', name))}: {pick(label, tuple(map(str, labels[name])))}")
+    known = {*plot.where, *(name for _, name in drawn)}
+    panels = (*panels, *(name for name in labels if name not in known))
+    if (many := prod(len(labels[name]) for name in panels)) > MOST_PANELS:
+        held = ", ".join(panels)
+        raise ConfigError(f"{document.where(place)}: expected {MOST_PANELS} panels at most, got {many}: say in where which {held} is meant")
+    return msgspec.structs.replace(plot, panels=panels)

@@ -1,0 +1,131 @@
+"""What a sweep has finished, on disk as it goes: one JSON line for each scenario, never changed, only added to.
+
+A line is named by the content of its scenario, of the files that the scenario names, and of the code that ran it. So a sweep that was cut
+off, or that has more values than last time, goes on where it was; what was made by other code or from other files doesn't count. The last
+line may be torn, where the machine was switched off: it is cut away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from streamco.errors import ConfigError
+from streamco.sim.experiment.scenario import Outcome, Scenario
+
+__all__ = ["Ledger", "code_digest", "name_of"]
+
+ASIDE = {"cli", "proxy", "testing", "calibration", "__pycache__"}  # folders of the package that no outcome depends on
+COMPILED = {".so", ".c", ".pyc", ".pyd"}  # made of what is looked at
+LONGEST = 4096  # characters of a path
+
+
+class _Line(Struct):
+    key: str
+    code: str
+    outcome: msgspec.Raw = msgspec.Raw(b"")
+
+
+class Ledger:
+    """The lines of a folder.
+
+    Args:
+        path: of the file; made when the first line is added.
+        code: digest of the code that runs now.
+        takes_any: lines of other code count, too.
+
+    Raises:
+        ConfigError: the file is something else.
+    """
+
+    def __init__(self, path: Path, *, code: str, takes_any: bool = False) -> None:
+        self._path = path
+        self._code = code
+        self._found: dict[str, tuple[int, int]] = {}  # where the outcome's line begins, and its length
+        others: dict[str, tuple[int, int]] = {}
+        for line, begin, length in self._read():
+            (self._found if line.code == code else others)[line.key] = (begin, length)
+        if takes_any:
+            self._found = {**others, **self._found}
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._found
+
+    def add(self, key: str, outcome: bytes) -> None:
+        """Keep the JSON of an outcome."""
+        line = msgspec.json.encode(_Line(key, self._code, msgspec.Raw(outcome))) + b"\n"
+        with self._path.open("ab") as file:
+            self._found[key] = (file.tell(), len(line))
+            file.write(line)
+
+    def read(self, key: str) -> Outcome:
+        """An outcome that is there; its rows are as they came from JSON."""
+        return msgspec.json.decode(self.read_json(key), type=Outcome)
+
+    def read_json(self, key: str) -> bytes:
+        """The same as it was given."""
+        begin, length = self._found[key]
+        with self._path.open("rb") as file:
+            file.seek(begin)
+            return bytes(msgspec.json.decode(file.read(length), type=_Line).outcome)
+
+    def _read(self) -> Iterator[tuple[_Line, int, int]]:
+        if not self._path.exists():
+            return
+        begin = 0
+        with self._path.open("r+b") as file:
+            for number, text in enumerate(file, 1):
+                if not text.endswith(b"\n"):
+                    file.truncate(begin)
+                    return
+                try:
+                    line = msgspec.json.decode(text, type=_Line)
+                except msgspec.DecodeError as error:
+                    raise ConfigError(f"{self._path}, line {number}: expected a finished scenario, got {error}: delete it") from error
+                yield line, begin, len(text)
+                begin += len(text)
+
+
+def name_of(scenario: Scenario) -> str:
+    """The key of a line: what the scenario says, and what is in the files that it names."""
+    files = sorted(_digest(path) for text in _texts(scenario.settings) if (path := _file_named(scenario, text)) is not None)
+    return hashlib.sha256("\n".join([scenario.key, *files]).encode()).hexdigest()[:32]
+
+
+@cache
+def code_digest(place: str) -> str:
+    """Of everything that a run depends on: the package's sources and tables, and the module of the kind."""
+    package = Path(__file__).parents[1]
+    files = {path for path in package.rglob("*") if path.is_file() and path.suffix not in COMPILED and not ASIDE & set(path.parts)}
+    spec = find_spec(place.partition(":")[0])
+    if spec is not None and spec.origin is not None:
+        files.add(Path(spec.origin))
+    return hashlib.sha256("".join(sorted(_digest(path) for path in files)).encode()).hexdigest()[:16]
+
+
+@cache
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _texts(data: Any) -> Iterator[str]:
+    if isinstance(data, str):
+        yield data
+    elif isinstance(data, dict | list | tuple):
+        for each in data.values() if isinstance(data, dict) else data:
+            yield from _texts(each)
+
+
+def _file_named(scenario: Scenario, text: str) -> Path | None:
+    if len(text) > LONGEST or "\0" in text:
+        return None
+    path = scenario.locate(text)
+    return path if path.is_file() else None

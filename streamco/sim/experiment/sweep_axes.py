@@ -1,0 +1,126 @@
+"""What an experiment varies: each axis is a setting with a list of values, or has cases with names that change several settings at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from streamco.errors import ConfigError
+from streamco.sim.experiment.yaml_document import Document, Place
+
+__all__ = ["PARTS", "Axis", "Label", "Value", "change", "dotted", "label_of", "read_axes"]
+
+PARTS = ("world", "workload", "policy")
+"""Of an experiment's settings: a path begins with one of them."""
+
+Label = str | float | int | bool
+
+
+class Value(Struct, frozen=True):
+    """One value of an axis.
+
+    Args:
+        label: what people call it.
+        settings: values by path.
+        places: where in the file each of them is, by path.
+    """
+
+    label: Label
+    settings: dict[Place, Any]
+    places: dict[Place, Place]
+
+
+class Axis(Struct, frozen=True):
+    """Something that is varied; ``name`` is a path, or what its cases are about."""
+
+    name: str
+    values: tuple[Value, ...]
+
+    @property
+    def is_numeric(self) -> bool:
+        """All values are numbers."""
+        return all(isinstance(value.label, int | float) and not isinstance(value.label, bool) for value in self.values)
+
+
+def read_axes(document: Document, sweep: Mapping[str, Any]) -> tuple[Axis, ...]:
+    """The axes of a file's ``sweep``.
+
+    Raises:
+        ConfigError: a path that doesn't begin with a part, values that are none, the same value twice.
+    """
+    return tuple(_axis(document, name, values) for name, values in sweep.items())
+
+
+def change(settings: Mapping[str, Any], value: Value, document: Document) -> dict[str, Any]:
+    """A copy of an experiment's settings with those of a value; what isn't on the way to them is shared.
+
+    Raises:
+        ConfigError: a path leads through something that has no settings.
+    """
+    changed: Any = settings
+    for place, setting in value.settings.items():
+        try:
+            changed = _with(changed, place, setting)
+        except (LookupError, TypeError) as error:
+            where = document.where(value.places[place])
+            raise ConfigError(f"{where}: expected a path to a setting, got {dotted(place)}: {error}") from error
+    return dict(changed)
+
+
+def label_of(value: Any) -> Label:
+    """What people call a value: itself, or its JSON."""
+    return value if isinstance(value, str | float | int) else msgspec.json.encode(value).decode()
+
+
+def dotted(place: Place) -> str:
+    """A place as people write it."""
+    return ".".join(str(part) for part in place)
+
+
+def _axis(document: Document, name: str, values: Any) -> Axis:
+    where = document.where(("sweep", name))
+    if isinstance(values, dict) and values:
+        return Axis(name, tuple(_case(document, name, label, settings) for label, settings in values.items()))
+    if not isinstance(values, list) or not values:
+        raise ConfigError(f"{where}: expected a list of values, or cases by name, got {values!r}")
+    path = _path(document, name, ("sweep", name))
+    labels = [label_of(value) for value in values]
+    if len(set(labels)) < len(labels):
+        raise ConfigError(f"{where}: expected different values, got {', '.join(map(str, labels))}")
+    found = [Value(label, {path: value}, {path: ("sweep", name, at)}) for at, (label, value) in enumerate(zip(labels, values, strict=True))]
+    return Axis(name, tuple(found))
+
+
+def _case(document: Document, name: str, label: Any, settings: Any) -> Value:
+    written: Place = ("sweep", name, str(label))
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{document.where(written)}: expected settings by their paths, got {settings!r}")
+    places = {_path(document, str(path), (*written, str(path))): (*written, str(path)) for path in settings}
+    return Value(label_of(label), dict(zip(places, settings.values(), strict=True)), places)
+
+
+def _path(document: Document, text: str, written: Place) -> Place:
+    place = tuple(int(part) if part.isdigit() else part for part in text.split("."))
+    if len(place) < 2 or place[0] not in PARTS:
+        raise ConfigError(f"{document.where(written)}: expected a path that begins with {', '.join(PARTS)}, or cases by name, got {text!r}")
+    return place
+
+
+def _with(data: Any, place: Place, value: Any) -> Any:
+    """A copy of nested mappings and lists in which one place has another value; mappings that aren't there are made."""
+    if not place:
+        return value
+    name, rest = place[0], place[1:]
+    if isinstance(data, list):
+        if not isinstance(name, int):
+            raise TypeError(f"expected the number of an element, got {name}")
+        if name >= len(data):
+            raise IndexError(f"expected an element below {len(data)}, got {name}")
+        return [*data[:name], _with(data[name], rest, value), *data[name + 1 :]]
+    if data is None or isinstance(data, Mapping):
+        held = data or {}
+        return {**held, str(name): _with(held.get(str(name)), rest, value)}
+    raise TypeError(f"expected settings in front of {name}, got {data!r}")

@@ -1,0 +1,204 @@
+"""What a person and a program get of an experiment: a table of its points, and a file with everything that came out.
+
+The file's bytes follow from the experiment and its seeds alone: no time of day, no duration, no order of finishing.
+"""
+
+from __future__ import annotations
+
+import statistics
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from streamco.sim.experiment.sweep_axes import PARTS, Label
+from streamco.sim.experiment.experiment import Experiment
+from streamco.sim.experiment.metrics import Figure
+from streamco.sim.experiment.result_store import Ledger, name_of
+from streamco.sim.experiment.scenario import figures_of
+
+__all__ = [
+    "Point",
+    "Spread",
+    "Table",
+    "format_number",
+    "format_table",
+    "name_of_path",
+    "scale_of",
+    "summarise",
+    "table_of",
+    "write_results",
+]
+
+WIDEST, WIDEST_LABEL = 14, 30  # characters of a column's head, and of a label in it
+MISSING = "-"  # instead of a figure that nothing was measured of
+
+UNITS = {"ms": "ms", "mbps": "Mbit/s", "per_s": "1/s", "tokens_per_s": "tokens/s", "s": "s"}
+"""Endings of settings' names, and what they mean."""
+
+WORDS = {
+    "rtt_ms": "round trip of the link (ms)",
+    "jitter_ms": "jitter of the link (ms)",
+    "loss": "lost packets (share)",
+    "devices": "devices",
+    "servers": "servers",
+    "window": "tokens of a draft",
+    "poisson_per_s": "requests that arrive (1/s)",
+    "budget": "budget (share)",
+}
+"""Settings that have better names than their own."""
+
+
+class Spread(Struct, frozen=True):
+    """A figure over the repeats of a point."""
+
+    mean: float
+    low: float
+    high: float
+
+
+class Point(Struct, frozen=True):
+    """A point of the sweep: its value on every axis, and its figures; those that no repeat has are missing."""
+
+    labels: dict[str, Label]
+    figures: dict[str, Spread]
+
+
+class Table(Struct, frozen=True):
+    """What is told of the points; ``labels`` columns say which point, the others are figures."""
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    labels: int
+
+
+def summarise(experiment: Experiment, ledger: Ledger) -> list[Point]:
+    """Every point of a finished experiment, repeats put together."""
+    repeats = experiment.file.repeats
+    points = []
+    for begin in range(0, len(experiment.scenarios), repeats):
+        scenarios = experiment.scenarios[begin : begin + repeats]
+        systems = [ledger.read(name_of(scenario)).system for scenario in scenarios]
+        found = {name: [system[name] for system in systems if name in system] for name in figures_of(experiment.kind)}
+        figures = {name: Spread(statistics.fmean(values), min(values), max(values)) for name, values in found.items() if values}
+        points.append(Point(scenarios[0].point, figures))
+    return points
+
+
+def write_results(path: Path, experiment: Experiment, ledger: Ledger) -> None:
+    """Write everything that came out as JSON, a scenario a line; the file is there whole or not at all."""
+    part = path.with_name(f"{path.name}.part")
+    with part.open("wb") as file:
+        file.writelines(_lines(experiment, ledger))
+    part.replace(path)
+
+
+def table_of(experiment: Experiment, points: Sequence[Point]) -> Table:
+    """The table of the experiment's columns; means where there are repeats."""
+    known = figures_of(experiment.kind)
+    names = [name for name in experiment.columns if any(name in point.figures for point in points)]
+    heads, columns = [], []
+    for name in names:
+        values = [point.figures[name].mean if name in point.figures else None for point in points]
+        unit, factor = scale_of(known[name], [value for value in values if value is not None])
+        heads.append(f"{known[name].text}{f' ({unit})' if unit else ''}")
+        is_whole = all(value is None or value * factor == round(value * factor) for value in values)
+        columns.append([MISSING if value is None else f"{value:.0f}" if is_whole else format_number(value * factor) for value in values])
+    labels = [axis.name for axis in experiment.axes]
+    rows = [(*(str(point.labels[label]) for label in labels), *(column[place] for column in columns)) for place, point in enumerate(points)]
+    return Table((*map(name_of_path, labels), *heads), tuple(rows), len(labels))
+
+
+def format_table(table: Table, room: int | None = None) -> str:
+    """A table as text: heads and labels in as many lines as they need, numbers to the right.
+
+    Args:
+        room: characters of a line; the last figures are left out where there are fewer than it takes. None: any number.
+    """
+    columns = [
+        _Column(head, cells, place < table.labels) for place, (head, *cells) in enumerate(zip(table.heads, *table.rows, strict=True))
+    ]
+    while room is not None and len(columns) > table.labels + 1 and sum(column.width + 2 for column in columns) - 2 > room:
+        columns.pop()
+    heads = _block([column.head for column in columns], columns, is_head=True)
+    rule = "  ".join("─" * column.width for column in columns)
+    body = [line for cells in zip(*(column.cells for column in columns), strict=True) for line in _block(cells, columns, is_head=False)]
+    return "\n".join([*heads, rule, *body])
+
+
+class _Column:
+    """Lines of each cell, and how wide they are."""
+
+    def __init__(self, head: str, cells: Sequence[str], is_label: bool) -> None:
+        self.is_number = all(_is_number(cell) for cell in cells)
+        self.head = textwrap.wrap(head, WIDEST if not is_label or self.is_number else WIDEST_LABEL, break_long_words=False) or [""]
+        self.cells = [textwrap.wrap(cell, WIDEST_LABEL, break_long_words=False) or [""] if is_label else [cell] for cell in cells]
+        self.width = max(len(line) for cell in [self.head, *self.cells] for line in cell)
+
+
+def _block(cells: Sequence[list[str]], columns: Sequence[_Column], *, is_head: bool) -> list[str]:
+    """The lines of a row: a head stands on its last line, a row on its first."""
+    depth = max(map(len, cells))
+    padded = [[*[""] * (depth - len(cell)), *cell] if is_head else [*cell, *[""] * (depth - len(cell))] for cell in cells]
+    return [
+        "  ".join(
+            text.rjust(column.width) if column.is_number else text.ljust(column.width) for text, column in zip(line, columns, strict=True)
+        ).rstrip()
+        for line in zip(*padded, strict=True)
+    ]
+
+
+def name_of_path(path: str) -> str:
+    """A setting's path as people read it: ``world.link.rtt_ms`` is "round trip of the link (ms)"."""
+    name = path.rpartition(".")[2]
+    if name in WORDS:
+        return WORDS[name]
+    ending = next((each for each in sorted(UNITS, key=len, reverse=True) if name.endswith(f"_{each}")), None)
+    if ending is None:
+        return name.replace("_", " ")
+    return f"{name.removesuffix(f'_{ending}').replace('_', ' ')} ({UNITS[ending]})"
+
+
+def scale_of(figure: Figure, values: Sequence[float]) -> tuple[str, float]:
+    """The unit to tell such values in, and what to multiply them with: seconds below one are told in milliseconds."""
+    if figure.unit == "s" and values and 0.0 < max(values) < 1.0:
+        return "ms", 1e3
+    return figure.unit, 1.0
+
+
+def format_number(value: float) -> str:
+    """Three significant digits, and no fewer than there are in front of the point."""
+    return f"{value:.0f}" if abs(float(f"{value:.3g}")) >= 100 else f"{value:#.3g}"
+
+
+def _lines(experiment: Experiment, ledger: Ledger) -> Iterator[bytes]:
+    file = experiment.file
+    head = {
+        "name": file.name,
+        "kind": file.kind,
+        "about": experiment.describe(),
+        "seed": file.seed,
+        "repeats": file.repeats,
+        "settings": {part: getattr(file, part) for part in PARTS},
+        "sweep": file.sweep,
+        "figures": figures_of(experiment.kind),
+    }
+    yield b"{\n" + msgspec.json.encode(head)[1:-1] + b',\n"scenarios": [\n'
+    for place, scenario in enumerate(experiment.scenarios):
+        head = {"point": scenario.point, "seed": scenario.seed}
+        outcome: dict[str, Any] = msgspec.json.decode(ledger.read_json(name_of(scenario)), type=dict[str, msgspec.Raw])
+        if not scenario.requests:
+            outcome.pop("requests", None)
+        yield (b",\n" if place else b"") + msgspec.json.encode({**head, **outcome})
+    yield b"\n]\n}\n"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return text == MISSING
+    return True

@@ -1,0 +1,1 @@
+"""The simulation of a fleet: drafting devices, links and target servers (DSD)."""

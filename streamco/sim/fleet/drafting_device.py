@@ -1,0 +1,229 @@
+"""A drafting device in virtual time: one sequence, branches beside it, and steps that take longer the more of them draft."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from random import Random
+
+import simpy
+from msgspec import Struct
+
+from streamco.core.speculation.events import AdoptBranch, DeviceFailed, DraftBranch, DraftToken, DraftTokens, DropDrafts, TokensDrafted
+from streamco.errors import EngineError
+from streamco.sim.driver import call_at
+
+__all__ = ["CertainModel", "DraftingDevice", "SimulatedDrafts", "Successor", "choose_token"]
+
+Successor = Callable[[Sequence[int]], Mapping[int, float]]  # ids so far -> what may come next, with its probability
+
+
+class DraftingDevice(Struct, frozen=True, kw_only=True):
+    """What drafts.
+
+    Args:
+        model: the draft model; sees the answer's ids.
+        writes: the token that it writes, where that is known without looking at all it may say; None: it isn't.
+        step_times: seconds of a step by the number of sequences that draft in it; of more than are listed, the last.
+        read_time: seconds a token that has to be read first, but for the last, which comes with the step. What a sequence wrote last is
+            read with what comes behind it, as engines do.
+        prompt_time: seconds to read the prompt, before the first token.
+        is_sampled: tokens are drawn from the model; False: its likeliest.
+        end_ids: tokens that end a draft.
+        context: tokens of the answer that it has room for; None: any number.
+        burst: tokens an event.
+        top: alternatives told with each token.
+        jitter: a step takes up to this share more or less.
+        told_after: seconds from a token to its event, which comes even if the draft was dropped meanwhile.
+        fails_at: when it fails; None: never.
+    """
+
+    model: Successor
+    writes: Callable[[Sequence[int]], DraftToken] | None = None
+    step_times: tuple[float, ...] = (0.02, 0.021, 0.022, 0.023, 0.024, 0.025)
+    read_time: float = 0.0
+    prompt_time: float = 0.0
+    is_sampled: bool = False
+    end_ids: frozenset[int] = frozenset()
+    context: int | None = None
+    burst: int = 1
+    top: int = 4
+    jitter: float = 0.0
+    told_after: float = 0.0
+    fails_at: float | None = None
+
+
+class CertainModel:
+    """A target that is sure of everything: each token follows from the place, the token before it and the seed.
+
+    Attributes:
+        said: the token at a place behind a token, by (length so far, last token or 0); for draft models that agree with it or don't.
+    """
+
+    def __init__(self, seed: int) -> None:
+        @cache
+        def said(length: int, last: int) -> int:
+            return Random(f"{seed} {length} {last}").randrange(1, 1000)
+
+        self.said = said
+
+    def __call__(self, ids: Sequence[int]) -> Mapping[int, float]:
+        """What comes next, with certainty."""
+        return {self.said(len(ids), ids[-1] if ids else 0): 1.0}
+
+
+def choose_token(model: Mapping[int, float], dice: Random | None) -> int:
+    """A draw; without dice the likeliest, of equal ones the lowest."""
+    if dice is None:
+        return max(model, key=lambda token: (model[token], -token))
+    return dice.choices(list(model), list(model.values()))[0]
+
+
+@dataclass(slots=True)
+class _Sequence:
+    version: int
+    ids: list[int]
+    left: int
+    read: int  # of the ids: not those that it was given, nor the last one that it wrote
+    told: list[DraftToken] = field(default_factory=list)
+
+
+class SimulatedDrafts:
+    """Implements what a speculator commands of the device. A step that nobody wants any more is broken off, but for the prompt's.
+
+    Args:
+        emit: is told events when they happen.
+        dice: for draws and jitter.
+
+    Attributes:
+        made: tokens written, those of drafts that were dropped included.
+    """
+
+    def __init__(
+        self, env: simpy.Environment, device: DraftingDevice, emit: Callable[[TokensDrafted | DeviceFailed], None], dice: Random
+    ) -> None:
+        self.made = 0
+        self._env = env
+        self._device = device
+        self._emit = emit
+        self._dice = dice
+        self._own = _Sequence(0, [], 0, 0)
+        self._branches: dict[int, _Sequence] = {}
+        self._is_busy = self._is_called = False
+        self._running: list[_Sequence] = []  # in the present step, where that may be broken off
+        self._steps = 0
+        self._is_out = False
+        self._unread_prompt = device.prompt_time
+        if device.fails_at is not None:
+            call_at(env, device.fails_at, self._fail)
+
+    @property
+    def is_out(self) -> bool:
+        """The device has failed."""
+        return self._is_out
+
+    @property
+    def ids(self) -> list[int]:
+        """Of the device's own sequence."""
+        return self._own.ids
+
+    def run(self, command: DraftTokens | DraftBranch | AdoptBranch | DropDrafts) -> None:
+        """Begin what is asked."""
+        match command:
+            case DraftTokens(version, length, ids, count):
+                if self._own.left:
+                    raise AssertionError(f"draft {version}: expected the draft before it to be dropped or finished")
+                self._own = self._begin(version, length, ids, count)
+            case DraftBranch(version, length, ids, count):
+                self._branches[version] = self._begin(version, length, ids, count)
+            case AdoptBranch(version):
+                self._own = self._branches.pop(version)
+            case DropDrafts(versions):
+                for version in versions:
+                    self._drop(version)
+        if self._running and not any(map(self._is_wanted, self._running)):
+            self._stop()
+        if not self._is_busy and not self._is_called:
+            self._is_called = True
+            call_at(self._env, 0.0, self._step)  # what is asked at one time shares its batches
+
+    def _begin(self, version: int, length: int, ids: tuple[int, ...], count: int) -> _Sequence:
+        held = self._own.ids
+        if length > len(held) or count < 1:
+            raise AssertionError(
+                f"draft {version}: expected a length of at most {len(held)} and a token to write, got {length} and {count}"
+            )
+        read = len(held) if self._own in self._running else self._own.read  # by the time that it begins
+        return _Sequence(version, [*held[:length], *ids], count, min(length, read))
+
+    def _drop(self, version: int) -> None:
+        if version == self._own.version:
+            self._own.left = 0
+        else:
+            del self._branches[version]
+
+    def _step(self) -> None:
+        """One batch of everything that drafts."""
+        self._is_called = False
+        active = [sequence for sequence in (self._own, *self._branches.values()) if sequence.left]
+        if self._is_busy or self._is_out or not active:
+            return
+        times, missing = self._device.step_times, sum(max(0, len(one.ids) - one.read - 1) for one in active)
+        seconds = times[min(len(active), len(times)) - 1] + self._device.read_time * missing
+        if not self._unread_prompt:
+            self._running = active
+        seconds, self._unread_prompt = seconds + self._unread_prompt, 0.0
+        self._is_busy = True
+        number = self._steps
+        call_at(self._env, seconds * (1.0 + self._device.jitter * self._dice.uniform(-1.0, 1.0)), lambda: self._end_step(active, number))
+
+    def _end_step(self, active: list[_Sequence], number: int) -> None:
+        if number != self._steps:
+            return  # it was broken off
+        self._stop()
+        for sequence in active:
+            if self._is_wanted(sequence) and not self._is_out:
+                self._write(sequence)
+        self._step()
+
+    def _stop(self) -> None:
+        """The present step is over."""
+        self._is_busy, self._running = False, []
+        self._steps += 1
+
+    def _is_wanted(self, sequence: _Sequence) -> bool:
+        return bool(sequence.left) and (sequence is self._own or self._branches.get(sequence.version) is sequence)
+
+    def _write(self, sequence: _Sequence) -> None:
+        device = self._device
+        sequence.read = len(sequence.ids)
+        if device.context is None or len(sequence.ids) < device.context:
+            drafted = self._draw(sequence.ids) if device.writes is None else device.writes(sequence.ids)
+            token = drafted.id
+            sequence.told.append(drafted)
+            sequence.ids.append(token)
+            sequence.left -= 1
+            self.made += 1
+            if token in device.end_ids:
+                sequence.left = 0
+        else:
+            sequence.left = 0
+        if not sequence.left or len(sequence.told) >= device.burst:
+            told, sequence.told = tuple(sequence.told), []
+            event = TokensDrafted(sequence.version, told, is_finished=not sequence.left)
+            if device.told_after:
+                call_at(self._env, device.told_after, lambda: self._emit(event))
+            else:
+                self._emit(event)
+
+    def _draw(self, ids: list[int]) -> DraftToken:
+        device = self._device
+        model = device.model(ids)
+        token = choose_token(model, self._dice if device.is_sampled else None)
+        best = sorted(model.items(), key=lambda item: (-item[1], item[0]))[: device.top]
+        return DraftToken(token, model[token], tuple(best), model if device.is_sampled else None)
+
+    def _fail(self) -> None:
+        self._is_out = True
+        self._emit(DeviceFailed(EngineError("device: expected a decode, got a failure")))

@@ -1,0 +1,359 @@
+"""``kind: speculate``: a world of devices that draft and servers that verify, from what an experiment says of it (DSD section 3).
+
+The speculators, their policies and the servers' scheduler are the live ones. Devices and servers take the time that is predicted for their
+hardware, or that the experiment says. Servers refuse nobody here: who comes waits, as in DSD.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from types import MappingProxyType
+from typing import Any
+
+import simpy
+from msgspec import Struct
+from msgspec.structs import replace
+
+from streamco.client.speculation.verifier_binding import SpeculationOptions
+from streamco.core.verifier.admission import SchedulerOptions
+from streamco.core.speculation.estimates import PairPrior
+from streamco.core.speculation.machine import SpeculatorOptions
+from streamco.sim.fleet.batch_policies import batch_policy
+from streamco.sim.fleet.routing import routing_policy
+from streamco.server.profiles import load_step_times
+from streamco.sim.hardware.link_capacity import read_trace as read_capacity
+from streamco.sim.fleet.fleet import Answered, Crowd, DeviceModel, Member
+from streamco.sim.experiment.yaml_document import Place
+from streamco.sim.experiment.metrics import Figure, RequestRow, Sink
+from streamco.sim.hardware.forward_pass_times import Hardware, memory_tokens, predictor
+from streamco.sim.hardware.links import LinkOptions, simulated_link
+from streamco.sim.driver import call_at
+from streamco.sim.fleet.options import DevicePool, PolicyOptions, ServerPool, WorldOptions
+from streamco.sim.fleet.recorded_answer import END
+from streamco.sim.workload.trace_files import read_gaps, read_lengths, read_trace
+from streamco.sim.experiment.scenario import Named, Scenario
+from streamco.sim.fleet.target_server import ForwardPass, TargetServer
+from streamco.sim.fleet.topology import Topology, auto_topology, describe_topology
+from streamco.sim.fleet.totals import Totals
+from streamco.sim.workload.workload import SimulatedRequest, WorkloadOptions, read_requests
+
+__all__ = ["KIND", "SpeculateOptions", "device_model", "forward_pass"]
+
+_SEQUENCES = 6  # side by side on a device, at most
+_ONE_MORE = 0.05  # of a step, for each sequence more, where only rates are known
+_PREFILL = 5.0  # prompt tokens read in the time of one that is written, where it isn't said: see ``DevicePool``
+_CONTEXT = 512  # tokens in the cache, for which a device's step is taken
+_UNBOUNDED = 1 << 22  # tokens of a cache whose size nobody said
+_PATIENCE = 3600.0  # seconds: what is slow here is not lost
+
+
+class SpeculateOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an experiment of this kind says."""
+
+    world: WorldOptions
+    workload: WorkloadOptions
+    policy: PolicyOptions = PolicyOptions()
+
+
+def device_model(pool: DevicePool) -> DeviceModel:
+    """How fast the devices of a pool are.
+
+    Raises:
+        ConfigError: there is no such hardware.
+    """
+    energy = {"prompt_joules": pool.prompt_joules, "token_joules": pool.token_joules}
+    if pool.model is not None and pool.gpu is not None:
+        hardware = Hardware(model=pool.model, gpu=pool.gpu, tensor_parallel=pool.tensor_parallel, engine=pool.engine)
+        forward = predictor(hardware)
+        short, long = forward(0, 256, 0, 1), forward(0, 1024, 0, 1)
+        slope = (long - short) / 768
+        times = tuple(forward(count, 0, count * _CONTEXT, 1) for count in range(1, _SEQUENCES + 1))
+        return DeviceModel(
+            name=f"{pool.model} on {pool.gpu}", step_times=times, seconds_per_token=slope, overhead=max(0.0, short - 256 * slope), **energy
+        )
+    if pool.draft_tokens_per_s is None:
+        raise AssertionError("a pool says its hardware or its rate")
+    step = 1.0 / pool.draft_tokens_per_s
+    return DeviceModel(
+        name=f"{pool.draft_tokens_per_s:g} tokens/s",
+        step_times=tuple(step * (1.0 + _ONE_MORE * place) for place in range(_SEQUENCES)),
+        seconds_per_token=step / _PREFILL if pool.prefill_tokens_per_s is None else 1.0 / pool.prefill_tokens_per_s,
+        overhead=pool.prefill_ms / 1000,
+        **energy,
+    )
+
+
+def forward_pass(pool: ServerPool, scenario: Scenario) -> tuple[ForwardPass, int]:
+    """Seconds of a pass on the servers of a pool, and how many tokens their cache holds.
+
+    Raises:
+        ConfigError: there is no such hardware, or no such table.
+    """
+    if pool.model is not None and pool.gpu is not None:
+        hardware = Hardware(model=pool.model, gpu=pool.gpu, tensor_parallel=pool.tensor_parallel, engine=pool.engine)
+        return predictor(hardware), memory_tokens(hardware)
+    if pool.step_times is None:
+        raise AssertionError("a pool says its hardware or its step times")
+    found = scenario.locate(pool.step_times)
+    times = load_step_times(str(found) if found.exists() else pool.step_times)
+    return lambda rows, tokens, context, sequences: times(rows, tokens), _UNBOUNDED
+
+
+class SpeculateKind:
+    """The kind, for ``streamco.sim.experiment.scenario``."""
+
+    options = SpeculateOptions
+    figures: Mapping[str, Figure] = MappingProxyType(
+        {
+            "utilisation": Figure("busy share of the servers", "share"),
+            "verdict_mean": Figure("time a verification takes at the server, mean", "s", "lower"),
+            "verdict_p95": Figure("time a verification takes at the server, 95th percentile", "s", "lower"),
+            "verdict_queue": Figure("of that, waiting for its batch, mean", "s", "lower"),
+            "network_delay": Figure("time a message is under way, mean", "s", "lower"),
+            "device_wait": Figure("time a request waits for its device, mean", "s", "lower"),
+            "window_mean": Figure("drafted tokens a round, mean", "tokens"),
+            "hit_rate": Figure("rounds whose draft was begun before the verdict", "share", "higher"),
+            "drafted_unused": Figure("drafted tokens that were of no use, for each of an answer", "tokens", "lower"),
+            "offloaded_share": Figure("drafted tokens that were sent to be judged", "share"),
+            "agreement": Figure("tokens that the server's model would have said too", "share", "higher"),
+            "by_server_alone": Figure("tokens of the answers that the server wrote alone", "share"),
+            "bytes_up": Figure("sent by devices, for each token of an answer", "bytes/token", "lower"),
+            "device_joules": Figure("energy of the devices, for each token of an answer", "J/token", "lower"),
+            "server_tokens": Figure("tokens that servers computed, for each of an answer", "tokens", "lower"),
+            "events": Figure("events of the simulation"),
+        }
+    )
+    columns = ("throughput", "tpot_mean", "ttft_mean", "acceptance", "window_mean", "utilisation")
+
+    def describe(self, options: SpeculateOptions) -> str:
+        """Who is there, and what they are asked."""
+        return f"{describe_topology(auto_topology(options.world))}; {_describe_workload(options.workload)}"
+
+    def names(self, options: SpeculateOptions, scenario: Scenario) -> Iterator[Named]:
+        """Hardware, step times and recordings."""
+        world, workload = (options := _located(options, scenario)).world, options.workload
+        for number, device in enumerate(world.device_pools):
+            yield Named(("world", "device_pools", number), repr(device), partial(device_model, device))
+            yield from _recordings_of(device.link, ("world", "device_pools", number, "link"))
+        for number, server in enumerate(world.server_pools):
+            yield Named(("world", "server_pools", number), repr(server), partial(forward_pass, server, scenario))
+        yield from _recordings_of(world.link, ("world", "link"))
+        if (trace := workload.trace) is not None:
+            yield Named(("workload", "trace"), trace, lambda: next(read_trace(trace)))
+        if (lengths := workload.lengths) is not None:
+            yield Named(("workload", "lengths"), lengths, partial(read_lengths, lengths))
+        if not isinstance(workload.arrivals, str) and (azure := workload.arrivals.azure) is not None:
+            yield Named(("workload", "arrivals", "azure"), azure, partial(read_gaps, azure))
+
+    def run(self, options: SpeculateOptions, scenario: Scenario, sink: Sink) -> Mapping[str, float]:
+        """From the first request to the end of the last."""
+        return _World(options, scenario, sink).run()
+
+
+KIND = SpeculateKind()
+
+
+class _World:
+    """One run."""
+
+    def __init__(self, options: SpeculateOptions, scenario: Scenario, sink: Sink) -> None:
+        self._options = options = _located(options, scenario)
+        self._scenario = scenario
+        self._sink = sink
+        self._env = simpy.Environment()
+        self._totals = Totals()
+        topology = auto_topology(options.world)
+        self._servers = self._make_servers(topology)
+        self._crowd = Crowd(
+            self._env,
+            members=self._make_members(topology),
+            servers=self._servers,
+            routing=routing_policy("join-shortest-queue" if options.policy.routing == "jsq" else options.policy.routing),
+            execution=options.policy.execution,
+            options=self._speculator_options(),
+            dice=Random(f"{scenario.seed} routing"),
+            on_answered=self._on_answered,
+            on_verdict=self._totals.note_verdict,
+            token_bytes=options.policy.draft_token_bytes,
+        )
+        workload = options.workload
+        self._requests: Iterator[SimulatedRequest] = read_requests(workload, devices=options.world.devices, seed=scenario.seed)
+        self._in_flight = workload.in_flight
+        self._is_exhausted = False
+        self._last = 0.0
+
+    def run(self) -> Mapping[str, float]:
+        for _ in range(self._in_flight or 1):
+            self._expect_next()
+        env, crowd, events = self._env, self._crowd, 0
+        while not self._is_exhausted or crowd.in_flight:
+            if env.peek() == math.inf:
+                raise AssertionError(f"expected the end of {crowd.in_flight} requests, got a world where nothing happens any more")
+            env.step()
+            events += 1
+        busy = [server.busy for server in self._servers]
+        computed = sum(server.made + server.judged + server.read for server in self._servers)
+        return {
+            "utilisation": sum(busy) / len(busy) / self._last if self._last else 0.0,
+            **self._totals.figures(computed),
+            "events": float(events),
+        }
+
+    # What comes and goes
+
+    def _expect_next(self) -> None:
+        request = next(self._requests, None)
+        if request is None:
+            self._is_exhausted = True
+        elif self._in_flight is not None:
+            self._crowd.take(replace(request, arrival=self._env.now))
+        else:
+            call_at(self._env, max(0.0, request.arrival - self._env.now), lambda: self._take(request))
+
+    def _take(self, request: SimulatedRequest) -> None:
+        self._crowd.take(request)
+        self._expect_next()
+
+    def _on_answered(self, answered: Answered) -> None:
+        self._last = max(self._last, answered.ended)
+        self._totals.note(answered)
+        self._sink(_row(answered))
+        if self._in_flight is not None:
+            self._expect_next()
+
+    # Who is there
+
+    def _make_servers(self, topology: Topology) -> list[TargetServer]:
+        policy = self._options.policy
+        servers = []
+        for server in topology.servers:
+            forward, room = forward_pass(server.options, self._scenario)
+            options = SchedulerOptions(
+                kv_tokens=room,
+                places=1 << 20,
+                context_tokens=room,
+                sessions=1 << 20,
+                sessions_per_device=1 << 20,
+                prefill_within=math.inf,
+                late_stretch=math.inf,
+                draft_stretch=math.inf,
+            )
+            batching = batch_policy(policy.batching, **policy.batching_options)
+            servers.append(TargetServer(self._env, forward, options, batching, is_padded=policy.is_padded))
+        return servers
+
+    def _make_members(self, topology: Topology) -> list[Member]:
+        policy, seed = self._options.policy, self._scenario.seed
+        models = [device_model(pool) for pool in self._options.world.device_pools]
+        step = None  # a client that may let the server write alone measures it
+        if policy.execution == "distributed" or policy.is_calibrated:
+            steps = [forward_pass(pool, self._scenario)[0](1, 0, _CONTEXT, 1) for pool in self._options.world.server_pools]
+            step = fmean(steps[server.pool] for server in topology.servers)
+        members = []
+        for device in topology.devices:
+            model = models[device.pool]
+            options = SpeculationOptions(
+                window=policy.window,
+                is_adaptive=policy.execution != "distributed",
+                prior=PairPrior(step_times=model.step_times, remote_step=step),
+            )
+            link = simulated_link(device.link, Random(f"{seed} link {device.number}"))
+            pair = options.pair(policy.budget)
+            pair.expect_rtt(device.link.rtt_ms / 1000)
+            members.append(Member(device.number, model, link, pair))
+        return members
+
+    def _speculator_options(self) -> SpeculatorOptions:
+        policy = self._options.policy
+        return SpeculatorOptions(
+            end_ids=frozenset({END}),
+            has_remote=policy.execution != "distributed",
+            is_adaptive=policy.execution != "distributed",
+            is_parallel=policy.branches > 0,
+            most_branches=min(policy.branches, _SEQUENCES),
+            most_ahead=policy.ahead,
+            verdict_patience=_PATIENCE,
+            prompt_patience=_PATIENCE,
+            link_patience=_PATIENCE,
+            last_patience=_PATIENCE,
+        )
+
+
+def _describe_workload(workload: WorkloadOptions) -> str:
+    """How many requests of what, and when, for people."""
+    what = f"of {Path(workload.trace).stem}" if workload.trace is not None else "of generated lengths"
+    if workload.system_prompt:
+        what += f" behind a system prompt of {workload.system_prompt} tokens"
+    count = f"{workload.requests} requests" if workload.requests is not None else "requests"
+    match workload.arrivals:
+        case str():
+            when = "as recorded"
+        case arrivals if arrivals.poisson_per_s is not None:
+            when = f"{arrivals.poisson_per_s:g} a second"
+        case arrivals if arrivals.azure is not None:
+            faster = "" if arrivals.rate_scale == 1.0 else f", {arrivals.rate_scale:g} times as fast"
+            when = f"arriving as in {Path(arrivals.azure).stem}{faster}"
+        case arrivals:
+            when = f"{arrivals.closed} at a time"
+    return f"{count} {what}, {when}"
+
+
+def _located(options: SpeculateOptions, scenario: Scenario) -> SpeculateOptions:
+    """With the files that the options name where the experiment's are; what isn't there may be packaged, or in ``$STREAMCO_DATA``."""
+
+    def beside(path: str | None) -> str | None:
+        return None if path is None else str(scenario.locate(path))
+
+    def locate(path: str | None) -> str | None:
+        found = beside(path)
+        return found if found is not None and Path(found).exists() else path
+
+    def link(of: LinkOptions) -> LinkOptions:
+        return replace(of, up_trace=beside(of.up_trace), down_trace=beside(of.down_trace))
+
+    world, workload = options.world, options.workload
+    pools = tuple(replace(pool, link=None if pool.link is None else link(pool.link)) for pool in world.device_pools)
+    arrivals = workload.arrivals
+    if not isinstance(arrivals, str):
+        arrivals = replace(arrivals, azure=locate(arrivals.azure))
+    return replace(
+        options,
+        world=replace(world, link=link(world.link), device_pools=pools),
+        workload=replace(workload, trace=locate(workload.trace), lengths=locate(workload.lengths), arrivals=arrivals),
+    )
+
+
+def _recordings_of(link: LinkOptions | None, place: Place) -> Iterator[Named]:
+    for way in ("up_trace", "down_trace"):
+        path = None if link is None else getattr(link, way)
+        if path is not None:
+            yield Named((*place, way), path, partial(read_capacity, Path(path)))
+
+
+def _row(answered: Answered) -> RequestRow:
+    request, report = answered.request, answered.report
+    behind = answered.tokens - 1
+    first = answered.first
+    figures: dict[str, Any] = {}
+    if report is not None:
+        figures = {"judged": report.judged, "accepted": report.accepted, "rounds": report.rounds}
+    return RequestRow(
+        number=request.number,
+        arrival=request.arrival,
+        tokens=answered.tokens,
+        prompt_tokens=request.prompt_tokens,
+        seconds=answered.ended - request.arrival,
+        ttft=None if first is None else first - request.arrival,
+        tpot=None if first is None or behind < 1 else (answered.ended - first) / behind,
+        device=answered.device,
+        server=answered.server,
+        windows=tuple(answered.windows),
+        mode=answered.mode,
+        failed=None if answered.error is None else str(answered.error),
+        **figures,
+    )

@@ -1,0 +1,156 @@
+"""What an experiment says about a world of drafting devices and verifying servers, in the units people write (DSD section 3.1).
+
+A device or server is either named by its model and hardware, whose times are then predicted (``streamco.sim.hardware.forward_pass_times``), or described by
+its rates. ``streamco.sim.fleet.topology`` makes single devices and servers of the pools.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from streamco.errors import ConfigError
+from streamco.sim.fleet.batch_policies import batch_policy
+from streamco.sim.fleet.routing import ROUTING
+from streamco.sim.hardware.links import LinkOptions
+from streamco.sim.hardware.operators import Engine
+
+__all__ = ["DevicePool", "PolicyOptions", "ServerPool", "WorldOptions"]
+
+Above = Annotated[float, Meta(gt=0)]
+AtLeastZero = Annotated[float, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=1)]
+
+
+class DevicePool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Devices of one kind: a model on a GPU, or how fast they are.
+
+    Args:
+        share: of the world's devices, in proportion to the other pools'; they needn't add up to 1.
+        count: so many of them instead.
+        model, gpu, tensor_parallel, engine: see ``Hardware``.
+        draft_tokens_per_s: tokens that the draft model writes.
+        prefill_tokens_per_s: tokens of a prompt that it reads; None: five times as many, the median of 549 measurements of phones
+            (PocketPal's benchmarks).
+        prefill_ms: what reading a prompt takes besides.
+        prompt_joules, token_joules: energy to read a token, and to write one.
+        link: another link than the world's.
+    """
+
+    share: Above | None = None
+    count: Count | None = None
+    model: str | None = None
+    gpu: str | None = None
+    tensor_parallel: Count = 1
+    engine: Engine = "eager"
+    draft_tokens_per_s: Above | None = None
+    prefill_tokens_per_s: Above | None = None
+    prefill_ms: AtLeastZero = 0.0
+    prompt_joules: AtLeastZero = 0.0
+    token_joules: AtLeastZero = 0.0
+    link: LinkOptions | None = None
+
+    def __post_init__(self) -> None:
+        _check_sizes("device_pools", self.share, self.count)
+        _check_hardware("device_pools", self.model, self.gpu, "draft_tokens_per_s", self.draft_tokens_per_s)
+
+
+class ServerPool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Servers of one kind: a model on some GPUs, or a table of step times.
+
+    Args:
+        share, count: as of devices.
+        model, gpu, tensor_parallel, engine: see ``Hardware``.
+        step_times: instead, a packaged or calibrated profile of step times, by its name or as a JSON file.
+    """
+
+    share: Above | None = None
+    count: Count | None = None
+    model: str | None = None
+    gpu: str | None = None
+    tensor_parallel: Count = 1
+    engine: Engine = "eager"
+    step_times: str | None = None
+
+    def __post_init__(self) -> None:
+        _check_sizes("server_pools", self.share, self.count)
+        _check_hardware("server_pools", self.model, self.gpu, "step_times", self.step_times)
+
+
+class WorldOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who is there, and what lies between them.
+
+    Args:
+        devices, servers: how many.
+        device_pools, server_pools: of which kinds; those without share or count share what the others leave.
+        link: between each device and the servers.
+    """
+
+    devices: Count
+    servers: Count
+    device_pools: tuple[DevicePool, ...]
+    server_pools: tuple[ServerPool, ...]
+    link: LinkOptions = LinkOptions()
+
+
+class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who decides what.
+
+    Args:
+        routing: which server a request goes to; ``jsq`` is short for ``join-shortest-queue``.
+        batching: what a server reads together. batching_options: settings of that policy.
+        is_padded: a batch costs as if every request in it were as long as the longest, as without variable-length kernels.
+        window: tokens of a draft, or who chooses it.
+        execution: ``distributed``: the device always drafts; ``fused``: the server always writes alone; ``auto``: what pays.
+        is_calibrated: a client knows before its first answer how fast the servers write alone, as after ``streamco calibrate``; else the
+            first tokens of that answer are theirs, to see it. With ``auto`` only; ``distributed`` clients never look, and are told.
+        branches: drafts that go on while a verdict is out, side by side; 0: the device waits for the verdict (Synera 4.4).
+        ahead: of the next drafts, sent before the verdict that they bet on, so that the server need not wait for the link; with branches
+            and a budget of 1 only.
+        budget: share of the drafts that are judged; below 1 the device decides which (Synera 4.2).
+        draft_token_bytes: of a drafted token on its way: 2 for its id; 86 with the 20 likeliest candidates, as sampling needs them, and
+            98,304 with all of 49,152 in half precision (``bench/verify_wire.py``).
+    """
+
+    routing: str = "join-shortest-queue"
+    batching: str = "alternating"
+    batching_options: dict[str, Any] = {}
+    is_padded: bool = False
+    window: Count | Literal["dynamic", "adaptive", "confident", "predicted"] = 4
+    execution: Literal["distributed", "fused", "auto"] = "distributed"
+    is_calibrated: bool = False
+    branches: Annotated[int, Meta(ge=0)] = 0
+    ahead: Annotated[int, Meta(ge=0, le=4)] = 0
+    budget: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    draft_token_bytes: Above = 2.0
+
+    def __post_init__(self) -> None:
+        if self.routing != "jsq" and self.routing not in ROUTING:
+            near = get_close_matches(self.routing, ROUTING, n=1)
+            raise ConfigError(f"routing: expected {', '.join(ROUTING)} or jsq, got {self.routing!r}{_hint(near)}")
+        if self.is_calibrated and self.execution != "auto":
+            raise ConfigError(f"is_calibrated: expected false where nobody chooses who writes, got true with execution {self.execution!r}")
+        if self.ahead and self.budget < 1.0:
+            raise ConfigError(f"ahead: expected 0 with a budget below 1, where not every draft is judged, got {self.ahead}")
+        if self.ahead and not self.branches:
+            raise ConfigError(f"ahead: expected 0 without branches, of which such a draft is one, got {self.ahead}")
+        batch_policy(self.batching, **self.batching_options)
+
+
+def _hint(near: list[str]) -> str:
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _check_sizes(where: str, share: float | None, count: int | None) -> None:
+    if share is not None and count is not None:
+        raise ConfigError(f"{where}: expected share or count, got {share} and {count}")
+
+
+def _check_hardware(where: str, model: str | None, gpu: str | None, other: str, value: object) -> None:
+    """Either both names, or the description."""
+    if (model is None) != (gpu is None):
+        raise ConfigError(f"{where}: expected model and gpu, got {f'model {model!r}' if gpu is None else f'gpu {gpu!r}'} alone")
+    if (model is None) == (value is None):
+        raise ConfigError(f"{where}: expected either model and gpu, or {other}, got {'neither' if value is None else 'both'}")

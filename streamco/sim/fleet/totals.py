@@ -1,0 +1,81 @@
+"""What all answers of a world of drafting devices come to, without keeping them."""
+
+from __future__ import annotations
+
+from streamco.core.verifier.events import SendVerdict
+from streamco.sim.fleet.fleet import Answered
+from streamco.sim.experiment.metrics import Quantiles
+
+__all__ = ["Totals"]
+
+
+class Totals:
+    """Counts and sums; shares of nothing are left out."""
+
+    def __init__(self) -> None:
+        self._verdicts = Quantiles()
+        self._queued = 0.0
+        self._answers = self._tokens = self._rounds = self._sent = self._hits = 0
+        self._drafted = self._used = self._chunks = self._offloaded = self._remote = 0
+        self._bytes_up = self._frames = 0
+        self._delay = self._waited = self._joules = 0.0
+        self._speculated = self._compared = self._right = 0
+
+    def note_verdict(self, verdict: SendVerdict) -> None:
+        """A server sent this."""
+        self._verdicts.add(verdict.queued + verdict.compute)
+        self._queued += verdict.queued
+
+    def note(self, answered: Answered) -> None:
+        """An answer is over."""
+        self._answers += 1
+        self._tokens += answered.tokens
+        self._waited += answered.began - answered.request.arrival
+        traffic, report = answered.traffic, answered.report
+        self._bytes_up += traffic.bytes_up
+        self._frames += traffic.frames
+        self._delay += traffic.delay
+        self._joules += answered.joules
+        if report is None:
+            self._remote += answered.tokens
+            return
+        self._speculated += 1
+        self._compared += answered.request.output_tokens
+        self._right += answered.request.output_tokens if answered.right is None else answered.right
+        self._rounds += report.rounds
+        self._sent += sum(answered.windows)
+        self._hits += report.hits
+        self._drafted += answered.drafted
+        self._used += report.accepted + report.device
+        self._chunks += report.chunks
+        self._offloaded += report.offloaded
+        self._remote += report.remote
+
+    def figures(self, server_tokens: int) -> dict[str, float]:
+        """By the names of ``world.SpeculateKind``."""
+        found: dict[str, float] = {}
+        verdicts = self._verdicts.count
+        if verdicts:
+            found["verdict_mean"] = self._verdicts.mean
+            found["verdict_p95"] = self._verdicts.quantile(0.95)
+            found["verdict_queue"] = self._queued / verdicts
+        if self._frames:
+            found["network_delay"] = self._delay / self._frames
+        if self._answers:
+            found["device_wait"] = self._waited / self._answers
+        if self._rounds:
+            found["window_mean"] = self._sent / self._rounds
+            found["hit_rate"] = self._hits / self._rounds
+        if self._chunks:
+            found["offloaded_share"] = self._offloaded / self._chunks
+        if self._compared:
+            found["agreement"] = self._right / self._compared
+        if self._tokens:
+            found["by_server_alone"] = self._remote / self._tokens
+            found["bytes_up"] = self._bytes_up / self._tokens
+            found["server_tokens"] = server_tokens / self._tokens
+            if self._speculated:
+                found["drafted_unused"] = (self._drafted - self._used) / self._tokens
+            if self._joules:
+                found["device_joules"] = self._joules / self._tokens
+        return found

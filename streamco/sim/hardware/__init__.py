@@ -1,0 +1,1 @@
+"""How long simulated hardware takes: forward passes and network links."""

@@ -1,0 +1,203 @@
+"""What is between a device and a server, in virtual time: how long bytes take that are sent now.
+
+A connection is TCP's: each direction has its own state, and nothing overtakes. A direction adds up
+
+- the queue (``capacity``): bytes leave one behind the other, headers too, as in ``testing.link``;
+- half the round trip, and jitter around it: a gamma distribution of shape 2, shifted so that its mean is half the round trip, as one-way
+  delays on the internet are skewed to the right of a floor. Where jitter is so large that the floor would be below 0, the floor is 0 and
+  the shape smaller. Of two that cross, the later one waits: so what is seen of jitter is less where much is sent;
+- losses. A packet with others behind it in its frame is missed, and sent again, a round trip later (fast retransmit). The last one of a
+  frame is noticed by a timer: the tail loss probe of RFC 8985, 7.2, two round trips. For a lone packet, as a draft or a verdict is, the
+  RFC adds the longest time an acknowledgement may be held back, 200 ms in Linux, and no probe comes after the retransmission timeout,
+  which Linux has at least 200 ms after the round trip. So a lone packet's loss costs a round trip and 200 ms, unless the same side goes on
+  sending and the next frame shows the gap: a direction that sent twice in a row is taken for a stream that goes on at the same pace. What
+  is sent again may be lost again, and the timeout doubles (RFC 6298, 5.5).
+
+Not here: slow start, as frames are smaller than the ten packets it begins with; and that losses slow the sender down.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from random import Random
+from typing import Protocol
+
+from msgspec import Struct
+
+from streamco.errors import ConfigError
+from streamco.sim.hardware.link_capacity import HEADERS, SEGMENT, Rate, Recorded, read_trace
+
+__all__ = ["ConstantLink", "LinkOptions", "SimulatedLink", "TcpLink", "simulated_link"]
+
+LEAST_TIMEOUT = 0.2  # seconds; Linux adds them to the round trip, and to the probe of a lone packet
+APART = 1e-9  # seconds from one arrival to the next, at least: sums of times are rounded, and still nothing may overtake
+_SHAPE = 2.0  # of the gamma distribution
+
+
+class LinkOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A link as an experiment describes it.
+
+    Args:
+        rtt_ms: mean of a round trip without payload.
+        jitter_ms: how far a one-way delay is from its mean, on average; at most half of ``rtt_ms``, its mean.
+        loss: probability that a packet is lost, up to 0.5.
+        up_mbps, down_mbps: megabits a second from the device, and to it; None: any number.
+        up_trace, down_trace: instead of a rate, a recording as Mahimahi's: a CSV file, also gzipped, with the columns ``t_ms`` (equal bins)
+            and ``packets_1500B`` (packets that could be sent in the bin). Repeated from its beginning.
+        trace_offset_s: where in the recordings the link begins; None: anywhere, so that devices don't fade together.
+    """
+
+    rtt_ms: float = 10.0  # DSD 5.1, its typical case
+    jitter_ms: float = 0.0
+    loss: float = 0.0
+    up_mbps: float | None = None
+    down_mbps: float | None = None
+    up_trace: str | None = None
+    down_trace: str | None = None
+    trace_offset_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.rtt_ms < math.inf:
+            raise ConfigError(f"link: rtt_ms: expected at least 0, got {self.rtt_ms}")
+        if not 0.0 <= self.jitter_ms <= self.rtt_ms / 2.0:
+            raise ConfigError(f"link: jitter_ms: expected 0 to half of rtt_ms, {self.rtt_ms / 2.0:g}, got {self.jitter_ms}")
+        if not 0.0 <= self.loss <= 0.5:
+            raise ConfigError(f"link: loss: expected a probability of 0 to 0.5, got {self.loss}")
+        for way, mbps, trace in (("up", self.up_mbps, self.up_trace), ("down", self.down_mbps, self.down_trace)):
+            if mbps is not None and not mbps > 0.0:
+                raise ConfigError(f"link: {way}_mbps: expected above 0, got {mbps}")
+            if mbps is not None and trace is not None:
+                raise ConfigError(f"link: expected {way}_mbps or {way}_trace, got both")
+        if self.trace_offset_s is not None and not 0.0 <= self.trace_offset_s < math.inf:
+            raise ConfigError(f"link: trace_offset_s: expected at least 0, got {self.trace_offset_s}")
+
+
+class SimulatedLink(Protocol):
+    """One connection's; called in the order of time."""
+
+    def delay(self, now: float, payload: int, *, is_up: bool) -> float:
+        """Seconds from sending to arrival of so many bytes sent now.
+
+        Args:
+            is_up: from the device to the server.
+        """
+        ...
+
+
+def simulated_link(options: LinkOptions, dice: Random) -> SimulatedLink:
+    """The simplest link that does what the options say.
+
+    Args:
+        dice: for jitter, losses and where a recording begins.
+
+    Raises:
+        ConfigError: a recording can't be read.
+    """
+    if options == LinkOptions(rtt_ms=options.rtt_ms, trace_offset_s=options.trace_offset_s):
+        return ConstantLink(options.rtt_ms / 1e3)
+    return TcpLink(options, dice)
+
+
+class ConstantLink:
+    """Half the round trip, always.
+
+    Args:
+        rtt: seconds.
+    """
+
+    __slots__ = ("_half",)
+
+    def __init__(self, rtt: float) -> None:
+        self._half = rtt / 2.0
+
+    def delay(self, now: float, payload: int, *, is_up: bool) -> float:
+        """See ``SimulatedLink``."""
+        return self._half
+
+
+class TcpLink:
+    """All of it; arguments as of ``simulated_link``."""
+
+    __slots__ = ("_down", "_since", "_up", "_was_up")
+
+    def __init__(self, options: LinkOptions, dice: Random) -> None:
+        traces = [None if path is None else read_trace(Path(path)) for path in (options.up_trace, options.down_trace)]
+        period = max((trace.period for trace in traces if trace is not None), default=0.0)
+        offset = options.trace_offset_s
+        if offset is None and period:
+            offset = dice.uniform(0.0, period)  # one for both directions: they were recorded together
+        self._up, self._down = (
+            _Direction(options, dice, Recorded(trace, offset or 0.0) if trace is not None else None if mbps is None else Rate(mbps))
+            for trace, mbps in zip(traces, (options.up_mbps, options.down_mbps), strict=True)
+        )
+        self._was_up: bool | None = None
+        self._since = 0.0
+
+    def delay(self, now: float, payload: int, *, is_up: bool) -> float:
+        """See ``SimulatedLink``."""
+        pace = now - self._since if is_up is self._was_up and now > self._since else math.inf  # until the next frame of a stream
+        self._was_up, self._since = is_up, now
+        return (self._up if is_up else self._down).delay(now, payload, pace)
+
+
+class _Direction:
+    """One way; ``queue`` None: as many bytes as there are leave at once."""
+
+    __slots__ = ("_dice", "_floor", "_last", "_lone", "_loss", "_probe", "_queue", "_rtt", "_scale", "_shape", "_timeout")
+
+    def __init__(self, options: LinkOptions, dice: Random, queue: Rate | Recorded | None) -> None:
+        rtt, jitter = options.rtt_ms / 1e3, options.jitter_ms / 1e3
+        self._rtt = rtt
+        self._floor, self._shape, self._scale = _gamma(rtt / 2.0, jitter)
+        self._loss = options.loss
+        self._dice = dice
+        self._queue = queue
+        self._timeout = rtt + max(LEAST_TIMEOUT, 4.0 * math.sqrt(2.0) * jitter)  # of the round trip, two delays deviate
+        self._probe, self._lone = min(2.0 * rtt, self._timeout), min(2.0 * rtt + LEAST_TIMEOUT, self._timeout)
+        self._last = -APART  # when what was sent before arrives
+
+    def delay(self, now: float, payload: int, pace: float) -> float:
+        """See ``SimulatedLink``; ``pace``: seconds until the next frame of this direction, if it is a stream."""
+        packets = -(-payload // SEGMENT) or 1
+        arrival = self._floor + (now if self._queue is None else self._queue.send(now, payload + HEADERS * packets))
+        if self._scale:
+            arrival += self._dice.gammavariate(self._shape, self._scale)
+        if self._loss:
+            arrival += self._lost(packets, pace)
+        self._last = max(arrival, self._last + APART)
+        return self._last - now
+
+    def _lost(self, packets: int, pace: float) -> float:
+        """Seconds more, for what is lost and sent again."""
+        dice, loss = self._dice, self._loss
+        if dice.random() < loss:  # the last one
+            seconds = min(self._lone if packets == 1 else self._probe, pace + self._rtt)
+        elif packets > 1 and dice.random() < 1.0 - (1.0 - loss) ** (packets - 1):
+            seconds = self._rtt
+        else:
+            return 0.0
+        timeout = self._timeout
+        while dice.random() < loss:
+            seconds += timeout
+            timeout *= 2.0
+        return seconds
+
+
+def _gamma(mean: float, deviation: float) -> tuple[float, float, float]:
+    """Floor, shape and scale of a gamma distribution of that mean and that mean deviation, seconds; a scale of 0: always the mean."""
+    if not deviation:
+        return mean, _SHAPE, 0.0
+    if deviation <= mean * _relative(_SHAPE):
+        scale = deviation / (_SHAPE * _relative(_SHAPE))
+        return mean - _SHAPE * scale, _SHAPE, scale
+    low, high = 0.1, _SHAPE  # the floor is 0, the smaller the shape the larger the deviation
+    while high - low > 1e-9:
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if _relative(middle) * mean > deviation else (low, middle)
+    return 0.0, high, mean / high
+
+
+def _relative(shape: float) -> float:
+    """Mean deviation of a gamma distribution, in parts of its mean: 2 k^k e^-k / k!"""
+    return 2.0 * math.pow(shape, shape) * math.exp(-shape) / math.gamma(shape + 1.0)

@@ -1,0 +1,1 @@
+"""The simulation of raced answers: clients, endpoints and recorded services (DiSCo)."""

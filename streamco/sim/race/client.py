@@ -1,0 +1,217 @@
+"""One client with one service and one device, answer by answer: the client's own dispatcher, learners and session machine (DiSCo 4).
+
+Simulated are the two endpoints alone (``sim.models``); who starts when, who wins, when the answer moves and what is learned of it is
+decided by the objects that a live client has. The dice of each request are its own, so that contenders meet the same requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from random import Random
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import simpy
+
+from streamco.client.race.dispatcher import Dispatched, Dispatcher
+from streamco.client.race.migration import MigrationOptions
+from streamco.commands import ContinueStream
+from streamco.config import READING, Limits
+from streamco.core.race.machine import SessionMachine, SessionPlan
+from streamco.endpoints.base import Capabilities, Request, TokenPrices
+from streamco.events import Event
+from streamco.policies.cost import DeviceCosts, device_costs
+from streamco.profiles import DeviceSpeed, ModelShape, Prices
+from streamco.sim.race.lengths import Chats
+from streamco.sim.race.session import Opening, SimulatedSession, SimulatedStream
+from streamco.sim.race.endpoints import SimulatedAnswer, SimulatedDevice, SimulatedServer, Work
+from streamco.sim.race.services import Reply, Service
+
+__all__ = ["Ask", "Client", "Ran", "throw_ask"]
+
+ROUND_TRIP = 0.1  # seconds; from a home to a data centre and back, TLS records included
+CANCEL_TAKES = 0.01  # seconds; bench/engine.py measures 1 to 7 ms
+_CAPACITY = round(Limits().lead * READING)
+
+
+class Ask(NamedTuple):
+    """One request with all its dice thrown, the same for every contender.
+
+    Args:
+        answer: how long it is.
+        reply: how the service behaves.
+        seed: of what is left to chance, the device's jitter.
+    """
+
+    answer: SimulatedAnswer
+    reply: Reply
+    seed: str
+
+
+def throw_ask(seed: str, chats: Chats, service: Service, max_tokens: int | None) -> Ask:
+    """One request: a prompt with its answer meets a fate of the service by chance."""
+    dice = Random(seed)
+    prompt, tokens = chats.draw(dice)
+    reply = service.draw(dice)
+    return Ask(SimulatedAnswer(prompt_tokens=prompt, tokens=tokens, max_tokens=max_tokens), reply, seed)
+
+
+class _Endpoint:
+    """What a dispatcher wants to know of an endpoint."""
+
+    def __init__(self, name: str, capabilities: Capabilities, prices: TokenPrices, engine: object = None) -> None:
+        self.name = self.kind = name
+        self.capabilities, self.prices, self.engine = capabilities, prices, engine
+
+    def count_tokens(self, request: Request) -> int:
+        return len(request.prompt_ids or ())
+
+
+class _Device(SimulatedDevice):
+    later = 1
+
+    def open(self, env: simpy.Environment, emit: Callable[[Event], None], command: Opening) -> SimulatedStream:
+        self.burst = self.later if isinstance(command, ContinueStream) else self.burst
+        return super().open(env, emit, command)
+
+
+class _Server(SimulatedServer):
+    later = 1
+
+    def open(self, env: simpy.Environment, emit: Callable[[Event], None], command: Opening) -> SimulatedStream:
+        self.burst = self.later if isinstance(command, ContinueStream) else self.burst
+        return super().open(env, emit, command)
+
+
+class Ran(NamedTuple):
+    """One answer that is over.
+
+    Args:
+        machine: that made it.
+        session: with the deliveries.
+        dispatched: what was decided.
+        device, server: what either has done.
+        cost: US dollars, energy at the exchange rate included; None: prices or shape are not known.
+    """
+
+    machine: SessionMachine
+    session: SimulatedSession
+    dispatched: Dispatched
+    device: Work
+    server: Work
+    cost: float | None
+
+    @property
+    def ttft(self) -> float:
+        """Seconds."""
+        assert self.machine.meter.first is not None, "it is a whole answer"
+        return self.machine.meter.first
+
+
+class Client:
+    """A client whose requests come one after the other.
+
+    Args:
+        dispatcher: with what it knows from before.
+        speed: of the device, as it really is.
+        prices: of the service; None: not known.
+        shape: of the device's model; None: not known.
+        exchange_rate: lambda, US dollars per million GFLOPs.
+        migration: how answers move; None: they stay where they are.
+        pace: tokens per second at the reader; None: whatever comes goes out at once, and moves are planned for a virtual reader.
+        burst: tokens an event where nothing is decided by them: behind a change, and in answers that stay.
+        server_burst: tokens of the service that come together, elsewhere.
+        reader_rate: tokens per second of the virtual reader.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        speed: DeviceSpeed,
+        *,
+        prices: Prices | None,
+        shape: ModelShape | None,
+        exchange_rate: float,
+        migration: MigrationOptions | None = None,
+        pace: float | None = READING,
+        burst: int = 1,
+        server_burst: int = 1,
+        reader_rate: float = READING,
+    ) -> None:
+        self.dispatcher, self.migration = dispatcher, migration
+        self._speed = speed
+        self._pace, self._reader_rate = pace, reader_rate
+        self._burst, self._server_burst = burst, server_burst
+        self._prices = prices
+        self._costs: DeviceCosts | None = None if shape is None else device_costs(shape, exchange_rate=exchange_rate)
+        self._device: Any = _Endpoint("device", Capabilities(continuation="token_ids", pre_copy="append"), TokenPrices(), _engine(shape))
+        told = (
+            TokenPrices()
+            if prices is None
+            else TokenPrices(prompt=prices.prompt, completion=prices.completion, cached_prompt=prices.cached_prompt)
+        )
+        self._server: Any = _Endpoint("server", Capabilities(continuation="continue_final_message"), told)
+        self.endpoints: Mapping[str, Any] = {"device": self._device, "server": self._server}
+
+    def run(self, ask: Ask) -> Ran:
+        """One answer, to its end and that of all work for it; the client learns from it."""
+        answer = ask.answer
+        request = Request(prompt_ids=range(answer.prompt_tokens))
+        dispatched = self.dispatcher.decide(request, self._device, [self._server], {})
+        plan = SessionPlan(
+            starts=dispatched.starts,
+            pace=self._pace,
+            explore=dispatched.explore,
+            reader_rate=self._reader_rate,
+            on_failure="migrate",
+            max_tokens=answer.max_tokens,
+            migration=None
+            if self.migration is None
+            else self.dispatcher.plan_moves(
+                dispatched, self.endpoints, self.migration, pace=self._pace, capacity=_CAPACITY, limit=answer.max_tokens
+            ),
+        )
+        machine, session, device, server = self._play(ask, plan)
+        if not machine.is_over or machine.error is not None:
+            raise AssertionError(f"{ask.seed}: expected a whole answer, got {machine.error}")
+        self.dispatcher.settle(dispatched, machine)
+        return Ran(machine, session, dispatched, device.work, server.work, self._cost(device.work, server.work))
+
+    def _play(self, ask: Ask, plan: SessionPlan) -> tuple[SessionMachine, SimulatedSession, _Device, _Server]:
+        dice, reply = Random(ask.seed), ask.reply
+        first = self._burst if plan.migration is None else 1
+        device = _Device("device", self._speed, dice, ask.answer, burst=first, cancel_takes=CANCEL_TAKES)
+        server = _Server(
+            "server",
+            (reply.first, reply.later),
+            reply.rate,
+            dice,
+            ask.answer,
+            rtt=ROUND_TRIP,
+            burst=max(first, self._server_burst),
+        )
+        device.later, server.later = self._burst, max(self._burst, self._server_burst)
+        env = simpy.Environment()
+        machine = SessionMachine(plan)
+        session = SimulatedSession(env, machine, {"device": device, "server": server})
+        session.start()
+        env.run()
+        return machine, session, device, server
+
+    def _cost(self, device: Work, server: Work) -> float | None:
+        prices, costs = self._prices, self._costs
+        if prices is None or costs is None:
+            return None
+        cached = prices.prompt if prices.cached_prompt is None else prices.cached_prompt
+        money = (server.read - server.cached) * prices.prompt + server.cached * cached + server.made * prices.completion
+        return money + device.read * costs.prompt + device.made * costs.completion
+
+
+def _engine(shape: ModelShape | None) -> object:
+    """What tells a dispatcher the shape of the device's model."""
+    if shape is None:
+        return None
+    info = SimpleNamespace(
+        layers=shape.layers, width=shape.width, ffn_width=shape.ffn_width, vocabulary_size=shape.vocabulary, heads=shape.heads
+    )
+    return SimpleNamespace(info=info)

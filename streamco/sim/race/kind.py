@@ -1,0 +1,263 @@
+"""``kind: race``: one user's requests to a service and a device that race for the first token (DiSCo).
+
+What decides is the live client's (``sim.racing``); this file tells an experiment what came of it. One request comes after the other, so
+arrivals don't matter, and the time to the first token is the race's alone.
+
+Quality is the virtual reader's (``core.meter``): it begins with the first token and takes so many tokens a second. The time between tokens
+is what this reader sees, over all answers together, as in DiSCo's Table 3; ``tpot`` is how fast answers were delivered. Where neither a
+pace nor a move depends on single tokens, an answer takes a few events, and its tokens' times are reckoned afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import pairwise
+
+from streamco.client.race.dispatcher import Dispatcher, DispatchOptions
+from streamco.client.race.migration import MigrationOptions
+from streamco.client.race.report import describe_hand_overs
+from streamco.config import parse_pace
+from streamco.core.meter import FRAME
+from streamco.policies.cost import RATE_DEVICE_CONSTRAINED, RATE_SERVER_CONSTRAINED
+from streamco.profiles import Profile
+from streamco.sim.experiment.metrics import Figure, RequestRow, Sink
+from streamco.sim.race.options import RaceOptions, RacePolicy, find_chats, find_phone, find_prices, find_service
+from streamco.sim.race.client import Ask, Client, Ran, throw_ask
+from streamco.sim.experiment.scenario import Named, Scenario
+
+__all__ = ["KIND", "Race", "RaceKind", "RaceRow"]
+
+_WHOLE = 1 << 20  # tokens an event, where nothing depends on them: a whole answer
+_STEP = 1e-4  # seconds; gaps between tokens are told apart so finely
+
+
+class RaceRow(RequestRow, frozen=True, kw_only=True):
+    """One answer; ``mode`` says who wrote it, in order, and ``device`` and ``server`` are 0 where they worked for it.
+
+    Args:
+        is_spent: the constrained side's budget was drawn on.
+        moves: planned changes of the endpoint.
+        delayed: tokens that came later than the virtual reader wanted them.
+        cost: US dollars, energy included; none: not known.
+    """
+
+    is_spent: bool
+    moves: int
+    delayed: int
+    cost: float | None = None
+
+
+class RaceKind:
+    """See ``scenario.Kind``."""
+
+    options = RaceOptions
+    figures: Mapping[str, Figure] = {
+        "budget_share": Figure("prompt tokens that the constrained side processed", "share"),
+        "device_wins": Figure("answers that the device began", "share"),
+        "cost_per_1000": Figure("cost of a thousand answers, energy included", "US dollars", "lower"),
+        "tbt_mean": Figure("time between tokens at the reader, mean", "s", "lower"),
+        "tbt_p99": Figure("time between tokens at the reader, 99th percentile", "s", "lower"),
+        "delayed_mean": Figure("delayed tokens an answer", "tokens", "lower"),
+        "moves_mean": Figure("moves an answer"),
+        "delayed_move_mean": Figure("delayed tokens a move, mean", "tokens", "lower"),
+        "delayed_move_p99": Figure("delayed tokens a move, 99th percentile", "tokens", "lower"),
+        "unnoticed": Figure("moves without a delayed token", "share", "higher"),
+    }
+    columns = ("ttft_mean", "ttft_p99", "budget_share", "cost_per_1000", "tbt_p99", "delayed_mean", "moves_mean")
+
+    def describe(self, options: RaceOptions) -> str:
+        """What they race for; who they are is varied more often than not, and the file has it."""
+        workload = options.workload
+        lengths = "Alpaca prompts" if workload.lengths == "alpaca" else f"prompts as long as those of {workload.lengths}"
+        limit = "" if workload.max_tokens is None else f", answers of {workload.max_tokens} tokens at most"
+        return f"a device and a service race for {workload.requests} {lengths}, one after the other{limit}"
+
+    def names(self, options: RaceOptions, scenario: Scenario) -> Iterator[Named]:
+        """Services and recorded lengths; devices and prices are known by then."""
+        service, lengths = options.world.service, options.workload.lengths
+        yield Named(("world", "service"), repr(service), partial(find_service, service, scenario))
+        yield Named(("workload", "lengths"), lengths, partial(find_chats, lengths, scenario))
+
+    def run(self, options: RaceOptions, scenario: Scenario, sink: Sink) -> Mapping[str, float]:
+        """The client's requests, one by one."""
+        race = Race(options, scenario)
+        for number in range(options.workload.warm_up):
+            race.client.run(race.throw(f"warm-up {number}"))
+        tally = Tally()
+        for number in range(options.workload.requests):
+            ask = race.throw(f"request {number}")
+            sink(tally.add(race, ask, race.client.run(ask), number))
+        return tally.figures()
+
+
+KIND = RaceKind()
+
+
+class Race:
+    """A client, and what it meets.
+
+    Args:
+        options: of the experiment.
+        scenario: for its seed and files.
+
+    Raises:
+        ConfigError: a name that is not known, or a file that isn't there.
+    """
+
+    def __init__(self, options: RaceOptions, scenario: Scenario) -> None:
+        world, workload, policy = options.world, options.workload, options.policy
+        self.phone = find_phone(world.device)
+        self.service = find_service(world.service, scenario)
+        self.chats = find_chats(workload.lengths, scenario)
+        self.rate = world.reader_tokens_per_s
+        self._prices = find_prices(world)
+        self._seed, self._max_tokens = scenario.seed, workload.max_tokens
+        self.is_coarse = policy.pace is None and policy.migration == "none"
+        self.client = self._client(policy)
+
+    def throw(self, name: str) -> Ask:
+        """One request, whoever races."""
+        return throw_ask(f"{self._seed} {name}", self.chats, self.service, self._max_tokens)
+
+    def _client(self, policy: RacePolicy) -> Client:
+        default = RATE_DEVICE_CONSTRAINED if policy.constrained == "device" else RATE_SERVER_CONSTRAINED
+        rate = default if policy.exchange_rate is None else policy.exchange_rate
+        dispatcher = Dispatcher(
+            DispatchOptions(
+                constrained=policy.constrained,
+                exchange_rate=rate,
+                tail=policy.tail,
+                tail_weight=policy.tail_weight,
+                explore=policy.explore,
+                reader_rate=self.rate,
+            ),
+            budget=policy.budget,
+            policy="auto" if policy.dispatch == "disco" else policy.dispatch,
+            profile=self._known() if policy.prior else None,
+            seed=self._seed,
+        )
+        return Client(
+            dispatcher,
+            self.phone.speed,
+            prices=self._prices,
+            shape=self.phone.shape,
+            exchange_rate=rate,
+            migration=None if policy.migration == "none" else MigrationOptions(rule=policy.migration, unpaced=True),
+            pace=parse_pace(policy.pace),
+            burst=_WHOLE if self.is_coarse else 1,
+            server_burst=self.service.burst,
+            reader_rate=self.rate,
+        )
+
+    def _known(self) -> Profile:
+        return Profile(
+            server_ttft=self.service.ttft,
+            device=self.phone.speed,
+            lengths=self.chats.prompts,
+            answers=self.chats.answers,
+            prices=self._prices,
+            shape=self.phone.shape,
+        )
+
+    def times(self, ask: Ask, ran: Ran) -> list[float] | None:
+        """When each token was delivered, seconds; None: none later than the virtual reader wanted it."""
+        if not self.is_coarse:
+            return [time for time, delivery in ran.session.deliveries for _ in delivery.chunks]
+        decode = self.phone.speed.decode_tokens_per_s
+        assert decode is not None, "every device here has one"
+        gap, burst = (1.0 / decode, 1) if ran.machine.winner == "device" else (1.0 / ask.reply.rate, self.service.burst)
+        if gap * burst * self.rate <= 1.0:
+            return None
+        first, last = ran.ttft, ask.answer.made - 1
+        return [first + gap * min(last, -(-place // burst) * burst) for place in range(last + 1)]
+
+
+class Tally:
+    """What many answers came to."""
+
+    def __init__(self) -> None:
+        self._answers = self._tokens = self._spent = self._delayed = self._device_wins = 0
+        self._cost: float | None = 0.0
+        self._now = 0.0
+        self._gaps: dict[int, int] = {}  # steps, how often
+        self._delayed_by_move: list[int] = []
+
+    def add(self, race: Race, ask: Ask, ran: Ran, number: int) -> RaceRow:
+        """One answer more."""
+        machine, dispatched = ran.machine, ran.dispatched
+        constrained = dispatched.plan.constrained
+        legs = (*machine.past_legs, *machine.legs.values())
+        is_spent = any(leg.source == constrained and leg.opened is not None for leg in legs)  # as the client's account has it
+        delayed = self._see(race.times(ask, ran), machine.meter.tokens, 1.0 / race.rate)
+        moves = [move.delayed_tokens for move in describe_hand_overs(machine, dispatched, race.client.endpoints) if move.is_planned]
+        self._answers += 1
+        self._tokens += dispatched.prompt_tokens
+        self._spent += dispatched.prompt_tokens * is_spent
+        self._delayed += delayed
+        self._device_wins += machine.winner == "device"
+        self._cost = None if self._cost is None or ran.cost is None else self._cost + ran.cost
+        self._delayed_by_move += moves
+        meter = machine.meter
+        assert meter.last is not None, "it is a whole answer"
+        self._now += meter.last
+        return RaceRow(
+            number=number,
+            arrival=self._now - meter.last,
+            tokens=meter.tokens,
+            prompt_tokens=dispatched.prompt_tokens,
+            seconds=meter.last,
+            ttft=ran.ttft,
+            tpot=(meter.last - ran.ttft) / (meter.tokens - 1) if meter.tokens > 1 else None,
+            device=0 if ran.device.read else None,
+            server=0 if ran.server.read else None,
+            mode=", ".join(filter(None, (machine.winner, *(move.target for move in machine.hand_overs)))),
+            is_spent=is_spent,
+            moves=len(moves),
+            delayed=delayed,
+            cost=ran.cost,
+        )
+
+    def _see(self, times: list[float] | None, tokens: int, period: float) -> int:
+        """Count the gaps that the virtual reader sees; how many tokens were delayed."""
+        if times is None:
+            self._note_gap(period, tokens - 1)
+            return 0
+        wanted = [times[0] + place * period for place in range(tokens)]
+        for earlier, later in pairwise(map(max, times, wanted)):
+            self._note_gap(later - earlier, 1)
+        return sum(time > due + FRAME for time, due in zip(times, wanted, strict=True))
+
+    def _note_gap(self, seconds: float, count: int) -> None:
+        gap = round(seconds / _STEP)
+        self._gaps[gap] = self._gaps.get(gap, 0) + count
+
+    def figures(self) -> dict[str, float]:
+        """Those that the sink can't know."""
+        found = {
+            "budget_share": self._spent / self._tokens,
+            "device_wins": self._device_wins / self._answers,
+            "delayed_mean": self._delayed / self._answers,
+            "moves_mean": len(self._delayed_by_move) / self._answers,
+        }
+        if self._cost is not None:
+            found["cost_per_1000"] = 1000.0 * self._cost / self._answers
+        if total := sum(self._gaps.values()):
+            found["tbt_mean"] = _STEP * sum(gap * count for gap, count in self._gaps.items()) / total
+            found["tbt_p99"] = _STEP * _quantile(self._gaps, 0.99)
+        if moves := sorted(self._delayed_by_move):
+            found["delayed_move_mean"] = sum(moves) / len(moves)
+            found["delayed_move_p99"] = moves[math.ceil(0.99 * len(moves)) - 1]
+            found["unnoticed"] = sum(not delayed for delayed in moves) / len(moves)
+        return found
+
+
+def _quantile(counts: Mapping[int, int], share: float) -> int:
+    """The smallest value that at least this share of all do not exceed."""
+    left = math.ceil(share * sum(counts.values()))
+    for value in sorted(counts):
+        left -= counts[value]
+        if left <= 0:
+            return value
+    raise AssertionError("a share is at most one")

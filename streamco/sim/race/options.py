@@ -1,0 +1,220 @@
+"""What an experiment of ``kind: race`` can set, and the devices, services and lengths that its names stand for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, field
+from msgspec.structs import replace
+
+from streamco.config import READING, parse_pace
+from streamco.errors import ConfigError
+from streamco.policies.device_constrained import TAIL
+from streamco.policies.dispatch import Side
+from streamco.policies.migration import TransferRule
+from streamco.profiles import DeviceSpeed, ModelShape, Prices
+from streamco.sim.race.lengths import ALPACA, Chats, RecordedChats, TabledChats, read_chats
+from streamco.sim.experiment.scenario import Scenario
+from streamco.sim.race.services import (
+    JITTER,
+    OVERHEAD,
+    PHONES,
+    PRICES,
+    PackagedService,
+    Phone,
+    RecordedService,
+    Service,
+    price_of,
+    read_services,
+)
+
+__all__ = ["DeviceOptions", "PriceOptions", "RaceOptions", "RacePolicy", "RaceWorkload", "RaceWorld", "TraceOptions"]
+__all__ += ["find_chats", "find_phone", "find_prices", "find_service"]
+
+Positive = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Count = Annotated[int, Meta(ge=1)]
+Dispatch = Literal[
+    "disco",
+    "device-constrained",
+    "server-constrained",
+    "proportional-wait",
+    "optimal",
+    "stochastic",
+    "both",
+    "device-only",
+    "server-only",
+]
+
+
+_ALPACA = TabledChats(*ALPACA)  # what a client knows of it is reckoned once
+
+
+class DeviceOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A device of one's own.
+
+    Args:
+        prefill_tokens_per_s, decode_tokens_per_s: how fast it reads and writes.
+        overhead_ms: of a reading, beside its tokens.
+        jitter: measured / expected time of a reading, equally likely values.
+        model: shape of its model, which energy follows from; none: costs are not told.
+    """
+
+    prefill_tokens_per_s: Positive
+    decode_tokens_per_s: Positive
+    overhead_ms: NotNegative = OVERHEAD * 1000.0
+    jitter: tuple[Positive, ...] = JITTER
+    model: ModelShape | None = None
+
+
+class TraceOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A recorded service.
+
+    Args:
+        file: CSV or JSON lines, as ``services.read_services`` has them.
+        where: fields and the values that pick the service's rows.
+    """
+
+    file: str
+    where: dict[str, str] = {}
+
+
+class PriceOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """US dollars per million tokens."""
+
+    prompt: NotNegative
+    completion: NotNegative
+    cached_prompt: NotNegative | None = None
+
+
+class RaceWorld(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Who races.
+
+    Args:
+        device: a packaged phone's name, or rates.
+        service: a packaged latency profile's name (or file), or a recorded trace.
+        prices: a name on the list, or prices; none: those of a packaged service.
+        reader_tokens_per_s: of the virtual reader.
+    """
+
+    device: str | DeviceOptions = "xiaomi14-qwen-0.5b"
+    service: str | TraceOptions = "openai-gpt-4-0125-preview"
+    prices: str | PriceOptions | None = None
+    reader_tokens_per_s: Positive = READING
+
+    def __post_init__(self) -> None:
+        find_phone(self.device)
+        find_prices(self)
+        if isinstance(self.service, str) and not _is_file(self.service):
+            PackagedService.load(self.service)
+
+
+class RaceWorkload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is asked.
+
+    Args:
+        requests: that count.
+        warm_up: answers before them, which the client learns from.
+        lengths: "alpaca", or a file of recorded lengths (``chats.read_chats``).
+        max_tokens: of an answer; none: no limit (DiSCo Appendix E: 128).
+    """
+
+    requests: Count = 1000
+    warm_up: Annotated[int, Meta(ge=0)] = 30
+    lengths: str = "alpaca"
+    max_tokens: Count | None = 128
+
+
+class RacePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the client is told.
+
+    Args:
+        dispatch: "disco" is the client's default, Algorithm 2 or 3; the others by their names (docs/dispatch.md).
+        constrained: the side that is spared; none: by costs (Algorithm 1).
+        budget: share of prompt tokens that this side may process.
+        migration: how answers move to the cheaper side.
+        pace: tokens a second at the reader, "reading" or "listening"; none: at once.
+        exchange_rate: US dollars per million GFLOPs; none: Appendix E's for the constrained side.
+        tail, tail_weight, explore: as ``DispatchOptions``.
+        prior: whether the client knows service, device and lengths before; a recorded service's first half is used for nothing else.
+    """
+
+    dispatch: Dispatch = "disco"
+    constrained: Side | None = None
+    budget: Share = 0.3
+    migration: Literal["none"] | TransferRule = "none"
+    pace: float | str | None = None
+    exchange_rate: NotNegative | None = None
+    tail: Share = TAIL
+    tail_weight: NotNegative = 0.0
+    explore: Share = 0.05
+    prior: bool = True
+
+    def __post_init__(self) -> None:
+        parse_pace(self.pace)
+
+
+class RaceOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All of it."""
+
+    world: RaceWorld = field(default_factory=RaceWorld)
+    workload: RaceWorkload = field(default_factory=RaceWorkload)
+    policy: RacePolicy = field(default_factory=RacePolicy)
+
+
+def find_phone(device: str | DeviceOptions) -> Phone:
+    """The device.
+
+    Raises:
+        ConfigError: the name is not known.
+    """
+    if isinstance(device, str):
+        if device not in PHONES:
+            raise ConfigError(f"device: expected one of {', '.join(PHONES)}, or rates, got {device!r}")
+        return PHONES[device]
+    speed = DeviceSpeed.from_rates(device.prefill_tokens_per_s, device.decode_tokens_per_s, overhead=device.overhead_ms / 1000.0)
+    return Phone(speed=replace(speed, jitter=device.jitter), shape=device.model)
+
+
+def find_service(service: str | TraceOptions, scenario: Scenario) -> Service:
+    """The service.
+
+    Raises:
+        ConfigError: the name is not known, or the file is not there or has no such rows.
+    """
+    if isinstance(service, str):
+        return PackagedService.load(str(scenario.locate(service)) if _is_file(service) else service)
+    path = scenario.locate(service.file)
+    rows = read_services(path, tuple(service.where))
+    wanted = " ".join(service.where.values())
+    if wanted not in rows:
+        raise ConfigError(f"{path}: expected rows of one of {', '.join(sorted(rows))}, got {wanted!r}")
+    return RecordedService.halves(rows[wanted])
+
+
+def find_chats(lengths: str, scenario: Scenario) -> Chats:
+    """Prompts and answers.
+
+    Raises:
+        ConfigError: the file is not there or has no lengths.
+    """
+    return _ALPACA if lengths == "alpaca" else RecordedChats.halves(read_chats(scenario.locate(lengths)))
+
+
+def find_prices(world: RaceWorld) -> Prices | None:
+    """What the service charges; None: not known.
+
+    Raises:
+        ConfigError: the name is not on the list.
+    """
+    match world.prices:
+        case PriceOptions(prompt=prompt, completion=completion, cached_prompt=cached):
+            return Prices(prompt=prompt * 1e-6, completion=completion * 1e-6, cached_prompt=None if cached is None else cached * 1e-6)
+        case str(name):
+            return price_of(name)
+    return PRICES.get(world.service) if isinstance(world.service, str) else None
+
+
+def _is_file(service: str) -> bool:
+    return service.endswith(".json")

@@ -1,0 +1,106 @@
+"""Runs a session machine in SimPy: the same object as on asyncio, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import simpy
+
+from streamco.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream, PrepareStream
+from streamco.core.machine import Machine
+from streamco.events import Event, StreamCancelled
+from streamco.sim.driver import SimulatedMachine, call_at
+
+__all__ = ["Opening", "ScriptedSource", "SimulatedSession", "SimulatedSource", "SimulatedStream"]
+
+Opening = OpenStream | ContinueStream | PrepareStream
+
+
+class SimulatedStream(Protocol):
+    """One answer in the making, in virtual time."""
+
+    def cancel(self, released: Callable[[], None]) -> None:
+        """Emit nothing more; call ``released`` when the connection or sequence is free."""
+        ...
+
+
+class SimulatedSource(Protocol):
+    """An endpoint of the simulated world."""
+
+    def open(self, env: simpy.Environment, emit: Callable[[Event], None], command: Opening) -> SimulatedStream:
+        """Begin what the command says: an answer, the rest of one, or reading ahead; ``emit`` is called at the time of each event."""
+        ...
+
+
+class _ScriptedStream:
+    def __init__(self, env: simpy.Environment, source: ScriptedSource, emit: Callable[[Event], None]) -> None:
+        self._env = env
+        self._source = source
+        self._emit = emit
+        self._is_cancelled = False
+        for at, event in source.script:
+            call_at(env, at, lambda event=event: self._fire(event))  # type: ignore[misc]
+
+    def _fire(self, event: Event) -> None:
+        if not self._is_cancelled:
+            self._emit(event)
+
+    def cancel(self, released: Callable[[], None]) -> None:
+        self._is_cancelled = True
+        call_at(self._env, self._source.cancel_takes, released)
+
+
+class ScriptedSource:
+    """Plays (seconds after opening, event) in order.
+
+    Args:
+        cancel_takes: seconds a cancel needs.
+    """
+
+    def __init__(self, script: Sequence[tuple[float, Event]], *, cancel_takes: float = 0.0) -> None:
+        self.script = script
+        self.cancel_takes = cancel_takes
+
+    def open(self, env: simpy.Environment, emit: Callable[[Event], None], command: Opening) -> SimulatedStream:
+        """Begin the script, whatever the command."""
+        return _ScriptedStream(env, self, emit)
+
+
+class SimulatedSession(SimulatedMachine[Event, Command]):
+    """One session in virtual time.
+
+    Args:
+        log: collects (now, event or None, commands) of every step.
+
+    Attributes:
+        deliveries: (time, command) of what the reader got.
+        done: succeeds when the reader has everything, or the error.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        machine: Machine[Event, Command],
+        sources: Mapping[str, SimulatedSource],
+        *,
+        log: list[tuple[float, Event | None, list[Command]]] | None = None,
+    ) -> None:
+        super().__init__(env, machine, log)
+        self.deliveries: list[tuple[float, DeliverTokens]] = []
+        self.done = env.event()
+        self._sources = sources
+        self._streams: dict[str, SimulatedStream] = {}
+
+    def _do(self, command: Command) -> None:
+        match command:
+            case OpenStream(source) | ContinueStream(source) | PrepareStream(source):
+                self._streams[source] = self._sources[source].open(self._env, self.receive, command)
+            case CancelStream(source):
+                self._streams[source].cancel(lambda: self.receive(StreamCancelled(source)))
+            case DeliverTokens():
+                self.deliveries.append((self._env.now, command))
+            case FinishDelivery():
+                self.done.succeed()
+            case FailDelivery(error):
+                self.done.succeed(error)

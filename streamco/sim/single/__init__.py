@@ -1,0 +1,1 @@
+"""One speculated answer in virtual time, with a verifier that can fail."""

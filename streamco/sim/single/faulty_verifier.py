@@ -1,0 +1,337 @@
+"""The remote side in virtual time: a verifier behind a link, with faults, and the same model streaming alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import Literal, cast
+
+import simpy
+from msgspec import Struct
+
+from streamco.core.speculation.events import (
+    CloseRemote,
+    CloseVerifier,
+    ConnectVerifier,
+    DraftRefused,
+    OpenRemote,
+    RemoteEnded,
+    RemoteFailed,
+    RemoteTokensReceived,
+    SendDraft,
+    VerdictReceived,
+    VerifierConnected,
+    VerifierFailed,
+    VerifierLost,
+)
+from streamco.errors import EndpointConnectError, VerifierError
+from streamco.policies.acceptance import Distribution, Verdict, verify_greedy, verify_sampled
+from streamco.sim.fleet.drafting_device import Successor, choose_token
+from streamco.sim.driver import call_at
+
+__all__ = ["Fault", "FaultKind", "Faults", "JudgingServer", "Link", "SimulatedRemote", "SimulatedSession"]
+
+Told = VerifierConnected | VerifierLost | VerifierFailed | VerdictReceived | DraftRefused
+Streamed = RemoteTokensReceived | RemoteEnded | RemoteFailed
+
+
+class Link(Struct, frozen=True, kw_only=True):
+    """Between device and server.
+
+    Args:
+        rtt: seconds of a round trip without payload.
+        bits_per_s: of each direction.
+    """
+
+    rtt: float = 0.06
+    bits_per_s: float = math.inf
+
+    def seconds(self, payload: int) -> float:
+        """One way, for so many bytes."""
+        return self.rtt / 2.0 + 8.0 * payload / self.bits_per_s
+
+
+FaultKind = Literal["draft lost", "verdict lost", "refused", "slow", "mute"]
+
+
+class Fault(Struct, frozen=True):
+    """What befalls a round.
+
+    Args:
+        kind: the draft is lost with the connection; the verdict is; it is refused; it comes late; it never comes.
+        seconds: until the loss is noticed; until it may be sent again, below 0: not said; how late.
+    """
+
+    kind: FaultKind
+    seconds: float = 0.0
+
+
+Faults = Callable[[int], Fault | None]
+"""The fault of the nth draft that is sent, counted from 0; None: none."""
+
+
+class JudgingServer(Struct, frozen=True, kw_only=True):
+    """What verifies, and streams.
+
+    Args:
+        model: the target; sees the answer's ids.
+        step: seconds of a forward pass, over one token or a round.
+        read_time: seconds more for each token that it reads or judges.
+        prompt_time: seconds to read the prompt.
+        is_sampled: the answer is drawn; False: the likeliest tokens.
+        end_ids: tokens that end the text.
+        context: tokens of the answer that it has room for; None: any number.
+        connect_trips: round trips that a connection takes.
+        faults: of rounds.
+        remembers: a connection taken up goes on at once; False: the context is sent again from where the dice say.
+        verifier_fails_at, remote_fails_at: when either is out; None: never.
+    """
+
+    model: Successor
+    step: float = 0.05
+    read_time: float = 0.0
+    prompt_time: float = 0.1
+    is_sampled: bool = False
+    end_ids: frozenset[int] = frozenset()
+    context: int | None = None
+    connect_trips: float = 2.0
+    faults: Faults = lambda _: None
+    remembers: bool = True
+    verifier_fails_at: float | None = None
+    remote_fails_at: float | None = None
+
+
+class SimulatedSession:
+    """A verifier's session: implements what a speculator commands of it, and refuses what no verifier would understand.
+
+    Args:
+        emit: is told events when they happen.
+        dice: for verdicts and for what is remembered.
+
+    Attributes:
+        emit: as given; may be changed.
+        drafts: sent so far.
+        bytes_up: of drafts, as frames have them.
+        ids: of the answer, that its context holds.
+    """
+
+    def __init__(self, env: simpy.Environment, server: JudgingServer, link: Link, emit: Callable[[Told], None], dice: Random) -> None:
+        self.drafts = 0
+        self.bytes_up = 0
+        self._env = env
+        self._server = server
+        self._link = link
+        self.emit = emit
+        self._dice = dice
+        self.ids: list[int] = []
+        self._connection = 0  # what was said on an earlier one is lost
+        self._is_open = self._is_out = self._is_closed = False
+        self._last_round = 0
+        self._waiting: int | None = None
+        self._ahead: list[tuple[SendDraft, float]] = []  # behind the round that is out, and when they arrive
+        self._read_at = 0.0  # when the prompt will have been read
+        self._is_read = False
+        if server.verifier_fails_at is not None:
+            call_at(env, server.verifier_fails_at, self._fail)
+
+    def run(self, command: ConnectVerifier | SendDraft | CloseVerifier) -> None:
+        """Begin what is asked."""
+        if self._is_closed:
+            raise AssertionError(f"a session that was closed can't take {type(command).__name__}")
+        match command:
+            case ConnectVerifier(ids):
+                self._connect(ids)
+            case SendDraft():
+                self._send(command)
+            case CloseVerifier():
+                self._is_closed = True
+                self._connection += 1
+
+    def _tell(self, seconds: float, event: Told, done: Callable[[], None] = lambda: None) -> None:
+        """After so long, if the connection still stands."""
+        connection = self._connection
+
+        def fire() -> None:
+            if connection == self._connection:
+                done()
+                self.emit(event)
+
+        call_at(self._env, max(0.0, seconds), fire)  # what is late by less than can be told
+
+    def _connect(self, ids: tuple[int, ...]) -> None:
+        if self._is_open or self._is_out:
+            self._connection += 1
+        self._is_open, self._waiting = False, None
+        self._ahead.clear()
+        same = next((place for place, pair in enumerate(zip(self.ids, ids, strict=False)) if pair[0] != pair[1]), None)
+        held = min(len(self.ids), len(ids)) if same is None else same
+        length = held if self._server.remembers else self._dice.choice((0, held, len(ids)))
+        self.ids = list(ids[:length])
+        if not self._is_out:
+            self._tell(self._server.connect_trips * self._link.rtt + 1e-9, VerifierConnected(length), self._open)
+
+    def _open(self) -> None:
+        self._is_open = True
+        if not self._is_read:
+            self._is_read, self._read_at = True, self._env.now + self._server.prompt_time
+
+    def _send(self, command: SendDraft) -> None:
+        payload = 20 + 2 * (len(command.given) + len(command.ids)) + 20 * len(command.rows)
+        self.bytes_up += payload
+        there = self._link.seconds(payload)
+        if command.behind is not None:
+            if self._waiting != command.behind.round or command.round <= self._last_round:
+                raise AssertionError(f"a session that waits for {self._waiting} can't take {command}")
+            self._last_round = command.round
+            self._ahead.append((command, self._env.now + there))
+            return
+        if not self._is_open or self._waiting is not None or command.round <= self._last_round or command.base > len(self.ids):
+            raise AssertionError(f"a session that holds {len(self.ids)} tokens and waits for {self._waiting} can't take {command}")
+        self._last_round = command.round
+        self._begin(command, there)
+
+    def _begin(self, command: SendDraft, there: float) -> None:
+        """A round is there in so many seconds."""
+        self._waiting = command.round
+        fault = self._server.faults(self.drafts)
+        self.drafts += 1
+        back = self._link.seconds(20)
+        match fault:
+            case Fault("draft lost", seconds):
+                self._tell(there + seconds, VerifierLost(), self._lose)
+            case Fault("refused", seconds):
+                refusal = DraftRefused(command.round, None if seconds < 0.0 else seconds)
+                self._tell(there + back, refusal, self._end_round)
+            case _:
+                self._judge(command, fault, there, back)
+
+    def _judge(self, command: SendDraft, fault: Fault | None, there: float, back: float) -> None:
+        server = self._server
+        arrived = self._env.now + there
+        compute = server.step + server.read_time * (len(command.given) + len(command.ids))
+        queue = max(0.0, self._read_at - arrived) + (fault.seconds if fault is not None and fault.kind == "slow" else 0.0)
+        verdict, context = self._verdict(command)
+        event = VerdictReceived(
+            round=command.round,
+            accepted=verdict.accepted,
+            token=None if server.context is not None and len(context) > server.context else verdict.token,
+            queue_seconds=queue,
+            compute_seconds=compute,
+        )
+        seconds = there + queue + compute
+        decided = arrived + queue + compute
+
+        def end_round() -> None:
+            self.ids = context
+            won = next((each for each in self._ahead if each[0].behind == event.outcome), None)
+            self._end_round()
+            if won is not None:
+                self._begin(won[0], max(decided, won[1]) - self._env.now)
+
+        def lose() -> None:
+            self.ids = context
+            self._lose()
+
+        if fault is None or fault.kind == "slow":
+            self._tell(seconds + back, event, end_round)
+        elif fault.kind == "verdict lost":
+            self._tell(seconds + fault.seconds, VerifierLost(), lose)
+
+    def _verdict(self, command: SendDraft) -> tuple[Verdict, list[int]]:
+        """What becomes of a draft, and the context behind it."""
+        before = [*self.ids[: command.base], *command.given]
+        models = [self._server.model([*before, *command.ids[:place]]) for place in range(len(command.ids) + 1)]
+        if self._server.is_sampled:
+            rows = [_distribution(cast(Mapping[int, float], row)) for row in command.rows]
+            verdict = verify_sampled(command.ids, rows, [_distribution(model) for model in models], self._dice)
+        else:
+            verdict = verify_greedy(command.ids, [choose_token(model, None) for model in models])
+        return verdict, [*before, *command.ids[: verdict.accepted], verdict.token]
+
+    def _end_round(self) -> None:
+        self._waiting = None
+        self._ahead.clear()
+
+    def _lose(self) -> None:
+        self._is_open, self._waiting = False, None
+        self._ahead.clear()
+
+    def _fail(self) -> None:
+        self._connection += 1
+        self._is_out = True
+        if not self._is_closed:
+            self._is_closed = True
+            self.emit(VerifierFailed(VerifierError("verifier: expected a verdict, got a failure")))
+
+
+class SimulatedRemote:
+    """The target streaming alone: implements what a speculator commands of it.
+
+    Args:
+        emit: is told events when they happen.
+        dice: for draws.
+    """
+
+    def __init__(self, env: simpy.Environment, server: JudgingServer, link: Link, emit: Callable[[Streamed], None], dice: Random) -> None:
+        self._env = env
+        self._server = server
+        self._link = link
+        self._emit = emit
+        self._dice = dice
+        self._version: int | None = None
+        self._is_out = False
+        self._is_read = False
+        if server.remote_fails_at is not None:
+            call_at(env, server.remote_fails_at, self._fail)
+
+    def run(self, command: OpenRemote | CloseRemote) -> None:
+        """Begin what is asked."""
+        match command:
+            case OpenRemote(version, ids, max_tokens):
+                if self._version is not None:
+                    raise AssertionError(f"stream {version}: expected stream {self._version} to be closed")
+                self._version = version
+                server = self._server
+                reading = server.read_time * len(ids) + (0.0 if self._is_read else server.prompt_time)
+                self._is_read = True
+                if self._is_out:
+                    self._later(self._link.rtt, version, self._fail)
+                else:
+                    seconds = self._link.rtt / 2.0 + reading + server.step
+                    self._later(seconds, version, lambda: self._write(version, list(ids), max_tokens))
+            case CloseRemote(version):
+                if self._version == version:
+                    self._version = None
+
+    def _later(self, seconds: float, version: int, function: Callable[[], None]) -> None:
+        call_at(self._env, seconds, lambda: function() if self._version == version else None)
+
+    def _write(self, version: int, ids: list[int], left: int | None) -> None:
+        server = self._server
+        token = choose_token(server.model(ids), self._dice if server.is_sampled else None)
+        is_end = token in server.end_ids
+        if not is_end:
+            ids.append(token)
+            left = None if left is None else left - 1
+            self._send(RemoteTokensReceived(version, (token,)))
+        if is_end or left == 0 or (server.context is not None and len(ids) > server.context):
+            self._version = None
+            self._send(RemoteEnded(version, "stop" if is_end else "length"))
+        else:
+            self._later(server.step, version, lambda: self._write(version, ids, left))
+
+    def _send(self, event: Streamed) -> None:
+        """What is on its way arrives, whether or not anybody still wants it."""
+        call_at(self._env, self._link.rtt / 2.0, lambda: self._emit(event))
+
+    def _fail(self) -> None:
+        self._is_out = True
+        version, self._version = self._version, None
+        if version is not None:
+            self._emit(RemoteFailed(version, EndpointConnectError("expected a stream, got a failure", endpoint="remote")))
+
+
+def _distribution(model: Mapping[int, float]) -> Distribution:
+    total = sum(model.values())
+    return Distribution(list(model), [share / total for share in model.values()])

@@ -1,0 +1,1 @@
+"""What is asked of a simulated fleet: arrivals, lengths and draft acceptance."""

@@ -1,0 +1,313 @@
+"""What is asked of the simulated system: requests with lengths, arrivals, and the fate of every draft token (DSD section 3.2).
+
+Requests come from a trace, or from a generator of lengths and acceptance sequences; when they come is a matter of its own: as the trace
+says, by a Poisson process, with the gaps of a recorded service, or each when another ends. Lengths and acceptances, arrivals, and devices
+have dice of their own, so that one of them can be exchanged and the others stay as they are.
+
+Requests are made one by one. What is kept is a trace's rows where they are shuffled or come more than once, and a recorded service's gaps.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator
+from itertools import count, islice, repeat
+from random import Random
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from streamco.errors import ConfigError
+from streamco.sim.workload.acceptance_model import AcceptanceOptions, draw_answer
+from streamco.sim.workload.trace_files import TraceRow, read_gaps, read_lengths, read_trace
+
+__all__ = ["ArrivalOptions", "LengthOptions", "LogNormal", "SimulatedRequest", "WorkloadOptions", "read_requests"]
+
+Count = Annotated[int, Meta(ge=1)]
+Rate = Annotated[float, Meta(gt=0)]
+
+_OF_255 = [0.25 / 255.0, *(count / 255.0 for count in range(1, 256))]  # what was rounded to 0 is a chance all the same
+
+
+class SimulatedRequest(Struct, frozen=True, kw_only=True):
+    """A request, and what becomes of drafts for its answer.
+
+    What the draft model says at a place of the answer is known for the target's own text in front of it. That is enough: a verdict ends
+    with the first token that isn't the target's.
+
+    Args:
+        number: from 0, in the order of arrival.
+        arrival: seconds.
+        prompt_tokens: of the prompt.
+        output_tokens: of the answer, the end token counted.
+        accepted: by output position: 1 where the draft model, behind the target's own text, says the target's token; 0 where not.
+        confidences: by output position: the draft model's probability of its own choice; empty: not recorded.
+        runners_up: by output position: of its second choice; empty: not recorded.
+        ranks: by output position: of the target's token among the draft model's choices, 0 where it is accepted, 3 for the fourth and
+            all behind; empty: not recorded.
+        device: which draws it up; None: the world says.
+        common_tokens: of the prompt, with which the prompts of all begin: a device or a server that has read them once keeps them.
+    """
+
+    number: int
+    arrival: float
+    prompt_tokens: int
+    output_tokens: int
+    accepted: bytes
+    confidences: tuple[float, ...] = ()
+    runners_up: tuple[float, ...] = ()
+    ranks: bytes = b""
+    device: int | None = None
+    common_tokens: int = 0
+
+
+class LogNormal(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Lengths whose logarithm is normal.
+
+    Args:
+        median: tokens.
+        sigma: standard deviation of the natural logarithm.
+    """
+
+    median: Rate
+    sigma: Annotated[float, Meta(ge=0)]
+
+
+class LengthOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many tokens: one of the two distributions.
+
+    Args:
+        uniform: least and most, each of them as likely as any between.
+        log_normal: rounded, and held between ``least`` and ``most``.
+        least, most: tokens.
+
+    Raises:
+        ConfigError: none of the two or both, or bounds in the wrong order.
+    """
+
+    uniform: tuple[Count, Count] | None = None
+    log_normal: LogNormal | None = None
+    least: Count = 1
+    most: Count = 8192
+
+    def __post_init__(self) -> None:
+        if (self.uniform is None) == (self.log_normal is None):
+            raise ConfigError("lengths: expected a number of tokens, or one of uniform and log_normal, got none or both")
+        first, last = self.uniform or (self.least, self.most)
+        if first > last:
+            raise ConfigError(f"lengths: expected the least before the most, got {first} and {last}")
+
+    def draw(self, dice: Random) -> int:
+        """Tokens of one."""
+        if self.uniform is not None:
+            return dice.randint(*self.uniform)
+        if self.log_normal is None:
+            raise AssertionError("lengths have one distribution")
+        drawn = dice.lognormvariate(math.log(self.log_normal.median), self.log_normal.sigma)
+        return min(self.most, max(self.least, round(drawn)))
+
+
+class ArrivalOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When requests come: one of the three.
+
+    Args:
+        poisson_per_s: mean number a second; gaps are exponential.
+        azure: a CSV file of a recorded service's arrivals (column ``arrival_s`` or ``arrival_ms``): its gaps in their order, from a place
+            that the seed says, and from the beginning again behind the last.
+        rate_scale: with ``azure``: so many times as fast.
+        closed: so many requests are always in flight: all arrive at 0, and the world starts the next one when one ends.
+
+    Raises:
+        ConfigError: none or several of the three.
+    """
+
+    poisson_per_s: Rate | None = None
+    azure: str | None = None
+    rate_scale: Rate = 1.0
+    closed: Count | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("poisson_per_s", "azure", "closed") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ConfigError(f"arrivals: expected trace or one of poisson_per_s, azure and closed, got {', '.join(given) or 'none'}")
+        if self.rate_scale != 1.0 and self.azure is None:
+            raise ConfigError(f"arrivals: rate_scale: expected azure beside it, got {given[0]}")
+
+    def times(self, dice: Random) -> Iterator[float]:
+        """Seconds of one arrival after the other, without end.
+
+        Raises:
+            ConfigError: the recorded arrivals can't be read.
+        """
+        if self.poisson_per_s is not None:
+            return _poisson(self.poisson_per_s, dice)
+        if self.azure is not None:
+            return _recorded_times(read_gaps(self.azure), dice, self.rate_scale)
+        return repeat(0.0)
+
+
+class WorkloadOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A workload, as an experiment's file says it; see docs/workloads.md.
+
+    Args:
+        trace: name of a packaged trace or path of a JSON-lines file; None: requests are generated.
+        requests: how many; None: each of the trace's once. Where more are asked for than a trace has, it is gone through again, in another
+            order.
+        arrivals: ``trace``: as recorded, in the trace's order. Otherwise the trace is shuffled from the beginning.
+        prompt, output: without a trace: tokens, or how they are drawn.
+        lengths: without a trace: a CSV file whose rows are drawn from, each with prompt and answer, instead of ``prompt`` and ``output``.
+        acceptance: without a trace: how acceptance sequences are made.
+        system_prompt: tokens in front of each prompt, the same for all: they are read once, by each device and by each server.
+
+    Raises:
+        ConfigError: settings that don't go together.
+    """
+
+    trace: str | None = None
+    requests: Count | None = None
+    arrivals: Literal["trace"] | ArrivalOptions = "trace"
+    prompt: Count | LengthOptions | None = None
+    output: Count | LengthOptions | None = None
+    lengths: str | None = None
+    acceptance: AcceptanceOptions | None = None
+    system_prompt: Annotated[int, Meta(ge=0)] = 0
+
+    def __post_init__(self) -> None:
+        generated = [name for name in ("prompt", "output", "lengths", "acceptance") if getattr(self, name) is not None]
+        if self.trace is not None:
+            if generated:
+                raise ConfigError(f"workload: expected a trace or {', '.join(generated)}, got both")
+            return
+        if (self.lengths is None) == (self.prompt is None) or (self.prompt is None) != (self.output is None):
+            raise ConfigError(f"workload: expected a trace, or prompt and output, or lengths, got {', '.join(generated) or 'none'}")
+        if self.requests is None:
+            raise ConfigError("workload: requests: expected a number where no trace says it, got none")
+        if self.arrivals == "trace":
+            raise ConfigError("workload: arrivals: expected poisson_per_s, azure or closed where there is no trace, got trace")
+
+    @property
+    def in_flight(self) -> int | None:
+        """Requests that the world keeps going at once; None: they come when they come."""
+        return self.arrivals.closed if isinstance(self.arrivals, ArrivalOptions) else None
+
+
+def read_requests(options: WorkloadOptions, *, devices: int | None = None, seed: int = 0) -> Iterator[SimulatedRequest]:
+    """The requests, in the order of their arrival, made one by one.
+
+    With arrivals ``closed`` all have arrival 0: the world takes one when there is room for it.
+
+    Args:
+        options: of the workload.
+        devices: how many there are; requests are dealt to them evenly by chance (DSD section 3.2), but where arrivals are the trace's and a
+            row has a ``drafter_id``, to that one. None: to nobody.
+        seed: of all dice; the same gives the same requests.
+
+    Raises:
+        ConfigError: a file can't be read or used; of a bad row when it is reached.
+    """
+    if devices is not None and devices < 1:
+        raise ConfigError(f"devices: expected at least 1, got {devices}")
+    dice = Random(f"{seed} devices")
+    for number, (arrival, device, row) in enumerate(_arriving(options, devices, seed)):
+        drawn = dice.randrange(devices) if device is None and devices is not None else device
+        yield SimulatedRequest(
+            number=number,
+            arrival=arrival,
+            prompt_tokens=options.system_prompt + row.prompt_tokens,
+            output_tokens=row.output_tokens,
+            accepted=row.accepted,
+            confidences=_shares(row.confidences),
+            runners_up=_shares(row.runners_up),
+            ranks=row.ranks,
+            device=drawn,
+            common_tokens=options.system_prompt,
+        )
+
+
+def _shares(recorded: bytes) -> tuple[float, ...]:
+    return tuple(map(_OF_255.__getitem__, recorded))
+
+
+def _arriving(options: WorkloadOptions, devices: int | None, seed: int) -> Iterator[tuple[float, int | None, TraceRow]]:
+    """(arrival, device, request)."""
+    if not isinstance(options.arrivals, ArrivalOptions):
+        if options.trace is None:
+            raise AssertionError("options are checked when they are made")
+        return islice(_as_recorded(options.trace, devices, options.requests, Random(f"{seed} rows")), options.requests)
+    rows = _generated(options, seed) if options.trace is None else _shuffled(options.trace, options.requests, Random(f"{seed} rows"))
+    arrivals = options.arrivals.times(Random(f"{seed} arrivals"))
+    return ((arrival, None, row) for arrival, row in islice(zip(arrivals, rows, strict=False), options.requests))
+
+
+def _as_recorded(trace: str, devices: int | None, requests: int | None, dice: Random) -> Iterator[tuple[float, int | None, TraceRow]]:
+    """The trace; then again its arrivals, behind the last one, with its rows in another order."""
+    kept: list[TraceRow] = []
+    last = 0.0
+    for number, row in enumerate(read_trace(trace), 1):
+        if row.arrival is None or row.arrival < last:
+            got = "none" if row.arrival is None else f"{1000 * row.arrival:g} behind {1000 * last:g}"
+            raise ConfigError(f"{trace}, request {number}: arrival_time_ms: expected times that ascend, or other arrivals, got {got}")
+        if devices is not None and row.device is not None and row.device >= devices:
+            raise ConfigError(
+                f"{trace}, request {number}: drafter_id: expected one below the number of devices, {devices}, got {row.device}"
+            )
+        last = row.arrival
+        yield last, row.device if devices is not None else None, row
+        if requests is not None:
+            kept.append(row)
+    if requests is None:
+        return
+    first = kept[0].arrival or 0.0
+    period = (last - first) * len(kept) / max(1, len(kept) - 1)  # a mean gap behind the last
+    for turn in count(1):
+        shuffled = dice.sample(kept, len(kept))
+        for placed, row in zip(kept, shuffled, strict=True):
+            yield (placed.arrival or 0.0) + turn * period, placed.device if devices is not None else None, row
+
+
+def _shuffled(trace: str, requests: int | None, dice: Random) -> Iterator[TraceRow]:
+    rows = list(read_trace(trace))
+    for _ in count() if requests is not None else range(1):
+        dice.shuffle(rows)
+        yield from rows
+
+
+def _generated(options: WorkloadOptions, seed: int) -> Iterator[TraceRow]:
+    acceptance, dice = options.acceptance or AcceptanceOptions(), Random(f"{seed} acceptance")
+    for prompt, output in _lengths(options, Random(f"{seed} rows")):
+        accepted, confidences, ranks = draw_answer(acceptance, output, dice)
+        yield TraceRow(prompt_tokens=prompt, output_tokens=output, accepted=accepted, confidences=confidences, ranks=ranks)
+
+
+def _lengths(options: WorkloadOptions, dice: Random) -> Iterator[tuple[int, int]]:
+    """(prompt, output), without end."""
+    if options.lengths is not None:
+        prompts, outputs = read_lengths(options.lengths)
+        while True:
+            place = dice.randrange(len(prompts))
+            yield prompts[place], outputs[place]
+    while True:
+        yield _length(options.prompt, dice), _length(options.output, dice)
+
+
+def _length(of: int | LengthOptions | None, dice: Random) -> int:
+    if of is None:
+        raise AssertionError("options are checked when they are made")
+    return of if isinstance(of, int) else of.draw(dice)
+
+
+def _poisson(rate: float, dice: Random) -> Iterator[float]:
+    now = 0.0
+    while True:
+        now += dice.expovariate(rate)
+        yield now
+
+
+def _recorded_times(gaps: array[float], dice: Random, rate: float) -> Iterator[float]:
+    """From 0; the gaps from anywhere on, around and around."""
+    place, now = dice.randrange(len(gaps)), 0.0
+    while True:
+        yield now
+        now += gaps[place] / rate
+        place = (place + 1) % len(gaps)

@@ -1,0 +1,234 @@
+"""A TCP proxy that misbehaves as told: it delays, splits, stalls, cuts inside an event, resets, or answers by itself.
+
+It sits between a client and a server of a test on the loopback. What it does is data (``Faults``), read anew for each connection; live
+connections can also be stalled, cut or reset by hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+
+from streamco.testing.faults import Faults, Strike
+from streamco.testing.http_framing import AnswerReader, PlaceFinder
+from streamco.testing.listener import Listener
+from streamco.testing.server import ScriptedServer
+
+__all__ = ["FaultProxy"]
+
+
+class FaultProxy(Listener):
+    """The proxy; use it as an async context manager.
+
+    Args:
+        port: the server's port on 127.0.0.1.
+        faults: for each new connection, or a function that is asked for each one (``FaultPlan``); assign ``faults`` to change it.
+
+    Attributes:
+        connections_total: connections ever accepted.
+        connections_open: connections that are open now.
+    """
+
+    def __init__(self, port: int, faults: Faults | Callable[[], Faults] | None = None) -> None:
+        self.faults: Faults | Callable[[], Faults] = Faults() if faults is None else faults
+        self.connections_total = 0
+        self._target = port
+        self._relays: set[_Relay] = set()
+
+    @property
+    def url(self) -> str:
+        """The base URL of an OpenAI API behind the proxy, ending in ``/v1``."""
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    @property
+    def connections_open(self) -> int:
+        """Connections that are open now."""
+        return len(self._relays)
+
+    def stall(self) -> None:
+        """Pass on nothing more on any open connection until ``resume``."""
+        for relay in self._relays:
+            relay.passing.clear()
+
+    def resume(self) -> None:
+        """Undo ``stall``."""
+        for relay in self._relays:
+            relay.passing.set()
+
+    def cut(self) -> None:
+        """Close (FIN) every open connection."""
+        for relay in self._relays:
+            relay.client.close()
+
+    def reset(self) -> None:
+        """Reset (RST) every open connection."""
+        for relay in self._relays:
+            relay.reset()
+
+    async def _listen(self, host: str, port: int) -> asyncio.Server:
+        return await asyncio.start_server(self._relay, host, port)
+
+    async def _drop(self) -> None:
+        tasks = [relay.task for relay in self._relays]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections_total += 1
+        faults = self.faults if isinstance(self.faults, Faults) else self.faults()
+        relay = _Relay(faults, reader, writer)
+        self._relays.add(relay)
+        try:
+            async with _target(self._target, faults) as port:
+                await relay.run(port)
+        except asyncio.CancelledError:
+            relay.client.transport.abort()
+        finally:
+            self._relays.discard(relay)
+
+
+@contextlib.asynccontextmanager
+async def _target(port: int, faults: Faults) -> AsyncIterator[int]:
+    """The port to pass bytes on to: the server's, or that of one that gives the proxy's own answer."""
+    if faults.answer is None:
+        yield port
+        return
+    async with ScriptedServer(faults.answer) as server:
+        yield server.port
+
+
+class _Relay:
+    """One relayed connection."""
+
+    def __init__(self, faults: Faults, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "a relay is made inside its connection's task"
+        self.task = task
+        self.client = writer
+        self.passing = asyncio.Event()
+        self.passing.set()
+        self._faults = faults
+        self._reader = reader
+
+    def reset(self) -> None:
+        raw = self.client.get_extra_info("socket")
+        with contextlib.suppress(OSError):  # the peer may have left first
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.client.transport.abort()
+
+    async def run(self, port: int) -> None:
+        """Pass bytes both ways until one side ends, then drop both."""
+        if self._faults.refuse:
+            self.reset()
+            return
+        try:
+            server_reader, server = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:  # the server is gone: so is the connection
+            self.reset()
+            return
+        ways = [asyncio.create_task(self._pump(self._reader, server, None)), asyncio.create_task(self._downstream(server_reader))]
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            for writer in (server, self.client):
+                writer.close()
+                with contextlib.suppress(OSError):  # already lost
+                    await writer.wait_closed()
+        finally:
+            for way in ways:
+                way.cancel()
+            server.transport.abort()
+            self.client.transport.abort()
+            await asyncio.gather(*ways, return_exceptions=True)
+        for way in ways:
+            if not way.cancelled():
+                way.result()
+
+    async def _downstream(self, reader: asyncio.StreamReader) -> None:
+        faults = self._faults
+        if faults.strike is not None:
+            with contextlib.suppress(ConnectionError):
+                await self._struck(reader, faults.strike)
+            return
+        was_limited = await self._pump(reader, self.client, faults.limit())
+        if was_limited and faults.limit() == faults.reset_after:
+            self.reset()
+        elif was_limited and faults.limit() == faults.stall_after:
+            await asyncio.get_running_loop().create_future()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: int | None) -> bool:
+        """Pass bytes on until the sender ends (False) or ``limit`` bytes have passed (True)."""
+        passed = 0
+        with contextlib.suppress(ConnectionError):
+            while limit is None or passed < limit:
+                most = 65536 if limit is None else limit - passed
+                data = await reader.read(min(most, self._faults.piece_bytes or 65536))
+                if not data:
+                    return False
+                await self._pass(writer, data)
+                passed += len(data)
+            return True
+        return False
+
+    async def _pass(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+        size = self._faults.piece_bytes or len(data)
+        for start in range(0, len(data), size or 1):
+            await asyncio.sleep(self._faults.delay)
+            await self.passing.wait()
+            if writer.is_closing():
+                raise ConnectionResetError("the receiver has left")
+            writer.write(data[start : start + size])
+            await writer.drain()
+
+    async def _struck(self, reader: asyncio.StreamReader, strike: Strike) -> None:
+        """Pass answers on, framed anew, until the strike ends it or the server does."""
+        answers = AnswerReader()
+        place = PlaceFinder(strike.events, strike.offset, in_character=strike.in_character)
+        spared, is_swallowing, is_over = strike.answers, False, False
+        while data := await reader.read(65536):
+            for part, piece in answers.feed(data):
+                at = place.find(piece) if part == "body" and not spared and not is_over else None
+                if at is not None:
+                    is_over = True
+                    if not await self._strike(strike, piece, at, is_chunked=answers.is_chunked):
+                        return
+                    is_swallowing = strike.kind == "end"
+                elif part == "head":
+                    await self._pass(self.client, piece)
+                elif part == "body" and not is_swallowing:
+                    await self._pass(self.client, _framed(piece, is_chunked=answers.is_chunked))
+                elif part == "end":
+                    if answers.is_chunked and not is_swallowing:
+                        await self._pass(self.client, b"0\r\n\r\n")
+                    spared, is_swallowing = max(0, spared - 1), False
+
+    async def _strike(self, strike: Strike, piece: bytes, at: int, *, is_chunked: bool) -> bool:
+        """Do it behind so many bytes of a piece of the body; False: the connection is at its end."""
+        before, rest = piece[:at], piece[at:]
+        if strike.kind in {"pause", "end"} or not rest:
+            await self._pass(self.client, _framed(before, is_chunked=is_chunked))
+        elif before or strike.kind != "garbage":
+            whole = _framed(piece, is_chunked=is_chunked)
+            await self._pass(self.client, whole[: len(whole) - len(rest) - (2 if is_chunked else 0)])
+        await self._pass(self.client, strike.data if strike.kind == "garbage" else _framed(strike.data, is_chunked=is_chunked))
+        match strike.kind:
+            case "reset":
+                self.reset()
+            case "stall":
+                await asyncio.get_running_loop().create_future()
+            case "pause":
+                await asyncio.sleep(strike.seconds)
+                await self._pass(self.client, _framed(rest, is_chunked=is_chunked))
+                return True
+            case "end" if is_chunked:
+                await self._pass(self.client, b"0\r\n\r\n")
+                return True
+        return False
+
+
+def _framed(piece: bytes, *, is_chunked: bool) -> bytes:
+    """A piece of a body as it is sent; nothing stays nothing: an empty chunk would be the end."""
+    return b"%x\r\n%b\r\n" % (len(piece), piece) if is_chunked and piece else piece

@@ -1,0 +1,1 @@
+"""OpenAI's chat-completions format: streams and bodies to objects, requests to bytes."""

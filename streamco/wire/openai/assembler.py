@@ -1,0 +1,185 @@
+"""A whole answer out of its chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from streamco.openai_types import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatCompletionMessage,
+    Choice,
+    ChoiceDelta,
+    ChunkChoice,
+    CompletionUsage,
+    FunctionCall,
+    ToolCall,
+    ToolCallDelta,
+)
+
+__all__ = ["CompletionAssembler", "assemble"]
+
+
+class CompletionAssembler:
+    """Collects chunks of one answer; ``completion`` may be asked for at any time, also of an answer that broke off."""
+
+    def __init__(self) -> None:
+        self._first: ChatCompletionChunk | None = None
+        self._usage: CompletionUsage | None = None
+        self._fingerprint: str | None = None
+        self._tier: str | None = None
+        self._choices: dict[int, _ChoiceParts] = {}
+
+    def add(self, chunk: ChatCompletionChunk) -> None:
+        """Take the next chunk."""
+        if self._first is None or (not self._first.id and chunk.id):
+            self._first = chunk
+        if chunk.usage is not None:
+            self._usage = chunk.usage
+        self._fingerprint = chunk.system_fingerprint or self._fingerprint
+        self._tier = chunk.service_tier or self._tier
+        for choice in chunk.choices:
+            parts = self._choices.get(choice.index)
+            if parts is None:
+                parts = self._choices[choice.index] = _ChoiceParts()
+            parts.add(choice)
+
+    def completion(self) -> ChatCompletion:
+        """The answer so far, its choices by index."""
+        first = self._first or ChatCompletionChunk()
+        return ChatCompletion(
+            id=first.id,
+            choices=[self._choices[index].choice(index) for index in sorted(self._choices)],
+            created=first.created,
+            model=first.model,
+            usage=self._usage,
+            system_fingerprint=self._fingerprint,
+            service_tier=self._tier,
+        )
+
+
+def assemble(chunks: Iterable[ChatCompletionChunk]) -> ChatCompletion:
+    """The whole answer in ``chunks``."""
+    assembler = CompletionAssembler()
+    for chunk in chunks:
+        assembler.add(chunk)
+    return assembler.completion()
+
+
+class _ChoiceParts:
+    """One choice in the making. Pieces are joined once, at the end."""
+
+    def __init__(self) -> None:
+        self.content: list[str] = []
+        self.reasoning: list[str] = []
+        self.refusal: list[str] = []
+        self.has_content = False
+        self.role = "assistant"
+        self.finish_reason: str | None = None
+        self.logprobs: Any = None
+        self.calls = _ToolCalls()
+
+    def add(self, choice: ChunkChoice) -> None:
+        delta = choice.delta
+        if delta.content is not None:
+            self.has_content = True
+            self.content.append(delta.content)
+        thinking = delta.reasoning_content or delta.reasoning  # two names of one text: never both
+        if thinking:
+            self.reasoning.append(thinking)
+        if delta.refusal:
+            self.refusal.append(delta.refusal)
+        self.role = delta.role or self.role
+        self.finish_reason = choice.finish_reason or self.finish_reason
+        if choice.logprobs is not None:
+            self._add_logprobs(choice.logprobs)
+        self._add_calls(delta)
+
+    def _add_logprobs(self, new: Any) -> None:
+        """Join the lists in ``content``, ``refusal`` (chat) or ``tokens``, ``token_logprobs`` ... (completions)."""
+        if not isinstance(new, dict) or not isinstance(self.logprobs, dict | None):
+            self.logprobs = new
+            return
+        self.logprobs = known = self.logprobs or {}
+        for key, value in new.items():
+            if isinstance(value, list) and isinstance(known.get(key), list):
+                known[key] += value
+            elif value is not None or key not in known:
+                known[key] = list(value) if isinstance(value, list) else value
+
+    def _add_calls(self, delta: ChoiceDelta) -> None:
+        for call in delta.tool_calls or ():
+            self.calls.add(call)
+        if delta.function_call is not None:  # before tools there was one function call, without id
+            self.calls.add(ToolCallDelta(index=0, function=delta.function_call))
+
+    def choice(self, index: int) -> Choice:
+        calls = self.calls.tool_calls()
+        content = "".join(self.content)
+        message = ChatCompletionMessage(
+            content=content if content or (self.has_content and not calls) else None,
+            role=self.role,
+            refusal="".join(self.refusal) or None,
+            reasoning_content="".join(self.reasoning) or None,
+            tool_calls=calls or None,
+        )
+        return Choice(message=message, index=index, finish_reason=self.finish_reason, logprobs=self.logprobs)
+
+
+class _Call:
+    def __init__(self) -> None:
+        self.id = ""
+        self.kind = ""
+        self.name = ""
+        self.arguments: list[str] = []
+
+
+class _ToolCalls:
+    """Tool calls out of deltas as real servers send them.
+
+    A delta belongs to the call with its index; without an index to the call with its id; without either to the last one. Another call
+    begins with a new id on a known index (servers that number every parallel call 0), and, where there is neither index nor id, with
+    a name after arguments. Calls are in the order in which they began.
+    """
+
+    def __init__(self) -> None:
+        self._calls: list[_Call] = []
+        self._by_index: dict[int, _Call] = {}
+        self._by_id: dict[str, _Call] = {}
+
+    def add(self, delta: ToolCallDelta) -> None:
+        call = self._find(delta) or self._begin()
+        if delta.index is not None:
+            self._by_index[delta.index] = call
+        if delta.id and not call.id:
+            call.id = delta.id
+            self._by_id.setdefault(delta.id, call)
+        call.kind = delta.type or call.kind
+        function = delta.function
+        if function is None:
+            return
+        if function.name and function.name != call.name:  # some servers repeat the name, some split it
+            call.name += function.name
+        if function.arguments:
+            call.arguments.append(function.arguments)
+
+    def _find(self, delta: ToolCallDelta) -> _Call | None:
+        if delta.index is not None:
+            call = self._by_index.get(delta.index)
+            return None if call is not None and delta.id and call.id and delta.id != call.id else call
+        if delta.id:
+            return self._by_id.get(delta.id)
+        last = self._calls[-1] if self._calls else None
+        has_new_name = delta.function is not None and bool(delta.function.name)
+        return None if last is not None and last.arguments and has_new_name else last
+
+    def _begin(self) -> _Call:
+        self._calls.append(_Call())
+        return self._calls[-1]
+
+    def tool_calls(self) -> list[ToolCall]:
+        return [
+            ToolCall(id=call.id, function=FunctionCall(name=call.name, arguments="".join(call.arguments)), type=call.kind or "function")
+            for call in self._calls
+        ]

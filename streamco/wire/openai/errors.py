@@ -1,0 +1,229 @@
+"""What an answer that is an error means: its status, its message, how long to wait.
+
+Servers agree on little: OpenAI, DeepSeek, Azure and most others send ``{"error": {"message", "type", "code"}}``, Anthropic
+``{"type": "error", "error": {...}}``, Google ``{"error": {"code", "message", "status", "details"}}`` (in a list when streamed),
+Mistral and FastAPI servers ``{"detail": ...}``, x.ai ``{"code": "...", "error": "..."}``, Bedrock and Cohere ``{"message": ...}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from streamco.errors import EndpointStatusError
+from streamco.wire.openai.lenient_decode import decode_object
+
+__all__ = ["find_error", "find_message", "find_status", "parse_retry_after", "status_error", "stream_error"]
+
+_BODY_BYTES = 64 << 10
+
+# Error names without a number, as OpenAI, DeepSeek, Anthropic, Google and OpenRouter write them in ``code``, ``status`` or ``type``.
+_STATUS_BY_NAME = {
+    "invalid_request_error": 400,
+    "invalid_argument": 400,
+    "failed_precondition": 400,
+    "context_length_exceeded": 400,
+    "invalid_prompt": 400,
+    "content_filter": 400,
+    "tool_use_failed": 400,
+    "authentication_error": 401,
+    "invalid_api_key": 401,
+    "unauthenticated": 401,
+    "unauthorized": 401,
+    "billing_error": 402,
+    "insufficient_balance": 402,
+    "permission_error": 403,
+    "permission_denied": 403,
+    "forbidden": 403,
+    "not_found": 404,
+    "not_found_error": 404,
+    "model_not_found": 404,
+    "request_timeout": 408,
+    "request_too_large": 413,
+    "rate_limit": 429,
+    "rate_limit_error": 429,
+    "rate_limit_exceeded": 429,
+    "too_many_requests": 429,
+    "requests": 429,
+    "tokens": 429,
+    "insufficient_quota": 429,
+    "resource_exhausted": 429,
+    "server_error": 500,
+    "api_error": 500,
+    "internal": 500,
+    "internal_error": 500,
+    "internal_server_error": 500,
+    "bad_gateway": 502,
+    "upstream_error": 502,
+    "unavailable": 503,
+    "unavailable_error": 503,
+    "service_unavailable": 503,
+    "service_unavailable_error": 503,
+    "overloaded": 529,
+    "overloaded_error": 529,
+    "timeout": 504,
+    "timeout_error": 504,
+    "deadline_exceeded": 504,
+}
+
+
+def status_error(
+    status: int, headers: Mapping[str, str], body: bytes, *, now: float | None = None, endpoint: str = ""
+) -> EndpointStatusError:
+    """The error for an answer whose HTTP status is not 2xx.
+
+    Args:
+        status: the HTTP status.
+        headers: the answer's headers, in any case.
+        body: its body; 64 KiB of it are kept.
+        now: wall-clock seconds since the epoch, for a Retry-After that is a date; the answer's own Date header goes first.
+        endpoint: whose answer it is.
+    """
+    body = body[:_BODY_BYTES]
+    value = _decode(body)
+    text = body.decode("utf-8", "replace")
+    message = find_message(value) or _shorten(text) or "an empty body"
+    return EndpointStatusError(
+        f"expected status 200, got {status}: {message}",
+        status=status,
+        body=text,
+        retry_after=parse_retry_after(headers, now=now, body=value),
+        endpoint=endpoint,
+    )
+
+
+def stream_error(value: Any) -> EndpointStatusError:
+    """The error for an error object inside a stream that began with status 200.
+
+    Args:
+        value: the decoded event: an object with an ``error``.
+    """
+    status = find_status(value)
+    message = find_message(value) or "no message"
+    body = msgspec.json.encode(value)[:_BODY_BYTES].decode("utf-8", "replace")
+    return EndpointStatusError(
+        f"expected a chunk, got an error in the stream (as status {status}): {message}",
+        status=status,
+        body=body,
+        retry_after=parse_retry_after({}, body=value),
+    )
+
+
+def find_error(value: Any) -> Any:
+    """The error in a decoded event or body: at the top, in a choice (OpenRouter) or in x_groq; None when there is none."""
+    if isinstance(value, list):
+        return next((found for item in value if (found := find_error(item)) is not None), None)
+    if not isinstance(value, dict):
+        return None
+    choices = value.get("choices")
+    holders = [value, *(choices if isinstance(choices, list) else ()), value.get("x_groq")]
+    return next((holder["error"] for holder in holders if isinstance(holder, dict) and holder.get("error")), None)
+
+
+def find_message(value: Any) -> str:
+    """The human text of an error body in any of the known shapes, "" when there is none."""
+    if isinstance(value, str):
+        return _shorten(value)
+    if isinstance(value, list):
+        return find_message(value[0]) if value else ""
+    if not isinstance(value, dict):
+        return ""
+    for key in ("error", "message", "detail", "msg"):
+        found = find_message(value.get(key))
+        if found:
+            return found
+    return ""
+
+
+def find_status(value: Any) -> int:
+    """The HTTP status that an error object stands for: its number, else what its code, status or type name means; 500 if unknown."""
+    found = _find_status(value)
+    return found if found is not None else 500
+
+
+def _find_status(value: Any) -> int | None:
+    if isinstance(value, list):
+        return next((found for item in value if (found := _find_status(item)) is not None), None)
+    if not isinstance(value, dict):
+        return None
+    inner = _find_status(value.get("error"))
+    if inner is not None:
+        return inner
+    named = [value.get(key) for key in ("code", "status_code", "status", "http_code", "type")]
+    meant = [_read_number(name) for name in named] + [_STATUS_BY_NAME.get(_fold(name)) for name in named]
+    return next((status for status in meant if status is not None), None)
+
+
+def _fold(name: Any) -> str:
+    return name.lower().replace("-", "_") if isinstance(name, str) else ""
+
+
+def _read_number(value: Any) -> int | None:
+    """An HTTP error status written as 429, 429.0 or "429"."""
+    if isinstance(value, str) and len(value) == 3 and value.isascii() and value.isdigit():
+        value = int(value)
+    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and 400 <= value <= 599 else None
+
+
+def parse_retry_after(headers: Mapping[str, str], *, now: float | None = None, body: Any = None) -> float | None:
+    """Seconds the server asked to wait, None when it did not say.
+
+    Reads ``retry-after-ms`` (OpenAI, Azure), ``Retry-After`` in seconds or as an HTTP date (RFC 9110 10.2.3; measured from the
+    answer's own Date, else from ``now``), and Google's ``RetryInfo.retryDelay`` in the body.
+    """
+    lowered = {name.lower(): value for name, value in headers.items()}
+    milliseconds = _read_seconds(lowered.get("retry-after-ms", ""))
+    if milliseconds is not None:
+        return milliseconds / 1000
+    text = lowered.get("retry-after", "")
+    seconds = _read_seconds(text)
+    if seconds is not None:
+        return seconds
+    due = _read_date(text)
+    sent = _read_date(lowered.get("date", ""))
+    since = sent if sent is not None else now
+    if due is not None and since is not None:
+        return max(0.0, due - since)
+    return _find_retry_delay(body)
+
+
+def _read_seconds(text: str) -> float | None:
+    try:
+        seconds = float(text)
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < float("inf") else None
+
+
+def _read_date(text: str) -> float | None:
+    from email.utils import parsedate_to_datetime
+
+    try:
+        return parsedate_to_datetime(text).timestamp() if text else None
+    except ValueError:
+        return None
+
+
+def _find_retry_delay(value: Any) -> float | None:
+    match value:
+        case {"retryDelay": str(text)}:
+            return _read_seconds(text.removesuffix("s"))
+        case {"error": inner} | {"details": inner}:
+            return _find_retry_delay(inner)
+        case list():
+            return next((found for item in value if (found := _find_retry_delay(item)) is not None), None)
+    return None
+
+
+def _decode(body: bytes) -> Any:
+    try:
+        return decode_object(body)
+    except ValueError:
+        return None
+
+
+def _shorten(text: str, size: int = 500) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= size else text[:size] + " ..."

@@ -1,0 +1,54 @@
+"""The fast decoders: one event's JSON straight into a chunk, nothing looked at twice."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage
+
+__all__ = ["Api", "decode_chat_chunk", "decode_text_chunk"]
+
+Api = Literal["chat", "completions"]
+
+
+class _TextChoice(Struct):
+    text: str = ""
+    index: int = 0
+    finish_reason: str | None = None
+    logprobs: Any = None
+    token_ids: list[int] | None = None
+
+
+class _TextChunk(Struct):
+    """One event of a legacy completion; ``choices`` has no default: an event without them is looked at without types."""
+
+    choices: list[_TextChoice]
+    id: str = ""
+    created: int = 0
+    model: str = ""
+    usage: CompletionUsage | None = None
+    system_fingerprint: str | None = None
+    service_tier: str | None = None
+
+
+decode_chat_chunk = msgspec.json.Decoder(ChatCompletionChunk).decode
+"""A chat completion event; raises msgspec.DecodeError or UnicodeDecodeError when anything in it has another type."""
+
+_decode_text = msgspec.json.Decoder(_TextChunk).decode
+
+
+def decode_text_chunk(payload: bytes) -> ChatCompletionChunk:
+    """A legacy text completion event in a chat chunk's shape: ``text`` is ``delta.content``; raises as ``decode_chat_chunk``."""
+    event = _decode_text(payload)
+    return ChatCompletionChunk(
+        id=event.id,
+        choices=[ChunkChoice(ChoiceDelta(c.text), c.index, c.finish_reason, c.logprobs, c.token_ids) for c in event.choices],
+        created=event.created,
+        model=event.model,
+        usage=event.usage,
+        system_fingerprint=event.system_fingerprint,
+        service_tier=event.service_tier,
+    )

@@ -1,0 +1,98 @@
+"""An answer that is one JSON object although a stream was asked for, or none was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from streamco.openai_types import ChatCompletionChunk, ChunkChoice
+from streamco.errors import EndpointProtocolError
+from streamco.wire.openai.lenient_decode import build_chunk, decode_object
+
+__all__ = ["JSONBody", "decode_body", "excerpt", "is_json", "split_answer"]
+
+
+class JSONBody:
+    """Collects a body that begins with JSON, and refuses NDJSON (a JSON object a line: Ollama's own API) at its second line.
+
+    Args:
+        limit_bytes: largest body.
+    """
+
+    def __init__(self, *, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._data = bytearray()
+        self._has_line = False
+        self._whole_line: str | None = None  # how the first line begins, where it is a whole value
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes.
+
+        Raises:
+            EndpointProtocolError: it is too large, or NDJSON.
+        """
+        self._data += data
+        if len(self._data) > self.limit_bytes:
+            raise EndpointProtocolError(f"expected an answer of at most {self.limit_bytes} bytes, got {len(self._data)} bytes and more")
+        if not self._has_line and b"\n" in data:
+            data = self._take_line()
+        if self._whole_line is not None and data.strip():
+            expected = 'server-sent events ("data: ..." lines) or one JSON answer'
+            raise EndpointProtocolError(f"expected {expected}, got NDJSON: {self._whole_line}")
+
+    def _take_line(self) -> bytes:
+        """Look at the first line, once; give what follows it."""
+        self._has_line = True
+        line, _, rest = bytes(self._data).partition(b"\n")
+        if is_json(line):
+            self._whole_line = excerpt(line)
+        return rest
+
+    def take(self) -> bytes:
+        """The whole body."""
+        return bytes(self._data)
+
+
+def decode_body(body: bytes) -> Any:
+    """The JSON in a body; blank lines before it (DeepSeek sends them while the request waits) are skipped.
+
+    Raises:
+        EndpointProtocolError: it is not JSON.
+    """
+    try:
+        return decode_object(body.strip())
+    except ValueError as exc:
+        raise EndpointProtocolError(f"expected a JSON answer, got {excerpt(body)}") from exc
+
+
+def split_answer(value: Any) -> list[ChatCompletionChunk]:
+    """A whole answer as two chunks: everything it says, then finish_reason and usage.
+
+    Raises:
+        EndpointProtocolError: it has no choices.
+    """
+    if not isinstance(value, dict) or not isinstance(value.get("choices"), list) or not value["choices"]:
+        raise EndpointProtocolError(f"expected a JSON answer with choices, got {excerpt(msgspec.json.encode(value))}")
+    whole = build_chunk(value)
+    ends = [ChunkChoice(index=choice.index, finish_reason=choice.finish_reason) for choice in whole.choices]
+    end = msgspec.structs.replace(whole, choices=ends)
+    whole.usage = None
+    for choice in whole.choices:
+        choice.finish_reason = None
+    return [whole, end]
+
+
+def is_json(data: bytes) -> bool:
+    """Whether ``data`` is one complete JSON value."""
+    try:
+        decode_object(data)
+    except ValueError:
+        return False
+    return True
+
+
+def excerpt(data: bytes, size: int = 80) -> str:
+    """The beginning of ``data`` for an error's text, and how long it is."""
+    text = data[:size].decode("utf-8", "replace")
+    return repr(text) if len(data) <= size else f"{text!r} ... ({len(data)} bytes)"

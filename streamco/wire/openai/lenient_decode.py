@@ -1,0 +1,215 @@
+"""Chunks that don't fit OpenAI's types, read for what they still say.
+
+The typed decoder refuses a chunk as a whole when one field has another type. This is the way round it: decode without types, keep
+what can be understood, drop the rest. It costs ten times as much, and only such chunks pay it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+import msgspec
+
+from streamco.openai_types import (
+    ChatCompletionChunk,
+    ChoiceDelta,
+    ChunkChoice,
+    CompletionTokensDetails,
+    CompletionUsage,
+    FunctionDelta,
+    PromptTokensDetails,
+    ToolCallDelta,
+)
+
+__all__ = ["build_chunk", "build_usage", "decode_object", "find_usage"]
+
+_MOST_LEVELS = 100  # real answers have ten; what walks a value calls itself a level, and Python's stack is the caller's too
+_SAFE_DIGITS = 18  # of integers that fit 64 bits whatever the digits are
+
+_Details = TypeVar("_Details", PromptTokensDetails, CompletionTokensDetails)
+
+
+def decode_object(data: bytes) -> Any:
+    """Decode JSON that may hold invalid UTF-8, lone surrogates, NaN or raw control characters.
+
+    Raises:
+        ValueError: it is not JSON at all, or nested deeper than 100 levels.
+    """
+    try:
+        value = _decode_sound(data)
+        if value is None:
+            value = json.loads(data.decode("utf-8", "replace"), strict=False, parse_int=_read_integer)
+            return _mend(_check_depth(value, data))
+        return _check_depth(value, data)
+    except RecursionError as exc:
+        raise _too_deep() from exc
+
+
+def _decode_sound(data: bytes) -> Any:
+    """The value, None where it is null or where there is a fault in it."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _read_integer(digits: str) -> int | float:
+    """Long ones become floats: ``int`` refuses thousands of digits, and an answer has no use for them."""
+    return int(digits) if len(digits) <= _SAFE_DIGITS else float(digits)
+
+
+def _check_depth(value: Any, data: bytes) -> Any:
+    """Give the value back, level by level looked at where its text has brackets enough to be deep."""
+    if data.count(b"[") + data.count(b"{") <= _MOST_LEVELS:
+        return value
+    level = [value]
+    for _ in range(_MOST_LEVELS + 1):
+        holders = [item for item in level if isinstance(item, dict | list)]
+        level = [item for holder in holders for item in (holder.values() if isinstance(holder, dict) else holder)]
+    if level:
+        raise _too_deep()
+    return value
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"expected JSON of at most {_MOST_LEVELS} levels, got more")
+
+
+def _mend(value: Any) -> Any:
+    """Replace lone surrogates, which no encoder takes, and join those that an escape had split."""
+    match value:
+        case str():
+            return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        case dict():
+            return {_mend(key): _mend(item) for key, item in value.items()}
+        case list():
+            return [_mend(item) for item in value]
+    return value
+
+
+def build_chunk(value: dict[str, Any]) -> ChatCompletionChunk:
+    """The chunk in a decoded object. Chat deltas, whole messages and the ``text`` of legacy completions all become deltas."""
+    choices = value.get("choices")
+    return ChatCompletionChunk(
+        id=_text(value.get("id")) or "",
+        choices=[_build_choice(choice) for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else [],
+        created=_count(value.get("created")),
+        model=_text(value.get("model")) or "",
+        usage=find_usage(value),
+        system_fingerprint=_text(value.get("system_fingerprint")),
+        service_tier=_text(value.get("service_tier")),
+    )
+
+
+def find_usage(value: dict[str, Any]) -> CompletionUsage | None:
+    """The token counts of a decoded chunk: its ``usage``, else Groq's under ``x_groq``."""
+    return build_usage(value.get("usage")) or build_usage(_get(value.get("x_groq"), "usage"))
+
+
+def build_usage(value: Any) -> CompletionUsage | None:
+    """Token counts, None when there are none; counts that are null or of another type are 0."""
+    if not isinstance(value, dict):
+        return None
+    prompt = value.get("prompt_tokens_details")
+    completion = value.get("completion_tokens_details")
+    return CompletionUsage(
+        prompt_tokens=_count(value.get("prompt_tokens")),
+        completion_tokens=_count(value.get("completion_tokens")),
+        total_tokens=_count(value.get("total_tokens")),
+        prompt_tokens_details=_details(PromptTokensDetails, prompt),
+        completion_tokens_details=_details(CompletionTokensDetails, completion),
+    )
+
+
+def _details(kind: type[_Details], value: Any) -> _Details | None:
+    if not isinstance(value, dict):
+        return None
+    return kind(**{name: _count(value[name]) for name in kind.__struct_fields__ if isinstance(value.get(name), int | float)})
+
+
+def _build_choice(value: dict[str, Any]) -> ChunkChoice:
+    delta = value.get("delta")
+    if not isinstance(delta, dict):
+        delta = value.get("message")  # a whole message, as Perplexity and non-streamed answers have it
+    if not isinstance(delta, dict):
+        delta = {"content": value.get("text")}  # legacy completions
+    token_ids = value.get("token_ids")
+    return ChunkChoice(
+        delta=_build_delta(delta),
+        index=_count(value.get("index")),
+        finish_reason=_text(value.get("finish_reason")),
+        logprobs=value.get("logprobs"),
+        token_ids=token_ids if isinstance(token_ids, list) and all(type(token) is int for token in token_ids) else None,
+    )
+
+
+def _build_delta(value: dict[str, Any]) -> ChoiceDelta:
+    content, thinking = _split_content(value.get("content"))
+    reasoning_content = _text(value.get("reasoning_content"))
+    calls = value.get("tool_calls")
+    if isinstance(calls, dict):
+        calls = [calls]
+    return ChoiceDelta(
+        content=content,
+        role=_text(value.get("role")),
+        refusal=_text(value.get("refusal")),
+        reasoning_content=thinking if reasoning_content is None else reasoning_content,
+        reasoning=_text(value.get("reasoning")),
+        tool_calls=[_build_call(call) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else None,
+        function_call=_build_function(value.get("function_call")),
+    )
+
+
+def _split_content(value: Any) -> tuple[str | None, str | None]:
+    """Text and thinking of a content that may be a list of parts (Mistral: ``text`` and ``thinking`` parts, the latter nested)."""
+    if not isinstance(value, list):
+        return _text(value), None
+    text: list[str] = []
+    thinking: list[str] = []
+    for part in value:
+        if isinstance(part, str):
+            text.append(part)
+        elif isinstance(part, dict):
+            if "thinking" in part:
+                thinking.append("".join(piece or "" for piece in _split_content(part["thinking"])))
+            else:
+                text.append(_text(part.get("text")) or "")
+    return "".join(text) or None, "".join(thinking) or None
+
+
+def _build_call(value: dict[str, Any]) -> ToolCallDelta:
+    index = value.get("index")
+    return ToolCallDelta(
+        index=_count(index) if isinstance(index, int | float) else None,
+        id=_text(value.get("id")),
+        type=_text(value.get("type")),
+        function=_build_function(value.get("function")),
+    )
+
+
+def _build_function(value: Any) -> FunctionDelta | None:
+    if not isinstance(value, dict):
+        return None
+    arguments = value.get("arguments")
+    if isinstance(arguments, dict | list):  # decoded already, as Ollama sends them
+        arguments = msgspec.json.encode(arguments).decode()
+    return FunctionDelta(name=_text(value.get("name")), arguments=_text(arguments))
+
+
+def _text(value: Any) -> str | None:
+    """A string; numbers and booleans where a string should be are written as JSON; anything else is None."""
+    if isinstance(value, str):
+        return value
+    return msgspec.json.encode(value).decode() if isinstance(value, bool | int | float) else None
+
+
+def _count(value: Any) -> int:
+    """A whole number out of 3, 3.0 or "3"; 0 for anything else, and for what no counter reaches."""
+    if isinstance(value, str) and len(value) <= _SAFE_DIGITS and value.isascii() and value.isdigit():
+        return int(value)
+    return int(value) if isinstance(value, int | float) and abs(value) < 10**_SAFE_DIGITS else 0
+
+
+def _get(value: Any, key: str) -> Any:
+    return value.get(key) if isinstance(value, dict) else None

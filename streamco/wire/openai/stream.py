@@ -1,0 +1,299 @@
+"""OpenAI's streamed answers: bytes in, chunk objects out.
+
+One event costs one typed decode and a handful of attribute reads. What doesn't fit the types, and what carries no content (errors,
+whole messages, usage under another name), takes a slower way round: see ``tolerant``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from streamco.openai_types import ChatCompletionChunk, CompletionUsage
+from streamco.config import Limits
+from streamco.errors import EndpointError, EndpointProtocolError
+from streamco.wire.openai.json_body import JSONBody, decode_body, excerpt, is_json, split_answer
+from streamco.wire.cumulative import CumulativeText
+from streamco.wire.estimate import ONE_TOKEN, estimate_delta, estimate_tokens
+from streamco.wire.openai.errors import find_error, stream_error
+from streamco.wire.sse import SSEParser
+from streamco.wire.openai.lenient_decode import build_chunk, decode_object, find_usage
+from streamco.wire.openai.fast_decode import Api, decode_chat_chunk, decode_text_chunk
+
+__all__ = ["Api", "ChatStreamParser"]
+
+_LIMITS = Limits()
+_DONE = b"[DONE]"
+
+
+class ChatStreamParser:
+    """Turns the body of one streamed answer into chunks.
+
+    Nothing the peer sends makes ``feed`` raise: a failure is left in ``error``, after the chunks before it were returned, and ends
+    the stream. ``close`` raises it. ``error.partial`` is always the text of the chunks that were returned.
+
+    Args:
+        endpoint: name for errors.
+        limits: ``event_bytes``, ``answer_bytes`` and, for a body that turns out to be JSON instead of events, ``body_bytes``.
+        api: "chat", or "completions": legacy text completions come out as chat chunks with the text as ``delta.content``.
+        cumulative: every delta repeats the text so far: give out only what is new. Servers that send a growing ``message`` beside proper
+            deltas (Perplexity) don't need it, and a growing ``message`` without deltas is recognised by itself.
+    """
+
+    def __init__(self, *, endpoint: str = "", limits: Limits = _LIMITS, api: Api = "chat", cumulative: bool = False) -> None:
+        self.endpoint = endpoint
+        self.limits = limits
+        self.tokens = 0
+        """Content tokens (text, reasoning, tool calls) in the chunks given last: ids where the server tells them, else estimated."""
+        self.finish_reason: str | None = None
+        """The first choice's; another's while the first has none."""
+        self.usage: CompletionUsage | None = None
+        """The last usage the server sent."""
+        self.is_done = False
+        """The server said that nothing more comes ([DONE])."""
+        self.error: EndpointError | None = None
+        """Why the answer can't go on: an error event, malformed bytes, a limit."""
+        self._is_cumulative = cumulative
+        self._decode_typed = decode_chat_chunk if api == "chat" else decode_text_chunk
+        self._decode = self._decode_cumulative if cumulative else self._decode_typed
+        self._sse = SSEParser(limit_bytes=limits.event_bytes)
+        self._answer_bytes = limits.answer_bytes  # what is left of the limit
+        self._text: list[str] = []  # content of the first choice
+        self._seen: set[int] = set()  # indexes of choices
+        self._finished: set[int] = set()
+        self._cumulative = CumulativeText()
+        self._is_streaming = False  # events are coming: not before the first, not in a JSON body, not after the end
+        self._body: JSONBody | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """The answer is whole: every choice has its finish_reason, or the server said [DONE]."""
+        return self.is_done or (bool(self._finished) and self._seen <= self._finished)
+
+    @property
+    def events(self) -> int:
+        """Events so far, of any kind."""
+        return self._sse.events
+
+    @property
+    def comments(self) -> int:
+        """Comment lines so far: keep-alives, which prove that the server lives and are no content."""
+        return self._sse.comments
+
+    def partial_text(self) -> str:
+        """The text of the first choice in all chunks given so far, reasoning not included."""
+        return "".join(self._text)
+
+    def feed(self, data: bytes) -> list[ChatCompletionChunk]:
+        """Take bytes of the body, give the chunks they complete; look at ``error`` and ``is_done`` afterwards."""
+        self.tokens = 0
+        if not self._is_streaming:
+            data = self._begin(data)
+            if not data:
+                return []
+        self._answer_bytes -= len(data)
+        try:
+            payloads = self._sse.feed_data(data)
+        except EndpointProtocolError as exc:
+            self._fail(exc)
+            return []
+        if self._answer_bytes < 0:
+            self._fail(EndpointProtocolError(f"expected an answer of at most {self.limits.answer_bytes} bytes, got more"))
+            return []
+        return self._read(payloads) if payloads else []
+
+    def close(self) -> list[ChatCompletionChunk]:
+        """Take the end of the body; give the chunks of a last event that lacks its blank line, or of a body that is one JSON answer.
+
+        Raises:
+            EndpointError: ``error``, or the answer is truncated: neither a finish_reason nor [DONE] came. An unfinished last event is
+                not given then.
+        """
+        self.tokens = 0
+        chunks = self._flush() if self.error is None and not self.is_done else []
+        if self.error is None and not self.is_complete:
+            got = f"a truncated answer: {self.events} events, {len(self.partial_text())} characters"
+            self._fail(EndpointProtocolError(f"expected a finish_reason or [DONE] before the end of the stream, got {got}"))
+        if self.error is not None:
+            raise self.error
+        return chunks
+
+    def parse_body(self, body: bytes) -> list[ChatCompletionChunk]:
+        """Read a whole answer that was not streamed, as chunks: what it says first, then finish_reason and usage.
+
+        Like ``feed`` it leaves failures in ``error``. Blank lines before the JSON are skipped.
+        """
+        self.tokens = 0
+        try:
+            value = decode_body(body)
+            if self._notice_error(value):
+                return []
+            chunks = split_answer(value)
+        except EndpointProtocolError as exc:
+            self._fail(exc)
+            return []
+        for chunk in chunks:
+            self._account(chunk)
+        self.is_done = True
+        if self.tokens and self.usage is not None and self.usage.completion_tokens:
+            self.tokens = self.usage.completion_tokens
+        return chunks
+
+    def _begin(self, data: bytes) -> bytes:
+        """Bytes outside of a stream: blank ones before it, a JSON body's, those after the end; give what belongs to the stream."""
+        if self.error is not None or self.is_done:
+            return b""
+        if self._body is None:
+            data = data.lstrip()
+            if data and data[0] in b"{[":
+                self._body = JSONBody(limit_bytes=self.limits.body_bytes)
+        if self._body is None:
+            self._is_streaming = bool(data)
+            return data
+        try:
+            self._body.feed(data)
+        except EndpointProtocolError as exc:
+            self._fail(exc)
+        return b""
+
+    def _flush(self) -> list[ChatCompletionChunk]:
+        if self._body is not None:
+            return self.parse_body(self._body.take())
+        try:
+            payloads = [event.data for event in self._sse.close()]
+        except EndpointProtocolError as exc:
+            self._fail(exc)
+            return []
+        given = len(self._text)
+        chunks = self._read([payload for payload in payloads if is_json(payload) or payload.strip() == _DONE])
+        if self.error is not None or not self.is_complete:  # close raises: nobody is given these chunks
+            del self._text[given:]
+        if self.error is not None:
+            self.error.partial = self.partial_text()
+        return chunks
+
+    def _read(self, payloads: list[bytes]) -> list[ChatCompletionChunk]:
+        """Decode and account for events; the branch for the first choice's plain content or reasoning is the hot path."""
+        chunks: list[ChatCompletionChunk] = []
+        decode = self._decode
+        tokens = 0
+        for payload in payloads:
+            try:
+                chunk = decode(payload)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                kept = self._read_odd(payload)
+            else:
+                choices = chunk.choices
+                if len(choices) == 1 and chunk.usage is None:
+                    choice = choices[0]
+                    if choice.finish_reason is None and not choice.index:
+                        delta = choice.delta
+                        piece = delta.content
+                        if piece:
+                            self._text.append(piece)
+                        else:
+                            piece = delta.reasoning_content or delta.reasoning
+                        if piece:
+                            ids = choice.token_ids
+                            tokens += len(ids) if ids else 1 if len(piece) <= ONE_TOKEN else estimate_tokens(piece)
+                            chunks.append(chunk)
+                            continue
+                kept = self._read_rest(chunk, payload)
+            if kept is not None:
+                chunks.append(kept)
+            if not self._is_streaming:
+                break
+        if tokens:
+            self.tokens += tokens
+            self._seen.add(0)
+        elif self.is_done:
+            self._check_end()
+        return chunks
+
+    def _check_end(self) -> None:
+        """[DONE] without a single choice is another API's stream, or an answer that never began."""
+        if not self._seen:
+            self.is_done = False
+            self._fail(EndpointProtocolError(f"expected chunks with choices before [DONE], got {self.events} events without"))
+
+    def _decode_cumulative(self, payload: bytes) -> ChatCompletionChunk:
+        chunk = self._decode_typed(payload)
+        self._cumulative.keep_new(chunk)
+        return chunk
+
+    def _read_odd(self, payload: bytes) -> ChatCompletionChunk | None:
+        """An event that the typed decoder refused; None when there is nothing to give for it."""
+        payload = payload.strip()
+        if payload == _DONE:
+            self.is_done = True
+            self._is_streaming = False
+        if self.is_done or not payload:
+            return None
+        value = self._decode_freely(payload)
+        if not value or self._notice_error(value):
+            return None
+        return self._read_rest(build_chunk(value), payload, is_built=True)
+
+    def _read_rest(self, chunk: ChatCompletionChunk, payload: bytes, *, is_built: bool = False) -> ChatCompletionChunk | None:
+        """An event that is not plain content: account for it; look without types at one that seems empty. None: drop it.
+
+        ``is_built``: the chunk came from ``build_chunk``, not from the typed decoder.
+        """
+        is_whole = bool(chunk.choices) and b'"delta"' not in payload and b'"message"' in payload
+        if is_whole and not is_built:
+            chunk = build_chunk(self._decode_freely(payload))
+        if is_whole or (is_built and self._is_cumulative):
+            if not self._cumulative.has_begun:
+                self._cumulative.begin(self.partial_text())
+            self._cumulative.keep_new(chunk)
+        before = self.tokens
+        self._account(chunk)
+        is_empty = self.tokens == before
+        if any(choice.finish_reason == "error" for choice in chunk.choices):
+            self._notice_error(self._decode_freely(payload), otherwise='finish_reason "error" without an error object')
+        elif is_empty and b'"error"' in payload:
+            self._notice_error(self._decode_freely(payload))
+        elif chunk.usage is None and b'"x_groq"' in payload:
+            chunk.usage = find_usage(self._decode_freely(payload))
+            self.usage = chunk.usage or self.usage
+        is_known = chunk.choices or chunk.usage is not None or b'"choices"' in payload
+        return chunk if is_known and not (is_empty and self.error is not None) else None
+
+    def _decode_freely(self, payload: bytes) -> dict[str, Any]:
+        """An event's object without types; empty when it is none, and ``error`` is set when it isn't JSON."""
+        try:
+            value = decode_object(payload)
+        except ValueError:
+            self._fail(EndpointProtocolError(f"expected a JSON chunk, got {excerpt(payload)}"))
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def _account(self, chunk: ChatCompletionChunk) -> None:
+        if chunk.usage is not None:
+            self.usage = chunk.usage
+        for choice in chunk.choices:
+            self._seen.add(choice.index)
+            content = choice.delta.content
+            if content and choice.index == 0:
+                self._text.append(content)
+            self.tokens += len(choice.token_ids) if choice.token_ids else estimate_delta(choice.delta)
+            if choice.finish_reason is not None:
+                self._finished.add(choice.index)
+                if choice.index == 0 or self.finish_reason is None:
+                    self.finish_reason = choice.finish_reason
+
+    def _notice_error(self, value: Any, *, otherwise: str | None = None) -> bool:
+        """Leave an in-band error in ``error``; False when ``value`` holds none and there is no ``otherwise``."""
+        error = find_error(value)
+        if error is None:
+            error = otherwise
+        if error is not None:
+            self._fail(stream_error({"error": error}))
+        return error is not None
+
+    def _fail(self, error: EndpointError) -> None:
+        error.endpoint = self.endpoint
+        error.partial = self.partial_text()
+        self.error = error
+        self._is_streaming = False

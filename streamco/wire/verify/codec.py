@@ -1,0 +1,293 @@
+"""Frames to bytes and back: msgpack arrays, ids bit-packed, everything bounded before it is believed.
+
+Ids take ``bits`` bits each: ceil(log2) of the vocabulary's size, at least 8. So their number follows from the number of bytes, and isn't
+sent: n ids are ceil(n x bits / 8) bytes, and no other n gives as many. An array may be longer than this version knows; what follows is
+left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+import msgspec
+from msgspec import Struct
+
+from streamco._native import pack, unpack
+from streamco.errors import ConfigError
+from streamco.wire.verify.topk import Row, pack_rows, unpack_rows
+from streamco.wire.token_frames import bits_for
+from streamco.wire.verify.frames import (
+    Byte,
+    ClientFrame,
+    Close,
+    Draft,
+    Extend,
+    Follow,
+    Hello,
+    Number,
+    Open,
+    Opened,
+    Refusal,
+    Resume,
+    Resumed,
+    Rule,
+    ServerFrame,
+    Verdict,
+    VerifyLimits,
+    Welcome,
+)
+from streamco.wire.verify.checks import check_draft, check_follow, check_rule, check_verdict
+from streamco.wire.verify.errors import FrameSizeError, MalformedFrameError
+
+__all__ = ["HELLO", "LEAST_FRAME_BYTES", "VerifyCodec", "frame_number", "hello_versions"]
+
+HELLO = 1
+"""The number of the hello frame."""
+
+LEAST_FRAME_BYTES = 1 << 15
+"""What every peer takes in one frame."""
+
+_DRAFT = 4
+_FOLLOW = 7
+_VERDICT = 18
+
+
+class _Open(Struct, frozen=True, array_like=True, tag=2, gc=False):
+    session: Number
+    rule: Rule
+    top_k: Byte
+    reserve: Number
+    ids: bytes
+
+
+class _Extend(Struct, frozen=True, array_like=True, tag=3, gc=False):
+    session: Number
+    base: Number
+    ids: bytes
+
+
+class _Draft(Struct, frozen=True, array_like=True, tag=_DRAFT, gc=False):
+    session: Number
+    round_number: Number
+    base: Number
+    given: Number
+    ids: bytes
+    rows: bytes = b""
+
+
+class _Follow(Struct, frozen=True, array_like=True, tag=_FOLLOW, gc=False):
+    session: Number
+    round_number: Number
+    after: Number
+    accepted: Number
+    token: Number
+    ids: bytes
+    rows: bytes = b""
+
+
+class _Verdict(Struct, frozen=True, array_like=True, tag=_VERDICT, gc=False):
+    session: Number
+    round_number: Number
+    accepted: Number
+    token: Number | None
+    queue_depth: Number
+    queue_us: Number
+    compute_us: Number
+    rows: bytes = b""
+
+
+class _Head(Struct, frozen=True, array_like=True, gc=False):
+    number: Number
+
+
+class _Versions(Struct, frozen=True, array_like=True, gc=False):
+    number: Number
+    first: Number
+    last: Number
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_head = msgspec.msgpack.Decoder(_Head).decode
+_decode_versions = msgspec.msgpack.Decoder(_Versions).decode
+_decode_up = msgspec.msgpack.Decoder(Hello | _Open | _Extend | _Draft | _Follow | Resume | Close).decode
+_decode_down = msgspec.msgpack.Decoder(Welcome | Opened | _Verdict | Resumed | Refusal).decode
+
+
+def frame_number(message: bytes) -> int:
+    """Which frame some bytes begin, as far as they say.
+
+    Raises:
+        MalformedFrameError: no msgpack array that begins with a number.
+    """
+    try:
+        return _decode_head(message).number
+    except (ValueError, RecursionError) as error:
+        _refuse("frame", error)
+
+
+def hello_versions(message: bytes) -> tuple[int, int]:
+    """The versions that a hello of any version offers, first and last.
+
+    Raises:
+        MalformedFrameError: they can't be read.
+    """
+    try:
+        offer = _decode_versions(message)
+    except (ValueError, RecursionError) as error:
+        _refuse("hello", error)
+    return offer.first, offer.last
+
+
+class VerifyCodec:
+    """Writes and reads the frames of one vocabulary.
+
+    Args:
+        vocabulary_size: number of its ids, 1 to 2**32.
+        limits: sizes, both ways.
+
+    Raises:
+        ConfigError: frames of fewer than 32 KiB, which not every hello would fit into.
+        ValueError: the vocabulary's size is out of range.
+
+    Its methods raise FrameSizeError for what is beyond the limits and MalformedFrameError for anything else that is no frame; where a
+    draft was understood so far, they name its session and round.
+    """
+
+    __slots__ = ("bits", "limits", "vocabulary_size")
+
+    def __init__(self, vocabulary_size: int, limits: VerifyLimits | None = None) -> None:
+        self.vocabulary_size = vocabulary_size
+        self.bits = max(8, bits_for(vocabulary_size))
+        self.limits = limits or VerifyLimits()
+        if self.limits.frame_bytes < LEAST_FRAME_BYTES:
+            raise ConfigError(f"frame_bytes: expected at least {LEAST_FRAME_BYTES}, got {self.limits.frame_bytes}")
+
+    def within(self, limits: VerifyLimits) -> VerifyCodec:
+        """The same with the smaller of each limit, as far as a codec may be small."""
+        ours = self.limits
+        smaller = VerifyLimits(
+            frame_bytes=max(LEAST_FRAME_BYTES, min(ours.frame_bytes, limits.frame_bytes)),
+            context_tokens=min(ours.context_tokens, limits.context_tokens),
+            draft_tokens=min(ours.draft_tokens, limits.draft_tokens),
+            top_k=min(ours.top_k, limits.top_k),
+            sessions=min(ours.sessions, limits.sessions),
+        )
+        return VerifyCodec(self.vocabulary_size, smaller)
+
+    def encode(self, frame: ClientFrame | ServerFrame) -> bytes:
+        """The message of one frame."""
+        match frame:
+            case Draft():
+                check_draft(frame, self.limits)
+                fields = (frame.session, frame.round_number, frame.base, frame.given, self._pack(frame.ids))
+                message = _encode((_DRAFT, *fields, pack_rows(frame.rows, self.bits)) if frame.rows else (_DRAFT, *fields))
+            case Follow():
+                check_follow(frame, self.limits, self.vocabulary_size)
+                bet = (frame.session, frame.round_number, frame.after, frame.accepted, frame.token)
+                rows = (pack_rows(frame.rows, self.bits),) if frame.rows else ()
+                message = _encode((_FOLLOW, *bet, self._pack(frame.ids), *rows))
+            case Verdict():
+                check_verdict(frame, self.limits, self.vocabulary_size)
+                result = (frame.session, frame.round_number, frame.accepted, frame.token)
+                times = (frame.queue_depth, frame.queue_us, frame.compute_us)
+                rows = (pack_rows(frame.rows, self.bits),) if frame.rows else ()
+                message = _encode((_VERDICT, *result, *times, *rows))
+            case Extend():
+                message = _encode(_Extend(frame.session, frame.base, self._pack(frame.ids)))
+            case Open():
+                check_rule(frame.rule)
+                message = _encode(_Open(frame.session, frame.rule, frame.top_k, frame.reserve, self._pack(frame.ids)))
+            case _:
+                message = _encode(frame)
+        self._check_size(message)
+        return message
+
+    def decode_up(self, message: bytes) -> ClientFrame:
+        """The client's frame in a message."""
+        self._check_size(message)
+        try:
+            frame: Hello | _Open | _Extend | _Draft | _Follow | Resume | Close = _decode_up(message)
+        except (ValueError, RecursionError) as error:
+            _refuse("frame from the client", error)
+        match frame:
+            case _Draft() | _Follow():
+                return self._read_round(frame)
+            case _Extend():
+                return Extend(frame.session, frame.base, self._unpack(frame.ids))
+            case _Open():
+                check_rule(frame.rule)
+                return Open(frame.session, frame.rule, frame.top_k, frame.reserve, self._unpack(frame.ids))
+            case _:
+                return frame
+
+    def decode_down(self, message: bytes) -> ServerFrame:
+        """The server's frame in a message."""
+        self._check_size(message)
+        try:
+            frame: Welcome | Opened | _Verdict | Resumed | Refusal = _decode_down(message)
+        except (ValueError, RecursionError) as error:
+            _refuse("frame from the server", error)
+        if not isinstance(frame, _Verdict):
+            return frame
+        rows = self._unpack_rows(frame.rows, self.limits.draft_tokens + 1)
+        times = (frame.queue_depth, frame.queue_us, frame.compute_us)
+        verdict = Verdict(frame.session, frame.round_number, frame.accepted, frame.token, *times, rows)
+        check_verdict(verdict, self.limits, self.vocabulary_size)
+        return verdict
+
+    def _read_round(self, frame: _Draft | _Follow) -> Draft | Follow:
+        """What is to be judged, now or behind a verdict; what is wrong with it is about its round."""
+        try:
+            ids = self._unpack(frame.ids)
+            rows = self._unpack_rows(frame.rows, self.limits.draft_tokens)
+            if isinstance(frame, _Draft):
+                draft = Draft(frame.session, frame.round_number, frame.base, ids, frame.given, rows)
+                check_draft(draft, self.limits)
+                return draft
+            follow = Follow(frame.session, frame.round_number, frame.after, frame.accepted, frame.token, ids, rows)
+            check_follow(follow, self.limits, self.vocabulary_size)
+        except (FrameSizeError, MalformedFrameError) as error:
+            error.session, error.round_number = frame.session, frame.round_number
+            raise
+        return follow
+
+    def _check_size(self, message: bytes) -> None:
+        if len(message) > self.limits.frame_bytes:
+            raise FrameSizeError(f"frame: expected at most {self.limits.frame_bytes} bytes, got {len(message)}")
+
+    def _pack(self, ids: Sequence[int]) -> bytes:
+        self._check_count(len(ids))
+        if ids and not 0 <= min(ids) <= max(ids) < self.vocabulary_size:
+            raise MalformedFrameError(f"ids: expected 0 to {self.vocabulary_size - 1}, got {min(ids)} to {max(ids)}")
+        return pack(ids, self.bits)
+
+    def _unpack(self, packed: bytes) -> tuple[int, ...]:
+        count = len(packed) * 8 // self.bits
+        self._check_count(count)
+        try:
+            ids = tuple(unpack(packed, self.bits, count))
+        except ValueError as error:
+            raise MalformedFrameError(str(error)) from None
+        if ids and max(ids) >= self.vocabulary_size:
+            raise MalformedFrameError(f"ids: expected 0 to {self.vocabulary_size - 1}, got {max(ids)}")
+        return ids
+
+    def _unpack_rows(self, packed: bytes, max_rows: int) -> tuple[Row, ...]:
+        if not packed:
+            return ()
+        return unpack_rows(packed, self.bits, vocabulary_size=self.vocabulary_size, max_rows=max_rows, max_ids=self.limits.top_k)
+
+    def _check_count(self, count: int) -> None:
+        if count > self.limits.context_tokens:
+            raise FrameSizeError(f"ids: expected at most {self.limits.context_tokens}, got {count}")
+
+
+def _refuse(what: str, error: Exception) -> NoReturn:
+    """What msgspec found, as the protocol's own error."""
+    if isinstance(error, RecursionError):
+        raise MalformedFrameError(f"{what}: expected arrays of little depth, got deeper ones") from None
+    if isinstance(error, UnicodeDecodeError):
+        raise MalformedFrameError(f"{what}: expected text in UTF-8, got bytes that are none") from None
+    text = str(error)
+    raise MalformedFrameError(f"{what}: {text[:1].lower()}{text[1:]}") from None

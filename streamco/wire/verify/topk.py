@@ -1,0 +1,131 @@
+"""Probabilities of the likeliest tokens as small whole numbers: what a draft and a verdict say about each position.
+
+A row is a list of ids, best first, with a weight each, and the weight of everything else (``rest``); the probability of an id is its
+weight divided by the sum of all weights. A device that draws its draft from the row's ``distribution`` tells the verifier precisely what it
+drew from, and speculative sampling keeps the target's distribution whatever the rounding to weights cost. Ids come best first, so a greedy
+verdict reads the first one and no rounding can change it.
+
+A row on the wire, numbers little-endian, ``bits`` the width of an id (see ``VerifyCodec``)::
+
+    bytes                       field
+    1                           count: number of ids, 1 to 255
+    2                           rest
+    2 x count                   weights, 1 to 65535, none above the one before it
+    ceil(count x bits / 8)      ids, all different, packed as streamco._native.tokenpack_py writes down
+
+Rows follow each other without a gap. Source: Synera section 4.2, "Compression before transmission".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from struct import Struct as Layout
+from struct import error as LayoutError  # noqa: N812
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from streamco._native import pack, packed_size, unpack
+from streamco.wire.verify.errors import FrameSizeError, MalformedFrameError
+
+if TYPE_CHECKING:
+    from streamco.policies.acceptance import Distribution
+
+__all__ = ["HIGHEST_WEIGHT", "MOST_IDS", "Row", "pack_rows", "quantise", "row_size", "unpack_rows"]
+
+HIGHEST_WEIGHT = (1 << 16) - 1
+MOST_IDS = 255  # of a row
+
+_HEAD = Layout("<BH")
+
+
+class Row(Struct, frozen=True, gc=False):
+    """Ids best first, their weights, and the weight of all other ids together."""
+
+    ids: tuple[int, ...]
+    weights: tuple[int, ...]
+    rest: int = 0
+
+    def distribution(self) -> Distribution:
+        """What it says; whole where nothing is left over. Both sides get the same one, bit by bit."""
+        from streamco.policies.acceptance import Distribution
+
+        total = sum(self.weights) + self.rest
+        return Distribution(self.ids, [weight / total for weight in self.weights])
+
+
+def quantise(pairs: Sequence[tuple[int, float]], *, is_whole: bool) -> Row:
+    """Weights for ids with their probabilities, best first, as ``top_k`` gives them.
+
+    Args:
+        pairs: 1 to 255 different ids, probabilities above 0.
+        is_whole: they are all that is drawn from: only their ratios count, and ``rest`` is 0. Otherwise the probabilities are shares of the
+            whole vocabulary, and ``rest`` is what they leave.
+
+    No weight is 0: an id rarer than half a step of 1/65535 is told as one step.
+    """
+    scale = HIGHEST_WEIGHT / pairs[0][1] if is_whole else HIGHEST_WEIGHT
+    weights = tuple(min(max(1, round(share * scale)), HIGHEST_WEIGHT) for _, share in pairs)
+    rest = 0 if is_whole else max(0, round((1 - sum(share for _, share in pairs)) * HIGHEST_WEIGHT))
+    return Row(tuple(token for token, _ in pairs), weights, rest)
+
+
+def row_size(count: int, bits: int) -> int:
+    """Bytes of a row with so many ids."""
+    return _HEAD.size + 2 * count + packed_size(count, bits)
+
+
+def pack_rows(rows: Sequence[Row], bits: int) -> bytes:
+    """Rows of at most 255 ids each, one behind the other.
+
+    Raises:
+        MalformedFrameError: a weight, a rest or an id doesn't fit its field, or there are more or fewer weights than ids.
+    """
+    parts: list[bytes] = []
+    for row in rows:
+        try:
+            parts += (_HEAD.pack(len(row.ids), row.rest), Layout(f"<{len(row.ids)}H").pack(*row.weights), pack(row.ids, bits))
+        except (LayoutError, ValueError, TypeError) as error:
+            raise MalformedFrameError(f"{row}: expected 1 to 255 ids of {bits} bits with 16-bit weights, got {error}") from None
+    return b"".join(parts)
+
+
+def unpack_rows(data: bytes, bits: int, *, vocabulary_size: int, max_rows: int, max_ids: int) -> tuple[Row, ...]:
+    """The rows in some bytes, nothing left over.
+
+    Raises:
+        FrameSizeError: more rows, or more ids in a row, than the limits.
+        MalformedFrameError: anything else that the format above rules out.
+    """
+    rows: list[Row] = []
+    place = 0
+    while place < len(data):
+        if len(rows) == max_rows:
+            raise FrameSizeError(f"rows: expected at most {max_rows} rows, got more")
+        if len(data) - place < _HEAD.size:
+            raise MalformedFrameError(f"row {len(rows)}: expected {_HEAD.size} bytes to begin it, got {len(data) - place}")
+        count, rest = _HEAD.unpack_from(data, place)
+        if count > max_ids:
+            raise FrameSizeError(f"row {len(rows)}: expected at most {max_ids} ids, got {count}")
+        end = place + row_size(count, bits)
+        if not count or len(data) < end:
+            raise MalformedFrameError(f"row {len(rows)}: expected at least 1 id and all bytes of {count}, got {len(data) - place} bytes")
+        rows.append(_unpack_row(data[place + _HEAD.size : end], bits, count, rest, vocabulary_size))
+        place = end
+    return tuple(rows)
+
+
+def _unpack_row(data: bytes, bits: int, count: int, rest: int, vocabulary_size: int) -> Row:
+    weights = Layout(f"<{count}H").unpack_from(data)
+    try:
+        ids = tuple(unpack(data[2 * count :], bits, count))
+    except ValueError as error:
+        raise MalformedFrameError(f"row, {error}") from None
+    if max(ids) >= vocabulary_size:
+        raise MalformedFrameError(f"row: expected ids below {vocabulary_size}, got {max(ids)}")
+    if len(set(ids)) < count:
+        raise MalformedFrameError(f"row: expected {count} different ids, got {len(set(ids))}")
+    if not weights[-1] or any(first < second for first, second in pairwise(weights)):
+        raise MalformedFrameError(f"row: expected weights above 0, none above the one before it, got {weights}")
+    return Row(ids, weights, rest)

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
+from prompt_toolkit.input import PipeInput, create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from streamco.cli.ui.slash_commands import COMMANDS, POLICIES
+from streamco.cli.ui.line_editor import CommandCompleter, Editor
+
+
+@contextmanager
+def keyboard() -> Iterator[PipeInput]:
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        yield keys
+
+
+async def read(typed: str, history: Path | None = None) -> str:
+    with keyboard() as keys:
+        keys.send_text(typed)
+        async with asyncio.timeout(10):
+            return await Editor(history, lambda: "").read()
+
+
+@pytest.mark.parametrize(
+    ("typed", "prompt"),
+    [
+        ("hello\r", "hello"),
+        ("  hello  \r", "hello"),
+        ("one\x1b\rtwo\r", "one\ntwo"),
+        ("one\x0atwo\r", "one\ntwo"),
+        ("one\\\rtwo\r", "one\ntwo"),
+        ("\x1b[200~pasted\nlines\n\x1b[201~\r", "pasted\nlines"),
+        ("\r", ""),
+    ],
+)
+async def test_enter_sends_and_the_other_ways_begin_a_new_line(typed: str, prompt: str) -> None:
+    assert await read(typed) == prompt
+
+
+async def test_ctrl_d_on_an_empty_line_is_the_end_and_ctrl_c_an_interrupt() -> None:
+    with pytest.raises(EOFError):
+        await read("\x04")
+    with pytest.raises(KeyboardInterrupt):
+        await read("half\x03")
+
+
+async def test_prompts_are_kept_in_a_private_file_and_come_back(tmp_path: Path) -> None:
+    history = tmp_path / "history"
+    assert await read("remember\r", history) == "remember"
+    assert history.stat().st_mode & 0o077 == 0
+    assert await read("\x1b[A\r", history) == "remember"
+
+
+async def test_a_history_that_cannot_be_written_is_kept_in_memory(tmp_path: Path) -> None:
+    assert await read("hello\r", tmp_path / "no" / "such" / "folder") == "hello"
+    assert not list(tmp_path.iterdir())
+
+
+def complete(line: str) -> list[str]:
+    return [completion.text for completion in CommandCompleter().get_completions(Document(line), CompleteEvent())]
+
+
+def test_commands_and_their_words_are_completed() -> None:
+    assert complete("/") == [f"/{command.name}" for command in COMMANDS]
+    assert complete("/p") == ["/pace", "/policy"]
+    assert complete("/policy ") == list(POLICIES)
+    assert complete("/pace re") == ["reading"]
+    assert complete("/new x") == []
+
+
+def test_prompts_are_not_completed() -> None:
+    assert complete("hello /p") == []
+    assert complete("one\n/p") == []

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from streamco.cli.ui.answer import AnswerSettings
+from streamco.cli.ui.repl import Dialogue
+from streamco.cli.ui.history import Conversation
+from streamco.cli.ui.view import PlainView
+from streamco.client.client import Client
+from streamco.errors import EndpointTimeoutError
+from streamco.testing.endpoint import ScriptedEndpoint
+
+
+class Talk:
+    """A dialogue with two scripted endpoints."""
+
+    def __init__(self) -> None:
+        self.device = ScriptedEndpoint("device", [(0.0, "Yes.")], kind="device")
+        self.cloud = ScriptedEndpoint("cloud", [(0.05, "No.")])
+        self.client = Client(self.device, self.cloud)
+        self.out, self.err = io.StringIO(), io.StringIO()
+        self.conversation = Conversation()
+        self.settings = AnswerSettings()
+        view = PlainView(self.out, self.err)
+        self.dialogue = Dialogue(self.client, view, self.conversation, self.settings, budget=0.3, policy="auto")
+
+    async def say(self, *lines: str) -> str:
+        """What is said on stderr to these lines."""
+        self.err.seek(0)
+        self.err.truncate()
+        for line in lines:
+            assert await self.dialogue.handle(line)
+        return self.err.getvalue()
+
+
+async def test_each_prompt_is_sent_with_what_was_said_before() -> None:
+    talk = Talk()
+    async with talk.client:
+        await talk.say("one", "/system Be terse.", "two")
+    assert [message["content"] for message in talk.device.streams[-1].request.messages or ()] == ["Be terse.", "one", "Yes.", "two"]
+
+
+async def test_quit_ends_it_and_everything_else_goes_on() -> None:
+    talk = Talk()
+    async with talk.client:
+        await talk.say("one", "/nosuch", "/pace fast", "/help")
+        assert not await talk.dialogue.handle("/quit")
+
+
+async def test_the_pace_of_the_next_answer_is_the_one_that_was_set() -> None:
+    talk = Talk()
+    async with talk.client:
+        assert "pace: reading" in await talk.say("/pace reading")
+    assert talk.settings.pace == "reading"
+    assert talk.dialogue.settings_line == "policy auto · budget 0.3 · pace reading"
+
+
+async def test_another_mode_counts_from_the_next_answer_on_and_changes_what_the_budget_means() -> None:
+    talk = Talk()
+    async with talk.client:
+        assert "mode: speculate" in await talk.say("/mode Speculate")
+        assert talk.dialogue.settings_line == "mode speculate · budget 0.3 · pace off"
+        assert "budget: 30% of drafted tokens are judged by the server" in await talk.say("/budget")
+        await talk.say("one")
+        assert "not speculated: device can't draft" in await talk.say("/report")
+        assert "of prompt tokens may be processed by the constrained side, or of drafted" in await talk.say("/mode auto", "/budget")
+        assert "mode: expected race, speculate or auto, got 'both'" in await talk.say("/mode both")
+
+
+async def test_another_policy_decides_from_the_next_answer_on() -> None:
+    talk = Talk()
+    async with talk.client:
+        await talk.say("/policy server_only", "one")
+        assert talk.device.streams == []
+        assert talk.out.getvalue() == "No.\n"
+        assert "server-only" in await talk.say("/report")
+
+
+async def test_another_budget_counts_from_the_next_answer_on() -> None:
+    talk = Talk()
+    async with talk.client:
+        assert "budget: 0%" in await talk.say("/budget 0", "one")
+        assert "its budget, its share so far  0.0%" in await talk.say("/report")
+
+
+async def test_a_failure_is_remembered_for_the_exit_code_and_its_text_for_the_conversation() -> None:
+    talk = Talk()
+    error = EndpointTimeoutError("expected a token, got none", phase="next_token", limit=1.0, endpoint="device")
+    talk.device.script = [(0.0, "Half"), (0.01, error)]
+    async with talk.client:
+        said = await talk.say("one")
+    assert "the text so far is kept" in said
+    assert talk.dialogue.has_failed
+    assert (talk.conversation.turns[-1].content, talk.conversation.turns[-1].is_stopped) == ("Half", True)
+
+
+async def test_saving_writes_the_conversation(tmp_path: Path) -> None:
+    talk = Talk()
+    async with talk.client:
+        said = await talk.say("one", f"/save {tmp_path / 'talk.md'}")
+    assert f"saved 2 turns to {tmp_path / 'talk.md'}" in said
+    assert (tmp_path / "talk.md").read_text() == "## You\n\none\n\n## Answer\n\nYes.\n"
+
+
+async def test_a_file_that_cannot_be_written_is_told() -> None:
+    talk = Talk()
+    async with talk.client:
+        assert "error: [Errno" in await talk.say("/save /no/such/folder/file")

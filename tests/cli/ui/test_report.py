@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import pytest
+
+from streamco.cli.ui.report import (
+    format_joules,
+    format_saving,
+    format_seconds,
+    format_usd,
+    report_sections,
+    saved_share,
+    sections_to_text,
+    speculation_summary,
+    summary,
+)
+from streamco.core.meter import Quality
+from streamco.core.report import DispatchReport, EndpointReport, HandOver, Report, SpeculationFigures
+
+FIGURES = SpeculationFigures(
+    acceptance=0.721,
+    offloaded_share=0.301,
+    budget=0.3,
+    hit_rate=0.5,
+    ahead_rate=0.25,
+    rounds=12,
+    bytes_up=300,
+    bytes_down=200,
+    drafted=90,
+    wasted=20,
+    accepted=36,
+    corrected=8,
+    bonus=4,
+    device=30,
+    remote=0,
+    cloud_tokens=60,
+    fallbacks=1,
+    refusals=0,
+    losses=2,
+    retracted=0,
+    is_exact=False,
+)
+
+
+def make_report(**changes: object) -> Report:
+    fields: dict[str, object] = {
+        "winner": "device",
+        "ttft": 0.0384,
+        "duration": 2.5,
+        "tokens": 132,
+        "tokens_per_second": 48.06,
+        "finish_reason": "stop",
+        "dispatch": DispatchReport(
+            policy="device-constrained",
+            constraint="device",
+            device_wait=0.0,
+            server_wait=0.25,
+            reason="short prompt",
+            prompt_tokens=31,
+            budget=0.3,
+            budget_share=0.125,
+        ),
+        "endpoints": [
+            EndpointReport(
+                name="device",
+                kind="device",
+                outcome="won",
+                opened=0.0,
+                ttft=0.038,
+                prompt_tokens=31,
+                completion_tokens=132,
+                cost_usd=0.0,
+                energy_j=2.345,
+            ),
+            EndpointReport(
+                name="cloud",
+                kind="server",
+                outcome="lost",
+                opened=0.25,
+                prompt_tokens=30,
+                is_estimated=True,
+                cost_usd=0.0000045,
+                error="cut short",
+            ),
+        ],
+        "quality": Quality(tbt_p50=0.02, tbt_p99=0.11, delayed_tokens=3, stalls=1, score=0.987),
+        "cost_usd": 0.0000045,
+        "energy_j": 2.345,
+        "wasted_tokens": 7,
+    }
+    return Report(**(fields | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(None, "-"), (0.0, "0 ms"), (0.0384, "38 ms"), (0.9994, "999 ms"), (0.9996, "1.00 s"), (12.345, "12.35 s")]
+)
+def test_times_are_milliseconds_below_a_second(seconds: float | None, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("dollars", "text"),
+    [
+        (None, "unknown"),
+        (0.0, "$0"),
+        (1.5, "$1.5"),
+        (2.0, "$2"),
+        (0.0123, "$0.0123"),
+        (0.00234, "$0.0023"),
+        (0.0000045, "$0.0000045"),
+        (0.000012, "$0.000012"),
+        (1e-6 * 10, "$0.00001"),
+    ],
+)
+def test_costs_keep_two_digits_that_mean_something(dollars: float | None, text: str) -> None:
+    assert format_usd(dollars) == text
+
+
+@pytest.mark.parametrize(("joules", "text"), [(None, "-"), (0.0, "0 J"), (2.345, "2.3 J"), (123.4, "123 J")])
+def test_energy_is_rounded(joules: float | None, text: str) -> None:
+    assert format_joules(joules) == text
+
+
+def test_the_summary_is_one_line_with_who_how_soon_how_fast_and_how_much() -> None:
+    assert summary(make_report()) == "device answered · first token 38 ms · 48.1 tokens/s · 132 tokens · $0.0000045"
+
+
+def test_the_summary_of_a_speculated_answer_says_what_became_of_its_drafts() -> None:
+    assert " · 72% of drafts accepted · 30% judged · first token" in summary(make_report(speculation=FIGURES))
+    assert speculation_summary(make_report()) == ""
+
+
+def test_a_speculated_answer_has_a_table_of_its_own() -> None:
+    text = sections_to_text(report_sections(make_report(speculation=FIGURES)))
+    for words in (
+        "tokens                                    36 accepted, 8 corrected, 4 bonus, 30 kept unasked",
+        "of drafts judged, their budget            30.1%, 30.0%",
+        "next draft ready with the verdict         50.0%",
+        "rounds, bytes up and down                 12, 300 and 200",
+        "drafted, of these not in the answer       90, 20",
+        "server alone, refusals, lost connections  1, 0, 2",
+        "the server's own answer                   no",
+    ):
+        assert words in text, text
+
+
+def test_the_summary_of_a_stopped_answer_says_so() -> None:
+    assert summary(make_report(), ending="stopped").endswith(" · stopped")
+
+
+def test_the_summary_of_no_answer_at_all_is_honest() -> None:
+    report = make_report(winner=None, ttft=None, tokens=0, tokens_per_second=None, cost_usd=None)
+    assert summary(report) == "nobody answered · first token - · 0 tokens · cost unknown"
+
+
+def test_the_whole_report_is_told_in_three_tables() -> None:
+    text = sections_to_text(report_sections(make_report()))
+    lines = text.split("\n")
+    assert [line for line in lines if line and not line.startswith(" ")] == ["answer", "who starts when", "endpoints"]
+    for words in (
+        "answered by                              device",
+        "first token after                        38 ms",
+        "between tokens, median and p99           20 ms, 110 ms",
+        "delayed tokens, stalls                   3, 1",
+        "tokens nobody read                       7",
+        "why                           short prompt",
+        "device starts                 at once",
+        "server starts                 after 250 ms",
+        "its budget, its share so far  30.0%, 12.5%",
+        "device    won      0 ms     38 ms  31      132   $0          2.3 J",
+        "cloud     lost     250 ms   -      ~30     ~0    $0.0000045  -",
+        "cloud: cut short",
+    ):
+        assert f"  {words}" in lines, text
+
+
+def test_an_endpoint_that_waits_for_a_failure_is_told_as_such() -> None:
+    dispatch = DispatchReport(
+        policy="server-only",
+        constraint=None,
+        device_wait=None,
+        server_wait=0.0,
+        reason="server alone",
+        prompt_tokens=9,
+        budget=0.3,
+        budget_share=None,
+    )
+    text = sections_to_text(report_sections(make_report(dispatch=dispatch, endpoints=[])))
+    assert "device starts                 only if the other side fails" in text
+    assert "constrained side              none" in text
+    assert "its budget, its share so far  30.0%, -" in text
+
+
+def test_an_answer_that_changed_hands_says_who_took_over_and_where() -> None:
+    change = HandOver(source="cloud", target="device", position=17, at=1.2, reason="EndpointTimeoutError")
+    report = make_report(winner="cloud", hand_overs=[change])
+    assert summary(report).startswith("cloud answered · device took over behind token 17 · first token")
+    assert "device, behind token 17 (EndpointTimeoutError)" in sections_to_text(report_sections(report))
+
+
+def moved(saved: float | None, **changes: object) -> Report:
+    """The cloud began for $0.0002, the device went on; all it took is in the unified cost."""
+    fields: dict[str, object] = {"source": "cloud", "target": "device", "position": 18, "at": 1.2, "reason": "cheaper", "is_planned": True}
+    change = HandOver(**(fields | {"buffered": 12, "pause": 0.095, "delayed_tokens": 1, "saved_usd": saved} | changes))  # type: ignore[arg-type]
+    return make_report(winner="cloud", hand_overs=[change], unified_cost_usd=0.0002)
+
+
+@pytest.mark.parametrize(
+    ("saved", "words"),
+    [
+        (0.0006, "moved to device behind token 18, 75% cheaper"),
+        (-0.0001, "behind token 18, 100% dearer"),
+        (None, "behind token 18 · first"),
+    ],
+)
+def test_a_planned_move_says_what_it_saved_of_the_cost_without_it(saved: float | None, words: str) -> None:
+    assert words in summary(moved(saved))
+
+
+def test_the_report_tells_what_the_reader_saw_of_a_move_and_what_it_saved() -> None:
+    lines = sections_to_text(report_sections(moved(0.0006))).split("\n")
+    for words in (
+        "then                                      device, behind token 18 (cheaper)",
+        "its first token, tokens in hand, delayed  95 ms, 12, 1",
+        "saved by it, energy included              $0.0006 (75%)",
+    ):
+        assert f"  {words}" in lines, lines
+    assert "  saved by it, energy included              unknown" in sections_to_text(report_sections(moved(None))).split("\n")
+
+
+def test_each_of_several_moves_has_its_share() -> None:
+    (first,) = moved(0.0006).hand_overs
+    second = HandOver(source="device", target="other", position=40, at=2.0, reason="cheaper", is_planned=True, saved_usd=0.0002)
+    report = make_report(hand_overs=[first, second], unified_cost_usd=0.0002)
+    assert [saved_share(report, change) for change in report.hand_overs] == pytest.approx([0.6, 0.2])
+
+
+@pytest.mark.parametrize(("dollars", "text"), [(None, "unknown"), (0.0006, "$0.0006"), (-0.0006, "-$0.0006"), (0.0, "$0")])
+def test_a_loss_has_a_sign(dollars: float | None, text: str) -> None:
+    assert format_saving(dollars) == text

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from streamco.cli.ui.status_line import Progress
+
+
+def test_before_the_first_token_the_line_says_who_is_waited_for_and_since_when() -> None:
+    progress = Progress(now=10.0)
+    assert progress.waiting_line(["device", "cloud"], now=10.0) == "⠋ waiting for device and cloud · 0.0 s · Ctrl-C stops"
+    assert progress.waiting_line([], now=11.26).endswith("waiting for an answer · 1.3 s · Ctrl-C stops")
+
+
+def test_the_spinner_turns_with_the_clock() -> None:
+    progress = Progress(now=0.0)
+    assert len({progress.waiting_line([], now=step / 10)[0] for step in range(10)}) == 10
+
+
+def test_after_the_first_token_the_line_says_who_writes_how_soon_how_fast_and_how_much() -> None:
+    progress = Progress(now=10.0)
+    for step in range(11):
+        progress.record("device", now=10.05 + step * 0.02)
+    assert progress.tokens == 11
+    assert progress.rate == pytest.approx(50.0)
+    assert progress.line(now=10.3, cost="$0")[2:] == "device · first token 50 ms · 50.0 tokens/s · 11 tokens · $0 · Ctrl-C stops"
+
+
+def test_what_became_of_drafts_stands_before_the_cost() -> None:
+    progress = Progress(now=0.0)
+    progress.record("device", now=0.5)
+    assert " · 1 token · 72% of drafts accepted · $0 · " in progress.line(now=0.5, drafts="72% of drafts accepted", cost="$0")
+
+
+def test_one_token_has_no_rate() -> None:
+    progress = Progress(now=0.0)
+    progress.record("device", now=0.5)
+    assert progress.rate is None
+    assert progress.line(now=0.5)[2:] == "device · first token 500 ms · 1 token · Ctrl-C stops"
+
+
+def test_tokens_in_one_burst_have_no_rate_rather_than_an_infinite_one() -> None:
+    progress = Progress(now=0.0)
+    for _ in range(5):
+        progress.record("device", now=0.5)
+    assert progress.rate is None
+
+
+def test_several_makers_are_counted_apart() -> None:
+    progress = Progress(now=0.0)
+    for source, count in (("device", 12), ("cloud", 30)):
+        for _ in range(count):
+            progress.record(source, now=1.0)
+    assert "device 12 + cloud 30" in progress.line(now=1.0)

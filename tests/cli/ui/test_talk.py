@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from streamco.cli import chat
+from streamco.cli.ui import talk
+from streamco.cli.ui.talk import is_interactive, make_view, migration_of, settings_of
+from streamco.cli.ui.terminal import TerminalView
+from streamco.cli.ui.view import PlainView
+from streamco.client.race.migration import MigrationOptions
+from streamco.errors import ConfigError
+
+
+class Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def arguments(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    chat.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def sit_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a fixture: pytest puts its own stdout back between a test's setup and the test."""
+    monkeypatch.setattr(sys, "stdin", Tty())
+    monkeypatch.setattr(sys, "stdout", Tty())
+    monkeypatch.setenv("TERM", "xterm")
+
+
+async def test_a_person_at_both_ends_gets_the_live_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    sit_at_a_terminal(monkeypatch)
+    assert is_interactive(arguments())
+    assert isinstance(make_view(arguments(), {}), TerminalView)
+
+
+async def test_one_prompt_is_no_conversation_and_json_no_live_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    sit_at_a_terminal(monkeypatch)
+    assert not is_interactive(arguments("--prompt", "hi"))
+    assert isinstance(make_view(arguments("--prompt", "hi"), {}), TerminalView)
+    assert isinstance(make_view(arguments("--prompt", "hi", "--json"), {}), PlainView)
+
+
+@pytest.mark.parametrize("term", ["dumb", ""])
+def test_a_terminal_that_can_do_nothing_gets_plain_text(term: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sit_at_a_terminal(monkeypatch)
+    monkeypatch.setenv("TERM", term)
+    assert not is_interactive(arguments())
+    assert isinstance(make_view(arguments(), {}), PlainView)
+
+
+def test_a_pipe_at_either_end_gets_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    sit_at_a_terminal(monkeypatch)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    assert not is_interactive(arguments())
+    monkeypatch.setattr(sys, "stdin", Tty())
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert not is_interactive(arguments())
+    assert isinstance(make_view(arguments(), {}), PlainView)
+
+
+def test_answers_move_for_a_person_at_any_pace_and_for_a_program_only_where_one_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    sit_at_a_terminal(monkeypatch)
+    assert migration_of(arguments()) == MigrationOptions(unpaced=True)
+    assert migration_of(arguments("--prompt", "hi")) == MigrationOptions(unpaced=True)
+    assert migration_of(arguments("--prompt", "hi", "--json")) == MigrationOptions()
+    assert migration_of(arguments("--no-migration")).most == 0
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert migration_of(arguments()) == MigrationOptions()
+
+
+def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    sit_at_a_terminal(monkeypatch)
+    monkeypatch.setitem(sys.modules, "streamco.cli.ui.render", None)
+    with pytest.raises(ConfigError, match=r"pip install 'streamco\[cli\]'"):
+        make_view(arguments(), {})
+
+
+def test_options_become_settings() -> None:
+    settings = settings_of(arguments("--pace", "reading", "--max-tokens", "9", "--temperature", "0.5", "--seed", "3"))
+    assert (settings.pace, settings.max_tokens, settings.temperature, settings.seed) == ("reading", 9, 0.5, 3)
+
+
+def test_without_a_writable_home_prompts_are_remembered_for_this_run_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = tmp_path / "file"
+    blocked.touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(blocked))
+    assert talk._history_path() is None
+
+
+def test_the_keys_fit_a_terminal_of_eighty_cells() -> None:
+    assert len(talk.KEYS) < 80
+
+
+# What the options of chat make of the two sides
+
+
+def test_half_of_the_cores_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cores, threads in ((1, 1), (2, 1), (3, 1), (8, 4)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid, cores=cores: set(range(cores)), raising=False)
+        assert chat.default_threads() == threads
+
+
+def test_no_device_and_no_server_is_nobody() -> None:
+    assert chat.make_device(arguments("--no-device")) is None
+    with pytest.raises(ConfigError, match="--no-device: expected --server MODEL beside it, got none"):
+        chat.make_server(arguments("--no-device"))
+
+
+def test_a_server_is_called_by_its_model() -> None:
+    server = chat.make_server(arguments("--server", "some-model", "--base-url", "http://127.0.0.1:9/v1"))
+    assert server is not None
+    assert (server.name, server.kind) == ("some-model", "server")
+
+
+def test_a_device_is_the_file_that_was_named(tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.touch()
+    device = chat.make_device(arguments("--device", str(model)))
+    assert device is not None
+    assert (device.name, device.kind) == ("device", "device")

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import io
+
+from streamco.cli.ui.report import Section
+from streamco.cli.ui.view import PlainView
+from streamco.client.stream import Token
+from tests.cli.ui.test_report import make_report
+
+
+def make() -> tuple[PlainView, io.StringIO, io.StringIO]:
+    out, err = io.StringIO(), io.StringIO()
+    return PlainView(out, err), out, err
+
+
+async def test_the_answer_goes_to_stdout_and_its_summary_to_stderr() -> None:
+    view, out, err = make()
+    async with view.answering(lambda: None):
+        for text in ("Hello", " there"):
+            view.feed(Token(text, None, "device", 0.0))
+    view.end(make_report())
+    assert out.getvalue() == "Hello there\n"
+    assert err.getvalue() == "[device answered · first token 38 ms · 48.1 tokens/s · 132 tokens · $0.0000045]\n"
+
+
+def test_thinking_aloud_is_left_out() -> None:
+    view, out, _ = make()
+    view.feed(Token("hm", None, "device", 0.0, "reasoning"))
+    view.feed(Token("yes", None, "device", 0.0))
+    assert out.getvalue() == "yes"
+
+
+def test_a_line_that_is_ended_already_is_not_ended_twice() -> None:
+    view, out, _ = make()
+    view.feed(Token("Hello\n", None, "device", 0.0))
+    view.end(None)
+    view.end(None)
+    assert out.getvalue() == "Hello\n"
+
+
+def test_a_message_never_lands_in_the_middle_of_an_answer() -> None:
+    view, out, err = make()
+    view.feed(Token("Half", None, "device", 0.0))
+    view.error("it broke")
+    assert out.getvalue() == "Half\n"
+    assert err.getvalue() == "error: it broke\n"
+
+
+def test_a_silent_view_prints_no_answer() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    view = PlainView(out, err, is_silent=True)
+    view.feed(Token("Hello", None, "device", 0.0))
+    view.end(make_report(), ending="stopped")
+    assert out.getvalue() == ""
+    assert err.getvalue().endswith(" · stopped]\n")
+
+
+def test_legend_headings_and_tables_are_plain_lines() -> None:
+    view, out, err = make()
+    view.legend({"device": "small", "cloud": "large"})
+    view.heading("1. title")
+    view.tables([Section("things", ("a", "b"), [("1", "two")])])
+    assert err.getvalue() == "device  small\ncloud   large\n\n1. title\nthings\n  a  b\n  1  two\n"
+    assert out.getvalue() == ""

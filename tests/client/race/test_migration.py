@@ -1,0 +1,224 @@
+"""Answers that move to a cheaper endpoint while they are written: the client in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+import streamco
+from streamco.client.client import Client
+from streamco.client.race.dispatcher import DispatchOptions
+from streamco.client.race.migration import MigrationOptions
+from streamco.core.report import Report
+from streamco.endpoints.base import Capabilities, TokenPrices
+from streamco.errors import ConfigError, EndpointConnectError
+from streamco.testing import ScriptedEndpoint, run_in_virtual_time
+from streamco.testing.endpoint import ScriptItem
+from tests.client.helpers import ShapedDevice
+
+WORDS = [f"w{index} " for index in range(80)]
+DEAR = TokenPrices(prompt=1e-6, completion=60e-6)
+CHEAP = TokenPrices(prompt=1e-9, completion=1e-9)
+ABLE = Capabilities(continuation="token_ids", pre_copy="append", tools=True, json_schema=True, choices=True)
+PACE = 5.0
+
+
+def script(first: float, step: float) -> list[tuple[float, ScriptItem]]:
+    return [(first + step * index, word) for index, word in enumerate(WORDS)]
+
+
+def server(name: str = "server", *, first: float = 0.2, step: float = 0.02, **options: Any) -> ScriptedEndpoint:
+    options.setdefault("prices", DEAR)
+    options.setdefault("capabilities", ABLE)
+    return ScriptedEndpoint(name, script(first, step), tokens=10, **options)
+
+
+def device(*, first: float = 2.0, step: float = 0.05, **options: Any) -> ShapedDevice:
+    options.setdefault("capabilities", ABLE)
+    return ShapedDevice("device", script(first, step), kind="device", tokens=10, prefill_s=0.01, **options)
+
+
+async def answer(client: Client, **options: Any) -> tuple[str, Report]:
+    stream = client.stream("Tell me.", **options)
+    text = "".join([token.text async for token in stream])
+    await stream.aclose()
+    return text, stream.report
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    run_in_virtual_time(main)
+
+
+def settings(**options: Any) -> dict[str, Any]:
+    return {"policy": "both", "pace": PACE, "seed": 1, **options}
+
+
+def test_the_device_ends_what_a_dear_server_began_and_the_reader_notices_nothing() -> None:
+    async def main() -> None:
+        async with Client(device(), server(), **settings(dispatch=DispatchOptions(explore=0.0))) as client:
+            for _ in range(3):
+                text, report = await answer(client)
+                assert text == "".join(WORDS)
+                check_unnoticed_move(report)
+                assert [part.outcome for part in report.endpoints].count("read ahead") >= 1
+
+    run(main())
+
+
+def test_the_papers_rule_waits_until_it_knows_the_device_and_then_covers_all_it_has_to_read() -> None:
+    async def main() -> None:
+        dispatch = DispatchOptions(explore=1.0)  # or a device that always loses would never show its time
+        options = settings(migration=MigrationOptions(rule="full-buffer"), dispatch=dispatch)
+        async with Client(device(first=0.3), server(step=0.04), **options) as client:
+            _, first = await answer(client)
+            assert first.hand_overs == []
+            for _ in range(12):
+                text, report = await answer(client)
+                assert text == "".join(WORDS)
+        check_unnoticed_move(report)
+        assert "read ahead" not in [part.outcome for part in report.endpoints]
+
+    run(main())
+
+
+def check_unnoticed_move(report: Report) -> None:
+    (hand_over,) = report.hand_overs
+    assert (hand_over.source, hand_over.target, hand_over.reason) == ("server", "device", "cheaper")
+    assert hand_over.is_planned
+    assert hand_over.position < len(WORDS) / 2
+    assert hand_over.delayed_tokens == report.quality.delayed_tokens == 0
+    assert {"won", "took over"} <= {part.outcome for part in report.endpoints}
+    assert report.unified_cost_usd is not None
+    assert report.unified_cost_usd < len(WORDS) * 60e-6 / 2
+
+
+def test_the_answer_goes_from_a_dear_server_to_a_cheap_one() -> None:
+    async def main() -> None:
+        spare = server("spare", prices=CHEAP)
+        async with Client(server=[server(), spare], **settings()) as client:
+            text, report = await answer(client)
+        assert text == "".join(WORDS)
+        assert [(change.source, change.target, change.delayed_tokens) for change in report.hand_overs] == [("server", "spare", 0)]
+        assert report.hand_overs[0].buffered >= PACE * 3.0  # nothing was known of it: a slow first token was covered
+        assert (report.wasted_prompt_tokens, spare.active) == (0, 0)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        ({"pace": None}, {}),
+        ({"migration": MigrationOptions(most=0)}, {}),
+        ({"on_failure": "raise"}, {}),
+        ({"policy": "server-only"}, {}),
+        ({}, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
+        ({}, {"response_format": {"type": "json_schema"}}),
+    ],
+)
+def test_no_answer_moves_where_a_move_is_not_wanted(options: dict[str, Any], asked: dict[str, Any]) -> None:
+    async def main() -> None:
+        async with Client(server=[server(), server("spare", prices=CHEAP)], **settings(**options)) as client:
+            text, report = await answer(client, **asked)
+        assert text == "".join(WORDS)
+        assert report.hand_overs == []
+        assert [part.outcome for part in report.endpoints] == ["won", "not started"]
+
+    run(main())
+
+
+@pytest.mark.parametrize("prices", [DEAR, None, TokenPrices(prompt=1e-6, completion=100e-6)])
+def test_no_answer_moves_to_who_is_not_known_to_be_cheaper(prices: TokenPrices | None) -> None:
+    async def main() -> None:
+        async with Client(server=[server(), server("spare", prices=prices)], **settings()) as client:
+            _, report = await answer(client)
+        assert report.hand_overs == []
+
+    run(main())
+
+
+def test_unpaced_answers_move_where_the_caller_wants_it() -> None:
+    async def main() -> None:
+        moving = MigrationOptions(unpaced=True)
+        async with Client(server=[server(), server("spare", prices=CHEAP)], **settings(pace=None, migration=moving)) as client:
+            text, report = await answer(client)
+        assert text == "".join(WORDS)
+        assert [change.target for change in report.hand_overs] == ["spare"]
+
+    run(main())
+
+
+def test_a_short_limit_is_not_worth_a_move() -> None:
+    async def main() -> None:
+        dear_to_ask = TokenPrices(prompt=50e-6, completion=1e-9)
+        async with Client(server=[server(), server("spare", prices=dear_to_ask)], **settings()) as client:
+            _, report = await answer(client, max_tokens=12)
+        assert report.hand_overs == []
+
+    run(main())
+
+
+def test_the_device_is_not_asked_where_the_budget_spares_it() -> None:
+    async def main() -> None:
+        options = settings(policy="stochastic", budget=0.0, dispatch=DispatchOptions(constrained="device"))
+        phone = device()
+        async with Client(phone, server(), **options) as client:
+            text, report = await answer(client)
+        assert text == "".join(WORDS)
+        assert report.hand_overs == []
+        assert phone.streams == []
+
+    run(main())
+
+
+def test_a_device_that_cannot_read_ahead_leaves_the_answer_where_it_is() -> None:
+    async def main() -> None:
+        broken = device(prepare_error=EndpointConnectError("no memory", endpoint="device"))
+        async with Client(broken, server(), **settings()) as client:
+            text, report = await answer(client)
+        assert text == "".join(WORDS)
+        assert report.hand_overs == []
+        assert any(part.outcome == "failed" for part in report.endpoints)
+
+    run(main())
+
+
+def test_when_the_source_dies_while_the_target_reads_ahead_the_target_goes_on() -> None:
+    async def main() -> None:
+        dying = ScriptedEndpoint(
+            "server",
+            [*script(0.2, 0.02)[:8], (0.5, EndpointConnectError("cut", endpoint="server"))],
+            prices=DEAR,
+            capabilities=ABLE,
+            tokens=10,
+        )
+        slow = device(prepare_takes=5.0)
+        async with Client(slow, dying, **settings()) as client:
+            text, report = await answer(client)
+        assert text == "".join(WORDS)
+        assert [(change.target, change.is_planned) for change in report.hand_overs] == [("device", False)]
+        assert slow.active == 0
+
+    run(main())
+
+
+def test_clients_of_one_client_share_what_is_learned_and_have_their_own_rule() -> None:
+    async def main() -> None:
+        async with Client(server=[server(), server("spare", prices=CHEAP)], **settings()) as client:
+            staying = client.with_options(migration=MigrationOptions(most=0))
+            _, moved = await answer(client)
+            _, stayed = await answer(staying)
+        assert (len(moved.hand_overs), len(stayed.hand_overs)) == (1, 0)
+
+    run(main())
+
+
+@pytest.mark.parametrize("wrong", [{"rule": "now"}, {"most": -1}])
+def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="migration: expected"):
+        MigrationOptions(**wrong)
+    with pytest.raises(ConfigError, match="migration: expected MigrationOptions"):
+        Client(server="gpt-4o-mini", migration="pre-copy")  # type: ignore[arg-type]
+    assert streamco.MigrationOptions is MigrationOptions

@@ -1,0 +1,66 @@
+"""What a request tells about itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from streamco.client.arguments import build_request
+from streamco.client.request_facts import describe_request, takes_long
+from streamco.endpoints.base import Request
+from tests.client.helpers import device, server
+
+
+def facts_of(messages: Any = "hello", **options: Any) -> Any:
+    return describe_request(build_request(messages, **options), None, [])
+
+
+def test_plain_text_needs_nothing_special() -> None:
+    facts = facts_of("How are you?", max_tokens=9)
+    assert (facts.has_images, facts.has_tools, facts.has_json_schema, facts.choices) == (False, False, False, 1)
+    assert (facts.max_tokens, facts.prompt_chars) == (9, 12)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"tools": [{"type": "function"}]}, "has_tools"),
+        ({"functions": [{"name": "f"}]}, "has_tools"),
+        ({"response_format": {"type": "json_schema"}}, "has_json_schema"),
+        ({"response_format": {"type": "json_object"}}, "has_json_schema"),
+    ],
+)
+def test_what_only_some_endpoints_can_do_is_found(options: dict[str, Any], name: str) -> None:
+    assert getattr(facts_of(**options), name)
+
+
+def test_a_response_format_of_text_is_none() -> None:
+    assert not facts_of(response_format={"type": "text"}).has_json_schema
+
+
+@pytest.mark.parametrize(
+    "parts", [[{"type": "image_url"}], ({"type": "input_audio"},), [{"type": "text", "text": "x"}, {"type": "file"}], [5]]
+)
+def test_parts_that_are_not_text_are_found(parts: Any) -> None:
+    assert facts_of([{"role": "user", "content": parts}]).has_images
+
+
+def test_the_length_is_the_devices_count_else_the_servers_else_an_estimate() -> None:
+    request = build_request("x" * 400)
+    assert describe_request(request, device(tokens=3), [server(tokens=4)]).prompt_tokens == 3
+    assert describe_request(request, device(tokens=None), [server(tokens=4), server(tokens=5)]).prompt_tokens == 4
+    assert describe_request(request, device(tokens=None), [server(), server(tokens=5)]).prompt_tokens == 105
+    assert describe_request(Request(prompt_ids=[1, 2, 3]), None, []).prompt_tokens == 3
+    assert describe_request(Request(prompt="y" * 40), None, []).prompt_tokens == 11
+
+
+def test_messages_without_content_count_as_messages() -> None:
+    assert facts_of([{"role": "assistant", "content": None, "tool_calls": []}]).prompt_tokens == 5
+
+
+def test_long_prompts_are_told_from_short_ones() -> None:
+    assert not takes_long(build_request("x" * 4096))
+    assert takes_long(build_request("x" * 4097))
+    assert takes_long(build_request([{"role": "user", "content": [{"type": "text", "text": "x" * 5000}]}]))
+    assert not takes_long(Request(prompt_ids=list(range(10_000))))

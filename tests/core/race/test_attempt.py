@@ -1,0 +1,137 @@
+"""One endpoint's part: what it knows of itself."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamco.core.race.attempt import Leg, LegState, Start
+
+
+def make(state: LegState = LegState.WAITING, *, continues: bool = True) -> Leg:
+    leg = Leg(Start("device", 0.0, continues=continues, vocabulary="v"))
+    leg.state = state
+    return leg
+
+
+# Rate
+
+
+def test_the_rate_is_that_of_the_tokens_behind_the_first_ones() -> None:
+    leg = make()
+    leg.count(3, 1.0)  # a burst: it says nothing of the rate
+    leg.count(2, 1.1)
+    leg.count(2, 1.2)
+    assert leg.rate == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize("counts", [[], [5], [1, 3], [1, 1, 1, 1]])
+def test_too_few_tokens_tell_no_rate(counts: list[int]) -> None:
+    leg = make()
+    for index, count in enumerate(counts):
+        leg.count(count, 1.0 + index)
+    assert leg.rate is None
+
+
+def test_a_rate_that_all_at_once_would_give_is_none() -> None:
+    leg = make()
+    leg.count(1, 1.0)
+    leg.count(9, 1.0)
+    assert leg.rate is None
+
+
+def test_only_the_first_tokens_count_because_later_a_paced_reader_may_hold_the_endpoint_back() -> None:
+    leg = make()
+    for index in range(32):
+        assert leg.is_new
+        leg.count(1, index * 0.1)
+    assert leg.rate == pytest.approx(10.0)
+    for index in range(100):
+        leg.count(1, 10.0 + index)
+    assert leg.rate == pytest.approx(10.0)
+    assert leg.tokens == 132
+    assert not leg.is_new
+
+
+@given(st.lists(st.integers(1, 5), min_size=8, max_size=40), st.floats(0.5, 500.0))
+def test_steady_tokens_have_their_own_rate_whatever_comes_together(counts: list[int], rate: float) -> None:
+    leg = make()
+    made = 0
+    for count in counts:
+        made += count
+        leg.count(count, 2.0 + made / rate)
+    assert leg.rate == pytest.approx(rate)
+
+
+def test_the_time_to_the_first_token_is_counted_from_opening() -> None:
+    leg = make()
+    assert leg.ttft is None
+    leg.opened = 0.5
+    assert leg.ttft is None
+    leg.count(1, 1.25)
+    leg.count(1, 2.0)
+    assert leg.ttft == pytest.approx(0.75)
+
+
+# Who may take over
+
+ABLE = {LegState.WAITING, LegState.OPEN, LegState.LOST, LegState.CANCELLED, LegState.SPARED, LegState.PREPARING, LegState.PREPARED}
+
+
+@pytest.mark.parametrize("state", LegState)
+def test_who_has_not_failed_and_does_not_write_may_take_over(state: LegState) -> None:
+    assert make(state).can_take_over is (state in ABLE)
+    assert not make(state, continues=False).can_take_over
+
+
+def test_nobody_takes_over_twice() -> None:
+    leg = make(LegState.SPARED).succeed(10, 1.0)
+    assert leg.state is LegState.WON
+    for state in LegState:
+        leg.state = state
+        assert not leg.can_take_over
+
+
+def test_who_ended_may_take_over_if_it_had_something_to_say() -> None:
+    leg = make(LegState.ENDED)
+    assert not leg.can_take_over
+    leg.count(1, 1.0)
+    assert leg.can_take_over
+
+
+def test_who_failed_may_be_asked_at_last_if_it_only_read_ahead() -> None:
+    reading, unable = make(LegState.SPARED).prepare(1.0), make(LegState.SPARED, continues=False).prepare(1.0)
+    writing = reading.succeed(10, 2.0)
+    assert not reading.is_last_resort
+    for leg in (reading, unable, writing):
+        leg.state = LegState.FAILED
+    assert [leg.is_last_resort for leg in (reading, unable, writing, make(LegState.FAILED))] == [True, False, False, False]
+    assert not reading.can_take_over
+
+
+# Parts
+
+
+def test_an_endpoints_next_part_knows_what_it_has_read_and_nothing_else() -> None:
+    leg = make(LegState.SPARED)
+    first = leg.prepare(1.0)
+    first.copies = first.kept = 40
+    first.state = LegState.PREPARED
+    first.count(1, 1.5)
+    for part, state in ((first.prepare(2.0), LegState.PREPARING), (first.succeed(60, 2.0), LegState.WON)):
+        assert (part.source, part.state, part.opened, part.kept, part.vocabulary) == ("device", state, 2.0, 40, "v")
+        assert (part.tokens, part.first_token, part.stopped, part.error, part.is_stopping) == (0, None, None, None, False)
+    assert first.succeed(60, 2.0).takes_over_at == 60
+    assert first.prepare(2.0).takes_over_at is None
+
+
+LIVE = {LegState.OPEN, LegState.WON, LegState.LOST, LegState.PREPARING}
+
+
+@pytest.mark.parametrize("state", LegState)
+def test_a_leg_lives_while_it_works_and_until_its_cancel_has_taken_effect(state: LegState) -> None:
+    leg = make(state)
+    assert leg.is_live is (state in LIVE)
+    leg.is_stopping = True
+    assert leg.is_live

@@ -1,0 +1,118 @@
+"""A reader who is far behind holds the next round back, and the time in between counts for nobody."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from streamco.core.speculation.estimates import Pair, PairPrior
+from streamco.core.speculation.backpressure import Rest
+from streamco.core.speculation.events import (
+    DeviceFailed,
+    DraftToken,
+    ReaderBehind,
+    ReaderReady,
+    SendDraft,
+    SpeculatorCommand,
+    SpeculatorEvent,
+    TokensDrafted,
+    VerdictReceived,
+    VerifierConnected,
+    VerifierFailed,
+)
+from streamco.core.speculation.machine import Speculator, SpeculatorOptions
+from streamco.core.speculation.fallback_stream import Ledger
+from streamco.errors import EngineError, VerifierError
+
+
+class Run:
+    """A speculator that is told things by hand."""
+
+    def __init__(self, **options: Any) -> None:
+        self.pair = Pair(prior=PairPrior(remote_step=5.0))
+        self.machine = Speculator(self.pair, SpeculatorOptions(is_parallel=False, **options), Random(1))
+        self.machine.start(now=0.0)
+        self.commands = self.machine.take_commands()
+
+    def tell(self, event: SpeculatorEvent, now: float) -> list[SpeculatorCommand]:
+        self.machine.receive(event, now=now)
+        self.commands = self.machine.take_commands()
+        return self.commands
+
+    def draft(self, version: int, now: float) -> list[SpeculatorCommand]:
+        return self.tell(TokensDrafted(version, tuple(DraftToken(token, 0.9) for token in (1, 2, 3, 4))), now)
+
+
+def sent(commands: list[SpeculatorCommand]) -> bool:
+    return any(isinstance(command, SendDraft) for command in commands)
+
+
+def test_a_whole_chunk_waits_until_the_reader_has_caught_up() -> None:
+    run = Run()
+    run.tell(VerifierConnected(), 0.1)
+    assert not sent(run.tell(ReaderBehind(), 0.2))
+    assert not sent(run.draft(1, 0.3))
+    assert run.machine.next_deadline() is None, "nobody waits for anything"
+    seconds = run.pair.switch.seconds
+    assert sent(run.tell(ReaderReady(), 60.0))
+    run.tell(VerdictReceived(round=1, accepted=4, token=5), 60.1)
+    assert run.machine.answer.ids == [1, 2, 3, 4, 5]
+    assert run.pair.switch.seconds - seconds < 1.0, "the minute of rest is nobody's"
+
+
+def test_a_round_that_is_out_is_finished_and_the_next_one_waits() -> None:
+    run = Run()
+    run.tell(VerifierConnected(), 0.0)
+    assert sent(run.draft(1, 0.1))
+    run.tell(ReaderBehind(), 0.15)
+    run.tell(VerdictReceived(round=1, accepted=4, token=5), 0.2)
+    assert len(run.machine.answer.ids) == 5
+    version = next(command.version for command in run.commands if hasattr(command, "version"))
+    assert not sent(run.draft(version, 0.3))
+    assert sent(run.tell(ReaderReady(), 9.0))
+
+
+def test_a_verifier_that_gives_token_by_token_waits_too() -> None:
+    run = Run(has_remote=False)
+    run.tell(VerifierConnected(), 0.0)
+    assert sent(run.tell(DeviceFailed(EngineError("expected a decode, got a failure")), 0.1))
+    run.tell(ReaderBehind(), 0.15)
+    assert not sent(run.tell(VerdictReceived(round=1, accepted=0, token=5), 0.2))
+    assert run.machine.next_deadline() is None
+    assert run.tell(ReaderReady(), 60.0) == [SendDraft(2, 1, (), ())]
+    assert run.tell(ReaderReady(), 60.1) == []
+    run.tell(ReaderBehind(), 60.2)
+    run.tell(VerdictReceived(round=2, accepted=0, token=6), 60.3)
+    run.tell(VerifierFailed(VerifierError("expected a verdict, got a failure")), 60.4)
+    assert run.machine.is_done, "nobody is left, whether the reader is behind or not"
+
+
+def test_a_last_token_that_needs_no_draft_waits_too() -> None:
+    run = Run(max_tokens=6)
+    run.tell(VerifierConnected(), 0.0)
+    assert sent(run.draft(1, 0.1))
+    run.tell(ReaderBehind(), 0.15)
+    assert not sent(run.tell(VerdictReceived(round=1, accepted=4, token=5), 0.2))
+    assert run.tell(ReaderReady(), 60.0) == [SendDraft(2, 5, (), ())]
+
+
+def test_a_reader_who_catches_up_in_time_holds_nothing_back() -> None:
+    run = Run()
+    run.tell(VerifierConnected(), 0.0)
+    run.tell(ReaderBehind(), 0.05)
+    assert run.tell(ReaderReady(), 0.06) == []
+    assert sent(run.draft(1, 0.1))
+
+
+def test_a_stream_that_isnt_read_on_is_not_thought_slow() -> None:
+    pair = Pair(prior=PairPrior(remote_step=0.05))
+    ledger = Ledger(pair)
+    rest = Rest(ledger)
+    ledger.start(now=0.0)
+    ledger.note_stream(1, is_first=True, now=1.0)
+    rest.want(is_streaming=True, now=1.02)
+    assert rest.end(now=31.02)
+    ledger.note_stream(1, is_first=False, now=31.05)
+    assert pair.remote_step == pytest.approx(0.05)

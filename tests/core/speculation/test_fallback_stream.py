@@ -1,0 +1,123 @@
+"""The remote side alone, and the account of what drafting cost against it."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from streamco.core.speculation.estimates import Pair, PairPrior
+from streamco.core.speculation.events import CloseRemote, OpenRemote, SpeculatorCommand
+from streamco.core.speculation.fallback_stream import Ledger, StandIn
+from streamco.errors import EndpointConnectError
+
+
+def test_a_stream_goes_on_behind_the_settled_tokens_and_is_closed_once() -> None:
+    said: list[SpeculatorCommand] = []
+    remote = StandIn(True, said.append, count(5).__next__)
+    remote.open([1, 2], 7)
+    assert remote.version == 5
+    remote.close()
+    remote.close()
+    assert said == [OpenRemote(5, (1, 2), 7), CloseRemote(5)]
+    assert remote.version is None
+
+
+def test_a_remote_side_that_is_not_there_or_failed_is_not_able() -> None:
+    assert not StandIn(False, list[SpeculatorCommand]().append, count().__next__).is_able
+    remote = StandIn(True, list[SpeculatorCommand]().append, count().__next__)
+    assert remote.is_able
+    remote.failure = EndpointConnectError("expected a connection, got none")
+    assert not remote.is_able
+
+
+def ledger(**prior: float) -> tuple[Ledger, Pair]:
+    pair = Pair(prior=PairPrior(step_times=(0.01,), wait=0.1, remote_step=0.05, **prior))
+    made = Ledger(pair)
+    made.start(now=10.0)
+    return made, pair
+
+
+def test_the_first_round_costs_what_a_round_does_whatever_the_prompt_took() -> None:
+    account, pair = ledger()
+    account.note_round(1, now=15.0)
+    assert pair.switch.seconds == pytest.approx(4 * 0.01 + 0.1)
+    assert pair.switch.lost_seconds == pytest.approx(0.14 - 0.05)
+    assert account.is_begun
+
+
+def test_later_rounds_cost_all_their_time() -> None:
+    account, pair = ledger()
+    account.note_round(1, now=10.1)
+    account.note_round(2, now=10.6)
+    assert pair.switch.seconds == pytest.approx(0.6)
+    assert pair.switch.lost_seconds == pytest.approx(0.6 - 3 * 0.05)
+
+
+def test_what_a_change_to_the_stream_takes_is_draftings_loss() -> None:
+    account, pair = ledger()
+    account.note_round(1, now=10.1)
+    account.note_stream(1, is_first=True, now=10.5)
+    assert pair.switch.seconds == pytest.approx(0.5)
+    assert pair.switch.lost_seconds == pytest.approx(0.05 + 0.35)
+    assert pair.remote_step == 0.05, "a first token says nothing about the others"
+
+
+def test_an_answer_that_begins_with_the_stream_has_lost_nothing() -> None:
+    account, pair = ledger()
+    account.note_stream(1, is_first=True, now=12.0)
+    account.note_stream(2, is_first=False, now=12.1)
+    assert pair.switch.lost_seconds == 0.0
+    assert pair.switch.seconds == pytest.approx(0.15)
+
+
+def test_a_stream_that_failed_and_rounds_that_had_to_be_are_not_draftings_loss() -> None:
+    account, pair = ledger()
+    account.note_stream(1, is_first=True, now=10.1)
+    account.skip(now=40.0)
+    account.note_forced(now=45.0)
+    account.note_round(2, now=45.1)
+    assert pair.switch.lost_seconds == pytest.approx(0.0)
+    assert pair.switch.seconds == pytest.approx(0.05 + 0.1)
+
+
+def test_a_few_tokens_in_one_piece_say_nothing_of_the_remote_sides_pace() -> None:
+    pair = Pair(prior=PairPrior(step_times=(0.01,), wait=0.1))
+    account = Ledger(pair)
+    account.note_opened(now=10.0)
+    account.note_ended(7, now=13.0)
+    assert not pair.knows_remote
+    account.note_ended(8, now=14.0)
+    assert pair.remote_step == pytest.approx(0.5)
+
+
+def test_the_stream_says_how_long_its_tokens_take() -> None:
+    account, pair = ledger()
+    for place in range(60):
+        account.note_stream(1, is_first=not place, now=10.0 + 0.2 * place)
+    assert pair.remote_step == pytest.approx(0.2, rel=0.01)
+
+
+def test_a_change_back_is_part_of_the_round_that_follows() -> None:
+    account, pair = ledger()
+    account.note_stream(1, is_first=True, now=11.0)
+    account.note_round(3, now=11.5)
+    assert pair.switch.lost_seconds == pytest.approx(0.5 - 3 * 0.05)
+
+
+def test_what_the_device_settles_alone_is_no_loss() -> None:
+    account, pair = ledger()
+    account.note_device(now=10.5)
+    assert pair.switch.lost_seconds == 0.0
+    assert account.is_begun
+    account.note_round(1, now=10.6)
+    assert pair.switch.lost_seconds == pytest.approx(0.05)
+
+
+def test_what_the_first_token_takes_is_the_prompts_time_but_for_the_link() -> None:
+    account, pair = ledger()
+    pair.expect_rtt(0.2)
+    account.note_opened(now=12.0)
+    account.note_stream(1, is_first=True, now=12.75)
+    assert account.prompt_time == pytest.approx(0.5)
+    assert pair.prompt_time == pytest.approx(0.5)

@@ -1,0 +1,134 @@
+"""Learning the acceptance rate from the stream."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from streamco.core.speculation.draft_state import Drafting
+from streamco.core.speculation.shadow import Overhearing
+from streamco.core.speculation.estimates import Pair, PairPrior, SpeculationReport
+from streamco.core.speculation.events import DraftToken, DraftTokens, SpeculatorCommand, TokensDrafted
+from streamco.policies.window import Static
+
+
+class Listener:
+    """A device that drafts beside a stream of 0, 1, 2, ..."""
+
+    def __init__(self, window: int = 3, pair: Pair | None = None) -> None:
+        self.pair = pair or Pair(window=Static(window), prior=PairPrior(acceptance=0.5))
+        self.said: list[SpeculatorCommand] = []
+        self.drafting = Drafting(self.pair, SpeculationReport(), self.said.append, count(1).__next__)
+        self.overhearing = Overhearing(self.drafting, self.pair)
+        self.settled: list[int] = []
+
+    def stream(self, tokens: int) -> list[SpeculatorCommand]:
+        for _ in range(tokens):
+            self.settled.append(len(self.settled))
+            self.overhearing.follow(self.settled, 1, now=0.0)
+        said = self.said[:]
+        self.said.clear()
+        return said
+
+    def draft(self, version: int, *ids: int, row: object = None) -> None:
+        self.drafting.take(TokensDrafted(version, tuple(DraftToken(token, 0.5, row=row) for token in ids)), now=0.0)
+
+
+def test_the_device_drafts_beside_the_stream_and_what_comes_is_compared() -> None:
+    listener = Listener()
+    assert listener.stream(4) == [DraftTokens(1, 0, (0, 1, 2, 3), 3)]
+    listener.draft(1, 4, 5, 99)
+    assert listener.stream(2) == []
+    assert listener.pair.acceptance == 0.5, "the stream has not passed it yet"
+    listener.stream(1)
+    held, tried = 4.0, 8.0
+    for is_held in (True, True, False):
+        held, tried = held * 0.98 + is_held, tried * 0.98 + 1.0
+    assert listener.pair.acceptance == pytest.approx(held / tried)
+    assert listener.drafting.trunk is None
+
+
+def test_on_the_way_back_the_device_reads_up_to_the_stream() -> None:
+    listener = Listener()
+    listener.stream(4)
+    listener.draft(1, 4, 5, 6)
+    assert listener.overhearing.has_caught_up(listener.settled)
+    listener.stream(3 + 7)
+    assert not listener.overhearing.has_caught_up(listener.settled)
+    listener.overhearing.catch_up(listener.settled, now=0.0)
+    listener.overhearing.catch_up(listener.settled, now=0.0)
+    assert listener.said == [DraftTokens(2, 7, tuple(range(7, 14)), 3)], "once"
+    assert not listener.overhearing.has_caught_up(listener.settled), "it is reading"
+    listener.draft(2, 14, 15, 16)
+    assert listener.overhearing.has_caught_up(listener.settled)
+
+
+def test_drafts_become_rarer() -> None:
+    listener = Listener(pair=Pair(window=Static(3), prior=PairPrior(acceptance=0.5, remote_step=1.0)))
+    begun: list[int] = []
+    for _ in range(400):
+        for command in listener.stream(1):
+            assert isinstance(command, DraftTokens)
+            begun.append(len(listener.settled))
+            listener.draft(command.version, 1, 2, 3)
+    assert begun == [4, 15, 34, 69, 136, 203, 270, 337]
+
+
+def test_where_drafting_cannot_pay_the_device_drafts_once_in_a_few_answers() -> None:
+    pair = Pair(window=Static(3), prior=PairPrior(acceptance=0.5, step_times=(0.05, 0.06), wait=0.2, remote_step=0.02))
+    pair.note_draft(1, 8, 8 * 0.05)
+    begun: list[int] = []
+    for answer in range(6):
+        listener = Listener(pair=pair)
+        for _ in range(100):
+            for command in listener.stream(1):
+                assert isinstance(command, DraftTokens)
+                begun.append(100 * answer + len(listener.settled))
+                listener.draft(command.version, 1, 2, 3)
+    assert begun == [256, 516], "a draft is compared three tokens after it began, and it is looked every four"
+
+
+def test_where_drafting_may_pay_by_what_is_known_the_device_listens_at_once() -> None:
+    pair = Pair(window=Static(3), prior=PairPrior(acceptance=0.5, step_times=(0.05, 0.06), wait=0.2, remote_step=0.02))
+    assert pair.may_pay(), "nobody knows how fast the device is"
+    pair.note_draft(1, 8, 8 * 0.05)
+    assert not pair.may_pay()
+    listener = Listener(pair=pair)
+    assert not listener.stream(8)
+    for _ in range(20):
+        pair.note_remote(8, 8 * 0.5)
+    assert pair.may_pay()
+    assert listener.stream(4), "in the same answer, for the stream has become slower"
+
+
+def test_a_draft_that_is_slower_than_the_stream_is_compared_when_it_is_there() -> None:
+    listener = Listener()
+    listener.stream(10)
+    listener.draft(1, 4, 5, 6)
+    listener.stream(1)
+    assert listener.pair.acceptance > 0.6
+
+
+def test_tokens_that_were_drawn_say_nothing_and_no_more_are_drawn() -> None:
+    listener = Listener()
+    listener.stream(4)
+    listener.draft(1, 4, 5, 6, row="drawn")
+    assert listener.stream(200) == []
+    assert listener.pair.acceptance == 0.5
+
+
+def test_a_draft_that_was_dropped_is_forgotten() -> None:
+    listener = Listener()
+    listener.stream(4)
+    listener.drafting.drop()
+    listener.said.clear()
+    listener.draft(1, 99, 99, 99)
+    assert listener.stream(1) == [DraftTokens(2, 4, (4,), 3)]
+    assert listener.pair.acceptance == 0.5
+
+
+def test_a_device_without_room_drafts_nothing() -> None:
+    listener = Listener()
+    listener.drafting.is_full = True
+    assert listener.stream(100) == []

@@ -1,0 +1,155 @@
+"""Prompt tokens: counted where the vocabulary is here, estimated elsewhere, and never fetched."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamco.endpoints import token_counter as tokens
+from streamco.endpoints.base import Request
+from streamco.endpoints.token_counter import TokenCounter, load_encoding
+from tests.support.data import data_path
+
+CACHED = {"cl100k_base": "9b5ad71b2ce5302211f9c61530b329a4922fc6a4", "o200k_base": "fb374d419588a4632f3f557e76b4b70aebbca790"}
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a token count must not use the network")
+
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "_loaded", {})
+
+
+@pytest.fixture
+def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def cache(empty_cache: Path) -> Iterator[Path]:
+    pytest.importorskip("tiktoken")
+    for name, file in CACHED.items():
+        (empty_cache / file).write_bytes(gzip.decompress(data_path("tokenizers", f"{name}.tiktoken.gz").read_bytes()))
+    return iter([empty_cache])
+
+
+def chat(*contents: str) -> Request:
+    return Request(messages=[{"role": "user", "content": content} for content in contents])
+
+
+def test_an_estimate_goes_by_the_size_in_bytes() -> None:
+    counter = TokenCounter("some-model")
+    assert counter.count_text("") == 0
+    assert counter.count_text("x" * 430) == 100
+    assert counter.count_text("日本語" * 43) == 90
+    assert not counter.is_exact
+
+
+def test_token_ids_are_counted_as_they_are() -> None:
+    assert TokenCounter("m").count(Request(prompt_ids=[1, 2, 3])) == 3
+
+
+def test_a_plain_prompt_has_no_framing_and_chat_has() -> None:
+    counter = TokenCounter("m")
+    text = "x" * 430
+    assert counter.count(Request(prompt=text)) == 100
+    assert counter.count(chat(text)) == 100 + 3 + 3 + counter.count_text("user")
+    assert counter.count(chat(text, text)) == 200 + 3 + 6 + 2 * counter.count_text("user")
+
+
+def test_parts_tools_and_calls_count() -> None:
+    counter = TokenCounter("m")
+    parts = Request(messages=[{"role": "user", "content": [{"type": "text", "text": "x" * 430}]}])
+    assert counter.count(parts) == counter.count(chat("x" * 430))
+    tools = Request(messages=[{"role": "user", "content": "hi"}], extra={"tools": [{"type": "function", "function": {"name": "f" * 400}}]})
+    plain = counter.count(chat("hi"))
+    assert plain is not None
+    counted = counter.count(tools)
+    assert counted is not None
+    assert counted > plain + 90
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "x" * 430}}]}
+    assert (counter.count(Request(messages=[call])) or 0) > 100
+
+
+def test_images_are_beyond_it() -> None:
+    image = {"role": "user", "content": [{"type": "text", "text": "what"}, {"type": "image_url", "image_url": {"url": "data:"}}]}
+    assert TokenCounter("m").count(Request(messages=[image])) is None
+
+
+def test_without_a_vocabulary_here_nothing_is_loaded(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiktoken = pytest.importorskip("tiktoken")
+    monkeypatch.setattr(tiktoken, "list_encoding_names", lambda: ["cl100k_base", "o200k_base"])
+    assert load_encoding("gpt-4o") is None
+    assert list(empty_cache.iterdir()) == []
+
+
+def test_without_tiktoken_it_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    assert load_encoding("gpt-4o") is None
+
+
+@pytest.mark.usefixtures("cache")
+def test_the_models_own_vocabulary_is_exact() -> None:
+    counter = TokenCounter("gpt-4o-mini")
+    counter.load()
+    assert counter.is_exact
+    assert counter.count_text("hello world") == 2
+    assert counter.count(chat("hello world")) == 2 + 1 + 3 + 3
+
+
+@pytest.mark.usefixtures("cache")
+def test_special_tokens_in_a_text_are_text() -> None:
+    counter = TokenCounter("gpt-4o")
+    counter.load()
+    assert counter.count_text("<|endoftext|>") > 1
+
+
+def test_a_related_vocabulary_is_better_than_none_and_says_so(empty_cache: Path) -> None:
+    pytest.importorskip("tiktoken")
+    data = gzip.decompress(data_path("tokenizers", "cl100k_base.tiktoken.gz").read_bytes())
+    (empty_cache / CACHED["cl100k_base"]).write_bytes(data)
+    counter = TokenCounter("gpt-4o")
+    counter.load()
+    assert not counter.is_exact
+    assert counter.count_text("hello world") == 2
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_model_unknown_to_tiktoken_is_estimated() -> None:
+    counter = TokenCounter("deepseek-chat")
+    counter.load()
+    assert not counter.is_exact
+    assert counter.count_text("x" * 43) == 10
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_very_long_text_is_counted_by_its_beginning() -> None:
+    counter = TokenCounter("gpt-4o")
+    counter.load()
+    short, long = counter.count_text("lorem ipsum " * 5000), counter.count_text("lorem ipsum " * 50000)
+    assert long == pytest.approx(10 * short, rel=0.01)
+
+
+@pytest.mark.usefixtures("cache")
+def test_the_estimate_is_near_the_count_on_real_prompts() -> None:
+    counter, guess = TokenCounter("gpt-4o"), TokenCounter("other")
+    counter.load()
+    lines = gzip.decompress(data_path("prompts", "alpaca_5000.jsonl.gz").read_bytes()).splitlines()[:500]
+    texts = [" ".join(value for value in json.loads(line).values() if isinstance(value, str)) for line in lines]
+    counted, estimated = (sum(who.count_text(text) for text in texts) for who in (counter, guess))
+    assert 0.85 < estimated / counted < 1.2

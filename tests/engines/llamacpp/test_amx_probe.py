@@ -1,0 +1,142 @@
+"""The AMX question: asked only where it can matter, answered by a child that may die, remembered."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from streamco.engines.llamacpp import amx_probe as probe
+from streamco.engines.llamacpp.gguf import derived
+from streamco.engines.llama import LlamaEngine
+from streamco.engines.llamacpp.amx_probe import advertises_amx, allows_repacking, main
+
+PLAIN = "processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu sse2 avx512f\n\nprocessor\t: 1\n"
+AMX = "processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu sse2 avx512f amx_bf16 amx_tile amx_int8\n\nprocessor\t: 1\n"
+
+
+class Child:
+    """A child process that ends as it is told."""
+
+    def __init__(self, status: int | None) -> None:
+        self.status = status
+        self.commands: list[Sequence[str]] = []
+
+    def __call__(self, command: Sequence[str]) -> int | None:
+        self.commands.append(command)
+        return self.status
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF")
+    return path
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Any:
+    package = tmp_path / "llama_cpp"
+    (package / "lib").mkdir(parents=True)
+    (package / "lib" / "libggml-cpu.so").write_bytes(b"one build")
+    return SimpleNamespace(__file__=str(package / "__init__.py"), __version__="0.3.36")
+
+
+def cpu(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "cpuinfo"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_flags_tell_whether_amx_is_advertised(tmp_path: Path) -> None:
+    assert advertises_amx(cpu(tmp_path, AMX))
+    assert not advertises_amx(cpu(tmp_path, PLAIN))
+    assert not advertises_amx(cpu(tmp_path, "no flags here"))
+    assert not advertises_amx(tmp_path / "nothing")
+
+
+def test_a_cpu_without_amx_is_never_probed(model: Path, library: Any, tmp_path: Path) -> None:
+    child = Child(-11)
+    assert allows_repacking(model, library, cpuinfo=cpu(tmp_path, PLAIN), run=child)
+    assert child.commands == []
+
+
+@pytest.mark.parametrize(("status", "allowed"), [(0, True), (-11, False), (-4, False)])
+def test_the_childs_end_is_the_answer_and_it_is_remembered(model: Path, library: Any, tmp_path: Path, status: int, allowed: bool) -> None:
+    child = Child(status)
+    for _ in range(3):
+        assert allows_repacking(model, library, cpuinfo=cpu(tmp_path, AMX), run=child) is allowed
+    assert child.commands == [[sys.executable, "-m", "streamco.engines.llamacpp.amx_probe", str(model)]]
+
+
+@pytest.mark.parametrize("status", [1, None])
+def test_a_child_that_could_not_tell_means_no_and_is_asked_again(model: Path, library: Any, tmp_path: Path, status: int | None) -> None:
+    child = Child(status)
+    assert not allows_repacking(model, library, cpuinfo=cpu(tmp_path, AMX), run=child)
+    assert not allows_repacking(model, library, cpuinfo=cpu(tmp_path, AMX), run=child)
+    assert len(child.commands) == 2
+
+
+def test_another_build_machine_or_model_is_asked_anew(model: Path, library: Any, tmp_path: Path) -> None:
+    child = Child(0)
+    allows_repacking(model, library, cpuinfo=cpu(tmp_path, AMX), run=child)
+    library.__version__ = "0.3.37"
+    allows_repacking(model, library, cpuinfo=cpu(tmp_path, AMX), run=child)
+    allows_repacking(model, library, cpuinfo=cpu(tmp_path, AMX.replace("Some", "Other")), run=child)
+    other = model.with_name("other.gguf")
+    other.write_bytes(b"GGUF")
+    allows_repacking(other, library, cpuinfo=cpu(tmp_path, AMX), run=child)
+    assert len(child.commands) == 4
+
+
+def test_an_application_bundle_is_not_started_again(model: Path, library: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    child = Child(0)
+    assert not allows_repacking(model, library, cpuinfo=cpu(tmp_path, AMX), run=child)
+    assert child.commands == []
+
+
+def test_a_cache_that_cannot_be_written_only_costs_the_memory(
+    model: Path, library: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    child = Child(-11)
+    for _ in range(2):
+        assert not allows_repacking(model, library, cpuinfo=cpu(tmp_path, AMX), run=child)
+    assert len(child.commands) == 2
+
+
+def test_a_child_killed_by_a_signal_shows_as_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"]
+    assert probe._run(command) == -11
+    assert probe._run([sys.executable, "-c", "import streamco.errors"]) == 0
+
+
+def test_a_child_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(*_arguments: Any, **options: Any) -> None:
+        raise subprocess.TimeoutExpired("python", options["timeout"])
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    assert probe._run(["python"]) is None
+
+
+@pytest.mark.model
+def test_the_childs_part_decodes_several_tokens(engine: LlamaEngine) -> None:
+    status = probe._run([sys.executable, "-m", "streamco.engines.llamacpp.amx_probe", str(engine.path)])
+    assert status == (0 if allows_repacking(engine.path, engine._model.library) else -signal.SIGSEGV)
+    assert status == 0 or advertises_amx(), "nothing else kills it"
+
+
+@pytest.mark.model
+def test_the_childs_part_runs_here_too(engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.setrlimit", lambda *_limits: None)
+    safe = allows_repacking(engine.path, engine._model.library)  # weights in 16 bits are not repacked
+    assert main([str(engine.path if safe else derived(engine.path, "F16"))]) == 0

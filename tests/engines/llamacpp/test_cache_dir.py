@@ -1,0 +1,42 @@
+"""The cache folder follows the platform's rules."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from streamco.engines.llamacpp.cache_dir import cache_folder
+
+
+def test_the_variable_says_where_and_the_folder_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder("models", "small") == tmp_path / "streamco" / "models" / "small"
+    assert cache_folder("models", "small").is_dir()
+
+
+@pytest.mark.parametrize("value", ["", "relative/path"])
+@pytest.mark.parametrize(("platform", "place"), [("linux", ".cache"), ("darwin", "Library/Caches"), ("win32", "AppData/Local")])
+def test_without_a_usable_variable_the_platforms_own_place_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, platform: str, place: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", value)
+    monkeypatch.delenv("LOCALAPPDATA", raising=False)
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    monkeypatch.setattr(sys, "platform", platform)
+    assert cache_folder() == tmp_path / place / "streamco"
+
+
+def test_windows_own_variable_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "local"))
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert cache_folder() == tmp_path / "local" / "streamco"
+
+
+def test_a_file_in_the_way_is_the_callers_to_handle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "streamco").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(OSError, match="streamco"):
+        cache_folder("models")

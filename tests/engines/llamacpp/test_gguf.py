@@ -1,0 +1,83 @@
+"""Derived models: complete or not there, and made once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streamco.engines.llamacpp import gguf
+from streamco.engines.llamacpp.gguf import KINDS, derived, quantize
+from streamco.engines.llama import LlamaEngine
+from streamco.engines.llamacpp.model import LlamaModel
+from streamco.errors import ConfigError, EngineError
+
+
+def test_kinds_are_llama_cpps_own() -> None:
+    library = pytest.importorskip("llama_cpp")
+    for name, number in KINDS.items():
+        constant = f"LLAMA_FTYPE_ALL_{name}" if name == "F32" else f"LLAMA_FTYPE_MOSTLY_{name}"
+        assert getattr(library, constant) == number
+
+
+@pytest.mark.parametrize("kind", ["", "Q9", "q4"])
+def test_an_unknown_kind_lists_the_known_ones(tmp_path: Path, kind: str) -> None:
+    with pytest.raises(ConfigError, match="kind: expected one of F32, F16, Q4_0"):
+        quantize(tmp_path / "a.gguf", tmp_path / "b.gguf", kind)
+
+
+def test_a_negative_layer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="prune_layers: expected layers from 0, got -1"):
+        quantize(tmp_path / "a.gguf", tmp_path / "b.gguf", "F16", [3, -1])
+
+
+def test_the_source_is_never_overwritten(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="target: expected a file other than the source"):
+        quantize(tmp_path / "a.gguf", tmp_path / "x" / ".." / "a.gguf", "F16")
+
+
+def test_a_missing_source_says_so(tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    with pytest.raises(EngineError, match=r"a.gguf: expected a GGUF file, got no such file"):
+        quantize(tmp_path / "a.gguf", tmp_path / "b.gguf", "F16")
+    with pytest.raises(EngineError, match="expected a file and a cache folder"):
+        derived(tmp_path / "a.gguf", "F16")
+
+
+def test_a_source_that_is_no_model_leaves_nothing_behind(tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    (tmp_path / "a.gguf").write_bytes(b"not a model")
+    with pytest.raises(EngineError, match=r"expected llama.cpp to derive .*b.gguf.*, got status"):
+        quantize(tmp_path / "a.gguf", tmp_path / "b.gguf", "F16")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.gguf"]
+
+
+@pytest.mark.model
+def test_a_smaller_kind_with_fewer_layers_runs(engine: LlamaEngine, tmp_path: Path) -> None:
+    target = quantize(engine.path, tmp_path / "small.gguf", "q2_k", prune_layers=[24, 25, 26])
+    assert target.stat().st_size < engine.path.stat().st_size
+    assert [path.name for path in tmp_path.iterdir()] == ["small.gguf"]
+    model = LlamaModel(target, repack=False)
+    assert model.info.layers == engine.info.layers - 3
+    assert model.info.vocabulary == engine.info.vocabulary
+    model.close()
+
+
+def test_a_derived_model_is_made_once_for_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    source = tmp_path / "a.gguf"
+    source.write_bytes(b"GGUF")
+    made: list[Path] = []
+
+    def fake(source: Path, target: Path, kind: str, layers: list[int]) -> Path:
+        made.append(target)
+        target.write_bytes(b"GGUF")
+        return target
+
+    monkeypatch.setattr(gguf, "quantize", fake)
+    assert derived(source, "Q2_K") == derived(source, "q2_k") == made[0]
+    assert made[0].parent == tmp_path / "cache" / "streamco" / "models"
+    assert derived(source, "Q2_K", [1]) == made[1]
+    source.write_bytes(b"GGUF another")
+    assert derived(source, "Q2_K") == made[2]
+    assert len(set(made)) == 3

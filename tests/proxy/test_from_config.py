@@ -1,0 +1,160 @@
+"""From a configuration to a client and the proxy's options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streamco.calibration.profile_store import load_profile
+from streamco.client.client import Client
+from streamco.client.race.migration import MigrationOptions
+from streamco.endpoints.device import DeviceEndpoint
+from streamco.errors import ConfigError
+from streamco.proxy.from_config import build_client, build_options, keep_profile
+from streamco.proxy.config import DispatchSection, ProxyConfig, ServerSection, parse_config
+from tests.client.helpers import ask, server
+
+LOCAL = "http://127.0.0.1:9/v1"
+
+
+def test_each_section_becomes_an_endpoint() -> None:
+    client = build_client(
+        parse_config(
+            f"""
+            [[server]]
+            model = "large"
+            base_url = "{LOCAL}"
+            api_key_env = "MY_KEY"
+            name = "cloud"
+            prices = {{ prompt = 2, completion = 8 }}
+            capabilities = {{ tools = true }}
+            [[server]]
+            model = "base"
+            base_url = "{LOCAL}"
+            api = "completions"
+            """
+        ),
+        {"MY_KEY": "sk-1"},
+    )
+    first, second = client._shared.servers
+    assert (first.name, second.name) == ("cloud", "127.0.0.1:9/base")
+    assert (first.prices.prompt, first.prices.completion, first.prices.cached_prompt) == (2e-6, 8e-6, None)
+    assert first.capabilities.tools
+    assert client._shared.device is None
+
+
+def test_a_device_is_made_from_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "small.gguf"
+    path.touch()
+    client = build_client(parse_config(f'[device]\nmodel = "{path}"\nname = "laptop"\ncontext = 512\nthreads = 1\n'))
+    assert client._shared.device is not None
+    assert (client._shared.device.name, client._shared.device.kind) == ("laptop", "device")
+
+
+def test_a_device_that_drafts_has_places_for_its_drafts_and_the_verifier_its_token(tmp_path: Path) -> None:
+    path = tmp_path / "small.gguf"
+    path.touch()
+    text = f'''
+        [device]
+        model = "{path}"
+        drafts = 3
+        [dispatch]
+        budget = 0.4
+        [speculate]
+        mode = "auto"
+        verifier = "ws://127.0.0.1:9"
+        token_env = "VERIFIER_TOKEN"
+        budget = 0.5
+        most_branches = 2
+        '''
+    client = build_client(parse_config(text), {"VERIFIER_TOKEN": "sk-2"})
+    device, desk = client._shared.device, client._desk
+    assert isinstance(device, DeviceEndpoint)
+    assert device._options.held_sequences == 12
+    assert (desk.mode, desk.budget, desk.options.most_branches) == ("auto", 0.5, 2)
+    assert desk.pairing.verifier is not None
+    assert desk.pairing.verifier.name == "127.0.0.1:9"
+    assert client.with_options(budget=0.1)._desk.budget == 0.1
+    with pytest.raises(ConfigError, match=r"speculate\.token_env"):
+        build_client(parse_config(text), {})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"expected a \[device\] section, a \[\[server\]\] section or both, got neither"),
+        ('[device]\nmodel = "/nowhere.gguf"\n', r"device\.model: expected a GGUF file, got nothing at /nowhere\.gguf"),
+        (
+            f'[[server]]\nmodel = "m"\nbase_url = "{LOCAL}"\napi_key_env = "NOT_SET"\n',
+            r"server\[0\]\.api_key_env: .* NOT_SET, got none",
+        ),
+        (f'[[server]]\nmodel = "m"\nbase_url = "{LOCAL}"\napi_key_env = "sk-x"\n', r"server\[0\]\.api_key_env: expected the name of"),
+        (f'[[server]]\nmodel = "m"\nbase_url = "{LOCAL}"\n[dispatch]\nbudget = 2\n', "budget"),
+        (f'[[server]]\nmodel = "m"\nbase_url = "{LOCAL}"\n[dispatch]\npolicy = "best"\n', "policy"),
+        (f'[[server]]\nmodel = "m"\nbase_url = "{LOCAL}"\n[dispatch]\npace = -1\n', "pace"),
+        (f'[[server]]\nmodel = "m"\nbase_url = "{LOCAL}"\n[migration]\nmost = -1\n', "migration: expected at most 0 or more moves"),
+    ],
+)
+def test_what_cannot_be_is_said(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_client(parse_config(text), {})
+
+
+def test_the_clients_answers_move_as_the_file_says() -> None:
+    section = f'[[server]]\nmodel = "m"\nbase_url = "{LOCAL}"\n'
+    assert build_client(parse_config(section), {})._migration == MigrationOptions()
+    told = build_client(parse_config(f'{section}[migration]\nrule = "full-buffer"\nmost = 0\nunpaced = true\n'), {})
+    assert told._migration == MigrationOptions(rule="full-buffer", most=0, unpaced=True)
+
+
+def test_the_key_is_the_given_one_else_the_environments() -> None:
+    environ = {"STREAMCO_PROXY_KEY": "from-env", "OTHER": "other", "EMPTY": ""}
+    assert build_options(ProxyConfig(), environ={}).api_key is None
+    assert build_options(ProxyConfig(), environ=environ).api_key == "from-env"
+    assert build_options(ProxyConfig(), "given", environ).api_key == "given"
+    assert build_options(parse_config('[proxy]\napi_key_env = "OTHER"\n'), environ=environ).api_key == "other"
+    assert build_options(parse_config('[proxy]\napi_key_env = "EMPTY"\n'), environ=environ).api_key is None
+    with pytest.raises(ConfigError, match="api_key: expected a key, got an empty text"):
+        build_options(ProxyConfig(), "", {})
+
+
+def test_options_have_the_files_settings_and_the_servers_names() -> None:
+    text = '[proxy]\nport = 9\nmax_streams = 3\nkeepalive = 1\n[[server]]\nmodel = "a"\nname = "cloud"\n[[server]]\nmodel = "a"\n'
+    options = build_options(parse_config(text), environ={})
+    assert (options.port, options.max_streams, options.keepalive) == (9, 3, 1.0)
+    assert options.models == ("a", "cloud")
+
+
+@pytest.mark.parametrize(("apis", "is_raw"), [((), True), (("completions",), True), (("chat",), False), (("completions", "chat"), False)])
+def test_prompts_stay_raw_where_every_endpoint_takes_them(apis: tuple[str, ...], is_raw: bool) -> None:
+    config = parse_config("".join(f'[[server]]\nmodel = "m"\napi = "{api}"\n' for api in apis))
+    assert build_options(config, environ={}).raw_prompts is is_raw
+
+
+async def test_what_was_learned_is_kept_and_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "learned.json"
+    config = ProxyConfig(server=(ServerSection(model="m", base_url=LOCAL),), dispatch=DispatchSection(profile=str(path)))
+    build_client(config, {})  # there is no file yet, and nothing is wrong with that
+    async with Client(server=server(), policy="server-only") as client:
+        for _ in range(3):
+            await ask(client)
+        keep_profile(client, config)
+    kept = load_profile(path)
+    assert kept.lengths is not None
+    assert build_client(config, {}).profile() is not None
+
+
+def test_a_profile_that_is_none_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "learned.json"
+    path.write_text("not one")
+    config = ProxyConfig(server=(ServerSection(model="m", base_url=LOCAL),), dispatch=DispatchSection(profile=str(path)))
+    with pytest.raises(ConfigError, match=r"learned\.json"):
+        build_client(config, {})
+
+
+async def test_without_a_file_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with Client(server=server()) as client:
+        keep_profile(client, ProxyConfig())
+    assert not list(tmp_path.iterdir())

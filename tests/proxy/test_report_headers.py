@@ -1,0 +1,114 @@
+"""Reports in headers and comments."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from streamco.core.meter import Quality
+from streamco.core.report import DispatchReport, Report, SpeculationFigures
+from streamco.proxy.report_headers import comment, headers, opening_headers
+
+DISPATCH = DispatchReport(
+    policy="both",
+    constraint=None,
+    device_wait=0.0,
+    server_wait=0.0,
+    reason="device, server",
+    prompt_tokens=10,
+    budget=0.3,
+    budget_share=None,
+)
+
+QUALITY = Quality(tbt_p50=0.1, tbt_p99=0.2, delayed_tokens=0, stalls=0, score=1.0)
+
+
+FIGURES = SpeculationFigures(
+    acceptance=0.75,
+    offloaded_share=0.3,
+    budget=0.3,
+    hit_rate=None,
+    ahead_rate=0.25,
+    rounds=12,
+    bytes_up=300,
+    bytes_down=200,
+    drafted=90,
+    wasted=20,
+    accepted=36,
+    corrected=8,
+    bonus=4,
+    device=30,
+    remote=0,
+    cloud_tokens=60,
+    fallbacks=0,
+    refusals=0,
+    losses=0,
+    retracted=0,
+    is_exact=False,
+)
+
+
+def make_report(reason: str = "device, server", *, winner: str | None = "device", ttft: float | None = 0.0123) -> Report:
+    return Report(
+        winner=winner,
+        ttft=ttft,
+        duration=1.0,
+        tokens=5,
+        tokens_per_second=4.0,
+        finish_reason="stop",
+        dispatch=replace(DISPATCH, reason=reason),
+        quality=QUALITY,
+        cost_usd=0.0000125,
+    )
+
+
+def test_the_headers_say_who_when_what_it_cost_and_why() -> None:
+    assert headers(make_report()) == {
+        "x-streamco-mode": "race",
+        "x-streamco-winner": "device",
+        "x-streamco-ttft-ms": "12.3",
+        "x-streamco-policy": "both",
+        "x-streamco-reason": "device, server",
+        "x-streamco-cost-usd": "0.000012500",
+    }
+
+
+def test_what_is_not_known_yet_is_left_out() -> None:
+    assert set(opening_headers(make_report(winner=None, ttft=None))) == {"x-streamco-mode", "x-streamco-policy", "x-streamco-reason"}
+
+
+def test_the_headers_of_a_speculated_answer_say_what_became_of_its_drafts() -> None:
+    told = headers(replace(make_report(), mode="speculate", speculation=FIGURES))
+    assert told["x-streamco-mode"] == "speculate"
+    assert told["x-streamco-acceptance"] == "0.7500"
+    assert told["x-streamco-offloaded-share"] == "0.3000"
+    assert told["x-streamco-rounds"] == "12"
+    assert told["x-streamco-exact"] == "false"
+    assert "x-streamco-hit-rate" not in told
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"), [("für\r\nX-Evil: 1", "f\\xfcr\\u000d\\u000aX-Evil: 1"), ("…", "\\u2026"), ("a\x00", "a\\u0000")]
+)
+def test_a_header_is_printable_ascii(reason: str, shown: str) -> None:
+    assert headers(make_report(reason))["x-streamco-reason"] == shown
+
+
+@given(st.text())
+def test_no_text_breaks_out_of_its_header_or_comment(reason: str) -> None:
+    for value in headers(make_report(reason)).values():
+        assert value.isascii()
+        assert value.isprintable()
+        assert len(value) <= 500
+
+
+def test_a_comment_is_the_whole_report_on_one_line() -> None:
+    line = comment(make_report("two\nlines"))
+    assert line.startswith(b": streamco {")
+    assert line.endswith(b"}\n\n")
+    assert line.count(b"\n") == 2
+    assert json.loads(line[len(b": streamco ") :])["dispatch"]["reason"] == "two\nlines"

@@ -1,0 +1,142 @@
+"""Chunks in OpenAI's shapes: what is sent, what is left out, what stays the same through an answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from streamco.openai_types import ChatCompletion, ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
+from streamco.proxy.response_shapes import ChatShape, CompletionShape
+from streamco.wire.openai.assembler import assemble
+
+
+def decode(event: bytes) -> dict[str, Any]:
+    assert event.startswith(b"data: {")
+    assert event.endswith(b"}\n\n")
+    return dict(json.loads(event[6:]))
+
+
+def chunk(delta: ChoiceDelta | None = None, *, index: int = 0, finish: str | None = None, **fields: Any) -> ChatCompletionChunk:
+    choice = ChunkChoice(delta=delta or ChoiceDelta(), index=index, finish_reason=finish)
+    return ChatCompletionChunk(**{"id": "a", "model": "m", "created": 5, **fields}, choices=[choice])
+
+
+def text(content: str, **fields: Any) -> ChatCompletionChunk:
+    return chunk(ChoiceDelta(content=content), **fields)
+
+
+def test_the_head_is_the_first_chunks_though_the_answer_changes_hands() -> None:
+    shape = ChatShape(model="asked")
+    first = decode(shape.event(text("a", system_fingerprint="fp", service_tier="default")))
+    second = decode(shape.event(text("b", id="other", model="another", created=9)))
+    for name in ("id", "model", "created", "system_fingerprint", "service_tier"):
+        assert first[name] == second[name]
+    assert (first["id"], first["model"], first["created"]) == ("a", "m", 5)
+
+
+def test_what_the_endpoint_does_not_tell_is_made_up() -> None:
+    event = decode(ChatShape(model="asked").event(text("a", id="", model="", created=0)))
+    assert event["id"].startswith("chatcmpl-")
+    assert event["model"] == "asked"
+    assert event["created"] > 1_600_000_000
+    assert "system_fingerprint" not in event
+
+
+def test_only_the_first_delta_of_each_choice_has_a_role_and_the_chunk_is_not_changed() -> None:
+    shape = ChatShape(model="m")
+    first = text("a")
+    assert decode(shape.event(first))["choices"][0]["delta"] == {"role": "assistant", "content": "a"}
+    assert first.choices[0].delta.role is None
+    assert decode(shape.event(text("b")))["choices"][0]["delta"] == {"content": "b"}
+    assert decode(shape.event(text("c", index=1)))["choices"][0]["delta"] == {"role": "assistant", "content": "c"}
+
+
+def test_a_role_that_is_told_stays() -> None:
+    shape = ChatShape(model="m")
+    assert decode(shape.event(chunk(ChoiceDelta(role="tool", content=""))))["choices"][0]["delta"] == {"role": "tool", "content": ""}
+
+
+def test_nulls_stand_where_openai_has_them() -> None:
+    choice = decode(ChatShape(model="m").event(text("a")))["choices"][0]
+    assert choice["finish_reason"] is None
+    assert choice["logprobs"] is None
+    assert set(choice) == {"index", "delta", "logprobs", "finish_reason"}
+
+
+def test_tool_calls_and_log_probabilities_pass_as_they_are() -> None:
+    call = ToolCallDelta(index=2, id="c", type="function", function=FunctionDelta(name="f", arguments=""))
+    given = chunk(ChoiceDelta(tool_calls=[call]))
+    given.choices[0].logprobs = {"content": [{"token": "a", "logprob": -0.5}]}
+    choice = decode(ChatShape(model="m").event(given))["choices"][0]
+    assert choice["delta"]["tool_calls"] == [{"index": 2, "id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}]
+    assert choice["logprobs"] == {"content": [{"token": "a", "logprob": -0.5}]}
+
+
+@pytest.mark.parametrize("kind", [ChatShape, CompletionShape])
+def test_usage_comes_alone_and_is_null_before(kind: type[ChatShape | CompletionShape]) -> None:
+    shape = kind(model="m", wants_usage=True)
+    assert decode(shape.event(text("a")))["usage"] is None
+    last = decode(shape.event(ChatCompletionChunk(usage=CompletionUsage(1, 2, 3))))
+    assert (last["choices"], last["usage"]["total_tokens"]) == ([], 3)
+
+
+@pytest.mark.parametrize("kind", [ChatShape, CompletionShape])
+def test_token_ids_are_told_when_asked_for(kind: type[ChatShape | CompletionShape]) -> None:
+    given = text("a")
+    given.choices[0].token_ids = [7]
+    assert decode(kind(model="m", wants_ids=True).event(given))["choices"][0]["token_ids"] == [7]
+    assert "token_ids" not in decode(kind(model="m").event(given))["choices"][0]
+
+
+def test_a_chunk_with_nothing_to_say_is_no_event() -> None:
+    assert ChatShape(model="m").event(ChatCompletionChunk()) == b""
+    completion = CompletionShape(model="m")
+    assert completion.event(chunk(ChoiceDelta(role="assistant", content=""))) == b""
+    assert completion.event(chunk(ChoiceDelta(reasoning_content="hm"))) == b""
+
+
+@pytest.mark.parametrize("kind", [ChatShape, CompletionShape])
+def test_choices_without_a_finish_reason_get_one_at_the_end(kind: type[ChatShape | CompletionShape]) -> None:
+    shape = kind(model="m")
+    shape.event(text("a"))
+    shape.event(text("b", index=1))
+    shape.event(chunk(index=1, finish="length"))
+    ending = decode(shape.ending("stop"))
+    assert [(choice["index"], choice["finish_reason"]) for choice in ending["choices"]] == [(0, "stop")]
+    assert shape.ending("stop") == b""
+
+
+def test_an_end_that_nobody_knows_is_not_made_up() -> None:
+    shape = ChatShape(model="m")
+    shape.event(text("a"))
+    assert shape.ending(None) == b""
+
+
+def whole(*chunks: ChatCompletionChunk) -> ChatCompletion:
+    return assemble(chunks)
+
+
+def test_a_whole_answer_leaves_out_what_there_is_not() -> None:
+    body = json.loads(ChatShape(model="m").whole(whole(text("Hi"), chunk(finish="stop")), "stop"))
+    assert body["object"] == "chat.completion"
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": "Hi", "refusal": None}
+    assert body["usage"] is None
+
+
+def test_a_whole_answer_has_thinking_and_every_choice() -> None:
+    body = json.loads(
+        ChatShape(model="m").whole(
+            whole(chunk(ChoiceDelta(reasoning_content="hm")), text("a"), text("b", index=1, finish="length")), "stop"
+        )
+    )
+    first, second = body["choices"]
+    assert (first["message"]["reasoning_content"], first["message"]["content"], first["finish_reason"]) == ("hm", "a", "stop")
+    assert (second["message"]["content"], second["finish_reason"]) == ("b", "length")
+
+
+def test_a_whole_completion_is_text() -> None:
+    body = json.loads(CompletionShape(model="m").whole(whole(text("a"), text("b", finish="stop")), "stop"))
+    assert body["object"] == "text_completion"
+    assert body["choices"] == [{"index": 0, "text": "ab", "logprobs": None, "finish_reason": "stop"}]

@@ -1,0 +1,167 @@
+"""Batches on held sequences: what is asked for together, what is judged, and what becomes of a batch that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from streamco.core.verifier.events import BatchFailed, BatchFinished, BatchPart, Judgement, RunBatch
+from streamco.engines.base import EngineOptions
+from streamco.engines.llama import LlamaEngine
+from streamco.server.verify.batches import BatchReport, Judge
+from streamco.server.verify.verdicts import Question
+from streamco.server.wakeup import Waker
+from streamco.testing.engine import FakeEngine
+from streamco.testing.sequences import FakeDistribution
+from tests.engines import fakes
+from tests.server.verifying import SIZE, greedy_text, target
+
+TRUTH = FakeDistribution(1, SIZE)
+TEXT = (3, 1, 4, 1, 5)
+
+
+class Bench:
+    """A judge and what it told."""
+
+    def __init__(self, engine: FakeEngine | LlamaEngine, *, context_tokens: int = 100) -> None:
+        self.reports: asyncio.Queue[BatchReport] = asyncio.Queue()
+        self.drafts: dict[str, tuple[int, ...]] = {}
+        now = asyncio.get_running_loop().time
+        self.judge = Judge(engine, Waker(), now, self.ask, self.reports.put_nowait, context_tokens=context_tokens)
+
+    def ask(self, session: str) -> Question:
+        return Question(draft=self.drafts[session], dice=Random(1))
+
+    async def run(self, *parts: BatchPart, number: int = 1) -> BatchReport:
+        self.judge.begin(RunBatch(number, "verify", parts))
+        return await self.reports.get()
+
+    def part(self, session: str, start: int, given: Sequence[int], draft: Sequence[int]) -> BatchPart:
+        self.drafts[session] = tuple(draft)
+        return BatchPart(session, start, (*given, *draft), len(draft) + 1)
+
+
+async def test_parts_are_judged_each_by_its_own_question() -> None:
+    bench = Bench(target(successor=TRUTH))
+    own = {"a": greedy_text(TRUTH, TEXT, 3), "b": greedy_text(TRUTH, (7, 7), 3)}
+    report = await bench.run(
+        bench.part("a", 0, TEXT, own["a"][:2]), bench.part("b", 0, (7, 7), [own["b"][0], 63 - own["b"][1]]), BatchPart("c", 0, (1, 2))
+    )
+    assert isinstance(report.event, BatchFinished)
+    assert report.event.judgements == (Judgement("a", 2, own["a"][2]), Judgement("b", 1, own["b"][1]))
+    assert report.event.seconds >= 0
+    assert set(report.rulings) == {"a", "b"}
+
+
+async def test_a_sequence_goes_on_where_the_scheduler_left_it() -> None:
+    bench = Bench(target(successor=TRUTH))
+    own = greedy_text(TRUTH, TEXT, 6)
+    assert (await bench.run(BatchPart("a", 0, TEXT[:4]))).rulings == {}
+    report = await bench.run(bench.part("a", 4, TEXT[4:], [own[0], 63 - own[1]]))
+    assert report.rulings["a"].accepted == 1
+    bench.judge.truncate("a", 6)
+    report = await bench.run(bench.part("a", 6, own[1:2], own[2:4]))
+    assert (report.rulings["a"].accepted, report.rulings["a"].token) == (2, own[4])
+    bench.judge.drop("a")
+    bench.judge.drop("a")
+    report = await bench.run(bench.part("a", 0, (*TEXT, *own[:2]), ()))
+    assert report.rulings["a"].token == own[2]
+
+
+async def test_what_others_had_read_is_told() -> None:
+    bench = Bench(target(successor=TRUTH))
+    first = await bench.run(BatchPart("a", 0, TEXT))
+    second = await bench.run(BatchPart("b", 0, TEXT), bench.part("c", 0, (9, *TEXT), ()))
+    assert isinstance(first.event, BatchFinished)
+    assert isinstance(second.event, BatchFinished)
+    assert (first.event.found, second.event.found) == (0, len(TEXT) - 1)
+
+
+async def test_where_the_context_is_full_no_token_follows_what_was_accepted_whole() -> None:
+    bench = Bench(target(successor=TRUTH), context_tokens=7)
+    own = greedy_text(TRUTH, TEXT, 3)
+    report = await bench.run(bench.part("a", 0, TEXT, own[:2]))
+    assert (report.rulings["a"].accepted, report.rulings["a"].token) == (2, None)
+    bench.judge.drop("a")
+    report = await bench.run(bench.part("a", 0, TEXT, [own[0], 63 - own[1]]))
+    assert (report.rulings["a"].accepted, report.rulings["a"].token) == (1, own[1])
+
+
+async def test_a_batch_of_a_closed_engine_fails() -> None:
+    engine = target()
+    bench = Bench(engine)
+    await bench.run(BatchPart("a", 0, (1,)))
+    engine.close()
+    report = await bench.run(BatchPart("a", 1, (2,)), BatchPart("b", 0, (1,)), number=2)
+    assert report.event == BatchFailed(2)
+    assert "got a closed one" in str(report.error)
+
+
+async def test_a_part_that_fails_leaves_the_others_as_they_are() -> None:
+    bench = Bench(target(successor=TRUTH, context_tokens=6))
+    own = greedy_text(TRUTH, TEXT, 1)
+    report = await bench.run(
+        BatchPart("a", 0, tuple(range(7))), bench.part("b", 0, TEXT, own), BatchPart("c", 3, (1,)), BatchPart("d", 0, (1, 2), 1)
+    )
+    assert isinstance(report.event, BatchFinished)
+    assert report.event.failed == ("a", "c", "d")
+    assert [judgement.session for judgement in report.event.judgements] == list(report.rulings) == ["b"]
+    assert report.rulings["b"].accepted == 1
+    assert "expected at most 6 tokens" in str(report.error)
+
+
+async def test_rows_that_are_no_numbers_fail_their_own_part_alone() -> None:
+    bench = Bench(target(successor=lambda ids: {1: math.inf} if ids[0] == 63 else TRUTH(ids)))
+    report = await bench.run(bench.part("a", 0, (63, 1), (2,)), bench.part("b", 0, TEXT, ()))
+    assert isinstance(report.event, BatchFinished)
+    assert report.event.failed == ("a",)
+    assert list(report.rulings) == ["b"]
+
+
+async def test_nothing_is_told_once_it_is_closed() -> None:
+    engine = target(mode="manual")
+    bench = Bench(engine)
+    bench.judge.begin(RunBatch(1, "prefill", (BatchPart("a", 0, (1, 2)),)))
+    bench.judge.close()
+    engine.step()
+    await asyncio.sleep(0.01)
+    assert bench.reports.empty()
+
+
+async def test_a_part_behind_nothing_is_a_defect_that_ends_its_batch() -> None:
+    bench = Bench(target(successor=TRUTH))
+    report = await bench.run(BatchPart("a", 3, (1,)))
+    assert report.event == BatchFailed(1)
+    assert report.error is not None
+    assert "a: expected a sequence of 3 tokens, got none" in str(report.error.__cause__)
+    assert (await bench.run(bench.part("a", 0, TEXT, ()), number=2)).rulings["a"].accepted == 0
+
+
+async def test_a_draft_that_nobody_knows_ends_its_batch() -> None:
+    report = await Bench(target()).run(BatchPart("a", 0, (1, 2), 1))
+    assert report.event == BatchFailed(1)
+    assert report.error is not None
+    assert isinstance(report.error.__cause__, KeyError)
+
+
+async def test_all_parts_are_one_decode_of_the_engine_and_its_lateness_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes.install(monkeypatch)
+    options = EngineOptions(threads=1, context_tokens=100, max_sequences=1, held_sequences=3)
+    engine = await asyncio.to_thread(LlamaEngine, "model.gguf", options, step_time=lambda rows, tokens: 1e-9)
+    try:
+        bench = Bench(engine)
+        for number in range(20):
+            for session in "abc":
+                bench.judge.drop(session)
+            fakes.FakeContext.last.batches.clear()
+            parts = [bench.part(session, 0, session.encode() + b"x", b"y") for session in "abc"]
+            report = await bench.run(*parts, number=number)
+            assert len(fakes.FakeContext.last.batches) == 1
+            assert report.late_s > 0
+            assert report.rulings["a"].token == ord("z")
+    finally:
+        await asyncio.to_thread(engine.close)

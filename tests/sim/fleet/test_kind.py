@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from streamco.client.speculation.verifier_binding import SpeculationOptions
+from streamco.errors import ConfigError
+from streamco.server.profiles import load_step_times
+from streamco.sim.fleet import kind as world_module
+from streamco.sim.fleet.options import DevicePool, ServerPool
+from streamco.sim.experiment.scenario import KINDS, Outcome, Scenario, figures_of, load_kind, run_scenario
+from streamco.sim.fleet.kind import KIND, device_model, forward_pass
+
+WORLD: dict[str, Any] = {
+    "devices": 6,
+    "servers": 2,
+    "device_pools": [{"draft_tokens_per_s": 80, "token_joules": 0.5}],
+    "server_pools": [{"step_times": "llama2-70b-a100x2"}],
+    "link": {"rtt_ms": 20},
+}
+WORKLOAD: dict[str, Any] = {"trace": "gsm8k", "requests": 8, "arrivals": {"poisson_per_s": 4}}
+
+
+def scenario(*, world: dict[str, Any] | None = None, workload: dict[str, Any] | None = None, seed: int = 1, **policy: Any) -> Scenario:
+    return Scenario(
+        kind="speculate",
+        place=KINDS["speculate"],
+        seed=seed,
+        requests=True,
+        world={**WORLD, **(world or {})},
+        workload={**WORKLOAD, **(workload or {})},
+        policy=policy,
+    )
+
+
+def run(**options: Any) -> Outcome:
+    return run_scenario(scenario(**options))
+
+
+@pytest.mark.parametrize("execution", ["distributed", "fused", "auto"])
+@pytest.mark.parametrize("batching", ["alternating", "length-aware", "continuous", "windowed"])
+def test_all_requests_are_answered_whoever_decides_what(execution: str, batching: str) -> None:
+    outcome = run(execution=execution, batching=batching)
+    assert outcome.system["completed"] == 8
+    assert outcome.system["failed"] == 0
+    assert [row.number for row in outcome.requests] == [*range(8)]
+    assert set(outcome.system) <= set(figures_of(KIND))
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_one_others() -> None:
+    def told(seed: int) -> str:
+        outcome = run(seed=seed, window="confident", branches=4, world={"link": {"rtt_ms": 30, "jitter_ms": 5, "loss": 0.01}})
+        return json.dumps([outcome.system, [repr(row) for row in outcome.requests]])
+
+    assert told(1) == told(1)
+    assert told(1) != told(2)
+
+
+def test_a_policy_changes_neither_who_comes_nor_when() -> None:
+    first, second = (run(window=window, routing=routing).requests for window, routing in ((2, "random"), ("dynamic", "round-robin")))
+    assert [(row.arrival, row.tokens, row.device) for row in first] == [(row.arrival, row.tokens, row.device) for row in second]
+
+
+def test_a_closed_loop_keeps_its_number_in_flight() -> None:
+    rows = run(workload={"arrivals": {"closed": 2}}, world={"devices": 50}).requests
+    spans = [(row.arrival, row.arrival + row.seconds) for row in rows]
+    for start, _ in spans:
+        assert sum(one <= start < end - 1e-5 for one, end in spans) <= 2
+    assert sum(start == 0.0 for start, _ in spans) == 2
+
+
+def test_a_long_link_costs_those_that_wait_for_it_and_not_the_server_that_writes_alone() -> None:
+    def tpot(execution: str, rtt: float) -> float:
+        return run(execution=execution, world={"link": {"rtt_ms": rtt}}).system["tpot_mean"]
+
+    assert tpot("distributed", 120) > 1.3 * tpot("distributed", 10)
+    assert tpot("fused", 120) == pytest.approx(tpot("fused", 10), rel=0.05)
+
+
+def test_drafting_that_pays_is_kept_to_and_drafting_that_does_not_is_left() -> None:
+    many = {"requests": 30, "arrivals": {"poisson_per_s": 2}}
+    near = run(execution="auto", branches=4, window="confident", world={"devices": 2, "link": {"rtt_ms": 5}}, workload=many)
+    far = run(execution="auto", branches=4, window="confident", world={"devices": 2, "link": {"rtt_ms": 400}}, workload=many)
+    assert near.system["by_server_alone"] < 0.5 < far.system["by_server_alone"]
+
+
+def test_who_is_calibrated_need_not_look_at_the_stream_first() -> None:
+    def alone(**policy: Any) -> float:
+        return run(execution="auto", branches=4, world={"devices": 8, "link": {"rtt_ms": 5}}, **policy).system["by_server_alone"]
+
+    assert alone(is_calibrated=True) == 0.0 < alone()
+
+
+def test_what_a_calibrated_client_knows_is_the_mean_of_all_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[float | None] = []
+
+    def noting(**settings: Any) -> SpeculationOptions:
+        told.append(settings["prior"].remote_step)
+        return SpeculationOptions(**settings)
+
+    monkeypatch.setattr(world_module, "SpeculationOptions", noting)
+    pools = [{"step_times": "llama2-70b-a100x2", "count": 3}, {"step_times": "llama2-70b-a100x4", "count": 1}]
+    run(execution="auto", is_calibrated=True, world={"servers": 4, "server_pools": pools})
+    slow, fast = (load_step_times(name)(1, 0) for name in ("llama2-70b-a100x2", "llama2-70b-a100x4"))
+    assert told == pytest.approx([(3 * slow + fast) / 4] * 6)
+
+
+def test_below_a_budget_of_one_about_that_share_is_judged() -> None:
+    outcome = run(budget=0.4, workload={"requests": 24}, world={"devices": 2})
+    assert outcome.system["offloaded_share"] == pytest.approx(0.4, abs=0.12)
+
+
+def test_the_more_is_judged_the_more_is_as_the_target_would_have_said_it() -> None:
+    shares = [run(budget=budget, workload={"requests": 24}, world={"devices": 2}).system["agreement"] for budget in (0.1, 0.5, 0.9)]
+    assert shares == sorted(shares)
+    assert shares[0] > 0.6
+    assert shares[-1] < 1.0
+    assert run().system["agreement"] == 1.0
+
+
+def test_whole_distributions_take_their_time_on_a_thin_link() -> None:
+    thin = {"link": {"rtt_ms": 20, "up_mbps": 10}}
+    ids, rows, whole = (run(world=thin, draft_token_bytes=size).system for size in (2, 86, 98_304))
+    assert ids["tpot_mean"] <= rows["tpot_mean"] < 1.05 * ids["tpot_mean"]
+    assert whole["tpot_mean"] > 2 * ids["tpot_mean"]
+    assert whole["bytes_up"] > 1000 * ids["bytes_up"]
+
+
+def test_a_device_of_named_hardware_takes_the_time_predicted_for_it() -> None:
+    model = device_model(DevicePool(model="llama2-7b", gpu="a40", token_joules=1.5))
+    assert 0.015 < model.step_times[0] < 0.05
+    assert list(model.step_times) == sorted(model.step_times)
+    assert model.seconds_per_token < model.step_times[0] / 10
+    assert model.token_joules == 1.5
+
+
+def test_a_device_of_which_rates_are_known_takes_what_they_say() -> None:
+    model = device_model(DevicePool(draft_tokens_per_s=50, prefill_tokens_per_s=400, prefill_ms=30))
+    assert model.step_times[0] == 0.02
+    assert (model.seconds_per_token, model.overhead) == (1 / 400, 0.03)
+    assert device_model(DevicePool(draft_tokens_per_s=50)).seconds_per_token == pytest.approx(0.02 / 5)
+
+
+def test_step_times_are_a_packaged_profile_or_a_file_beside_the_experiment(tmp_path: Path) -> None:
+    packaged, room = forward_pass(ServerPool(step_times="llama2-70b-a100x2"), scenario())
+    assert packaged(1, 0, 100, 1) == pytest.approx(0.05486)
+    assert room > 1_000_000
+    (tmp_path / "mine.json").write_text('{"kind": "step_times", "name": "m", "source": "s", "license": "l", "decode_ms": [[1, 7.0]]}')
+    beside = Scenario(kind="speculate", place=KINDS["speculate"], seed=1, folder=str(tmp_path))
+    assert forward_pass(ServerPool(step_times="mine.json"), beside)[0](1, 0, 0, 1) == 0.007
+    with pytest.raises(ConfigError, match="step_times profile"):
+        forward_pass(ServerPool(step_times="nobody"), scenario())
+
+
+@pytest.mark.parametrize(
+    ("part", "setting", "place", "message"),
+    [
+        ("world", {"device_pools": [{"model": "llama2-7b", "gpu": "a41"}]}, "world.device_pools.0", "a41"),
+        ("world", {"server_pools": [{"step_times": "llama2-70b"}]}, "world.server_pools.0", "llama2-70b"),
+        ("world", {"link": {"up_trace": "train.csv.gz"}}, "world.link.up_trace", "train.csv.gz"),
+        (
+            "world",
+            {"device_pools": [{"draft_tokens_per_s": 9, "link": {"down_trace": "no.csv"}}]},
+            "world.device_pools.0.link.down_trace",
+            "no.csv",
+        ),
+        ("workload", {"trace": "gsm9k"}, "workload.trace", "gsm9k"),
+        ("workload", {"arrivals": {"azure": "arrivals.csv"}}, "workload.arrivals.azure", "arrivals.csv"),
+        ("workload", {"trace": None, "lengths": "lengths.csv", "requests": 3}, "workload.lengths", "lengths.csv"),
+    ],
+)
+def test_what_is_named_is_looked_up_before_anything_runs(part: str, setting: dict[str, Any], place: str, message: str) -> None:
+    of = scenario(**{part: setting})  # type: ignore[arg-type]
+    options = msgspec.convert(of.settings, KIND.options)
+    missing = {}
+    for named in KIND.names(options, of):
+        try:
+            named.find()
+        except ConfigError as error:
+            missing[".".join(str(step) for step in named.place)] = str(error)
+    assert list(missing) == [place]
+    assert message in missing[place]
+
+
+def test_recordings_of_a_link_lie_beside_the_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow.csv").write_text("t_ms,packets_1500B\n" + "".join(f"{100 * place},2\n" for place in range(10)))
+    monkeypatch.setenv("RECORDED", str(tmp_path))
+    for folder, path in ((str(tmp_path), "slow.csv"), ("", "$RECORDED/slow.csv")):
+        of = Scenario(
+            kind="speculate",
+            place=KINDS["speculate"],
+            seed=1,
+            folder=folder,
+            world={**WORLD, "link": {"up_trace": path}},
+            workload=WORKLOAD,
+        )
+        assert run_scenario(of).system["completed"] == 8
+
+
+def test_recorded_arrivals_may_lie_where_the_data_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gaps.csv").write_text("arrival_s\n0\n0.5\n1.0\n")
+    monkeypatch.setenv("STREAMCO_DATA", str(tmp_path))
+    of = Scenario(
+        kind="speculate",
+        place=KINDS["speculate"],
+        seed=1,
+        folder=str(tmp_path / "experiments"),
+        world=WORLD,
+        workload={**WORKLOAD, "arrivals": {"azure": "gaps.csv"}},
+    )
+    for named in KIND.names(msgspec.convert(of.settings, KIND.options), of):
+        named.find()
+    assert run_scenario(of).system["completed"] == 8
+
+
+def test_the_world_is_described_in_a_line() -> None:
+    kind = load_kind(KINDS["speculate"])
+    text = kind.describe(msgspec.convert(scenario().settings, kind.options))
+    assert text == "6 devices (at 80 tokens/s), 2 servers (llama2-70b-a100x2); 8 requests of gsm8k, 4 a second"
+    assert "8 requests of gsm8k behind a system prompt of 600 tokens, 4" in kind.describe(
+        msgspec.convert(scenario(workload={"system_prompt": 600}).settings, kind.options)
+    )
+
+
+def test_a_system_prompt_costs_time_once_and_then_no_more() -> None:
+    small: dict[str, Any] = {"devices": 1, "servers": 1}
+    slow: dict[str, Any] = {"arrivals": {"poisson_per_s": 0.05}}  # nobody waits for another
+    plain = run(world=small, workload=slow).requests
+    behind = run(world=small, workload={**slow, "system_prompt": 600}).requests
+    assert [row.prompt_tokens for row in behind] == [600 + row.prompt_tokens for row in plain]
+    waits = [(after.ttft or 0.0) - (before.ttft or 0.0) for before, after in zip(plain, behind, strict=True)]
+    assert waits[0] == pytest.approx(600 / 400, rel=0.1)  # read by the device at five times 80 tokens/s; the server is done by then
+    assert waits[1:] == pytest.approx([0.0] * 7, abs=0.01)

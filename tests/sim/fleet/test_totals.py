@@ -1,0 +1,42 @@
+import pytest
+
+from streamco.core.verifier.events import SendVerdict
+from streamco.sim.fleet.totals import Totals
+from tests.sim.crowds import Small, requests
+
+
+def verdict(queued: float, compute: float) -> SendVerdict:
+    return SendVerdict(session="s", round=1, accepted=1, token=2, position=3, depth=0, queued=queued, compute=compute)
+
+
+def test_of_nothing_there_are_no_figures() -> None:
+    assert Totals().figures(0) == {}
+
+
+def test_shares_are_of_what_they_say() -> None:
+    small = Small(requests(5, acceptance=0.6), branches=6)
+    totals = Totals()
+    for answered in small.answered:
+        totals.note(answered)
+    for each in (verdict(0.1, 0.2), verdict(0.3, 0.2)):
+        totals.note_verdict(each)
+    found = totals.figures(server_tokens=500)
+    reports = [answered.report for answered in small.answered if answered.report is not None]
+    tokens = sum(answered.tokens for answered in small.answered)
+    assert found["verdict_mean"] == pytest.approx(0.4)
+    assert found["verdict_queue"] == pytest.approx(0.2)
+    assert found["hit_rate"] == pytest.approx(sum(report.hits for report in reports) / sum(report.rounds for report in reports))
+    assert found["offloaded_share"] == 1.0
+    assert found["by_server_alone"] == 0.0
+    assert found["server_tokens"] == pytest.approx(500 / tokens)
+    assert 3.0 < found["window_mean"] <= 4.0
+    assert found["device_joules"] > 2.0
+
+
+def test_answers_of_the_server_alone_say_nothing_of_drafts() -> None:
+    totals = Totals()
+    for answered in Small(requests(3), execution="fused").answered:
+        totals.note(answered)
+    found = totals.figures(100)
+    assert found["by_server_alone"] == 1.0
+    assert not {"window_mean", "hit_rate", "drafted_unused", "offloaded_share"} & set(found)

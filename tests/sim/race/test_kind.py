@@ -1,0 +1,199 @@
+"""``kind: race``: figures of a whole experiment."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from streamco.errors import ConfigError
+from streamco.sim.race.kind import KIND, RaceRow
+from streamco.sim.race.options import RaceOptions
+from streamco.sim.experiment.scenario import KINDS, Outcome, Scenario, figures_of, run_scenario
+
+FAST = "groq-llama-2-70b-chat"
+OTHER = "openai-gpt-4-0125-preview"
+
+
+def run(*, requests: int = 150, seed: int = 1, rows: bool = False, folder: str = "", **settings: Any) -> Outcome:
+    """Settings by the names of their fields, wherever they belong."""
+    parts: dict[str, dict[str, Any]] = {"world": {}, "workload": {"requests": requests}, "policy": {}}
+    for name, value in settings.items():
+        part = next(part for part in parts if name in RaceOptions.__annotations__ or hasattr(getattr(RaceOptions(), part), name))
+        parts[part][name] = value
+    return run_scenario(Scenario(kind="race", place=KINDS["race"], seed=seed, requests=rows, folder=folder, **parts))
+
+
+def rows(**settings: Any) -> list[RaceRow]:
+    return run(rows=True, **settings).requests
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_one_others() -> None:
+    first, again, other = (msgspec.json.encode(run(rows=True, seed=seed, service=OTHER)) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_every_figure_has_a_name_and_the_table_has_figures() -> None:
+    found = run(migration="pre-copy", constrained="device", budget=1.0, prices="gpt-4o-mini").system
+    assert set(KIND.columns) <= set(found) <= set(figures_of(KIND))
+    assert set(KIND.figures) <= set(found)
+
+
+def test_all_policies_meet_the_same_requests() -> None:
+    one, other = rows(dispatch="device-only"), rows(dispatch="server-only")
+    assert [(row.prompt_tokens, row.tokens) for row in one] == [(row.prompt_tokens, row.tokens) for row in other]
+    assert {row.mode for row in one} == {"device"}
+    assert {row.mode for row in other} == {"server"}
+    best = rows(dispatch="both", budget=1.0)
+    for row, device, server in zip(best, one, other, strict=True):
+        assert row.ttft is not None
+        assert device.ttft is not None
+        assert server.ttft is not None
+        assert row.ttft == pytest.approx(min(device.ttft, server.ttft), abs=2e-6)
+
+
+@pytest.mark.parametrize("side", ["device", "server"])
+@pytest.mark.parametrize("dispatch", ["disco", "stochastic", "optimal"])
+def test_the_budget_is_kept(side: str, dispatch: str) -> None:
+    share = run(requests=600, service=OTHER, constrained=side, dispatch=dispatch, budget=0.4).system["budget_share"]
+    assert share <= 0.45  # of all but the first answers; steering holds 0.41 over all of them
+    assert share >= 0.2
+
+
+def test_a_budget_of_nothing_leaves_one_side_alone() -> None:
+    found = run(constrained="server", budget=0.0).system
+    assert (found["budget_share"], found["device_wins"]) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("device", ["pixel7-bloom-1.1b", "xiaomi14-qwen-0.5b"])
+def test_disco_is_sooner_than_dice_where_the_device_is_spared(device: str) -> None:
+    settings: dict[str, Any] = {"requests": 500, "service": OTHER, "device": device, "constrained": "device", "budget": 0.5}
+    disco, dice = run(**settings).system, run(dispatch="stochastic", **settings).system
+    assert disco["ttft_mean"] < 0.95 * dice["ttft_mean"]
+    assert disco["ttft_p99"] <= dice["ttft_p99"]
+
+
+def test_disco_has_the_shorter_tail_where_the_server_is_spared() -> None:
+    settings: dict[str, Any] = {"requests": 500, "device": "pixel7-bloom-1.1b", "constrained": "server", "budget": 0.6, "service": OTHER}
+    assert run(**settings).system["ttft_p99"] < 0.8 * run(dispatch="stochastic", **settings).system["ttft_p99"]
+
+
+def test_a_service_that_writes_fast_delays_nobody_and_one_in_large_bursts_does() -> None:
+    fast = run(service=FAST, dispatch="server-only").system
+    assert fast["delayed_mean"] == 0.0
+    assert [fast["tbt_mean"], fast["tbt_p99"]] == pytest.approx([1 / 4.8, 1 / 4.8], abs=1e-4)
+    bursts = run(service="azure-gpt-4-1106-preview", dispatch="server-only").system
+    assert bursts["delayed_mean"] > 1.0
+    assert bursts["tbt_p99"] > 1.0
+    faster = run(service="azure-gpt-4-1106-preview", dispatch="server-only", reader_tokens_per_s=2.0).system
+    assert faster["delayed_mean"] < bursts["delayed_mean"]
+
+
+@pytest.mark.parametrize("service", [FAST, OTHER, "azure-gpt-4-1106-preview"])
+def test_reckoned_times_are_those_of_a_reader_without_a_move(service: str) -> None:
+    settings: dict[str, Any] = {"service": service, "dispatch": "server-only", "requests": 60}
+    whole, by_token = run(**settings).system, run(migration="pre-copy", **settings).system  # who is named does not move
+    assert whole == pytest.approx(by_token, abs=1e-4)
+
+
+def test_with_a_pace_tokens_come_as_the_reader_wants_them() -> None:
+    found = run(requests=40, pace="reading", dispatch="device-only").system
+    assert found["tpot_mean"] == pytest.approx(1 / 4.8, rel=0.01)
+    assert found["delayed_mean"] == 0.0
+
+
+def test_moves_save_money_and_the_reader_hardly_notices() -> None:
+    settings: dict[str, Any] = {"constrained": "device", "budget": 1.0, "prices": "gpt-4o-mini"}
+    stays, moves = run(**settings).system, run(migration="pre-copy", **settings).system
+    assert moves["moves_mean"] > 0.3
+    assert moves["cost_per_1000"] < 0.8 * stays["cost_per_1000"]
+    assert moves["ttft_mean"] == stays["ttft_mean"]
+    assert moves["unnoticed"] > 0.9
+    assert "unnoticed" not in stays
+
+
+def test_arrivals_follow_one_another() -> None:
+    found = rows(requests=20)
+    assert found[0].arrival == 0.0
+    assert all(later.arrival == pytest.approx(row.arrival + row.seconds, abs=3e-6) for row, later in pairwise(found))
+
+
+def test_a_service_can_be_a_recording_beside_the_experiment(tmp_path: Path) -> None:
+    lines = [f"{host},{0.2 if host == 'a' else 5.0},20" for host in "ab" for _ in range(10)]
+    (tmp_path / "trace.csv").write_text("host,ttft_s,tps\n" + "\n".join(lines))
+    settings: dict[str, Any] = {"dispatch": "server-only", "requests": 20, "folder": str(tmp_path)}
+    found = run(service={"file": "trace.csv", "where": {"host": "b"}}, **settings).system
+    assert found["ttft_p50"] == pytest.approx(5.0, rel=0.01)
+    assert "cost_per_1000" not in found
+    with pytest.raises(ConfigError, match=r"trace.csv: expected rows of one of a, b, got 'c'"):
+        run(service={"file": "trace.csv", "where": {"host": "c"}}, **settings)
+
+
+def test_lengths_can_be_a_recording_too(tmp_path: Path) -> None:
+    (tmp_path / "lengths.csv").write_text("prompt_tokens,output_tokens\n" + "7,3\n" * 10)
+    found = rows(requests=5, lengths="lengths.csv", folder=str(tmp_path))
+    assert {(row.prompt_tokens, row.tokens) for row in found} == {(7, 3)}
+
+
+def test_recordings_are_looked_up_before_anything_runs(tmp_path: Path) -> None:
+    of = Scenario(
+        kind="race",
+        place=KINDS["race"],
+        seed=1,
+        folder=str(tmp_path),
+        world={"service": {"file": "trace.csv"}},
+        workload={"lengths": "lengths.csv"},
+    )
+    service, lengths = KIND.names(msgspec.convert(of.settings, KIND.options), of)
+    assert (service.place, lengths.place) == (("world", "service"), ("workload", "lengths"))
+    with pytest.raises(ConfigError, match=r"trace\.csv"):
+        service.find()
+    with pytest.raises(ConfigError, match=r"lengths\.csv"):
+        lengths.find()
+
+
+def test_a_device_of_ones_own_has_its_rates() -> None:
+    device = {"prefill_tokens_per_s": 10.0, "decode_tokens_per_s": 2.0, "overhead_ms": 0.0, "jitter": [1.0]}
+    for row in rows(requests=10, device=device, dispatch="device-only"):
+        assert row.ttft == pytest.approx(row.prompt_tokens / 10, abs=1e-6)
+        assert row.tpot is None or row.tpot == pytest.approx(0.5, abs=1e-6)
+        assert row.cost is None
+        assert row.delayed == row.tokens - 1  # a reader of 4.8 tokens/s waits for each of them
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"device": "pixel9"}, "device: expected one of pixel7-bloom-1.1b, .*, or rates, got 'pixel9'"),
+        ({"service": "gpt-9"}, "latency profile: expected a JSON file or one of .*, got 'gpt-9'"),
+        ({"prices": "gpt-9"}, "prices: expected one of"),
+        ({"budget": 1.5}, "expected `float` <= 1.0"),
+        ({"dispatch": "dice"}, "invalid enum value 'dice'"),
+        ({"pace": "never"}, "pace: expected None, tokens per second"),
+        ({"service": {"file": "none.csv"}}, "none.csv: expected rows as CSV or JSON lines"),
+    ],
+)
+def test_what_can_not_be_is_refused_in_words(settings: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=r"(?i)" + expected):
+        run(requests=5, **settings)
+
+
+def test_a_race_says_what_it_is() -> None:
+    text = KIND.describe(RaceOptions())
+    assert text == "a device and a service race for 1000 Alpaca prompts, one after the other, answers of 128 tokens at most"
+
+
+def test_names_are_tried_before_anything_runs() -> None:
+    for world in ({"device": "pixel9"}, {"service": "gpt-9"}, {"prices": "gpt-9"}):
+        with pytest.raises(msgspec.ValidationError, match="expected"):
+            msgspec.convert({"world": world}, RaceOptions)
+
+
+def test_a_profile_of_ones_own_lies_beside_the_experiment(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text('{"kind": "latency", "name": "mine", "source": "", "license": "", "ttft_s": [3.0, 3.0]}')
+    found = run(service="mine.json", dispatch="server-only", requests=5, folder=str(tmp_path)).system
+    assert found["ttft_p50"] == pytest.approx(3.0, rel=0.01)

@@ -1,0 +1,360 @@
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import pairwise
+from random import Random
+from typing import get_args
+
+import pytest
+import simpy
+from msgspec.structs import replace
+
+from streamco.core.speculation.estimates import Pair, PairPrior
+from streamco.core.provisional import Emit
+from streamco.core.speculation.events import ReaderBehind, ReaderReady, SpeculatorEvent
+from streamco.core.speculation.machine import SpeculatorOptions
+from streamco.policies.predicted import Predicted
+from streamco.policies.window import Dynamic, Static, WindowPolicy
+from streamco.sim.fleet.drafting_device import CertainModel, DraftingDevice, Successor, choose_token
+from streamco.sim.single.faulty_verifier import Fault, FaultKind, Faults, JudgingServer, Link
+from streamco.sim.driver import call_at
+from streamco.sim.single.answer import SimulatedSpeculation, SpeculationOutcome, simulate_answer
+from streamco.testing.sequences import FakeDistribution
+
+_END = 0
+_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+
+
+@cache
+def model(seed: int, noise: float, size: int = 8) -> Successor:
+    """Two last ids decide; each place is computed once."""
+    distribution = FakeDistribution(seed, size, noise=noise)
+    known: dict[tuple[int, ...], Mapping[int, float]] = {}
+
+    def successor(ids: Sequence[int]) -> Mapping[int, float]:
+        place = tuple(ids[-2:])
+        if place not in known:
+            known[place] = distribution(place)
+        return known[place]
+
+    return successor
+
+
+def own_answer(target: Successor, end_ids: frozenset[int], most: int) -> list[int]:
+    """What the target says alone, greedily, the end included."""
+    ids: list[int] = []
+    while len(ids) < most and not (ids and ids[-1] in end_ids):
+        ids.append(choose_token(target(ids), None))
+    return ids
+
+
+def random_faults(dice: Random, share: float) -> Faults:
+    def fault(_: int) -> Fault | None:
+        if dice.random() >= share:
+            return None
+        kind = dice.choice(_KINDS)
+        return Fault(kind, dice.choice((-1.0, 0.0, 0.01, 0.3, 3.0)) if kind == "refused" else dice.random() * 2.0)
+
+    return fault
+
+
+def repeat_events(_: simpy.Environment, run: SimulatedSpeculation) -> None:
+    """Whoever tells of rounds and connections says everything twice."""
+    once = run.receive
+
+    def twice(event: SpeculatorEvent) -> None:
+        once(event)
+        once(event)
+
+    run.session.emit = twice
+
+
+class Scenario:
+    """Everything about an answer, from one seed."""
+
+    def __init__(self, seed: int, *, budget: float | None = None) -> None:
+        dice = Random(seed)
+        self.seed = seed
+        self.budget = dice.choice((0.0, 0.2, 0.5, 0.9)) if budget is None else budget
+        self.end_ids = frozenset({_END}) if dice.random() < 0.7 else frozenset[int]()
+        self.most = dice.choice((1, 2, 3, 7, 20, 40))
+        self.target = model(dice.randrange(12), 0.0)
+        draft = model(dice.randrange(12), dice.choice((0.0, 0.5, 1.0, 3.0)))
+        if dice.random() < 0.8:
+            draft = model(seed % 12, dice.choice((0.0, 0.5, 1.0, 3.0)))
+            self.target = model(seed % 12, 0.0)
+        is_sampled = dice.random() < 0.2
+        fails = [dice.choice((0.05, 0.5, 2.0)) if dice.random() < 0.12 else None for _ in range(3)]
+        self.is_doomed = any(fail is not None for fail in fails)
+        share = dice.choice((0.0, 0.0, 0.1, 0.5))
+        self.window: WindowPolicy = Static(dice.randrange(1, 7)) if dice.random() < 0.6 else Dynamic()
+        prior = PairPrior(remote_step=dice.choice((0.01, 0.05, 0.2)), wait=dice.choice((0.02, 0.1, 0.5)))
+        self.pair = Pair(self.budget, window=self.window, prior=prior)
+        emit: Emit = dice.choice(("verified", "draft"))
+        self.options = SpeculatorOptions(
+            end_ids=self.end_ids,
+            max_tokens=self.most,
+            emit=emit,
+            has_remote=dice.random() < 0.7,
+            may_use_device=dice.random() < 0.3,
+            is_adaptive=dice.random() < 0.7,
+            is_parallel=dice.random() < 0.8,
+            most_branches=dice.randrange(1, 6),
+            verdict_patience=dice.choice((0.2, 1.0, 5.0)),
+            prompt_patience=dice.choice((1.0, 5.0)),
+            link_patience=dice.choice((0.1, 1.0)),
+            last_patience=dice.choice((5.0, 30.0)),
+            most_ahead=Random(f"ahead {seed}").choice((0, 1, 3)) if self.budget == 1.0 else 0,
+        )
+        step = dice.choice((0.001, 0.02, 0.05))
+        self.device = DraftingDevice(
+            model=draft,
+            step_times=tuple(step * (1.0 + 0.1 * place) for place in range(dice.randrange(1, 7))),
+            read_time=dice.choice((0.0, 0.01)),
+            is_sampled=is_sampled,
+            end_ids=self.end_ids,
+            context=dice.choice((None, None, None, 5, 30)),
+            burst=dice.choice((1, 2, 100)),
+            jitter=dice.choice((0.0, 0.5)),
+            told_after=dice.choice((0.0, 0.005)),
+            fails_at=fails[0],
+        )
+        self.server = JudgingServer(
+            model=self.target,
+            step=dice.choice((0.01, 0.05, 0.2)),
+            read_time=dice.choice((0.0, 0.002)),
+            prompt_time=dice.choice((0.0, 0.3)),
+            is_sampled=is_sampled,
+            end_ids=self.end_ids,
+            context=dice.choice((None, None, None, None, 6, 25)),
+            connect_trips=dice.choice((1.0, 3.0)),
+            faults=random_faults(Random(seed + 1), share),
+            remembers=dice.random() < 0.5,
+            verifier_fails_at=fails[1],
+            remote_fails_at=fails[2],
+        )
+        self.link = Link(rtt=dice.choice((0.0, 0.03, 0.2)), bits_per_s=dice.choice((1e4, 1e8)))
+        self.is_sampled = is_sampled
+
+    def trouble(self, env: simpy.Environment, run: SimulatedSpeculation) -> None:
+        """Everything is told twice, and some readers fall behind now and then."""
+        repeat_events(env, run)
+        dice = Random(self.seed + 2)
+        at = 0.0
+        while dice.random() < 0.6 and self.seed % 3 == 0:
+            at += dice.random()
+            call_at(env, at, lambda: run.receive(ReaderBehind()))
+            at += dice.random()
+            call_at(env, at, lambda: run.receive(ReaderReady()))
+
+    def run(self) -> SpeculationOutcome:
+        outcome = simulate_answer(self.pair, self.options, self.device, self.server, self.link, seed=self.seed, before=self.trouble)
+        assert outcome is not None, f"seed {self.seed}: nothing happens any more, and the answer has no end"
+        return outcome
+
+
+def check_reader(scenario: Scenario, outcome: SpeculationOutcome) -> None:
+    """The reader has what was settled, once, and nothing else."""
+    text = outcome.ids[:-1] if outcome.ids and outcome.ids[-1] in scenario.end_ids else outcome.ids
+    reader, report = outcome.reader, outcome.report
+    assert [token for token, _ in reader.final] == text
+    assert not reader.provisional
+    assert reader.shown - reader.retracted == len(text) == len(reader.times)
+    assert report.retracted == reader.retracted
+    assert not (set(text) & scenario.end_ids)
+    settled = {"accepted": report.accepted, "corrected": report.corrected, "bonus": report.bonus}
+    settled |= {"device": report.device, "remote": report.remote}
+    assert sum(settled.values()) == len(outcome.ids)
+    for origin, count in settled.items():
+        assert 0 <= count - sum(vouched == origin for _, vouched in reader.final) <= 1  # the end of the text isn't delivered
+    assert len(outcome.ids) <= scenario.most
+    assert report.wasted >= 0
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_a_lossless_answer_is_the_targets_own_whatever_happens(part: int) -> None:
+    for seed in range(part * 400, part * 400 + 400):
+        scenario = Scenario(seed, budget=1.0)
+        outcome = scenario.run()
+        try:
+            check_reader(scenario, outcome)
+            check_lossless(scenario, outcome)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def check_lossless(scenario: Scenario, outcome: SpeculationOutcome) -> None:
+    report = outcome.report
+    assert report.device == 0 or (not report.is_exact and scenario.options.may_use_device)
+    if not scenario.is_sampled and report.is_exact:
+        whole = own_answer(scenario.target, scenario.end_ids, scenario.most)
+        assert outcome.ids == whole[: len(outcome.ids)]
+        is_cut = scenario.server.context is not None and len(outcome.ids) >= scenario.server.context
+        assert outcome.reason is None or is_cut or len(outcome.ids) >= len(whole) - (outcome.reason == "stop")
+    if outcome.reason is None:
+        assert outcome.error is not None
+        assert scenario.is_doomed or not scenario.options.has_remote
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_a_selective_answer_settles_everything_once_whatever_happens(part: int) -> None:
+    for seed in range(part * 200, part * 200 + 200):
+        scenario = Scenario(seed)
+        outcome = scenario.run()
+        try:
+            check_reader(scenario, outcome)
+            assert outcome.reason is not None or scenario.is_doomed
+            assert outcome.report.offloaded <= outcome.report.chunks
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def scripted(agreement: float, seed: int) -> tuple[Successor, Successor]:
+    """A target that is sure of everything, and a draft model that agrees with it so often; its second choice is right as a rule."""
+    target = CertainModel(seed)
+
+    @cache
+    def drafted(length: int, last: int) -> Mapping[int, float]:
+        dice, right = Random(f"draft {seed} {length} {last}"), target.said(length, last)
+        wrong, other = dice.sample(range(1000, 2000), 2)
+        sure = min(0.95, max(0.4, dice.gauss(agreement, 0.15)))
+        if dice.random() < agreement:
+            return {right: sure, wrong: (1.0 - sure) * 0.5}
+        return {wrong: sure, (right if dice.random() < 0.6 else other): (1.0 - sure) * 0.6}
+
+    return target, lambda ids: drafted(len(ids), ids[-1] if ids else 0)
+
+
+def answer_ratio(pair: Pair, *, rtt: float, agreement: float, step: float, draft_step: float, is_adaptive: bool = True) -> float:
+    """Tokens per second of an answer of 256 tokens, relative to the plain stream."""
+    target, draft = scripted(agreement, 5)
+    device = DraftingDevice(model=draft, step_times=tuple(draft_step * (1.0 + 0.05 * place) for place in range(6)))
+    server = JudgingServer(model=target, step=step, prompt_time=0.2)
+    outcome = simulate_answer(pair, SpeculatorOptions(max_tokens=256, is_adaptive=is_adaptive), device, server, Link(rtt=rtt), seed=1)
+    assert outcome is not None
+    assert len(outcome.ids) == 256
+    return (rtt + server.prompt_time + 256 * step) / outcome.seconds
+
+
+@pytest.mark.parametrize(("is_calibrated", "window"), [(False, Static()), (True, Predicted())])
+@pytest.mark.parametrize("rtt", [0.01, 0.03, 0.06, 0.12])
+def test_a_lossless_answer_is_never_slower_than_95_percent_of_plain_remote(rtt: float, is_calibrated: bool, window: WindowPolicy) -> None:
+    ratios: dict[tuple[float, float, float], float] = {}
+    for agreement in (0.0, 0.75, 0.9):
+        for step in (0.02, 0.05, 0.1):
+            for draft_step in (0.005, 0.02, 0.05):
+                prior = PairPrior(remote_step=step, wait=rtt + step) if is_calibrated else PairPrior()
+                ratio = answer_ratio(Pair(window=window, prior=prior), rtt=rtt, agreement=agreement, step=step, draft_step=draft_step)
+                ratios[agreement, step, draft_step] = ratio
+    worst = min(ratios, key=lambda place: ratios[place])
+    assert ratios[worst] >= 0.95, f"{ratios[worst]} at {worst}"
+    assert max(ratios.values()) > 1.3, "and drafting is not simply left alone"
+
+
+def test_a_long_prompt_on_the_device_makes_it_seem_no_slower() -> None:
+    target, draft = scripted(0.8, 5)
+    device = DraftingDevice(model=draft, step_times=(0.01,) * 6, prompt_time=2.0)
+    pair = Pair(prior=PairPrior(step_times=(0.02,) * 6))
+    server = JudgingServer(model=target, step=0.06)
+    options = SpeculatorOptions(max_tokens=6, has_remote=False)  # a round or two
+    assert simulate_answer(pair, options, device, server, Link(rtt=0.03), seed=1) is not None
+    assert 0.01 <= pair.step_times[0] < 0.02
+
+
+def test_the_window_that_is_predicted_to_be_best_nearly_is() -> None:
+    for rtt, draft_step in ((0.01, 0.02), (0.03, 0.01), (0.06, 0.005)):
+        prior = PairPrior(acceptance=0.75, remote_step=0.06, wait=rtt + 0.06)
+        rates: dict[str, float] = {}
+        windows: list[WindowPolicy] = [Predicted(), *map(Static, (2, 3, 4, 6, 8, 12))]
+        for window in windows:
+            pair = Pair(window=window, prior=prior)
+            ratio = answer_ratio(pair, rtt=rtt, agreement=0.8, step=0.06, draft_step=draft_step, is_adaptive=False)
+            rates[f"{window.name} {window.first}"] = ratio
+        assert rates["predicted 4"] >= 0.9 * max(rates.values()), f"{rtt}, {draft_step}: {rates}"
+
+
+def test_where_drafting_was_thought_not_to_pay_it_is_found_that_it_does() -> None:
+    pair = Pair(prior=PairPrior(acceptance=0.2, remote_step=0.1, wait=0.13))
+    first = answer_ratio(pair, rtt=0.03, agreement=0.9, step=0.1, draft_step=0.01)
+    second = answer_ratio(pair, rtt=0.03, agreement=0.9, step=0.1, draft_step=0.01)
+    assert first > 1.2
+    assert second > 2.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_pre_drafted_branches_are_adopted_in_more_than_45_percent_of_the_rounds(seed: int) -> None:
+    target, draft = scripted(0.75, seed)
+    device = DraftingDevice(model=draft, step_times=tuple(0.015 * (1.0 + 0.1 * place) for place in range(6)))
+    rates: list[float] = []
+    for most_branches, is_parallel in ((6, True), (1, True), (6, False)):
+        options = SpeculatorOptions(max_tokens=400, is_adaptive=False, is_parallel=is_parallel, most_branches=most_branches)
+        pair = Pair(prior=PairPrior(acceptance=0.75))
+        outcome = simulate_answer(pair, options, device, JudgingServer(model=target), Link(rtt=0.06), seed=seed)
+        assert outcome is not None
+        assert outcome.report.acceptance is not None
+        rates.append(outcome.report.hit_rate or 0.0)
+        rates.append(outcome.tokens_per_s)
+    many, fast, one, slower, none, slowest = rates
+    assert many >= 0.45
+    assert many > one > none == 0.0
+    assert fast > slower > slowest
+
+
+@pytest.mark.parametrize("draft_step", [0.001, 0.01])
+def test_drafts_that_are_sent_ahead_spare_the_link(draft_step: float) -> None:
+    target, draft = scripted(0.75, 1)
+    device = DraftingDevice(model=draft, step_times=tuple(draft_step * (1.0 + 0.1 * place) for place in range(6)))
+    rates: list[float] = []
+    for most_ahead in (0, 3):
+        options = SpeculatorOptions(max_tokens=400, is_adaptive=False, most_ahead=most_ahead)
+        pair = Pair(prior=PairPrior(acceptance=0.75))
+        outcome = simulate_answer(pair, options, device, JudgingServer(model=target), Link(rtt=0.12), seed=1)
+        assert outcome is not None
+        rates.append(outcome.tokens_per_s)
+        assert ((outcome.report.ahead_rate or 0.0) > 0.3) == (most_ahead > 0)
+    assert rates[1] > 1.1 * rates[0]
+
+
+@pytest.mark.parametrize("most_ahead", [0, 3])
+def test_answers_that_are_drawn_have_the_targets_distribution(most_ahead: int) -> None:
+    """Chi-square over the first three tokens, with branches, retractions and all; the bound is passed by chance once in 1,000 times."""
+    target, draft = model(3, 0.0, size=3), model(3, 1.0, size=3)
+    expected: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(3):
+        expected = {(*ids, token): share * p for ids, share in expected.items() for token, p in target(ids).items()}
+    device = DraftingDevice(model=draft, is_sampled=True, step_times=(0.01, 0.011, 0.012))
+    server = JudgingServer(model=target, is_sampled=True, prompt_time=0.0)
+    options = SpeculatorOptions(max_tokens=3 + most_ahead, is_adaptive=False, emit="draft", most_ahead=most_ahead)
+    counts = dict.fromkeys(expected, 0)
+    hits, ahead, runs = 0, 0, 4000
+    for seed in range(runs):
+        outcome = simulate_answer(Pair(window=Static(1), prior=PairPrior(wait=0.1)), options, device, server, Link(), seed=seed)
+        assert outcome is not None
+        counts[tuple(outcome.ids[:3])] += 1
+        hits += outcome.report.hits
+        ahead += outcome.report.ahead
+    square = sum((counts[ids] - runs * share) ** 2 / (runs * share) for ids, share in expected.items())
+    assert square < 54.1, f"26 degrees of freedom, {square}"
+    assert hits > runs / 4
+    assert (ahead > runs / 4) == (most_ahead > 0)
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_an_answer_that_goes_to_the_stream_and_back_is_still_the_targets_own(part: int) -> None:
+    ways_back = 0
+    for seed in range(part * 50, part * 50 + 50):
+        scenario = Scenario(seed, budget=1.0)
+        scenario.most, scenario.end_ids = 150, frozenset()
+        scenario.pair = Pair(window=scenario.window, prior=PairPrior(remote_step=0.2, wait=0.05))
+        scenario.options = replace(scenario.options, has_remote=True, max_tokens=150, end_ids=frozenset(), link_patience=0.2)
+        scenario.device = replace(scenario.device, end_ids=frozenset(), context=None, fails_at=None, is_sampled=False)
+        faults = random_faults(Random(seed), 0.2)
+        scenario.server = replace(scenario.server, end_ids=frozenset(), context=None, is_sampled=False, step=0.2, faults=faults)
+        scenario.is_sampled = False
+        outcome = scenario.run()
+        check_reader(scenario, outcome)
+        check_lossless(scenario, outcome)
+        makers = [vouched == "remote" for _, vouched in outcome.reader.final]
+        ways_back += sum(before and not after for before, after in pairwise(makers))
+    assert ways_back > 20
