@@ -25,7 +25,7 @@ import numpy as np
 from experiments.window_data import NICE, check_world, settings_of
 from experiments.window_worlds import draw_world, run_policy
 from streamco.policies.learned_window import SHORTEST_DRAFT, Adaptive
-from streamco.policies.predicted import Predicted
+from streamco.policies.mode_switch import Predicted
 from streamco.policies.window import SMOOTHING, Confident, Dynamic, Static, WindowPolicy
 
 __all__ = ["CONTENDERS", "main"]

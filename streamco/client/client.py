@@ -23,7 +23,7 @@ from streamco.client.speculation.driver import SpeculationDriver
 from streamco.client.stream import ChatStream, TokenStream, Work
 from streamco.config import Limits, Pace, parse_pace
 from streamco.core.race.migration import MigrationPlan
-from streamco.core.provisional import Emit
+from streamco.core.speculation.answer import Emit
 from streamco.core.race.machine import OnFailure, SessionMachine, SessionPlan
 from streamco.core.totals import Ledger, Totals
 from streamco.endpoints.base import Message, Request

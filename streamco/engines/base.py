@@ -19,7 +19,8 @@ from streamco.config import SamplingOptions
 from streamco.wire.verify.topk import Row
 
 if TYPE_CHECKING:
-    from streamco.engines.reading import RowReader
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = [
     "Engine",
@@ -31,6 +32,7 @@ __all__ = [
     "HoldingEngine",
     "ModelInfo",
     "Prediction",
+    "RowReader",
     "SequenceTask",
     "TaskEnd",
     "TaskTimings",
@@ -184,6 +186,23 @@ class Prediction(Struct, frozen=True, kw_only=True):
     def margin(self) -> float:
         """By how much the largest logit exceeds the second; infinite where there is no second."""
         return self.logits[0] - self.logits[1] if len(self.logits) > 1 else float("inf")
+
+
+class RowReader(Protocol):
+    """Reads the rows of one verification in place of the engine."""
+
+    def judge(self, logits: NDArray[np.float32], position: int, token: int | None, /) -> Prediction:
+        """What a row says; called from the engine's thread with each row in turn, must be quick.
+
+        Args:
+            logits: the model's, shape (vocabulary,); the next batch overwrites them.
+            position: of the token that is predicted.
+            token: what the draft has there; None: nothing.
+
+        Raises:
+            EngineError: the row says nothing; the task ends with it.
+        """
+        ...
 
 
 class TaskTimings(Struct, frozen=True, kw_only=True):

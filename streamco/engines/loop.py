@@ -23,7 +23,7 @@ from streamco.engines.generation import RunningGeneration
 from streamco.engines.sequence_table import HeldTable
 from streamco.engines.order import BatchOrder, next_batch
 from streamco.engines.step_emulation import StepPacer
-from streamco.engines.reading import Reading
+from streamco.engines.tasks import Reading
 from streamco.engines.kv_slots import SlotTable
 from streamco.engines.tasks import Draft, Task, Verification
 from streamco.engines.threads import ThreadShare

@@ -10,7 +10,8 @@ from typing import Protocol
 from streamco.config import SamplingOptions
 from streamco.engines.base import SequenceTask, TaskEnd
 from streamco.engines.prediction import Predictor
-from streamco.engines.reading import Reading, RowReader
+from streamco.engines.base import RowReader
+from streamco.engines.tasks import Reading
 from streamco.engines.kv_slots import Slot
 from streamco.engines.tasks import Draft, Extension, Task, Verification
 from streamco.errors import ConfigError, EngineError, UsageError

@@ -6,25 +6,17 @@ bounded by what was asked for, so that a task is never parked.
 
 from __future__ import annotations
 
+from typing import Protocol
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
-
 from msgspec.structs import replace
-
 from streamco._native import WAKE, Ring
-from streamco.engines.base import Prediction, TaskEnd, TaskTimings
+from streamco.engines.base import Prediction, RowReader, TaskEnd, TaskTimings
 from streamco.engines.prediction import Predictor
 from streamco.engines.kv_slots import Slot
 from streamco.errors import EngineError
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from streamco.engines.reading import RowReader
-
-__all__ = ["Draft", "Extension", "Owner", "Task", "Verification", "check_length"]
+__all__ = ["Draft", "Extension", "Owner", "Reading", "Task", "Verification", "check_length"]
 
 _WHOLE = ("done", "stop")
 
@@ -321,3 +313,31 @@ def check_length(what: str, ids: list[int], context: int) -> None:
         raise EngineError(f"{what}: expected at least one id, got none")
     if len(ids) > context:
         raise EngineError(f"{what}: expected at most {context} tokens (the context), got {len(ids)}")
+
+
+class Reading(Task):
+    """More ids, decoded to the last one, in the batches of verifications."""
+
+    wants_logits = False
+
+    def __init__(self, owner: Owner, wake: Callable[[], None], ids: list[int]) -> None:
+        super().__init__(owner, wake, room=1)
+        self._ids = ids
+
+    def plan(self, context: int) -> None:
+        """All ids."""
+        self.whole = self.prompt = self.owner.ids + self._ids
+        check_length("sequence", self.whole, context)
+        self.keep = len(self.whole)
+
+    def begin(self) -> None:
+        """Done at once where nothing is left to be decoded."""
+        super().begin()
+        if self.missing <= 0:
+            self.finish("done")
+
+    def finish(self, reason: str, *, error: Exception | None = None) -> None:
+        """The ids are the sequence's when it is done."""
+        if self.ended is None and reason == "done":
+            self.owner.ids = self.whole
+        super().finish(reason, error=error)

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from streamco.client.client import Client
 from streamco.client.stream import ChatStream
-from streamco.proxy.options import MODEL, ProxyOptions
+from streamco.proxy.config import MODEL, ProxyOptions
 from streamco.proxy.requests import Asked, parse_chat, parse_completion
 from streamco.proxy.response_shapes import ChatShape, CompletionShape
 from streamco.proxy.streaming import answer_whole, stream_answer

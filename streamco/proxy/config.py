@@ -5,16 +5,15 @@ Keys of endpoints are never in it, only the names of the environment variables t
 
 from __future__ import annotations
 
+from streamco.server.options import ListenOptions
 import re
 import tomllib
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
-
 import msgspec
 from msgspec import Struct, field
-
 from streamco.client.speculation.verifier_binding import SpeculationOptions
 from streamco.config import READING, Timeouts
 from streamco.endpoints.base import Capabilities
@@ -22,20 +21,18 @@ from streamco.errors import ConfigError
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED
 from streamco.policies.migration import TransferRule
 
-__all__ = [
-    "PACKAGED",
-    "DeviceSection",
-    "DispatchSection",
-    "MigrationSection",
-    "PriceTable",
-    "ProxyConfig",
-    "ProxySection",
-    "ServerSection",
-    "SpeculateSection",
-    "format_config",
-    "load_config",
-    "parse_config",
-]
+__all__ = ["DeviceSection", "DispatchSection", "MODEL", "MigrationSection", "PACKAGED", "PriceTable", "ProxyConfig", "ProxyOptions", "ProxySection", "ServerSection", "SpeculateSection", "format_config", "load_config", "parse_config"]
+
+MODEL = "streamco"  # the model's name that means: whoever is fastest
+
+
+class ProxyOptions(ListenOptions, frozen=True, kw_only=True):
+    """How the proxy listens, what it refuses, and the names it knows."""
+
+    models: tuple[str, ...] = ()  # names of the client's own models: asking for one of them is asking for whoever is fastest
+    raw_prompts: bool = False  # /v1/completions: the prompt as it is; False: as a user's message, which every endpoint understands alike
+    max_body_bytes: int = 16 << 20  # images travel inside requests
+
 
 PACKAGED = "packaged"  # [device] model: the one that installs from the package index
 KEY_VARIABLE = "STREAMCO_PROXY_KEY"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.errors import EndpointError
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
-
 from msgspec.structs import asdict
-
 from streamco.calibration.profile_store import save_profile
 from streamco.client.client import Client
 from streamco.client.race.dispatcher import DispatchOptions
@@ -20,12 +21,27 @@ from streamco.endpoints.verifiers.base import Verifier
 from streamco.errors import ConfigError
 from streamco.profiles import Profile
 from streamco.proxy.config import PACKAGED, DeviceSection, PriceTable, ProxyConfig, ServerSection, SpeculateSection
-from streamco.proxy.options import ProxyOptions
-
+from streamco.proxy.config import ProxyOptions
 if TYPE_CHECKING:
     from streamco.endpoints.device import DeviceEndpoint
 
-__all__ = ["build_client", "build_options", "keep_profile"]
+__all__ = ["ProbedEndpoint", "build_client", "build_options", "keep_profile"]
+
+_log = logging.getLogger("streamco.proxy")
+
+
+class ProbedEndpoint(OpenAIEndpoint):
+    """Takes its dialect, capabilities and context from what the server says of itself; one that doesn't answer is used all the same."""
+
+    async def start(self) -> None:
+        """See ``OpenAIEndpoint.start``; waits for the server's answers, at most the connect limit."""
+        await super().start()
+        try:
+            info = await self.probe()
+        except EndpointError as error:
+            _log.warning("server not probed: %s", error)
+        else:
+            _log.info("%s is %s, context %s", self.name, info.kind, info.context_tokens or "not known")
 
 
 def build_client(config: ProxyConfig, environ: Mapping[str, str] = os.environ) -> Client:
@@ -119,7 +135,7 @@ def _build_device(section: DeviceSection, speculate: SpeculateSection) -> Device
 
 def _build_server(section: ServerSection, index: int, environ: Mapping[str, str], device: DeviceEndpoint | None) -> Endpoint:
     from streamco.endpoints.openai import OpenAIEndpoint
-    from streamco.proxy.probed import ProbedEndpoint
+    from streamco.proxy.from_config import ProbedEndpoint
 
     where = f"server[{index}].api_key_env"
     kind = ProbedEndpoint if section.probe else OpenAIEndpoint

@@ -12,7 +12,7 @@ from aiohttp import web
 from streamco.client.stream import ChatStream
 from streamco.errors import StreamcoError
 from streamco.proxy.error_responses import explain
-from streamco.proxy.options import ProxyOptions
+from streamco.proxy.config import ProxyOptions
 from streamco.proxy.report_headers import comment, headers, opening_headers
 from streamco.proxy.response_shapes import Shape
 from streamco.server.responses import DONE

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from streamco.engines.base import Engine
+from streamco.server.http_errors import invalid
+from streamco.wire.token_frames import TokenCodec, TokenFrameError, TokenVocabularyError
 import asyncio
-
 from streamco.engines.base import Engine, GenerationRequest
 from streamco.engines.prompt_ids import answer_ids, open_bytes, with_begin
 from streamco.errors import EngineError
 from streamco.server.options import ServeOptions
-from streamco.server.packed import unpack_ids
 from streamco.server.http_errors import RequestError, invalid
 from streamco.server.requests import TOP_LOGPROBS, ChatRequest, CompletionRequest
 
-__all__ = ["build_generation", "prompt_ids", "render"]
+__all__ = ["build_generation", "prompt_ids", "render", "unpack_ids"]
 
 _MARK = "\ue000"  # stands for a message to be continued while it goes through the template; a character of private use
 INLINE_BYTES = 4096  # tokenising more takes over a millisecond: not on the loop
@@ -109,3 +110,22 @@ def _render_open(engine: Engine, request: ChatRequest) -> str:
     if not found:
         raise RequestError(400, "continue_final_message: expected the chat template to show the last message, got none of it")
     return text
+
+
+def unpack_ids(engine: Engine, field: str, frame: bytes) -> list[int]:
+    """The ids of one frame.
+
+    Args:
+        engine: whose vocabulary they must be of.
+        field: of the request; told in errors.
+        frame: as ``TokenCodec.encode`` makes it.
+
+    Raises:
+        RequestError: 400, naming the field: no frame, a damaged one, or one of another vocabulary (code ``vocabulary_mismatch``).
+    """
+    try:
+        return TokenCodec(engine.info.vocabulary, engine.info.vocabulary_size).decode(frame)
+    except TokenVocabularyError as error:
+        raise invalid(field, str(error), code="vocabulary_mismatch") from error
+    except TokenFrameError as error:
+        raise invalid(field, str(error)) from error

@@ -37,7 +37,7 @@ from streamco.policies.batching import Alternating, BatchPolicy, FirstCome, Stri
 from streamco.server.verify.sessions import Host
 from streamco.server.verify.options import VerifyOptions
 from streamco.sim.driver import call_at
-from streamco.sim.verifier import SimulatedVerifier
+from tests.support.simulated_verifier import SimulatedVerifier
 from streamco.testing.virtual_clock import run_in_virtual_time
 from streamco.testing.engine import FakeEngine, FakeVocabulary
 from streamco.wire.verify.frames import Hello, Opened, Refusal, Rule, Verdict, Welcome

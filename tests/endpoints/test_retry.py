@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 import ssl
-
 import pytest
-
 from streamco.config import RetryPolicy
 from streamco.endpoints.retry import Retries, is_transient
 from streamco.errors import (
@@ -18,6 +16,8 @@ from streamco.errors import (
     EngineError,
 )
 from tests.support.data import data_path
+from random import Random
+from streamco.endpoints.retry import Backoff
 
 
 def status(number: int, body: str = "", retry_after: float | None = None) -> EndpointStatusError:
@@ -124,3 +124,15 @@ def test_recorded_errors_of_real_servers_are_told_apart() -> None:
         judged[is_transient(error)].add(entry["status"])
     assert judged[True] <= {408, 409, 429, 500, 502, 503, 504, 529}
     assert {400, 401} <= judged[False]
+
+
+# test_backoff
+
+
+def test_waits_grow_and_the_servers_wish_goes_first() -> None:
+    backoff = Backoff(0.1, 1.0, Random(1))
+    waits = [backoff.next_wait() for _ in range(30)]
+    assert waits[0] == 0.0
+    assert 0.3 < max(waits) <= 1.0
+    assert backoff.next_wait(2.5) == 2.5
+    assert backoff.next_wait(1e9) == 60.0

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from streamco.client.client import Client
 from streamco.proxy.app import PROXY, Proxy, make_app
-from streamco.proxy.options import ProxyOptions
+from streamco.proxy.config import ProxyOptions
 from streamco.server.listening import make_runner
 from streamco.testing.endpoint import ScriptedEndpoint
 from tests.server.support import Running

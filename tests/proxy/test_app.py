@@ -15,7 +15,7 @@ from streamco.client.client import Client
 from streamco.endpoints.base import TokenPrices
 from streamco.errors import ConfigError, EndpointConnectError
 from streamco.proxy.app import serving
-from streamco.proxy.options import ProxyOptions
+from streamco.proxy.config import ProxyOptions
 from tests.client.helpers import device, server, words
 from tests.proxy.support import CHAT, HELLO, TEXT, proxying
 from tests.server.support import until

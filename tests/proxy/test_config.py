@@ -26,7 +26,7 @@ from streamco.proxy.config import (
     load_config,
     parse_config,
 )
-from streamco.proxy.options import ProxyOptions
+from streamco.proxy.config import ProxyOptions
 
 FULL = """
 [proxy]

@@ -21,7 +21,7 @@ from streamco.errors import (
     EngineError,
 )
 from streamco.proxy.app import serving
-from streamco.proxy.options import ProxyOptions
+from streamco.proxy.config import ProxyOptions
 from streamco.testing.endpoint import ScriptedEndpoint
 from tests.client.helpers import device, server, words
 from tests.server.support import until

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.proxy.options import ProxyOptions
+from streamco.proxy.config import ProxyOptions
 from streamco.proxy.requests import parse_chat, parse_completion
 from streamco.server.http_errors import RequestError
 

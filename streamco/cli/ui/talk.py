@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
+import threading
+from collections.abc import AsyncIterator
+from typing import TextIO
 import argparse
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
-
 from streamco.cli.ui.answer import AnswerSettings, read_answer
 from streamco.cli.ui.repl import Dialogue
 from streamco.cli.ui.history import Conversation, state_path
 from streamco.cli.ui.interrupt import quiet_keyboard
-from streamco.cli.lines import lines_of
 from streamco.cli.options import budget_of
 from streamco.cli.ui.view import PlainView, View
 from streamco.client.client import Client
 from streamco.client.race.migration import MigrationOptions
 from streamco.errors import ConfigError
-
 if TYPE_CHECKING:
     from streamco.cli.ui.line_editor import Editor
 
-__all__ = ["answer_prompt", "converse", "is_interactive", "make_view", "migration_of", "settings_of"]
+__all__ = ["answer_prompt", "converse", "is_interactive", "lines_of", "make_view", "migration_of", "settings_of"]
 
 KEYS = "/help: commands · Alt-Enter: new line · Ctrl-C stops an answer · Ctrl-D quits"
 
@@ -129,3 +130,27 @@ def _history_path() -> Path | None:
         return state_path("history")
     except OSError:  # no home to write to: prompts are remembered for this run
         return None
+
+
+async def lines_of(file: TextIO | None = None) -> AsyncIterator[str]:
+    """Lines of ``file`` (stdin), stripped, empty ones left out.
+
+    A daemon thread reads, because an event loop can't watch plain files, and a thread of a pool would keep the program from ending while
+    it waits for a line.
+    """
+    loop = asyncio.get_running_loop()
+    lines: asyncio.Queue[str | None] = asyncio.Queue()
+    thread = threading.Thread(target=_read, args=(file or sys.stdin, loop, lines), name="streamco-stdin", daemon=True)
+    thread.start()
+    while (line := await lines.get()) is not None:
+        if line.strip():
+            yield line.strip()
+
+
+def _read(file: TextIO, loop: asyncio.AbstractEventLoop, lines: asyncio.Queue[str | None]) -> None:
+    try:
+        for line in file:
+            loop.call_soon_threadsafe(lines.put_nowait, line)
+        loop.call_soon_threadsafe(lines.put_nowait, None)
+    except RuntimeError:  # the loop is gone: nobody waits for more
+        return

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from streamco.client.error_translation import Unopened, translate
 from streamco.client.driver import Batch, clock_of
-from streamco.client.tasks import TaskOwner
+from streamco.client.driver import TaskOwner
 from streamco.commands import (
     CancelStream,
     Command,

@@ -17,7 +17,7 @@ from streamco.client.delivery_queue import Mailbox
 from streamco.client.speculation.output import Presentation
 from streamco.client.driver import Batch, clock_of
 from streamco.client.speculation.remote_stream import OpenStandIn, StandIn
-from streamco.client.tasks import TaskOwner
+from streamco.client.driver import TaskOwner
 from streamco.core.speculation.events import (
     AdoptBranch,
     CloseRemote,

@@ -18,7 +18,7 @@ from streamco.core.delivery import Delivery
 from streamco.core.race.estimators import is_burst
 from streamco.core.race.attempt import LegState
 from streamco.core.speculation.estimates import Pair
-from streamco.core.provisional import Emit
+from streamco.core.speculation.answer import Emit
 from streamco.core.race.machine import SessionMachine
 from streamco.core.speculation.events import Origin, SpeculatorEvent
 from streamco.core.speculation.machine import Speculator, SpeculatorOptions

@@ -25,7 +25,7 @@ from streamco.policies.device_constrained import check_share
 from streamco.policies.eligibility import RequestFacts
 from streamco.policies.importance import LAYERS
 from streamco.policies.offload import CONFIDENCE_THRESHOLD, OffloadRule
-from streamco.policies.predicted import Predicted
+from streamco.policies.mode_switch import Predicted
 from streamco.policies.window import SHORTEST, SMOOTHING, Confident, Dynamic, Stabiliser, Static, WindowPolicy
 from streamco.wire.verify.frames import Rule, RuleKind
 

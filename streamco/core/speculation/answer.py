@@ -2,15 +2,142 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal
+from streamco.core.speculation.events import DeliverIds, Origin, RetractIds, SettleIds
 from collections.abc import Callable, Sequence
-
 from streamco.core.speculation.draft import Round
 from streamco.core.speculation.estimates import SpeculationReport
-from streamco.core.provisional import ProvisionalAnswer
 from streamco.core.speculation.events import DraftToken, FailAnswer, FinishAnswer, Origin, SpeculatorCommand, VerdictReceived
 from streamco.errors import StreamcoError
 
-__all__ = ["Settling"]
+__all__ = ["Emit", "Mirror", "ProvisionalAnswer", "Settling"]
+
+Emit = Literal["verified", "draft"]
+"""What the reader gets: tokens that are final, or drafts at once and their retraction where they don't hold."""
+
+
+class ProvisionalAnswer:
+    """The settled tokens, and behind them, for a reader of drafts, the provisional ones.
+
+    Args:
+        emit: what the reader gets.
+        end_ids: tokens that end the text; they are settled and not delivered.
+        max_tokens: the answer's longest length; None: no limit.
+
+    Attributes:
+        ids: settled tokens.
+        ended: why the answer is complete, stop or length; None: it is not.
+        retracted: provisional tokens taken back.
+    """
+
+    def __init__(self, emit: Emit, end_ids: frozenset[int], max_tokens: int | None) -> None:
+        self.ids: list[int] = []
+        self.ended: str | None = "length" if max_tokens is not None and max_tokens <= 0 else None
+        self.retracted = 0
+        self._emit = emit
+        self._end_ids = end_ids
+        self._max_tokens = max_tokens
+        self._shown: list[int] = []  # provisional
+        self._commands: list[DeliverIds | SettleIds | RetractIds] = []
+
+    @property
+    def length(self) -> int:
+        """Settled tokens."""
+        return len(self.ids)
+
+    @property
+    def left(self) -> int | None:
+        """Tokens until the limit; None: there is none."""
+        return None if self._max_tokens is None else self._max_tokens - len(self.ids)
+
+    def take_commands(self) -> list[DeliverIds | SettleIds | RetractIds]:
+        """What the reader is to be told, in order."""
+        commands, self._commands = self._commands, []
+        return commands
+
+    def end(self, reason: str) -> None:
+        """The answer is complete as it is; what was provisional is taken back."""
+        if self.ended is None:
+            self.ended = reason
+        self.retract()
+
+    def settle(self, ids: Sequence[int], origin: Origin) -> int:
+        """These tokens come next and stay; gives how many, for nothing comes behind the end of the text or the limit."""
+        if self.ended is not None:
+            return 0
+        kept = list(ids if self.left is None else ids[: self.left])
+        end = next((place for place, token in enumerate(kept) if token in self._end_ids), None)
+        if end is not None:
+            kept = kept[: end + 1]
+            self.ended = "stop"
+        self.ids += kept
+        if self.left == 0 and self.ended is None:
+            self.ended = "length"
+        self._show(kept if end is None else kept[:end], origin)
+        return len(kept)
+
+    def _show(self, ids: list[int], origin: Origin) -> None:
+        """Settle what the reader has already, take back what differs, deliver the rest."""
+        same = _common(self._shown, ids)
+        if same:
+            self._commands.append(SettleIds(same, origin))
+            del self._shown[:same]
+        if same < len(ids):
+            self.retract()
+            self._commands.append(DeliverIds(tuple(ids[same:]), origin))
+        elif self.ended is not None:
+            self.retract()
+
+    def propose(self, ids: Sequence[int]) -> None:
+        """The draft behind the settled tokens is this, all of it."""
+        if self._emit == "verified" or self.ended is not None:
+            return
+        end = next((place for place, token in enumerate(ids) if token in self._end_ids), len(ids))
+        wanted = list(ids[:end] if self.left is None else ids[: min(end, self.left)])
+        same = _common(self._shown, wanted)
+        self.retract(same)
+        if same < len(wanted):
+            self._commands.append(DeliverIds(tuple(wanted[same:]), "draft"))
+            self._shown = wanted
+
+    def retract(self, keep: int = 0) -> None:
+        """Take provisional tokens back, but for the first ``keep``."""
+        gone = len(self._shown) - keep
+        if gone > 0:
+            self.retracted += gone
+            self._commands.append(RetractIds(gone))
+            del self._shown[keep:]
+
+
+class Mirror:
+    """What somebody else (the device's sequence, the verifier's context) holds of the answer.
+
+    Attributes:
+        ids: the tokens.
+    """
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self._same = 0  # so many are known to be the settled ones, which never change
+
+    def meet(self, settled: Sequence[int]) -> int:
+        """How many of the settled tokens it holds: where it is to be cut."""
+        self._same += _common(self.ids, settled, self._same)
+        return self._same
+
+    def write(self, length: int, ids: Sequence[int]) -> None:
+        """It is cut to ``length`` and goes on with ``ids``."""
+        if length > len(self.ids):
+            raise AssertionError(f"what holds {len(self.ids)} tokens can't be cut to {length}")
+        self._same = min(self._same, length)
+        self.ids[length:] = ids
+
+
+def _common(left: Sequence[int], right: Sequence[int], start: int = 0) -> int:
+    """How many tokens are the same, from ``start`` on."""
+    end = min(len(left), len(right))
+    return next((place for place in range(start, end) if left[place] != right[place]), end) - start
 
 
 class Settling:

@@ -23,7 +23,7 @@ from streamco.core.speculation.draft import Line, Round
 from streamco.core.speculation.verification import Judging
 from streamco.core.speculation.shadow import Overhearing
 from streamco.core.speculation.estimates import Pair, SpeculationReport
-from streamco.core.provisional import ProvisionalAnswer
+from streamco.core.speculation.answer import ProvisionalAnswer
 from streamco.core.speculation.backpressure import Rest
 from streamco.core.speculation.answer import Settling
 from streamco.core.speculation.events import (

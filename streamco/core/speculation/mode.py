@@ -10,7 +10,7 @@ from streamco.core.speculation.draft_state import Drafting
 from streamco.core.speculation.draft import BranchKind
 from streamco.core.speculation.verification import Judging
 from streamco.core.speculation.estimates import Pair
-from streamco.core.provisional import Emit, ProvisionalAnswer
+from streamco.core.speculation.answer import Emit, ProvisionalAnswer
 from streamco.core.speculation.fallback_stream import Ledger, StandIn
 from streamco.errors import ConfigError
 from streamco.policies.offload import is_past_exit

@@ -11,7 +11,7 @@ from streamco.core.speculation.draft_state import Drafting
 from streamco.core.speculation.draft import Line, Round, bet
 from streamco.core.speculation.verification import Judging
 from streamco.core.speculation.estimates import Pair
-from streamco.core.provisional import ProvisionalAnswer
+from streamco.core.speculation.answer import ProvisionalAnswer
 from streamco.core.speculation.backpressure import Rest
 from streamco.core.speculation.mode import SpeculatorOptions
 from streamco.policies.rejection import Branch

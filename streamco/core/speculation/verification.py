@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from streamco.core.speculation.draft import Round
-from streamco.core.provisional import Mirror
+from streamco.core.speculation.answer import Mirror
 from streamco.core.speculation.events import (
     CloseVerifier,
     ConnectVerifier,

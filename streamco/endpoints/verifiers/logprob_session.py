@@ -19,7 +19,7 @@ from streamco.core.speculation.events import (
     VerifierFailed,
     VerifierLost,
 )
-from streamco.endpoints.backoff import Backoff
+from streamco.endpoints.retry import Backoff
 from streamco.endpoints.retry import is_transient
 from streamco.endpoints.verifiers.base import Emit, VerifierCommand, VerifierFacts
 from streamco.engines.sampling import candidates

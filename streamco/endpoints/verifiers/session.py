@@ -32,7 +32,7 @@ from streamco.core.speculation.events import (
     VerifierLost,
 )
 from streamco.core.verifier.events import FULL_QUEUE
-from streamco.endpoints.backoff import Backoff
+from streamco.endpoints.retry import Backoff
 from streamco.endpoints.verifiers.connection import VerifyLink, is_lasting
 from streamco.endpoints.verifiers.base import Emit, VerifierCommand, seed_behind
 from streamco.errors import EndpointError, EndpointTimeoutError, StreamcoError

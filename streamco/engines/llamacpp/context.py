@@ -3,19 +3,48 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
+from streamco.engines.llamacpp.library import native_function
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-from streamco.engines.abort import AbortFlag
 from streamco.engines.llamacpp.attention import AttentionTap
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.errors import EngineError
-
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["ABORTED", "NO_ROOM", "LlamaContext"]
+__all__ = ["ABORTED", "AbortFlag", "LlamaContext", "NO_ROOM"]
+
+class AbortFlag:
+    """A flag that stops the running ``llama_decode`` of a context, and every later one until it is cleared.
+
+    ``llama_set_abort_callback`` wants ``bool (*)(void *data)`` and calls it before every graph node. A Python function there would take
+    the GIL hundreds of times a decode. C's own ``strlen`` has the right shape: ``data`` points to a buffer of two bytes, where an empty
+    string is 0 (go on) and a string of one byte is 1 (stop). So setting the flag is storing one byte, from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = ctypes.create_string_buffer(2)
+
+    @property
+    def is_set(self) -> bool:
+        """Whether decodes stop."""
+        return self._buffer[0] != b"\0"
+
+    def set(self) -> None:
+        """Stop; thread-safe, never blocks."""
+        self._buffer[0] = b"\1"
+
+    def clear(self) -> None:
+        """Go on."""
+        self._buffer[0] = b"\0"
+
+    def attach(self, library: Any, context: Any) -> None:
+        """Make a context obey; the flag must outlive the context."""
+        callback = ctypes.cast(native_function("strlen"), library.ggml_abort_callback)
+        library.llama_set_abort_callback(context, callback, ctypes.cast(self._buffer, ctypes.c_void_p))
+
 
 NO_ROOM = 1  # llama_decode: no KV slot for the batch
 ABORTED = 2  # llama_decode: the abort callback said so; finished micro-batches stay in memory

@@ -6,11 +6,10 @@ what can be understood, drop the rest. It costs ten times as much, and only such
 
 from __future__ import annotations
 
+from streamco.openai_types import ChatCompletionChunk
 import json
 from typing import Any, TypeVar
-
 import msgspec
-
 from streamco.openai_types import (
     ChatCompletionChunk,
     ChoiceDelta,
@@ -22,7 +21,7 @@ from streamco.openai_types import (
     ToolCallDelta,
 )
 
-__all__ = ["build_chunk", "build_usage", "decode_object", "find_usage"]
+__all__ = ["CumulativeText", "build_chunk", "build_usage", "decode_object", "find_usage"]
 
 _MOST_LEVELS = 100  # real answers have ten; what walks a value calls itself a level, and Python's stack is the caller's too
 _SAFE_DIGITS = 18  # of integers that fit 64 bits whatever the digits are
@@ -213,3 +212,35 @@ def _count(value: Any) -> int:
 
 def _get(value: Any, key: str) -> Any:
     return value.get(key) if isinstance(value, dict) else None
+
+
+class CumulativeText:
+    """Cuts from each content what was given before.
+
+    Text that the server revised can't be taken back from a reader: as long as it does not continue what was given, nothing is given.
+    """
+
+    def __init__(self) -> None:
+        self._given: dict[int, str] = {}  # by choice
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was given of the first choice."""
+        return 0 in self._given
+
+    def begin(self, text: str) -> None:
+        """Take what the first choice was given as proper deltas before its first repetition."""
+        self._given[0] = text
+
+    def keep_new(self, chunk: ChatCompletionChunk) -> None:
+        """Change the chunk's contents, each the text so far, to what is new in them."""
+        for choice in chunk.choices:
+            content = choice.delta.content
+            if not content:
+                continue
+            known = self._given.get(choice.index, "")
+            if content.startswith(known):
+                self._given[choice.index] = content
+                choice.delta.content = content[len(known) :]
+            else:
+                choice.delta.content = None

@@ -6,22 +6,48 @@ whole messages, usage under another name), takes a slower way round: see ``toler
 
 from __future__ import annotations
 
+from streamco.openai_types import ChoiceDelta
 from typing import Any
-
 import msgspec
-
 from streamco.openai_types import ChatCompletionChunk, CompletionUsage
 from streamco.config import Limits
 from streamco.errors import EndpointError, EndpointProtocolError
 from streamco.wire.openai.json_body import JSONBody, decode_body, excerpt, is_json, split_answer
-from streamco.wire.cumulative import CumulativeText
-from streamco.wire.estimate import ONE_TOKEN, estimate_delta, estimate_tokens
+from streamco.wire.openai.lenient_decode import CumulativeText
 from streamco.wire.openai.errors import find_error, stream_error
 from streamco.wire.sse import SSEParser
 from streamco.wire.openai.lenient_decode import build_chunk, decode_object, find_usage
 from streamco.wire.openai.fast_decode import Api, decode_chat_chunk, decode_text_chunk
 
-__all__ = ["Api", "ChatStreamParser"]
+__all__ = ["Api", "ChatStreamParser", "ONE_TOKEN", "estimate_delta", "estimate_tokens"]
+
+ONE_TOKEN = 10  # characters: a piece up to this long counts as one token
+_BYTES_A_TOKEN = 4  # UTF-8 bytes of a token in longer pieces; OpenAI's rule of thumb, and a CJK character is 3 bytes
+
+
+def estimate_tokens(text: str) -> int:
+    """Estimate the tokens in a piece of streamed text, for servers that don't send token ids.
+
+    The estimate is 0 for no text, 1 for up to 10 characters, else one token for every 4 bytes of UTF-8. Most servers send one token an
+    event; those that bundle tokens (Mistral, Gemini, Anthropic through gateways) send longer pieces. Over 114 recorded streams whose usage
+    hides no reasoning, the median error of a whole answer is 16 %; other lengths (8 to 24) and sizes (3.5 to 5) do no better.
+    """
+    if len(text) <= ONE_TOKEN:
+        return 1 if text else 0
+    size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+    return -(-size // _BYTES_A_TOKEN)
+
+
+def estimate_delta(delta: ChoiceDelta) -> int:
+    """Tokens in everything a delta holds: content, reasoning (under two names it is one text), refusal, tool calls."""
+    tokens = estimate_tokens(delta.content or "") + estimate_tokens(delta.reasoning_content or delta.reasoning or "")
+    tokens += estimate_tokens(delta.refusal or "")
+    functions = [call.function for call in delta.tool_calls or ()]
+    for function in (*functions, delta.function_call):
+        if function is not None:
+            tokens += estimate_tokens(function.name or "") + estimate_tokens(function.arguments or "")
+    return tokens
+
 
 _LIMITS = Limits()
 _DONE = b"[DONE]"

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from streamco.client.speculation.incremental_text import Said, Settlement, TakenBack, Wording, Words
-from streamco.core.provisional import ProvisionalAnswer
+from streamco.core.speculation.answer import ProvisionalAnswer
 from streamco.core.speculation.events import DeliverIds, RetractIds, SettleIds
 from streamco.engines.base import TextPiece
 

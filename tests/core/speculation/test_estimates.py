@@ -7,7 +7,7 @@ import pytest
 from streamco.core.speculation.estimates import Pair, PairPrior, SpeculationReport
 from streamco.errors import ConfigError
 from streamco.policies.learned_window import Adaptive
-from streamco.policies.predicted import Predicted
+from streamco.policies.mode_switch import Predicted
 from streamco.policies.window import Confident, Dynamic, Stabiliser, Static
 
 

@@ -10,7 +10,7 @@ import pytest
 from streamco.core.speculation.draft_state import Drafting
 from streamco.core.speculation.verification import Judging
 from streamco.core.speculation.estimates import Pair, PairPrior, SpeculationReport
-from streamco.core.provisional import ProvisionalAnswer
+from streamco.core.speculation.answer import ProvisionalAnswer
 from streamco.core.speculation.events import DraftRefused, DraftToken, SpeculatorCommand, VerdictReceived, VerifierConnected
 from streamco.core.speculation.fallback_stream import Ledger, StandIn
 from streamco.core.speculation.mode import SpeculatorOptions, Ways

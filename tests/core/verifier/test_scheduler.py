@@ -34,7 +34,7 @@ from streamco.core.verifier.events import (
 )
 from streamco.policies.batching import CHUNK, Alternating, BatchPolicy, FirstCome, LinearStep, StrictPrefill
 from streamco.sim.fleet.batch_policies import Windowed
-from streamco.sim.verifier import SequenceCache
+from tests.support.simulated_verifier import SequenceCache
 
 STEP = LinearStep(setup=0.04, per_token=0.0002)
 WIDE: dict[str, Any] = {"kv_tokens": 10_000, "places": 64, "context_tokens": 2000}

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from streamco.client.tasks import TaskOwner
+from streamco.client.driver import TaskOwner
 
 
 class Owner(TaskOwner):

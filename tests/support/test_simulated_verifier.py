@@ -13,7 +13,7 @@ from streamco.core.verifier.admission import SchedulerOptions
 from streamco.core.verifier.scheduler import VerificationScheduler
 from streamco.core.verifier.events import BatchPart, RefuseDraft, RefuseSession
 from streamco.policies.batching import CHUNK, Alternating, BatchPolicy, FirstCome, LinearStep, StrictPrefill
-from streamco.sim.verifier import Drafting, SequenceCache, SimulatedDrafter, SimulatedVerifier
+from tests.support.simulated_verifier import Drafting, SequenceCache, SimulatedDrafter, SimulatedVerifier
 
 A100 = LinearStep(setup=0.044, per_token=0.00014)
 """Llama-2-70B on four A100: 45 ms for a token, 64 for 128, 117 for 512."""
