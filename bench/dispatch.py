@@ -27,12 +27,12 @@ from numpy.typing import NDArray
 from bench.report import Row, add_arguments, emit, interleave, per_call, rows_from, summarise
 from bench.traces import Halves, prompt_lengths, ttft_traces
 from streamco.core.race.learner import Policy
+from streamco.policies.budget_control import BudgetSteering, steer
 from streamco.policies.device_constrained import DeviceConstrained, ProportionalWait
 from streamco.policies.dispatch import Side
 from streamco.policies.dispatch_optimal import Optimal
-from streamco.policies.server_constrained import ServerConstrained
-from streamco.policies.budget_control import BudgetSteering, steer
 from streamco.policies.dispatch_stochastic import Stochastic
+from streamco.policies.server_constrained import ServerConstrained
 from streamco.profiles import DeviceSpeed, LengthDistribution, TTFTDistribution
 
 __all__ = ["Judged", "Realised", "judge", "main", "plan_all", "realise"]

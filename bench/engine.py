@@ -16,11 +16,11 @@ from typing import Any
 from bench.report import Row, add_arguments, emit, interleave, rows_from, summarise
 from streamco.config import SamplingOptions
 from streamco.engines.base import EngineOptions, GenerationEnd, GenerationRequest
+from streamco.engines.llama import LlamaEngine
+from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.llamacpp.library import load_library
-from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.model import LlamaModel
-from streamco.engines.llamacpp.bundled_model import packaged_model
 
 SEED = 7
 GREEDY = SamplingOptions(temperature=0)

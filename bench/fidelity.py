@@ -33,11 +33,12 @@ from bench.fidelity_records import Record, load_records, served_model
 from bench.fidelity_simulated import SERVE_EXACTLY, SimulatedCell, serve_pass, simulate
 from bench.pairs import TARGET, model_file
 from bench.report import Row, add_arguments, emit
-from streamco.client.speculation.verifier_binding import HELD_SEQUENCES, SpeculationOptions
+from streamco.client.speculation.options import SpeculationOptions
+from streamco.client.speculation.verifier_binding import HELD_SEQUENCES
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
-from streamco.pairs import PairProfile
 from streamco.policies.acceptance import expected_tokens
+from streamco.profiles import PairProfile
 from streamco.server.profiles import load_step_times
 from streamco.sim.fleet.target_server import SERVE
 

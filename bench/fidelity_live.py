@@ -25,19 +25,20 @@ from bench.speculate import read_stats
 from bench.speculate_simulated import CORE
 from streamco.calibration.measure import calibrate_pair
 from streamco.cli.server_process import running_server
-from streamco.client.speculation.verifier_binding import HELD_SEQUENCES, SpeculationOptions
+from streamco.client.speculation.options import SpeculationOptions
+from streamco.client.speculation.verifier_binding import HELD_SEQUENCES
 from streamco.config import SamplingOptions
 from streamco.core.speculation.events import SendDraft, VerdictReceived
 from streamco.endpoints.base import Request
-from streamco.endpoints.verifiers.streamco import VerifierEndpoint
-from streamco.endpoints.verifiers.session import ProtocolSession
 from streamco.endpoints.verifiers.base import Emit, VerifierCommand, VerifierEvent
+from streamco.endpoints.verifiers.session import ProtocolSession
+from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.engines.base import Engine
 from streamco.engines.llama import LlamaEngine
-from streamco.pairs import PairProfile
+from streamco.policies.acceptance import Rule
+from streamco.profiles import PairProfile
 from streamco.testing import FakeEngine, LinkProxy
 from streamco.testing.engine import FakeVocabulary
-from streamco.wire.verify.frames import Rule
 
 __all__ = ["CONTEXT", "CORE_LAW", "PLACES", "READING", "DeviceLaw", "LiveCell", "RecordedEngine", "calibrate", "run_live", "say"]
 

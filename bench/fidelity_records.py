@@ -22,9 +22,9 @@ from bench.pairs import TARGET, model_file
 from bench.prompts import real_prompts
 from bench.selective import GREEDY, Waiting
 from streamco.engines.base import EngineOptions
-from streamco.engines.llamacpp.gguf import derived
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
+from streamco.engines.llamacpp.gguf import derived
 from streamco.sim.workload.workload import SimulatedRequest
 
 __all__ = ["Record", "load_records", "served_model"]

@@ -12,22 +12,22 @@ from bench.fidelity_figures import Run, Told, Verdict
 from bench.fidelity_live import CONTEXT, PLACES, WARM_TOKENS, DeviceLaw
 from bench.fidelity_paces import Pace
 from bench.fidelity_records import Record
-from streamco.client.speculation.verifier_binding import SpeculationOptions
-from streamco.core.verifier.admission import SchedulerOptions
+from streamco.client.speculation.options import SpeculationOptions
 from streamco.core.speculation.estimates import Pair
-from streamco.core.speculation.machine import SpeculatorOptions
+from streamco.core.speculation.options import SpeculatorOptions
 from streamco.core.verifier.events import SendVerdict
+from streamco.core.verifier.options import SchedulerOptions
 from streamco.engines.kv_slots import common_prefix
-from streamco.pairs import PairProfile
 from streamco.policies.batching import CHUNK, Alternating
-from streamco.sim.fleet.routing import routing_policy
+from streamco.profiles import PairProfile
 from streamco.server.step_times import StepTimes
 from streamco.server.verify.options import VerifyOptions
-from streamco.sim.fleet.fleet import Answered, Crowd, DeviceModel, Member
-from streamco.sim.hardware.links import ConstantLink
 from streamco.sim.driver import call_at
+from streamco.sim.fleet.fleet import Answered, Crowd, DeviceModel, Member
 from streamco.sim.fleet.recorded_answer import END
+from streamco.sim.fleet.routing import routing_policy
 from streamco.sim.fleet.target_server import ForwardPass, PassLimits, TargetServer
+from streamco.sim.hardware.links import ConstantLink
 
 __all__ = [
     "SERVE_EXACTLY",

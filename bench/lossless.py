@@ -16,8 +16,8 @@ import streamco
 from bench.prompts import real_prompts
 from bench.report import Row, add_arguments, emit
 from streamco.cli.server_process import running_server
-from streamco.engines.llamacpp.gguf import derived
 from streamco.engines.llamacpp.bundled_model import packaged_model
+from streamco.engines.llamacpp.gguf import derived
 
 __all__ = ["main"]
 

@@ -16,11 +16,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from streamco.openai_types import ChatCompletionChunk
 from streamco.client.race.driver import SessionDriver
 from streamco.config import RetryPolicy, SamplingOptions
-from streamco.core.race.attempt import Start
 from streamco.core.pacer import weigh_chunk
+from streamco.core.race.attempt import Start
 from streamco.core.race.machine import SessionMachine, SessionPlan
 from streamco.endpoints.base import Capabilities, Endpoint, EndpointStream, Kind, Request, TokenPrices
 from streamco.endpoints.device import DeviceEndpoint
@@ -29,6 +28,7 @@ from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.errors import EndpointConnectError, StreamcoError
 from streamco.events import StreamEnded, TokensReceived
+from streamco.openai_types import ChatCompletionChunk
 from streamco.server.app import ServeOptions, serving
 from streamco.testing import FaultProxy, Faults, draw_faults
 

@@ -20,8 +20,8 @@ from streamco.config import RetryPolicy, SamplingOptions, Timeouts
 from streamco.endpoints.base import Capabilities, Endpoint, Request
 from streamco.endpoints.device import DeviceEndpoint, prompt_ids
 from streamco.endpoints.openai import OpenAIEndpoint
-from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.llama import LlamaEngine
+from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.prompt_ids import answer_ids
 from streamco.errors import EngineError

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import simpy
 
+from bench.simulated_writer import SimulatedWriter, Spelling
 from streamco.core.race.attempt import Start
-from streamco.core.race.migration import MigrationPlan
 from streamco.core.race.machine import SessionMachine, SessionPlan
+from streamco.core.race.migration import MigrationPlan
 from streamco.policies.migration import Terms
 from streamco.profiles import RemainingLength
 from streamco.sim.race.session import SimulatedSession
-from bench.simulated_writer import SimulatedWriter, Spelling
 
 __all__ = ["Tally", "World", "simulate"]
 

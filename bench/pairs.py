@@ -11,8 +11,8 @@ from random import Random
 from typing import Any
 
 from bench.traces import data_folder
-from streamco.engines.llamacpp.gguf import derived
 from streamco.engines.llamacpp.bundled_model import packaged_model
+from streamco.engines.llamacpp.gguf import derived
 
 __all__ = ["DRAFTS", "TARGET", "TASKS", "Question", "load_questions", "model_file", "rouge", "score"]
 

@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 
 import simpy
 
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
-from streamco.commands import OpenStream, Partial, PrepareStream
+from streamco.core.race.commands import OpenStream, PrepareStream
 from streamco.endpoints.continuation import Seam, split_seam
 from streamco.errors import EndpointConnectError
 from streamco.events import Event, StreamEnded, StreamFailed, TokensReceived
-from streamco.sim.race.session import Opening, SimulatedStream
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
+from streamco.partial import Partial
 from streamco.sim.driver import call_at
+from streamco.sim.race.session import Opening, SimulatedStream
 
 __all__ = ["Piece", "SimulatedWriter", "Spelling"]
 

@@ -30,12 +30,12 @@ from random import Random
 from bench.report import Row, add_arguments, emit, summarise
 from streamco import SpeculationOptions
 from streamco.core.speculation.estimates import Pair
-from streamco.core.speculation.machine import SpeculatorOptions
+from streamco.core.speculation.options import SpeculatorOptions
 from streamco.policies.mode_switch import Conditions, predict_rates
 from streamco.policies.window import LONGEST, Static
 from streamco.sim.fleet.drafting_device import CertainModel, DraftingDevice, Successor
-from streamco.sim.single.faulty_verifier import JudgingServer, Link
 from streamco.sim.single.answer import SpeculationOutcome, simulate_answer
+from streamco.sim.single.faulty_verifier import JudgingServer, Link
 
 __all__ = ["Cell", "main"]
 

@@ -34,15 +34,16 @@ import websockets
 
 from bench.report import Row, add_arguments, emit
 from streamco.cli.serving import serve_until_stopped
+from streamco.policies.acceptance import Rule
 from streamco.server.app import ServeOptions
 from streamco.server.app import serving as serving_app
 from streamco.server.profiles import load_step_times
-from streamco.server.verify.service import STATS_PATH
 from streamco.server.verify.options import VerifyOptions
+from streamco.server.verify.service import STATS_PATH
 from streamco.testing.engine import FakeEngine, FakeVocabulary
-from streamco.wire.verify.frames import PATH, SUBPROTOCOL, Opened, Refusal, Rule, ServerFrame, Verdict, Welcome
 from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.codec import VerifyCodec
+from streamco.wire.verify.frames import PATH, SUBPROTOCOL, Opened, Refusal, ServerFrame, Verdict, Welcome
 
 BENCH = "verifier"
 SEED = 15

@@ -21,10 +21,11 @@ import numpy as np
 from bench.report import Row, add_arguments, emit, interleave, per_call, rows_from
 from bench.tokenpack import DATA, encoding, texts
 from streamco._native import HAS_NATIVE, top_k
+from streamco.policies.acceptance import Rule
+from streamco.wire.verify.codec import VerifyCodec
+from streamco.wire.verify.frames import ClientFrame, Draft, Follow, Open, ServerFrame, Verdict
 from streamco.wire.verify.topk import Row as Candidates
 from streamco.wire.verify.topk import quantise
-from streamco.wire.verify.frames import ClientFrame, Draft, Follow, Open, Rule, ServerFrame, Verdict
-from streamco.wire.verify.codec import VerifyCodec
 
 BENCH = "verify_wire"
 SEED = 20_240_601

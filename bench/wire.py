@@ -16,8 +16,8 @@ from unittest.mock import patch
 from bench.report import Row, add_arguments, emit, interleave, per_call, rows_from
 from streamco._native import HAS_NATIVE, ssescan_py
 from streamco.wire import sse
-from streamco.wire.openai.stream import ChatStreamParser
 from streamco.wire.openai.fast_decode import decode_chat_chunk
+from streamco.wire.openai.stream import ChatStreamParser
 
 BENCH = "wire"
 SEED = 20_240_601

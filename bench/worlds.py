@@ -16,8 +16,8 @@ from streamco.client.race.migration import MigrationOptions
 from streamco.config import READING
 from streamco.policies.dispatch import Side
 from streamco.profiles import DeviceSpeed, ModelShape, Prices, Profile, TTFTDistribution
-from streamco.sim.race.lengths import RecordedChats
 from streamco.sim.race.client import Ask, Client, Ran, throw_ask
+from streamco.sim.race.lengths import RecordedChats
 from streamco.sim.race.services import PHONES, RecordedService, read_services
 from streamco.sim.race.services import price_of as packaged_price
 

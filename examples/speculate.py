@@ -4,8 +4,8 @@ import asyncio
 
 import streamco
 from streamco.cli.server_process import running_server  # `streamco serve` in a process of its own
-from streamco.engines.llamacpp.gguf import derived
 from streamco.engines.llamacpp.bundled_model import packaged_model
+from streamco.engines.llamacpp.gguf import derived
 
 
 async def main() -> None:

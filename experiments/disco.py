@@ -35,10 +35,10 @@ from bench.worlds import chats
 from experiments.disco_judged import DRAWS, Cut, format_cuts
 from experiments.disco_ttft import BUDGETS, SIDES, show_ttft
 from experiments.tables import run_all, show_table
-from streamco.sim.race.lengths import SHARES
-from streamco.sim.race.kind import Race
-from streamco.sim.race.options import RaceOptions, RacePolicy
 from streamco.sim.experiment.scenario import KINDS, Outcome, Scenario, run_scenario
+from streamco.sim.race.kind import Race
+from streamco.sim.race.lengths import SHARES
+from streamco.sim.race.options import RaceOptions, RacePolicy
 
 __all__ = ["main"]
 

@@ -24,13 +24,13 @@ from msgspec.structs import replace as replaced
 
 from streamco.core.speculation.estimates import Pair, PairPrior
 from streamco.core.speculation.events import DraftToken, VerdictReceived
-from streamco.core.speculation.machine import SpeculatorOptions
+from streamco.core.speculation.options import SpeculatorOptions
 from streamco.core.verifier.events import FULL_QUEUE
 from streamco.policies.mode_switch import Conditions, best_window, predict_rates
 from streamco.policies.window import Stabiliser, WindowPolicy
 from streamco.sim.fleet.drafting_device import DraftingDevice
-from streamco.sim.single.faulty_verifier import Fault, JudgingServer, Link
 from streamco.sim.single.answer import SimulatedSpeculation, SpeculationOutcome, simulate_answer
+from streamco.sim.single.faulty_verifier import Fault, JudgingServer, Link
 
 __all__ = ["ANSWERS", "TOKENS", "Pace", "WindowWorld", "draw_world", "run_fused", "run_policy"]
 

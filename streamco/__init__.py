@@ -15,12 +15,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from streamco.openai_types import ChatCompletion, ChatCompletionChunk, CompletionUsage
     from streamco.client.chat import Answer
     from streamco.client.client import Client
     from streamco.client.race.dispatcher import DispatchOptions
     from streamco.client.race.migration import MigrationOptions
-    from streamco.client.speculation.verifier_binding import SpeculationOptions
+    from streamco.client.speculation.options import SpeculationOptions
     from streamco.client.stream import ChatStream, Retracted, Settled, Token, TokenStream
     from streamco.config import Limits, RetryPolicy, SamplingOptions, Timeouts
     from streamco.core.report import AnswerUsage, DispatchReport, EndpointReport, Report, SpeculationFigures
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
         StreamConsumed,
         UsageError,
     )
+    from streamco.openai_types import ChatCompletion, ChatCompletionChunk, CompletionUsage
 
 __version__ = "0.1.0"
 

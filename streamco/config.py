@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from streamco.errors import ConfigError
 
-__all__ = ["LISTENING", "READING", "Limits", "Pace", "RetryPolicy", "SamplingOptions", "Timeouts", "parse_pace"]
+__all__ = ["LISTENING", "Limits", "Pace", "READING", "RetryPolicy", "SamplingOptions", "Timeouts", "check_share", "parse_pace"]
 
 READING = 4.8  # tokens/s; DiSCo section 2.2: mean silent reading speed
 LISTENING = 3.5  # tokens/s; DiSCo section 2.2: mean speaking rate
@@ -79,3 +79,13 @@ class SamplingOptions(Struct, frozen=True, kw_only=True):
     seed: int | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+
+
+def check_share(name: str, value: float) -> None:
+    """Refuse a share that is none.
+
+    Raises:
+        ConfigError: outside 0..1.
+    """
+    if not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
+        raise ConfigError(f"{name}: expected a share from 0 to 1, got {value!r}")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from streamco.openai_types import ChatCompletionChunk, CompletionUsage
 from streamco.errors import EndpointError
+from streamco.openai_types import ChatCompletionChunk, CompletionUsage
 
 __all__ = ["Event", "ReaderLeft", "StreamCancelled", "StreamEnded", "StreamFailed", "TokensReceived"]
 

@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from streamco.core.speculation.events import Candidates
 from streamco.errors import ConfigError
-from streamco.pairs import PairProfile
 from streamco.policies.acceptance import solve_acceptance
 from streamco.policies.rejection import Branch, allot, forecast_rejection, rank_branches
+from streamco.profiles import PairProfile
 
 __all__ = ["BUDGETS", "JudgedRound", "fit_pair", "importance_thresholds", "predicted_share"]
 

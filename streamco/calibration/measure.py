@@ -30,8 +30,8 @@ from streamco.endpoints.verifiers.base import Verifier, VerifierEvent, VerifierS
 from streamco.engines.base import HoldingEngine, SequenceTask, TokenSequence
 from streamco.errors import ConfigError, EndpointError, EngineError, VerifierError
 from streamco.events import TokensReceived
-from streamco.pairs import PairProfile
-from streamco.wire.verify.frames import Rule
+from streamco.policies.acceptance import Rule
+from streamco.profiles import PairProfile
 
 __all__ = ["GREEDY", "calibrate_pair", "measure_remote_step", "measure_rounds", "measure_step_times", "measure_verify_times"]
 

@@ -14,7 +14,7 @@ from streamco.errors import ConfigError, EndpointError
 if TYPE_CHECKING:
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.endpoints.verifiers.base import Verifier
-    from streamco.pairs import PairProfile
+    from streamco.profiles import PairProfile
 
 __all__ = ["add_arguments", "format_pair", "run"]
 

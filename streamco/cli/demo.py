@@ -14,17 +14,18 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from msgspec import Struct
 
-from streamco.cli.ui.answer import AnswerSettings, read_answer
-from streamco.cli.server_process import running_server
-from streamco.cli.ui.slash_commands import pace_text
 from streamco.cli.options import add_answer_arguments, add_look_arguments, add_prompt_arguments, budget_of
-from streamco.cli.ui.report import format_saving, format_seconds, format_usd
 from streamco.cli.runtime import run_async, waiting
+from streamco.cli.server_process import running_server
+from streamco.cli.ui.answer import AnswerSettings, read_answer
+from streamco.cli.ui.report import format_saving, format_seconds, format_usd
+from streamco.cli.ui.slash_commands import pace_text
 from streamco.cli.ui.talk import answer_prompt, converse, is_interactive, make_view, migration_of
 from streamco.cli.ui.view import View
 from streamco.client.client import Client
 from streamco.client.race.dispatcher import DispatchOptions
-from streamco.client.speculation.verifier_binding import SpeculationOptions, drafting
+from streamco.client.speculation.options import SpeculationOptions
+from streamco.client.speculation.verifier_binding import drafting
 from streamco.core.report import EndpointReport, HandOver, Report, SpeculationFigures
 from streamco.endpoints.base import TokenPrices
 from streamco.errors import ConfigError
@@ -143,8 +144,8 @@ async def _client(args: argparse.Namespace) -> AsyncIterator[Client]:
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.endpoints.openai import OpenAIEndpoint
     from streamco.engines.base import EngineOptions
-    from streamco.engines.llamacpp.gguf import derived
     from streamco.engines.llamacpp.bundled_model import packaged_model
+    from streamco.engines.llamacpp.gguf import derived
 
     speculates = args.mode == "speculate"
     timing = ("--step-times", STEP_TIMES) if speculates else ("--latency", args.latency, "--latency-seed", str(args.seed or 0))

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streamco.cli.ui.slash_commands import MODES, parse_budget, parse_pace_text, parse_policy
-from streamco.cli.serving import check_descriptor, serve_until_stopped
 from streamco.cli.options import option, whole_number
 from streamco.cli.runtime import run_async
+from streamco.cli.serving import check_descriptor, serve_until_stopped
+from streamco.cli.ui.slash_commands import MODES, parse_budget, parse_pace_text, parse_policy
 from streamco.errors import ConfigError
 
 if TYPE_CHECKING:

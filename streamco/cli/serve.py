@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamco.cli.serving import check_descriptor, serve_until_stopped
 from streamco.cli.runtime import run_async
+from streamco.cli.serving import check_descriptor, serve_until_stopped
 from streamco.errors import ConfigError, EngineError, StreamcoError
 
 if TYPE_CHECKING:

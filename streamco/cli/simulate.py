@@ -50,10 +50,10 @@ def run(args: argparse.Namespace) -> int:
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # each core has a process; and sums don't depend on how many there are
     from streamco.sim.experiment.experiment import read_experiment
-    from streamco.sim.experiment.result_store import Ledger, code_digest, name_of
-    from streamco.sim.experiment.tables import summarise, table_of, write_results
     from streamco.sim.experiment.plots import check_matplotlib, draw_plots
+    from streamco.sim.experiment.result_store import Ledger, code_digest, name_of
     from streamco.sim.experiment.runner import run_sweep
+    from streamco.sim.experiment.tables import summarise, table_of, write_results
 
     began = time.monotonic()
     experiment = read_experiment(args.experiment, seed=args.seed, is_quick=args.quick)

@@ -9,7 +9,7 @@ from streamco.config import SamplingOptions
 from streamco.endpoints.base import Message, Request
 from streamco.errors import ConfigError
 
-__all__ = ["build_request", "check_mapping"]
+__all__ = ["UNSET", "Unset", "build_request", "check_mapping"]
 
 # Arguments of OpenAI's SDK that are settings of an endpoint here; passed on, servers would refuse them as fields of the body.
 _ELSEWHERE = {
@@ -111,3 +111,10 @@ def check_mapping(name: str, value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigError(f"{name}: expected a mapping, got {type(value).__name__}")
     return value
+
+
+class Unset:
+    """Marks an argument that was not given, where None has a meaning of its own."""
+
+
+UNSET = Unset()

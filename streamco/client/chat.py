@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, Protocol, overload
 
-from streamco.openai_types import ChatCompletion
-from streamco.client.arguments import build_request, check_mapping
+from streamco.client.arguments import UNSET, Unset, build_request, check_mapping
 from streamco.client.stream import ChatStream
 from streamco.config import Pace
 from streamco.core.report import Report
-from streamco.endpoints.base import Message
+from streamco.endpoints.base import Message, Request
+from streamco.openai_types import ChatCompletion
 from streamco.wire.openai.assembler import CompletionAssembler
 
-if TYPE_CHECKING:
-    from streamco.client.client import Client
-
-__all__ = ["UNSET", "Answer", "Chat", "Completions", "Unset"]
-
-
-class Unset:
-    """Marks an argument that was not given, where None has a meaning of its own."""
-
-
-UNSET = Unset()
+__all__ = ["Answer", "Chat", "Completions"]
 
 
 class Answer(ChatCompletion):
@@ -32,11 +22,19 @@ class Answer(ChatCompletion):
     report: Report | None = None
 
 
+class OpenChat(Protocol):
+    """``Client.open_chat``."""
+
+    def __call__(self, request: Request, *, pace: Pace | Unset = UNSET, includes_usage: bool = False) -> ChatStream:
+        """Ask for an answer as chunks, from a request already built."""
+        ...
+
+
 class Completions:
     """The one method of ``client.chat.completions``."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, open_chat: OpenChat) -> None:
+        self._open_chat = open_chat
 
     @overload
     async def create(
@@ -66,7 +64,7 @@ class Completions:
         """
         wants_usage = bool(check_mapping("stream_options", options.pop("stream_options", None)).get("include_usage"))
         request = build_request(messages, model=model, **options)
-        answer = self._client.open_chat(request, pace=pace if stream else None, includes_usage=wants_usage or not stream)
+        answer = self._open_chat(request, pace=pace if stream else None, includes_usage=wants_usage or not stream)
         if stream:
             try:
                 await answer.first()
@@ -85,5 +83,5 @@ class Completions:
 class Chat:
     """``client.chat``."""
 
-    def __init__(self, client: Client) -> None:
-        self.completions = Completions(client)
+    def __init__(self, open_chat: OpenChat) -> None:
+        self.completions = Completions(open_chat)

@@ -7,24 +7,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from streamco.client.arguments import build_request
-from streamco.client.preparation import Beginning
-from streamco.client.chat import UNSET, Chat, Unset
-from streamco.client.speculation.planner import Prepared, SpeculationDesk
-from streamco.client.race.dispatcher import Dispatched, Dispatcher, DispatchOptions
-from streamco.client.race.driver import SessionDriver
-from streamco.client.speculation.report import Record, speculation_bill
-from streamco.client.race.migration import MigrationOptions
-from streamco.client.speculation.verifier_binding import Mode, Pairing, SpeculationOptions, VerifierSetting, check_speculation, drafting
-from streamco.client.race.report import build_bill
+from streamco.client.arguments import UNSET, Unset, build_request
+from streamco.client.chat import Chat
 from streamco.client.driver import AnswerDriver
 from streamco.client.endpoint_set import DeviceSetting, ServerSetting, SharedEndpoints
+from streamco.client.preparation import Beginning
+from streamco.client.race.dispatcher import Dispatched, Dispatcher, DispatchOptions
+from streamco.client.race.driver import SessionDriver
+from streamco.client.race.migration import MigrationOptions
+from streamco.client.race.report import build_bill
 from streamco.client.speculation.driver import SpeculationDriver
+from streamco.client.speculation.options import Mode, SpeculationOptions, VerifierSetting, check_speculation
+from streamco.client.speculation.planner import Prepared, SpeculationDesk
+from streamco.client.speculation.report import Record, speculation_bill
+from streamco.client.speculation.verifier_binding import Pairing, drafting
 from streamco.client.stream import ChatStream, TokenStream, Work
 from streamco.config import Limits, Pace, parse_pace
+from streamco.core.race.machine import OnFailure, SessionMachine, SessionPlan
 from streamco.core.race.migration import MigrationPlan
 from streamco.core.speculation.answer import Emit
-from streamco.core.race.machine import OnFailure, SessionMachine, SessionPlan
 from streamco.core.totals import Ledger, Totals
 from streamco.endpoints.base import Message, Request
 from streamco.engines.base import EngineOptions
@@ -105,7 +106,7 @@ class Client:
         self._limits = limits or Limits()
         self._ledger = Ledger()
         self._owner: Client | None = None
-        self.chat = Chat(self)
+        self.chat = Chat(self.open_chat)
 
     # Life
 
@@ -171,7 +172,7 @@ class Client:
         other._pace = self._pace if isinstance(pace, Unset) else parse_pace(pace)
         other._on_failure = self._on_failure if isinstance(on_failure, Unset) else on_failure
         other._limits = limits or self._limits
-        other.chat = Chat(other)
+        other.chat = Chat(other.open_chat)
         return other
 
     def profile(self) -> bytes:

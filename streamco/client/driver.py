@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
-from collections.abc import Coroutine
 import time
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
 from typing import Protocol
+
 from streamco.openai_types import ChatCompletionChunk
 
 __all__ = ["AnswerDriver", "Batch", "TaskOwner", "clock_of"]

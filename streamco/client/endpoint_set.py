@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-from streamco.client.speculation.verifier_binding import Pairing
 from streamco.client.driver import AnswerDriver
+from streamco.client.speculation.verifier_binding import Pairing
 from streamco.endpoints.base import Endpoint
 from streamco.engines.base import EngineOptions
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointError, StreamClosed

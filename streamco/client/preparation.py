@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from streamco.client.speculation.planner import Prepared, SpeculationDesk
-from streamco.client.race.dispatcher import Dispatched
-from streamco.client.race.driver import SessionDriver
-from streamco.client.request_facts import describe_request, takes_long
-from streamco.client.speculation.report import Record, speculation_report, speculation_usage
-from streamco.client.race.report import build_report, describe_usage
 from streamco.client.driver import AnswerDriver
 from streamco.client.endpoint_set import SharedEndpoints
+from streamco.client.race.dispatcher import Dispatched
+from streamco.client.race.driver import SessionDriver
+from streamco.client.race.report import build_report, describe_usage
+from streamco.client.request_facts import describe_request, takes_long
 from streamco.client.speculation.driver import SpeculationDriver
+from streamco.client.speculation.planner import Prepared, SpeculationDesk
+from streamco.client.speculation.report import Record, speculation_report, speculation_usage
 from streamco.core.report import AnswerUsage, Report
 from streamco.endpoints.base import Endpoint, Request
 from streamco.policies.eligibility import RequestFacts

@@ -11,12 +11,12 @@ from typing import Generic, Literal, Self, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from streamco.openai_types import ChatCompletionChunk, CompletionUsage
-from streamco.client.speculation.output import SpeculatedChunk
 from streamco.client.driver import AnswerDriver, Batch
+from streamco.client.speculation.output import SpeculatedChunk
 from streamco.core.report import AnswerUsage, Report
 from streamco.core.speculation.events import Origin
 from streamco.errors import ConcurrentRead, StreamClosed, StreamConsumed
+from streamco.openai_types import ChatCompletionChunk, CompletionUsage
 
 __all__ = ["AnswerStream", "ChatStream", "Retracted", "Settled", "Token", "TokenStream", "Work"]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from streamco.openai_types import ChatCompletionChunk
-from streamco.commands import DeliverTokens
 from streamco.core.meter import Meter
 from streamco.core.pacer import Pacer, weigh_chunk
+from streamco.core.race.commands import DeliverTokens
+from streamco.openai_types import ChatCompletionChunk
 
 __all__ = ["Delivery"]
 

@@ -7,9 +7,9 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct, field
 
-from streamco.commands import Partial, PreCopy
 from streamco.config import SamplingOptions
 from streamco.events import StreamEnded, TokensReceived
+from streamco.partial import Partial, PreCopy
 
 __all__ = ["Capabilities", "Continuation", "Endpoint", "EndpointStream", "Kind", "Message", "PreCopy", "Request", "TokenPrices"]
 

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from streamco.openai_types import ChunkChoice
-from streamco.commands import Partial
 from streamco.endpoints.base import Capabilities, Continuation, PreCopy, Request
 from streamco.errors import UsageError
 from streamco.events import TokensReceived
+from streamco.openai_types import ChunkChoice
+from streamco.partial import Partial
 from streamco.wire.token_frames import TokenCodec
 
 __all__ = ["PACKED_FIELD", "PREFILL_FIELD", "Seam", "continue_request", "hand_over", "prefill_request", "split_seam"]

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
 
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, PromptTokensDetails
-from streamco.commands import Partial
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
 from streamco.endpoints.continuation import Seam, split_seam
 from streamco.engines.base import (
@@ -32,6 +30,8 @@ from streamco.engines.base import (
 from streamco.engines.prompt_ids import answer_ids, open_bytes, with_begin
 from streamco.errors import ConfigError, EndpointError, EngineError, StreamClosed, StreamConsumed, UsageError
 from streamco.events import StreamEnded, TokensReceived
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, PromptTokensDetails
+from streamco.partial import Partial
 
 if TYPE_CHECKING:
     from streamco.endpoints.device_drafter import Drafter, DrafterEvent

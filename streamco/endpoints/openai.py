@@ -13,7 +13,6 @@ from weakref import WeakSet
 
 import msgspec
 
-from streamco.commands import Partial
 from streamco.config import Limits, RetryPolicy, Timeouts
 from streamco.endpoints.address import Address, find_address
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
@@ -25,13 +24,14 @@ from streamco.endpoints.prices import find_prices
 from streamco.endpoints.probe import PROBED_PATHS, STREAMCO, ServerInfo, identify
 from streamco.endpoints.providers import GENERIC, Dialect, find_provider
 from streamco.endpoints.retry import Retries
-from streamco.endpoints.token_counter import TokenCounter
 from streamco.endpoints.shared_tokenizer import SharedVocabulary
+from streamco.endpoints.token_counter import TokenCounter
 from streamco.engines.base import Engine
 from streamco.errors import ConfigError, EndpointError, EndpointProtocolError, EndpointStatusError, EngineError, UsageError
+from streamco.partial import Partial
 from streamco.wire.openai.errors import status_error
-from streamco.wire.openai.stream import Api
 from streamco.wire.openai.requests import build_chat_request, build_completion_request, encode_request
+from streamco.wire.openai.stream import Api
 from streamco.wire.token_frames import TokenCodec
 
 if TYPE_CHECKING:

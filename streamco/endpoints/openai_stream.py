@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from streamco.openai_types import ChatCompletionChunk
 from streamco.config import Limits, Timeouts
 from streamco.endpoints.continuation import Seam
 from streamco.endpoints.http import HttpClient
@@ -31,6 +30,7 @@ from streamco.errors import (
     StreamConsumed,
 )
 from streamco.events import StreamEnded, TokensReceived
+from streamco.openai_types import ChatCompletionChunk
 from streamco.wire.openai.errors import status_error
 from streamco.wire.openai.stream import Api, ChatStreamParser
 

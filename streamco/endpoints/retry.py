@@ -6,9 +6,10 @@ with another endpoint is the session's business then.
 
 from __future__ import annotations
 
-from random import Random
 import random
 import ssl
+from random import Random
+
 from streamco.config import RetryPolicy
 from streamco.errors import EndpointConnectError, EndpointError, EndpointProtocolError, EndpointStatusError, EndpointTimeoutError
 

@@ -13,13 +13,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from streamco.commands import Partial
 from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint, prompt_ids
 from streamco.endpoints.providers import Reading
 from streamco.engines.base import Engine
 from streamco.engines.prompt_ids import open_bytes
 from streamco.errors import EndpointProtocolError, EngineError
+from streamco.partial import Partial
 
 __all__ = ["SAMPLE", "SharedVocabulary"]
 

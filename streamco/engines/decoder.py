@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
-from streamco.engines.llamacpp.context import ABORTED, NO_ROOM, LlamaContext
-from streamco.engines.llamacpp.batch_invariance import largest_exact_batch
-from streamco.engines.step_emulation import StepPacer
 from streamco.engines.kv_slots import Slot, SlotTable
+from streamco.engines.llamacpp.batch_invariance import largest_exact_batch
+from streamco.engines.llamacpp.context import ABORTED, NO_ROOM, LlamaContext
+from streamco.engines.step_emulation import StepPacer
 from streamco.engines.threads import ThreadShare
 from streamco.errors import EngineError
 

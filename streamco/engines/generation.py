@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from streamco._native import FILLED, FULL, WAKE, Ring
 from streamco.engines.base import GenerationEnd, GenerationRequest, GenerationTimings, TextPiece
+from streamco.engines.detokenizer import StopMatcher, TextAssembler
+from streamco.engines.kv_slots import Slot
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.sampling import Sampler, top_probabilities
-from streamco.engines.kv_slots import Slot
-from streamco.engines.detokenizer import StopMatcher, TextAssembler
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,17 +12,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from streamco.engines.llamacpp.attention import has_readable_attention
 from streamco.engines.base import EngineOptions, Generation, GenerationRequest, ModelInfo, TokenSequence
-from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.decoder import CHUNK
 from streamco.engines.generation import RunningGeneration
-from streamco.engines.loop import EngineLoop
-from streamco.engines.llamacpp.model import LlamaModel
-from streamco.engines.order import BatchOrder
-from streamco.engines.step_emulation import StepPacer, StepTime
-from streamco.engines.sequence import HeldSequence
 from streamco.engines.kv_slots import SlotTable
+from streamco.engines.llamacpp.attention import has_readable_attention
+from streamco.engines.llamacpp.context import LlamaContext
+from streamco.engines.llamacpp.model import LlamaModel
+from streamco.engines.loop import EngineLoop
+from streamco.engines.order import BatchOrder
+from streamco.engines.sequence import HeldSequence
+from streamco.engines.step_emulation import StepPacer, StepTime
 from streamco.engines.threads import budget
 from streamco.errors import ConfigError, EngineError, UsageError
 

@@ -17,15 +17,14 @@ from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 
 from streamco.engines.base import EngineOptions
-from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.decoder import Decoder, Work, slot_of
 from streamco.engines.generation import RunningGeneration
-from streamco.engines.sequence_table import HeldTable
-from streamco.engines.order import BatchOrder, next_batch
-from streamco.engines.step_emulation import StepPacer
-from streamco.engines.tasks import Reading
 from streamco.engines.kv_slots import SlotTable
-from streamco.engines.tasks import Draft, Task, Verification
+from streamco.engines.llamacpp.context import LlamaContext
+from streamco.engines.order import BatchOrder, next_batch
+from streamco.engines.sequence_table import HeldTable
+from streamco.engines.step_emulation import StepPacer
+from streamco.engines.tasks import Draft, Reading, Task, Verification
 from streamco.engines.threads import ThreadShare
 from streamco.errors import EngineError
 

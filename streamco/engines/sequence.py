@@ -8,12 +8,10 @@ from contextlib import suppress
 from typing import Protocol
 
 from streamco.config import SamplingOptions
-from streamco.engines.base import SequenceTask, TaskEnd
-from streamco.engines.prediction import Predictor
-from streamco.engines.base import RowReader
-from streamco.engines.tasks import Reading
+from streamco.engines.base import RowReader, SequenceTask, TaskEnd
 from streamco.engines.kv_slots import Slot
-from streamco.engines.tasks import Draft, Extension, Task, Verification
+from streamco.engines.prediction import Predictor
+from streamco.engines.tasks import Draft, Extension, Reading, Task, Verification
 from streamco.errors import ConfigError, EngineError, UsageError
 
 __all__ = ["Close", "Fork", "HeldSequence", "Host", "Truncation", "Vocabulary"]

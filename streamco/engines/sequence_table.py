@@ -8,8 +8,8 @@ the same ids finds it.
 from __future__ import annotations
 
 from streamco.engines.base import TaskEnd, TaskTimings
-from streamco.engines.sequence import Close, Fork, HeldSequence, Truncation
 from streamco.engines.kv_slots import Slot, SlotTable
+from streamco.engines.sequence import Close, Fork, HeldSequence, Truncation
 from streamco.engines.tasks import Task
 from streamco.errors import EngineError
 

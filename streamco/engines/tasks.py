@@ -6,15 +6,21 @@ bounded by what was asked for, so that a task is never parked.
 
 from __future__ import annotations
 
-from typing import Protocol
 from collections.abc import Callable, Sequence
 from time import perf_counter
+from typing import TYPE_CHECKING, Protocol
+
 from msgspec.structs import replace
+
 from streamco._native import WAKE, Ring
 from streamco.engines.base import Prediction, RowReader, TaskEnd, TaskTimings
-from streamco.engines.prediction import Predictor
 from streamco.engines.kv_slots import Slot
+from streamco.engines.prediction import Predictor
 from streamco.errors import EngineError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["Draft", "Extension", "Owner", "Reading", "Task", "Verification", "check_length"]
 

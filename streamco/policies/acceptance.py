@@ -18,19 +18,58 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from enum import IntEnum
 from random import Random
+from typing import Annotated
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Meta, Struct
 from numpy.typing import ArrayLike, NDArray
 
+from streamco.config import check_share
 from streamco.errors import ConfigError
-from streamco.policies.device_constrained import check_share
 
-__all__ = ["Distribution", "Verdict", "expected_tokens", "solve_acceptance", "verify_greedy", "verify_sampled", "verify_threshold"]
+__all__ = [
+    "Distribution",
+    "Rule",
+    "RuleKind",
+    "Verdict",
+    "expected_tokens",
+    "solve_acceptance",
+    "verify_greedy",
+    "verify_sampled",
+    "verify_threshold",
+]
 
 _WHOLE = 1e-6  # what may be missing from 1 by rounding
 _ROUNDS = 60  # of bisection
+
+_Share = Annotated[float, Meta(ge=0, le=1)]
+_Count = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+
+
+class RuleKind(IntEnum):
+    """How drafted tokens are judged."""
+
+    GREEDY = 0
+    SAMPLE = 1
+    THRESHOLD = 2
+
+
+class Rule(Struct, frozen=True, array_like=True):
+    """How a session's drafts are judged, and what the next token is drawn by.
+
+    ``GREEDY``: a token is accepted if it is the target's likeliest. ``SAMPLE``: speculative sampling against the distribution that the
+    draft carries. ``THRESHOLD``: accepted if it is at least ``threshold`` times as likely as the target's best; corrections are the best.
+    """
+
+    kind: RuleKind = RuleKind.GREEDY
+    temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0  # of the target's distribution, before the filters; SAMPLE: above 0
+    top_k: _Count = 0  # 0: all
+    top_p: _Share = 1.0
+    min_p: _Share = 0.0
+    threshold: _Share = 0.0
+    seed: _Count | None = None  # None: the server's own dice
 
 
 class Verdict(Struct, frozen=True):

@@ -15,14 +15,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
 from streamco.errors import ConfigError
 
-__all__ = ["CHUNK", "Alternating", "Batch", "BatchPolicy", "FirstCome", "Kind", "LinearStep", "Portion", "Situation", "StepSeconds"]
-__all__ += ["StrictPrefill", "Waiting", "fair_order"]
+__all__ = [
+    "Alternating",
+    "Batch",
+    "BatchPolicy",
+    "CHUNK",
+    "FirstCome",
+    "Kind",
+    "LinearStep",
+    "Patient",
+    "Portion",
+    "Situation",
+    "StepSeconds",
+    "StrictPrefill",
+    "Waiting",
+    "fair_order",
+]
 
 CHUNK = 32  # tokens a verification reads in one batch at most (Synera 4.5)
 
@@ -277,3 +291,12 @@ def _seconds(batch: Batch, contexts: Mapping[str, int], step: StepSeconds) -> fl
 def _check_room(batch_tokens: int) -> None:
     if batch_tokens < CHUNK:
         raise ConfigError(f"batch_tokens: expected at least {CHUNK}, got {batch_tokens}")
+
+
+@runtime_checkable
+class Patient(Protocol):
+    """A policy that may choose nothing though something waits."""
+
+    def ready_at(self, waiting: Sequence[Waiting], situation: Situation) -> float | None:
+        """When it will choose something even if nothing else comes, seconds, perhaps now or earlier; None: nothing waits."""
+        ...

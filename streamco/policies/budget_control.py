@@ -28,8 +28,8 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
+from streamco.config import check_share
 from streamco.errors import ConfigError, UsageError
-from streamco.policies.device_constrained import check_share
 from streamco.policies.dispatch import Decision, Side, one_side
 
 __all__ = ["BudgetSteering", "Reservation", "steer"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from streamco.policies.device_constrained import check_share
+from streamco.config import check_share
 
 __all__ = ["Chances"]
 

@@ -17,11 +17,11 @@ from random import Random
 import numpy as np
 from msgspec import Struct
 
-from streamco.errors import ConfigError
+from streamco.config import check_share
 from streamco.policies.dispatch import Decision, Outcomes
 from streamco.profiles import LengthDistribution, TTFTDistribution
 
-__all__ = ["TAIL", "DeviceConstrained", "ProportionalWait", "check_share"]
+__all__ = ["DeviceConstrained", "ProportionalWait", "TAIL"]
 
 TAIL = 0.05  # alpha: the slowest twentieth of answers is what people notice; the paper names no default
 
@@ -152,16 +152,6 @@ class ProportionalWait(Struct, frozen=True, tag="proportional-wait"):
     def decide(self, length: int, rng: Random) -> Decision:
         """The one decision for this length."""
         return self.outcomes(length)[0][1]
-
-
-def check_share(name: str, value: float) -> None:
-    """Refuse a share that is none.
-
-    Raises:
-        ConfigError: outside 0..1.
-    """
-    if not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
-        raise ConfigError(f"{name}: expected a share from 0 to 1, got {value!r}")
 
 
 def _reason(wait: float | None) -> str:

@@ -23,8 +23,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from streamco.config import check_share
 from streamco.errors import ConfigError
-from streamco.policies.device_constrained import check_share
 from streamco.policies.dispatch import Decision, Outcomes, Side
 from streamco.profiles import DeviceSpeed, LengthDistribution, TTFTDistribution
 

@@ -6,7 +6,7 @@ from random import Random
 
 from msgspec import Struct
 
-from streamco.policies.device_constrained import check_share
+from streamco.config import check_share
 from streamco.policies.dispatch import Decision, Outcomes, Side
 
 __all__ = ["Stochastic"]

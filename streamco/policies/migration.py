@@ -16,7 +16,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from streamco.commands import PreCopy
+from streamco.partial import PreCopy
 
 __all__ = ["SERVER_STOPS", "UNKNOWN_RATE", "UNKNOWN_SERVER_SETUP", "Terms", "TransferRule", "ahead", "copy_pays", "cover", "keeps_up"]
 __all__ += ["lag", "net_saving"]

@@ -17,15 +17,16 @@ The papers define fused mode twice (DSD sections 3.3 and 4.4); here it is the re
 
 from __future__ import annotations
 
-from msgspec import Struct
-from streamco.errors import ConfigError
-from streamco.policies.window import DEFAULT, LONGEST, WindowState
 import math
 from typing import Literal
+
+from msgspec import Struct
 from msgspec.structs import replace
+
 from streamco.config import READING
+from streamco.errors import ConfigError
 from streamco.policies.acceptance import expected_tokens
-from streamco.policies.window import LONGEST, is_fused
+from streamco.policies.window import DEFAULT, LONGEST, WindowState, is_fused
 
 __all__ = ["Conditions", "Mode", "ModeSwitch", "Predicted", "Rates", "best_window", "predict_rates", "round_seconds"]
 

@@ -25,8 +25,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import ArrayLike, NDArray
 
+from streamco.config import check_share
 from streamco.errors import ConfigError
-from streamco.policies.device_constrained import check_share
 
 __all__ = ["Offload", "OffloadDecision", "OffloadRule", "OffloadSteering", "confidence_probability", "importance_probability"]
 __all__ += ["is_past_exit"]

@@ -26,8 +26,8 @@ from random import Random
 
 from msgspec import Struct
 
+from streamco.config import check_share
 from streamco.errors import ConfigError
-from streamco.policies.device_constrained import check_share
 
 __all__ = ["ALTERNATIVES", "Branch", "PreDraft", "RejectionForecast", "allot", "chain_rejection", "forecast_rejection", "rank_branches"]
 

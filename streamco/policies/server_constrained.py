@@ -12,7 +12,7 @@ from random import Random
 import numpy as np
 from msgspec import Struct
 
-from streamco.policies.device_constrained import check_share
+from streamco.config import check_share
 from streamco.policies.dispatch import Decision, Outcomes
 from streamco.profiles import LengthDistribution
 

@@ -20,9 +20,9 @@ from streamco.proxy.requests import Asked, parse_chat, parse_completion
 from streamco.proxy.response_shapes import ChatShape, CompletionShape
 from streamco.proxy.streaming import answer_whole, stream_answer
 from streamco.server.api import make_application
-from streamco.server.middleware import Admission, read_body
-from streamco.server.listening import listening
 from streamco.server.http_errors import RequestError
+from streamco.server.listening import listening
+from streamco.server.middleware import Admission, read_body
 
 __all__ = ["PROXY", "Proxy", "make_app", "serving"]
 

@@ -5,23 +5,40 @@ Keys of endpoints are never in it, only the names of the environment variables t
 
 from __future__ import annotations
 
-from streamco.server.options import ListenOptions
 import re
 import tomllib
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
 import msgspec
 from msgspec import Struct, field
-from streamco.client.speculation.verifier_binding import SpeculationOptions
+
+from streamco.client.speculation.options import SpeculationOptions
 from streamco.config import READING, Timeouts
 from streamco.endpoints.base import Capabilities
 from streamco.errors import ConfigError
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED
 from streamco.policies.migration import TransferRule
+from streamco.server.options import ListenOptions
 
-__all__ = ["DeviceSection", "DispatchSection", "MODEL", "MigrationSection", "PACKAGED", "PriceTable", "ProxyConfig", "ProxyOptions", "ProxySection", "ServerSection", "SpeculateSection", "format_config", "load_config", "parse_config"]
+__all__ = [
+    "DeviceSection",
+    "DispatchSection",
+    "MODEL",
+    "MigrationSection",
+    "PACKAGED",
+    "PriceTable",
+    "ProxyConfig",
+    "ProxyOptions",
+    "ProxySection",
+    "ServerSection",
+    "SpeculateSection",
+    "format_config",
+    "load_config",
+    "parse_config",
+]
 
 MODEL = "streamco"  # the model's name that means: whoever is fastest
 

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import logging
-from streamco.endpoints.openai import OpenAIEndpoint
-from streamco.errors import EndpointError
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+
 from msgspec.structs import asdict
+
 from streamco.calibration.profile_store import save_profile
 from streamco.client.client import Client
 from streamco.client.race.dispatcher import DispatchOptions
 from streamco.client.race.migration import MigrationOptions
-from streamco.client.speculation.verifier_binding import SpeculationOptions, drafting
+from streamco.client.speculation.options import SpeculationOptions
+from streamco.client.speculation.verifier_binding import drafting
 from streamco.endpoints.address import read_key
 from streamco.endpoints.base import Endpoint, TokenPrices
+from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.base import Verifier
-from streamco.errors import ConfigError
+from streamco.errors import ConfigError, EndpointError
 from streamco.profiles import Profile
-from streamco.proxy.config import PACKAGED, DeviceSection, PriceTable, ProxyConfig, ServerSection, SpeculateSection
-from streamco.proxy.config import ProxyOptions
+from streamco.proxy.config import PACKAGED, DeviceSection, PriceTable, ProxyConfig, ProxyOptions, ServerSection, SpeculateSection
+
 if TYPE_CHECKING:
     from streamco.endpoints.device import DeviceEndpoint
 

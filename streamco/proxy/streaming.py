@@ -11,12 +11,12 @@ from aiohttp import web
 
 from streamco.client.stream import ChatStream
 from streamco.errors import StreamcoError
-from streamco.proxy.error_responses import explain
 from streamco.proxy.config import ProxyOptions
+from streamco.proxy.error_responses import explain
 from streamco.proxy.report_headers import comment, headers, opening_headers
 from streamco.proxy.response_shapes import Shape
-from streamco.server.responses import DONE
 from streamco.server.http_errors import RequestError, error_event
+from streamco.server.responses import DONE
 from streamco.server.streaming import KEEPALIVE, EventStream
 from streamco.wire.openai.assembler import CompletionAssembler
 

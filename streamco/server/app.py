@@ -16,15 +16,15 @@ from aiohttp import web
 
 from streamco.engines.base import Engine, GenerationRequest, HoldingEngine
 from streamco.errors import EngineError
-from streamco.server.responses import Answer, ChatAnswer, CompletionAnswer
 from streamco.server.api import make_application
+from streamco.server.http_errors import RequestError
 from streamco.server.latency_replay import Holdback
-from streamco.server.middleware import Admission, read_body
 from streamco.server.listening import listening, make_runner
+from streamco.server.middleware import Admission, read_body
 from streamco.server.options import ServeOptions
 from streamco.server.prompts import ApiRequest, build_generation
-from streamco.server.http_errors import RequestError
 from streamco.server.requests import ChatRequest, CompletionRequest, parse
+from streamco.server.responses import Answer, ChatAnswer, CompletionAnswer
 from streamco.server.streaming import answer_whole, stream_answer
 from streamco.server.verify.service import PATH, STATS_PATH, VerifyService
 from streamco.server.wakeup import Clock, LoopClock, Waker, Work

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from streamco.engines.base import Engine
-from streamco.server.http_errors import invalid
-from streamco.wire.token_frames import TokenCodec, TokenFrameError, TokenVocabularyError
 import asyncio
+
 from streamco.engines.base import Engine, GenerationRequest
 from streamco.engines.prompt_ids import answer_ids, open_bytes, with_begin
 from streamco.errors import EngineError
-from streamco.server.options import ServeOptions
 from streamco.server.http_errors import RequestError, invalid
+from streamco.server.options import ServeOptions
 from streamco.server.requests import TOP_LOGPROBS, ChatRequest, CompletionRequest
+from streamco.wire.token_frames import TokenCodec, TokenFrameError, TokenVocabularyError
 
 __all__ = ["build_generation", "prompt_ids", "render", "unpack_ids"]
 

@@ -8,9 +8,9 @@ import logging
 from aiohttp import web
 
 from streamco.engines.base import GenerationEnd
-from streamco.server.responses import Answer
-from streamco.server.options import ServeOptions
 from streamco.server.http_errors import RequestError, error_event
+from streamco.server.options import ServeOptions
+from streamco.server.responses import Answer
 from streamco.server.wakeup import Clock, Work
 
 logger = logging.getLogger("streamco.server")

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from streamco.testing.endpoint import ScriptedEndpoint, text_chunk
+from streamco.testing.engine import FakeEngine
+from streamco.testing.fault_proxy import FaultProxy
+from streamco.testing.faults import FAULT_KINDS, FaultPlan, Faults, Strike, draw_faults
+from streamco.testing.link_proxy import LinkProxy
+from streamco.testing.logprob_servers import ScriptedSGLang, ScriptedVLLM
 from streamco.testing.responses import (
     DONE,
     Answer,
@@ -15,16 +21,10 @@ from streamco.testing.responses import (
     sse_event,
     stream_answer,
 )
-from streamco.testing.virtual_clock import VirtualTimeLoop, run_in_virtual_time
-from streamco.testing.endpoint import ScriptedEndpoint, text_chunk
-from streamco.testing.engine import FakeEngine
-from streamco.testing.faults import FAULT_KINDS, FaultPlan, Faults, Strike, draw_faults
-from streamco.testing.link_proxy import LinkProxy
-from streamco.testing.fault_proxy import FaultProxy
-from streamco.testing.logprob_servers import ScriptedSGLang, ScriptedVLLM
 from streamco.testing.sequences import FakeDistribution
 from streamco.testing.server import ScriptedServer
 from streamco.testing.verifier import Forget, Refuse, ScriptedVerifier, Send
+from streamco.testing.virtual_clock import VirtualTimeLoop, run_in_virtual_time
 
 __all__ = [
     "DONE",

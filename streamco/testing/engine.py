@@ -18,8 +18,8 @@ from streamco.engines.base import (
     ModelInfo,
     TextPiece,
 )
-from streamco.engines.sequence import HeldSequence
 from streamco.engines.kv_slots import common_prefix
+from streamco.engines.sequence import HeldSequence
 from streamco.errors import ConfigError, EngineError
 from streamco.testing.sequences import FakeHost, Successor
 

@@ -12,9 +12,9 @@ from statistics import median
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from streamco.engines.sequence_table import HeldTable
-from streamco.engines.sequence import HeldSequence
 from streamco.engines.kv_slots import SlotTable
+from streamco.engines.sequence import HeldSequence
+from streamco.engines.sequence_table import HeldTable
 from streamco.engines.tasks import Draft, Task
 from streamco.errors import EngineError
 

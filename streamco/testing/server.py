@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import cast
 from urllib.parse import urlsplit
 
-from streamco.testing.responses import Answer, Cut, Pause, RecordedRequest, Reset, Responder, Stall, stream_answer
 from streamco.testing.listener import Listener
+from streamco.testing.responses import Answer, Cut, Pause, RecordedRequest, Reset, Responder, Stall, stream_answer
 
 __all__ = ["ScriptedServer"]
 

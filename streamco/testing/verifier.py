@@ -19,30 +19,15 @@ from msgspec import Struct
 
 from streamco.engines.sampling import candidates
 from streamco.errors import ConfigError
-from streamco.policies.acceptance import Distribution, verify_greedy, verify_sampled, verify_threshold
+from streamco.policies.acceptance import Distribution, Rule, RuleKind, verify_greedy, verify_sampled, verify_threshold
 from streamco.testing.responses import Cut, Pause, Reset, Stall
 from streamco.testing.sequences import Successor
-from streamco.wire.verify.topk import Row, quantise
-from streamco.wire.verify.frames import (
-    PATH,
-    SUBPROTOCOL,
-    Close,
-    Draft,
-    Extend,
-    Hello,
-    Open,
-    Opened,
-    Resume,
-    Resumed,
-    Rule,
-    RuleKind,
-    Verdict,
-    VerifyLimits,
-)
 from streamco.wire.verify.checks import prefix_hash
 from streamco.wire.verify.codec import VerifyCodec
 from streamco.wire.verify.errors import NotResumableError, UnauthorisedError, UnknownSessionError, VerifyProtocolError
+from streamco.wire.verify.frames import PATH, SUBPROTOCOL, Close, Draft, Extend, Hello, Open, Opened, Resume, Resumed, Verdict, VerifyLimits
 from streamco.wire.verify.server import VerifyServer
+from streamco.wire.verify.topk import Row, quantise
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from streamco.openai_types import CompletionUsage
 from streamco.cli import chat
 from streamco.cli.main import main
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
 from streamco.errors import EndpointConnectError, EndpointTimeoutError
+from streamco.openai_types import CompletionUsage
 from streamco.testing.endpoint import ScriptedStream, ScriptItem
 from tests.client.helpers import ShapedDevice
 

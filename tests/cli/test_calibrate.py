@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 
-from streamco.calibration.prompts import PROMPTS, read_prompts
 from streamco.calibration.profile_store import load_profile, save_profile
+from streamco.calibration.prompts import PROMPTS, read_prompts
 from streamco.cli import calibrate
 from streamco.cli.main import main
 from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.errors import ConfigError, EndpointError
-from streamco.pairs import PairProfile
-from streamco.profiles import Link, Prices, Profile
+from streamco.profiles import Link, PairProfile, Prices, Profile
 from streamco.testing import FakeEngine, ScriptedServer, json_answer
 from streamco.testing.sequences import FakeDistribution
 from tests.server.verifying import SIZE, VOCABULARY, serving, target

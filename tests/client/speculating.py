@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from streamco.client.client import Client
-from streamco.client.speculation.verifier_binding import SpeculationOptions
+from streamco.client.speculation.options import SpeculationOptions
 from streamco.client.stream import Retracted, Settled, Token, TokenStream
 from streamco.config import Timeouts
 from streamco.endpoints.device import DeviceEndpoint

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
 from streamco.client.chat import Answer
 from streamco.client.client import Client
 from streamco.client.stream import ChatStream
@@ -18,10 +17,11 @@ from streamco.core.report import AnswerUsage
 from streamco.endpoints.base import Capabilities
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointConnectError, EndpointProtocolError, EndpointStatusError, StreamClosed
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
 from streamco.testing import DONE, Cut, Pause, ScriptedServer, chunk_event, json_answer, stream_answer
 from streamco.testing import Answer as HttpAnswer
-from streamco.testing.responses import Step
 from streamco.testing.endpoint import text_chunk
+from streamco.testing.responses import Step
 from tests.client.helpers import EVERYTHING, HELLO, chunks_text, device, opened, server, words
 
 USAGE = CompletionUsage(prompt_tokens=5, completion_tokens=2, total_tokens=7)

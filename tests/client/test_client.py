@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from streamco.openai_types import CompletionUsage
 from streamco.client.client import Client
 from streamco.client.race.dispatcher import DispatchOptions
 from streamco.client.stream import Token, TokenStream
@@ -35,13 +34,13 @@ from streamco.errors import (
     StreamClosed,
     StreamcoError,
 )
-from streamco.pairs import PairProfile
+from streamco.openai_types import CompletionUsage
 from streamco.policies.eligibility import QualityGate, RequestFacts
-from streamco.profiles import Profile
+from streamco.profiles import PairProfile, Profile
 from streamco.testing import Answer, Cut, RecordedRequest, ScriptedServer, chunk_event, json_answer, stream_answer
-from streamco.testing.virtual_clock import run_in_virtual_time
 from streamco.testing.endpoint import ScriptedEndpoint
 from streamco.testing.engine import FakeEngine
+from streamco.testing.virtual_clock import run_in_virtual_time
 from tests.client.helpers import HELLO, ShapedDevice, ask, chunks_text, device, opened, server, tokens_text, words
 from tests.support.leaks import holding_nothing_new, settled
 

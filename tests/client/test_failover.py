@@ -13,8 +13,8 @@ from streamco.client.client import Client
 from streamco.endpoints.base import Capabilities, Kind
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointConnectError, EndpointError
 from streamco.testing import Cut, Reset, ScriptedEndpoint, ScriptedServer, chunk_event, run_in_virtual_time, stream_answer
-from streamco.testing.responses import Answer
 from streamco.testing.endpoint import ScriptItem
+from streamco.testing.responses import Answer
 
 WORDS = [f"w{index} " for index in range(12)]
 ABLE = Capabilities(continuation="continue_final_message", tools=True, json_schema=True)

@@ -31,8 +31,8 @@ from streamco.engines.base import GenerationRequest
 from streamco.errors import AllEndpointsFailed, EndpointError
 from streamco.server.app import ServeOptions, serving
 from streamco.testing import FAULT_KINDS, FakeEngine, FaultPlan, FaultProxy, Faults, ScriptedServer, draw_faults, stream_answer
-from streamco.testing.responses import Answer, RecordedRequest
 from streamco.testing.engine import WORDS
+from streamco.testing.responses import Answer, RecordedRequest
 from tests.client.helpers import HELLO, tokens_text
 from tests.endpoints.helpers import NO_RETRIES
 from tests.support.leaks import holding_nothing_new, settled

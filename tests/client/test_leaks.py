@@ -16,8 +16,8 @@ from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.errors import StreamClosed
 from streamco.server.app import ServeOptions, serving
 from streamco.testing import ScriptedServer, Stall, chunk_event, stream_answer
-from streamco.testing.responses import Answer, RecordedRequest
 from streamco.testing.engine import FakeEngine
+from streamco.testing.responses import Answer, RecordedRequest
 from tests.client.helpers import device
 from tests.support.leaks import holding_nothing_new, resident_bytes, settled
 

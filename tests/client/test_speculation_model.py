@@ -13,15 +13,15 @@ import pytest
 
 from streamco.cli.server_process import running_server
 from streamco.client.client import Client
-from streamco.client.speculation.verifier_binding import SpeculationOptions
+from streamco.client.speculation.options import SpeculationOptions
 from streamco.client.stream import Retracted, Settled
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.engines.base import EngineOptions
-from streamco.engines.llamacpp.gguf import derived
 from streamco.engines.llamacpp.bundled_model import packaged_model
+from streamco.engines.llamacpp.gguf import derived
 from streamco.events import TokensReceived
 from tests.support.leaks import holding_nothing_new
 

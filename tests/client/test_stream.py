@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage
 from streamco.client.client import Client
 from streamco.client.stream import AnswerStream, ChatStream, Token, TokenStream
 from streamco.core.report import AnswerUsage
 from streamco.errors import ConcurrentRead, EndpointProtocolError, StreamClosed, StreamConsumed
-from streamco.testing.virtual_clock import run_in_virtual_time
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage
 from streamco.testing.endpoint import ScriptedEndpoint, text_chunk
+from streamco.testing.virtual_clock import run_in_virtual_time
 from tests.client.helpers import HELLO, device, opened, server, tokens_text
 from tests.support.leaks import settled
 

@@ -12,15 +12,15 @@ import pytest
 import simpy
 
 from streamco.client.race.driver import SessionDriver
-from streamco.core.race.attempt import Start
 from streamco.core.meter import Quality
+from streamco.core.race.attempt import Start
 from streamco.core.race.machine import SessionMachine, SessionPlan
 from streamco.endpoints.base import Request
 from streamco.errors import EndpointConnectError, EndpointError, StreamcoError
 from streamco.events import Event, StreamEnded, StreamFailed, TokensReceived
 from streamco.sim.race.session import ScriptedSource, SimulatedSession
-from streamco.testing.virtual_clock import run_in_virtual_time
 from streamco.testing.endpoint import ScriptedEndpoint, text_chunk
+from streamco.testing.virtual_clock import run_in_virtual_time
 
 TICK = 2.0**-8  # seconds
 Script = list[tuple[float, str | EndpointError]]

@@ -17,8 +17,6 @@ import pytest
 import simpy
 from msgspec.structs import replace
 
-from streamco.core.verifier.admission import SchedulerOptions
-from streamco.core.verifier.scheduler import VerificationScheduler
 from streamco.core.verifier.events import (
     AcceptSession,
     BatchFinished,
@@ -33,17 +31,20 @@ from streamco.core.verifier.events import (
     SessionClosed,
     SessionOpened,
 )
+from streamco.core.verifier.options import SchedulerOptions
+from streamco.core.verifier.scheduler import VerificationScheduler
+from streamco.policies.acceptance import Rule
 from streamco.policies.batching import Alternating, BatchPolicy, FirstCome, StrictPrefill
-from streamco.server.verify.sessions import Host
 from streamco.server.verify.options import VerifyOptions
+from streamco.server.verify.sessions import Host
 from streamco.sim.driver import call_at
-from tests.support.simulated_verifier import SimulatedVerifier
-from streamco.testing.virtual_clock import run_in_virtual_time
 from streamco.testing.engine import FakeEngine, FakeVocabulary
-from streamco.wire.verify.frames import Hello, Opened, Refusal, Rule, Verdict, Welcome
+from streamco.testing.virtual_clock import run_in_virtual_time
 from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.codec import VerifyCodec
+from streamco.wire.verify.frames import Hello, Opened, Refusal, Verdict, Welcome
 from streamco.wire.verify.server import VerifyServer
+from tests.support.simulated_verifier import SimulatedVerifier
 
 SIZE = 4096
 VOCABULARY = FakeVocabulary("contract", SIZE)

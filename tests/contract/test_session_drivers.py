@@ -9,20 +9,21 @@ from collections.abc import Callable, Mapping
 import pytest
 import simpy
 
-from streamco.openai_types import ChatCompletionChunk
 from streamco.client.race.driver import SessionDriver
-from streamco.commands import Command, DeliverTokens, FailDelivery, FinishDelivery, OpenStream, PreCopy, PrepareStream
 from streamco.core.race.attempt import Start
-from streamco.core.race.migration import MigrationPlan
+from streamco.core.race.commands import Command, DeliverTokens, FailDelivery, FinishDelivery, OpenStream, PrepareStream
 from streamco.core.race.machine import SessionMachine, SessionPlan
+from streamco.core.race.migration import MigrationPlan
 from streamco.endpoints.base import Capabilities, Request
 from streamco.errors import EndpointConnectError, EndpointError, StreamcoError
 from streamco.events import Event, StreamEnded, StreamFailed, TokensReceived
+from streamco.openai_types import ChatCompletionChunk
+from streamco.partial import PreCopy
 from streamco.policies.migration import Terms
 from streamco.profiles import RemainingLength
 from streamco.sim.race.session import Opening, ScriptedSource, SimulatedSession, SimulatedSource, SimulatedStream
-from streamco.testing.virtual_clock import run_in_virtual_time
 from streamco.testing.endpoint import ScriptedEndpoint, text_chunk
+from streamco.testing.virtual_clock import run_in_virtual_time
 
 Log = list[tuple[float, Event | None, list[Command]]]
 Script = list[tuple[float, str | EndpointError]]

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
-from streamco.client.speculation.output import Presentation
 from streamco.client.speculation.driver import SpeculationDriver, SpeculationLog
 from streamco.client.speculation.incremental_text import Wording
+from streamco.client.speculation.output import Presentation
 from streamco.core.delivery import Delivery
 from streamco.core.speculation.events import (
     CloseRemote,
@@ -30,9 +29,10 @@ from streamco.core.speculation.machine import Speculator
 from streamco.endpoints.base import EndpointStream
 from streamco.errors import EndpointError, StreamcoError
 from streamco.events import StreamEnded, TokensReceived
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
 from streamco.sim.fleet.drafting_device import SimulatedDrafts
-from streamco.sim.single.faulty_verifier import JudgingServer, Link, SimulatedRemote, SimulatedSession
 from streamco.sim.single.answer import simulate_answer
+from streamco.sim.single.faulty_verifier import JudgingServer, Link, SimulatedRemote, SimulatedSession
 from streamco.testing.virtual_clock import run_in_virtual_time
 from tests.sim.single.test_answer import Scenario
 

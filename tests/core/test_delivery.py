@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from streamco.openai_types import ChatCompletionChunk
-from streamco.commands import DeliverTokens
 from streamco.core.delivery import Delivery
+from streamco.core.race.commands import DeliverTokens
+from streamco.openai_types import ChatCompletionChunk
 from streamco.testing import text_chunk
 
 

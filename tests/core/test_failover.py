@@ -6,11 +6,12 @@ import random
 
 import pytest
 
-from streamco.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream, Partial
 from streamco.core.race.attempt import LegState, Start
+from streamco.core.race.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream
 from streamco.core.race.machine import SessionMachine, SessionPlan
 from streamco.errors import AllEndpointsFailed, EndpointConnectError, EndpointTimeoutError
 from streamco.events import ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
+from streamco.partial import Partial
 from streamco.testing import text_chunk
 
 CUT = EndpointConnectError("cut", endpoint="server", partial="ab")

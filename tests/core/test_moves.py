@@ -10,13 +10,22 @@ from typing import Any
 
 import pytest
 
-from streamco.openai_types import ChatCompletionChunk, ChunkChoice
-from streamco.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream, PrepareStream
 from streamco.core.race.attempt import LegState, Start
-from streamco.core.race.migration import MigrationPlan
+from streamco.core.race.commands import (
+    CancelStream,
+    Command,
+    ContinueStream,
+    DeliverTokens,
+    FailDelivery,
+    FinishDelivery,
+    OpenStream,
+    PrepareStream,
+)
 from streamco.core.race.machine import SessionMachine, SessionPlan
+from streamco.core.race.migration import MigrationPlan
 from streamco.errors import EndpointConnectError
 from streamco.events import ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
+from streamco.openai_types import ChatCompletionChunk, ChunkChoice
 from streamco.policies.migration import Terms
 from streamco.profiles import RemainingLength
 from streamco.testing import text_chunk

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, ToolCallDelta
 from streamco.core.pacer import Pacer, split_chunk, weigh_chunk
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, ToolCallDelta
 from streamco.testing.endpoint import text_chunk
 
 

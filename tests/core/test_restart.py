@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from streamco.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream
 from streamco.core.race.attempt import Start
+from streamco.core.race.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream
 from streamco.core.race.machine import OnFailure, SessionMachine, SessionPlan
 from streamco.errors import AllEndpointsFailed, EndpointConnectError, EndpointProtocolError
 from streamco.events import StreamCancelled, StreamEnded, StreamFailed, TokensReceived

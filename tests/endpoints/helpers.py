@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from streamco.openai_types import ChatCompletionChunk, CompletionUsage
 from streamco.config import RetryPolicy, Timeouts
 from streamco.endpoints.base import Request
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.openai_stream import OpenAIStream
 from streamco.errors import EndpointError
 from streamco.events import StreamEnded, TokensReceived
+from streamco.openai_types import ChatCompletionChunk, CompletionUsage
 
 HELLO = Request(messages=[{"role": "user", "content": "hello"}])
 USAGE = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}

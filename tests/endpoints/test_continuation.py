@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from streamco.openai_types import ChatCompletionChunk
-from streamco.commands import Partial
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Capabilities, Request
 from streamco.endpoints.continuation import PACKED_FIELD, PREFILL_FIELD, Seam, continue_request, hand_over, prefill_request, split_seam
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.errors import UsageError
 from streamco.events import StreamEnded, TokensReceived
+from streamco.openai_types import ChatCompletionChunk
+from streamco.partial import Partial
 from streamco.server.app import serving
 from streamco.testing import FakeEngine, ScriptedServer, json_answer, stream_answer, text_chunk
 from streamco.testing.engine import FakeVocabulary

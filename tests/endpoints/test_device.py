@@ -13,8 +13,6 @@ import pytest
 from blockbuster import blockbuster_ctx
 from msgspec.structs import replace
 
-from streamco.openai_types import ChatCompletionChunk
-from streamco.commands import Partial
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Endpoint, Request, TokenPrices
 from streamco.endpoints.device import DeviceEndpoint, DeviceStream, prompt_ids
@@ -22,6 +20,8 @@ from streamco.engines.base import Engine, EngineOptions
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.errors import EngineError, StreamClosed, StreamConsumed, UsageError
 from streamco.events import StreamEnded, TokensReceived
+from streamco.openai_types import ChatCompletionChunk
+from streamco.partial import Partial
 from streamco.testing.engine import FakeEngine
 
 HELLO = Request(messages=[{"role": "user", "content": "hello"}])

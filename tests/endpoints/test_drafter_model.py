@@ -13,9 +13,9 @@ from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.device_drafter import Drafter, DrafterEvent
 from streamco.engines.base import EngineOptions
-from streamco.engines.llamacpp.gguf import derived
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
+from streamco.engines.llamacpp.gguf import derived
 from streamco.errors import EngineError
 
 pytestmark = pytest.mark.model

@@ -16,9 +16,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from streamco.openai_types import ChatCompletionChunk
 from streamco.client.race.driver import SessionDriver
-from streamco.commands import Partial
 from streamco.config import SamplingOptions
 from streamco.core.race.attempt import Start
 from streamco.core.race.machine import SessionMachine, SessionPlan
@@ -30,6 +28,8 @@ from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.events import StreamEnded
+from streamco.openai_types import ChatCompletionChunk
+from streamco.partial import Partial
 from streamco.server.app import ServeOptions, serving
 from streamco.testing import FaultProxy, Faults
 from tests.endpoints.helpers import NO_RETRIES, QUICK_RETRIES

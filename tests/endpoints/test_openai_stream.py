@@ -11,7 +11,6 @@ from typing import Any
 import aiohttp
 import pytest
 
-from streamco.openai_types import CompletionUsage
 from streamco.config import Limits, RetryPolicy, Timeouts
 from streamco.endpoints.base import Request
 from streamco.errors import (
@@ -24,6 +23,7 @@ from streamco.errors import (
     StreamConsumed,
 )
 from streamco.events import StreamEnded, TokensReceived
+from streamco.openai_types import CompletionUsage
 from streamco.testing import (
     DONE,
     Answer,

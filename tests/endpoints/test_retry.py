@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 import ssl
+from random import Random
+
 import pytest
+
 from streamco.config import RetryPolicy
-from streamco.endpoints.retry import Retries, is_transient
+from streamco.endpoints.retry import Backoff, Retries, is_transient
 from streamco.errors import (
     EndpointConnectError,
     EndpointError,
@@ -16,8 +19,6 @@ from streamco.errors import (
     EngineError,
 )
 from tests.support.data import data_path
-from random import Random
-from streamco.endpoints.retry import Backoff
 
 
 def status(number: int, body: str = "", retry_after: float | None = None) -> EndpointStatusError:

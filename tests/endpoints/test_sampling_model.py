@@ -34,14 +34,14 @@ from streamco.core.speculation.events import (
     VerifierLost,
 )
 from streamco.endpoints.device_drafter import Drafter, DrafterEvent
-from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.endpoints.verifiers.base import VerifierEvent
+from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.engines.base import EngineOptions
-from streamco.engines.llamacpp.gguf import derived
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
+from streamco.engines.llamacpp.gguf import derived
 from streamco.errors import EngineError
-from streamco.wire.verify.frames import Rule, RuleKind
+from streamco.policies.acceptance import Rule, RuleKind
 from tests.engines.asking import extend
 from tests.server.verifying import serving
 from tests.support.surprise import surprise

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from streamco.commands import Partial
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Capabilities, Request
 from streamco.endpoints.device import DeviceEndpoint
@@ -18,6 +17,7 @@ from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.shared_tokenizer import SAMPLE
 from streamco.engines.base import Engine
 from streamco.errors import EngineError
+from streamco.partial import Partial
 from streamco.server.app import serving
 from streamco.testing import DONE, Answer, FakeEngine, RecordedRequest, ScriptedServer, json_answer, sse_event, stream_answer
 from streamco.testing.engine import FakeVocabulary

@@ -11,7 +11,7 @@ from streamco.core.speculation.events import ConnectVerifier, DraftRefused, Verd
 from streamco.testing import Cut, Forget, Pause, Refuse, Reset, ScriptedVerifier
 from streamco.testing.verifier import VerifierStep
 from streamco.wire.verify.errors import EvictedError, NotResumableError, OverloadedError, ShuttingDownError, UnknownSessionError
-from tests.endpoints.verifiers import DRAFTER, SIZE, TARGET, Talk, an_engine, greedy, verifier_at
+from tests.endpoints.verifiers.support import DRAFTER, SIZE, TARGET, Talk, an_engine, greedy, verifier_at
 
 TOKENS = 30
 STEPS: list[VerifierStep] = [

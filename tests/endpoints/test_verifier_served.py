@@ -20,15 +20,15 @@ from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.errors import EndpointStatusError, StreamcoError
 from streamco.events import TokensReceived
+from streamco.policies.acceptance import Rule, RuleKind
 from streamco.server.app import ServeOptions, make_app
 from streamco.server.listening import listening
 from streamco.server.verify.options import VerifyOptions
 from streamco.testing import FakeDistribution, FakeEngine, FaultProxy
-from streamco.wire.verify.topk import quantise
-from streamco.wire.verify.frames import Rule, RuleKind
 from streamco.wire.verify.errors import UnauthorisedError, VocabularyError
+from streamco.wire.verify.topk import quantise
 from tests.endpoints.helpers import read_all
-from tests.endpoints.verifiers import QUICK, Talk, greedy
+from tests.endpoints.verifiers.support import QUICK, Talk, greedy
 from tests.server.verifying import PROMPT, SIZE, VOCABULARY, serving, target
 from tests.support.certificates import client_context, write_certificate
 from tests.support.leaks import settled

@@ -15,20 +15,20 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
-from streamco.commands import Partial
 from streamco.config import SamplingOptions
 from streamco.core.race.transcript import Transcript
 from streamco.endpoints.base import Capabilities, Endpoint, Request
 from streamco.endpoints.continuation import Seam, hand_over, split_seam
 from streamco.endpoints.device import DeviceEndpoint, prompt_ids
 from streamco.engines.base import EngineOptions, TextPiece
+from streamco.engines.detokenizer import TextAssembler
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.prompt_ids import answer_ids
-from streamco.engines.detokenizer import TextAssembler
 from streamco.errors import EngineError
 from streamco.events import StreamEnded, TokensReceived
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
+from streamco.partial import Partial
 
 pytestmark = pytest.mark.model
 

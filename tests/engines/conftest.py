@@ -9,9 +9,9 @@ import pytest
 
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
+from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.order import BatchOrder
 from streamco.engines.step_emulation import StepTime
-from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.errors import EngineError
 from tests.engines import fakes
 

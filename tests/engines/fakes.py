@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 import streamco.engines.llama as llama_module
 from streamco.config import SamplingOptions
 from streamco.engines.base import EngineOptions, Generation, GenerationEnd, GenerationRequest, ModelInfo, TextPiece
-from streamco.engines.llamacpp.context import ABORTED
 from streamco.engines.llama import LlamaEngine
+from streamco.engines.llamacpp.context import ABORTED
 from streamco.errors import EngineError
 
 END = 0

@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 
 from streamco.engines.base import EngineOptions
-from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.llama import LlamaEngine
-from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.llamacpp.bundled_model import packaged_model
+from streamco.engines.llamacpp.context import LlamaContext
+from streamco.engines.llamacpp.model import LlamaModel
 from tests.engines.fakes import complete, start
 
 pytestmark = pytest.mark.model

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from streamco.config import SamplingOptions
 from streamco.engines.base import GenerationRequest
 from streamco.engines.generation import RunningGeneration
-from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.kv_slots import Slot
+from streamco.engines.llamacpp.model import LlamaModel
 from tests.engines.fakes import FakeModel
 
 

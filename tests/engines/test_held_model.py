@@ -15,10 +15,10 @@ import pytest
 
 from streamco.config import SamplingOptions
 from streamco.engines.base import EngineOptions, SequenceTask, TokenSequence
-from streamco.engines.llamacpp.context import ABORTED
-from streamco.engines.llamacpp.gguf import derived
 from streamco.engines.llama import COPY_WORTH, LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
+from streamco.engines.llamacpp.context import ABORTED
+from streamco.engines.llamacpp.gguf import derived
 from streamco.errors import EngineError
 from tests.engines.asking import Answer, accepted, asked, draft, extend, verify
 from tests.engines.fakes import complete, start

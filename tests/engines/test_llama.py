@@ -10,8 +10,8 @@ import pytest
 
 from streamco.config import SamplingOptions
 from streamco.engines.base import Engine, EngineOptions, GenerationRequest
-from streamco.engines.llamacpp.context import ABORTED, NO_ROOM
 from streamco.engines.llama import LlamaEngine
+from streamco.engines.llamacpp.context import ABORTED, NO_ROOM
 from streamco.engines.threads import ThreadBudget
 from streamco.errors import ConfigError, EngineError, UsageError
 from tests.engines.conftest import MakeEngine

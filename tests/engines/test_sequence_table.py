@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from streamco.engines.base import Generation, HoldingEngine, Prediction
-from streamco.engines.llamacpp.context import NO_ROOM
 from streamco.engines.llama import COPY_WORTH, LlamaEngine
+from streamco.engines.llamacpp.context import NO_ROOM
 from streamco.errors import ConfigError, EngineError, UsageError
 from tests.engines.asking import Answer, asked, draft, extend, verify
 from tests.engines.conftest import MakeEngine

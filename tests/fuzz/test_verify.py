@@ -6,9 +6,9 @@ import tracemalloc
 
 import pytest
 
-from streamco.wire.verify.frames import VerifyLimits
 from streamco.wire.verify.codec import VerifyCodec
 from streamco.wire.verify.errors import MalformedFrameError, VerifyProtocolError
+from streamco.wire.verify.frames import VerifyLimits
 from tests.fuzz.verify import CODEC, VOCABULARY, Ends, run
 from tests.wire.verifying import msgpack
 

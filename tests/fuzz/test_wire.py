@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, FunctionDelta, ToolCallDelta
 from streamco.config import Limits
 from streamco.errors import EndpointError, EndpointProtocolError
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, FunctionDelta, ToolCallDelta
 from streamco.wire.openai.assembler import CompletionAssembler, assemble
 from streamco.wire.openai.errors import status_error
 from streamco.wire.openai.stream import Api, ChatStreamParser

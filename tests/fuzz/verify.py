@@ -24,10 +24,14 @@ import msgspec
 from streamco import _native
 from streamco._native import ssescan_py, tokenpack_py, topk_py
 from streamco.errors import UsageError
-from streamco.wire.verify import topk as rows
+from streamco.policies.acceptance import Rule, RuleKind
 from streamco.wire.verify import checks as verify_checks
 from streamco.wire.verify import codec as verify_codec
-from streamco.wire.verify.topk import Row, quantise
+from streamco.wire.verify import topk as rows
+from streamco.wire.verify.checks import prefix_hash
+from streamco.wire.verify.client import VerifyClient
+from streamco.wire.verify.codec import VerifyCodec
+from streamco.wire.verify.errors import VerifyProtocolError
 from streamco.wire.verify.frames import (
     ClientFrame,
     Close,
@@ -40,18 +44,13 @@ from streamco.wire.verify.frames import (
     Refusal,
     Resume,
     Resumed,
-    Rule,
-    RuleKind,
     ServerFrame,
     Verdict,
     VerifyLimits,
     Welcome,
 )
-from streamco.wire.verify.checks import prefix_hash
-from streamco.wire.verify.client import VerifyClient
-from streamco.wire.verify.codec import VerifyCodec
-from streamco.wire.verify.errors import VerifyProtocolError
 from streamco.wire.verify.server import VerifyServer
+from streamco.wire.verify.topk import Row, quantise
 
 SIZE = 1000
 VOCABULARY = "1000:00"

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamco.errors import ConfigError, UsageError
-from streamco.policies.dispatch import Decision, Side
 from streamco.policies.budget_control import BudgetSteering, Reservation, steer
+from streamco.policies.dispatch import Decision, Side
 from tests.policies.worlds import realised
 
 EDGE = 1e-9  # rounding of the test's own sums

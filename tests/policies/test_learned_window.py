@@ -13,16 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from streamco.client.speculation.verifier_binding import SpeculationOptions
+from streamco.client.speculation.options import SpeculationOptions
 from streamco.core.speculation.estimates import PairPrior
-from streamco.core.speculation.machine import SpeculatorOptions
+from streamco.core.speculation.options import SpeculatorOptions
 from streamco.errors import ConfigError
 from streamco.policies.learned_window import INPUTS, Adaptive, Layer, WindowNet, WindowWeights, inputs_of, packaged_weights
 from streamco.policies.mode_switch import Conditions, ModeSwitch
 from streamco.policies.window import Static, Stopping, WindowPolicy, WindowState
 from streamco.sim.fleet.drafting_device import CertainModel, DraftingDevice
-from streamco.sim.single.faulty_verifier import Fault, JudgingServer, Link
 from streamco.sim.single.answer import SpeculationOutcome, simulate_answer
+from streamco.sim.single.faulty_verifier import Fault, JudgingServer, Link
 
 KNOWN = WindowState(previous=4, acceptance=0.75, rtt=0.02, tpot=0.05, draft_step=0.005, wait=0.08, hit_rate=0.4, slowdown=1.5)
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from itertools import product
 from random import Random
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+
 from streamco.errors import ConfigError
 from streamco.policies.acceptance import expected_tokens, solve_acceptance
-from streamco.policies.mode_switch import Conditions, ModeSwitch, best_window, predict_rates, round_seconds
-from hypothesis import given
-from streamco.policies.mode_switch import Conditions, predict_rates
-from streamco.policies.mode_switch import Predicted
+from streamco.policies.mode_switch import Conditions, ModeSwitch, Predicted, best_window, predict_rates, round_seconds
 from streamco.policies.window import Static, WindowPolicy, WindowState
-
 
 LARGE = Conditions(acceptance=0.75, window=4, draft_step=0.02, remote_step=0.06, verify=0.06, rtt=0.03)
 conditions = st.builds(

@@ -10,10 +10,10 @@ import aiohttp
 import msgspec
 import pytest
 
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
 from streamco.client.client import Client
 from streamco.endpoints.base import TokenPrices
 from streamco.errors import ConfigError, EndpointConnectError
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
 from streamco.proxy.app import serving
 from streamco.proxy.config import ProxyOptions
 from tests.client.helpers import device, server, words

@@ -20,13 +20,13 @@ from streamco.proxy.config import (
     MigrationSection,
     PriceTable,
     ProxyConfig,
+    ProxyOptions,
     ProxySection,
     ServerSection,
     format_config,
     load_config,
     parse_config,
 )
-from streamco.proxy.config import ProxyOptions
 
 FULL = """
 [proxy]

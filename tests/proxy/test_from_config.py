@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
+
 import pytest
+
 from streamco.calibration.profile_store import load_profile
 from streamco.client.client import Client
 from streamco.client.race.migration import MigrationOptions
-from streamco.endpoints.device import DeviceEndpoint
-from streamco.errors import ConfigError
-from streamco.proxy.from_config import build_client, build_options, keep_profile
-from streamco.proxy.config import DispatchSection, ProxyConfig, ServerSection, parse_config
-from tests.client.helpers import ask, server
-import logging
 from streamco.config import RetryPolicy, Timeouts
 from streamco.endpoints.base import Capabilities
-from streamco.errors import EndpointConnectError
+from streamco.endpoints.device import DeviceEndpoint
+from streamco.errors import ConfigError, EndpointConnectError
 from streamco.proxy.app import serving
-from streamco.proxy.from_config import build_client
-from streamco.proxy.config import parse_config
-from streamco.proxy.from_config import ProbedEndpoint
+from streamco.proxy.config import DispatchSection, ProxyConfig, ServerSection, parse_config
+from streamco.proxy.from_config import ProbedEndpoint, build_client, build_options, keep_profile
 from streamco.server.app import serving as serving_engine
 from streamco.testing.engine import FakeEngine
-
+from tests.client.helpers import ask, server
 
 LOCAL = "http://127.0.0.1:9/v1"
 

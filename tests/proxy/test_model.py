@@ -11,8 +11,8 @@ import pytest
 
 from streamco.cli.server_process import running_server
 from streamco.proxy.app import serving
-from streamco.proxy.from_config import build_client, build_options
 from streamco.proxy.config import parse_config
+from streamco.proxy.from_config import build_client, build_options
 from tests.support.leaks import settled
 from tests.support.peer_servers import running_peer
 

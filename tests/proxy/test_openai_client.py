@@ -9,7 +9,6 @@ from typing import Any
 import openai
 import pytest
 
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
 from streamco.client.client import Client
 from streamco.endpoints.base import Capabilities
 from streamco.errors import (
@@ -20,6 +19,7 @@ from streamco.errors import (
     EndpointTimeoutError,
     EngineError,
 )
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
 from streamco.proxy.app import serving
 from streamco.proxy.config import ProxyOptions
 from streamco.testing.endpoint import ScriptedEndpoint

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
 from streamco.client.client import Client
 from streamco.endpoints.base import Request
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
 from streamco.proxy.app import serving
 from streamco.testing.endpoint import ScriptedEndpoint, ScriptedStream, ScriptItem
 from tests.client.helpers import EVERYTHING, device, server, words

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from streamco.openai_types import ChatCompletion, ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
+from streamco.openai_types import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChoiceDelta,
+    ChunkChoice,
+    CompletionUsage,
+    FunctionDelta,
+    ToolCallDelta,
+)
 from streamco.proxy.response_shapes import ChatShape, CompletionShape
 from streamco.wire.openai.assembler import assemble
 

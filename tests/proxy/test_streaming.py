@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage
 from streamco.endpoints.base import Capabilities, TokenPrices
 from streamco.errors import EndpointConnectError, EndpointProtocolError, EndpointStatusError
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage
 from streamco.proxy.response_shapes import ChatShape
 from streamco.testing.endpoint import text_chunk
 from tests.client.helpers import ShapedDevice, device, server, words

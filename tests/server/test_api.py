@@ -11,10 +11,10 @@ import pytest
 from aiohttp import web
 
 from streamco.server.api import make_application
-from streamco.server.middleware import read_body
-from streamco.server.listening import listening
-from streamco.server.options import ListenOptions
 from streamco.server.http_errors import RequestError
+from streamco.server.listening import listening
+from streamco.server.middleware import read_body
+from streamco.server.options import ListenOptions
 
 
 class Echo:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from streamco.server.http_errors import RequestError
 from streamco.server.middleware import Admission
 from streamco.server.options import ServeOptions
-from streamco.server.http_errors import RequestError
 from streamco.testing.engine import FakeEngine
 from tests.server.support import CHAT, HELLO, TEXT, Running, running, until
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import Any
+
 import pytest
+
 from streamco.errors import EngineError
-from streamco.server.options import ServeOptions
-from streamco.server.prompts import build_generation, prompt_ids, render
 from streamco.server.http_errors import RequestError
+from streamco.server.options import ServeOptions
+from streamco.server.prompts import build_generation, prompt_ids, render, unpack_ids
 from streamco.server.requests import ChatRequest, CompletionRequest, parse
-from streamco.testing.engine import FakeEngine
-from base64 import b64encode
-from streamco.server.prompts import unpack_ids
 from streamco.testing import FakeEngine
 from streamco.wire.token_frames import TokenCodec
 from tests.server.support import CHAT, HELLO, TEXT, running
-
 
 CONTEXT = 20
 

@@ -10,12 +10,12 @@ import aiohttp
 import pytest
 
 from streamco.engines.base import EngineOptions
-from streamco.engines.llamacpp.gguf import derived
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
+from streamco.engines.llamacpp.gguf import derived
+from streamco.policies.acceptance import Rule, RuleKind
 from streamco.server.step_times import StepTimes
 from streamco.wire.verify.topk import quantise
-from streamco.wire.verify.frames import Rule, RuleKind
 from tests.engines.asking import draft as drafted
 from tests.engines.asking import extend
 from tests.engines.fakes import complete

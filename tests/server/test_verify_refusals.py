@@ -12,8 +12,8 @@ import msgspec
 import pytest
 import websockets
 
-from streamco.server.verify.service import PATH, VerifyService
 from streamco.server.verify.options import VerifyOptions
+from streamco.server.verify.service import PATH, VerifyService
 from streamco.testing.engine import FakeEngine
 from streamco.testing.sequences import FakeDistribution
 from streamco.wire.verify.frames import SUBPROTOCOL, Refusal

@@ -13,11 +13,12 @@ from collections.abc import Iterator
 import pytest
 import websockets
 
+from streamco.policies.acceptance import Rule, RuleKind
 from streamco.server.verify.options import VerifyOptions
 from streamco.testing.sequences import FakeDistribution
-from streamco.wire.verify.frames import Resumed, Rule, RuleKind
 from streamco.wire.verify.checks import prefix_hash
 from streamco.wire.verify.errors import NotResumableError, OverloadedError
+from streamco.wire.verify.frames import Resumed
 from tests.server.verifying import PROMPT, SIZE, Device, connected, greedy_text, serving, target, write
 from tests.support.leaks import settled
 

@@ -12,16 +12,17 @@ import websockets
 from aiohttp import web
 
 from streamco.engines.base import Engine, HoldingEngine
+from streamco.policies.acceptance import Rule
 from streamco.server.app import VERIFY, ServeOptions, make_app, make_runner
-from streamco.server.verify.service import PATH, VerifyService
 from streamco.server.verify.options import VerifyOptions
+from streamco.server.verify.service import PATH, VerifyService
 from streamco.testing.engine import FakeEngine, FakeVocabulary
 from streamco.testing.sequences import FakeDistribution, Successor
-from streamco.wire.verify.topk import Row
-from streamco.wire.verify.frames import SUBPROTOCOL, Opened, Refusal, Resumed, Rule, ServerFrame, Verdict, Welcome
 from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.codec import VerifyCodec
 from streamco.wire.verify.errors import OverloadedError
+from streamco.wire.verify.frames import SUBPROTOCOL, Opened, Refusal, Resumed, ServerFrame, Verdict, Welcome
+from streamco.wire.verify.topk import Row
 
 SIZE = 64
 VOCABULARY = FakeVocabulary("verified", SIZE)

@@ -7,16 +7,16 @@ from random import Random
 
 import simpy
 
-from streamco.core.verifier.admission import SchedulerOptions
 from streamco.core.speculation.estimates import Pair, PairPrior
-from streamco.core.speculation.machine import SpeculatorOptions
-from streamco.sim.fleet.routing import routing_policy
+from streamco.core.speculation.options import SpeculatorOptions
+from streamco.core.verifier.options import SchedulerOptions
 from streamco.policies.window import Static
-from streamco.sim.fleet.fleet import Answered, Crowd, DeviceModel, Execution, Member
-from streamco.sim.hardware.links import ConstantLink
 from streamco.sim.driver import call_at
+from streamco.sim.fleet.fleet import Answered, Crowd, DeviceModel, Execution, Member
 from streamco.sim.fleet.recorded_answer import END
+from streamco.sim.fleet.routing import routing_policy
 from streamco.sim.fleet.target_server import TargetServer
+from streamco.sim.hardware.links import ConstantLink
 from streamco.sim.workload.workload import SimulatedRequest
 
 STEP, DRAFT_STEP, RTT = 0.05, 0.01, 0.04

@@ -13,7 +13,6 @@ from typing import Any
 import simpy
 from msgspec import Struct
 
-from streamco.core.verifier.scheduler import VerificationScheduler
 from streamco.core.verifier.events import (
     AcceptSession,
     BatchFinished,
@@ -32,6 +31,7 @@ from streamco.core.verifier.events import (
     SessionOpened,
     TruncateSequence,
 )
+from streamco.core.verifier.scheduler import VerificationScheduler
 from streamco.policies.batching import StepSeconds
 from streamco.sim.driver import SimulatedMachine, call_at
 

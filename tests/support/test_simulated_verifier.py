@@ -9,9 +9,9 @@ import pytest
 import simpy
 from msgspec import Struct
 
-from streamco.core.verifier.admission import SchedulerOptions
-from streamco.core.verifier.scheduler import VerificationScheduler
 from streamco.core.verifier.events import BatchPart, RefuseDraft, RefuseSession
+from streamco.core.verifier.options import SchedulerOptions
+from streamco.core.verifier.scheduler import VerificationScheduler
 from streamco.policies.batching import CHUNK, Alternating, BatchPolicy, FirstCome, LinearStep, StrictPrefill
 from tests.support.simulated_verifier import Drafting, SequenceCache, SimulatedDrafter, SimulatedVerifier
 

@@ -16,11 +16,11 @@ from msgspec import Struct, field
 from streamco.config import SamplingOptions
 from streamco.core.speculation.events import ConnectVerifier, SendDraft, VerdictReceived, VerifierConnected
 from streamco.endpoints.openai import OpenAIEndpoint
-from streamco.endpoints.verifiers.logprob import StockVerifier
 from streamco.endpoints.verifiers.base import VerifierEvent
+from streamco.endpoints.verifiers.logprob import StockVerifier
 from streamco.engines.base import HoldingEngine, TokenSequence
 from streamco.engines.kv_slots import common_prefix
-from streamco.wire.verify.frames import Rule
+from streamco.policies.acceptance import Rule
 
 __all__ = ["Comparison", "Difference", "Drafts", "OwnText", "compare", "write_alone"]
 

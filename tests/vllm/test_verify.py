@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from streamco.client.client import Client
-from streamco.client.speculation.verifier_binding import SpeculationOptions
+from streamco.client.speculation.options import SpeculationOptions
 from streamco.core.speculation.events import ConnectVerifier, VerifierFailed, VerifierLost
 from streamco.endpoints.device import DeviceEndpoint, prompt_ids
 from streamco.endpoints.openai import OpenAIEndpoint
@@ -18,12 +18,12 @@ from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.errors import EndpointStatusError, VerifierError
+from streamco.policies.acceptance import Rule, RuleKind
 from streamco.testing import FakeEngine
 from streamco.wire.verify.topk import quantise
-from streamco.wire.verify.frames import Rule, RuleKind
 from tests.endpoints.helpers import NO_RETRIES
 from tests.endpoints.test_hand_over import ASKED
-from tests.endpoints.verifiers import Talk
+from tests.endpoints.verifiers.support import Talk
 from tests.support.leaks import settled
 from tests.vllm.comparing import Drafts, OwnText, compare, write_alone
 from tests.vllm.server import CONTEXT_TOKENS, MODEL, Server, running_vllm

@@ -18,7 +18,6 @@ import pytest
 from msgspec.structs import replace
 
 from streamco.client.client import Client
-from streamco.commands import Partial
 from streamco.config import SamplingOptions, Timeouts
 from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint, prompt_ids
@@ -26,6 +25,7 @@ from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.errors import EndpointError
+from streamco.partial import Partial
 from tests.endpoints.helpers import NO_RETRIES
 from tests.endpoints.test_hand_over import ASKED, TOKENS, Answer, answer, check_seam, go_on, load, places
 from tests.support.leaks import holding_nothing_new, settled

@@ -8,10 +8,10 @@ from hashlib import sha256
 import pytest
 
 from streamco.policies.acceptance import verify_greedy
-from streamco.wire.verify.frames import Close, Draft, Extend, Hello, Open, Opened, Refusal, Resume, Resumed, Verdict
 from streamco.wire.verify.checks import prefix_hash
 from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.errors import NotResumableError, OverloadedError
+from streamco.wire.verify.frames import Close, Draft, Extend, Hello, Open, Opened, Refusal, Resume, Resumed, Verdict
 from streamco.wire.verify.server import VerifyServer
 from tests.wire.verifying import GREEDY, VOCABULARY, codec, some_server
 

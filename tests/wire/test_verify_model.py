@@ -10,13 +10,13 @@ import pytest
 from numpy.typing import NDArray
 
 from streamco._native import top_k
+from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.llamacpp.model import LlamaModel
-from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.policies.acceptance import verify_greedy
-from streamco.wire.verify.topk import quantise
-from streamco.wire.verify.frames import Draft, Verdict
 from streamco.wire.verify.codec import VerifyCodec
+from streamco.wire.verify.frames import Draft, Verdict
+from streamco.wire.verify.topk import quantise
 
 pytestmark = pytest.mark.model
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from streamco.wire.verify.topk import pack_rows, unpack_rows
-from streamco.wire.verify.frames import ClientFrame, Opened, Refusal, Resumed, Rule, Verdict, VerifyLimits, Welcome
+from streamco.policies.acceptance import Rule
 from streamco.wire.verify.checks import prefix_hash
 from streamco.wire.verify.codec import HELLO, VerifyCodec, frame_number
 from streamco.wire.verify.errors import VerifyProtocolError
+from streamco.wire.verify.frames import ClientFrame, Opened, Refusal, Resumed, Verdict, VerifyLimits, Welcome
 from streamco.wire.verify.server import VerifyServer
+from streamco.wire.verify.topk import pack_rows, unpack_rows
 from tests.wire.verifying import SIZE, VOCABULARY
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "verifier-protocol.md").read_text()

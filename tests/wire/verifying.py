@@ -5,11 +5,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from streamco.wire.verify.topk import Row, quantise
-from streamco.wire.verify.frames import Hello, Opened, Rule, RuleKind, ServerFrame, Verdict, VerifyLimits
+from streamco.policies.acceptance import Rule, RuleKind
 from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.codec import VerifyCodec
+from streamco.wire.verify.frames import Hello, Opened, ServerFrame, Verdict, VerifyLimits
 from streamco.wire.verify.server import VerifyServer
+from streamco.wire.verify.topk import Row, quantise
 
 msgpack: Any = import_module("msgpack")  # it has no types
 

@@ -22,8 +22,8 @@ from rich.style import Style
 from rich.syntax import Syntax
 from rich.text import Text
 
-from streamco.cli.ui.markdown import blocks, closed_end, complete, parse
 from streamco.cli.ui.live_region import Row
+from streamco.cli.ui.markdown import blocks, closed_end, complete, parse
 from streamco.cli.ui.theme import Theme
 
 __all__ = ["AnswerRenderer", "Frame", "make_console", "markdown_styles", "rows_of"]

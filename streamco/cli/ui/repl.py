@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from streamco.cli.ui.answer import Answer, AnswerSettings, read_answer
+from streamco.cli.ui.history import Conversation
+from streamco.cli.ui.report import Section, report_sections
 from streamco.cli.ui.slash_commands import (
     POLICIES,
     CommandError,
@@ -17,8 +19,6 @@ from streamco.cli.ui.slash_commands import (
     parse_pace_text,
     parse_policy,
 )
-from streamco.cli.ui.history import Conversation
-from streamco.cli.ui.report import Section, report_sections
 from streamco.cli.ui.view import View
 from streamco.client.client import Client
 from streamco.core.report import Report

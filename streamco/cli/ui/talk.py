@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import os
 import sys
 import threading
-from collections.abc import AsyncIterator
-from typing import TextIO
-import argparse
-import os
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
+
+from streamco.cli.options import budget_of
 from streamco.cli.ui.answer import AnswerSettings, read_answer
-from streamco.cli.ui.repl import Dialogue
 from streamco.cli.ui.history import Conversation, state_path
 from streamco.cli.ui.interrupt import quiet_keyboard
-from streamco.cli.options import budget_of
+from streamco.cli.ui.repl import Dialogue
 from streamco.cli.ui.view import PlainView, View
 from streamco.client.client import Client
 from streamco.client.race.migration import MigrationOptions
 from streamco.errors import ConfigError
+
 if TYPE_CHECKING:
     from streamco.cli.ui.line_editor import Editor
 

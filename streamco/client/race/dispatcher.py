@@ -13,22 +13,22 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from streamco.client.request_facts import describe_request
 from streamco.client.race.migration import CostOf, MigrationDesk, MigrationOptions
+from streamco.client.request_facts import describe_request
 from streamco.config import READING
+from streamco.core.race.attempt import Leg, LegState, Start
 from streamco.core.race.estimators import is_burst
 from streamco.core.race.learner import DeviceTTFT, Learner, Plan, PromptLength, ServerTTFT
-from streamco.core.race.attempt import Leg, LegState, Start
+from streamco.core.race.machine import SessionMachine
 from streamco.core.race.migration import MigrationPlan
 from streamco.core.report import DispatchReport
-from streamco.core.race.machine import SessionMachine
 from streamco.endpoints.base import Endpoint, Kind, Request
 from streamco.errors import ConfigError, EndpointError
+from streamco.policies.budget_control import BudgetSteering, Reservation, steer
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED, DeviceCosts, RequestCost, Usage, device_costs, request_cost
 from streamco.policies.device_constrained import TAIL
 from streamco.policies.dispatch import Decision, DeviceOnly, ServerOnly
 from streamco.policies.eligibility import Eligibility, Gate, RequestFacts, SideFacts, judge, restrict
-from streamco.policies.budget_control import BudgetSteering, Reservation, steer
 from streamco.profiles import ModelShape, Prices, Profile
 
 __all__ = ["DispatchOptions", "Dispatched", "Dispatcher"]

@@ -15,10 +15,9 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
+from streamco.client.driver import Batch, TaskOwner, clock_of
 from streamco.client.error_translation import Unopened, translate
-from streamco.client.driver import Batch, clock_of
-from streamco.client.driver import TaskOwner
-from streamco.commands import (
+from streamco.core.race.commands import (
     CancelStream,
     Command,
     ContinueStream,
@@ -26,13 +25,13 @@ from streamco.commands import (
     FailDelivery,
     FinishDelivery,
     OpenStream,
-    Partial,
     PrepareStream,
 )
 from streamco.core.race.machine import SessionMachine
 from streamco.endpoints.base import Endpoint, EndpointStream, Request
 from streamco.errors import ConcurrentRead, StreamClosed, StreamcoError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
+from streamco.partial import Partial
 
 __all__ = ["SessionDriver"]
 

@@ -11,8 +11,8 @@ from copy import deepcopy
 from msgspec import Struct
 
 from streamco.core.race.answer_lengths import AnswerLengths
-from streamco.core.race.migration import MigrationPlan
 from streamco.core.race.machine import SessionMachine
+from streamco.core.race.migration import MigrationPlan
 from streamco.core.race.switch_latency import SwitchLearner
 from streamco.endpoints.base import Endpoint, Kind
 from streamco.errors import ConfigError

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from streamco.openai_types import CompletionUsage
 from streamco.core.race.attempt import Leg, LegState
-from streamco.core.report import AnswerUsage, Ending, EndpointReport, HandOver, Outcome, Report
 from streamco.core.race.machine import SessionMachine
+from streamco.core.report import AnswerUsage, Ending, EndpointReport, HandOver, Outcome, Report
 from streamco.core.totals import Bill
 from streamco.endpoints.base import Endpoint
 from streamco.errors import EndpointConnectError, EndpointStatusError
+from streamco.openai_types import CompletionUsage
 
 if TYPE_CHECKING:
     from streamco.client.race.dispatcher import Dispatched

@@ -12,12 +12,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from streamco.client.error_translation import with_partial
 from streamco.client.delivery_queue import Mailbox
+from streamco.client.driver import Batch, TaskOwner, clock_of
+from streamco.client.error_translation import with_partial
 from streamco.client.speculation.output import Presentation
-from streamco.client.driver import Batch, clock_of
 from streamco.client.speculation.remote_stream import OpenStandIn, StandIn
-from streamco.client.driver import TaskOwner
 from streamco.core.speculation.events import (
     AdoptBranch,
     CloseRemote,

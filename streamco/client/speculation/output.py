@@ -9,13 +9,13 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
 from streamco.client.driver import Batch
 from streamco.client.speculation.incremental_text import Said, Settlement, TakenBack, Wording, Words
-from streamco.commands import DeliverTokens
 from streamco.core.delivery import Delivery
+from streamco.core.race.commands import DeliverTokens
 from streamco.core.speculation.events import DeliverIds, Origin, RetractIds, SettleIds
 from streamco.engines.base import TextPiece
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
 
 __all__ = ["Presentation", "SpeculatedChunk"]
 

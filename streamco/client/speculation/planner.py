@@ -9,28 +9,31 @@ from random import Random, SystemRandom
 from msgspec import Struct
 from msgspec.structs import replace
 
-from streamco.client.speculation.verifier_binding import Mode, Pairing, SpeculationOptions, obstacle, resolve_sampling, rule_for
-from streamco.client.speculation.output import Presentation
 from streamco.client.speculation.driver import SpeculationDriver, Tell
+from streamco.client.speculation.eligibility import obstacle, resolve_sampling, rule_for
 from streamco.client.speculation.incremental_text import Wording
+from streamco.client.speculation.options import Mode, SpeculationOptions
+from streamco.client.speculation.output import Presentation
+from streamco.client.speculation.verifier_binding import Pairing
 from streamco.config import Limits
 from streamco.core.delivery import Delivery
-from streamco.core.race.estimators import is_burst
 from streamco.core.race.attempt import LegState
-from streamco.core.speculation.estimates import Pair
-from streamco.core.speculation.answer import Emit
+from streamco.core.race.estimators import is_burst
 from streamco.core.race.machine import SessionMachine
+from streamco.core.speculation.answer import Emit
+from streamco.core.speculation.estimates import Pair
 from streamco.core.speculation.events import Origin, SpeculatorEvent
-from streamco.core.speculation.machine import Speculator, SpeculatorOptions
+from streamco.core.speculation.machine import Speculator
+from streamco.core.speculation.options import SpeculatorOptions
 from streamco.endpoints.base import Endpoint, EndpointStream, Request
 from streamco.endpoints.device_drafter import Drafter
 from streamco.endpoints.verifiers.base import Verifier, VerifierSession, seed_behind
 from streamco.engines.base import Engine
 from streamco.engines.prompt_ids import open_bytes
 from streamco.errors import EngineError
+from streamco.policies.acceptance import Rule, RuleKind
 from streamco.policies.eligibility import RequestFacts
 from streamco.policies.mode_switch import predict_rates
-from streamco.wire.verify.frames import Rule, RuleKind
 
 __all__ = ["Prepared", "SpeculationDesk", "names_of"]
 

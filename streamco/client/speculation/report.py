@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from streamco.client.speculation.planner import Prepared
 from streamco.client.race.migration import CostOf
-from streamco.client.speculation.verifier_binding import Pairing
 from streamco.client.speculation.driver import SpeculationDriver
+from streamco.client.speculation.planner import Prepared
 from streamco.client.speculation.remote_stream import StandInPart
-from streamco.core.speculation.estimates import SpeculationReport
-from streamco.core.report import AnswerUsage, DispatchReport, Ending, EndpointReport, Report, SpeculationFigures
+from streamco.client.speculation.verifier_binding import Pairing
+from streamco.core.report import AnswerUsage, DispatchReport, Ending, EndpointReport, Report, SpeculationFigures, SpeculationReport
 from streamco.core.totals import Bill
 from streamco.endpoints.base import Endpoint
 

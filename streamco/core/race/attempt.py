@@ -16,10 +16,10 @@ from enum import Enum, auto
 
 from msgspec import Struct
 
-from streamco.openai_types import ChatCompletionChunk, CompletionUsage
-from streamco.commands import Partial
 from streamco.core.race.restart import Overlap
 from streamco.errors import EndpointError
+from streamco.openai_types import ChatCompletionChunk, CompletionUsage
+from streamco.partial import Partial
 
 __all__ = ["Leg", "LegState", "Start"]
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from streamco.openai_types import ChatCompletionChunk
-from streamco.commands import Partial
 from streamco.core.race.attempt import Leg, LegState
 from streamco.core.race.migration import Mover, Prepare, Release, Situation, Switch
-from streamco.core.report import HandOver
 from streamco.core.race.transcript import Transcript
+from streamco.core.report import HandOver
+from streamco.openai_types import ChatCompletionChunk
+from streamco.partial import Partial
 
 __all__ = ["Relay"]
 

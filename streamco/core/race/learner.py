@@ -16,14 +16,15 @@ from typing import Literal, get_args
 import msgspec
 from msgspec import Struct
 
+from streamco.config import check_share
 from streamco.core.race.estimators import DeviceFit, LengthWindow, ProductLimit
 from streamco.errors import ConfigError, UsageError
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED, constraint, device_costs
-from streamco.policies.device_constrained import TAIL, DeviceConstrained, ProportionalWait, check_share
+from streamco.policies.device_constrained import TAIL, DeviceConstrained, ProportionalWait
 from streamco.policies.dispatch import BothAtOnce, Decision, DeviceOnly, ServerOnly, Side
 from streamco.policies.dispatch_optimal import Optimal
-from streamco.policies.server_constrained import ServerConstrained
 from streamco.policies.dispatch_stochastic import Stochastic
+from streamco.policies.server_constrained import ServerConstrained
 from streamco.profiles import DeviceSpeed, LengthDistribution, ModelShape, Prices, Profile, TTFTDistribution
 
 __all__ = ["DeviceTTFT", "Learner", "Plan", "Policy", "PolicyName", "PromptLength", "Sample", "ServerTTFT"]

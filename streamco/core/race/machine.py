@@ -12,17 +12,17 @@ from typing import Literal
 
 from msgspec import Struct
 
-from streamco.openai_types import ChatCompletionChunk
-from streamco.commands import CancelStream, Command, ContinueStream, FailDelivery, FinishDelivery, OpenStream, PrepareStream
 from streamco.config import READING
 from streamco.core.delivery import Delivery
 from streamco.core.race.attempt import Leg, LegState, Start
+from streamco.core.race.commands import CancelStream, Command, ContinueStream, FailDelivery, FinishDelivery, OpenStream, PrepareStream
+from streamco.core.race.handover import Relay
 from streamco.core.race.migration import MigrationPlan, Mover, Prepare, Release, Switch
 from streamco.core.race.restart import Departed
-from streamco.core.race.handover import Relay
 from streamco.core.report import HandOver
 from streamco.errors import AllEndpointsFailed, EndpointError, EndpointProtocolError, StreamcoError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
+from streamco.openai_types import ChatCompletionChunk
 
 __all__ = ["OnFailure", "SessionMachine", "SessionPlan"]
 

@@ -21,9 +21,9 @@ import math
 from msgspec import Struct
 from msgspec.structs import replace
 
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
-from streamco.commands import Partial
 from streamco.events import TokensReceived
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
+from streamco.partial import Partial
 
 __all__ = ["Departed", "Overlap"]
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from streamco.core.race.estimators import DeviceFit, ProductLimit, is_burst, theil_sen
 from streamco.core.race.attempt import Leg, LegState
+from streamco.core.race.estimators import DeviceFit, ProductLimit, is_burst, theil_sen
 from streamco.policies.migration import UNKNOWN_SERVER_SETUP
 
 __all__ = ["Pace", "SwitchLearner"]

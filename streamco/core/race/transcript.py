@@ -10,7 +10,7 @@ answer and is not handed over.
 from __future__ import annotations
 
 from streamco.openai_types import ChatCompletionChunk, ChunkChoice
-from streamco.commands import Partial
+from streamco.partial import Partial
 
 __all__ = ["Transcript"]
 

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
-from streamco.core.speculation.events import DeliverIds, Origin, RetractIds, SettleIds
 from collections.abc import Callable, Sequence
+from typing import Literal
+
+from streamco.core.report import SpeculationReport
 from streamco.core.speculation.draft import Round
-from streamco.core.speculation.estimates import SpeculationReport
-from streamco.core.speculation.events import DraftToken, FailAnswer, FinishAnswer, Origin, SpeculatorCommand, VerdictReceived
+from streamco.core.speculation.events import (
+    DeliverIds,
+    DraftToken,
+    FailAnswer,
+    FinishAnswer,
+    Origin,
+    RetractIds,
+    SettleIds,
+    SpeculatorCommand,
+    VerdictReceived,
+)
 from streamco.errors import StreamcoError
 
 __all__ = ["Emit", "Mirror", "ProvisionalAnswer", "Settling"]

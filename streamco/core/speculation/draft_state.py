@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from streamco.core.speculation.draft import Line
-from streamco.core.speculation.estimates import Pair, SpeculationReport
+from streamco.core.report import SpeculationReport
 from streamco.core.speculation.answer import Mirror
+from streamco.core.speculation.draft import Line
+from streamco.core.speculation.estimates import Pair
 from streamco.core.speculation.events import AdoptBranch, DraftBranch, DraftTokens, DropDrafts, SpeculatorCommand, TokensDrafted
 from streamco.errors import StreamcoError
 from streamco.policies.rejection import Branch

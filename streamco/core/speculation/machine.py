@@ -17,15 +17,12 @@ from itertools import count
 from random import Random
 from typing import assert_never
 
-from streamco.core.speculation.predraft import Betting
-from streamco.core.speculation.draft_state import Drafting
-from streamco.core.speculation.draft import Line, Round
-from streamco.core.speculation.verification import Judging
-from streamco.core.speculation.shadow import Overhearing
-from streamco.core.speculation.estimates import Pair, SpeculationReport
-from streamco.core.speculation.answer import ProvisionalAnswer
+from streamco.core.report import SpeculationReport
+from streamco.core.speculation.answer import ProvisionalAnswer, Settling
 from streamco.core.speculation.backpressure import Rest
-from streamco.core.speculation.answer import Settling
+from streamco.core.speculation.draft import Line, Round
+from streamco.core.speculation.draft_state import Drafting
+from streamco.core.speculation.estimates import Pair
 from streamco.core.speculation.events import (
     DeviceFailed,
     DraftRefused,
@@ -44,11 +41,15 @@ from streamco.core.speculation.events import (
     VerifierLost,
 )
 from streamco.core.speculation.fallback_stream import Ledger, StandIn
-from streamco.core.speculation.mode import SpeculatorOptions, Way, Ways
+from streamco.core.speculation.mode import Way, Ways
+from streamco.core.speculation.options import SpeculatorOptions
+from streamco.core.speculation.predraft import Betting
+from streamco.core.speculation.shadow import Overhearing
+from streamco.core.speculation.verification import Judging
 from streamco.errors import AllEndpointsFailed, StreamcoError, VerifierError
 from streamco.events import ReaderLeft
 
-__all__ = ["Speculator", "SpeculatorOptions"]
+__all__ = ["Speculator"]
 
 _CATCH_UP = 64  # given tokens that a verdict may have to read first and still say how long verdicts take
 _ASK_EVERY = 4  # tokens of the remote stream between two looks at whether drafting pays

@@ -4,77 +4,21 @@ from __future__ import annotations
 
 from typing import Literal
 
-from msgspec import Struct
-
+from streamco.core.speculation.answer import ProvisionalAnswer
 from streamco.core.speculation.draft_state import Drafting
-from streamco.core.speculation.draft import BranchKind
-from streamco.core.speculation.verification import Judging
 from streamco.core.speculation.estimates import Pair
-from streamco.core.speculation.answer import Emit, ProvisionalAnswer
 from streamco.core.speculation.fallback_stream import Ledger, StandIn
-from streamco.errors import ConfigError
+from streamco.core.speculation.options import SpeculatorOptions
+from streamco.core.speculation.verification import Judging
 from streamco.policies.offload import is_past_exit
-from streamco.policies.rejection import ALTERNATIVES
 
-__all__ = ["SpeculatorOptions", "Way", "Ways"]
+__all__ = ["Way", "Ways"]
 
 Way = Literal["speculate", "device", "remote", "judge"]
 """Judge: the verifier gives token by token, for nobody can draft or stream."""
 
 _TOLD = 2.0  # rounds that are waited for a verifier, where somebody else would write meanwhile
 _PROBE_AFTER = 64  # tokens the device settled alone, after which the verifier is tried again
-
-
-class SpeculatorOptions(Struct, frozen=True, kw_only=True):
-    """How one answer is made; times in seconds.
-
-    Args:
-        end_ids: tokens that end the text.
-        max_tokens: the answer's longest length; None: no limit.
-        emit: what the reader gets: final tokens, or drafts at once.
-        has_remote: the remote side can generate alone.
-        may_use_device: the device may finish a lossless answer that nobody else can.
-        is_adaptive: False: speculate whether it pays or not.
-        is_parallel: draft while the verdict is out.
-        branch_kinds: which verdicts branches may bet on.
-        most_branches: side by side.
-        alternatives: of each position.
-        most_ahead: drafts that may be sent before the verdict that they bet on, each round; 0: the verifier takes none.
-        most_draft: tokens that the verifier judges in one round.
-        verdict_patience: until a verdict that doesn't come means a dead connection.
-        prompt_patience: the same for the first verdict of a connection.
-        link_patience: that trouble with the verifier may last before somebody else goes on. A selective answer, once it has begun, waits
-            for two rounds at most. Nor does an adaptive one begin later than that, or than a token of the stream takes, where the verifier
-            says for how long it has no room.
-        last_patience: the same where nobody else can.
-    """
-
-    end_ids: frozenset[int] = frozenset()
-    max_tokens: int | None = None
-    emit: Emit = "verified"
-    has_remote: bool = True
-    may_use_device: bool = False
-    is_adaptive: bool = True
-    is_parallel: bool = True
-    branch_kinds: frozenset[BranchKind] = frozenset({"accept all", "reject"})
-    most_branches: int = 6
-    alternatives: int = ALTERNATIVES
-    most_ahead: int = 0
-    most_draft: int = 31
-    verdict_patience: float = 5.0
-    prompt_patience: float = 30.0
-    link_patience: float = 2.0
-    last_patience: float = 30.0
-
-    def __post_init__(self) -> None:
-        """Refuse what can't be."""
-        if min(self.most_branches, self.alternatives, self.most_ahead) < 0 or self.most_draft < 1:
-            raise ConfigError(
-                "speculator: expected most_branches, alternatives and most_ahead >= 0 and most_draft >= 1, "
-                f"got {self.most_branches}, {self.alternatives}, {self.most_ahead} and {self.most_draft}"
-            )
-        if min(self.verdict_patience, self.prompt_patience, self.link_patience, self.last_patience) <= 0.0:
-            raise ConfigError("speculator: expected every patience above 0 s")
 
 
 class Ways:

@@ -7,13 +7,13 @@ costs nothing. The device goes on behind a draft that won its bet on the same se
 
 from __future__ import annotations
 
-from streamco.core.speculation.draft_state import Drafting
-from streamco.core.speculation.draft import Line, Round, bet
-from streamco.core.speculation.verification import Judging
-from streamco.core.speculation.estimates import Pair
 from streamco.core.speculation.answer import ProvisionalAnswer
 from streamco.core.speculation.backpressure import Rest
-from streamco.core.speculation.mode import SpeculatorOptions
+from streamco.core.speculation.draft import Line, Round, bet
+from streamco.core.speculation.draft_state import Drafting
+from streamco.core.speculation.estimates import Pair
+from streamco.core.speculation.options import SpeculatorOptions
+from streamco.core.speculation.verification import Judging
 from streamco.policies.rejection import Branch
 
 __all__ = ["Betting"]

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from streamco.core.speculation.draft_state import Drafting
 from streamco.core.speculation.draft import Line
+from streamco.core.speculation.draft_state import Drafting
 from streamco.core.speculation.estimates import Pair
 
 __all__ = ["Overhearing"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from streamco.core.speculation.draft import Round
 from streamco.core.speculation.answer import Mirror
+from streamco.core.speculation.draft import Round
 from streamco.core.speculation.events import (
     CloseVerifier,
     ConnectVerifier,

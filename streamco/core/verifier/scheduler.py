@@ -22,9 +22,7 @@ from typing import assert_never
 
 from msgspec import Struct
 
-from streamco.core.verifier.admission import Admission, SchedulerOptions
-from streamco.core.verifier.load import MeasuredStep, PrefillPace
-from streamco.core.verifier.sessions import HeldSession, Residency
+from streamco.core.verifier.admission import Admission
 from streamco.core.verifier.events import (
     AcceptSession,
     BatchFailed,
@@ -46,8 +44,10 @@ from streamco.core.verifier.events import (
     SessionOpened,
     TruncateSequence,
 )
-from streamco.policies.batching import CHUNK, Alternating, BatchPolicy, Portion, Situation, StepSeconds, Waiting
-from streamco.sim.fleet.batch_policies import Patient
+from streamco.core.verifier.load import MeasuredStep, PrefillPace
+from streamco.core.verifier.options import SchedulerOptions
+from streamco.core.verifier.sessions import HeldSession, Residency
+from streamco.policies.batching import CHUNK, Alternating, BatchPolicy, Patient, Portion, Situation, StepSeconds, Waiting
 
 __all__ = ["LONGEST_DRAFT", "VerificationScheduler"]
 

@@ -1,8 +1,8 @@
 """What every verifier offers: drafts of a small model go in, verdicts of a large one of the same vocabulary come out.
 
 A ``Verifier`` is a server; a ``VerifierSession`` is one answer being made with it. The session takes the speculator's own commands and
-tells its events (``streamco.core.speculation.events``), on the event loop and never from inside ``run``. Reconnecting, resuming and trying again
-are its business; what a lost round, a refusal or a lasting failure mean for the answer is the speculator's.
+tells its events (``streamco.core.speculation.events``), on the event loop and never from inside ``run``. Reconnecting, resuming and trying
+again are its business; what a lost round, a refusal or a lasting failure mean for the answer is the speculator's.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from streamco.core.speculation.events import (
 )
 from streamco.endpoints.base import Endpoint
 from streamco.engines.base import Engine
-from streamco.wire.verify.frames import Rule, RuleKind
+from streamco.policies.acceptance import Rule, RuleKind
 
 __all__ = ["Emit", "Verifier", "VerifierCommand", "VerifierEvent", "VerifierFacts", "VerifierSession", "seed_behind"]
 
@@ -93,8 +93,8 @@ class VerifierSession(Protocol):
         """Begin what is asked; never blocks, never raises for what the other side does.
 
         ``ConnectVerifier`` is answered with ``VerifierConnected`` or ``VerifierFailed``. ``SendDraft`` is answered with
-        ``VerdictReceived``, ``DraftRefused``, ``VerifierLost`` or ``VerifierFailed``; its rows are ``streamco.wire.verify.topk.Row``. Nothing is
-        told after ``CloseVerifier`` or ``VerifierFailed``.
+        ``VerdictReceived``, ``DraftRefused``, ``VerifierLost`` or ``VerifierFailed``; its rows are ``streamco.wire.verify.topk.Row``.
+        Nothing is told after ``CloseVerifier`` or ``VerifierFailed``.
         """
         ...
 

@@ -28,9 +28,9 @@ from streamco.errors import (
     StreamcoError,
 )
 from streamco.wire.openai.errors import status_error
-from streamco.wire.verify.frames import SUBPROTOCOL, Opened, Refusal, Resumed, ServerFrame, Verdict, Welcome
 from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.errors import VerifyProtocolError
+from streamco.wire.verify.frames import SUBPROTOCOL, Opened, Refusal, Resumed, ServerFrame, Verdict, Welcome
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection

@@ -22,9 +22,9 @@ from streamco.endpoints.address import find_address
 from streamco.endpoints.base import Endpoint
 from streamco.endpoints.http import HttpClient
 from streamco.endpoints.openai import OpenAIEndpoint
-from streamco.endpoints.verifiers.logprob_session import StockSession
-from streamco.endpoints.verifiers.base import Emit, VerifierFacts
 from streamco.endpoints.shared_tokenizer import SAMPLE
+from streamco.endpoints.verifiers.base import Emit, VerifierFacts
+from streamco.endpoints.verifiers.logprob_session import StockSession
 from streamco.engines.base import Engine
 from streamco.errors import (
     ConfigError,
@@ -35,10 +35,10 @@ from streamco.errors import (
     UsageError,
     VerifierError,
 )
+from streamco.policies.acceptance import Rule, RuleKind
 from streamco.wire.openai.errors import status_error
 from streamco.wire.openai.requests import encode_request
 from streamco.wire.prompt_logprobs import Scores
-from streamco.wire.verify.frames import Rule, RuleKind
 
 if TYPE_CHECKING:
     import aiohttp

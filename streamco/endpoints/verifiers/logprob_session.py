@@ -19,15 +19,13 @@ from streamco.core.speculation.events import (
     VerifierFailed,
     VerifierLost,
 )
-from streamco.endpoints.retry import Backoff
-from streamco.endpoints.retry import is_transient
+from streamco.endpoints.retry import Backoff, is_transient
 from streamco.endpoints.verifiers.base import Emit, VerifierCommand, VerifierFacts
 from streamco.engines.sampling import candidates
 from streamco.errors import EndpointError, EndpointStatusError, EndpointTimeoutError, StreamcoError, UsageError, VerifierError
-from streamco.policies.acceptance import Distribution, Verdict, verify_greedy, verify_sampled, verify_threshold
-from streamco.wire.verify.topk import Row
+from streamco.policies.acceptance import Distribution, Rule, RuleKind, Verdict, verify_greedy, verify_sampled, verify_threshold
 from streamco.wire.prompt_logprobs import Place, Scores
-from streamco.wire.verify.frames import Rule, RuleKind
+from streamco.wire.verify.topk import Row
 
 __all__ = ["Scorer", "StockSession", "judge"]
 

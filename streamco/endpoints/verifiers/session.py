@@ -33,12 +33,13 @@ from streamco.core.speculation.events import (
 )
 from streamco.core.verifier.events import FULL_QUEUE
 from streamco.endpoints.retry import Backoff
-from streamco.endpoints.verifiers.connection import VerifyLink, is_lasting
 from streamco.endpoints.verifiers.base import Emit, VerifierCommand, seed_behind
+from streamco.endpoints.verifiers.connection import VerifyLink, is_lasting
 from streamco.errors import EndpointError, EndpointTimeoutError, StreamcoError
-from streamco.wire.verify.topk import Row
-from streamco.wire.verify.frames import Opened, Refusal, Resumed, Rule, RuleKind, Verdict
+from streamco.policies.acceptance import Rule, RuleKind
 from streamco.wire.verify.errors import VerifyProtocolError
+from streamco.wire.verify.frames import Opened, Refusal, Resumed, Verdict
+from streamco.wire.verify.topk import Row
 
 __all__ = ["Links", "ProtocolSession"]
 

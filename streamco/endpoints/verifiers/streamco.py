@@ -24,14 +24,15 @@ from streamco.endpoints.http import is_loopback
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.probe import STREAMCO
 from streamco.endpoints.providers import find_provider
+from streamco.endpoints.verifiers.base import Emit, VerifierFacts
 from streamco.endpoints.verifiers.connection import LinkAddress, VerifyLink, connect_link, load_websockets
 from streamco.endpoints.verifiers.session import ProtocolSession
-from streamco.endpoints.verifiers.base import Emit, VerifierFacts
 from streamco.engines.base import Engine, ModelInfo
 from streamco.errors import ConfigError, EndpointError, StreamClosed, UsageError
-from streamco.wire.verify.frames import FOLLOWS, PATH, Rule, RuleKind, VerifyLimits, Welcome
+from streamco.policies.acceptance import Rule, RuleKind
 from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.codec import VerifyCodec
+from streamco.wire.verify.frames import FOLLOWS, PATH, VerifyLimits, Welcome
 
 if TYPE_CHECKING:
     import aiohttp

@@ -20,7 +20,7 @@ from typing import Any
 
 from streamco.engines.llamacpp.cache_dir import cache_folder
 
-__all__ = ["advertises_amx", "allows_repacking", "main"]
+__all__ = ["advertises_amx", "allows_repacking"]
 
 CHILD_TIMEOUT = 120.0  # seconds; loading is mostly reading the file
 CPUINFO = Path("/proc/cpuinfo")
@@ -57,7 +57,7 @@ def allows_repacking(path: Path, library: Any, *, cpuinfo: Path = CPUINFO, run: 
         return known
     if not sys.executable or getattr(sys, "frozen", False):
         return False  # an application bundle: starting it again would not start Python
-    status = (run or _run)([sys.executable, "-m", "streamco.engines.llamacpp.amx_probe", str(path)])
+    status = (run or _run)([sys.executable, "-m", "streamco.engines.llamacpp.amx_child", str(path)])
     if status is not None and (status == 0 or status < 0):
         _remember(key, allowed=status == 0)
     return status == 0
@@ -105,26 +105,3 @@ def _remember(key: str, *, allowed: bool) -> None:
         draft.replace(target)
     except OSError:
         pass  # no home or a full disk: the next process asks again
-
-
-def main(arguments: Sequence[str]) -> int:
-    """The child's part: load with repacking and decode several tokens at once. Exit status 0: nothing bad happened."""
-    from streamco.engines.llamacpp.context import LlamaContext
-    from streamco.engines.llamacpp.model import LlamaModel
-
-    if sys.platform != "win32":
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its death is an answer, not something to keep
-    model = LlamaModel(Path(arguments[0]), repack=True)
-    context = LlamaContext(model, cells=256, sequences=1, rows=16, threads=1)
-    for position in range(16):
-        context.add(position + 1, position, 0, wants_logits=position == 15)
-    status = context.decode()
-    context.close()
-    model.close()
-    return 0 if status == 0 else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
-from streamco.engines.llamacpp.library import native_function
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
 from streamco.engines.llamacpp.attention import AttentionTap
+from streamco.engines.llamacpp.library import native_function
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.errors import EngineError
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 __all__ = ["ABORTED", "AbortFlag", "LlamaContext", "NO_ROOM"]
+
 
 class AbortFlag:
     """A flag that stops the running ``llama_decode`` of a context, and every later one until it is cleared.

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from streamco.engines.base import ModelInfo
-from streamco.engines.llamacpp.library import collected_errors, load_library
-from streamco.engines.llamacpp.amx_probe import allows_repacking
 from streamco.engines.chat_template import ChatTemplate
+from streamco.engines.llamacpp.amx_probe import allows_repacking
+from streamco.engines.llamacpp.library import collected_errors, load_library
 from streamco.errors import EngineError
 from streamco.wire.token_frames import vocabulary_fingerprint
 

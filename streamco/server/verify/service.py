@@ -15,16 +15,16 @@ from urllib.parse import urlsplit
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from streamco.engines.base import HoldingEngine
-from streamco.server.verify.sessions import Host
+from streamco.server.http_errors import RequestError, overloaded
 from streamco.server.middleware import check_key, means_loopback
 from streamco.server.options import ListenOptions
 from streamco.server.verify.address_limits import Peers
-from streamco.server.http_errors import RequestError, overloaded
 from streamco.server.verify.options import VerifyOptions
+from streamco.server.verify.sessions import Host
 from streamco.server.wakeup import Bell
-from streamco.wire.verify.frames import PATH, SUBPROTOCOL, Hello, VerifyLimits
 from streamco.wire.verify.codec import VerifyCodec
 from streamco.wire.verify.errors import HelloExpectedError, ShuttingDownError, UnauthorisedError
+from streamco.wire.verify.frames import PATH, SUBPROTOCOL, Hello, VerifyLimits
 from streamco.wire.verify.server import VerifyServer
 
 __all__ = ["PATH", "STATS_PATH", "VerifyService"]

@@ -15,8 +15,6 @@ import secrets
 from random import Random
 from typing import Protocol
 
-from streamco.core.verifier.admission import SchedulerOptions
-from streamco.core.verifier.scheduler import VerificationScheduler
 from streamco.core.verifier.events import (
     AcceptSession,
     DraftReceived,
@@ -33,14 +31,16 @@ from streamco.core.verifier.events import (
     SessionOpened,
     TruncateSequence,
 )
+from streamco.core.verifier.options import SchedulerOptions
+from streamco.core.verifier.scheduler import VerificationScheduler
 from streamco.engines.base import HoldingEngine
+from streamco.policies.acceptance import Rule
 from streamco.policies.batching import CHUNK, Alternating, LinearStep, StepSeconds, StrictPrefill
 from streamco.server.verify.batches import BatchReport, Judge
-from streamco.server.verify.verdicts import Question, Ruling
 from streamco.server.verify.options import VerifyOptions
 from streamco.server.verify.stats import VerifyStats
+from streamco.server.verify.verdicts import Question, Ruling
 from streamco.server.wakeup import Waker
-from streamco.wire.verify.frames import Close, Draft, Extend, Open, Opened, Resume, Resumed, Rule, Verdict
 from streamco.wire.verify.checks import prefix_hash
 from streamco.wire.verify.errors import (
     ContextFullError,
@@ -54,6 +54,7 @@ from streamco.wire.verify.errors import (
     VerifyProtocolError,
     WrongBaseError,
 )
+from streamco.wire.verify.frames import Close, Draft, Extend, Open, Opened, Resume, Resumed, Verdict
 from streamco.wire.verify.server import VerifyServer
 
 __all__ = ["Host", "Line", "make_scheduler"]

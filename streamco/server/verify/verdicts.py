@@ -15,9 +15,8 @@ from streamco.config import SamplingOptions
 from streamco.engines.base import Prediction
 from streamco.engines.sampling import Sampler, top_probabilities
 from streamco.errors import ConfigError, EngineError
-from streamco.policies.acceptance import Distribution, verify_greedy, verify_sampled, verify_threshold
+from streamco.policies.acceptance import Distribution, Rule, RuleKind, verify_greedy, verify_sampled, verify_threshold
 from streamco.wire.verify.topk import Row, quantise
-from streamco.wire.verify.frames import Rule, RuleKind
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,11 +17,11 @@ import msgspec
 from msgspec import Meta, Struct
 
 from streamco.errors import ConfigError
-from streamco.sim.experiment.sweep_axes import PARTS, Axis, Label, Value, change, dotted, label_of, read_axes
 from streamco.sim.experiment.option_errors import convert_options, pick
-from streamco.sim.experiment.yaml_document import Document, Place, read_document
 from streamco.sim.experiment.plot_options import PlotOptions, read_plots
 from streamco.sim.experiment.scenario import Kind, Scenario, figures_of, kind_place, load_kind
+from streamco.sim.experiment.sweep_axes import PARTS, Axis, Label, Value, change, dotted, label_of, read_axes
+from streamco.sim.experiment.yaml_document import Document, Place, read_document
 
 __all__ = ["Experiment", "ExperimentFile", "read_experiment", "merge"]
 

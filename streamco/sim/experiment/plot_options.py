@@ -10,10 +10,10 @@ import msgspec
 from msgspec import Struct
 
 from streamco.errors import ConfigError
-from streamco.sim.experiment.sweep_axes import Axis, label_of
 from streamco.sim.experiment.option_errors import pick
-from streamco.sim.experiment.yaml_document import Document, Place
 from streamco.sim.experiment.scenario import Kind, figures_of
+from streamco.sim.experiment.sweep_axes import Axis, label_of
+from streamco.sim.experiment.yaml_document import Document, Place
 
 __all__ = ["PlotOptions", "read_plots"]
 

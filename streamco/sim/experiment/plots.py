@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamco.errors import ConfigError
-from streamco.sim.experiment.sweep_axes import Axis, Label, label_of
 from streamco.sim.experiment.experiment import Experiment
 from streamco.sim.experiment.metrics import Figure
-from streamco.sim.experiment.tables import Point, Spread, name_of_path, scale_of
 from streamco.sim.experiment.plot_options import PlotOptions
 from streamco.sim.experiment.scenario import figures_of
+from streamco.sim.experiment.sweep_axes import Axis, Label, label_of
+from streamco.sim.experiment.tables import Point, Spread, name_of_path, scale_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -19,8 +19,8 @@ import msgspec
 from msgspec import Struct
 
 from streamco.errors import ConfigError
-from streamco.sim.experiment.yaml_document import Place
 from streamco.sim.experiment.metrics import STANDARD, Figure, RequestRow, Sink, round_figure
+from streamco.sim.experiment.yaml_document import Place
 
 __all__ = ["KINDS", "Kind", "Named", "Outcome", "Scenario", "figures_of", "kind_place", "load_kind", "run_scenario"]
 

@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from streamco.sim.experiment.sweep_axes import PARTS, Label
 from streamco.sim.experiment.experiment import Experiment
 from streamco.sim.experiment.metrics import Figure
 from streamco.sim.experiment.result_store import Ledger, name_of
 from streamco.sim.experiment.scenario import figures_of
+from streamco.sim.experiment.sweep_axes import PARTS, Label
 
 __all__ = [
     "Point",

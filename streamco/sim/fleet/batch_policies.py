@@ -13,7 +13,7 @@ most 32 tokens a batch, what is judged in one piece. Devices are not told apart:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -21,16 +21,7 @@ from msgspec import Struct
 from streamco.errors import ConfigError
 from streamco.policies.batching import CHUNK, Alternating, Batch, BatchPolicy, FirstCome, Kind, Portion, Situation, StrictPrefill, Waiting
 
-__all__ = ["BATCHING", "ChunkedPrefill", "Continuous", "LengthAware", "Patient", "Windowed", "batch_policy", "padded_tokens"]
-
-
-@runtime_checkable
-class Patient(Protocol):
-    """A policy that may choose nothing though something waits."""
-
-    def ready_at(self, waiting: Sequence[Waiting], situation: Situation) -> float | None:
-        """When it will choose something even if nothing else comes, seconds, perhaps now or earlier; None: nothing waits."""
-        ...
+__all__ = ["BATCHING", "ChunkedPrefill", "Continuous", "LengthAware", "Windowed", "batch_policy", "padded_tokens"]
 
 
 class LengthAware(Struct, frozen=True, kw_only=True):

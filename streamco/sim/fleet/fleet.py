@@ -14,7 +14,8 @@ from typing import Literal, assert_never
 import simpy
 from msgspec import Struct
 
-from streamco.core.speculation.estimates import Pair, SpeculationReport
+from streamco.core.report import SpeculationReport
+from streamco.core.speculation.estimates import Pair
 from streamco.core.speculation.events import (
     AdoptBranch,
     CloseRemote,
@@ -35,16 +36,17 @@ from streamco.core.speculation.events import (
     SpeculatorCommand,
     SpeculatorEvent,
 )
-from streamco.core.speculation.machine import Speculator, SpeculatorOptions
+from streamco.core.speculation.machine import Speculator
+from streamco.core.speculation.options import SpeculatorOptions
 from streamco.core.verifier.events import SendVerdict
 from streamco.errors import StreamcoError
-from streamco.sim.fleet.routing import RoutingPolicy
-from streamco.sim.fleet.drafting_device import DraftingDevice, SimulatedDrafts
-from streamco.sim.hardware.links import SimulatedLink
 from streamco.sim.driver import SimulatedMachine, call_at
-from streamco.sim.fleet.remote_sessions import ServedRemote, ServedSession, Traffic
+from streamco.sim.fleet.drafting_device import DraftingDevice, SimulatedDrafts
 from streamco.sim.fleet.recorded_answer import END, RecordedAnswer
+from streamco.sim.fleet.remote_sessions import ServedRemote, ServedSession, Traffic
+from streamco.sim.fleet.routing import RoutingPolicy
 from streamco.sim.fleet.target_server import TargetServer
+from streamco.sim.hardware.links import SimulatedLink
 from streamco.sim.workload.workload import SimulatedRequest
 
 __all__ = ["Answered", "Crowd", "DeviceModel", "Execution", "Member"]

@@ -19,27 +19,27 @@ import simpy
 from msgspec import Struct
 from msgspec.structs import replace
 
-from streamco.client.speculation.verifier_binding import SpeculationOptions
-from streamco.core.verifier.admission import SchedulerOptions
+from streamco.client.speculation.options import SpeculationOptions
 from streamco.core.speculation.estimates import PairPrior
-from streamco.core.speculation.machine import SpeculatorOptions
-from streamco.sim.fleet.batch_policies import batch_policy
-from streamco.sim.fleet.routing import routing_policy
+from streamco.core.speculation.options import SpeculatorOptions
+from streamco.core.verifier.options import SchedulerOptions
 from streamco.server.profiles import load_step_times
-from streamco.sim.hardware.link_capacity import read_trace as read_capacity
-from streamco.sim.fleet.fleet import Answered, Crowd, DeviceModel, Member
-from streamco.sim.experiment.yaml_document import Place
-from streamco.sim.experiment.metrics import Figure, RequestRow, Sink
-from streamco.sim.hardware.forward_pass_times import Hardware, memory_tokens, predictor
-from streamco.sim.hardware.links import LinkOptions, simulated_link
 from streamco.sim.driver import call_at
+from streamco.sim.experiment.metrics import Figure, RequestRow, Sink
+from streamco.sim.experiment.scenario import Named, Scenario
+from streamco.sim.experiment.yaml_document import Place
+from streamco.sim.fleet.batch_policies import batch_policy
+from streamco.sim.fleet.fleet import Answered, Crowd, DeviceModel, Member
 from streamco.sim.fleet.options import DevicePool, PolicyOptions, ServerPool, WorldOptions
 from streamco.sim.fleet.recorded_answer import END
-from streamco.sim.workload.trace_files import read_gaps, read_lengths, read_trace
-from streamco.sim.experiment.scenario import Named, Scenario
+from streamco.sim.fleet.routing import routing_policy
 from streamco.sim.fleet.target_server import ForwardPass, TargetServer
 from streamco.sim.fleet.topology import Topology, auto_topology, describe_topology
 from streamco.sim.fleet.totals import Totals
+from streamco.sim.hardware.forward_pass_times import Hardware, memory_tokens, predictor
+from streamco.sim.hardware.link_capacity import read_trace as read_capacity
+from streamco.sim.hardware.links import LinkOptions, simulated_link
+from streamco.sim.workload.trace_files import read_gaps, read_lengths, read_trace
 from streamco.sim.workload.workload import SimulatedRequest, WorkloadOptions, read_requests
 
 __all__ = ["KIND", "SpeculateOptions", "device_model", "forward_pass"]

@@ -1,7 +1,7 @@
 """What an experiment says about a world of drafting devices and verifying servers, in the units people write (DSD section 3.1).
 
-A device or server is either named by its model and hardware, whose times are then predicted (``streamco.sim.hardware.forward_pass_times``), or described by
-its rates. ``streamco.sim.fleet.topology`` makes single devices and servers of the pools.
+A device or server is either named by its model and hardware, whose times are then predicted (``streamco.sim.hardware.forward_pass_times``),
+or described by its rates. ``streamco.sim.fleet.topology`` makes single devices and servers of the pools.
 """
 
 from __future__ import annotations

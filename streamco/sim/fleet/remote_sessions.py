@@ -30,10 +30,10 @@ from streamco.core.verifier.events import (
     SendVerdict,
     SessionOpened,
 )
-from streamco.sim.hardware.links import SimulatedLink
 from streamco.sim.driver import call_at
 from streamco.sim.fleet.recorded_answer import RecordedAnswer, prompt_ids
 from streamco.sim.fleet.target_server import PlainStream, SessionAnswer, TargetServer
+from streamco.sim.hardware.links import SimulatedLink
 
 __all__ = ["ServedRemote", "ServedSession", "Traffic"]
 

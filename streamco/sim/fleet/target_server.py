@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 import simpy
 from msgspec import Struct
 
-from streamco.core.verifier.admission import SchedulerOptions
-from streamco.core.verifier.scheduler import VerificationScheduler
 from streamco.core.verifier.events import (
     AcceptSession,
     BatchFinished,
@@ -33,6 +31,8 @@ from streamco.core.verifier.events import (
     SessionOpened,
     TruncateSequence,
 )
+from streamco.core.verifier.options import SchedulerOptions
+from streamco.core.verifier.scheduler import VerificationScheduler
 from streamco.policies.batching import CHUNK, BatchPolicy
 from streamco.sim.driver import SimulatedMachine, call_at
 from streamco.sim.fleet.recorded_answer import RecordedAnswer

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from streamco.errors import ConfigError
-from streamco.sim.hardware.links import LinkOptions
 from streamco.sim.fleet.options import DevicePool, ServerPool, WorldOptions
+from streamco.sim.hardware.links import LinkOptions
 
 __all__ = ["Device", "Server", "Topology", "apportion", "auto_topology", "describe_topology"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from streamco.core.verifier.events import SendVerdict
-from streamco.sim.fleet.fleet import Answered
 from streamco.sim.experiment.metrics import Quantiles
+from streamco.sim.fleet.fleet import Answered
 
 __all__ = ["Totals"]
 

@@ -15,17 +15,17 @@ import simpy
 
 from streamco.client.race.dispatcher import Dispatched, Dispatcher
 from streamco.client.race.migration import MigrationOptions
-from streamco.commands import ContinueStream
 from streamco.config import READING, Limits
+from streamco.core.race.commands import ContinueStream
 from streamco.core.race.machine import SessionMachine, SessionPlan
 from streamco.endpoints.base import Capabilities, Request, TokenPrices
 from streamco.events import Event
 from streamco.policies.cost import DeviceCosts, device_costs
 from streamco.profiles import DeviceSpeed, ModelShape, Prices
-from streamco.sim.race.lengths import Chats
-from streamco.sim.race.session import Opening, SimulatedSession, SimulatedStream
 from streamco.sim.race.endpoints import SimulatedAnswer, SimulatedDevice, SimulatedServer, Work
+from streamco.sim.race.lengths import Chats
 from streamco.sim.race.services import Reply, Service
+from streamco.sim.race.session import Opening, SimulatedSession, SimulatedStream
 
 __all__ = ["Ask", "Client", "Ran", "throw_ask"]
 

@@ -17,13 +17,14 @@ from random import Random
 import simpy
 from msgspec import Struct
 
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, PromptTokensDetails
-from streamco.commands import ContinueStream, OpenStream, PreCopy, PrepareStream
+from streamco.core.race.commands import ContinueStream, OpenStream, PrepareStream
 from streamco.errors import ConfigError
 from streamco.events import Event, StreamEnded, TokensReceived
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, PromptTokensDetails
+from streamco.partial import PreCopy
 from streamco.profiles import DeviceSpeed, TTFTDistribution
-from streamco.sim.race.session import Opening, SimulatedStream
 from streamco.sim.driver import call_at
+from streamco.sim.race.session import Opening, SimulatedStream
 
 __all__ = ["SimulatedAnswer", "SimulatedDevice", "SimulatedServer", "Work"]
 

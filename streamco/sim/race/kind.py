@@ -23,9 +23,9 @@ from streamco.core.meter import FRAME
 from streamco.policies.cost import RATE_DEVICE_CONSTRAINED, RATE_SERVER_CONSTRAINED
 from streamco.profiles import Profile
 from streamco.sim.experiment.metrics import Figure, RequestRow, Sink
-from streamco.sim.race.options import RaceOptions, RacePolicy, find_chats, find_phone, find_prices, find_service
-from streamco.sim.race.client import Ask, Client, Ran, throw_ask
 from streamco.sim.experiment.scenario import Named, Scenario
+from streamco.sim.race.client import Ask, Client, Ran, throw_ask
+from streamco.sim.race.options import RaceOptions, RacePolicy, find_chats, find_phone, find_prices, find_service
 
 __all__ = ["KIND", "Race", "RaceKind", "RaceRow"]
 

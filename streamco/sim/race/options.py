@@ -13,8 +13,8 @@ from streamco.policies.device_constrained import TAIL
 from streamco.policies.dispatch import Side
 from streamco.policies.migration import TransferRule
 from streamco.profiles import DeviceSpeed, ModelShape, Prices
-from streamco.sim.race.lengths import ALPACA, Chats, RecordedChats, TabledChats, read_chats
 from streamco.sim.experiment.scenario import Scenario
+from streamco.sim.race.lengths import ALPACA, Chats, RecordedChats, TabledChats, read_chats
 from streamco.sim.race.services import (
     JITTER,
     OVERHEAD,

@@ -7,8 +7,17 @@ from typing import Protocol
 
 import simpy
 
-from streamco.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream, PrepareStream
 from streamco.core.machine import Machine
+from streamco.core.race.commands import (
+    CancelStream,
+    Command,
+    ContinueStream,
+    DeliverTokens,
+    FailDelivery,
+    FinishDelivery,
+    OpenStream,
+    PrepareStream,
+)
 from streamco.events import Event, StreamCancelled
 from streamco.sim.driver import SimulatedMachine, call_at
 

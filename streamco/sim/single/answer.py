@@ -9,7 +9,8 @@ from typing import assert_never
 import simpy
 from msgspec import Struct
 
-from streamco.core.speculation.estimates import Pair, SpeculationReport
+from streamco.core.report import SpeculationReport
+from streamco.core.speculation.estimates import Pair
 from streamco.core.speculation.events import (
     AdoptBranch,
     CloseRemote,
@@ -29,11 +30,12 @@ from streamco.core.speculation.events import (
     SpeculatorCommand,
     SpeculatorEvent,
 )
-from streamco.core.speculation.machine import Speculator, SpeculatorOptions
+from streamco.core.speculation.machine import Speculator
+from streamco.core.speculation.options import SpeculatorOptions
 from streamco.errors import StreamcoError
+from streamco.sim.driver import SimulatedMachine
 from streamco.sim.fleet.drafting_device import DraftingDevice, SimulatedDrafts
 from streamco.sim.single.faulty_verifier import JudgingServer, Link, SimulatedRemote, SimulatedSession
-from streamco.sim.driver import SimulatedMachine
 
 __all__ = ["SimulatedReader", "SimulatedSpeculation", "SpeculationOutcome", "simulate_answer"]
 

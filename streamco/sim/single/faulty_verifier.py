@@ -27,8 +27,8 @@ from streamco.core.speculation.events import (
 )
 from streamco.errors import EndpointConnectError, VerifierError
 from streamco.policies.acceptance import Distribution, Verdict, verify_greedy, verify_sampled
-from streamco.sim.fleet.drafting_device import Successor, choose_token
 from streamco.sim.driver import call_at
+from streamco.sim.fleet.drafting_device import Successor, choose_token
 
 __all__ = ["Fault", "FaultKind", "Faults", "JudgingServer", "Link", "SimulatedRemote", "SimulatedSession"]
 

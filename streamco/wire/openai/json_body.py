@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from streamco.openai_types import ChatCompletionChunk, ChunkChoice
 from streamco.errors import EndpointProtocolError
+from streamco.openai_types import ChatCompletionChunk, ChunkChoice
 from streamco.wire.openai.lenient_decode import build_chunk, decode_object
 
 __all__ = ["JSONBody", "decode_body", "excerpt", "is_json", "split_answer"]

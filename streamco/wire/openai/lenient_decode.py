@@ -6,10 +6,11 @@ what can be understood, drop the rest. It costs ten times as much, and only such
 
 from __future__ import annotations
 
-from streamco.openai_types import ChatCompletionChunk
 import json
 from typing import Any, TypeVar
+
 import msgspec
+
 from streamco.openai_types import (
     ChatCompletionChunk,
     ChoiceDelta,

@@ -6,18 +6,18 @@ whole messages, usage under another name), takes a slower way round: see ``toler
 
 from __future__ import annotations
 
-from streamco.openai_types import ChoiceDelta
 from typing import Any
+
 import msgspec
-from streamco.openai_types import ChatCompletionChunk, CompletionUsage
+
 from streamco.config import Limits
 from streamco.errors import EndpointError, EndpointProtocolError
-from streamco.wire.openai.json_body import JSONBody, decode_body, excerpt, is_json, split_answer
-from streamco.wire.openai.lenient_decode import CumulativeText
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, CompletionUsage
 from streamco.wire.openai.errors import find_error, stream_error
-from streamco.wire.sse import SSEParser
-from streamco.wire.openai.lenient_decode import build_chunk, decode_object, find_usage
 from streamco.wire.openai.fast_decode import Api, decode_chat_chunk, decode_text_chunk
+from streamco.wire.openai.json_body import JSONBody, decode_body, excerpt, is_json, split_answer
+from streamco.wire.openai.lenient_decode import CumulativeText, build_chunk, decode_object, find_usage
+from streamco.wire.sse import SSEParser
 
 __all__ = ["Api", "ChatStreamParser", "ONE_TOKEN", "estimate_delta", "estimate_tokens"]
 

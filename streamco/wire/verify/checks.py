@@ -7,8 +7,9 @@ from hashlib import sha256
 from math import isfinite
 
 from streamco._native import pack
-from streamco.wire.verify.frames import Draft, Follow, Rule, RuleKind, Verdict, VerifyLimits
+from streamco.policies.acceptance import Rule, RuleKind
 from streamco.wire.verify.errors import FrameSizeError, MalformedFrameError
+from streamco.wire.verify.frames import Draft, Follow, Verdict, VerifyLimits
 
 __all__ = ["check_answer", "check_draft", "check_follow", "check_rule", "check_verdict", "prefix_hash"]
 

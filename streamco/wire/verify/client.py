@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from streamco.errors import UsageError
-from streamco.wire.verify.topk import Row
+from streamco.policies.acceptance import Rule
+from streamco.wire.verify.checks import check_answer, prefix_hash
+from streamco.wire.verify.codec import VerifyCodec
+from streamco.wire.verify.errors import MalformedFrameError, NotResumableError, UnexpectedFrameError, VerifyProtocolError, VersionError
 from streamco.wire.verify.frames import (
     FOLLOWS,
     VERSIONS,
@@ -26,15 +29,12 @@ from streamco.wire.verify.frames import (
     Refusal,
     Resume,
     Resumed,
-    Rule,
     ServerFrame,
     Verdict,
     VerifyLimits,
     Welcome,
 )
-from streamco.wire.verify.checks import check_answer, prefix_hash
-from streamco.wire.verify.codec import VerifyCodec
-from streamco.wire.verify.errors import MalformedFrameError, NotResumableError, UnexpectedFrameError, VerifyProtocolError, VersionError
+from streamco.wire.verify.topk import Row
 
 __all__ = ["VerifyClient"]
 

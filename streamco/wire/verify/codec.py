@@ -15,8 +15,10 @@ from msgspec import Struct
 
 from streamco._native import pack, unpack
 from streamco.errors import ConfigError
-from streamco.wire.verify.topk import Row, pack_rows, unpack_rows
+from streamco.policies.acceptance import Rule
 from streamco.wire.token_frames import bits_for
+from streamco.wire.verify.checks import check_draft, check_follow, check_rule, check_verdict
+from streamco.wire.verify.errors import FrameSizeError, MalformedFrameError
 from streamco.wire.verify.frames import (
     Byte,
     ClientFrame,
@@ -31,14 +33,12 @@ from streamco.wire.verify.frames import (
     Refusal,
     Resume,
     Resumed,
-    Rule,
     ServerFrame,
     Verdict,
     VerifyLimits,
     Welcome,
 )
-from streamco.wire.verify.checks import check_draft, check_follow, check_rule, check_verdict
-from streamco.wire.verify.errors import FrameSizeError, MalformedFrameError
+from streamco.wire.verify.topk import Row, pack_rows, unpack_rows
 
 __all__ = ["HELLO", "LEAST_FRAME_BYTES", "VerifyCodec", "frame_number", "hello_versions"]
 

@@ -7,20 +7,20 @@ key that resumes a session on another connection is the server's.
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from streamco.wire.verify.topk import Row
+from streamco.policies.acceptance import Rule
 from streamco.wire.verify.errors import VerifyProtocolError, error_for
+from streamco.wire.verify.topk import Row
 
 __all__ = [
     "ClientFrame",
     "Close",
     "Draft",
-    "FOLLOWS",
     "Extend",
+    "FOLLOWS",
     "Follow",
     "Hello",
     "Open",
@@ -29,8 +29,6 @@ __all__ = [
     "Refusal",
     "Resume",
     "Resumed",
-    "Rule",
-    "RuleKind",
     "SUBPROTOCOL",
     "ServerFrame",
     "VERSIONS",
@@ -69,30 +67,6 @@ class VerifyLimits(Struct, frozen=True, kw_only=True, array_like=True):
     draft_tokens: Positive = 31  # to judge in one round; with the token before them a chunk of 32 (Synera 4.5)
     top_k: Annotated[int, Meta(ge=1, le=255)] = 64  # ids in one row of probabilities
     sessions: Positive = 64  # of one connection, at one time
-
-
-class RuleKind(IntEnum):
-    """How drafted tokens are judged."""
-
-    GREEDY = 0
-    SAMPLE = 1
-    THRESHOLD = 2
-
-
-class Rule(Struct, frozen=True, array_like=True):
-    """How a session's drafts are judged, and what the next token is drawn by.
-
-    ``GREEDY``: a token is accepted if it is the target's likeliest. ``SAMPLE``: speculative sampling against the distribution that the
-    draft carries. ``THRESHOLD``: accepted if it is at least ``threshold`` times as likely as the target's best; corrections are the best.
-    """
-
-    kind: RuleKind = RuleKind.GREEDY
-    temperature: Annotated[float, Meta(ge=0, le=100)] = 0.0  # of the target's distribution, before the filters; SAMPLE: above 0
-    top_k: Number = 0  # 0: all
-    top_p: Share = 1.0
-    min_p: Share = 0.0
-    threshold: Share = 0.0
-    seed: Number | None = None  # None: the server's own dice
 
 
 class Hello(Struct, frozen=True, array_like=True, tag=1):

@@ -9,11 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import assert_never
+
 from msgspec.structs import replace
-from streamco.wire.verify.frames import FOLLOWS, Draft, Extend, Follow, Open, Rule, RuleKind, Verdict, VerifyLimits
+
+from streamco.policies.acceptance import Rule, RuleKind
+from streamco.wire.verify.codec import HELLO, VerifyCodec, frame_number, hello_versions
 from streamco.wire.verify.errors import (
     ContextFullError,
+    FaultLimitError,
     FrameSizeError,
+    HelloExpectedError,
     MalformedFrameError,
     RuleError,
     SessionLimitError,
@@ -21,10 +27,13 @@ from streamco.wire.verify.errors import (
     StaleRoundError,
     UnexpectedFrameError,
     UnknownSessionError,
+    VerifyProtocolError,
+    VersionError,
+    VocabularyError,
     WrongBaseError,
 )
-from typing import assert_never
 from streamco.wire.verify.frames import (
+    FOLLOWS,
     VERSIONS,
     Close,
     Draft,
@@ -36,24 +45,13 @@ from streamco.wire.verify.frames import (
     Refusal,
     Resume,
     Resumed,
-    Rule,
-    RuleKind,
     Verdict,
+    VerifyLimits,
     Welcome,
-)
-from streamco.wire.verify.codec import HELLO, VerifyCodec, frame_number, hello_versions
-from streamco.wire.verify.errors import (
-    FaultLimitError,
-    FrameSizeError,
-    HelloExpectedError,
-    MalformedFrameError,
-    UnexpectedFrameError,
-    VerifyProtocolError,
-    VersionError,
-    VocabularyError,
 )
 
 __all__ = ["ServerSessions", "Told", "VerifyServer"]
+
 
 @dataclass(slots=True)
 class _Session:

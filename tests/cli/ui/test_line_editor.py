@@ -12,8 +12,8 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from streamco.cli.ui.slash_commands import COMMANDS, POLICIES
 from streamco.cli.ui.line_editor import CommandCompleter, Editor
+from streamco.cli.ui.slash_commands import COMMANDS, POLICIES
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from streamco.cli.ui.render import AnswerRenderer, make_console, markdown_styles, rows_of
 from streamco.cli.ui.live_region import Region, Row
+from streamco.cli.ui.render import AnswerRenderer, make_console, markdown_styles, rows_of
 from streamco.cli.ui.theme import THEMES
 from tests.cli.emulator import Emulator, plain
 from tests.cli.ui.test_markdown import DOCUMENT

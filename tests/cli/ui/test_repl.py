@@ -4,8 +4,8 @@ import io
 from pathlib import Path
 
 from streamco.cli.ui.answer import AnswerSettings
-from streamco.cli.ui.repl import Dialogue
 from streamco.cli.ui.history import Conversation
+from streamco.cli.ui.repl import Dialogue
 from streamco.cli.ui.view import PlainView
 from streamco.client.client import Client
 from streamco.errors import EndpointTimeoutError

@@ -1,22 +1,22 @@
-
 from __future__ import annotations
 
 import argparse
+import asyncio
 import io
 import os
 import sys
+import threading
 from pathlib import Path
+
 import pytest
+
 from streamco.cli import chat
 from streamco.cli.ui import talk
-from streamco.cli.ui.talk import is_interactive, make_view, migration_of, settings_of
+from streamco.cli.ui.talk import is_interactive, lines_of, make_view, migration_of, settings_of
 from streamco.cli.ui.terminal import TerminalView
 from streamco.cli.ui.view import PlainView
 from streamco.client.race.migration import MigrationOptions
 from streamco.errors import ConfigError
-import asyncio
-import threading
-from streamco.cli.ui.talk import lines_of
 
 
 class Tty(io.StringIO):

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from streamco.openai_types import CompletionUsage, PromptTokensDetails
 from streamco.client.arguments import build_request
 from streamco.client.race.dispatcher import Dispatched, Dispatcher, DispatchOptions
-from streamco.core.race.attempt import Start
 from streamco.core.race.answer_lengths import TYPICAL
+from streamco.core.race.attempt import Start
 from streamco.core.race.machine import SessionMachine, SessionPlan
 from streamco.endpoints.base import Capabilities, Endpoint, Request, TokenPrices
 from streamco.errors import ConfigError, EndpointConnectError, EndpointError, EngineError
 from streamco.events import StreamCancelled, StreamEnded, StreamFailed, TokensReceived
+from streamco.openai_types import CompletionUsage, PromptTokensDetails
 from streamco.profiles import Profile
 from streamco.testing.endpoint import ScriptedEndpoint, text_chunk
 from tests.client.helpers import ShapedDevice, device, server

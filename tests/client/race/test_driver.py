@@ -12,15 +12,15 @@ import pytest
 
 from streamco.client.race.driver import SessionDriver
 from streamco.core.race.attempt import Start
-from streamco.core.race.migration import MigrationPlan
 from streamco.core.race.machine import SessionMachine, SessionPlan
+from streamco.core.race.migration import MigrationPlan
 from streamco.endpoints.base import Capabilities, Kind, Request
 from streamco.errors import ConcurrentRead, EndpointConnectError, EndpointError, EndpointProtocolError, StreamClosed, StreamcoError
 from streamco.events import StreamEnded, TokensReceived
 from streamco.policies.migration import Terms
 from streamco.profiles import RemainingLength
-from streamco.testing.virtual_clock import run_in_virtual_time
 from streamco.testing.endpoint import ScriptedEndpoint, ScriptedStream, text_chunk
+from streamco.testing.virtual_clock import run_in_virtual_time
 
 
 def begin(

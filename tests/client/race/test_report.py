@@ -11,19 +11,19 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from streamco.openai_types import CompletionUsage, PromptTokensDetails
 from streamco.client.arguments import build_request
 from streamco.client.client import Client
 from streamco.client.race.dispatcher import Dispatched, Dispatcher, DispatchOptions
 from streamco.client.race.report import build_bill, build_report, describe_leg, describe_usage
 from streamco.core.race.attempt import LegState, Start
-from streamco.core.report import AnswerUsage, EndpointReport, Report
 from streamco.core.race.machine import OnFailure, SessionMachine, SessionPlan
+from streamco.core.report import AnswerUsage, EndpointReport, Report
 from streamco.endpoints.base import Capabilities, Endpoint, TokenPrices
 from streamco.errors import EndpointConnectError, EndpointStatusError, EndpointTimeoutError, EngineError, StreamcoError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
-from streamco.testing.virtual_clock import run_in_virtual_time
+from streamco.openai_types import CompletionUsage, PromptTokensDetails
 from streamco.testing.endpoint import ScriptedEndpoint, ScriptItem, text_chunk
+from streamco.testing.virtual_clock import run_in_virtual_time
 from tests.client.helpers import ShapedDevice, server
 
 PRICES = TokenPrices(prompt=1e-6, completion=4e-6, cached_prompt=5e-7)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from streamco.client.speculation.output import Presentation, SpeculatedChunk
 from streamco.client.driver import Batch
 from streamco.client.speculation.incremental_text import Wording
+from streamco.client.speculation.output import Presentation, SpeculatedChunk
 from streamco.core.delivery import Delivery
 from streamco.core.speculation.events import DeliverIds, Origin, RetractIds, SettleIds
 

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from streamco.client.client import Client
-from streamco.client.speculation.planner import Prepared, _opener
-from streamco.client.speculation.verifier_binding import SpeculationOptions
 from streamco.client.speculation.driver import SpeculationDriver
+from streamco.client.speculation.options import SpeculationOptions
+from streamco.client.speculation.planner import Prepared, _opener
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.base import seed_behind
+from streamco.policies.acceptance import Rule
 from streamco.testing import ScriptedVerifier, Stall
-from streamco.wire.verify.frames import Rule
 from tests.client.helpers import server, tokens_text
 from tests.client.speculating import ALWAYS, PROMPT, World
 from tests.support.leaks import settled

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, PromptTokensDetails
 from streamco.client.speculation.remote_stream import StandIn, StandInEvent
 from streamco.core.speculation.events import OpenRemote, RemoteEnded, RemoteFailed, RemoteTokensReceived
 from streamco.endpoints.base import EndpointStream
 from streamco.errors import EndpointConnectError, EndpointProtocolError
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, PromptTokensDetails
 from streamco.testing.endpoint import ScriptedEndpoint
 from tests.support.leaks import holding_nothing_new, settled
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from streamco.client.client import Client
-from streamco.client.speculation.report import _cached
 from streamco.client.speculation.driver import SpeculationDriver
 from streamco.client.speculation.remote_stream import StandInPart
+from streamco.client.speculation.report import _cached
 from streamco.core.speculation.events import VerifierFailed
 from streamco.endpoints.base import TokenPrices
 from streamco.endpoints.device import DeviceEndpoint

@@ -9,21 +9,23 @@ import pytest
 from streamco.client.arguments import build_request
 from streamco.client.client import Client
 from streamco.client.request_facts import describe_request
-from streamco.client.speculation.verifier_binding import Pairing, SpeculationOptions, drafting, obstacle, resolve_sampling, rule_for
+from streamco.client.speculation.eligibility import obstacle, resolve_sampling, rule_for
+from streamco.client.speculation.options import SpeculationOptions
+from streamco.client.speculation.verifier_binding import Pairing, drafting
 from streamco.config import SamplingOptions
 from streamco.core.speculation.estimates import PairPrior
-from streamco.endpoints.verifiers import logprob as stock
-from streamco.endpoints.verifiers import streamco as verifier
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.endpoints.verifiers import logprob as stock
+from streamco.endpoints.verifiers import streamco as verifier
 from streamco.endpoints.verifiers.base import VerifierFacts
 from streamco.engines.base import EngineOptions
 from streamco.errors import ConfigError
+from streamco.policies.acceptance import Rule, RuleKind
 from streamco.policies.importance import LAYERS
 from streamco.policies.offload import OffloadRule
 from streamco.policies.window import Static
 from streamco.testing import FakeEngine
-from streamco.wire.verify.frames import Rule, RuleKind
 from tests.client.helpers import device, server
 from tests.client.speculating import World
 from tests.support.leaks import settled

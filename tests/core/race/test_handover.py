@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, ToolCallDelta
-from streamco.commands import Partial
 from streamco.core.race.attempt import Leg, LegState, Start
-from streamco.core.race.migration import MigrationPlan, Mover, Prepare, Switch
 from streamco.core.race.handover import Relay
+from streamco.core.race.migration import MigrationPlan, Mover, Prepare, Switch
 from streamco.errors import EndpointConnectError
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, ToolCallDelta
+from streamco.partial import Partial
 from streamco.policies.migration import Terms
 from streamco.profiles import RemainingLength
 from streamco.testing import text_chunk

@@ -12,11 +12,11 @@ import pytest
 
 from streamco.core.race.learner import DeviceTTFT, Learner, Plan, Policy, PolicyName, PromptLength, Sample, ServerTTFT
 from streamco.errors import ConfigError, UsageError
+from streamco.policies.budget_control import BudgetSteering, steer
 from streamco.policies.cost import RATE_DEVICE_CONSTRAINED
 from streamco.policies.device_constrained import DeviceConstrained
 from streamco.policies.dispatch import BothAtOnce, Side
 from streamco.policies.server_constrained import ServerConstrained
-from streamco.policies.budget_control import BudgetSteering, steer
 from streamco.profiles import DeviceSpeed, LengthDistribution, ModelShape, Prices, Profile
 from tests.policies.worlds import PIXEL, World, expected, lognormal_world
 

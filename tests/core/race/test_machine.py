@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from streamco.openai_types import ChatCompletionChunk, CompletionUsage
-from streamco.commands import CancelStream, Command, DeliverTokens, FailDelivery, FinishDelivery, OpenStream
 from streamco.core.race.attempt import LegState, Start
+from streamco.core.race.commands import CancelStream, Command, DeliverTokens, FailDelivery, FinishDelivery, OpenStream
 from streamco.core.race.machine import SessionMachine, SessionPlan
 from streamco.errors import AllEndpointsFailed, EndpointConnectError, EndpointProtocolError, EndpointStatusError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
+from streamco.openai_types import ChatCompletionChunk, CompletionUsage
 from streamco.testing.endpoint import text_chunk
 
 

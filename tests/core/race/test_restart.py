@@ -9,11 +9,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
-from streamco.commands import Partial
 from streamco.core.race.restart import Departed, Overlap
 from streamco.core.race.transcript import Transcript
 from streamco.events import TokensReceived
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
+from streamco.partial import Partial
 
 VOCABULARY = "300:0123456789abcdef"
 

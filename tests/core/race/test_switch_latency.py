@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from streamco.openai_types import CompletionUsage, PromptTokensDetails
 from streamco.core.race.attempt import Leg, LegState, Start
 from streamco.core.race.switch_latency import Pace, SwitchLearner
 from streamco.errors import EndpointConnectError
+from streamco.openai_types import CompletionUsage, PromptTokensDetails
 from streamco.policies.migration import UNKNOWN_SERVER_SETUP
 
 

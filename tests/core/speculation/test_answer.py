@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from random import Random
+
+import pytest
+
+from streamco.core.report import SpeculationReport
+from streamco.core.speculation.answer import Emit, Mirror, ProvisionalAnswer, Settling
 from streamco.core.speculation.draft import Round
-from streamco.core.speculation.estimates import SpeculationReport
-from streamco.core.speculation.answer import Emit, ProvisionalAnswer
-from streamco.core.speculation.answer import Settling
 from streamco.core.speculation.events import (
     DeliverIds,
     DraftToken,
@@ -17,10 +20,6 @@ from streamco.core.speculation.events import (
     VerdictReceived,
 )
 from streamco.errors import VerifierError
-from random import Random
-import pytest
-from streamco.core.speculation.answer import Mirror, ProvisionalAnswer
-from streamco.core.speculation.events import DeliverIds, RetractIds, SettleIds
 
 
 class Told:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from streamco.core.speculation.estimates import Pair, PairPrior
 from streamco.core.speculation.backpressure import Rest
+from streamco.core.speculation.estimates import Pair, PairPrior
 from streamco.core.speculation.events import (
     DeviceFailed,
     DraftToken,
@@ -22,8 +22,9 @@ from streamco.core.speculation.events import (
     VerifierConnected,
     VerifierFailed,
 )
-from streamco.core.speculation.machine import Speculator, SpeculatorOptions
 from streamco.core.speculation.fallback_stream import Ledger
+from streamco.core.speculation.machine import Speculator
+from streamco.core.speculation.options import SpeculatorOptions
 from streamco.errors import EngineError, VerifierError
 
 

@@ -6,8 +6,9 @@ from itertools import count
 
 import pytest
 
+from streamco.core.report import SpeculationReport
 from streamco.core.speculation.draft_state import Drafting
-from streamco.core.speculation.estimates import Pair, PairPrior, SpeculationReport
+from streamco.core.speculation.estimates import Pair, PairPrior
 from streamco.core.speculation.events import AdoptBranch, DraftBranch, DraftToken, DraftTokens, DropDrafts, SpeculatorCommand, TokensDrafted
 from streamco.policies.rejection import Branch
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from streamco.core.speculation.estimates import Pair, PairPrior, SpeculationReport
+from streamco.core.report import SpeculationReport
+from streamco.core.speculation.estimates import Pair, PairPrior
 from streamco.errors import ConfigError
 from streamco.policies.learned_window import Adaptive
 from streamco.policies.mode_switch import Predicted

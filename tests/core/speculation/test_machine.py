@@ -39,7 +39,8 @@ from streamco.core.speculation.events import (
     VerifierFailed,
     VerifierLost,
 )
-from streamco.core.speculation.machine import Speculator, SpeculatorOptions
+from streamco.core.speculation.machine import Speculator
+from streamco.core.speculation.options import SpeculatorOptions
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointConnectError, EngineError, VerifierError
 from streamco.events import ReaderLeft
 from streamco.policies.window import Static

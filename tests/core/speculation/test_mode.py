@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from streamco.core.speculation.draft_state import Drafting
-from streamco.core.speculation.verification import Judging
-from streamco.core.speculation.estimates import Pair, PairPrior, SpeculationReport
+from streamco.core.report import SpeculationReport
 from streamco.core.speculation.answer import ProvisionalAnswer
+from streamco.core.speculation.draft_state import Drafting
+from streamco.core.speculation.estimates import Pair, PairPrior
 from streamco.core.speculation.events import DraftRefused, DraftToken, SpeculatorCommand, VerdictReceived, VerifierConnected
 from streamco.core.speculation.fallback_stream import Ledger, StandIn
-from streamco.core.speculation.mode import SpeculatorOptions, Ways
+from streamco.core.speculation.mode import Ways
+from streamco.core.speculation.options import SpeculatorOptions
+from streamco.core.speculation.verification import Judging
 from streamco.errors import EngineError, VerifierError
 
 DRAFTING_PAYS = PairPrior(remote_step=10.0, wait=0.1, step_times=(0.02,))

@@ -6,10 +6,11 @@ from itertools import count
 
 import pytest
 
+from streamco.core.report import SpeculationReport
 from streamco.core.speculation.draft_state import Drafting
-from streamco.core.speculation.shadow import Overhearing
-from streamco.core.speculation.estimates import Pair, PairPrior, SpeculationReport
+from streamco.core.speculation.estimates import Pair, PairPrior
 from streamco.core.speculation.events import DraftToken, DraftTokens, SpeculatorCommand, TokensDrafted
+from streamco.core.speculation.shadow import Overhearing
 from streamco.policies.window import Static
 
 

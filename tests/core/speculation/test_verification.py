@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from streamco.core.speculation.verification import Judging
 from streamco.core.speculation.events import (
     CloseVerifier,
     ConnectVerifier,
@@ -15,6 +14,7 @@ from streamco.core.speculation.events import (
     VerdictReceived,
     VerifierConnected,
 )
+from streamco.core.speculation.verification import Judging
 from streamco.errors import VerifierError
 
 

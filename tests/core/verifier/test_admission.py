@@ -6,8 +6,9 @@ import math
 
 import pytest
 
-from streamco.core.verifier.admission import Admission, SchedulerOptions
+from streamco.core.verifier.admission import Admission
 from streamco.core.verifier.load import MeasuredStep, PrefillPace
+from streamco.core.verifier.options import SchedulerOptions
 from streamco.core.verifier.sessions import HeldSession, Residency
 from streamco.policies.batching import Alternating, Kind, LinearStep, Situation, StrictPrefill, Waiting
 

@@ -11,8 +11,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
-from streamco.core.verifier.admission import SchedulerOptions
-from streamco.core.verifier.scheduler import LONGEST_DRAFT, VerificationScheduler
 from streamco.core.verifier.events import (
     AcceptSession,
     BatchFailed,
@@ -32,6 +30,8 @@ from streamco.core.verifier.events import (
     SessionOpened,
     TruncateSequence,
 )
+from streamco.core.verifier.options import SchedulerOptions
+from streamco.core.verifier.scheduler import LONGEST_DRAFT, VerificationScheduler
 from streamco.policies.batching import CHUNK, Alternating, BatchPolicy, FirstCome, LinearStep, StrictPrefill
 from streamco.sim.fleet.batch_policies import Windowed
 from tests.support.simulated_verifier import SequenceCache

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from streamco.core.verifier.sessions import HeldSession, Residency
 from streamco.core.verifier.events import DraftReceived
+from streamco.core.verifier.sessions import HeldSession, Residency
 
 
 def session(name: str = "a", length: int = 10, *, now: float = 0.0, device: str = "device") -> HeldSession:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.endpoints.verifiers.discovery import find_verifier
 from streamco.endpoints.verifiers.sglang import SGLangVerifier
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
-from streamco.endpoints.verifiers.discovery import find_verifier
 from streamco.endpoints.verifiers.vllm import VLLMVerifier
 from streamco.errors import EndpointError
 from streamco.server.app import ServeOptions, serving
 from streamco.testing import ScriptedServer, ScriptedSGLang, ScriptedVLLM, json_answer
-from tests.endpoints.verifiers import TARGET, an_engine
+from tests.endpoints.verifiers.support import TARGET, an_engine
 
 
 async def test_streamco_serve_verifies_over_its_own_protocol_with_the_same_key() -> None:

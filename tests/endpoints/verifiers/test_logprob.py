@@ -25,9 +25,9 @@ from streamco.core.speculation.events import (
 )
 from streamco.endpoints.base import Request
 from streamco.endpoints.openai import OpenAIEndpoint
-from streamco.endpoints.verifiers.sglang import SGLangVerifier
 from streamco.endpoints.verifiers.logprob import StockVerifier
 from streamco.endpoints.verifiers.logprob_session import judge
+from streamco.endpoints.verifiers.sglang import SGLangVerifier
 from streamco.endpoints.verifiers.vllm import VLLMVerifier
 from streamco.errors import (
     ConfigError,
@@ -38,12 +38,12 @@ from streamco.errors import (
     UsageError,
     VerifierError,
 )
+from streamco.policies.acceptance import Rule, RuleKind
 from streamco.testing import Answer, Cut, FakeEngine, Reset, ScriptedSGLang, ScriptedVLLM, Stall, json_answer
-from streamco.wire.verify.topk import quantise
 from streamco.wire.prompt_logprobs import Place, Scores
-from streamco.wire.verify.frames import Rule, RuleKind
+from streamco.wire.verify.topk import quantise
 from tests.endpoints.helpers import read_all
-from tests.endpoints.verifiers import DRAFTER, PROMPT, QUICK, TARGET, Talk, an_engine, greedy
+from tests.endpoints.verifiers.support import DRAFTER, PROMPT, QUICK, TARGET, Talk, an_engine, greedy
 from tests.support.leaks import holding_nothing_new, settled
 
 ANSWER = greedy(TARGET, PROMPT, 24)

@@ -20,8 +20,8 @@ from streamco.core.speculation.events import (
     VerifierFailed,
     VerifierLost,
 )
-from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.endpoints.verifiers.base import seed_behind
+from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.errors import (
     ConfigError,
     EndpointConnectError,
@@ -31,9 +31,8 @@ from streamco.errors import (
     StreamClosed,
     UsageError,
 )
+from streamco.policies.acceptance import Rule, RuleKind
 from streamco.testing import Cut, FaultProxy, Forget, Pause, Refuse, Reset, ScriptedServer, ScriptedVerifier, Send, Stall
-from streamco.wire.verify.topk import quantise
-from streamco.wire.verify.frames import Rule, RuleKind, VerifyLimits
 from streamco.wire.verify.errors import (
     ContextFullError,
     EvictedError,
@@ -47,7 +46,9 @@ from streamco.wire.verify.errors import (
     VersionError,
     VocabularyError,
 )
-from tests.endpoints.verifiers import DRAFTER, PROMPT, QUICK, SIZE, TARGET, Talk, an_engine, greedy, verifier_at
+from streamco.wire.verify.frames import VerifyLimits
+from streamco.wire.verify.topk import quantise
+from tests.endpoints.verifiers.support import DRAFTER, PROMPT, QUICK, SIZE, TARGET, Talk, an_engine, greedy, verifier_at
 from tests.support.certificates import client_context, server_context
 from tests.support.leaks import holding_nothing_new, settled
 

@@ -13,11 +13,11 @@ from streamco.endpoints.base import Request
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.vllm import VLLMVerifier
 from streamco.errors import EndpointStatusError, VerifierError
+from streamco.policies.acceptance import Rule, RuleKind
 from streamco.testing import ScriptedVLLM
 from streamco.testing.responses import json_answer
-from streamco.wire.verify.frames import Rule, RuleKind
 from tests.endpoints.helpers import read_all
-from tests.endpoints.verifiers import PROMPT, QUICK, TARGET, Talk, an_engine, greedy
+from tests.endpoints.verifiers.support import PROMPT, QUICK, TARGET, Talk, an_engine, greedy
 
 ANSWER = greedy(TARGET, PROMPT, 8)
 

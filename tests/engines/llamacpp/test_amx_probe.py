@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from streamco.engines.llamacpp import amx_probe as probe
-from streamco.engines.llamacpp.gguf import derived
 from streamco.engines.llama import LlamaEngine
-from streamco.engines.llamacpp.amx_probe import advertises_amx, allows_repacking, main
+from streamco.engines.llamacpp import amx_probe as probe
+from streamco.engines.llamacpp.amx_child import main
+from streamco.engines.llamacpp.amx_probe import advertises_amx, allows_repacking
+from streamco.engines.llamacpp.gguf import derived
 
 PLAIN = "processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu sse2 avx512f\n\nprocessor\t: 1\n"
 AMX = "processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu sse2 avx512f amx_bf16 amx_tile amx_int8\n\nprocessor\t: 1\n"

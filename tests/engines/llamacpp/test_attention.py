@@ -11,14 +11,14 @@ import pytest
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from streamco.engines.base import EngineOptions
+from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp import attention
 from streamco.engines.llamacpp.attention import AttentionTap, has_readable_attention
-from streamco.engines.base import EngineOptions
+from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.llamacpp.gguf import derived
-from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.model import LlamaModel
-from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.errors import ConfigError, EngineError
 from streamco.policies.importance import draft_importance
 from tests.engines.asking import asked, draft, extend

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from streamco.engines.llamacpp.context import LlamaContext
-from streamco.engines.llamacpp.batch_invariance import COMPARED, SIZES, largest_exact_batch
-from streamco.engines.llamacpp.gguf import quantize
 from streamco.engines.llama import LlamaEngine
+from streamco.engines.llamacpp.batch_invariance import COMPARED, SIZES, largest_exact_batch
+from streamco.engines.llamacpp.context import LlamaContext
+from streamco.engines.llamacpp.gguf import quantize
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.errors import EngineError
 

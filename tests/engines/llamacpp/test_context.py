@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamco.engines.llamacpp.context import ABORTED, NO_ROOM, LlamaContext
 from streamco.engines.llama import LlamaEngine
-from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.llamacpp.amx_probe import allows_repacking
+from streamco.engines.llamacpp.context import ABORTED, NO_ROOM, LlamaContext
+from streamco.engines.llamacpp.model import LlamaModel
 from streamco.errors import EngineError
 
 pytestmark = pytest.mark.model

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp import gguf
 from streamco.engines.llamacpp.gguf import KINDS, derived, quantize
-from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.errors import ConfigError, EngineError
 

@@ -35,7 +35,9 @@ def test_a_function_that_is_not_exported_is_an_error() -> None:
 )
 def test_threads_spin_shortly_unless_somebody_has_chosen_and_the_environment_is_left_alone(chosen: dict[str, str], spins: str) -> None:
     pytest.importorskip("llama_cpp")
-    code = "import os, streamco.engines.llamacpp.library as l; before = dict(os.environ); l.load_library(); print(dict(os.environ) == before)"
+    code = (
+        "import os, streamco.engines.llamacpp.library as l; before = dict(os.environ); l.load_library(); print(dict(os.environ) == before)"
+    )
     clean = {name: value for name, value in os.environ.items() if name not in {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}}
     environment = clean | chosen | {"OMP_DISPLAY_ENV": "verbose"}
     said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=60)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.context import AbortFlag
 from streamco.engines.llamacpp.library import collected_errors, load_library
-from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.errors import EngineError
 

@@ -9,11 +9,12 @@ from random import Random
 import aiohttp
 import pytest
 
-from streamco.server.verify.service import PATH, STATS_PATH
+from streamco.policies.acceptance import Rule, RuleKind
 from streamco.server.verify.options import VerifyOptions
+from streamco.server.verify.service import PATH, STATS_PATH
 from streamco.testing.sequences import FakeDistribution
+from streamco.wire.verify.frames import Opened, Refusal, Verdict, VerifyLimits, Welcome
 from streamco.wire.verify.topk import quantise
-from streamco.wire.verify.frames import Opened, Refusal, Rule, RuleKind, Verdict, VerifyLimits, Welcome
 from tests.server.verifying import GREEDY, PROMPT, SIZE, WholeText, connected, connecting, greedy_text, serving, target, write
 from tests.support.leaks import holding_nothing_new, settled
 

@@ -12,13 +12,14 @@ import msgspec
 import pytest
 import websockets
 
-from streamco.server.verify.sessions import Host, make_scheduler
+from streamco.policies.acceptance import Rule, RuleKind
 from streamco.server.verify.options import VerifyOptions
+from streamco.server.verify.sessions import Host, make_scheduler
 from streamco.testing.engine import FakeEngine
-from streamco.wire.verify.frames import ClientFrame, Draft, Extend, Hello, Open, Refusal, Resume, Rule, RuleKind, ServerFrame, Verdict
 from streamco.wire.verify.checks import prefix_hash
 from streamco.wire.verify.codec import VerifyCodec
 from streamco.wire.verify.errors import EvictedError, NotResumableError, OverloadedError, VerifierFailedError
+from streamco.wire.verify.frames import ClientFrame, Draft, Extend, Hello, Open, Refusal, Resume, ServerFrame, Verdict
 from streamco.wire.verify.server import VerifyServer
 from tests.server.verifying import PROMPT, SIZE, VOCABULARY, Device, Serving, WholeText, connected, greedy_text, serving, target
 from tests.support.leaks import holding_nothing_new, settled

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from streamco.errors import EngineError
-from streamco.policies.acceptance import Distribution
+from streamco.policies.acceptance import Distribution, Rule, RuleKind
 from streamco.server.verify.verdicts import Question, Ruling, TargetRows
 from streamco.wire.verify.topk import Row, quantise
-from streamco.wire.verify.frames import Rule, RuleKind
 
 TARGET = (0.5, 0.3, 0.15, 0.05)
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from streamco.errors import ConfigError
+from streamco.sim.experiment.plot_options import PlotOptions, read_plots
 from streamco.sim.experiment.sweep_axes import read_axes
 from streamco.sim.experiment.yaml_document import read_document
-from streamco.sim.experiment.plot_options import PlotOptions, read_plots
 from tests.sim.toys import KIND
 
 SWEEP = """\

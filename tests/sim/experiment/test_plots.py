@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 
 from streamco.errors import ConfigError
 from streamco.sim.experiment.experiment import Experiment, read_experiment
-from streamco.sim.experiment.result_store import Ledger
-from streamco.sim.experiment.tables import Point, summarise
 from streamco.sim.experiment.plots import check_matplotlib, draw_plots
-from streamco.sim.experiment.scenario import KINDS
+from streamco.sim.experiment.result_store import Ledger
 from streamco.sim.experiment.runner import run_sweep
+from streamco.sim.experiment.scenario import KINDS
+from streamco.sim.experiment.tables import Point, summarise
 from tests.sim.toys import PLACE
 
 TOY = """\

@@ -14,8 +14,8 @@ import pytest
 
 from streamco.errors import ConfigError, StreamcoError
 from streamco.sim.experiment.result_store import Ledger, name_of
-from streamco.sim.experiment.scenario import Scenario
 from streamco.sim.experiment.runner import LOOK_EVERY, run_sweep
+from streamco.sim.experiment.scenario import Scenario
 from tests.sim.toys import PLACE
 
 

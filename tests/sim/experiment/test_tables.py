@@ -8,9 +8,9 @@ import pytest
 from streamco.sim.experiment.experiment import Experiment, read_experiment
 from streamco.sim.experiment.metrics import Figure
 from streamco.sim.experiment.result_store import Ledger
-from streamco.sim.experiment.tables import Table, format_number, format_table, name_of_path, scale_of, summarise, table_of, write_results
-from streamco.sim.experiment.scenario import KINDS
 from streamco.sim.experiment.runner import run_sweep
+from streamco.sim.experiment.scenario import KINDS
+from streamco.sim.experiment.tables import Table, format_number, format_table, name_of_path, scale_of, summarise, table_of, write_results
 from tests.sim.toys import PLACE
 
 TOY = """\

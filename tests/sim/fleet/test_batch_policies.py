@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from streamco.errors import ConfigError
-from streamco.policies.batching import CHUNK, Alternating, BatchPolicy, LinearStep, Portion, Situation, StrictPrefill, Waiting
-from streamco.sim.fleet.batch_policies import BATCHING, ChunkedPrefill, Continuous, LengthAware, Patient, Windowed, batch_policy, padded_tokens
+from streamco.policies.batching import CHUNK, Alternating, BatchPolicy, LinearStep, Patient, Portion, Situation, StrictPrefill, Waiting
+from streamco.sim.fleet.batch_policies import BATCHING, ChunkedPrefill, Continuous, LengthAware, Windowed, batch_policy, padded_tokens
 
 STEP = LinearStep(setup=0.040, per_token=0.0002)
 SMALL: dict[str, dict[str, object]] = {

@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
-from streamco.core.verifier.admission import SchedulerOptions
+from streamco.core.verifier.options import SchedulerOptions
 from streamco.sim.fleet.fleet import Execution
 from tests.sim.crowds import DRAFT_STEP, OPEN, RTT, STEP, Small, requests
 

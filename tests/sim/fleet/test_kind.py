@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from streamco.client.speculation.verifier_binding import SpeculationOptions
+from streamco.client.speculation.options import SpeculationOptions
 from streamco.errors import ConfigError
 from streamco.server.profiles import load_step_times
-from streamco.sim.fleet import kind as world_module
-from streamco.sim.fleet.options import DevicePool, ServerPool
 from streamco.sim.experiment.scenario import KINDS, Outcome, Scenario, figures_of, load_kind, run_scenario
+from streamco.sim.fleet import kind as world_module
 from streamco.sim.fleet.kind import KIND, device_model, forward_pass
+from streamco.sim.fleet.options import DevicePool, ServerPool
 
 WORLD: dict[str, Any] = {
     "devices": 6,

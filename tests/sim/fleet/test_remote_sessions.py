@@ -1,6 +1,5 @@
 import simpy
 
-from streamco.core.verifier.admission import SchedulerOptions
 from streamco.core.speculation.events import (
     CloseRemote,
     CloseVerifier,
@@ -13,10 +12,11 @@ from streamco.core.speculation.events import (
     VerifierConnected,
     VerifierLost,
 )
-from streamco.sim.hardware.links import ConstantLink
-from streamco.sim.fleet.remote_sessions import ServedRemote, ServedSession, Traffic
+from streamco.core.verifier.options import SchedulerOptions
 from streamco.sim.fleet.recorded_answer import RecordedAnswer
+from streamco.sim.fleet.remote_sessions import ServedRemote, ServedSession, Traffic
 from streamco.sim.fleet.target_server import TargetServer
+from streamco.sim.hardware.links import ConstantLink
 from tests.sim.crowds import OPEN, RTT, STEP, flat, requests
 
 

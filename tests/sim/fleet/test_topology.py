@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.errors import ConfigError
-from streamco.sim.hardware.links import LinkOptions
 from streamco.sim.fleet.options import WorldOptions
 from streamco.sim.fleet.topology import Topology, apportion, auto_topology, describe_topology
+from streamco.sim.hardware.links import LinkOptions
 
 A40 = {"model": "llama2-7b", "gpu": "a40"}
 A100 = {"model": "llama2-70b", "gpu": "a100", "tensor_parallel": 4}

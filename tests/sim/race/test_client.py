@@ -9,9 +9,9 @@ import pytest
 from streamco.client.race.dispatcher import Dispatcher, DispatchOptions
 from streamco.client.race.migration import MigrationOptions
 from streamco.profiles import Profile
-from streamco.sim.race.lengths import ALPACA, TabledChats
-from streamco.sim.race.endpoints import SimulatedAnswer
 from streamco.sim.race.client import Ask, Client, Ran, throw_ask
+from streamco.sim.race.endpoints import SimulatedAnswer
+from streamco.sim.race.lengths import ALPACA, TabledChats
 from streamco.sim.race.services import PHONES, PackagedService, Reply, price_of
 
 PHONE = PHONES["xiaomi14-qwen-0.5b"]

@@ -10,16 +10,17 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.commands import ContinueStream, OpenStream, Partial, PrepareStream
 from streamco.core.race.attempt import Start
-from streamco.core.race.migration import MigrationPlan
+from streamco.core.race.commands import ContinueStream, OpenStream, PrepareStream
 from streamco.core.race.machine import SessionMachine, SessionPlan
+from streamco.core.race.migration import MigrationPlan
 from streamco.errors import ConfigError
 from streamco.events import Event, StreamEnded, TokensReceived
+from streamco.partial import Partial
 from streamco.policies.migration import Terms
 from streamco.profiles import DeviceSpeed, RemainingLength, TTFTDistribution
-from streamco.sim.race.session import Opening, SimulatedSession
 from streamco.sim.race.endpoints import SimulatedAnswer, SimulatedDevice, SimulatedServer
+from streamco.sim.race.session import Opening, SimulatedSession
 
 ANSWER = SimulatedAnswer(prompt_tokens=20, tokens=10)
 SPEED = DeviceSpeed(seconds_per_token=0.1, overhead=0.5, decode_tokens_per_s=10.0)

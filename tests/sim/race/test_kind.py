@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from streamco.errors import ConfigError
+from streamco.sim.experiment.scenario import KINDS, Outcome, Scenario, figures_of, run_scenario
 from streamco.sim.race.kind import KIND, RaceRow
 from streamco.sim.race.options import RaceOptions
-from streamco.sim.experiment.scenario import KINDS, Outcome, Scenario, figures_of, run_scenario
 
 FAST = "groq-llama-2-70b-chat"
 OTHER = "openai-gpt-4-0125-preview"

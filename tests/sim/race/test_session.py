@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import simpy
 
-from streamco.commands import CancelStream, Command, DeliverTokens, FinishDelivery, OpenStream
 from streamco.core.race.attempt import LegState, Start
+from streamco.core.race.commands import CancelStream, Command, DeliverTokens, FinishDelivery, OpenStream
 from streamco.core.race.machine import SessionMachine, SessionPlan
 from streamco.errors import AllEndpointsFailed, EndpointConnectError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived

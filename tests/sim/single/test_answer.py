@@ -10,16 +10,16 @@ import pytest
 import simpy
 from msgspec.structs import replace
 
-from streamco.core.speculation.estimates import Pair, PairPrior
 from streamco.core.speculation.answer import Emit
+from streamco.core.speculation.estimates import Pair, PairPrior
 from streamco.core.speculation.events import ReaderBehind, ReaderReady, SpeculatorEvent
-from streamco.core.speculation.machine import SpeculatorOptions
+from streamco.core.speculation.options import SpeculatorOptions
 from streamco.policies.mode_switch import Predicted
 from streamco.policies.window import Dynamic, Static, WindowPolicy
-from streamco.sim.fleet.drafting_device import CertainModel, DraftingDevice, Successor, choose_token
-from streamco.sim.single.faulty_verifier import Fault, FaultKind, Faults, JudgingServer, Link
 from streamco.sim.driver import call_at
+from streamco.sim.fleet.drafting_device import CertainModel, DraftingDevice, Successor, choose_token
 from streamco.sim.single.answer import SimulatedSpeculation, SpeculationOutcome, simulate_answer
+from streamco.sim.single.faulty_verifier import Fault, FaultKind, Faults, JudgingServer, Link
 from streamco.testing.sequences import FakeDistribution
 
 _END = 0

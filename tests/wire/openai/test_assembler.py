@@ -7,9 +7,17 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.openai_types import ChatCompletion, ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
-from streamco.wire.openai.json_body import split_answer
+from streamco.openai_types import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChoiceDelta,
+    ChunkChoice,
+    CompletionUsage,
+    FunctionDelta,
+    ToolCallDelta,
+)
 from streamco.wire.openai.assembler import CompletionAssembler, assemble
+from streamco.wire.openai.json_body import split_answer
 from tests.wire.events import chunk, read, usage_chunk
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import math
 from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from streamco.openai_types import ChatCompletionChunk, CompletionUsage
-from streamco.wire.openai.lenient_decode import build_chunk, build_usage, decode_object
+
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage
 from streamco.wire.openai.fast_decode import decode_chat_chunk
+from streamco.wire.openai.lenient_decode import CumulativeText, build_chunk, build_usage, decode_object
 from tests.wire.recorded import answer_slowly, read_slowly, recordings
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
-from streamco.wire.openai.lenient_decode import CumulativeText
 
 
 def choice_of(**fields: Any) -> Any:

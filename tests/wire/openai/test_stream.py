@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 import random
+import statistics
 from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from streamco.config import Limits
 from streamco.errors import EndpointProtocolError, EndpointStatusError
+from streamco.openai_types import ChoiceDelta, FunctionDelta, ToolCallDelta
 from streamco.wire.openai.assembler import assemble
-from streamco.wire.openai.stream import ChatStreamParser
+from streamco.wire.openai.stream import ONE_TOKEN, ChatStreamParser, estimate_delta, estimate_tokens
 from tests.wire.events import DONE, USAGE, chunk, event, read, text_of, usage_chunk
 from tests.wire.recorded import OPENAI_APIS, Recording, answer_slowly, cuts, random_cuts, recordings
-import math
-import statistics
-from streamco.openai_types import ChoiceDelta, FunctionDelta, ToolCallDelta
-from streamco.wire.openai.stream import ONE_TOKEN, estimate_delta, estimate_tokens
-from tests.wire.events import read
-from tests.wire.recorded import OPENAI_APIS, recordings
-
 
 HELLO = chunk("", role="assistant") + chunk("Hel") + chunk("lo") + chunk(finish="stop")
 

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.wire.verify.topk import Row
-from streamco.wire.verify.frames import Draft, Rule, RuleKind, Verdict, VerifyLimits
+from streamco.policies.acceptance import Rule, RuleKind
 from streamco.wire.verify.checks import check_answer, check_draft, check_rule, check_verdict, prefix_hash
 from streamco.wire.verify.errors import FrameSizeError, MalformedFrameError
+from streamco.wire.verify.frames import Draft, Verdict, VerifyLimits
+from streamco.wire.verify.topk import Row
 
 LIMITS = VerifyLimits(draft_tokens=4)
 DRAFT = Draft(7, 3, 10, (1, 2, 3, 4), 1)  # judges 2, 3 and 4

@@ -5,6 +5,16 @@ from __future__ import annotations
 import pytest
 
 from streamco.errors import UsageError
+from streamco.wire.verify.checks import prefix_hash
+from streamco.wire.verify.client import VerifyClient
+from streamco.wire.verify.errors import (
+    FrameSizeError,
+    MalformedFrameError,
+    OverloadedError,
+    ShuttingDownError,
+    UnexpectedFrameError,
+    VersionError,
+)
 from streamco.wire.verify.frames import (
     FOLLOWS,
     Close,
@@ -20,16 +30,6 @@ from streamco.wire.verify.frames import (
     Verdict,
     VerifyLimits,
     Welcome,
-)
-from streamco.wire.verify.checks import prefix_hash
-from streamco.wire.verify.client import VerifyClient
-from streamco.wire.verify.errors import (
-    FrameSizeError,
-    MalformedFrameError,
-    OverloadedError,
-    ShuttingDownError,
-    UnexpectedFrameError,
-    VersionError,
 )
 from tests.wire.verifying import GREEDY, KEY, LIMITS, SAMPLE, VOCABULARY, a_row, codec, down, judge, linked, opened, up
 

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.errors import ConfigError
-from streamco.wire.verify.topk import Row
+from streamco.policies.acceptance import Rule, RuleKind
+from streamco.wire.verify.codec import VerifyCodec, frame_number, hello_versions
+from streamco.wire.verify.errors import FrameSizeError, MalformedFrameError
 from streamco.wire.verify.frames import (
     ClientFrame,
     Close,
@@ -24,15 +26,12 @@ from streamco.wire.verify.frames import (
     Refusal,
     Resume,
     Resumed,
-    Rule,
-    RuleKind,
     ServerFrame,
     Verdict,
     VerifyLimits,
     Welcome,
 )
-from streamco.wire.verify.codec import VerifyCodec, frame_number, hello_versions
-from streamco.wire.verify.errors import FrameSizeError, MalformedFrameError
+from streamco.wire.verify.topk import Row
 from tests.wire.verify.test_topk import some_rows
 from tests.wire.verifying import KEY, SIZE, a_row, codec, msgpack
 

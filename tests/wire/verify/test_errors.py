@@ -10,8 +10,8 @@ import pytest
 
 from streamco.errors import VerifierError
 from streamco.wire.verify import errors as verify_errors
-from streamco.wire.verify.frames import Refusal
 from streamco.wire.verify.errors import MalformedFrameError, OverloadedError, Scope, VerifyProtocolError, VersionError, error_for
+from streamco.wire.verify.frames import Refusal
 from tests.wire.verifying import codec
 
 KINDS = VerifyProtocolError.__subclasses__()

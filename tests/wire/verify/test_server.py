@@ -6,6 +6,9 @@ from collections.abc import Iterable
 
 import pytest
 
+from streamco.policies.acceptance import Rule, RuleKind
+from streamco.wire.verify.checks import prefix_hash
+from streamco.wire.verify.errors import EvictedError, OverloadedError, ShuttingDownError, UnauthorisedError, VerifierFailedError
 from streamco.wire.verify.frames import (
     FOLLOWS,
     ClientFrame,
@@ -19,13 +22,9 @@ from streamco.wire.verify.frames import (
     Refusal,
     Resume,
     Resumed,
-    Rule,
-    RuleKind,
     Verdict,
     Welcome,
 )
-from streamco.wire.verify.checks import prefix_hash
-from streamco.wire.verify.errors import EvictedError, OverloadedError, ShuttingDownError, UnauthorisedError, VerifierFailedError
 from streamco.wire.verify.server import VerifyServer
 from tests.wire.verifying import GREEDY, HELLO, KEY, LIMITS, SAMPLE, SIZE, VOCABULARY, a_row, codec, judge, msgpack, some_server
 

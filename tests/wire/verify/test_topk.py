@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from streamco._native import pack, top_k
 from streamco.policies.acceptance import Distribution, verify_sampled
-from streamco.wire.verify.topk import HIGHEST_WEIGHT, Row, pack_rows, quantise, row_size, unpack_rows
 from streamco.wire.verify.errors import FrameSizeError, MalformedFrameError
+from streamco.wire.verify.topk import HIGHEST_WEIGHT, Row, pack_rows, quantise, row_size, unpack_rows
 
 SIZE, BITS = 49152, 16
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from streamco.client.speculation.verifier_binding import SpeculationOptions
+from streamco.client.speculation.options import SpeculationOptions
 from streamco.core.speculation.estimates import PairPrior
 from streamco.errors import ConfigError
-from streamco.pairs import PairProfile
 from streamco.policies.offload import CONFIDENCE_THRESHOLD
-from streamco.profiles import Profile
+from streamco.profiles import PairProfile, Profile
 
 PAIR = PairProfile(
     draft="small",

@@ -15,12 +15,12 @@ from streamco.core.speculation.events import (
     VerdictReceived,
     VerifierConnected,
 )
-from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.endpoints.verifiers.base import Verifier, VerifierEvent, VerifierSession
+from streamco.endpoints.verifiers.streamco import VerifierEndpoint
+from streamco.policies.acceptance import Rule
 from streamco.testing import FakeDistribution, FakeEngine
 from streamco.testing.sequences import Successor
 from streamco.wire.verify.topk import Row
-from streamco.wire.verify.frames import Rule
 
 SIZE = 300  # ids
 

@@ -1,0 +1,88 @@
+"""Whether a request can be speculated, and by which acceptance rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from streamco.client.speculation.options import SpeculationOptions
+from streamco.config import SamplingOptions
+from streamco.endpoints.base import Request
+from streamco.endpoints.verifiers.base import VerifierFacts
+from streamco.policies.acceptance import Rule, RuleKind
+from streamco.policies.eligibility import RequestFacts
+
+__all__ = ["obstacle", "resolve_sampling", "rule_for"]
+
+_KEPT = frozenset({"stream", "stream_options", "user", "metadata", "store", "service_tier", "return_token_ids", "response_format"})
+
+_PENALTIES = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1}
+
+_NEUTRAL: Mapping[str, Any] = {"n": 1, "logprobs": False, "logit_bias": {}, "tools": [], **_PENALTIES}
+
+_NOTHING = object()
+
+
+def resolve_sampling(sampling: SamplingOptions) -> SamplingOptions:
+    """With the engine's defaults written out, so that the device, the verifier and whoever generates alone mean the same distribution."""
+    from streamco.engines.sampling import MIN_P, TEMPERATURE, TOP_K, TOP_P
+
+    return replace(
+        sampling,
+        temperature=TEMPERATURE if sampling.temperature is None else sampling.temperature,
+        top_k=TOP_K if sampling.top_k is None else max(0, sampling.top_k),
+        top_p=TOP_P if sampling.top_p is None else sampling.top_p,
+        min_p=MIN_P if sampling.min_p is None else sampling.min_p,
+    )
+
+
+def rule_for(sampling: SamplingOptions, budget: float, options: SpeculationOptions) -> Rule:
+    """How drafts of a request are judged.
+
+    Args:
+        sampling: as ``resolve_sampling`` gives it.
+        budget: share of the drafts that is judged.
+        options: the threshold.
+    """
+    if sampling.temperature and sampling.top_k != 1:
+        return Rule(
+            RuleKind.SAMPLE,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k or 0,
+            top_p=1.0 if sampling.top_p is None else sampling.top_p,
+            min_p=sampling.min_p or 0.0,
+            seed=None if sampling.seed is None else sampling.seed & 0xFFFFFFFF,
+        )
+    return Rule(RuleKind.GREEDY) if budget >= 1.0 else Rule(RuleKind.THRESHOLD, threshold=options.threshold)
+
+
+def obstacle(request: Request, facts: RequestFacts, rule: Rule, verifier: VerifierFacts, *, context: int, models: frozenset[str]) -> str:
+    """Why a request can't be speculated; "": it can.
+
+    Args:
+        facts: of the request.
+        rule: that it would be judged by.
+        verifier: what that one can.
+        context: tokens the device has room for, prompt and answer together.
+        models: names that mean the verifier's model.
+    """
+    asked: Mapping[str, Any] = {name: value for name, value in request.extra.items() if value != _NEUTRAL.get(name, _NOTHING)}
+    if facts.has_tools:
+        return "tools"
+    if facts.has_json_schema:
+        return "a JSON schema"
+    if facts.has_images:
+        return "images"
+    if facts.choices > 1:
+        return f"{facts.choices} choices"
+    if unknown := sorted(asked.keys() - _KEPT):
+        return f"{unknown[0]} can't be kept to"
+    if request.model is not None and request.model not in models:
+        return f"model {request.model} is another one than the verifier's"
+    if rule.kind not in verifier.rules:
+        return f"the verifier doesn't judge by {rule.kind.name.lower()}"
+    room = min(context, verifier.context_tokens or context)
+    length = facts.prompt_tokens + (facts.max_tokens or 1)
+    return f"{length} tokens, room for {room}" if length > room else ""

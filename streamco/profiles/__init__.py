@@ -1,0 +1,20 @@
+"""Measured behaviour as data: what policies are planned from, and the JSON file it travels in."""
+
+from __future__ import annotations
+
+from streamco.profiles.distributions import LengthDistribution, RemainingLength, TTFTDistribution
+from streamco.profiles.pair_profile import PairProfile
+from streamco.profiles.profile import PROFILE_VERSION, DeviceSpeed, Link, ModelShape, Prices, Profile
+
+__all__ = [
+    "PROFILE_VERSION",
+    "DeviceSpeed",
+    "LengthDistribution",
+    "Link",
+    "ModelShape",
+    "PairProfile",
+    "Prices",
+    "Profile",
+    "RemainingLength",
+    "TTFTDistribution",
+]

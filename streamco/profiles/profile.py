@@ -1,0 +1,194 @@
+"""Measured behaviour as data: how soon a server answers, how fast a device is, how long prompts and answers are, what it all costs.
+
+The distributions are what policies are planned from. A ``Profile`` holds them together and travels as JSON; who reads and writes the
+bytes is somebody else's business.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from streamco.errors import ConfigError
+from streamco.profiles.distributions import LengthDistribution, RemainingLength, TTFTDistribution
+from streamco.profiles.pair_profile import PairProfile
+
+__all__ = ["DeviceSpeed", "Link", "ModelShape", "PROFILE_VERSION", "Prices", "Profile"]
+
+PROFILE_VERSION = 1
+
+
+class DeviceSpeed(Struct, frozen=True, kw_only=True):
+    """How soon a device answers: k l + c (DiSCo section 4.2), times a factor for how it strays from that line.
+
+    Args:
+        seconds_per_token: k, of prefill.
+        overhead: c, seconds.
+        decode_tokens_per_s: tokens per second once it answers; None: not known.
+        jitter: measured / predicted time, equally likely values; (1.0,): always on the line.
+    """
+
+    seconds_per_token: float
+    overhead: float = 0.0
+    decode_tokens_per_s: float | None = None
+    jitter: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        if not (_is_number(self.seconds_per_token) and _is_number(self.overhead)):
+            raise ConfigError(
+                f"device speed: expected seconds per token >= 0 and overhead >= 0 s, got {self.seconds_per_token!r} and {self.overhead!r}"
+            )
+        if self.decode_tokens_per_s is not None and not (_is_number(self.decode_tokens_per_s) and self.decode_tokens_per_s > 0):
+            raise ConfigError(f"device speed: expected decode tokens per second > 0, got {self.decode_tokens_per_s!r}")
+        if not self.jitter or not all(_is_number(factor) and factor > 0 for factor in self.jitter):
+            raise ConfigError(f"device speed: expected one or more jitter factors > 0, got {list(self.jitter)[:5]}")
+
+    @classmethod
+    def from_rates(cls, prefill_tokens_per_s: float, decode_tokens_per_s: float | None = None, *, overhead: float = 0.0) -> DeviceSpeed:
+        """From the two rates that benchmarks print (tokens per second); ``overhead`` in seconds.
+
+        Raises:
+            ConfigError: a rate that is not above zero.
+        """
+        if not (_is_number(prefill_tokens_per_s) and prefill_tokens_per_s > 0):
+            raise ConfigError(f"device speed: expected prefill tokens per second > 0, got {prefill_tokens_per_s!r}")
+        return cls(seconds_per_token=1.0 / prefill_tokens_per_s, overhead=overhead, decode_tokens_per_s=decode_tokens_per_s)
+
+    def ttft(self, tokens: int) -> float:
+        """Seconds to the first token of a prompt of ``tokens``, on the line."""
+        return self.seconds_per_token * tokens + self.overhead
+
+
+class Link(Struct, frozen=True, kw_only=True):
+    """The network between device and server."""
+
+    rtt: float  # seconds
+    bytes_per_s: float | None = None  # upwards; None: not known
+
+
+class Prices(Struct, frozen=True, kw_only=True):
+    """US dollars per token of a server."""
+
+    prompt: float
+    completion: float
+    cached_prompt: float | None = None  # None: as ``prompt``
+
+    def __post_init__(self) -> None:
+        for field in ("prompt", "completion", "cached_prompt"):
+            value = getattr(self, field)
+            if not (_is_number(value) or (value is None and field == "cached_prompt")):
+                raise ConfigError(f"prices: {field}: expected US dollars per token >= 0, got {value!r}")
+
+
+class ModelShape(Struct, frozen=True, kw_only=True):
+    """What the arithmetic of a transformer follows from (DiSCo Appendix E.2)."""
+
+    layers: int
+    width: int  # d_model
+    ffn_width: int
+    vocabulary: int  # tokens
+    heads: int = 1
+
+    def __post_init__(self) -> None:
+        for field in self.__struct_fields__:
+            if getattr(self, field) < 1:
+                raise ConfigError(f"model shape: {field}: expected >= 1, got {getattr(self, field)!r}")
+
+
+class Profile(Struct, frozen=True, kw_only=True):
+    """What is known of one user's device, server and prompts; None: not known.
+
+    Args:
+        name: what it describes.
+        server_ttft: time to first token of the server.
+        server_tokens_per_s: its decode rate.
+        device: speed of the device.
+        lengths: of prompts, in tokens.
+        answers: how long answers are.
+        prices: of the server.
+        shape: of the device's model.
+        link: between the two.
+        pair: the device's model as a draft model of the server's.
+        note: what a reader of the figures should know.
+        version: of this format.
+    """
+
+    name: str = ""
+    server_ttft: TTFTDistribution | None = None
+    server_tokens_per_s: float | None = None
+    device: DeviceSpeed | None = None
+    lengths: LengthDistribution | None = None
+    answers: RemainingLength | None = None
+    prices: Prices | None = None
+    shape: ModelShape | None = None
+    link: Link | None = None
+    pair: PairProfile | None = None
+    note: str = ""
+    version: int = PROFILE_VERSION
+
+    def to_json(self) -> bytes:
+        """UTF-8 JSON, indented; ``from_json`` gives an equal profile."""
+        return msgspec.json.format(msgspec.json.encode(self, enc_hook=_to_plain), indent=1) + b"\n"
+
+    @classmethod
+    def from_json(cls, data: bytes | str, *, where: str = "profile") -> Profile:
+        """Read a profile.
+
+        Args:
+            data: JSON.
+            where: what errors call it, such as the file's name.
+
+        Raises:
+            ConfigError: not JSON, not a profile, or a version this release doesn't know.
+        """
+        try:
+            version = msgspec.json.decode(data, type=_Versioned).version
+            if version != PROFILE_VERSION:
+                raise ConfigError(f"{where}: expected profile version {PROFILE_VERSION}, got {version}")
+            return msgspec.json.decode(data, type=cls, dec_hook=_from_plain)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{where}: expected a profile in JSON, got: {error}") from error
+
+
+class _Versioned(Struct):
+    version: int
+
+
+class _Curve(Struct):
+    times: list[float]
+    survival: list[float]
+
+
+class _Counts(Struct):
+    lengths: list[int]
+    counts: list[float]
+
+
+def _to_plain(value: Any) -> Any:
+    match value:
+        case TTFTDistribution():
+            return _Curve(value.times.tolist(), value.survival.tolist())
+        case LengthDistribution():
+            return _Counts(value.lengths.tolist(), value.counts.tolist())
+    raise NotImplementedError(f"expected part of a profile, got {type(value).__name__}")
+
+
+def _from_plain(kind: Any, value: Any) -> Any:
+    try:
+        if kind is TTFTDistribution:
+            curve = msgspec.convert(value, _Curve)
+            return TTFTDistribution(curve.times, curve.survival)
+        if kind is LengthDistribution:
+            table = msgspec.convert(value, _Counts)
+            return LengthDistribution(table.lengths, table.counts)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error  # the decoder adds where to anything but its own error
+    raise NotImplementedError(f"expected part of a profile, got {kind}")
+
+
+def _is_number(value: object) -> bool:
+    """A finite number, not below zero."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
