@@ -23,11 +23,21 @@ from typing import Any, Literal
 import openai
 
 from bench.report import Row, add_arguments, emit
-from streamco import Client, OpenAIEndpoint, RetryPolicy, Timeouts
+from streamco import OpenAIEndpoint, RetryPolicy, SimulatedClient, Timeouts
 from streamco.config import READING
 from streamco.endpoints.base import Capabilities
 from streamco.errors import AllEndpointsFailed, EndpointError
-from streamco.testing import FAULT_KINDS, Answer, FaultPlan, FaultProxy, Faults, RecordedRequest, ScriptedServer, draw_faults, stream_answer
+from streamco.testing import (
+    FAULT_KINDS,
+    FaultPlan,
+    FaultProxy,
+    Faults,
+    RecordedRequest,
+    ScriptedResponse,
+    ScriptedServer,
+    draw_faults,
+    stream_answer,
+)
 
 WORDS = 60
 ANSWER = " ".join(f"word{number}" for number in range(WORDS))
@@ -110,7 +120,7 @@ class Trial:
         return FaultPlan(f"{SEED}/{self.number}/second", calm=0.8, events=WORDS)
 
 
-def respond(request: RecordedRequest) -> Answer:
+def respond(request: RecordedRequest) -> ScriptedResponse:
     """The answer, or what comes behind the beginning that was sent."""
     last = request.json()["messages"][-1]
     beginning = last["content"] if last["role"] == "assistant" else ""
@@ -129,7 +139,7 @@ async def read_streamco(proxies: list[FaultProxy], trial: Trial) -> Reading:
         for number, proxy in enumerate(proxies)
     ]
     reading = Reading()
-    async with Client(server=servers, pace=trial.pace, seed=trial.number) as client:
+    async with SimulatedClient(server=servers, pace=trial.pace, seed=trial.number) as client:
         stream = client.stream(MESSAGES)
         try:
             async for token in stream:

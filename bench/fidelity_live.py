@@ -31,7 +31,7 @@ from streamco.config import SamplingOptions
 from streamco.core.speculation.events import SendDraft, VerdictReceived
 from streamco.endpoints.base import Request
 from streamco.endpoints.verifiers.base import Emit, VerifierCommand, VerifierEvent
-from streamco.endpoints.verifiers.session import ProtocolSession
+from streamco.endpoints.verifiers.session import RemoteVerifierSession
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.engines.base import Engine
 from streamco.engines.llama import LlamaEngine
@@ -245,7 +245,7 @@ class _TimedVerifier(VerifierEndpoint):
         super().__init__(url)
         self._hear = hear
 
-    def open(self, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int = 0, reserve: int = 0) -> ProtocolSession:
+    def open(self, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int = 0, reserve: int = 0) -> RemoteVerifierSession:
         """See ``Verifier.open``."""
         sent: dict[int, float] = {}  # rounds that were not sent ahead
 

@@ -13,7 +13,7 @@ from bench.fidelity_live import CONTEXT, PLACES, WARM_TOKENS, DeviceLaw
 from bench.fidelity_paces import Pace
 from bench.fidelity_records import Record
 from streamco.client.speculation.options import SpeculationOptions
-from streamco.core.speculation.estimates import Pair
+from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.options import SpeculatorOptions
 from streamco.core.verifier.events import SendVerdict
 from streamco.core.verifier.options import SchedulerOptions
@@ -23,7 +23,7 @@ from streamco.profiles import PairProfile
 from streamco.server.step_times import StepTimes
 from streamco.server.verify.options import VerifyOptions
 from streamco.sim.driver import call_at
-from streamco.sim.fleet.fleet import Answered, Crowd, DeviceModel, Member
+from streamco.sim.fleet.fleet import AnswerOutcome, DeviceModel, Fleet, FleetDevice
 from streamco.sim.fleet.recorded_answer import END
 from streamco.sim.fleet.routing import routing_policy
 from streamco.sim.fleet.target_server import ForwardPass, PassLimits, TargetServer
@@ -102,7 +102,7 @@ def _line(pace: tuple[float, float], count: int) -> float:
 _DRAFT = 12  # tokens: more of each sequence are a prompt's
 
 
-class _Watched(Crowd):
+class _Watched(Fleet):
     """Notes when tokens come."""
 
     def __init__(self, env: simpy.Environment, told: dict[int, Told], **options: object) -> None:
@@ -110,8 +110,8 @@ class _Watched(Crowd):
         self._told = told
         self._clock = env
 
-    def note_tokens(self, answered: Answered, count: int) -> None:
-        """See ``Crowd.note_tokens``."""
+    def note_tokens(self, answered: AnswerOutcome, count: int) -> None:
+        """See ``Fleet.note_tokens``."""
         super().note_tokens(answered, count)
         if count:
             self._told[answered.request.number].deliveries.append((self._clock.now, count))
@@ -150,7 +150,7 @@ class _World:
             length = tokens if self._cell.speculation is None else None
             crowd.take(self._cell.work[device][place].request(number, device=device, tokens=length, common=self._common))
 
-        def answer_next(answered: Answered) -> None:
+        def answer_next(answered: AnswerOutcome) -> None:
             self._note(answered)
             place, device = divmod(answered.request.number, devices)
             left.discard(answered.request.number)
@@ -174,7 +174,7 @@ class _World:
         while left:
             self.env.step()
 
-    def _note(self, answered: Answered) -> None:
+    def _note(self, answered: AnswerOutcome) -> None:
         """See ``Run``."""
         if answered.error is not None:
             raise answered.error
@@ -189,7 +189,7 @@ class _World:
             self.verdicts.append(Verdict(self._cell.rtt + verdict.queued + verdict.compute, verdict.queued, verdict.compute))
         self._heard.add(verdict.session)
 
-    def _member(self, number: int) -> Member:
+    def _member(self, number: int) -> FleetDevice:
         return recorded_member(number, self._cell.law, self._cell.rtt, (self._cell.speculation or SpeculationOptions()).pair(1.0))
 
 
@@ -203,14 +203,14 @@ def simulate(cell: SimulatedCell) -> Run:
     return _World(cell).run()
 
 
-def recorded_member(number: int, law: DeviceLaw, rtt: float, pair: Pair) -> Member:
+def recorded_member(number: int, law: DeviceLaw, rtt: float, pair: SpeculationEstimates) -> FleetDevice:
     """A device that says what was recorded in the time of ``law``, behind a link of ``rtt`` seconds.
 
     Engines read a prompt's last token in the step that writes the answer's first one.
     """
     each = law.seconds_per_token
     model = DeviceModel(name="recorded", step_times=law.step_times, seconds_per_token=each, overhead=-each)
-    return Member(number, model, ConstantLink(rtt), pair)
+    return FleetDevice(number, model, ConstantLink(rtt), pair)
 
 
 def speculator_options(speculation: SpeculationOptions, tokens: int) -> SpeculatorOptions:

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from bench.report import Row, add_arguments, emit, interleave, per_call, rows_from
 from bench.traces import data_folder
-from streamco.sim.hardware.forward_pass_times import Hardware, Op, Shape, gpus, predict, predictor
+from streamco.sim.hardware.forward_pass_times import ForwardPassShape, Hardware, Op, gpus, predict, predictor
 from streamco.sim.hardware.operators import MODELS, PassSeconds, forward_pass
 
 __all__ = ["FITTED", "MODEL", "MOST", "Measured", "errors", "kernels", "measured", "operator_times", "packaged", "seconds_of"]
@@ -60,11 +60,11 @@ class Measured(Struct, frozen=True, kw_only=True):
     seconds: float
 
     @property
-    def shape(self) -> Shape:
+    def shape(self) -> ForwardPassShape:
         """As the model is asked; a decode's caches hold the prompt and half of what is generated."""
         if self.op == "prefill":
-            return Shape(tokens=self.batch * self.prompt, sequences=self.batch)
-        return Shape(tokens=self.batch, sequences=self.batch, context=self.batch * (self.prompt + GENERATED // 2))
+            return ForwardPassShape(tokens=self.batch * self.prompt, sequences=self.batch)
+        return ForwardPassShape(tokens=self.batch, sequences=self.batch, context=self.batch * (self.prompt + GENERATED // 2))
 
 
 def measured() -> list[Measured]:
@@ -154,8 +154,10 @@ def kernels(gpu: str, ways: int) -> PassSeconds:
 def graph_rows() -> list[Row]:
     """64 prompts of 256 tokens and 256 tokens for each, on four A100 with CUDA graphs: vLLM of December 2023 (its pull request 2192)."""
     hardware = Hardware(model=MODEL, gpu="a100", tensor_parallel=4, engine="graphs")
-    whole = predict("prefill", Shape(tokens=64 * 256, sequences=64), hardware)
-    whole += sum(predict("decode", Shape(tokens=64, sequences=64, context=64 * (256 + made)), hardware) for made in range(1, 256))
+    whole = predict("prefill", ForwardPassShape(tokens=64 * 256, sequences=64), hardware)
+    whole += sum(
+        predict("decode", ForwardPassShape(tokens=64, sequences=64, context=64 * (256 + made)), hardware) for made in range(1, 256)
+    )
     times = {"streamco": whole, "vLLM, NCCL": 16.37, "vLLM, its own all-reduce": 14.57}
     return rows_from("hardware", "64 x (256 + 256 tokens), a100 x 4, graphs", "time", "s", {name: [value] for name, value in times.items()})
 
@@ -176,7 +178,7 @@ def table_rows() -> list[Row]:
 def call_rows(rounds: int) -> list[Row]:
     """Microseconds of a call: 16 rows that decode beside a chunk of 512 tokens."""
     hardware = Hardware(model=MODEL, gpu="a100", tensor_parallel=4)
-    fast, shape = predictor(hardware), Shape(tokens=512, context=9000)
+    fast, shape = predictor(hardware), ForwardPassShape(tokens=512, context=9000)
     contenders = {
         "predictor": per_call(lambda: fast(16, 512, 9000), 5000, scale=1e6),
         "predict": per_call(lambda: predict("prefill", shape, hardware), 5000, scale=1e6),

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from streamco.client.race.driver import SessionDriver
+from streamco.client.race.driver import RaceDriver
 from streamco.config import RetryPolicy, SamplingOptions
 from streamco.core.pacer import weigh_chunk
-from streamco.core.race.attempt import Start
-from streamco.core.race.machine import SessionMachine, SessionPlan
+from streamco.core.race.attempt import AttemptPlan
+from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.endpoints.base import Capabilities, Endpoint, EndpointStream, Kind, Request, TokenPrices
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
@@ -195,14 +195,14 @@ async def answer(endpoint: Endpoint, request: Request) -> Answer:
     return Answer(chunks, event.finish_reason)
 
 
-async def run_session(endpoints: Sequence[Endpoint], request: Request) -> tuple[Answer, SessionMachine]:
+async def run_session(endpoints: Sequence[Endpoint], request: Request) -> tuple[Answer, RaceMachine]:
     """An answer through these endpoints, each behind the one before it."""
     starts = tuple(
-        Start(each.name, None if number else 0.0, continues=True, vocabulary=each.capabilities.vocabulary)
+        AttemptPlan(each.name, None if number else 0.0, continues=True, vocabulary=each.capabilities.vocabulary)
         for number, each in enumerate(endpoints)
     )
-    machine = SessionMachine(SessionPlan(starts=starts, on_failure="migrate", max_tokens=request.sampling.max_tokens))
-    driver = SessionDriver(machine, {each.name: each for each in endpoints}, request)
+    machine = RaceMachine(RacePlan(starts=starts, on_failure="migrate", max_tokens=request.sampling.max_tokens))
+    driver = RaceDriver(machine, {each.name: each for each in endpoints}, request)
     driver.start()
     chunks: list[ChatCompletionChunk] = []
     try:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 import simpy
 
 from bench.simulated_writer import SimulatedWriter, Spelling
-from streamco.core.race.attempt import Start
-from streamco.core.race.machine import SessionMachine, SessionPlan
+from streamco.core.race.attempt import AttemptPlan
+from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.core.race.migration import MigrationPlan
 from streamco.policies.migration import Terms
 from streamco.profiles import RemainingLength
-from streamco.sim.race.session import SimulatedSession
+from streamco.sim.race.session import SimulatedRace
 
 __all__ = ["Tally", "World", "simulate"]
 
@@ -79,9 +79,9 @@ class World:
         names = [f"writer{number}" for number in range(dice.randint(2, 6))]
         self.writers = [self._writer(name, self._spelling_of(spellings), breaks=name != names[-1]) for name in names]
         waits = [0.0, *(dice.choice([None, None, 0.0, dice.uniform(0, 1)]) for _ in names[2:]), None]
-        self.plan = SessionPlan(
+        self.plan = RacePlan(
             starts=tuple(
-                Start(writer.name, wait, continues=True, vocabulary=writer.spelling.vocabulary if writer.tells_ids else None)
+                AttemptPlan(writer.name, wait, continues=True, vocabulary=writer.spelling.vocabulary if writer.tells_ids else None)
                 for writer, wait in zip(self.writers, waits, strict=True)
             ),
             pace=dice.choice([None, dice.uniform(5, 200)]),
@@ -137,8 +137,8 @@ class World:
     def run(self) -> World:
         """The whole answer, and all work behind it."""
         env = simpy.Environment()
-        self.machine = SessionMachine(self.plan)
-        self.session = SimulatedSession(env, self.machine, {writer.name: writer for writer in self.writers})
+        self.machine = RaceMachine(self.plan)
+        self.session = SimulatedRace(env, self.machine, {writer.name: writer for writer in self.writers})
         self.session.start()
         env.run()
         return self

@@ -17,9 +17,9 @@ import numpy as np
 from msgspec import structs
 
 from bench.report import Row, add_arguments, emit
-from bench.worlds import PHONE_MODELS, Asks, Phone, Ran, Service, World, chats, price_of, services
+from bench.worlds import PHONE_MODELS, Asks, Phone, RaceOutcome, Service, World, chats, price_of, services
 from streamco.client.race.dispatcher import Dispatcher
-from streamco.client.race.migration import CostOf, MigrationDesk, MigrationOptions
+from streamco.client.race.migration import CostOf, MigrationOptions, MigrationPlanner
 from streamco.client.race.report import describe_hand_overs
 from streamco.config import READING
 from streamco.core.race.estimators import DeviceFit, ProductLimit
@@ -50,7 +50,7 @@ PAPER: dict[tuple[Side, str], tuple[float, float, float]] = {  # Table 3, lowest
 }
 
 
-class MeanDesk(MigrationDesk):
+class MeanDesk(MigrationPlanner):
     """Takes t_m as the mean of what was seen, without slack: equation 6 as it is printed."""
 
     def _terms(self, endpoint: Endpoint, cost: CostOf) -> Terms | None:
@@ -97,7 +97,7 @@ class Tally:
         """Share of moves with no delayed token, per cent."""
         return 100.0 * sum(not count for count in self.delayed) / len(self.delayed)
 
-    def add(self, ran: Ran, world: World) -> None:
+    def add(self, ran: RaceOutcome, world: World) -> None:
         """Count an answer."""
         self.answers += 1
         moves = [move for move in describe_hand_overs(ran.machine, ran.dispatched, world.endpoints) if move.is_planned]
@@ -111,7 +111,7 @@ class Tally:
             self.gaps += gaps_seen(ran)
 
 
-def gaps_seen(ran: Ran) -> Iterable[float]:
+def gaps_seen(ran: RaceOutcome) -> Iterable[float]:
     """Seconds between what the virtual reader sees, as ``Meter`` has it."""
     times = [time for time, delivery in ran.session.deliveries for _ in delivery.chunks]
     seen = [max(time, times[0] + place / READING) for place, time in enumerate(times)]

@@ -15,9 +15,9 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 from bench.report import Row, add_arguments, emit
-from streamco.client.race.driver import SessionDriver
-from streamco.core.race.attempt import Start
-from streamco.core.race.machine import SessionMachine, SessionPlan
+from streamco.client.race.driver import RaceDriver
+from streamco.core.race.attempt import AttemptPlan
+from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.endpoints.base import Request
 from streamco.testing.endpoint import ScriptedEndpoint
 
@@ -26,8 +26,8 @@ Releases = Callable[[float, int], AsyncIterator[float]]
 
 async def streamco(rate: float, count: int) -> AsyncIterator[float]:
     endpoint = ScriptedEndpoint("server", [(0.0, f"w{index} ") for index in range(count)])
-    plan = SessionPlan(starts=(Start("server", 0.0),), pace=rate)
-    driver = SessionDriver(SessionMachine(plan), {"server": endpoint}, Request(prompt="p"))
+    plan = RacePlan(starts=(AttemptPlan("server", 0.0),), pace=rate)
+    driver = RaceDriver(RaceMachine(plan), {"server": endpoint}, Request(prompt="p"))
     driver.start()
     is_first = True
     while (batch := await driver.next_batch()) is not None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import simpy
 
 from streamco.core.race.commands import OpenStream, PrepareStream
-from streamco.endpoints.continuation import Seam, split_seam
+from streamco.endpoints.continuation import BoundaryWhitespace, split_trailing_whitespace
 from streamco.errors import EndpointConnectError
 from streamco.events import Event, StreamEnded, StreamFailed, TokensReceived
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
@@ -149,7 +149,7 @@ class SimulatedWriter:
             self.by_ids += 1
             return spelling.after_ids(len(partial.ids)), ""
         self.by_text += 1
-        kept, held = split_seam(partial.text)
+        kept, held = split_trailing_whitespace(partial.text)
         return spelling.after_text(len(kept)), held
 
     def _tell(self, text: str, ids: tuple[int, ...]) -> list[ChunkChoice]:
@@ -176,7 +176,7 @@ class _WriterStream:
         self._writer = writer
         self._emit = emit
         self._choices = choices
-        self._seam = Seam(held)
+        self._seam = BoundaryWhitespace(held)
         self._breaks_after = breaks_after
         self._at = 0
         self._is_cancelled = False

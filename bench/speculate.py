@@ -39,7 +39,7 @@ from bench.pairs import TARGET, model_file
 from bench.report import Row, add_arguments, emit, summarise
 from streamco import SpeculationOptions
 from streamco.cli.server_process import running_server
-from streamco.client.speculation.verifier_binding import drafting
+from streamco.client.speculation.verifier_binding import drafting_engine_options
 from streamco.engines.llama import LlamaEngine
 from streamco.policies.window import Static
 from streamco.testing import LinkProxy
@@ -244,7 +244,7 @@ async def measure(sections: Sequence[Section]) -> list[Row]:
 async def run_section(section: Section) -> AsyncIterator[Cell]:
     """Cell by cell."""
     imposed = () if section.speed is None else ("--step-times", section.speed)
-    settings = drafting(streamco.EngineOptions(threads=1, context_tokens=1024), section.budget, places=16)
+    settings = drafting_engine_options(streamco.EngineOptions(threads=1, context_tokens=1024), section.budget, places=16)
     model = await asyncio.to_thread(model_file, TARGET)
     async with (
         aiohttp.ClientSession() as http,

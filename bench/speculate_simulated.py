@@ -29,13 +29,13 @@ from random import Random
 
 from bench.report import Row, add_arguments, emit, summarise
 from streamco import SpeculationOptions
-from streamco.core.speculation.estimates import Pair
+from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.options import SpeculatorOptions
-from streamco.policies.mode_switch import Conditions, predict_rates
+from streamco.policies.mode_switch import RoundConditions, predict_rates
 from streamco.policies.window import LONGEST, Static
 from streamco.sim.fleet.drafting_device import CertainModel, DraftingDevice, Successor
 from streamco.sim.single.answer import SpeculationOutcome, simulate_answer
-from streamco.sim.single.faulty_verifier import JudgingServer, Link
+from streamco.sim.single.faulty_verifier import FaultyLink, JudgingServer
 
 __all__ = ["Cell", "main"]
 
@@ -78,14 +78,14 @@ class Cell:
         """Seconds of the server's own stream."""
         return self.rtt + PROMPT_TIME + TOKENS * self.server_step
 
-    def run(self, pair: Pair, options: SpeculatorOptions, seed: int) -> SpeculationOutcome:
+    def run(self, pair: SpeculationEstimates, options: SpeculatorOptions, seed: int) -> SpeculationOutcome:
         """An answer; the seed says which."""
         target, draft = models(self.acceptance, seed, is_blind=self.is_blind)
         shape = NPU if self.draft_step < 0.001 else CORE
         steps = tuple(self.draft_step * each for each in shape)
         device = DraftingDevice(model=draft, step_times=steps, read_time=(steps[-1] - steps[0]) / (len(steps) - 1))
         server = JudgingServer(model=target, step=self.server_step, read_time=READING * self.server_step, prompt_time=PROMPT_TIME)
-        outcome = simulate_answer(pair, options, device, server, Link(rtt=self.rtt), seed=seed)
+        outcome = simulate_answer(pair, options, device, server, FaultyLink(rtt=self.rtt), seed=seed)
         if outcome is None or len(outcome.ids) != TOKENS:
             raise AssertionError(f"{self}: expected an answer of {TOKENS} tokens, got {outcome}")
         return outcome
@@ -149,7 +149,10 @@ def simulate(cell: Cell, *, seeds: int, answers: int) -> Found:
 @cache
 def waited(cell: Cell, numbers: tuple[int, ...]) -> tuple[int, list[float]]:
     """The best window of draft-then-wait, and what each answer took; confidence is nothing to it, so that blind cells share it."""
-    seconds = {window: [cell.run(Pair(window=Static(window)), IN_TURN, number).seconds for number in numbers] for window in likely(cell)}
+    seconds = {
+        window: [cell.run(SpeculationEstimates(window=Static(window)), IN_TURN, number).seconds for number in numbers]
+        for window in likely(cell)
+    }
     best = min(seconds, key=lambda window: sum(seconds[window]))
     return best, seconds[best]
 
@@ -159,7 +162,7 @@ def likely(cell: Cell) -> list[int]:
 
     def rate(window: int) -> float:
         verify = cell.server_step * (1.0 + READING * window)
-        conditions = Conditions(
+        conditions = RoundConditions(
             acceptance=cell.acceptance,
             window=window,
             draft_step=cell.draft_step,

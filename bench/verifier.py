@@ -43,7 +43,7 @@ from streamco.server.verify.service import STATS_PATH
 from streamco.testing.engine import FakeEngine, FakeVocabulary
 from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.codec import VerifyCodec
-from streamco.wire.verify.frames import PATH, SUBPROTOCOL, Opened, Refusal, ServerFrame, Verdict, Welcome
+from streamco.wire.verify.frames import PATH, SUBPROTOCOL, Opened, Refusal, ServerFrame, VerdictFrame, Welcome
 
 BENCH = "verifier"
 SEED = 15
@@ -158,12 +158,12 @@ class Device:
         self._client.close(session)
         await self._send()
 
-    async def _judge(self, session: int, base: int, ids: Sequence[int], given: int, seen: Seen) -> tuple[Verdict, float]:
+    async def _judge(self, session: int, base: int, ids: Sequence[int], given: int, seen: Seen) -> tuple[VerdictFrame, float]:
         while True:
             began = time.perf_counter()
             self._client.draft(session, base, ids, given=given)
-            told = await self._ask(Verdict)
-            if isinstance(told, Verdict):
+            told = await self._ask(VerdictFrame)
+            if isinstance(told, VerdictFrame):
                 return told, time.perf_counter() - began
             assert isinstance(told, Refusal)
             if told.code != "overloaded":

@@ -23,8 +23,8 @@ from bench.tokenpack import DATA, encoding, texts
 from streamco._native import HAS_NATIVE, top_k
 from streamco.policies.acceptance import Rule
 from streamco.wire.verify.codec import VerifyCodec
-from streamco.wire.verify.frames import ClientFrame, Draft, Follow, Open, ServerFrame, Verdict
-from streamco.wire.verify.topk import Row as Candidates
+from streamco.wire.verify.frames import ClientFrame, Draft, Follow, Open, ServerFrame, VerdictFrame
+from streamco.wire.verify.topk import TopK as Candidates
 from streamco.wire.verify.topk import quantise
 
 BENCH = "verify_wire"
@@ -65,7 +65,7 @@ def size_rows() -> Iterator[Row]:
             yield Row(BENCH, f"draft of {WINDOW}, {name}", f"top {count}", "probabilities' bytes saved", "%", saved, saved, saved)
         for count in (0, 8, 20):
             rows = some_rows(size, count) if count else ()
-            total = len(codec.encode(Verdict(1, 200, 3, 77, 12, 350, 90_000, rows)))
+            total = len(codec.encode(VerdictFrame(1, 200, 3, 77, 12, 350, 90_000, rows)))
             yield Row(BENCH, f"verdict on {WINDOW}, {name}", f"top {count}" if count else "no rows", "down", "bytes", total, total, total)
 
 
@@ -92,8 +92,8 @@ def frames() -> dict[str, ClientFrame | ServerFrame]:
     return {
         "draft of 4, greedy": some_draft(rows, with_rows=False),
         "draft of 4, top 8": some_draft(rows, with_rows=True),
-        "verdict": Verdict(1, 200, 3, 77, 12, 350, 90_000),
-        "verdict, 5 rows of 8": Verdict(1, 200, 3, 77, 12, 350, 90_000, rows),
+        "verdict": VerdictFrame(1, 200, 3, 77, 12, 350, 90_000),
+        "verdict, 5 rows of 8": VerdictFrame(1, 200, 3, 77, 12, 350, 90_000, rows),
         "open, 2,000 ids": Open(1, Rule(), 0, 3000, tuple(rng.randrange(49152) for _ in range(2000))),
     }
 
@@ -116,7 +116,7 @@ def time_rows(rounds: int, *, quick: bool) -> Iterator[Row]:
     for name, frame in frames().items():
         message, values = codec.encode(frame), plain(frame)
         packed, text = msgpack.packb(values), json.dumps(values)
-        read = codec.decode_down if isinstance(frame, Verdict) else codec.decode_up
+        read = codec.decode_down if isinstance(frame, VerdictFrame) else codec.decode_up
         assert read(message) == frame
         writing: Calls = {
             "streamco": partial(codec.encode, frame),

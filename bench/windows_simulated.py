@@ -34,7 +34,7 @@ from streamco.client.speculation.report import speculation_figures
 from streamco.policies.batching import Alternating
 from streamco.server.profiles import load_step_times
 from streamco.sim.driver import call_at
-from streamco.sim.fleet.fleet import Answered, Crowd
+from streamco.sim.fleet.fleet import AnswerOutcome, Fleet
 from streamco.sim.fleet.routing import routing_policy
 from streamco.sim.fleet.target_server import TargetServer
 
@@ -55,10 +55,10 @@ def run_client(
     pair.expect_rtt(link[0])
     member = recorded_member(0, law, link[0], pair)
     common = common_tokens(records)
-    answers: list[Answered] = []
+    answers: list[AnswerOutcome] = []
     for number, record in enumerate(records):
         length = tokens if number >= warm_ups else min(tokens, WARM_TOKENS)
-        crowd = Crowd(
+        crowd = Fleet(
             env,
             members=[member],
             servers=[server],
@@ -75,7 +75,7 @@ def run_client(
     return _tally(answers[warm_ups:], tokens)
 
 
-def _tally(answers: Sequence[Answered], tokens: int) -> Tally:
+def _tally(answers: Sequence[AnswerOutcome], tokens: int) -> Tally:
     tally = Tally()
     for answered in answers:
         if answered.error is not None:

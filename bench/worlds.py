@@ -16,12 +16,25 @@ from streamco.client.race.migration import MigrationOptions
 from streamco.config import READING
 from streamco.policies.dispatch import Side
 from streamco.profiles import DeviceSpeed, ModelShape, Prices, Profile, TTFTDistribution
-from streamco.sim.race.client import Ask, Client, Ran, throw_ask
+from streamco.sim.race.client import RaceOutcome, RequestDraw, SimulatedClient, draw_request
 from streamco.sim.race.lengths import RecordedChats
 from streamco.sim.race.services import PHONES, RecordedService, read_services
 from streamco.sim.race.services import price_of as packaged_price
 
-__all__ = ["LIMIT", "PHONE_MODELS", "Ask", "Asks", "Phone", "Ran", "Service", "World", "chats", "price_of", "services", "with_table_8"]
+__all__ = [
+    "LIMIT",
+    "PHONE_MODELS",
+    "RequestDraw",
+    "Asks",
+    "Phone",
+    "RaceOutcome",
+    "Service",
+    "World",
+    "chats",
+    "price_of",
+    "services",
+    "with_table_8",
+]
 
 LIMIT = 128  # tokens of an answer: Appendix E
 _LEAST = 30  # requests of a service that is taken
@@ -153,11 +166,11 @@ class Asks:
     def __init__(self, rows: Sequence[tuple[float, float]], pairs: Sequence[tuple[int, int]], seed: str) -> None:
         self._service, self._chats, self._seed = RecordedService(rows, rows), RecordedChats(pairs, pairs), seed
 
-    def __getitem__(self, index: int) -> Ask:
-        return throw_ask(f"{self._seed}/{index}", self._chats, self._service, LIMIT)
+    def __getitem__(self, index: int) -> RequestDraw:
+        return draw_request(f"{self._seed}/{index}", self._chats, self._service, LIMIT)
 
 
-class World(Client):
+class World(SimulatedClient):
     """One client with one service and one phone.
 
     Args:

@@ -3,7 +3,7 @@
 import asyncio
 
 import streamco
-from streamco.testing import Answer, Cut, ScriptedServer, chunk_event, stream_answer
+from streamco.testing import Cut, ScriptedResponse, ScriptedServer, chunk_event, stream_answer
 
 CAN_CONTINUE = streamco.Capabilities(continuation="continue_final_message")
 
@@ -13,7 +13,7 @@ def server_at(url: str, name: str) -> streamco.OpenAIEndpoint:
 
 
 async def main() -> None:
-    dying = Answer(steps=(chunk_event("The connection"), chunk_event(" is"), Cut()))
+    dying = ScriptedResponse(steps=(chunk_event("The connection"), chunk_event(" is"), Cut()))
     async with (
         ScriptedServer(dying) as first,
         ScriptedServer(stream_answer([" cut", " here."])) as second,

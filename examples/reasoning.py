@@ -5,10 +5,10 @@ import os
 from contextlib import AsyncExitStack
 
 import streamco
-from streamco.testing import DONE, Answer, ScriptedServer, chunk_event
+from streamco.testing import DONE, ScriptedResponse, ScriptedServer, chunk_event
 
 THINKING, ANSWER = ["9.11 has 11", " hundredths, 9.8", " has 80."], ["9.8", " is larger", "."]
-PLAYED = Answer(
+PLAYED = ScriptedResponse(
     headers={"Content-Type": "text/event-stream"},
     steps=[
         chunk_event(None, role="assistant", reasoning_content=""),

@@ -22,15 +22,15 @@ import simpy
 from msgspec import Struct
 from msgspec.structs import replace as replaced
 
-from streamco.core.speculation.estimates import Pair, PairPrior
+from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstimates
 from streamco.core.speculation.events import DraftToken, VerdictReceived
 from streamco.core.speculation.options import SpeculatorOptions
 from streamco.core.verifier.events import FULL_QUEUE
-from streamco.policies.mode_switch import Conditions, best_window, predict_rates
+from streamco.policies.mode_switch import RoundConditions, best_window, predict_rates
 from streamco.policies.window import Stabiliser, WindowPolicy
 from streamco.sim.fleet.drafting_device import DraftingDevice
 from streamco.sim.single.answer import SimulatedSpeculation, SpeculationOutcome, simulate_answer
-from streamco.sim.single.faulty_verifier import Fault, JudgingServer, Link
+from streamco.sim.single.faulty_verifier import Fault, FaultyLink, JudgingServer
 
 __all__ = ["ANSWERS", "TOKENS", "Pace", "WindowWorld", "draw_world", "run_fused", "run_policy"]
 
@@ -117,7 +117,7 @@ def draw_world(seed: int, number: int) -> WindowWorld:
 def _gain(world: WindowWorld) -> float:
     """What drafting gives, in times what the server alone does, by arithmetic and at the best window."""
     turns = world.turn * world.load / (1.0 - world.load) + 0.5 * world.load
-    conditions = Conditions(
+    conditions = RoundConditions(
         acceptance=world.acceptance,
         window=1,
         draft_step=world.draft_step,
@@ -230,8 +230,8 @@ def run_policy(
         is_adaptive: the server may generate alone.
         smoothing, shortest: of the policy's proposals, ``Stabiliser``.
     """
-    prior = PairPrior(remote_step=world.target_step)
-    pair = Pair(window=policy, stabiliser=Stabiliser(smoothing, shortest=shortest), prior=prior)
+    prior = EstimatesPrior(remote_step=world.target_step)
+    pair = SpeculationEstimates(window=policy, stabiliser=Stabiliser(smoothing, shortest=shortest), prior=prior)
     pair.expect_rtt(world.rtt)
     most_ahead = _MOST_AHEAD if world.is_ahead else 0
     options = SpeculatorOptions(max_tokens=TOKENS, is_adaptive=is_adaptive, is_parallel=world.is_parallel, most_ahead=most_ahead)
@@ -244,7 +244,7 @@ def run_policy(
         server = JudgingServer(
             model=text.target, step=world.target_step, read_time=world.read_time, prompt_time=world.prompt_time, faults=queue.fault
         )
-        outcome = simulate_answer(pair, options, device, server, Link(rtt=world.rtt), seed=number, before=queue.tell)
+        outcome = simulate_answer(pair, options, device, server, FaultyLink(rtt=world.rtt), seed=number, before=queue.tell)
         if outcome is None or len(outcome.ids) != TOKENS:
             raise AssertionError(f"{world}: expected an answer of {TOKENS} tokens, got {outcome}")
         outcomes.append(outcome)

@@ -56,7 +56,7 @@ _HOMES = {
     "streamco.client.client": ("Client",),
     "streamco.client.race.dispatcher": ("DispatchOptions",),
     "streamco.client.race.migration": ("MigrationOptions",),
-    "streamco.client.speculation.verifier_binding": ("SpeculationOptions",),
+    "streamco.client.speculation.options": ("SpeculationOptions",),
     "streamco.client.stream": ("ChatStream", "Retracted", "Settled", "Token", "TokenStream"),
     "streamco.config": ("Limits", "RetryPolicy", "SamplingOptions", "Timeouts"),
     "streamco.core.report": ("AnswerUsage", "DispatchReport", "EndpointReport", "Report", "SpeculationFigures"),

@@ -11,7 +11,7 @@ from msgspec import Struct
 from streamco.core.speculation.events import Candidates
 from streamco.errors import ConfigError
 from streamco.policies.acceptance import solve_acceptance
-from streamco.policies.rejection import Branch, allot, forecast_rejection, rank_branches
+from streamco.policies.rejection import Branch, forecast_rejection, rank_branches, schedule_branches
 from streamco.profiles import PairProfile
 
 __all__ = ["BUDGETS", "JudgedRound", "fit_pair", "importance_thresholds", "predicted_share"]
@@ -132,7 +132,7 @@ def predicted_share(
         if each.next_id is not None and each.alternatives:
             forecast = forecast_rejection(acceptance, each.confidences, mean_confidence)
             ranked = rank_branches(forecast, each.ids, each.alternatives, acceptance)
-            plan = allot(ranked, seconds=wait, step_times=step_times, window=window)
+            plan = schedule_branches(ranked, seconds=wait, step_times=step_times, window=window)
             hits.append(any(_is_met(branch, each) for branch in plan.branches))
     return fmean(hits) if hits else None
 

@@ -25,7 +25,7 @@ from streamco.core.speculation.events import (
 )
 from streamco.endpoints.base import Endpoint, Request
 from streamco.endpoints.device import DeviceEndpoint
-from streamco.endpoints.device_drafter import Drafter, DrafterEvent
+from streamco.endpoints.device_drafter import DeviceDrafter, DrafterEvent
 from streamco.endpoints.verifiers.base import Verifier, VerifierEvent, VerifierSession
 from streamco.engines.base import HoldingEngine, SequenceTask, TokenSequence
 from streamco.errors import ConfigError, EndpointError, EngineError, VerifierError
@@ -128,7 +128,7 @@ async def measure_rounds(
         await talk.aclose()
 
 
-async def _answer(talk: _Talk, drafter: Drafter, *, window: int, rounds: int, most: int) -> list[JudgedRound]:
+async def _answer(talk: _Talk, drafter: DeviceDrafter, *, window: int, rounds: int, most: int) -> list[JudgedRound]:
     judged: list[JudgedRound] = []
     text: list[int] = []
     given: tuple[int, ...] = ()

@@ -123,7 +123,7 @@ def make_device(args: argparse.Namespace) -> Endpoint | None:
     """
     if args.no_device:
         return None
-    from streamco.client.speculation.verifier_binding import drafting
+    from streamco.client.speculation.verifier_binding import drafting_engine_options
 
     path = device_path_of(args.device, has_server=args.server is not None)
     if path is None:
@@ -132,7 +132,9 @@ def make_device(args: argparse.Namespace) -> Endpoint | None:
     from streamco.engines.base import EngineOptions
 
     engine = EngineOptions(threads=args.threads or default_threads())
-    return DeviceEndpoint(path, options=engine if args.mode == "race" and args.verifier is None else drafting(engine, budget_of(args)))
+    return DeviceEndpoint(
+        path, options=engine if args.mode == "race" and args.verifier is None else drafting_engine_options(engine, budget_of(args))
+    )
 
 
 def make_verifier(args: argparse.Namespace) -> Verifier | None:

@@ -25,7 +25,7 @@ from streamco.cli.ui.view import View
 from streamco.client.client import Client
 from streamco.client.race.dispatcher import DispatchOptions
 from streamco.client.speculation.options import SpeculationOptions
-from streamco.client.speculation.verifier_binding import drafting
+from streamco.client.speculation.verifier_binding import drafting_engine_options
 from streamco.core.report import EndpointReport, HandOver, Report, SpeculationFigures
 from streamco.endpoints.base import TokenPrices
 from streamco.errors import ConfigError
@@ -156,7 +156,7 @@ async def _client(args: argparse.Namespace) -> AsyncIterator[Client]:
         async with waiting("starting the cloud"):
             url = await stack.enter_async_context(running_server("--model", str(model), "--port", "0", "--threads", "1", *timing))
         engine = EngineOptions(threads=1)
-        device = DeviceEndpoint(small, options=drafting(engine, budget_of(args)) if speculates else engine)
+        device = DeviceEndpoint(small, options=drafting_engine_options(engine, budget_of(args)) if speculates else engine)
         cloud = OpenAIEndpoint(model.stem, base_url=url, name="cloud", prices=PRICES)
         client = Client(
             device,

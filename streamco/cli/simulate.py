@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # each core has a process; and sums don't depend on how many there are
     from streamco.sim.experiment.experiment import read_experiment
     from streamco.sim.experiment.plots import check_matplotlib, draw_plots
-    from streamco.sim.experiment.result_store import Ledger, code_digest, name_of
+    from streamco.sim.experiment.result_store import ResultStore, code_digest, name_of
     from streamco.sim.experiment.runner import run_sweep
     from streamco.sim.experiment.tables import summarise, table_of, write_results
 
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(f"--out: expected a folder to write to, got {error}") from error
     print(_headline(experiment), file=sys.stderr)
-    ledger = Ledger(folder / "done.jsonl", code=code_digest(experiment.scenarios[0].place), takes_any=args.resume)
+    ledger = ResultStore(folder / "done.jsonl", code=code_digest(experiment.scenarios[0].place), takes_any=args.resume)
     if known := sum(name_of(scenario) in ledger for scenario in experiment.scenarios):
         print(f"{known} of them were finished before", file=sys.stderr)
     try:

@@ -10,23 +10,23 @@ from typing import Any, Self
 from streamco.client.arguments import UNSET, Unset, build_request
 from streamco.client.chat import Chat
 from streamco.client.driver import AnswerDriver
-from streamco.client.endpoint_set import DeviceSetting, ServerSetting, SharedEndpoints
-from streamco.client.preparation import Beginning
-from streamco.client.race.dispatcher import Dispatched, Dispatcher, DispatchOptions
-from streamco.client.race.driver import SessionDriver
+from streamco.client.endpoint_set import DeviceSetting, EndpointSet, ServerSetting
+from streamco.client.preparation import AnswerPreparation
+from streamco.client.race.dispatcher import Dispatcher, DispatchOptions, DispatchRecord
+from streamco.client.race.driver import RaceDriver
 from streamco.client.race.migration import MigrationOptions
 from streamco.client.race.report import build_bill
 from streamco.client.speculation.driver import SpeculationDriver
 from streamco.client.speculation.options import Mode, SpeculationOptions, VerifierSetting, check_speculation
-from streamco.client.speculation.planner import Prepared, SpeculationDesk
-from streamco.client.speculation.report import Record, speculation_bill
-from streamco.client.speculation.verifier_binding import Pairing, drafting
-from streamco.client.stream import ChatStream, TokenStream, Work
+from streamco.client.speculation.planner import PreparedSpeculation, SpeculationPlanner
+from streamco.client.speculation.report import SpeculationRecord, speculation_bill
+from streamco.client.speculation.verifier_binding import VerifierBinding, drafting_engine_options
+from streamco.client.stream import ChatStream, PendingAnswer, TokenStream
 from streamco.config import Limits, Pace, parse_pace
-from streamco.core.race.machine import OnFailure, SessionMachine, SessionPlan
+from streamco.core.race.machine import OnFailure, RaceMachine, RacePlan
 from streamco.core.race.migration import MigrationPlan
 from streamco.core.speculation.answer import Emit
-from streamco.core.totals import Ledger, Totals
+from streamco.core.totals import Totals, TotalsRecorder
 from streamco.endpoints.base import Message, Request
 from streamco.engines.base import EngineOptions
 from streamco.errors import ConfigError
@@ -94,17 +94,19 @@ class Client:
         speculation = (speculation or SpeculationOptions()).measured(None if prior is None else prior.pair)
         judged = budget if speculation.budget is None else speculation.budget
         may_draft = mode != "race" or verifier is not None
-        drafts = drafting(EngineOptions(), 1.0 if judged is None else judged, offload=speculation.offload) if may_draft else None
-        self._shared = shared = SharedEndpoints(device, server, engine=drafts)
-        shared.pairing = Pairing(verifier, shared.device, shared.servers)
+        drafts = (
+            drafting_engine_options(EngineOptions(), 1.0 if judged is None else judged, offload=speculation.offload) if may_draft else None
+        )
+        self._shared = shared = EndpointSet(device, server, engine=drafts)
+        shared.pairing = VerifierBinding(verifier, shared.device, shared.servers)
         self._on_failure = on_failure
         self._migration = migration or MigrationOptions()
         self._dispatch = dispatch or DispatchOptions()
         self._dispatcher = Dispatcher(self._dispatch, budget=_RACED if budget is None else budget, policy=policy, profile=prior, seed=seed)
-        self._desk = SpeculationDesk(shared.pairing, speculation, mode=mode, emit=emit, budget=judged, seed=seed)
+        self._desk = SpeculationPlanner(shared.pairing, speculation, mode=mode, emit=emit, budget=judged, seed=seed)
         self._pace = parse_pace(pace)
         self._limits = limits or Limits()
-        self._ledger = Ledger()
+        self._ledger = TotalsRecorder()
         self._owner: Client | None = None
         self.chat = Chat(self.open_chat)
 
@@ -168,7 +170,7 @@ class Client:
         is_same = budget is None and policy is None and dispatch is None
         other._dispatcher = self._dispatcher if is_same else self._dispatcher.copy(other._dispatch, budget=budget, policy=policy)
         other._desk = self._desk.copy(mode=mode, emit=emit, budget=budget, options=speculation)
-        other._ledger = self._ledger if is_same else Ledger()
+        other._ledger = self._ledger if is_same else TotalsRecorder()
         other._pace = self._pace if isinstance(pace, Unset) else parse_pace(pace)
         other._on_failure = self._on_failure if isinstance(on_failure, Unset) else on_failure
         other._limits = limits or self._limits
@@ -218,10 +220,10 @@ class Client:
         """Ask for an answer as chunks, from a request already built; nothing happens before the first read."""
         return ChatStream(self._work(request, pace), includes_usage=includes_usage)
 
-    def _work(self, request: Request, pace: Pace | Unset, *, shows_drafts: bool = False) -> Work:
+    def _work(self, request: Request, pace: Pace | Unset, *, shows_drafts: bool = False) -> PendingAnswer:
         rate = self._pace if isinstance(pace, Unset) else parse_pace(pace)
         shared = self._shared
-        beginning = Beginning(request, shared, self._desk)
+        beginning = AnswerPreparation(request, shared, self._desk)
 
         async def ready() -> None:
             if not shared.is_started:
@@ -238,12 +240,16 @@ class Client:
             beginning.dispatched = dispatched
             return self._run(request, dispatched, rate)
 
-        return Work(ready, begin, beginning.report, beginning.usage, beginning.abandon)
+        return PendingAnswer(ready, begin, beginning.report, beginning.usage, beginning.abandon)
 
-    def _speculate(self, beginning: Beginning, prepared: Prepared, rate: float | None, *, shows_drafts: bool) -> SpeculationDriver:
+    def _speculate(
+        self, beginning: AnswerPreparation, prepared: PreparedSpeculation, rate: float | None, *, shows_drafts: bool
+    ) -> SpeculationDriver:
         desk, shared = self._desk, self._shared
         steering = desk.pair.steering
-        record = Record(prepared, desk.pairing, self._dispatcher.costs(shared.device, shared.servers), desk.budget, steering.share)
+        record = SpeculationRecord(
+            prepared, desk.pairing, self._dispatcher.costs(shared.device, shared.servers), desk.budget, steering.share
+        )
 
         def settle(driver: SpeculationDriver) -> None:
             shared.active.discard(driver)
@@ -265,10 +271,10 @@ class Client:
         driver.start()
         return driver
 
-    def _run(self, request: Request, dispatched: Dispatched, rate: float | None) -> SessionDriver:
+    def _run(self, request: Request, dispatched: DispatchRecord, rate: float | None) -> RaceDriver:
         on_failure, limit = _failure_rule(self._on_failure, dispatched.facts), request.sampling.max_tokens
         ahead = None if rate is None else self._limits.tokens_ahead(rate)
-        plan = SessionPlan(
+        plan = RacePlan(
             starts=dispatched.starts,
             pace=rate,
             explore=dispatched.explore,
@@ -279,14 +285,14 @@ class Client:
             migration=None if on_failure == "raise" else self._plan_moves(dispatched, pace=rate, capacity=ahead, limit=limit),
         )
 
-        def settle(driver: SessionDriver) -> None:
+        def settle(driver: RaceDriver) -> None:
             self._shared.active.discard(driver)
             self._dispatcher.settle(dispatched, driver.machine)
             self._desk.learn(driver.machine)
             self._ledger.enter(build_bill(driver.machine, dispatched, self._shared.endpoints, was_left=driver.was_broken_off))
 
-        driver = SessionDriver(
-            SessionMachine(plan),
+        driver = RaceDriver(
+            RaceMachine(plan),
             self._shared.endpoints,
             request,
             unread=self._limits.unread_tokens,
@@ -298,7 +304,9 @@ class Client:
         driver.start()
         return driver
 
-    def _plan_moves(self, dispatched: Dispatched, *, pace: float | None, capacity: int | None, limit: int | None) -> MigrationPlan | None:
+    def _plan_moves(
+        self, dispatched: DispatchRecord, *, pace: float | None, capacity: int | None, limit: int | None
+    ) -> MigrationPlan | None:
         capacity = self._limits.unread_tokens if capacity is None else capacity
         endpoints = self._shared.endpoints
         return self._dispatcher.plan_moves(dispatched, endpoints, self._migration, pace=pace, capacity=capacity, limit=limit)

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from streamco.client.driver import Batch
 from streamco.errors import ConcurrentRead, StreamClosed, StreamcoError
 
-__all__ = ["Mailbox"]
+__all__ = ["DeliveryQueue"]
 
 
-class Mailbox:
+class DeliveryQueue:
     """One answer's deliveries in order, and its end.
 
     Attributes:

@@ -17,7 +17,7 @@ Batch = tuple[str, list[ChatCompletionChunk], float]
 
 
 class AnswerDriver(Protocol):
-    """One answer under way; ``streamco.client.race.driver.SessionDriver`` says what each does."""
+    """One answer under way; ``streamco.client.race.driver.RaceDriver`` says what each does."""
 
     @property
     def is_over(self) -> bool:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import cast
 
 from streamco.client.driver import AnswerDriver
-from streamco.client.speculation.verifier_binding import Pairing
+from streamco.client.speculation.verifier_binding import VerifierBinding
 from streamco.endpoints.base import Endpoint
 from streamco.engines.base import EngineOptions
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointError, StreamClosed
 
-__all__ = ["DeviceSetting", "ServerSetting", "SharedEndpoints"]
+__all__ = ["DeviceSetting", "ServerSetting", "EndpointSet"]
 
 _log = logging.getLogger("streamco")
 
@@ -22,7 +22,7 @@ DeviceSetting = str | Path | Endpoint | None
 ServerSetting = str | Endpoint | Sequence[Endpoint] | None
 
 
-class SharedEndpoints:
+class EndpointSet:
     """The endpoints and the answers under way.
 
     Args:
@@ -50,7 +50,7 @@ class SharedEndpoints:
         if len(self.endpoints) != len(everyone):
             raise ConfigError(f"client: expected endpoints with names of their own, got {[endpoint.name for endpoint in everyone]}")
         self.unavailable: dict[str, EndpointError] = {}
-        self.pairing: Pairing | None = None  # closed with the endpoints
+        self.pairing: VerifierBinding | None = None  # closed with the endpoints
         self.active: set[AnswerDriver] = set()
         self.is_started = False
         self._is_closed = False

@@ -7,7 +7,7 @@ from copy import copy
 from streamco.errors import AllEndpointsFailed, EndpointError, EndpointProtocolError, StreamcoError
 from streamco.events import StreamEnded, TokensReceived
 
-__all__ = ["Unopened", "translate", "with_partial"]
+__all__ = ["FailedStream", "translate", "with_partial"]
 
 
 def translate(error: Exception, source: str) -> EndpointError:
@@ -34,7 +34,7 @@ def with_partial(error: StreamcoError, text: str, source: str) -> StreamcoError:
     return kept
 
 
-class Unopened:
+class FailedStream:
     """The stream of an endpoint that failed to open one: its first ``receive`` raises why."""
 
     def __init__(self, error: EndpointError) -> None:

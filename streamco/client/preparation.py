@@ -6,22 +6,22 @@ import asyncio
 from collections.abc import Sequence
 
 from streamco.client.driver import AnswerDriver
-from streamco.client.endpoint_set import SharedEndpoints
-from streamco.client.race.dispatcher import Dispatched
-from streamco.client.race.driver import SessionDriver
+from streamco.client.endpoint_set import EndpointSet
+from streamco.client.race.dispatcher import DispatchRecord
+from streamco.client.race.driver import RaceDriver
 from streamco.client.race.report import build_report, describe_usage
 from streamco.client.request_facts import describe_request, takes_long
 from streamco.client.speculation.driver import SpeculationDriver
-from streamco.client.speculation.planner import Prepared, SpeculationDesk
-from streamco.client.speculation.report import Record, speculation_report, speculation_usage
+from streamco.client.speculation.planner import PreparedSpeculation, SpeculationPlanner
+from streamco.client.speculation.report import SpeculationRecord, speculation_report, speculation_usage
 from streamco.core.report import AnswerUsage, Report
 from streamco.endpoints.base import Endpoint, Request
 from streamco.policies.eligibility import RequestFacts
 
-__all__ = ["Beginning"]
+__all__ = ["AnswerPreparation"]
 
 
-class Beginning:
+class AnswerPreparation:
     """One answer's.
 
     Args:
@@ -37,13 +37,13 @@ class Beginning:
         record: set when it is speculated.
     """
 
-    def __init__(self, request: Request, shared: SharedEndpoints, desk: SpeculationDesk) -> None:
+    def __init__(self, request: Request, shared: EndpointSet, desk: SpeculationPlanner) -> None:
         self.request = request
         self.facts: RequestFacts | None = None
-        self.prepared: Prepared | None = None
+        self.prepared: PreparedSpeculation | None = None
         self.note = ""
-        self.dispatched: Dispatched | None = None
-        self.record: Record | None = None
+        self.dispatched: DispatchRecord | None = None
+        self.record: SpeculationRecord | None = None
         self._shared = shared
         self._desk = desk
         self._lock = asyncio.Lock()  # two tasks may wait for one stream to begin
@@ -59,7 +59,7 @@ class Beginning:
             self.facts = await _describe(self.request, *self._shared.available())
             outcome = await self._desk.prepare(self.request, self.facts)
             self._is_ready = True
-            if isinstance(outcome, Prepared):
+            if isinstance(outcome, PreparedSpeculation):
                 self.prepared = outcome
             else:
                 self.note = outcome
@@ -74,7 +74,7 @@ class Beginning:
         match driver:
             case SpeculationDriver() if self.record is not None:
                 return speculation_report(driver, self.record, now=driver.now)
-            case SessionDriver() if self.dispatched is not None:
+            case RaceDriver() if self.dispatched is not None:
                 return build_report(driver.machine, self.dispatched, self._shared.endpoints, now=driver.now, was_left=driver.was_broken_off)
         raise AssertionError("an answer that has begun races or is speculated")
 
@@ -83,7 +83,7 @@ class Beginning:
         match driver:
             case SpeculationDriver() if self.record is not None:
                 return speculation_usage(driver, self.record)
-            case SessionDriver() if self.dispatched is not None:
+            case RaceDriver() if self.dispatched is not None:
                 return describe_usage(driver.machine, self.dispatched.prompt_tokens)
         raise AssertionError("an answer that has begun races or is speculated")
 

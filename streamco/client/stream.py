@@ -18,7 +18,7 @@ from streamco.core.speculation.events import Origin
 from streamco.errors import ConcurrentRead, StreamClosed, StreamConsumed
 from streamco.openai_types import ChatCompletionChunk, CompletionUsage
 
-__all__ = ["AnswerStream", "ChatStream", "Retracted", "Settled", "Token", "TokenStream", "Work"]
+__all__ = ["AnswerStream", "ChatStream", "Retracted", "Settled", "Token", "TokenStream", "PendingAnswer"]
 
 Item = TypeVar("Item")
 
@@ -61,7 +61,7 @@ class Settled(Token, frozen=True, kw_only=True):
     characters: int
 
 
-class Work:
+class PendingAnswer:
     """What goes on behind a stream.
 
     A stream and the generator that its reader iterates both hold this, and neither holds the other: so a dropped stream ends at once,
@@ -154,7 +154,7 @@ class AnswerStream(ABC, Generic[Item]):
     items; an ``async for`` after it goes on where it stopped. Cancelling a read, by a timeout say, ends the stream.
     """
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: PendingAnswer) -> None:
         self._work = work
         self._iterator: AsyncGenerator[Item, None] | None = None
         self._has_reader = False
@@ -236,7 +236,7 @@ class ChatStream(AnswerStream[ChatCompletionChunk]):
     estimated (``AnswerUsage``). Behind a hand-over it is the whole answer's.
     """
 
-    def __init__(self, work: Work, *, includes_usage: bool = False) -> None:
+    def __init__(self, work: PendingAnswer, *, includes_usage: bool = False) -> None:
         super().__init__(work)
         self._includes_usage = includes_usage
 
@@ -259,7 +259,7 @@ class TokenStream(AnswerStream[Token]):
         return _read_tokens(self._work)
 
 
-async def _read_chunks(work: Work, *, includes_usage: bool) -> AsyncGenerator[ChatCompletionChunk, None]:
+async def _read_chunks(work: PendingAnswer, *, includes_usage: bool) -> AsyncGenerator[ChatCompletionChunk, None]:
     driver = await work.start()
     last = None
     try:
@@ -287,7 +287,7 @@ def _shown(usage: AnswerUsage) -> CompletionUsage:
     return CompletionUsage(**{name: getattr(usage, name) for name in CompletionUsage.__struct_fields__})
 
 
-async def _read_tokens(work: Work) -> AsyncGenerator[Token, None]:
+async def _read_tokens(work: PendingAnswer) -> AsyncGenerator[Token, None]:
     driver = await work.start()
     try:
         while (batch := await driver.next_batch()) is not None:

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from streamco.core.report import Ending, EndpointReport
 from streamco.policies.budget_control import BudgetSteering
 
-__all__ = ["Bill", "EndpointTotals", "Ledger", "Totals"]
+__all__ = ["AnswerCost", "EndpointTotals", "TotalsRecorder", "Totals"]
 
 
-class Bill(Struct, frozen=True, kw_only=True):
+class AnswerCost(Struct, frozen=True, kw_only=True):
     """What one answer took of everybody; the part of its report that adds up.
 
     Args:
@@ -123,7 +123,7 @@ class Totals(Struct, frozen=True, kw_only=True):
     budget_share: float | None = None
     endpoints: dict[str, EndpointTotals] = field(default_factory=dict)
 
-    def plus(self, bill: Bill) -> Totals:
+    def plus(self, bill: AnswerCost) -> Totals:
         """With one more answer."""
         endpoints = dict(self.endpoints)
         for part in bill.endpoints:
@@ -146,7 +146,7 @@ class Totals(Struct, frozen=True, kw_only=True):
         )
 
 
-class Ledger:
+class TotalsRecorder:
     """Where a client's answers are entered, each once.
 
     Attributes:
@@ -157,7 +157,7 @@ class Ledger:
         self.account: BudgetSteering | None = None
         self._sums = Totals()
 
-    def enter(self, bill: Bill) -> None:
+    def enter(self, bill: AnswerCost) -> None:
         """An answer has ended."""
         self._sums = self._sums.plus(bill)
 

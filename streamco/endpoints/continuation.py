@@ -3,8 +3,8 @@
 Token ids go where they mean the same, packed or plain. Everywhere else text goes, and its end needs care. Vocabularies put the last space
 of a run in front of the next word, and join the rest of it: read at the end of a text, a line break and an indent become other tokens than
 in the middle of one, and what follows those is hardly ever what would have followed. Many chat templates trim the end of a message, too.
-So all whitespace there (``seam``) is held back. The target writes it again, and ``Seam`` takes it out of what comes: known characters that
-the target was never shown, so nothing is guessed.
+So all whitespace there (``seam``) is held back. The target writes it again, and ``BoundaryWhitespace`` takes it out of what comes: known
+characters that the target was never shown, so nothing is guessed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ from streamco.openai_types import ChunkChoice
 from streamco.partial import Partial
 from streamco.wire.token_frames import TokenCodec
 
-__all__ = ["PACKED_FIELD", "PREFILL_FIELD", "Seam", "continue_request", "hand_over", "prefill_request", "split_seam"]
+__all__ = [
+    "PACKED_FIELD",
+    "PREFILL_FIELD",
+    "BoundaryWhitespace",
+    "continue_request",
+    "hand_over",
+    "prefill_request",
+    "split_trailing_whitespace",
+]
 
 PACKED_FIELD = "continuation_tokens_packed"  # of ``streamco serve``: docs/serve.md
 PREFILL_FIELD = "prefill_only"  # likewise
@@ -60,7 +68,7 @@ def hand_over(request: Request, partial: Partial, can: Capabilities, *, codec: T
         return msgspec.structs.replace(request, extra={**request.extra, PACKED_FIELD: packed}), ""
     if ids and request.prompt_ids is not None and can.takes_token_ids and can.vocabulary in {None, partial.vocabulary}:
         return msgspec.structs.replace(request, prompt_ids=[*request.prompt_ids, *ids]), ""  # the prompt's ids are the server's too
-    text, seam = split_seam(partial.text)
+    text, seam = split_trailing_whitespace(partial.text)
     if not text:
         return request, seam
     return continue_request(request, text, "continue_final_message" if can.continuation == "token_ids" else can.continuation), seam
@@ -106,13 +114,13 @@ def prefill_request(request: Request, how: PreCopy) -> Request:
     return msgspec.structs.replace(request, extra=extra, sampling=sampling, prefill_only=False)
 
 
-def split_seam(text: str) -> tuple[str, str]:
+def split_trailing_whitespace(text: str) -> tuple[str, str]:
     """The text that is handed over, and the whitespace at its end that is not."""
     kept = text.rstrip()
     return kept, text[len(kept) :]
 
 
-class Seam:
+class BoundaryWhitespace:
     """Takes whitespace that the reader has already out of the beginning of what comes.
 
     Args:

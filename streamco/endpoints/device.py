@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 from msgspec.structs import replace
 
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
-from streamco.endpoints.continuation import Seam, split_seam
+from streamco.endpoints.continuation import BoundaryWhitespace, split_trailing_whitespace
 from streamco.engines.base import (
     Engine,
     EngineOptions,
@@ -34,7 +34,7 @@ from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice,
 from streamco.partial import Partial
 
 if TYPE_CHECKING:
-    from streamco.endpoints.device_drafter import Drafter, DrafterEvent
+    from streamco.endpoints.device_drafter import DeviceDrafter, DrafterEvent
 
 __all__ = ["DeviceEndpoint", "DeviceStream"]
 
@@ -73,7 +73,7 @@ class DeviceEndpoint:
         self._engine: Engine | None = None if isinstance(model, str | Path) else model
         self._loading: asyncio.Task[Engine] | None = None
         self._streams: set[DeviceStream] = set()
-        self._drafters: set[Drafter] = set()
+        self._drafters: set[DeviceDrafter] = set()
         self._tokenized: tuple[Request, list[int]] | None = None
         self._is_closed = False
         self._numbers = count(1)
@@ -151,12 +151,14 @@ class DeviceEndpoint:
         stream.begin()
         return stream
 
-    async def drafter(self, request: Request, *, emit: Callable[[DrafterEvent], None], top: int | None = None, row_ids: int = 0) -> Drafter:
+    async def drafter(
+        self, request: Request, *, emit: Callable[[DrafterEvent], None], top: int | None = None, row_ids: int = 0
+    ) -> DeviceDrafter:
         """Drafts for one answer, whose prompt the model begins to read at once; loads the model if it isn't.
 
         Args:
             request: the prompt, and how tokens are drawn.
-            emit: is told what was drafted, see ``Drafter``.
+            emit: is told what was drafted, see ``DeviceDrafter``.
             top: alternatives a token; None: as many as the speculator asks about.
             row_ids: above 0: each token comes with what it was drawn from, a row of at most so many ids.
 
@@ -164,12 +166,12 @@ class DeviceEndpoint:
             EngineError: the model can't be loaded, holds no sequences (``EngineOptions.held_sequences``), or the prompt does not fit.
             UsageError: not exactly one of messages, prompt and prompt_ids.
         """
-        from streamco.endpoints.device_drafter import TOP, Drafter
+        from streamco.endpoints.device_drafter import TOP, DeviceDrafter
 
         engine = await self._loaded()
         try:
             ids = await asyncio.to_thread(self.prompt_ids, engine, request) if not _is_short(request) else self.prompt_ids(engine, request)
-            drafter = Drafter(
+            drafter = DeviceDrafter(
                 _holding(engine),
                 ids,
                 emit=emit,
@@ -235,7 +237,7 @@ class DeviceStream:
         self._failure: Exception | None = None
         self._end: GenerationEnd | None = None
         self._partial: list[str] = []
-        self._seam = Seam()
+        self._seam = BoundaryWhitespace()
         self._has_begun = self._has_told = self._has_ended = self._is_cancelled = False
 
     @property
@@ -271,7 +273,7 @@ class DeviceStream:
             prefill_only=self._request.prefill_only,
             opened=open_bytes(engine, ids),
         )
-        self._seam = Seam(_seam_of(engine, self._request.partial))
+        self._seam = BoundaryWhitespace(_seam_of(engine, self._request.partial))
         self._generation = engine.submit(request, self._wake)
 
     async def receive(self) -> TokensReceived | StreamEnded:
@@ -422,7 +424,7 @@ def _partial_ids(engine: Engine, request: Request, partial: Partial) -> list[int
     begun = prompt_ids(engine, replace(request, partial=None))
     if _has_ids(engine, partial):
         return [*begun, *(partial.ids or ())]
-    text, _ = split_seam(partial.text)
+    text, _ = split_trailing_whitespace(partial.text)
     return [*begun, *answer_ids(engine, text)] if text else begun
 
 
@@ -432,7 +434,7 @@ def _has_ids(engine: Engine, partial: Partial) -> bool:
 
 def _seam_of(engine: Engine, partial: Partial | None) -> str:
     """The spaces at the end of a text that was handed over."""
-    return "" if partial is None or _has_ids(engine, partial) else split_seam(partial.text)[1]
+    return "" if partial is None or _has_ids(engine, partial) else split_trailing_whitespace(partial.text)[1]
 
 
 def _is_short(request: Request) -> bool:

@@ -25,7 +25,7 @@ from streamco.engines.kv_slots import common_prefix
 from streamco.errors import EngineError, UsageError
 from streamco.policies.rejection import ALTERNATIVES
 
-__all__ = ["Drafter", "DrafterCommand", "DrafterEvent"]
+__all__ = ["DeviceDrafter", "DrafterCommand", "DrafterEvent"]
 
 DrafterCommand = DraftTokens | DraftBranch | AdoptBranch | DropDrafts
 DrafterEvent = TokensDrafted | DeviceFailed
@@ -46,7 +46,7 @@ class _Asked:
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
+class _SequenceState:
     """A sequence of the engine, and what is wanted of it.
 
     Args:
@@ -120,7 +120,7 @@ class _Line:
         self.sequence, self.held = None, []
 
 
-class Drafter:
+class DeviceDrafter:
     """Runs a speculator's drafts on an engine, for one answer; made by ``DeviceEndpoint.drafter``. All of it belongs to one event loop.
 
     It begins to read the prompt at once. Events are told on the loop and never from inside ``run``; of a version that was dropped or
@@ -132,7 +132,7 @@ class Drafter:
         emit: is told ``TokensDrafted``, several tokens at a time where they came so, and ``DeviceFailed``, behind which nothing follows.
         sampling: how tokens are drawn; every draft has dice of its own, made from the seed.
         top: alternatives a token.
-        row_ids: above 0: each token is drawn from ``DraftToken.row``, a ``streamco.wire.verify.topk.Row`` of at most so many ids.
+        row_ids: above 0: each token is drawn from ``DraftToken.row``, a ``streamco.wire.verify.topk.TopK`` of at most so many ids.
         name: what errors call it.
         on_close: is told when it is closed.
 
@@ -150,7 +150,7 @@ class Drafter:
         top: int = TOP,
         row_ids: int = 0,
         name: str = "device",
-        on_close: Callable[[Drafter], None] | None = None,
+        on_close: Callable[[DeviceDrafter], None] | None = None,
     ) -> None:
         self.prompt_ids = list(prompt_ids)
         self._engine = engine
@@ -168,14 +168,14 @@ class Drafter:
         self._is_closed = False
         self._leaving: list[SequenceTask] = []  # cancelled tasks of sequences that were given back
         self._has_left = asyncio.Event()
-        self._branches: dict[int, _Line] = {}
+        self._branches: dict[int, _SequenceState] = {}
         if not self.prompt_ids or len(self.prompt_ids) >= self._context:
             raise EngineError(
                 f"prompt: expected 1 to {self._context - 1} tokens (the context is {self._context}), got {len(self.prompt_ids)}"
             )
         sequence = engine.hold(name)
         sequence.extend(self.prompt_ids)
-        self._trunk = _Line(None, list(self.prompt_ids), held=list(self.prompt_ids), sequence=sequence)
+        self._trunk = _SequenceState(None, list(self.prompt_ids), held=list(self.prompt_ids), sequence=sequence)
 
     def run(self, command: DrafterCommand) -> None:
         """Begin what is asked; never blocks. Behind ``DeviceFailed`` and ``aclose`` nothing happens.
@@ -222,7 +222,7 @@ class Drafter:
         trunk.version, trunk.count, trunk.wanted = command.version, command.count, wanted
 
     def _branch(self, command: DraftBranch) -> None:
-        self._branches[command.version] = _Line(command.version, self._begin(command.length) + list(command.ids), command.count)
+        self._branches[command.version] = _SequenceState(command.version, self._begin(command.length) + list(command.ids), command.count)
 
     def _begin(self, length: int) -> list[int]:
         """The trunk's ids with so many tokens of the answer."""
@@ -247,18 +247,18 @@ class Drafter:
             elif version == self._trunk.version:
                 self._trunk.stop()
 
-    def _release(self, line: _Line) -> None:
+    def _release(self, line: _SequenceState) -> None:
         line.stop()
         self._give_back(line)
 
-    def _give_back(self, line: _Line) -> None:
+    def _give_back(self, line: _SequenceState) -> None:
         task = line.leave()
         if task is not None:
             self._leaving.append(task)
 
     # What the engine is asked
 
-    def _ask(self, line: _Line) -> None:
+    def _ask(self, line: _SequenceState) -> None:
         """Draft what is still to be drafted, if nothing is in the way."""
         if len(line.wanted) >= self._context:
             self._wake()  # there it is told
@@ -278,7 +278,7 @@ class Drafter:
         task = sequence.draft(line.count, self._wake, ids=given, top=self._top, row_ids=self._row_ids, sampling=sampling)
         line.asked = _Asked(line.version, task, given)
 
-    def _find_sequence(self, line: _Line) -> TokenSequence | None:
+    def _find_sequence(self, line: _SequenceState) -> TokenSequence | None:
         """A new one, for a branch a fork of the trunk; None: the trunk drafts, and what waited behind that could be lost with it."""
         trunk = self._trunk
         if not trunk.count:
@@ -320,7 +320,7 @@ class Drafter:
         if self._is_over and not self._leaving:
             self._has_left.set()
 
-    def _take(self, line: _Line) -> None:
+    def _take(self, line: _SequenceState) -> None:
         """Tell what is new of a line; what is told may change every line."""
         version, count = line.version, line.count
         predictions, end = line.take()
@@ -337,7 +337,7 @@ class Drafter:
         if failure is not None:
             raise failure
 
-    def _mourn(self, line: _Line, end: TaskEnd) -> EngineError | None:
+    def _mourn(self, line: _SequenceState, end: TaskEnd) -> EngineError | None:
         """A draft that was wanted ended before its time; gives what the answer's drafts fail with.
 
         Evicted: others needed the memory. Cancelled: the trunk that it was to be forked from was given back, or the engine was closed,

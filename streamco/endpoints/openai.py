@@ -19,7 +19,7 @@ from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
 from streamco.endpoints.continuation import PACKED_FIELD, PREFILL_FIELD, hand_over, prefill_request
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.http import HttpClient
-from streamco.endpoints.openai_stream import Call, OpenAIStream
+from streamco.endpoints.openai_stream import OpenAIStream, StreamCall
 from streamco.endpoints.prices import find_prices
 from streamco.endpoints.probe import PROBED_PATHS, STREAMCO, ServerInfo, identify
 from streamco.endpoints.providers import GENERIC, Dialect, find_provider
@@ -256,7 +256,7 @@ class OpenAIEndpoint:
             return True
         return self._dialect.learn(error)
 
-    async def _prepare(self, request: Request) -> Call:
+    async def _prepare(self, request: Request) -> StreamCall:
         is_answer = not request.prefill_only
         if not is_answer:
             request = prefill_request(request, self._capabilities.pre_copy)
@@ -267,7 +267,7 @@ class OpenAIEndpoint:
         url = self._url(path, model, base_url=self._address.provider.continuation_base_url if last.get("prefix") else None)
         headers = {**self._headers, **request.headers} if request.headers else self._headers
         try:
-            return Call(url, headers, encode_request(body), api, seam if is_answer else "")
+            return StreamCall(url, headers, encode_request(body), api, seam if is_answer else "")
         except TypeError as exc:
             raise UsageError(f"request: expected values that have a JSON form, got {exc}") from exc
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from streamco.config import Limits, Timeouts
-from streamco.endpoints.continuation import Seam
+from streamco.endpoints.continuation import BoundaryWhitespace
 from streamco.endpoints.http import HttpClient
 from streamco.endpoints.http_errors import root_cause, translate
 from streamco.endpoints.retry import Retries, is_transient
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import aiohttp
     from yarl import URL
 
-__all__ = ["Call", "OpenAIStream"]
+__all__ = ["StreamCall", "OpenAIStream"]
 
 _ERROR_BYTES = 64 << 10  # of an error's body
 _REFINEMENTS = 3  # of one request: each optional field once
@@ -46,7 +46,7 @@ _EOF_GRACE = 0.02  # seconds the end of the stream is held for the last bytes, s
 _END_GRACE = 5.0  # seconds for usage and [DONE] after the last finish_reason; some servers send neither and keep the socket open
 
 
-class Call(Struct, frozen=True):
+class StreamCall(Struct, frozen=True):
     """What is sent: ``body`` is JSON. ``seam``: whitespace the server was not shown and will write again."""
 
     url: URL
@@ -74,7 +74,7 @@ class OpenAIStream:
         self,
         name: str,
         client: HttpClient,
-        prepare: Callable[[], Awaitable[Call]],
+        prepare: Callable[[], Awaitable[StreamCall]],
         *,
         refine: Callable[[EndpointStatusError], bool],
         retries: Retries,
@@ -99,7 +99,7 @@ class OpenAIStream:
         self._response: aiohttp.ClientResponse | None = None
         self._content: aiohttp.StreamReader | None = None
         self._parser = ChatStreamParser(endpoint=name, limits=limits)
-        self._seam = Seam()
+        self._seam = BoundaryWhitespace()
         self._head: list[ChatCompletionChunk] = []
         self._has_content = False
         self._is_complete = False
@@ -207,7 +207,7 @@ class OpenAIStream:
                 wait = retry_after
                 continue
             self._parser = ChatStreamParser(endpoint=self._name, limits=self._limits, api=call.api)
-            self._seam = Seam(call.seam)
+            self._seam = BoundaryWhitespace(call.seam)
             self._response = response
             self._content = response.content
             return

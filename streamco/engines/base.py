@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec import Struct
 
 from streamco.config import SamplingOptions
-from streamco.wire.verify.topk import Row
+from streamco.wire.verify.topk import TopK
 
 if TYPE_CHECKING:
     import numpy as np
@@ -174,7 +174,7 @@ class Prediction(Struct, frozen=True, kw_only=True):
     likeliest: tuple[tuple[int, float], ...] = ()  # (id, probability) of the model itself (temperature 1, nothing cut off), best first
     logits: tuple[float, ...] = ()  # of ``likeliest``, as the model gave them
     share: float | None = None  # of ``token`` by the model itself, whether among ``likeliest`` or not; None: no token, or top=0
-    row: Row | None = None  # what ``token`` was drawn from, to the last bit; None: not asked for
+    row: TopK | None = None  # what ``token`` was drawn from, to the last bit; None: not asked for
     importance: float | None = None  # mean attention to its draft so far; None: not read, or not to be read in this model
 
     @property

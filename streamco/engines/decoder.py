@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from streamco.engines.kv_slots import Slot, SlotTable
 from streamco.engines.llamacpp.batch_invariance import largest_exact_batch
 from streamco.engines.llamacpp.context import ABORTED, NO_ROOM, LlamaContext
-from streamco.engines.step_emulation import StepPacer
+from streamco.engines.step_emulation import StepEmulator
 from streamco.engines.threads import ThreadShare
 from streamco.errors import EngineError
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["CHUNK", "Decoder", "Work", "slot_of"]
+__all__ = ["CHUNK", "Decoder", "SequenceWork", "slot_of"]
 
 CHUNK = 32  # rows of one sequence in a batch beside others' work: about 0.1 s on two cores, below a reader's 0.2 s a token
 
 
-class Work(Protocol):
+class SequenceWork(Protocol):
     """A generation, or what is asked of a held sequence."""
 
     prompt: list[int]
@@ -87,7 +87,7 @@ class Work(Protocol):
         ...
 
 
-def slot_of(work: Work) -> Slot:
+def slot_of(work: SequenceWork) -> Slot:
     """Where its tokens lie."""
     if work.slot is None:
         raise AssertionError("work without a slot is still waiting")
@@ -112,7 +112,7 @@ class Decoder:
         context: LlamaContext,
         slots: SlotTable,
         share: ThreadShare,
-        pacer: StepPacer,
+        pacer: StepEmulator,
         *,
         exact: bool,
         wait: Callable[[float], None],
@@ -167,7 +167,9 @@ class Decoder:
         """Rows that each work with a single row in a batch takes beside it."""
         return int(self._exact)
 
-    def compute(self, batch: Sequence[Work], *, single: Sequence[Work] = (), rows: int = 0, prefill_tokens: int = 0) -> bool:
+    def compute(
+        self, batch: Sequence[SequenceWork], *, single: Sequence[SequenceWork] = (), rows: int = 0, prefill_tokens: int = 0
+    ) -> bool:
         """Decode the batch, which holds rows of all this work; False: not done, and the cache is as it was before.
 
         ``single``: those of them with one row in it.
@@ -205,13 +207,13 @@ class Decoder:
         self._clean_up(batch, status)
         return False
 
-    def _pass_time(self, until: float, batch: Sequence[Work]) -> None:
+    def _pass_time(self, until: float, batch: Sequence[SequenceWork]) -> None:
         """Wait as long as this work still wants the result, taking in what arrives."""
         while not self.is_closing and (left := until - perf_counter()) > 0 and not all(work.is_cancelled for work in batch):
             self._wait(left)
         self._pacer.cut(perf_counter())
 
-    def _clean_up(self, batch: Sequence[Work], status: int) -> None:
+    def _clean_up(self, batch: Sequence[SequenceWork], status: int) -> None:
         for work in batch:
             slot = slot_of(work)
             self._slots.truncate(slot, len(slot.ids))

@@ -22,7 +22,7 @@ from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.loop import EngineLoop
 from streamco.engines.order import BatchOrder
 from streamco.engines.sequence import HeldSequence
-from streamco.engines.step_emulation import StepPacer, StepTime
+from streamco.engines.step_emulation import StepEmulator, StepTime
 from streamco.engines.threads import budget
 from streamco.errors import ConfigError, EngineError, UsageError
 
@@ -71,7 +71,7 @@ class LlamaEngine:
             self._share.release()
             raise
         tokens = self.info.context_tokens
-        self._loop = EngineLoop(self._context, self._slots, options, self._share, StepPacer(step_time), tokens=tokens, order=order)
+        self._loop = EngineLoop(self._context, self._slots, options, self._share, StepEmulator(step_time), tokens=tokens, order=order)
         self._thread = threading.Thread(target=self._run, name=f"streamco-{self._model.info.name}", daemon=True)
         self._is_warm = threading.Event()
         self._thread.start()

@@ -17,14 +17,14 @@ from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 
 from streamco.engines.base import EngineOptions
-from streamco.engines.decoder import Decoder, Work, slot_of
+from streamco.engines.decoder import Decoder, SequenceWork, slot_of
 from streamco.engines.generation import RunningGeneration
 from streamco.engines.kv_slots import SlotTable
 from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.order import BatchOrder, next_batch
-from streamco.engines.sequence_table import HeldTable
-from streamco.engines.step_emulation import StepPacer
-from streamco.engines.tasks import Draft, Reading, Task, Verification
+from streamco.engines.sequence_table import SequenceTable
+from streamco.engines.step_emulation import StepEmulator
+from streamco.engines.tasks import DraftTask, ReadingTask, Task, VerificationTask
 from streamco.engines.threads import ThreadShare
 from streamco.errors import EngineError
 
@@ -52,7 +52,7 @@ class EngineLoop:
         slots: SlotTable,
         options: EngineOptions,
         share: ThreadShare,
-        pacer: StepPacer,
+        pacer: StepEmulator,
         *,
         tokens: int,
         order: BatchOrder | None = None,
@@ -62,19 +62,19 @@ class EngineLoop:
         self._options = options
         self._pacer = pacer
         self._order = order
-        self._held = HeldTable(slots, options.held_sequences, tokens, is_private=options.private)
+        self._held = SequenceTable(slots, options.held_sequences, tokens, is_private=options.private)
         self._decoder = Decoder(context, slots, share, pacer, exact=options.exact, wait=self._wait, make_room=self._make_room)
         self.interrupt = self._decoder.interrupt
         self.warm_up = self._decoder.warm_up
         self.failure: BaseException | None = None
         self._inbox: SimpleQueue[Arrival] = SimpleQueue()
         self._door = threading.Lock()  # held while what belongs together is put in
-        self._live: set[Work] = set()  # everybody in the four queues below, and whoever is between them
+        self._live: set[SequenceWork] = set()  # everybody in the four queues below, and whoever is between them
         self._waiting: deque[RunningGeneration] = deque()
         self._generations = 0  # with a slot
-        self._prefilling: deque[Work] = deque()
-        self._verifying: deque[Work] = deque()
-        self._writing: list[Work] = []
+        self._prefilling: deque[SequenceWork] = deque()
+        self._verifying: deque[SequenceWork] = deque()
+        self._writing: list[SequenceWork] = []
 
     # Any thread
 
@@ -198,12 +198,12 @@ class EngineLoop:
             self._live.add(task)
             self._enqueue(task)
 
-    def _enqueue(self, work: Work) -> None:
+    def _enqueue(self, work: SequenceWork) -> None:
         """Where it is decoded next. A task whose last row is missing is decoded with the writers: there it is one row like theirs."""
         if work.missing == 1 and work.wants_logits and isinstance(work, Task):
             work.next_token = work.prompt[-1]
             self._writing.append(work)
-        elif isinstance(work, Verification | Reading):
+        elif isinstance(work, VerificationTask | ReadingTask):
             self._verifying.append(work)
         elif work.missing:
             self._prefilling.append(work)
@@ -227,11 +227,11 @@ class EngineLoop:
 
     def _gather(self) -> None:
         """Where nobody writes, a single row is judged in one batch with the others."""
-        if self._verifying and all(isinstance(work, Verification) for work in self._writing):
+        if self._verifying and all(isinstance(work, VerificationTask) for work in self._writing):
             self._verifying.extend(self._writing)
             self._writing = []
 
-    def _decode_writing(self, ready: Sequence[Work]) -> None:
+    def _decode_writing(self, ready: Sequence[SequenceWork]) -> None:
         """One token of each."""
         if not ready:
             return
@@ -246,16 +246,16 @@ class EngineLoop:
         for row, work in enumerate(ready):
             assert work.next_token is not None
             slot_of(work).ids.append(work.next_token)
-            if reads and isinstance(work, Draft) and work.has_drafted:
+            if reads and isinstance(work, DraftTask) and work.has_drafted:
                 work.notice(context.attention(row))
             self._accept(work, row)
         self._writing = [work for work in self._writing if not self._is_over(work)]
 
-    def _verify(self, ready: Iterable[Work]) -> None:
+    def _verify(self, ready: Iterable[SequenceWork]) -> None:
         """One batch, as many as it has room for, oldest first. It counts as a step of its own: prefills are kept out of it."""
         context = self._context
-        batch: list[tuple[Work, list[int], range]] = []
-        single: list[Work] = []
+        batch: list[tuple[SequenceWork, list[int], range]] = []
+        single: list[SequenceWork] = []
         for work in list(ready):
             if not self._catch_up(work):
                 self._verifying.remove(work)
@@ -286,7 +286,7 @@ class EngineLoop:
             if not self._is_over(work):
                 self._enqueue(work)
 
-    def _prefill(self, work: Work) -> None:
+    def _prefill(self, work: SequenceWork) -> None:
         """One chunk of one prompt; the others' turns come first then."""
         self._prefilling.remove(work)
         if not self._catch_up(work):
@@ -307,7 +307,7 @@ class EngineLoop:
         if not self._is_over(work):
             self._enqueue(work)
 
-    def _catch_up(self, work: Work) -> bool:
+    def _catch_up(self, work: SequenceWork) -> bool:
         """Give it what others have read of its prompt since its last turn; False: that was all it wanted."""
         found = self._slots.catch_up(slot_of(work), work.prompt, len(work.prompt) - work.wanted(work.missing))
         if found:
@@ -316,19 +316,19 @@ class EngineLoop:
                 work.end_prefill()
         return not self._is_over(work)
 
-    def _accept(self, work: Work, row: int) -> None:
+    def _accept(self, work: SequenceWork, row: int) -> None:
         try:
             work.accept(self._context.logits(row))
         except EngineError as exc:
             work.finish("error", error=exc)
 
-    def _is_over(self, work: Work) -> bool:
+    def _is_over(self, work: SequenceWork) -> bool:
         """Whether it has ended; its slot is then free."""
         if work.is_done:
             self._release(work)
         return work.is_done
 
-    def _release(self, work: Work) -> None:
+    def _release(self, work: SequenceWork) -> None:
         self._live.discard(work)
         if isinstance(work, Task):
             self._held.let_go(work)
@@ -338,5 +338,5 @@ class EngineLoop:
             work.slot = None
 
 
-def _has_drafted(work: Work) -> bool:
-    return isinstance(work, Draft) and work.has_drafted
+def _has_drafted(work: SequenceWork) -> bool:
+    return isinstance(work, DraftTask) and work.has_drafted

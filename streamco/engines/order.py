@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from msgspec import Struct
 
-from streamco.engines.decoder import Work
+from streamco.engines.decoder import SequenceWork
 from streamco.errors import EngineError
 
 __all__ = ["BatchJob", "BatchOrder", "Kind", "next_batch"]
@@ -36,7 +36,7 @@ class BatchOrder(Protocol):
         ...
 
 
-def next_batch(order: BatchOrder, work: Mapping[Kind, Sequence[Work]]) -> tuple[Kind, list[Work]] | None:
+def next_batch(order: BatchOrder, work: Mapping[Kind, Sequence[SequenceWork]]) -> tuple[Kind, list[SequenceWork]] | None:
     """What ``order`` chooses; None: nothing.
 
     Raises:

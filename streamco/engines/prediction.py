@@ -9,7 +9,7 @@ from streamco.config import SamplingOptions
 from streamco.engines.base import Prediction
 from streamco.engines.sampling import Sampler, top_probabilities
 from streamco.errors import ConfigError
-from streamco.wire.verify.topk import MOST_IDS, Row, quantise
+from streamco.wire.verify.topk import MOST_IDS, TopK, quantise
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,7 +76,7 @@ class Predictor:
         ids: NDArray[np.int64],
         weights: NDArray[np.float64],
         *,
-        row: Row | None = None,
+        row: TopK | None = None,
     ) -> Prediction:
         top = self._top
         likeliest = top_probabilities(logits, max(2, top))

@@ -11,15 +11,15 @@ from streamco.config import SamplingOptions
 from streamco.engines.base import RowReader, SequenceTask, TaskEnd
 from streamco.engines.kv_slots import Slot
 from streamco.engines.prediction import Predictor
-from streamco.engines.tasks import Draft, Extension, Reading, Task, Verification
+from streamco.engines.tasks import DraftTask, ExtensionTask, ReadingTask, Task, VerificationTask
 from streamco.errors import ConfigError, EngineError, UsageError
 
-__all__ = ["Close", "Fork", "HeldSequence", "Host", "Truncation", "Vocabulary"]
+__all__ = ["Close", "Fork", "HeldSequence", "EngineHandle", "Truncation", "Vocabulary"]
 
 _DEFAULT = SamplingOptions()
 
 
-class Host(Protocol):
+class EngineHandle(Protocol):
     """The engine, as its sequences see it; every method may be called from any thread."""
 
     def put(self, task: Task) -> None:
@@ -49,7 +49,7 @@ class Vocabulary(Protocol):
 class HeldSequence:
     """Implements ``TokenSequence``, and ``Owner`` for its tasks. From ``ids`` on, the fields belong to the engine's thread."""
 
-    def __init__(self, host: Host, vocabulary: Vocabulary, label: object = None, *, is_born: bool = True) -> None:
+    def __init__(self, host: EngineHandle, vocabulary: Vocabulary, label: object = None, *, is_born: bool = True) -> None:
         self.label = label
         self._host = host
         self._vocabulary = vocabulary
@@ -71,7 +71,7 @@ class HeldSequence:
     ) -> SequenceTask:
         """Add ids at the end; see ``TokenSequence.extend``."""
         predictor = Predictor(sampling, top) if top else None
-        return self._ask(Extension(self, wake, self._checked(ids), predictor))
+        return self._ask(ExtensionTask(self, wake, self._checked(ids), predictor))
 
     def truncate(self, length: int) -> None:
         """Keep the first ``length`` ids; see ``TokenSequence.truncate``."""
@@ -85,7 +85,7 @@ class HeldSequence:
 
     def read(self, ids: Sequence[int], wake: Callable[[], None]) -> SequenceTask:
         """Add ids at the end and decode all of them; see ``TokenSequence.read``."""
-        return self._ask(Reading(self, wake, self._checked(ids)))
+        return self._ask(ReadingTask(self, wake, self._checked(ids)))
 
     def verify(
         self,
@@ -99,7 +99,7 @@ class HeldSequence:
     ) -> SequenceTask:
         """What the model says in place of a draft; see ``TokenSequence.verify``."""
         reader = reader or Predictor(sampling, top)
-        return self._ask(Verification(self, wake, self._checked(draft_ids), reader, given=self._checked(given)))
+        return self._ask(VerificationTask(self, wake, self._checked(draft_ids), reader, given=self._checked(given)))
 
     def draft(
         self,
@@ -115,7 +115,7 @@ class HeldSequence:
         if count < 1:
             raise ConfigError(f"count: expected at least 1 token, got {count}")
         predictor = Predictor(sampling, top, row_ids)
-        return self._ask(Draft(self, wake, self._checked(ids), count, predictor, end_ids=self._vocabulary.end_ids))
+        return self._ask(DraftTask(self, wake, self._checked(ids), count, predictor, end_ids=self._vocabulary.end_ids))
 
     def close(self) -> None:
         """Cancel what is asked for and let others have the memory; idempotent."""

@@ -13,12 +13,12 @@ from streamco.engines.sequence import Close, Fork, HeldSequence, Truncation
 from streamco.engines.tasks import Task
 from streamco.errors import EngineError
 
-__all__ = ["HeldTable"]
+__all__ = ["SequenceTable"]
 
 _NO_TIME = TaskTimings(queued_s=0.0, compute_s=0.0, rows=0)
 
 
-class HeldTable:
+class SequenceTable:
     """All held sequences of an engine.
 
     Args:

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 
-__all__ = ["StepPacer", "StepTime"]
+__all__ = ["StepEmulator", "StepTime"]
 
 StepTime = Callable[[int, int], float]  # (decode rows, prefill tokens) -> seconds
 
 
-class StepPacer:
+class StepEmulator:
     """When the steps of one engine may end.
 
     Args:

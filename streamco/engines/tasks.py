@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Draft", "Extension", "Owner", "Reading", "Task", "Verification", "check_length"]
+__all__ = ["DraftTask", "ExtensionTask", "Owner", "ReadingTask", "Task", "VerificationTask", "check_length"]
 
 _WHOLE = ("done", "stop")
 
@@ -181,7 +181,7 @@ class Task:
             self._wake_failure = self._wake_failure or exc
 
 
-class Extension(Task):
+class ExtensionTask(Task):
     """More ids, and with a predictor what follows them."""
 
     def __init__(self, owner: Owner, wake: Callable[[], None] | None, ids: list[int], predictor: Predictor | None) -> None:
@@ -217,7 +217,7 @@ class Extension(Task):
         super().finish(reason, error=error)
 
 
-class Verification(Task):
+class VerificationTask(Task):
     """A draft, and what the model says in its place."""
 
     def __init__(self, owner: Owner, wake: Callable[[], None], ids: list[int], reader: RowReader, *, given: Sequence[int] = ()) -> None:
@@ -256,7 +256,7 @@ class Verification(Task):
         super().finish(reason, error=error)
 
 
-class Draft(Task):
+class DraftTask(Task):
     """Tokens that this model writes."""
 
     def __init__(
@@ -321,7 +321,7 @@ def check_length(what: str, ids: list[int], context: int) -> None:
         raise EngineError(f"{what}: expected at most {context} tokens (the context), got {len(ids)}")
 
 
-class Reading(Task):
+class ReadingTask(Task):
     """More ids, decoded to the last one, in the batches of verifications."""
 
     wants_logits = False

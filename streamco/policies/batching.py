@@ -29,9 +29,9 @@ __all__ = [
     "FirstCome",
     "Kind",
     "LinearStep",
-    "Patient",
+    "MayWait",
     "Portion",
-    "Situation",
+    "BatchContext",
     "StepSeconds",
     "StrictPrefill",
     "Waiting",
@@ -101,7 +101,7 @@ class Batch(Struct, frozen=True):
     portions: tuple[Portion, ...]
 
 
-class Situation(Struct, frozen=True, kw_only=True):
+class BatchContext(Struct, frozen=True, kw_only=True):
     """What a choice depends on beside what waits.
 
     Args:
@@ -125,7 +125,7 @@ class BatchPolicy(Protocol):
         """Most tokens of a batch."""
         ...
 
-    def choose(self, waiting: Sequence[Waiting], situation: Situation) -> Batch | None:
+    def choose(self, waiting: Sequence[Waiting], situation: BatchContext) -> Batch | None:
         """The next batch; None only if nothing waits. ``waiting`` is in the order of arrival."""
         ...
 
@@ -142,7 +142,7 @@ class StrictPrefill(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _check_room(self.batch_tokens)
 
-    def choose(self, waiting: Sequence[Waiting], situation: Situation) -> Batch | None:
+    def choose(self, waiting: Sequence[Waiting], situation: BatchContext) -> Batch | None:
         """Prefills first; verifications starve while new ones come."""
         prefills, verifications = _split(waiting)
         if prefills:
@@ -172,7 +172,7 @@ class Alternating(Struct, frozen=True, kw_only=True):
         if self.turns < 1 or self.stretch < 1.0:
             raise ConfigError(f"alternating: expected turns >= 1 and stretch >= 1, got {self.turns} and {self.stretch}")
 
-    def choose(self, waiting: Sequence[Waiting], situation: Situation) -> Batch | None:
+    def choose(self, waiting: Sequence[Waiting], situation: BatchContext) -> Batch | None:
         """Whose turn it is."""
         prefills, verifications = _split(waiting)
         room = self._room(situation.step, max((work.context for work in verifications), default=0))
@@ -214,7 +214,7 @@ class FirstCome(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _check_room(self.batch_tokens)
 
-    def choose(self, waiting: Sequence[Waiting], situation: Situation) -> Batch | None:
+    def choose(self, waiting: Sequence[Waiting], situation: BatchContext) -> Batch | None:
         """The head of the queue."""
         if not waiting:
             return None
@@ -294,9 +294,9 @@ def _check_room(batch_tokens: int) -> None:
 
 
 @runtime_checkable
-class Patient(Protocol):
+class MayWait(Protocol):
     """A policy that may choose nothing though something waits."""
 
-    def ready_at(self, waiting: Sequence[Waiting], situation: Situation) -> float | None:
+    def ready_at(self, waiting: Sequence[Waiting], situation: BatchContext) -> float | None:
         """When it will choose something even if nothing else comes, seconds, perhaps now or earlier; None: nothing waits."""
         ...

@@ -12,7 +12,7 @@ from bisect import bisect_right
 
 from streamco.config import check_share
 
-__all__ = ["Chances"]
+__all__ = ["ConfidenceCalibration"]
 
 _EDGES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)  # between the ranges
 _CENTRES = (0.1, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.925, 0.97, 1.0)
@@ -21,7 +21,7 @@ _MEMORY = 0.99  # what a token counts for after the next one of its range
 _SUREST = 0.99  # nothing is believed beyond
 
 
-class Chances:
+class ConfidenceCalibration:
     """Of acceptance, by confidence.
 
     Args:

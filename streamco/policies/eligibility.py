@@ -13,7 +13,7 @@ from msgspec import Struct
 from streamco.errors import ConfigError
 from streamco.policies.dispatch import Decision, one_side
 
-__all__ = ["Eligibility", "Gate", "QualityGate", "RequestFacts", "SideFacts", "judge", "restrict"]
+__all__ = ["Eligibility", "Gate", "QualityGate", "RequestFacts", "SideFacts", "check_eligibility", "restrict"]
 
 
 class RequestFacts(Struct, frozen=True, kw_only=True):
@@ -94,7 +94,7 @@ class Eligibility(Struct, frozen=True, kw_only=True):
     reason: str = ""
 
 
-def judge(
+def check_eligibility(
     request: RequestFacts, *, device: SideFacts | None, server: SideFacts | None, gate: Gate | None = None, hedge_tools: bool = False
 ) -> Eligibility:
     """Find out who can serve a request.

@@ -28,7 +28,7 @@ from streamco.errors import ConfigError
 from streamco.policies.acceptance import expected_tokens
 from streamco.policies.window import DEFAULT, LONGEST, WindowState, is_fused
 
-__all__ = ["Conditions", "Mode", "ModeSwitch", "Predicted", "Rates", "best_window", "predict_rates", "round_seconds"]
+__all__ = ["RoundConditions", "Mode", "ModeSwitch", "Predicted", "Rates", "best_window", "predict_rates", "round_seconds"]
 
 Mode = Literal["device", "remote", "speculate"]
 
@@ -41,7 +41,7 @@ _SAVINGS = 10  # rounds; gains beyond that are not held against later losses
 _PATIENCE = 2  # consecutive calls for another mode until it is taken (DSD section 4.4, k)
 
 
-class Conditions(Struct, frozen=True, kw_only=True):
+class RoundConditions(Struct, frozen=True, kw_only=True):
     """What decides how fast a round is; times in seconds.
 
     Args:
@@ -111,7 +111,7 @@ class Rates(Struct, frozen=True):
         return max(self.waiting, self.parallel)
 
 
-def round_seconds(conditions: Conditions, *, is_parallel: bool) -> float:
+def round_seconds(conditions: RoundConditions, *, is_parallel: bool) -> float:
     """Mean seconds of a verified round, from one verdict to the next."""
     drafting = conditions.window * conditions.draft_step
     if math.isinf(conditions.wait):
@@ -123,7 +123,7 @@ def round_seconds(conditions: Conditions, *, is_parallel: bool) -> float:
     return drafting + conditions.wait
 
 
-def predict_rates(conditions: Conditions) -> Rates:
+def predict_rates(conditions: RoundConditions) -> Rates:
     """Tokens per second to expect of each way to generate; 0 for one that needs a link where there is none."""
     has_link = not math.isinf(conditions.rtt)
     remote = 1.0 / conditions.remote_step if has_link else 0.0
@@ -140,7 +140,7 @@ def predict_rates(conditions: Conditions) -> Rates:
     return Rates(1.0 / conditions.draft_step, remote, waiting, parallel)
 
 
-def best_window(conditions: Conditions, *, is_parallel: bool, longest: int = LONGEST) -> int:
+def best_window(conditions: RoundConditions, *, is_parallel: bool, longest: int = LONGEST) -> int:
     """The window of 1 to ``longest`` tokens with the highest predicted rate; of equal ones the shortest."""
 
     def rate(window: int) -> float:
@@ -183,7 +183,7 @@ class ModeSwitch:
 
     def choose(
         self,
-        conditions: Conditions,
+        conditions: RoundConditions,
         *,
         window: float | None = None,
         has_weighed: bool = False,
@@ -214,7 +214,7 @@ class ModeSwitch:
             self._is_probe = self.lost_seconds + self._worst + opening + return_time <= _PROBE_LOSS * self.seconds
         return "speculate" if self._is_drafting or self._is_probe else "remote"
 
-    def _has_credit(self, conditions: Conditions, opening: float) -> bool:
+    def _has_credit(self, conditions: RoundConditions, opening: float) -> bool:
         """Whether a round may fail, and the stream be gone back to behind it."""
         way_back = max(0.0, conditions.wait - conditions.remote_step)  # until a stream's first token
         lost = self.lost_seconds + self._worst
@@ -282,7 +282,7 @@ class Predicted(Struct, frozen=True, tag="predicted"):
         """The window with the highest predicted rate."""
         if state.acceptance is None or state.draft_step <= 0.0 or state.wait <= 0.0 or state.tpot <= 0.0:
             return float(self.first)
-        conditions = Conditions(
+        conditions = RoundConditions(
             acceptance=state.acceptance,
             window=state.previous,
             draft_step=state.draft_step,

@@ -13,8 +13,8 @@ Where the chance of each token is known by itself (``chances``), ``chain_rejecti
 position if all in front of it are accepted and it is not. ``bench/speculate.py`` has both.
 
 A *branch* is a guess of the whole verdict, where it rejects and what it puts there, and the draft goes on behind it. ``rank_branches``
-says how likely each guess is, ``allot`` how many are drafted in the time the verdict takes, and how many of them side by side: where a
-batch of two costs as much as two of one, the likelier goes first.
+says how likely each guess is, ``schedule_branches`` how many are drafted in the time the verdict takes, and how many of them side by side:
+where a batch of two costs as much as two of one, the likelier goes first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,16 @@ from msgspec import Struct
 from streamco.config import check_share
 from streamco.errors import ConfigError
 
-__all__ = ["ALTERNATIVES", "Branch", "PreDraft", "RejectionForecast", "allot", "chain_rejection", "forecast_rejection", "rank_branches"]
+__all__ = [
+    "ALTERNATIVES",
+    "Branch",
+    "PreDraft",
+    "RejectionForecast",
+    "schedule_branches",
+    "chain_rejection",
+    "forecast_rejection",
+    "rank_branches",
+]
 
 ALTERNATIVES = 3  # of each position; most corrections lie within the draft model's top 3 (section 4.4)
 
@@ -183,7 +192,7 @@ def rank_branches(
     return sorted((branch for branch in branches if branch.probability > 0.0), key=lambda branch: (-branch.probability, -branch.position))
 
 
-def allot(
+def schedule_branches(
     branches: Sequence[Branch], *, seconds: float, step_times: Sequence[float], window: int, rtt: float = 0.0, most_ahead: int = 0
 ) -> PreDraft:
     """Choose which branches to draft, how far, and how many side by side.

@@ -21,10 +21,10 @@ __all__ = [
     "SHORTEST",
     "Confident",
     "Dynamic",
-    "Fusing",
+    "DecidesFusedMode",
     "Stabiliser",
     "Static",
-    "Stopping",
+    "EndsDraftsEarly",
     "WindowPolicy",
     "WindowState",
     "is_fused",
@@ -86,7 +86,7 @@ class WindowPolicy(Protocol):
 
 
 @runtime_checkable
-class Fusing(Protocol):
+class DecidesFusedMode(Protocol):
     """A policy that weighs fused mode itself: where it proposes a window, drafting pays.
 
     Of another policy's windows ``fallback.ModeSwitch`` asks its arithmetic whether they do.
@@ -99,7 +99,7 @@ class Fusing(Protocol):
 
 
 @runtime_checkable
-class Stopping(Protocol):
+class EndsDraftsEarly(Protocol):
     """A policy that ends drafts where they are doubtful."""
 
     def longest_draft(self, state: WindowState, window: int) -> int:

@@ -22,7 +22,7 @@ from streamco.proxy.streaming import answer_whole, stream_answer
 from streamco.server.api import make_application
 from streamco.server.http_errors import RequestError
 from streamco.server.listening import listening
-from streamco.server.middleware import Admission, read_body
+from streamco.server.middleware import RequestAdmission, read_body
 
 __all__ = ["PROXY", "Proxy", "make_app", "serving"]
 
@@ -38,7 +38,7 @@ class Proxy:
     def __init__(self, client: Client, options: ProxyOptions) -> None:
         self.client = client
         self.options = options
-        self.admission = Admission(options)
+        self.admission = RequestAdmission(options)
         self.created = int(time.time())
         self._answers: set[ChatStream] = set()
 

@@ -15,7 +15,7 @@ from streamco.client.client import Client
 from streamco.client.race.dispatcher import DispatchOptions
 from streamco.client.race.migration import MigrationOptions
 from streamco.client.speculation.options import SpeculationOptions
-from streamco.client.speculation.verifier_binding import drafting
+from streamco.client.speculation.verifier_binding import drafting_engine_options
 from streamco.endpoints.address import read_key
 from streamco.endpoints.base import Endpoint, TokenPrices
 from streamco.endpoints.openai import OpenAIEndpoint
@@ -131,7 +131,7 @@ def _build_device(section: DeviceSection, speculate: SpeculateSection) -> Device
         raise ConfigError(f"device.model: expected a GGUF file, got nothing at {path}")
     options = EngineOptions(context_tokens=section.context, max_sequences=section.sequences, threads=section.threads)
     if speculate.mode != "race":
-        options = drafting(options, speculate.budget, section.drafts * (2 + speculate.most_branches))
+        options = drafting_engine_options(options, speculate.budget, section.drafts * (2 + speculate.most_branches))
     return DeviceEndpoint(path, name=section.name, options=options)
 
 

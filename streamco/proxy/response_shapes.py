@@ -15,14 +15,14 @@ from msgspec.structs import replace
 
 from streamco.openai_types import ChatCompletion, ChatCompletionChunk, ChunkChoice
 
-__all__ = ["ChatShape", "CompletionShape", "Shape"]
+__all__ = ["ChatShape", "CompletionShape", "ResponseShape"]
 
 _encode = msgspec.json.Encoder().encode
 
 Json = dict[str, Any]
 
 
-class Shape(Protocol):
+class ResponseShape(Protocol):
     """One answer's shape."""
 
     def event(self, chunk: ChatCompletionChunk) -> bytes:

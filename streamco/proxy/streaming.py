@@ -14,7 +14,7 @@ from streamco.errors import StreamcoError
 from streamco.proxy.config import ProxyOptions
 from streamco.proxy.error_responses import explain
 from streamco.proxy.report_headers import comment, headers, opening_headers
-from streamco.proxy.response_shapes import Shape
+from streamco.proxy.response_shapes import ResponseShape
 from streamco.server.http_errors import RequestError, error_event
 from streamco.server.responses import DONE
 from streamco.server.streaming import KEEPALIVE, EventStream
@@ -59,7 +59,7 @@ class _Sender:
                     await asyncio.sleep(self._keepalive - silence)
 
 
-async def stream_answer(request: web.Request, answer: ChatStream, shape: Shape, options: ProxyOptions) -> web.StreamResponse:
+async def stream_answer(request: web.Request, answer: ChatStream, shape: ResponseShape, options: ProxyOptions) -> web.StreamResponse:
     """Send an answer as it is made; the caller closes it.
 
     Raises:
@@ -89,7 +89,7 @@ async def stream_answer(request: web.Request, answer: ChatStream, shape: Shape, 
     return sender.events.response
 
 
-async def answer_whole(answer: ChatStream, shape: Shape) -> web.Response:
+async def answer_whole(answer: ChatStream, shape: ResponseShape) -> web.Response:
     """Gather an answer and give it as one object; the caller closes it.
 
     Raises:

@@ -18,16 +18,16 @@ from streamco.engines.base import Engine, GenerationRequest, HoldingEngine
 from streamco.errors import EngineError
 from streamco.server.api import make_application
 from streamco.server.http_errors import RequestError
-from streamco.server.latency_replay import Holdback
+from streamco.server.latency_replay import LatencyReplay
 from streamco.server.listening import listening, make_runner
-from streamco.server.middleware import Admission, read_body
+from streamco.server.middleware import RequestAdmission, read_body
 from streamco.server.options import ServeOptions
 from streamco.server.prompts import ApiRequest, build_generation
 from streamco.server.requests import ChatRequest, CompletionRequest, parse
-from streamco.server.responses import Answer, ChatAnswer, CompletionAnswer
+from streamco.server.responses import ChatResponse, CompletionResponse, ResponseFormat
 from streamco.server.streaming import answer_whole, stream_answer
 from streamco.server.verify.service import PATH, STATS_PATH, VerifyService
-from streamco.server.wakeup import Clock, LoopClock, Waker, Work
+from streamco.server.wakeup import Clock, GenerationReader, LoopClock, WakeCoalescer
 
 __all__ = ["SERVICE", "VERIFY", "Service", "ServeOptions", "make_app", "make_runner", "serving"]
 
@@ -45,11 +45,11 @@ class Service:
         self.engine = engine
         self.options = options
         self.model = options.model or engine.info.name
-        self.admission = Admission(options)
+        self.admission = RequestAdmission(options)
         self.clock = clock or LoopClock()
         self.created = int(time.time())
-        self._works: set[Work] = set()
-        self._waker: Waker | None = None
+        self._works: set[GenerationReader] = set()
+        self._waker: WakeCoalescer | None = None
         self._requests = 0
 
     @property
@@ -104,27 +104,27 @@ class Service:
             work.stop("the reader's leaving")
             self._works.discard(work)
 
-    def _start(self, generation: GenerationRequest, holdback: Holdback | None) -> Work:
+    def _start(self, generation: GenerationRequest, holdback: LatencyReplay | None) -> GenerationReader:
         self.admission.check_open()  # it may have closed while the prompt was read
         if self._waker is None:
-            self._waker = Waker()
+            self._waker = WakeCoalescer()
         try:
-            work = Work(self.engine, generation, self._waker, self.clock, holdback)
+            work = GenerationReader(self.engine, generation, self._waker, self.clock, holdback)
         except EngineError as error:
             raise RequestError(503, str(error), code="engine_error") from error
         self._works.add(work)
         return work
 
-    def _holdback(self, arrived: float) -> Holdback | None:
+    def _holdback(self, arrived: float) -> LatencyReplay | None:
         if self.options.latency is None:
             return None
         self._requests += 1
         # dice of its own for each request: what others do at the same time doesn't change its times
-        return Holdback(self.options.latency, Random(f"{self.options.latency_seed}/{self._requests}"), arrived)
+        return LatencyReplay(self.options.latency, Random(f"{self.options.latency_seed}/{self._requests}"), arrived)
 
-    def _shape(self, asked: ApiRequest, generation: GenerationRequest) -> Answer:
+    def _shape(self, asked: ApiRequest, generation: GenerationRequest) -> ResponseFormat:
         is_chat = isinstance(asked, ChatRequest)
-        shape = ChatAnswer if is_chat else CompletionAnswer
+        shape = ChatResponse if is_chat else CompletionResponse
         return shape(
             name=f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",
             model=self.model,

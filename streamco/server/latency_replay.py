@@ -1,6 +1,6 @@
 """Latency replay: a local answer leaves at the times a measured remote server would have sent it.
 
-Generation runs ahead and ``Holdback`` holds its pieces back. What it keeps to are lower bounds: the first burst leaves no sooner than
+Generation runs ahead and ``LatencyReplay`` holds its pieces back. What it keeps to are lower bounds: the first burst leaves no sooner than
 the sampled time to first token after the request began, each later one no sooner than the sampled gap after the one before. Where the
 model is slower than the profile, its own times show; since generation goes on while a burst is held, the rate is the slower of the two
 and not their sum.
@@ -23,7 +23,7 @@ from msgspec import Struct
 from streamco.engines.base import GenerationEnd, TextPiece
 from streamco.errors import ConfigError
 
-__all__ = ["Holdback", "LatencyProfile", "quantile"]
+__all__ = ["LatencyReplay", "LatencyProfile", "quantile"]
 
 
 class LatencyProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,7 +70,7 @@ def quantile(table: Sequence[float], share: float) -> float:
     return table[below] + (table[above] - table[below]) * (position - below)
 
 
-class Holdback:
+class LatencyReplay:
     """When the pieces of one answer may leave.
 
     Args:

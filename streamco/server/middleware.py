@@ -14,7 +14,7 @@ from aiohttp.typedefs import Handler, Middleware
 from streamco.server.http_errors import RequestError, error_response, overloaded
 from streamco.server.options import ListenOptions, is_loopback
 
-__all__ = ["Admission", "authorize", "check_key", "means_loopback", "read_body", "translate_errors"]
+__all__ = ["RequestAdmission", "authorize", "check_key", "means_loopback", "read_body", "translate_errors"]
 
 logger = logging.getLogger("streamco.server")
 
@@ -118,7 +118,7 @@ def _too_large(limit: int) -> RequestError:
     return RequestError(413, f"body: expected at most {limit} bytes, got more")
 
 
-class Admission:
+class RequestAdmission:
     """How many requests are in the house."""
 
     def __init__(self, options: ListenOptions) -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 from streamco.engines.base import GenerationTimings, TextPiece
 
-__all__ = ["DONE", "ChatAnswer", "CompletionAnswer", "Answer", "event", "usage_of"]
+__all__ = ["DONE", "ChatResponse", "CompletionResponse", "ResponseFormat", "event", "usage_of"]
 
 DONE = b"data: [DONE]\n\n"
 UNLIKELY = -9999.0  # what OpenAI tells for a token that is not among the most likely ones
@@ -36,7 +36,7 @@ def usage_of(timings: GenerationTimings) -> Json:
     }
 
 
-class Answer(Protocol):
+class ResponseFormat(Protocol):
     """One answer in the making; ``add`` keeps what a whole answer needs."""
 
     def opening(self) -> bytes:
@@ -165,7 +165,7 @@ class _Answer:
         return found
 
 
-class ChatAnswer(_Answer):
+class ChatResponse(_Answer):
     """``/v1/chat/completions``."""
 
     chunk_object = "chat.completion.chunk"
@@ -199,7 +199,7 @@ class ChatAnswer(_Answer):
         return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
 
 
-class CompletionAnswer(_Answer):
+class CompletionResponse(_Answer):
     """``/v1/completions``."""
 
     chunk_object = "text_completion"

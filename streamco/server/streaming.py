@@ -10,8 +10,8 @@ from aiohttp import web
 from streamco.engines.base import GenerationEnd
 from streamco.server.http_errors import RequestError, error_event
 from streamco.server.options import ServeOptions
-from streamco.server.responses import Answer
-from streamco.server.wakeup import Clock, Work
+from streamco.server.responses import ResponseFormat
+from streamco.server.wakeup import Clock, GenerationReader
 
 logger = logging.getLogger("streamco.server")
 
@@ -64,7 +64,9 @@ class EventStream:
         await self._response.write_eof()
 
 
-async def stream_answer(request: web.Request, work: Work, answer: Answer, options: ServeOptions, clock: Clock) -> web.StreamResponse:
+async def stream_answer(
+    request: web.Request, work: GenerationReader, answer: ResponseFormat, options: ServeOptions, clock: Clock
+) -> web.StreamResponse:
     """Send an answer as it is made.
 
     Raises:
@@ -86,7 +88,7 @@ async def stream_answer(request: web.Request, work: Work, answer: Answer, option
     return stream.response
 
 
-async def _send(stream: EventStream, work: Work, answer: Answer, keepalive: float, clock: Clock) -> None:
+async def _send(stream: EventStream, work: GenerationReader, answer: ResponseFormat, keepalive: float, clock: Clock) -> None:
     has_opened = False
     while True:
         _check_reader(stream.request)
@@ -110,7 +112,9 @@ async def _send(stream: EventStream, work: Work, answer: Answer, keepalive: floa
             return
 
 
-async def answer_whole(request: web.Request, work: Work, answer: Answer, options: ServeOptions, clock: Clock) -> web.Response:
+async def answer_whole(
+    request: web.Request, work: GenerationReader, answer: ResponseFormat, options: ServeOptions, clock: Clock
+) -> web.Response:
     """Gather an answer and give it as one object.
 
     Raises:
@@ -131,7 +135,7 @@ async def answer_whole(request: web.Request, work: Work, answer: Answer, options
             return web.Response(body=answer.whole(end.reason, end.timings), content_type="application/json")
 
 
-def _failure(work: Work, end: GenerationEnd | None) -> RequestError | None:
+def _failure(work: GenerationReader, end: GenerationEnd | None) -> RequestError | None:
     """What went wrong, if anything did."""
     if work.stopped_by is not None:
         return RequestError(503, f"server: expected to finish the answer, got {work.stopped_by}", code="shutdown")

@@ -1,8 +1,8 @@
 """From the engine's thread to one request's coroutine.
 
-The engine calls ``wake`` once a burst and sequence; ``Waker`` turns all that come before the loop has run into a single loop wake-up.
-A ``Work`` is one generation read by one coroutine: it takes pieces only when its reader wants some, so a slow HTTP reader fills the
-generation's ring and parks that sequence, and neither the engine's thread nor the other sequences.
+The engine calls ``wake`` once a burst and sequence; ``WakeCoalescer`` turns all that come before the loop has run into a single loop
+wake-up. A ``GenerationReader`` is one generation read by one coroutine: it takes pieces only when its reader wants some, so a slow HTTP
+reader fills the generation's ring and parks that sequence, and neither the engine's thread nor the other sequences.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from collections.abc import Callable
 from typing import Protocol
 
 from streamco.engines.base import Engine, Generation, GenerationEnd, GenerationRequest, TextPiece
-from streamco.server.latency_replay import Holdback
+from streamco.server.latency_replay import LatencyReplay
 
-__all__ = ["Bell", "Clock", "LoopClock", "Waker", "Work"]
+__all__ = ["WakeEvent", "Clock", "LoopClock", "WakeCoalescer", "GenerationReader"]
 
 AHEAD = 1024  # pieces taken over while they are held back; beyond it the ring fills and the sequence parks
 TIMER_SLACK = 0.001  # s; uvloop rounds timers to milliseconds and may fire early
 
 
-class Bell:
+class WakeEvent:
     """An event one coroutine waits for with a deadline, without a task or a timeout context for each wait."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Clock(Protocol):
         """Seconds on a monotonic clock."""
         ...
 
-    async def wait(self, bell: Bell, deadline: float | None) -> bool:
+    async def wait(self, bell: WakeEvent, deadline: float | None) -> bool:
         """True once the bell has rung, False at ``deadline``."""
         ...
 
@@ -72,12 +72,12 @@ class LoopClock:
         """Seconds of the running loop."""
         return asyncio.get_running_loop().time()
 
-    async def wait(self, bell: Bell, deadline: float | None) -> bool:
-        """See ``Bell.wait``."""
+    async def wait(self, bell: WakeEvent, deadline: float | None) -> bool:
+        """See ``WakeEvent.wait``."""
         return await bell.wait(deadline)
 
 
-class Rung(Protocol):
+class Wakeable(Protocol):
     """What can be woken."""
 
     def ring(self) -> None:
@@ -85,15 +85,15 @@ class Rung(Protocol):
         ...
 
 
-class Waker:
+class WakeCoalescer:
     """Coalesces the engine's wake calls into one loop wake-up. Create it inside the loop that reads."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._rung: deque[Rung] = deque()
+        self._rung: deque[Wakeable] = deque()
         self._is_scheduled = False
 
-    def bind(self, bell: Rung) -> Callable[[], None]:
+    def bind(self, bell: Wakeable) -> Callable[[], None]:
         """A ``wake`` for ``Engine.submit`` that rings this bell."""
 
         def wake() -> None:
@@ -119,7 +119,7 @@ class Waker:
             self._rung.popleft().ring()
 
 
-class Work:
+class GenerationReader:
     """One generation, read by one coroutine.
 
     Args:
@@ -133,8 +133,10 @@ class Work:
         EngineError: the engine refused it.
     """
 
-    def __init__(self, engine: Engine, request: GenerationRequest, waker: Waker, clock: Clock, holdback: Holdback | None = None) -> None:
-        self._bell = Bell()
+    def __init__(
+        self, engine: Engine, request: GenerationRequest, waker: WakeCoalescer, clock: Clock, holdback: LatencyReplay | None = None
+    ) -> None:
+        self._bell = WakeEvent()
         self._clock = clock
         self._holdback = holdback
         self._stopped_by: str | None = None

@@ -10,11 +10,11 @@ from streamco.testing.link_proxy import LinkProxy
 from streamco.testing.logprob_servers import ScriptedSGLang, ScriptedVLLM
 from streamco.testing.responses import (
     DONE,
-    Answer,
     Cut,
     Pause,
     RecordedRequest,
     Reset,
+    ScriptedResponse,
     Stall,
     chunk_event,
     json_answer,
@@ -29,7 +29,7 @@ from streamco.testing.virtual_clock import VirtualTimeLoop, run_in_virtual_time
 __all__ = [
     "DONE",
     "FAULT_KINDS",
-    "Answer",
+    "ScriptedResponse",
     "Cut",
     "FakeDistribution",
     "FakeEngine",

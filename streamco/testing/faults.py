@@ -9,7 +9,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from streamco.errors import ConfigError
-from streamco.testing.responses import DONE, Answer, json_answer, sse_event
+from streamco.testing.responses import DONE, ScriptedResponse, json_answer, sse_event
 
 __all__ = ["FAULT_KINDS", "FaultPlan", "Faults", "Strike", "draw_faults"]
 
@@ -58,7 +58,7 @@ class Faults(Struct, frozen=True, kw_only=True):
     stall_after: int | None = None
     refuse: bool = False
     strike: Strike | None = None
-    answer: Answer | None = None
+    answer: ScriptedResponse | None = None
 
     def limit(self) -> int | None:
         """Downstream bytes that still pass."""

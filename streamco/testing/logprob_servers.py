@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from streamco.testing.responses import DONE, Answer, RecordedRequest, json_answer, sse_event
+from streamco.testing.responses import DONE, RecordedRequest, ScriptedResponse, json_answer, sse_event
 from streamco.testing.sequences import Successor
 from streamco.testing.server import ScriptedServer
 
@@ -53,34 +53,34 @@ class _ScoringServer(ScriptedServer):
         self.max_logprobs = max_logprobs
         self.scored = 0  # requests that were answered with scores
         self._tokenize = tokenize
-        self._plan: list[Answer | Spoil | None] = []
+        self._plan: list[ScriptedResponse | Spoil | None] = []
         self._serve("/v1/models", self._tell_models)
         self._serve("/tokenize", lambda request: json_answer({"tokens": list(tokenize(request.json()["prompt"]))}))
         self._serve("/v1/completions", self._complete)
 
-    def plan(self, *steps: Answer | Spoil | None) -> None:
+    def plan(self, *steps: ScriptedResponse | Spoil | None) -> None:
         """What becomes of the next requests for scores: another answer, a spoilt one (its JSON is changed), the true one (None)."""
         self._plan = list(steps)
 
-    def _serve(self, path: str, answer: Callable[[RecordedRequest], Answer]) -> None:
-        def admit(request: RecordedRequest) -> Answer:
+    def _serve(self, path: str, answer: Callable[[RecordedRequest], ScriptedResponse]) -> None:
+        def admit(request: RecordedRequest) -> ScriptedResponse:
             if self.key is not None and request.headers.get("authorization") != f"Bearer {self.key}":
                 return json_answer({"error": {"message": "Unauthorized"}}, status=401)
             return answer(request)
 
         self.route(path, admit)
 
-    def _give(self, body: Any) -> Answer:
+    def _give(self, body: Any) -> ScriptedResponse:
         self.scored += 1
         step = self._plan.pop(0) if self._plan else None
-        if isinstance(step, Answer):
+        if isinstance(step, ScriptedResponse):
             return step
         return json_answer(body if step is None else step(body))
 
-    def _refuse(self, message: str, status: int = 400) -> Answer:
+    def _refuse(self, message: str, status: int = 400) -> ScriptedResponse:
         return json_answer({"error": {"message": message, "type": "BadRequestError", "param": None, "code": status}}, status=status)
 
-    def _tell_models(self, request: RecordedRequest) -> Answer:
+    def _tell_models(self, request: RecordedRequest) -> ScriptedResponse:
         entry = {"id": self.model, "object": "model", "owned_by": type(self).__name__.removeprefix("Scripted").lower()}
         return json_answer({"object": "list", "data": [{**entry, "max_model_len": self.context_tokens}]})
 
@@ -89,21 +89,21 @@ class _ScoringServer(ScriptedServer):
         pairs = [(token, math.log(share) if share > 0 else -math.inf) for token, share in shares.items()]
         return sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
 
-    def _check(self, ids: list[int], asked: int) -> Answer | None:
+    def _check(self, ids: list[int], asked: int) -> ScriptedResponse | None:
         if len(ids) + 1 > self.context_tokens:
             return self._refuse(f"This model's maximum context length is {self.context_tokens} tokens, got {len(ids) + 1}")
         if asked > self.max_logprobs:
             return self._refuse(f"Requested prompt logprobs of {asked}, which is greater than max allowed: {self.max_logprobs}")
         return None
 
-    def _complete(self, request: RecordedRequest) -> Answer:
+    def _complete(self, request: RecordedRequest) -> ScriptedResponse:
         body = request.json()
         return self._stream(body) if body.get("stream") else self._score(body)
 
-    def _score(self, body: Mapping[str, Any]) -> Answer:
+    def _score(self, body: Mapping[str, Any]) -> ScriptedResponse:
         return self._refuse("no scores here", 404)
 
-    def _stream(self, body: Mapping[str, Any]) -> Answer:
+    def _stream(self, body: Mapping[str, Any]) -> ScriptedResponse:
         """Greedy text behind a prompt of ids, with its ids."""
         ids, steps = list(body["prompt"]), []
         for _ in range(body["max_tokens"]):
@@ -113,7 +113,7 @@ class _ScoringServer(ScriptedServer):
             steps.append(sse_event({"id": "cmpl-1", "object": "text_completion", "choices": [choice]}))
         end = {"index": 0, "text": "", "finish_reason": "length"}
         steps += [sse_event({"id": "cmpl-1", "object": "text_completion", "choices": [end]}), DONE]
-        return Answer(headers={"Content-Type": "text/event-stream"}, steps=steps)
+        return ScriptedResponse(headers={"Content-Type": "text/event-stream"}, steps=steps)
 
 
 class ScriptedVLLM(_ScoringServer):
@@ -123,7 +123,7 @@ class ScriptedVLLM(_ScoringServer):
         super().__init__(*args, **options)
         self._serve("/version", lambda request: json_answer({"version": "0.32.0"}))
 
-    def _score(self, body: Mapping[str, Any]) -> Answer:
+    def _score(self, body: Mapping[str, Any]) -> ScriptedResponse:
         ids, asked = list(body["prompt"]), body.get("prompt_logprobs") or 0
         refusal = self._check(ids, max(asked, body.get("logprobs") or 0))
         if refusal is not None:
@@ -160,7 +160,7 @@ class ScriptedSGLang(_ScoringServer):
         self._serve("/get_model_info", lambda request: json_answer({"model_path": self.model, "is_generation": True}))
         self._serve("/generate", self._generate)
 
-    def _generate(self, request: RecordedRequest) -> Answer:
+    def _generate(self, request: RecordedRequest) -> ScriptedResponse:
         body = request.json()
         ids, start, count = list(body["input_ids"]), body["logprob_start_len"], body["top_logprobs_num"]
         refusal = self._check(ids, 0)

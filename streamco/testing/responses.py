@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 __all__ = [
     "DONE",
-    "Answer",
+    "ScriptedResponse",
     "Cut",
     "Pause",
     "RecordedRequest",
@@ -48,7 +48,7 @@ class Reset(Struct, frozen=True):
 Step = bytes | Pause | Stall | Cut | Reset
 
 
-class Answer(Struct, frozen=True, kw_only=True):
+class ScriptedResponse(Struct, frozen=True, kw_only=True):
     """What one request gets.
 
     Args:
@@ -77,7 +77,7 @@ class RecordedRequest(Struct, frozen=True):
         return json.loads(self.body)
 
 
-Responder = Callable[[RecordedRequest], Answer]
+Responder = Callable[[RecordedRequest], ScriptedResponse]
 
 
 def sse_event(data: Mapping[str, Any] | str) -> bytes:
@@ -110,7 +110,7 @@ def stream_answer(
     gap: float = 0.0,
     first: float = 0.0,
     joined: bool = False,
-) -> Answer:
+) -> ScriptedResponse:
     """A proper streamed chat answer.
 
     Args:
@@ -136,10 +136,12 @@ def stream_answer(
         steps.append(DONE)
     if joined:
         steps = [b"".join(step for step in steps if isinstance(step, bytes))]
-    return Answer(headers={"Content-Type": "text/event-stream; charset=utf-8"}, steps=steps)
+    return ScriptedResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"}, steps=steps)
 
 
-def json_answer(body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None, steps: Sequence[Step] = ()) -> Answer:
+def json_answer(body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None, steps: Sequence[Step] = ()) -> ScriptedResponse:
     """A plain JSON answer, after ``steps``."""
     everything = [*steps, json.dumps(body).encode()]
-    return Answer(status=status, headers={"Content-Type": "application/json", **(headers or {})}, steps=everything, framing="length")
+    return ScriptedResponse(
+        status=status, headers={"Content-Type": "application/json", **(headers or {})}, steps=everything, framing="length"
+    )

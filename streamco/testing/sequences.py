@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from streamco.engines.kv_slots import SlotTable
 from streamco.engines.sequence import HeldSequence
-from streamco.engines.sequence_table import HeldTable
-from streamco.engines.tasks import Draft, Task
+from streamco.engines.sequence_table import SequenceTable
+from streamco.engines.tasks import DraftTask, Task
 from streamco.errors import EngineError
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class FakeHost:
         self._prefill_s = prefill_s
         self._token_s = token_s
         self._step_time = step_time
-        self._table = HeldTable(SlotTable(_NoMemory(), places, idle_tokens=context), places, context)
+        self._table = SequenceTable(SlotTable(_NoMemory(), places, idle_tokens=context), places, context)
         self._work: list[Task] = []
         self._row_times: deque[float] = deque([0.0], _BATCHES)  # seconds of a row of logits, in the last batches
         self._is_busy = False
@@ -248,8 +248,8 @@ class FakeHost:
 
     def _cost(self, batch: Sequence[Task]) -> float:
         if self._step_time is not None:
-            drafting = [task for task in batch if isinstance(task, Draft)]
-            missing = sum(task.missing - 1 if isinstance(task, Draft) else task.missing for task in batch if task.next_token is None)
+            drafting = [task for task in batch if isinstance(task, DraftTask)]
+            missing = sum(task.missing - 1 if isinstance(task, DraftTask) else task.missing for task in batch if task.next_token is None)
             return self._step_time(len(drafting), missing)
         reading = [task.missing for task in batch if task.next_token is None]
         return max(self._token_s if len(batch) > len(reading) else 0.0, self._prefill_s * max(reading, default=0))

@@ -1,7 +1,8 @@
 """A scriptable OpenAI-like HTTP server on the loopback: it sends exactly the bytes, pauses and failures it is told to.
 
-The server takes the next ``Answer`` of its queue for each request, the last one again and again; a function of the request in an answer's
-place decides by itself. Every request is kept for inspection and connections are counted, so a test can ask for "no connection is left".
+The server takes the next ``ScriptedResponse`` of its queue for each request, the last one again and again; a function of the request in an
+answer's place decides by itself. Every request is kept for inspection and connections are counted, so a test can ask for "no connection is
+left".
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import cast
 from urllib.parse import urlsplit
 
 from streamco.testing.listener import Listener
-from streamco.testing.responses import Answer, Cut, Pause, RecordedRequest, Reset, Responder, Stall, stream_answer
+from streamco.testing.responses import Cut, Pause, RecordedRequest, Reset, Responder, ScriptedResponse, Stall, stream_answer
 
 __all__ = ["ScriptedServer"]
 
@@ -36,16 +37,16 @@ class ScriptedServer(Listener):
         answers_abandoned: answers whose client left before their end.
     """
 
-    def __init__(self, *answers: Answer | Responder, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, *answers: ScriptedResponse | Responder, tls: ssl.SSLContext | None = None) -> None:
         self.requests: list[RecordedRequest] = []
         self.connections_total = 0
         self.answers_abandoned = 0
         self._tls = tls
         self._connections: set[_Connection] = set()
         self._changed = asyncio.Event()
-        self._default: Answer | Responder = stream_answer()
-        self._queue: list[Answer | Responder] = []
-        self._routes: dict[str, Answer | Responder] = {}
+        self._default: ScriptedResponse | Responder = stream_answer()
+        self._queue: list[ScriptedResponse | Responder] = []
+        self._routes: dict[str, ScriptedResponse | Responder] = {}
         self.script(*answers)
 
     @property
@@ -58,12 +59,12 @@ class ScriptedServer(Listener):
         """Connections that are open now."""
         return len(self._connections)
 
-    def script(self, *answers: Answer | Responder) -> None:
+    def script(self, *answers: ScriptedResponse | Responder) -> None:
         """Queue these answers in place of what was queued; the last one repeats."""
         if answers:
             self._queue = list(answers)
 
-    def route(self, path: str, answer: Answer | Responder) -> None:
+    def route(self, path: str, answer: ScriptedResponse | Responder) -> None:
         """Answer this path (without query) always so, past the queue."""
         self._routes[path] = answer
 
@@ -90,13 +91,13 @@ class ScriptedServer(Listener):
             connection.abort()
         await self.wait_for(lambda server: not server.connections_open)
 
-    def _answer(self, request: RecordedRequest) -> Answer:
+    def _answer(self, request: RecordedRequest) -> ScriptedResponse:
         self.requests.append(request)
         answer = self._routes.get(urlsplit(request.path).path)
         if answer is None:
             answer = (self._queue.pop(0) if len(self._queue) > 1 else self._queue[0]) if self._queue else self._default
         self._changed.set()
-        return answer if isinstance(answer, Answer) else answer(request)
+        return answer if isinstance(answer, ScriptedResponse) else answer(request)
 
 
 class _Connection(asyncio.Protocol):
@@ -171,7 +172,7 @@ class _Connection(asyncio.Protocol):
         method, path, _ = request_line.split(" ", 2)
         return RecordedRequest(method, path, headers, body)
 
-    async def _play(self, answer: Answer) -> None:
+    async def _play(self, answer: ScriptedResponse) -> None:
         transport = self._transport
         assert transport is not None
         if answer.head_delay:
@@ -206,7 +207,7 @@ class _Connection(asyncio.Protocol):
         self._transport.abort()
 
 
-def _head(answer: Answer) -> bytes:
+def _head(answer: ScriptedResponse) -> bytes:
     headers = dict(answer.headers)
     if answer.framing == "chunked":
         headers["Transfer-Encoding"] = "chunked"

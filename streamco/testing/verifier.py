@@ -25,9 +25,22 @@ from streamco.testing.sequences import Successor
 from streamco.wire.verify.checks import prefix_hash
 from streamco.wire.verify.codec import VerifyCodec
 from streamco.wire.verify.errors import NotResumableError, UnauthorisedError, UnknownSessionError, VerifyProtocolError
-from streamco.wire.verify.frames import PATH, SUBPROTOCOL, Close, Draft, Extend, Hello, Open, Opened, Resume, Resumed, Verdict, VerifyLimits
+from streamco.wire.verify.frames import (
+    PATH,
+    SUBPROTOCOL,
+    Close,
+    Draft,
+    Extend,
+    Hello,
+    Open,
+    Opened,
+    Resume,
+    Resumed,
+    VerdictFrame,
+    VerifyLimits,
+)
 from streamco.wire.verify.server import VerifyServer
-from streamco.wire.verify.topk import Row, quantise
+from streamco.wire.verify.topk import TopK, quantise
 
 if TYPE_CHECKING:
     import numpy as np
@@ -358,7 +371,7 @@ class _Connection:
             await self._socket.close(1008)
 
 
-def judge(target: Successor, ids: Sequence[int], draft: Draft, rule: Rule, *, top_k: int = 0, rng: Random | None = None) -> Verdict:
+def judge(target: Successor, ids: Sequence[int], draft: Draft, rule: Rule, *, top_k: int = 0, rng: Random | None = None) -> VerdictFrame:
     """What a target says of a draft behind these ids, as ``streamco serve`` would.
 
     Raises:
@@ -381,7 +394,7 @@ def judge(target: Successor, ids: Sequence[int], draft: Draft, rule: Rule, *, to
         result = verify_greedy(pending, [int(np.argmax(row)) for row in logits])
     scale = rule.temperature if rule.kind is RuleKind.SAMPLE else 1.0
     rows = tuple(_row(row, scale, top_k) for row in logits) if top_k else ()
-    return Verdict(draft.session, draft.round_number, result.accepted, result.token, rows=rows)
+    return VerdictFrame(draft.session, draft.round_number, result.accepted, result.token, rows=rows)
 
 
 def _logits(probabilities: Mapping[int, float]) -> NDArray[np.float32]:
@@ -394,7 +407,7 @@ def _logits(probabilities: Mapping[int, float]) -> NDArray[np.float32]:
     return logits
 
 
-def _row(logits: NDArray[np.float32], temperature: float, count: int) -> Row:
+def _row(logits: NDArray[np.float32], temperature: float, count: int) -> TopK:
     ids, shares = candidates(logits, temperature=temperature)
     best = [(int(token), float(share)) for token, share in zip(ids[:count], shares[:count], strict=True) if share > 0]
     return quantise(best, is_whole=False)

@@ -22,7 +22,7 @@ from msgspec import Raw, Struct
 
 from streamco.errors import EndpointProtocolError
 
-__all__ = ["Place", "Scores", "read_sglang", "read_vllm", "sglang_request", "vllm_request"]
+__all__ = ["PositionLogprobs", "PromptLogprobs", "read_sglang", "read_vllm", "sglang_request", "vllm_request"]
 
 IMPOSSIBLE = -9999.0
 """What vLLM writes for the logarithm of 0."""
@@ -34,7 +34,7 @@ _ID = re.compile(rf"{_AS_ID}[0-9]{{1,10}}")
 _Read = TypeVar("_Read")
 
 
-class Place(Struct, frozen=True):
+class PositionLogprobs(Struct, frozen=True):
     """What the target says of one place.
 
     Args:
@@ -48,10 +48,10 @@ class Place(Struct, frozen=True):
     logprobs: tuple[float, ...]
 
 
-class Scores(Struct, frozen=True):
+class PromptLogprobs(Struct, frozen=True):
     """What it says of each draft token's place and of the one behind them, whose ``best`` is what it wrote there."""
 
-    places: tuple[Place, ...]
+    places: tuple[PositionLogprobs, ...]
 
 
 class _Entry(Struct):
@@ -119,7 +119,7 @@ def vllm_request(model: str, ids: Sequence[int], pending: int, top: int, *, salt
     return {**body, "prompt_logprobs": top} if pending else body
 
 
-def read_vllm(answer: bytes, ids: Sequence[int], pending: int) -> Scores:
+def read_vllm(answer: bytes, ids: Sequence[int], pending: int) -> PromptLogprobs:
     """What vLLM answered to ``vllm_request``.
 
     Raises:
@@ -136,7 +136,7 @@ def read_vllm(answer: bytes, ids: Sequence[int], pending: int) -> Scores:
     (token,) = _expect_one(choice.token_ids or [], "token")
     tops = (choice.logprobs.top_logprobs if choice.logprobs else None) or [{}]
     listed = [(int(key[len(_AS_ID) :]), _finite(value)) for key, value in (tops[0] or {}).items() if _ID.fullmatch(key)]
-    return Scores((*places, _behind(token, listed)))
+    return PromptLogprobs((*places, _behind(token, listed)))
 
 
 def sglang_request(ids: Sequence[int], pending: int, top: int) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def sglang_request(ids: Sequence[int], pending: int, top: int) -> dict[str, Any]
     }
 
 
-def read_sglang(answer: bytes, ids: Sequence[int], pending: int) -> Scores:
+def read_sglang(answer: bytes, ids: Sequence[int], pending: int) -> PromptLogprobs:
     """What SGLang answered to ``sglang_request``.
 
     Raises:
@@ -174,10 +174,10 @@ def read_sglang(answer: bytes, ids: Sequence[int], pending: int) -> Scores:
     places = [_read_sglang_row(own[row], tops[row], f"row {row}") for row in range(1, pending + 1)]
     (token,) = _expect_one(generated.output_ids, "token")
     last = (meta.output_top_logprobs or [[]])[0] or []
-    return Scores((*places, _behind(token, [(entry[1], _finite(entry[0])) for entry in last])))
+    return PromptLogprobs((*places, _behind(token, [(entry[1], _finite(entry[0])) for entry in last])))
 
 
-def _read_vllm_row(raw: Raw, token: int, where: str) -> Place:
+def _read_vllm_row(raw: Raw, token: int, where: str) -> PositionLogprobs:
     try:
         row = _decode_row(raw)
         entries = {int(key): entry for key, entry in row.items()}
@@ -191,7 +191,7 @@ def _read_vllm_row(raw: Raw, token: int, where: str) -> Place:
     return _place(best[0], [(key, _finite(entry.logprob)) for key, entry in entries.items()], where)
 
 
-def _read_sglang_row(own: tuple[float | None, int, Any], top: list[tuple[float | None, int, Any]] | None, where: str) -> Place:
+def _read_sglang_row(own: tuple[float | None, int, Any], top: list[tuple[float | None, int, Any]] | None, where: str) -> PositionLogprobs:
     if not top:
         _refuse("the likeliest tokens", "none", where)
     listed = {entry[1]: _finite(entry[0]) for entry in top}
@@ -199,21 +199,21 @@ def _read_sglang_row(own: tuple[float | None, int, Any], top: list[tuple[float |
     return _place(top[0][1], list(listed.items()), where)
 
 
-def _behind(token: int, listed: list[tuple[int, float]]) -> Place:
+def _behind(token: int, listed: list[tuple[int, float]]) -> PositionLogprobs:
     """The place behind the draft; what was written there is the best, also where another is as good."""
     if not any(known == token for known, _ in listed):
         listed = [(token, 0.0 if not listed else max(value for _, value in listed)), *listed]
     return _place(token, listed, "the last row")
 
 
-def _place(best: int, listed: list[tuple[int, float]], where: str) -> Place:
+def _place(best: int, listed: list[tuple[int, float]], where: str) -> PositionLogprobs:
     if min(token for token, _ in listed) < 0:
         _refuse("token ids", f"{min(token for token, _ in listed)}", where)
     for _, value in listed:
         if math.isnan(value) or value > _ROUNDING:
             _refuse("logarithms of probabilities", f"{value}", where)
     listed.sort(key=lambda pair: (-pair[1], pair[0] != best))
-    return Place(best, tuple(token for token, _ in listed), tuple(value for _, value in listed))
+    return PositionLogprobs(best, tuple(token for token, _ in listed), tuple(value for _, value in listed))
 
 
 def _finite(value: float | None) -> float:

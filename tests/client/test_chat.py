@@ -19,7 +19,7 @@ from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointConnectError, EndpointProtocolError, EndpointStatusError, StreamClosed
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
 from streamco.testing import DONE, Cut, Pause, ScriptedServer, chunk_event, json_answer, stream_answer
-from streamco.testing import Answer as HttpAnswer
+from streamco.testing import ScriptedResponse as HttpAnswer
 from streamco.testing.endpoint import text_chunk
 from streamco.testing.responses import Step
 from tests.client.helpers import EVERYTHING, HELLO, chunks_text, device, opened, server, words

@@ -20,7 +20,7 @@ from streamco.client.client import Client
 from streamco.client.race.dispatcher import DispatchOptions
 from streamco.client.stream import Token, TokenStream
 from streamco.config import Limits
-from streamco.core.race.machine import SessionMachine
+from streamco.core.race.machine import RaceMachine
 from streamco.endpoints.base import Capabilities, Request, TokenPrices
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
@@ -37,7 +37,7 @@ from streamco.errors import (
 from streamco.openai_types import CompletionUsage
 from streamco.policies.eligibility import QualityGate, RequestFacts
 from streamco.profiles import PairProfile, Profile
-from streamco.testing import Answer, Cut, RecordedRequest, ScriptedServer, chunk_event, json_answer, stream_answer
+from streamco.testing import Cut, RecordedRequest, ScriptedResponse, ScriptedServer, chunk_event, json_answer, stream_answer
 from streamco.testing.endpoint import ScriptedEndpoint
 from streamco.testing.engine import FakeEngine
 from streamco.testing.virtual_clock import run_in_virtual_time
@@ -338,8 +338,8 @@ async def collect(stream: TokenStream, seen: list[Token]) -> None:
         seen.append(token)  # noqa: PERF401  what was seen before the error counts
 
 
-def cut_answer() -> Answer:
-    return Answer(steps=[chunk_event("Once "), chunk_event("upon "), Cut()], headers={"Content-Type": "text/event-stream"})
+def cut_answer() -> ScriptedResponse:
+    return ScriptedResponse(steps=[chunk_event("Once "), chunk_event("upon "), Cut()], headers={"Content-Type": "text/event-stream"})
 
 
 async def test_answers_go_on_after_one_failed() -> None:
@@ -355,7 +355,7 @@ async def test_answers_go_on_after_one_failed() -> None:
 async def test_a_key_that_a_server_repeats_is_in_no_error_report_or_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "streamco")
 
-    def refuse(request: RecordedRequest) -> Answer:
+    def refuse(request: RecordedRequest) -> ScriptedResponse:
         return json_answer({"error": {"message": f"bad key {request.headers['authorization']}"}}, status=401)
 
     async with ScriptedServer(refuse) as scripted:
@@ -768,7 +768,7 @@ async def test_an_answer_is_in_the_totals_once_however_it_ends() -> None:
 async def test_a_session_that_breaks_down_counts_as_a_failed_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     async with opened(server=server(words(0.0, 0.01))) as client:
         with monkeypatch.context() as patched:
-            patched.setattr(SessionMachine, "receive", lambda *_args, **_options: 1 / 0)
+            patched.setattr(RaceMachine, "receive", lambda *_args, **_options: 1 / 0)
             with pytest.raises(StreamcoError, match="expected events it can handle"):
                 await ask(client)
         assert (client.totals.answers, client.totals.failed) == (1, 1)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from streamco.client.delivery_queue import Mailbox
+from streamco.client.delivery_queue import DeliveryQueue
 from streamco.client.driver import Batch
 from streamco.errors import ConcurrentRead, EndpointError, StreamClosed
 
@@ -14,7 +14,7 @@ BATCH: Batch = ("device", [], 1.0)
 
 
 async def test_what_was_delivered_before_the_end_is_read_before_it() -> None:
-    box = Mailbox()
+    box = DeliveryQueue()
     box.put([BATCH])
     box.finish()
     assert await box.next() == BATCH
@@ -23,7 +23,7 @@ async def test_what_was_delivered_before_the_end_is_read_before_it() -> None:
 
 
 async def test_a_reader_who_waits_is_woken_by_a_delivery_and_by_the_end() -> None:
-    box = Mailbox()
+    box = DeliveryQueue()
     reading = asyncio.create_task(box.next())
     await asyncio.sleep(0)
     box.put([BATCH])
@@ -35,7 +35,7 @@ async def test_a_reader_who_waits_is_woken_by_a_delivery_and_by_the_end() -> Non
 
 
 async def test_peeking_takes_nothing_and_tells_of_a_failure() -> None:
-    box = Mailbox()
+    box = DeliveryQueue()
     box.put([BATCH])
     box.finish(EndpointError("gone"))
     await box.peek()
@@ -47,7 +47,7 @@ async def test_peeking_takes_nothing_and_tells_of_a_failure() -> None:
 
 
 async def test_a_reader_who_left_gets_nothing_more() -> None:
-    box = Mailbox()
+    box = DeliveryQueue()
     box.put([BATCH])
     box.leave()
     box.put([BATCH])
@@ -56,7 +56,7 @@ async def test_a_reader_who_left_gets_nothing_more() -> None:
 
 
 async def test_two_readers_at_once_are_one_too_many_and_a_cancelled_one_is_none() -> None:
-    box = Mailbox()
+    box = DeliveryQueue()
     reading = asyncio.create_task(box.next())
     await asyncio.sleep(0)
     with pytest.raises(ConcurrentRead):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamco.client.error_translation import Unopened, translate, with_partial
+from streamco.client.error_translation import FailedStream, translate, with_partial
 from streamco.errors import AllEndpointsFailed, EndpointError, EndpointProtocolError, EndpointStatusError, UsageError, VerifierError
 
 
@@ -52,7 +52,7 @@ def test_an_error_that_has_no_place_for_text_becomes_one_of_all_endpoints() -> N
 
 async def test_the_stream_of_an_endpoint_that_could_not_open_one_says_why() -> None:
     error = EndpointError("no room", endpoint="server")
-    stream = Unopened(error)
+    stream = FailedStream(error)
     for _ in range(2):
         with pytest.raises(EndpointError, match="no room"):
             await stream.receive()

@@ -14,7 +14,7 @@ from streamco.endpoints.base import Capabilities, Kind
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointConnectError, EndpointError
 from streamco.testing import Cut, Reset, ScriptedEndpoint, ScriptedServer, chunk_event, run_in_virtual_time, stream_answer
 from streamco.testing.endpoint import ScriptItem
-from streamco.testing.responses import Answer
+from streamco.testing.responses import ScriptedResponse
 
 WORDS = [f"w{index} " for index in range(12)]
 ABLE = Capabilities(continuation="continue_final_message", tools=True, json_schema=True)
@@ -151,7 +151,7 @@ def test_with_options_changes_what_happens_on_failure() -> None:
 @pytest.mark.parametrize("ending", [Cut(), Reset()])
 async def test_a_connection_that_dies_inside_an_event_is_taken_over(ending: Cut | Reset) -> None:
     half = chunk_event("lost")[:20]
-    broken = Answer(steps=(chunk_event("Hel"), chunk_event("lo"), half, ending))
+    broken = ScriptedResponse(steps=(chunk_event("Hel"), chunk_event("lo"), half, ending))
     async with ScriptedServer(broken) as first, ScriptedServer(stream_answer([" wor", "ld"])) as second:
         servers = [
             streamco.OpenAIEndpoint("m", base_url=server.url, name=name, capabilities=ABLE, retry=streamco.RetryPolicy(attempts=0))
@@ -169,7 +169,7 @@ async def test_a_connection_that_dies_inside_an_event_is_taken_over(ending: Cut 
 
 
 async def test_without_anybody_to_take_over_a_truncated_answer_keeps_its_text() -> None:
-    broken = Answer(steps=(chunk_event("Hel"), chunk_event("lo"), Cut()))
+    broken = ScriptedResponse(steps=(chunk_event("Hel"), chunk_event("lo"), Cut()))
     async with ScriptedServer(broken) as server, Client(server=streamco.OpenAIEndpoint("m", base_url=server.url)) as client:
         with pytest.raises(EndpointError) as caught:
             _ = [token async for token in client.stream("?")]

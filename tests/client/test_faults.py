@@ -32,7 +32,7 @@ from streamco.errors import AllEndpointsFailed, EndpointError
 from streamco.server.app import ServeOptions, serving
 from streamco.testing import FAULT_KINDS, FakeEngine, FaultPlan, FaultProxy, Faults, ScriptedServer, draw_faults, stream_answer
 from streamco.testing.engine import WORDS
-from streamco.testing.responses import Answer, RecordedRequest
+from streamco.testing.responses import RecordedRequest, ScriptedResponse
 from tests.client.helpers import HELLO, tokens_text
 from tests.endpoints.helpers import NO_RETRIES
 from tests.support.leaks import holding_nothing_new, settled
@@ -60,7 +60,7 @@ def write(request: GenerationRequest) -> list[str]:
     return re.findall(r"\s*\S+", rest_of(beginning.removeprefix(" ")))  # the template's space
 
 
-def respond(request: RecordedRequest) -> Answer:
+def respond(request: RecordedRequest) -> ScriptedResponse:
     """What a server that goes on with text sends, spaces behind words: what it is handed over always lacks one."""
     last = request.json()["messages"][-1]
     pieces = re.findall(r"\S+\s*|\s+", rest_of(last["content"] if last["role"] == "assistant" else ""))

@@ -17,7 +17,7 @@ from streamco.errors import StreamClosed
 from streamco.server.app import ServeOptions, serving
 from streamco.testing import ScriptedServer, Stall, chunk_event, stream_answer
 from streamco.testing.engine import FakeEngine
-from streamco.testing.responses import Answer, RecordedRequest
+from streamco.testing.responses import RecordedRequest, ScriptedResponse
 from tests.client.helpers import device
 from tests.support.leaks import holding_nothing_new, resident_bytes, settled
 
@@ -54,11 +54,11 @@ async def be_cancelled(stream: TokenStream) -> None:
 ENDINGS = [finish] * 7 + [break_off, close, be_cancelled]
 
 
-def answer(request: RecordedRequest) -> Answer:
+def answer(request: RecordedRequest) -> ScriptedResponse:
     """Some stall after half of the answer; those are the ones that are left early."""
     if b"stall" not in request.body:
         return stream_answer(TEXT, joined=True)
-    return Answer(steps=[chunk_event("", role="assistant"), *map(chunk_event, TEXT[:4]), Stall()])
+    return ScriptedResponse(steps=[chunk_event("", role="assistant"), *map(chunk_event, TEXT[:4]), Stall()])
 
 
 async def run_streams(client: Client, count: int, rng: random.Random, *, at_once: int) -> None:

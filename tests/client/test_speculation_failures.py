@@ -12,7 +12,7 @@ from streamco.client.speculation.driver import SpeculationDriver, Tell
 from streamco.core.speculation.events import DeviceFailed, VerifierFailed, VerifierLost
 from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint
-from streamco.endpoints.device_drafter import Drafter
+from streamco.endpoints.device_drafter import DeviceDrafter
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.errors import AllEndpointsFailed, EndpointError, EngineError, StreamClosed, StreamcoError, VerifierError
 from streamco.testing import Cut, Forget, Pause, Refuse, Reset, ScriptedSGLang, ScriptedVLLM
@@ -157,7 +157,7 @@ async def test_a_device_that_fails_before_the_answer_begins_leaves_it_to_the_ver
 ) -> None:
     make = DeviceEndpoint.drafter
 
-    async def failing(device: DeviceEndpoint, request: Request, *, emit: Tell, **options: Any) -> Drafter:
+    async def failing(device: DeviceEndpoint, request: Request, *, emit: Tell, **options: Any) -> DeviceDrafter:
         drafter = await make(device, request, emit=emit, **options)
         emit(DeviceFailed(EngineError("expected a decode, got a failure", endpoint="device")))
         return drafter
@@ -245,11 +245,11 @@ async def test_what_breaks_in_the_machine_reaches_the_reader_as_an_error(world: 
         raise ZeroDivisionError("a bug")
 
     async with world.scripted() as verifier, world.speculating(verifier) as client:
-        monkeypatch.setattr("streamco.core.speculation.machine.Speculator.receive", broken)
+        monkeypatch.setattr("streamco.core.speculation.machine.SpeculationMachine.receive", broken)
         with pytest.raises(StreamcoError, match="a bug") as failure:
             await tokens_text(client.stream(PROMPT, temperature=0))
         assert isinstance(failure.value.__cause__, ZeroDivisionError)
-        monkeypatch.setattr("streamco.core.speculation.machine.Speculator.start", broken)
+        monkeypatch.setattr("streamco.core.speculation.machine.SpeculationMachine.start", broken)
         with pytest.raises(StreamcoError, match="a bug"):
             await tokens_text(client.stream(PROMPT, temperature=0))
         await settled(lambda: not client._shared.active)

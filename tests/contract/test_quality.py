@@ -11,14 +11,14 @@ import random
 import pytest
 import simpy
 
-from streamco.client.race.driver import SessionDriver
+from streamco.client.race.driver import RaceDriver
 from streamco.core.meter import Quality
-from streamco.core.race.attempt import Start
-from streamco.core.race.machine import SessionMachine, SessionPlan
+from streamco.core.race.attempt import AttemptPlan
+from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.endpoints.base import Request
 from streamco.errors import EndpointConnectError, EndpointError, StreamcoError
 from streamco.events import Event, StreamEnded, StreamFailed, TokensReceived
-from streamco.sim.race.session import ScriptedSource, SimulatedSession
+from streamco.sim.race.session import ScriptedSource, SimulatedRace
 from streamco.testing.endpoint import ScriptedEndpoint, text_chunk
 from streamco.testing.virtual_clock import run_in_virtual_time
 
@@ -33,8 +33,8 @@ class Scenario:
         rng = random.Random(seed)
         names = ["server", "device", "spare"][: rng.choice([1, 2, 3])]
         waits = [0.0, rng.choice([0.0, rng.randrange(512) * TICK, None]), None]
-        self.plan = SessionPlan(
-            starts=tuple(Start(name, wait) for name, wait in zip(names, waits, strict=False)),
+        self.plan = RacePlan(
+            starts=tuple(AttemptPlan(name, wait) for name, wait in zip(names, waits, strict=False)),
             pace=rng.choice([None, 2.0, 4.0, 16.0]),
             explore=rng.random() < 0.3,
             reader_rate=rng.choice([None, 3.5, 20.0]),
@@ -52,13 +52,13 @@ class Scenario:
             script.append((at, EndpointConnectError("cut", endpoint=name)))
         return script
 
-    def live(self) -> SessionMachine:
+    def live(self) -> RaceMachine:
         """On asyncio, in virtual time, read as fast as it comes."""
         return run_in_virtual_time(self._drive())
 
-    async def _drive(self) -> SessionMachine:
+    async def _drive(self) -> RaceMachine:
         endpoints = {name: ScriptedEndpoint(name, script, cancel_takes=self.cancel_takes) for name, script in self.scripts.items()}
-        driver = SessionDriver(SessionMachine(self.plan), endpoints, Request(prompt=""))
+        driver = RaceDriver(RaceMachine(self.plan), endpoints, Request(prompt=""))
         driver.start()
         try:
             while await driver.next_batch() is not None:
@@ -68,12 +68,12 @@ class Scenario:
         await driver.aclose()
         return driver.machine
 
-    def simulated(self) -> SessionMachine:
+    def simulated(self) -> RaceMachine:
         """In SimPy."""
         env = simpy.Environment()
         sources = {name: ScriptedSource(list(self._events(name)), cancel_takes=self.cancel_takes) for name in self.scripts}
-        machine = SessionMachine(self.plan)
-        SimulatedSession(env, machine, sources).start()
+        machine = RaceMachine(self.plan)
+        SimulatedRace(env, machine, sources).start()
         env.run()
         return machine
 

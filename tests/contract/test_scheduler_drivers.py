@@ -36,13 +36,13 @@ from streamco.core.verifier.scheduler import VerificationScheduler
 from streamco.policies.acceptance import Rule
 from streamco.policies.batching import Alternating, BatchPolicy, FirstCome, StrictPrefill
 from streamco.server.verify.options import VerifyOptions
-from streamco.server.verify.sessions import Host
+from streamco.server.verify.sessions import SessionManager
 from streamco.sim.driver import call_at
 from streamco.testing.engine import FakeEngine, FakeVocabulary
 from streamco.testing.virtual_clock import run_in_virtual_time
 from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.codec import VerifyCodec
-from streamco.wire.verify.frames import Hello, Opened, Refusal, Verdict, Welcome
+from streamco.wire.verify.frames import Hello, Opened, Refusal, VerdictFrame, Welcome
 from streamco.wire.verify.server import VerifyServer
 from tests.support.simulated_verifier import SimulatedVerifier
 
@@ -286,7 +286,7 @@ class Line:
         match self.client.receive(message):
             case Opened(session):
                 device.opened(session)
-            case Verdict(session, _, accepted, token):
+            case VerdictFrame(session, _, accepted, token):
                 device.judged(session, accepted, token)
             case Refusal(session=session, round_number=None):
                 device.lost(session)
@@ -303,7 +303,7 @@ class LiveWorld:
         engine = TimedEngine(lambda done: self.after(self._batch_seconds(scenario), done))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("streamco.server.verify.sessions.make_scheduler", lambda engine, options: self.scheduler)
-            self.host = Host(engine, VerifyOptions())
+            self.host = SessionManager(engine, VerifyOptions())
         self._lines = {}
         for number in range(scenario.devices):
             device = Device(self, scenario, number)

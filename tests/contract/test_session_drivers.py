@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 import pytest
 import simpy
 
-from streamco.client.race.driver import SessionDriver
-from streamco.core.race.attempt import Start
+from streamco.client.race.driver import RaceDriver
+from streamco.core.race.attempt import AttemptPlan
 from streamco.core.race.commands import Command, DeliverTokens, FailDelivery, FinishDelivery, OpenStream, PrepareStream
-from streamco.core.race.machine import SessionMachine, SessionPlan
+from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.core.race.migration import MigrationPlan
 from streamco.endpoints.base import Capabilities, Request
 from streamco.errors import EndpointConnectError, EndpointError, StreamcoError
@@ -21,7 +21,7 @@ from streamco.openai_types import ChatCompletionChunk
 from streamco.partial import PreCopy
 from streamco.policies.migration import Terms
 from streamco.profiles import RemainingLength
-from streamco.sim.race.session import Opening, ScriptedSource, SimulatedSession, SimulatedSource, SimulatedStream
+from streamco.sim.race.session import Opening, ScriptedSource, SimulatedRace, SimulatedSource, SimulatedStream
 from streamco.testing.endpoint import ScriptedEndpoint, text_chunk
 from streamco.testing.virtual_clock import run_in_virtual_time
 
@@ -36,8 +36,8 @@ class Scenario:
         rng = random.Random(seed)
         names = ["server", "device", "spare"][: rng.choice([2, 3])]
         waits = [0.0, rng.choice([0.0, rng.uniform(0, 2), None]), None]
-        self.plan = SessionPlan(
-            starts=tuple(Start(name, wait) for name, wait in zip(names, waits, strict=False)),
+        self.plan = RacePlan(
+            starts=tuple(AttemptPlan(name, wait) for name, wait in zip(names, waits, strict=False)),
             pace=rng.choice([None, rng.uniform(2, 40)]),
             explore=rng.random() < 0.3,
         )
@@ -60,7 +60,7 @@ class Scenario:
     async def _drive(self) -> Log:
         log: Log = []
         loop = asyncio.get_running_loop()
-        driver = SessionDriver(SessionMachine(self.plan), self.endpoints(), Request(prompt=""), clock=loop.time, log=log)
+        driver = RaceDriver(RaceMachine(self.plan), self.endpoints(), Request(prompt=""), clock=loop.time, log=log)
         driver.start()
         try:
             while await driver.next_batch() is not None:
@@ -74,7 +74,7 @@ class Scenario:
     def in_simpy(self) -> Log:
         log: Log = []
         env = simpy.Environment()
-        SimulatedSession(env, SessionMachine(self.plan), self.sources(), log=log).start()
+        SimulatedRace(env, RaceMachine(self.plan), self.sources(), log=log).start()
         env.run()
         return log
 
@@ -110,8 +110,10 @@ class MovingScenario(Scenario):
         kinds: list[PreCopy] = ["append", "append", "warm", "none"]
         self.pre_copy = {name: rng.choice(kinds) for name in names}
         self.prefill_s = {name: rng.choice([0.001, 0.02]) for name in names}
-        self.plan = SessionPlan(
-            starts=tuple(Start(name, None if index and rng.random() < 0.6 else 0.0, continues=True) for index, name in enumerate(names)),
+        self.plan = RacePlan(
+            starts=tuple(
+                AttemptPlan(name, None if index and rng.random() < 0.6 else 0.0, continues=True) for index, name in enumerate(names)
+            ),
             pace=pace,
             explore=rng.random() < 0.2,
             on_failure="migrate",
@@ -247,7 +249,7 @@ def delivered(commands: list[tuple[float, Command | str]]) -> list[ChatCompletio
 def test_a_recorded_live_log_replays(kind: type[Scenario], seed: int) -> None:
     scenario = kind(seed)
     log = scenario.on_asyncio()
-    machine = SessionMachine(scenario.plan)
+    machine = RaceMachine(scenario.plan)
     machine.start(now=log[0][0])
     assert machine.take_commands() == log[0][2]
     for now, event, commands in log[1:]:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from streamco.client.speculation.driver import SpeculationDriver, SpeculationLog
-from streamco.client.speculation.incremental_text import Wording
-from streamco.client.speculation.output import Presentation
+from streamco.client.speculation.incremental_text import IncrementalText
+from streamco.client.speculation.output import SpeculativeOutput
 from streamco.core.delivery import Delivery
 from streamco.core.speculation.events import (
     CloseRemote,
@@ -23,16 +23,16 @@ from streamco.core.speculation.events import (
     RemoteEnded,
     RemoteFailed,
     RemoteTokensReceived,
-    SpeculatorEvent,
+    SpeculationEvent,
 )
-from streamco.core.speculation.machine import Speculator
+from streamco.core.speculation.machine import SpeculationMachine
 from streamco.endpoints.base import EndpointStream
 from streamco.errors import EndpointError, StreamcoError
 from streamco.events import StreamEnded, TokensReceived
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
 from streamco.sim.fleet.drafting_device import SimulatedDrafts
 from streamco.sim.single.answer import simulate_answer
-from streamco.sim.single.faulty_verifier import JudgingServer, Link, SimulatedRemote, SimulatedSession
+from streamco.sim.single.faulty_verifier import FaultyLink, FaultyVerifierSession, JudgingServer, SimulatedRemote
 from streamco.testing.virtual_clock import run_in_virtual_time
 from tests.sim.single.test_answer import Scenario
 
@@ -71,7 +71,7 @@ class Drafts(SimulatedDrafts):
         """Nothing is held."""
 
 
-class Session(SimulatedSession):
+class Session(FaultyVerifierSession):
     """The simulated verifier, as a driver closes it."""
 
     bytes_down = 0
@@ -110,7 +110,7 @@ class Stream:
 class RemoteSide(SimulatedRemote):
     """The simulated remote side, one stream at a time."""
 
-    def __init__(self, env: Any, server: JudgingServer, link: Link, dice: Random) -> None:
+    def __init__(self, env: Any, server: JudgingServer, link: FaultyLink, dice: Random) -> None:
         super().__init__(env, server, link, self._tell, dice)
         self._count = 0
         self._hear: Callable[[Any], None] = lambda _: None
@@ -137,8 +137,8 @@ def live(scenario: Scenario) -> SpeculationLog:
             return Stream(remote, ids, most)
 
         driver = SpeculationDriver(
-            Speculator(scenario.pair, scenario.options, Random(scenario.seed)),
-            Presentation(Wording(lambda token: f" {token}".encode()), Delivery(None, 4.8), NAMES, number="1", model="m"),
+            SpeculationMachine(scenario.pair, scenario.options, Random(scenario.seed)),
+            SpeculativeOutput(IncrementalText(lambda token: f" {token}".encode()), Delivery(None, 4.8), NAMES, number="1", model="m"),
             drafter=lambda tell: Drafts(env, scenario.device, tell, dice),
             session=lambda tell: Session(env, scenario.server, scenario.link, tell, dice),
             remote=open_stream,
@@ -162,7 +162,7 @@ def simulated(scenario: Scenario) -> SpeculationLog:
     return log
 
 
-def what_was_said(log: SpeculationLog) -> list[tuple[type[SpeculatorEvent] | None, list[Any]]]:
+def what_was_said(log: SpeculationLog) -> list[tuple[type[SpeculationEvent] | None, list[Any]]]:
     """Events that changed something, and their commands, to the end of the answer."""
     said: list[Any] = []
     for _, event, commands in log:

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from streamco.core.race.attempt import LegState, Start
+from streamco.core.race.attempt import AttemptPlan, AttemptState
 from streamco.core.race.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream
-from streamco.core.race.machine import SessionMachine, SessionPlan
+from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.errors import AllEndpointsFailed, EndpointConnectError, EndpointTimeoutError
 from streamco.events import ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
 from streamco.partial import Partial
@@ -17,9 +17,12 @@ from streamco.testing import text_chunk
 CUT = EndpointConnectError("cut", endpoint="server", partial="ab")
 
 
-def make(*starts: Start, pace: float | None = None, max_tokens: int | None = None) -> SessionMachine:
-    starts = starts or (Start("server", 0.0, continues=True, vocabulary="v"), Start("device", None, continues=True, vocabulary="v"))
-    return SessionMachine(SessionPlan(starts=starts, pace=pace, on_failure="migrate", max_tokens=max_tokens))
+def make(*starts: AttemptPlan, pace: float | None = None, max_tokens: int | None = None) -> RaceMachine:
+    starts = starts or (
+        AttemptPlan("server", 0.0, continues=True, vocabulary="v"),
+        AttemptPlan("device", None, continues=True, vocabulary="v"),
+    )
+    return RaceMachine(RacePlan(starts=starts, pace=pace, on_failure="migrate", max_tokens=max_tokens))
 
 
 def tokens(source: str, *pieces: str, first: int = 0) -> TokensReceived:
@@ -31,7 +34,7 @@ def text_of(commands: list[Command]) -> str:
     return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
 
 
-def begun(machine: SessionMachine) -> SessionMachine:
+def begun(machine: RaceMachine) -> RaceMachine:
     machine.start(now=0.0)
     machine.receive(tokens("server", "a", "b"), now=0.1)
     return machine
@@ -53,22 +56,22 @@ def test_the_other_endpoint_goes_on_from_the_last_good_token() -> None:
 
 
 def test_nobody_is_asked_who_cannot_continue() -> None:
-    machine = begun(make(Start("server", 0.0, continues=True), Start("device", None, continues=False)))
+    machine = begun(make(AttemptPlan("server", 0.0, continues=True), AttemptPlan("device", None, continues=False)))
     machine.take_commands()
     machine.receive(StreamFailed("server", CUT), now=0.2)
     assert machine.take_commands() == [FailDelivery(CUT)]
 
 
 def test_without_migration_the_error_is_raised() -> None:
-    plan = SessionPlan(starts=(Start("server", 0.0, continues=True), Start("device", None, continues=True)), on_failure="raise")
-    machine = begun(SessionMachine(plan))
+    plan = RacePlan(starts=(AttemptPlan("server", 0.0, continues=True), AttemptPlan("device", None, continues=True)), on_failure="raise")
+    machine = begun(RaceMachine(plan))
     machine.take_commands()
     machine.receive(StreamFailed("server", CUT), now=0.2)
     assert machine.take_commands() == [FailDelivery(CUT)]
 
 
 def test_a_loser_that_is_being_cancelled_goes_on_once_it_is_free() -> None:
-    machine = make(Start("server", 0.0, continues=True), Start("device", 0.0, continues=True))
+    machine = make(AttemptPlan("server", 0.0, continues=True), AttemptPlan("device", 0.0, continues=True))
     begun(machine)
     assert CancelStream("device", "lost") in machine.take_commands()
     machine.receive(StreamFailed("server", CUT), now=0.2)
@@ -78,10 +81,10 @@ def test_a_loser_that_is_being_cancelled_goes_on_once_it_is_free() -> None:
 
 
 def test_an_exploring_loser_is_cancelled_first() -> None:
-    plan = SessionPlan(
-        starts=(Start("server", 0.0, continues=True), Start("device", 0.0, continues=True)), explore=True, on_failure="migrate"
+    plan = RacePlan(
+        starts=(AttemptPlan("server", 0.0, continues=True), AttemptPlan("device", 0.0, continues=True)), explore=True, on_failure="migrate"
     )
-    machine = begun(SessionMachine(plan))
+    machine = begun(RaceMachine(plan))
     machine.take_commands()
     machine.receive(StreamFailed("server", CUT), now=0.2)
     assert machine.take_commands() == [CancelStream("device", "takes over")]
@@ -92,7 +95,7 @@ def test_an_exploring_loser_is_cancelled_first() -> None:
 
 
 def test_when_the_heir_fails_too_the_next_one_goes_on_and_at_last_one_error_holds_all() -> None:
-    machine = begun(make(*(Start(name, wait, continues=True) for name, wait in (("server", 0.0), ("device", None), ("spare", None)))))
+    machine = begun(make(*(AttemptPlan(name, wait, continues=True) for name, wait in (("server", 0.0), ("device", None), ("spare", None)))))
     machine.take_commands()
     machine.receive(StreamFailed("server", CUT), now=0.2)
     machine.receive(tokens("device", "c"), now=0.3)
@@ -132,7 +135,7 @@ def test_an_answer_at_its_limit_is_finished_not_handed_over() -> None:
 
 
 def test_a_reader_that_leaves_while_the_heir_is_being_cancelled_ends_everything() -> None:
-    machine = begun(make(Start("server", 0.0, continues=True), Start("device", 0.0, continues=True)))
+    machine = begun(make(AttemptPlan("server", 0.0, continues=True), AttemptPlan("device", 0.0, continues=True)))
     machine.receive(StreamFailed("server", CUT), now=0.2)
     machine.take_commands()
     machine.receive(ReaderLeft(), now=0.25)
@@ -147,7 +150,7 @@ def test_hand_overs_at_random_points_lose_and_repeat_nothing(seed: int) -> None:
     rng = random.Random(seed)
     words = [f"w{index} " for index in range(rng.randrange(3, 40))]
     names = [f"e{index}" for index in range(rng.randrange(2, 6))]
-    starts = [Start(name, 0.0 if not index else None, continues=True, vocabulary="v") for index, name in enumerate(names)]
+    starts = [AttemptPlan(name, 0.0 if not index else None, continues=True, vocabulary="v") for index, name in enumerate(names)]
     machine = make(*starts, pace=rng.choice([None, 3.0]))
     now = 0.0
     log: list[Command] = []
@@ -163,7 +166,7 @@ def test_hand_overs_at_random_points_lose_and_repeat_nothing(seed: int) -> None:
                 assert command.partial.text == "".join(words[: command.partial.tokens]), f"seed {seed}"
                 assert command.partial.ids == tuple(range(command.partial.tokens)), f"seed {seed}"
                 at[command.source] = command.partial.tokens
-        live = [name for name, leg in machine.legs.items() if leg.state in {LegState.OPEN, LegState.WON}]
+        live = [name for name, leg in machine.legs.items() if leg.state in {AttemptState.OPEN, AttemptState.WON}]
         deadline = machine.next_deadline()
         if not live or (deadline is not None and rng.random() < 0.3):
             if deadline is None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from streamco.core.race.attempt import LegState, Start
+from streamco.core.race.attempt import AttemptPlan, AttemptState
 from streamco.core.race.commands import (
     CancelStream,
     Command,
@@ -21,7 +21,7 @@ from streamco.core.race.commands import (
     OpenStream,
     PrepareStream,
 )
-from streamco.core.race.machine import SessionMachine, SessionPlan
+from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.core.race.migration import MigrationPlan
 from streamco.errors import EndpointConnectError
 from streamco.events import ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
@@ -67,14 +67,14 @@ class Play:
         **changes: Any,
     ) -> None:
         starts = tuple(
-            Start(name, 0.0 if race or not index else None, continues=can_continue is None or name in can_continue, vocabulary="v")
+            AttemptPlan(name, 0.0 if race or not index else None, continues=can_continue is None or name in can_continue, vocabulary="v")
             for index, name in enumerate(terms)
         )
         migration = plan_moves(terms, limit=max_tokens, **changes)
-        plan = SessionPlan(
+        plan = RacePlan(
             starts=starts, pace=pace, reader_rate=5.0, explore=explore, on_failure="migrate", max_tokens=max_tokens, migration=migration
         )
-        self.machine = SessionMachine(plan)
+        self.machine = RaceMachine(plan)
         self.now = 0.0
         self.ids: list[int] = []
         self.made = 0  # tokens the machine took for the answer
@@ -99,8 +99,8 @@ class Play:
         self.at[source] += count
         writing = self.machine.writing
         leg = self.machine.legs[source]
-        is_first = writing is None and leg.state is LegState.OPEN and self.machine.finished is None
-        if count and (is_first or (writing == source and leg.state is LegState.WON)) and not self.has_left:
+        is_first = writing is None and leg.state is AttemptState.OPEN and self.machine.finished is None
+        if count and (is_first or (writing == source and leg.state is AttemptState.WON)) and not self.has_left:
             assert first == self.made, f"{source} writes from {first} where {self.made} are made"
             self.made += count
         return self._tell(TokensReceived(source, chunks, count), now)
@@ -236,7 +236,7 @@ def test_a_target_reads_ahead_while_the_source_writes_then_what_came_meanwhile_t
     play.assert_complete(position + 5)
     (hand_over,) = play.machine.hand_overs
     assert (hand_over.source, hand_over.target, hand_over.position, hand_over.is_planned) == ("server", "device", position, True)
-    assert [(leg.source, leg.state) for leg in play.machine.past_legs] == [("device", LegState.PREPARED)] * 2
+    assert [(leg.source, leg.state) for leg in play.machine.past_legs] == [("device", AttemptState.PREPARED)] * 2
     assert play.machine.legs["device"].takes_over_at == position
 
 
@@ -326,7 +326,7 @@ def test_a_move_that_is_not_worth_it_commands_nothing_at_all(source: Terms, targ
     play.end("source")
     play.assert_complete(play.made)
     assert kinds([command for command in play.log if not isinstance(command, DeliverTokens)]) == ["OpenStream", "FinishDelivery"]
-    assert play.machine.legs["target"].state is LegState.SPARED
+    assert play.machine.legs["target"].state is AttemptState.SPARED
 
 
 def test_who_cannot_continue_is_no_target() -> None:
@@ -716,7 +716,7 @@ class Walk:
 
     def _is_out(self, name: str) -> bool:
         """Whether it has ended or failed already, and only its cancel is still awaited."""
-        return play_state(self.play, name) in {LegState.ENDED, LegState.FAILED, LegState.PREPARED, LegState.CANCELLED}
+        return play_state(self.play, name) in {AttemptState.ENDED, AttemptState.FAILED, AttemptState.PREPARED, AttemptState.CANCELLED}
 
     def _act(self, name: str) -> None:
         play, rng = self.play, self.rng
@@ -733,7 +733,7 @@ class Walk:
             play.write(name, count, finish="stop" if is_last and rng.random() < 0.5 else None)
 
 
-def play_state(play: Play, name: str) -> LegState:
+def play_state(play: Play, name: str) -> AttemptState:
     return play.machine.legs[name].state
 
 

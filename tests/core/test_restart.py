@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from streamco.core.race.attempt import Start
+from streamco.core.race.attempt import AttemptPlan
 from streamco.core.race.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream
-from streamco.core.race.machine import OnFailure, SessionMachine, SessionPlan
+from streamco.core.race.machine import OnFailure, RaceMachine, RacePlan
 from streamco.errors import AllEndpointsFailed, EndpointConnectError, EndpointProtocolError
 from streamco.events import StreamCancelled, StreamEnded, StreamFailed, TokensReceived
 from streamco.testing import text_chunk
@@ -16,9 +16,9 @@ from streamco.testing import text_chunk
 CUT = EndpointConnectError("cut", endpoint="server", partial="ha ha ")
 
 
-def make(*starts: Start, on_failure: OnFailure = "restart", pace: float | None = None) -> SessionMachine:
-    starts = starts or (Start("server", 0.0), Start("spare", None))
-    return SessionMachine(SessionPlan(starts=starts, on_failure=on_failure, pace=pace))
+def make(*starts: AttemptPlan, on_failure: OnFailure = "restart", pace: float | None = None) -> RaceMachine:
+    starts = starts or (AttemptPlan("server", 0.0), AttemptPlan("spare", None))
+    return RaceMachine(RacePlan(starts=starts, on_failure=on_failure, pace=pace))
 
 
 def tokens(source: str, *pieces: str) -> TokensReceived:
@@ -30,7 +30,7 @@ def text_of(commands: list[Command]) -> str:
     return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
 
 
-def failed_behind(machine: SessionMachine, *pieces: str) -> list[Command]:
+def failed_behind(machine: RaceMachine, *pieces: str) -> list[Command]:
     machine.start(now=0.0)
     machine.receive(tokens("server", *pieces), now=0.1)
     machine.receive(StreamFailed("server", CUT), now=0.2)
@@ -56,7 +56,7 @@ def test_without_consent_the_error_is_raised() -> None:
 
 
 def test_who_can_go_on_comes_first() -> None:
-    machine = make(Start("server", 0.0), Start("spare", None), Start("able", None, continues=True))
+    machine = make(AttemptPlan("server", 0.0), AttemptPlan("spare", None), AttemptPlan("able", None, continues=True))
     assert isinstance(failed_behind(machine, "ha ")[-1], ContinueStream)
 
 
@@ -76,7 +76,7 @@ def test_an_answer_that_departs_is_an_error_with_all_the_text_the_reader_has() -
 
 
 def test_when_it_departs_the_next_one_is_asked() -> None:
-    machine = make(Start("server", 0.0), Start("spare", None), Start("third", None))
+    machine = make(AttemptPlan("server", 0.0), AttemptPlan("spare", None), AttemptPlan("third", None))
     failed_behind(machine, "ha ", "ha ")
     machine.receive(tokens("spare", "ho "), now=0.5)
     assert machine.take_commands() == [CancelStream("spare", "departed"), OpenStream("third")]

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from streamco.core.report import Ending, EndpointReport
-from streamco.core.totals import Bill, EndpointTotals, Ledger, Totals
+from streamco.core.totals import AnswerCost, EndpointTotals, Totals, TotalsRecorder
 from streamco.policies.budget_control import BudgetSteering
 
 
@@ -17,7 +17,7 @@ def part(name: str = "server", outcome: Any = "won", **figures: Any) -> Endpoint
     return EndpointReport(name=name, kind="device" if name == "device" else "server", outcome=outcome, **figures)
 
 
-def bill(*parts: EndpointReport, ending: Ending | None = "complete", **figures: Any) -> Bill:
+def bill(*parts: EndpointReport, ending: Ending | None = "complete", **figures: Any) -> AnswerCost:
     defaults: dict[str, Any] = {
         "hand_overs": 0,
         "tokens": 0,
@@ -27,11 +27,11 @@ def bill(*parts: EndpointReport, ending: Ending | None = "complete", **figures: 
         "wasted_tokens": 0,
         "wasted_prompt_tokens": 0,
     }
-    return Bill(endpoints=list(parts), ending=ending, **{**defaults, **figures})
+    return AnswerCost(endpoints=list(parts), ending=ending, **{**defaults, **figures})
 
 
 def test_before_the_first_answer_nothing_was_spent_and_no_budget_is_known() -> None:
-    totals = Ledger().totals()
+    totals = TotalsRecorder().totals()
     assert totals == Totals()
     assert (totals.answers, totals.cost_usd, totals.energy_j, totals.budget_share, totals.endpoints) == (0, 0.0, None, None, {})
 
@@ -90,7 +90,7 @@ def test_endpoints_that_were_never_asked_are_left_out() -> None:
 
 
 def test_what_was_handed_out_does_not_change_with_the_next_answer() -> None:
-    ledger = Ledger()
+    ledger = TotalsRecorder()
     ledger.enter(bill(part()))
     before = ledger.totals()
     ledger.enter(bill(part(), part("device", "lost")))
@@ -101,7 +101,7 @@ def test_what_was_handed_out_does_not_change_with_the_next_answer() -> None:
 
 
 def test_the_budgets_share_is_the_accounts_as_it_is_now() -> None:
-    ledger = Ledger()
+    ledger = TotalsRecorder()
     ledger.account = account = BudgetSteering(0.5)
     assert (ledger.totals().budget, ledger.totals().budget_share) == (0.5, None), "no answer has ended"
     account.settle(account.reserve(10), started=True)

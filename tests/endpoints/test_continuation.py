@@ -12,7 +12,15 @@ from msgspec.structs import replace
 
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Capabilities, Request
-from streamco.endpoints.continuation import PACKED_FIELD, PREFILL_FIELD, Seam, continue_request, hand_over, prefill_request, split_seam
+from streamco.endpoints.continuation import (
+    PACKED_FIELD,
+    PREFILL_FIELD,
+    BoundaryWhitespace,
+    continue_request,
+    hand_over,
+    prefill_request,
+    split_trailing_whitespace,
+)
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.errors import UsageError
 from streamco.events import StreamEnded, TokensReceived
@@ -121,7 +129,7 @@ def test_a_text_prompt_is_held_to_the_same() -> None:
     assert (request.prompt, seam) == ("ab", "\n ")
 
 
-def closed(seam: Seam, *pieces: str) -> tuple[str, int]:
+def closed(seam: BoundaryWhitespace, *pieces: str) -> tuple[str, int]:
     """Text and tokens of an event when the seam has been closed."""
     event = seam.close(TokensReceived("s", [text_chunk(piece, ids=[9]) for piece in pieces], len(pieces)))
     assert all(choice.token_ids is None or choice.delta.content in pieces for chunk in event.chunks for choice in chunk.choices)
@@ -143,16 +151,16 @@ def closed(seam: Seam, *pieces: str) -> tuple[str, int]:
     ],
 )
 def test_whitespace_that_was_held_back_is_not_shown_twice(held: str, pieces: list[str], text: str, tokens: int) -> None:
-    assert closed(Seam(held), *pieces) == (text, tokens)
+    assert closed(BoundaryWhitespace(held), *pieces) == (text, tokens)
 
 
 @given(st.text(" \n\tab"), st.data())
 def test_an_answer_that_writes_it_again_is_whole_however_it_is_cut(answer: str, data: st.DataObject) -> None:
     begun = answer[: data.draw(st.integers(0, len(answer)))]
-    sent, held = split_seam(begun)
+    sent, held = split_trailing_whitespace(begun)
     rest = answer[len(sent) :]
     places = sorted({0, len(rest), *data.draw(st.lists(st.integers(0, len(rest)), max_size=5))})
-    seam = Seam(held)
+    seam = BoundaryWhitespace(held)
     shown = begun
     for start, stop in pairwise(places):
         shown += closed(seam, rest[start:stop])[0] if seam.is_open else rest[start:stop]

@@ -15,11 +15,11 @@ from streamco.config import SamplingOptions
 from streamco.core.speculation.events import AdoptBranch, DeviceFailed, DraftBranch, DraftTokens, DropDrafts, TokensDrafted
 from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint
-from streamco.endpoints.device_drafter import Drafter, DrafterCommand, DrafterEvent
+from streamco.endpoints.device_drafter import DeviceDrafter, DrafterCommand, DrafterEvent
 from streamco.engines.base import Engine
 from streamco.errors import EngineError, UsageError
 from streamco.testing.engine import FakeEngine, FakeVocabulary
-from streamco.wire.verify.topk import Row
+from streamco.wire.verify.topk import TopK
 from tests.engines.conftest import MakeEngine, make_engine  # noqa: F401
 from tests.engines.fakes import FakeContext
 
@@ -44,10 +44,10 @@ class Bench:
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         self.events: list[DrafterEvent] = []
-        self.drafter: Drafter
+        self.drafter: DeviceDrafter
 
-    async def open(self, prompt: Sequence[int] = PROMPT, **options: Any) -> Drafter:
-        self.drafter = Drafter(self.engine, prompt, emit=self.events.append, **({"sampling": GREEDY} | options))
+    async def open(self, prompt: Sequence[int] = PROMPT, **options: Any) -> DeviceDrafter:
+        self.drafter = DeviceDrafter(self.engine, prompt, emit=self.events.append, **({"sampling": GREEDY} | options))
         return self.drafter
 
     async def open_on(self, prompt: Sequence[int]) -> Bench:
@@ -181,7 +181,7 @@ async def test_a_sampled_token_comes_with_the_row_it_was_drawn_from_and_its_own_
         before = PROMPT[-1]
         for token in tokens:
             best, second = (before + 1) % SIZE, (before + 2) % SIZE
-            assert token.row == Row((best, second), (65535, 18724))
+            assert token.row == TopK((best, second), (65535, 18724))
             assert token.confidence == pytest.approx(0.7 if token.id == best else 0.2)
             before = token.id
         assert len(tokens) == 40
@@ -510,7 +510,7 @@ async def test_what_cannot_be_is_the_callers_fault() -> None:
 async def test_a_prompt_has_to_fit_with_room_for_a_token(count: int) -> None:
     engine = counting(context_tokens=8)
     with pytest.raises(EngineError, match=rf"prompt: expected 1 to 7 tokens \(the context is 8\), got {count}"):
-        Drafter(engine, [1] * count, emit=print, sampling=GREEDY)
+        DeviceDrafter(engine, [1] * count, emit=print, sampling=GREEDY)
     engine.close()
 
 
@@ -630,8 +630,8 @@ async def test_the_thread_dying_is_told_once(make_engine: MakeEngine, is_draftin
 async def test_a_loop_that_is_gone_ends_the_drafts_and_harms_nobody(make_engine: MakeEngine) -> None:  # noqa: F811
     engine = make_engine(held_sequences=4)
 
-    async def leave() -> Drafter:
-        drafter = Drafter(engine, [10, 11], emit=print, sampling=GREEDY)
+    async def leave() -> DeviceDrafter:
+        drafter = DeviceDrafter(engine, [10, 11], emit=print, sampling=GREEDY)
         FakeContext.last.hold()
         drafter.run(DraftTokens(1, 0, (), 5))
         await asyncio.sleep(0)

@@ -9,7 +9,7 @@ import pytest
 
 from streamco.config import SamplingOptions
 from streamco.core.speculation.events import DraftTokens, TokensDrafted
-from streamco.endpoints.device_drafter import Drafter, DrafterEvent
+from streamco.endpoints.device_drafter import DeviceDrafter, DrafterEvent
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
@@ -39,7 +39,7 @@ async def draft(engine: LlamaEngine, count: int) -> list[TokensDrafted]:
             finished.set()
 
     prompt = engine.tokenize("Bread is made of flour and")
-    async with aclosing(Drafter(engine, prompt, emit=hear, sampling=SamplingOptions(temperature=0))) as drafter:
+    async with aclosing(DeviceDrafter(engine, prompt, emit=hear, sampling=SamplingOptions(temperature=0))) as drafter:
         drafter.run(DraftTokens(1, 0, (), count))
         await asyncio.wait_for(finished.wait(), 60)
     return told

@@ -11,7 +11,7 @@ from streamco.config import SamplingOptions
 from streamco.core.speculation.events import AdoptBranch, DraftBranch, DraftToken, DraftTokens, DropDrafts, TokensDrafted
 from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint
-from streamco.endpoints.device_drafter import Drafter, DrafterEvent
+from streamco.endpoints.device_drafter import DeviceDrafter, DrafterEvent
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
@@ -42,7 +42,7 @@ class Desk:
     def __init__(self) -> None:
         self.tokens: dict[int, list[DraftToken]] = {}
         self.finished: set[int] = set()
-        self.drafter: Drafter
+        self.drafter: DeviceDrafter
         self._changed = asyncio.Event()
 
     def hear(self, event: DrafterEvent) -> None:

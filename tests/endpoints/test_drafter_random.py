@@ -10,7 +10,7 @@ import pytest
 
 from streamco.config import SamplingOptions
 from streamco.core.speculation.events import AdoptBranch, DraftBranch, DraftTokens, DropDrafts, TokensDrafted
-from streamco.endpoints.device_drafter import Drafter, DrafterCommand, DrafterEvent
+from streamco.endpoints.device_drafter import DeviceDrafter, DrafterCommand, DrafterEvent
 from streamco.engines.base import HoldingEngine
 from streamco.testing.engine import FakeEngine, FakeVocabulary
 from streamco.testing.sequences import FakeDistribution, Successor
@@ -94,9 +94,9 @@ class Model:
         return all(draft.is_finished for draft in drafts)
 
 
-def open_answer(engine: HoldingEngine, prompt: list[int], follow: Callable[[list[int]], int], context: int) -> tuple[Drafter, Model]:
+def open_answer(engine: HoldingEngine, prompt: list[int], follow: Callable[[list[int]], int], context: int) -> tuple[DeviceDrafter, Model]:
     model = Model(prompt, follow, context)
-    return Drafter(engine, prompt, emit=model.receive, sampling=SamplingOptions(temperature=0), top=2), model
+    return DeviceDrafter(engine, prompt, emit=model.receive, sampling=SamplingOptions(temperature=0), top=2), model
 
 
 def likeliest(distribution: Successor) -> Callable[[list[int]], int]:

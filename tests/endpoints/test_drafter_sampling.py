@@ -19,11 +19,11 @@ import pytest
 
 from streamco.config import SamplingOptions
 from streamco.core.speculation.events import AdoptBranch, DraftBranch, DraftToken, DraftTokens, DropDrafts, TokensDrafted
-from streamco.endpoints.device_drafter import Drafter, DrafterEvent
+from streamco.endpoints.device_drafter import DeviceDrafter, DrafterEvent
 from streamco.policies.acceptance import Distribution, Verdict, verify_sampled
 from streamco.testing.engine import FakeEngine, FakeVocabulary
 from streamco.testing.sequences import FakeDistribution
-from streamco.wire.verify.topk import Row, pack_rows, unpack_rows
+from streamco.wire.verify.topk import TopK, pack_rows, unpack_rows
 from tests.support.surprise import surprise
 
 SIZE = 4
@@ -48,7 +48,7 @@ def target_row(ids: tuple[int, ...]) -> Distribution:
 
 def judge(ids: tuple[int, ...], draft: list[DraftToken], dice: Random, how: Verifying) -> Verdict:
     """What a verifier makes of what arrives."""
-    rows = [token.row for token in draft if isinstance(token.row, Row)]
+    rows = [token.row for token in draft if isinstance(token.row, TopK)]
     arrived = unpack_rows(pack_rows(rows, BITS), BITS, vocabulary_size=SIZE + 1, max_rows=8, max_ids=SIZE)
     drafted = [token.id for token in draft]
     if how == "not at all":
@@ -67,7 +67,7 @@ class Writer:
         self.tokens: dict[int, list[DraftToken]] = {}
         self.window = window
         self.adopted = 0
-        self.drafter = Drafter(
+        self.drafter = DeviceDrafter(
             engine,
             PROMPT,
             emit=self.hear,

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from streamco.client.race.driver import SessionDriver
+from streamco.client.race.driver import RaceDriver
 from streamco.config import SamplingOptions
-from streamco.core.race.attempt import Start
-from streamco.core.race.machine import SessionMachine, SessionPlan
+from streamco.core.race.attempt import AttemptPlan
+from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.core.race.transcript import Transcript
 from streamco.endpoints.base import Endpoint, Request
 from streamco.endpoints.device import DeviceEndpoint, prompt_ids
@@ -311,13 +311,13 @@ async def test_a_stock_servers_warm_cache_holds_what_was_read(engines: tuple[Lla
 # Cuts in the byte stream, through the session's machine
 
 
-async def run_session(endpoints: Sequence[Endpoint], request: Request) -> tuple[Answer, SessionMachine]:
+async def run_session(endpoints: Sequence[Endpoint], request: Request) -> tuple[Answer, RaceMachine]:
     starts = tuple(
-        Start(each.name, None if number else 0.0, continues=True, vocabulary=each.capabilities.vocabulary)
+        AttemptPlan(each.name, None if number else 0.0, continues=True, vocabulary=each.capabilities.vocabulary)
         for number, each in enumerate(endpoints)
     )
-    machine = SessionMachine(SessionPlan(starts=starts, on_failure="migrate", max_tokens=request.sampling.max_tokens))
-    driver = SessionDriver(machine, {each.name: each for each in endpoints}, request)
+    machine = RaceMachine(RacePlan(starts=starts, on_failure="migrate", max_tokens=request.sampling.max_tokens))
+    driver = RaceDriver(machine, {each.name: each for each in endpoints}, request)
     driver.start()
     chunks: list[ChatCompletionChunk] = []
     while (batch := await driver.next_batch()) is not None:

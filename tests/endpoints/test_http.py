@@ -19,7 +19,7 @@ from streamco.errors import (
     EndpointStatusError,
     StreamClosed,
 )
-from streamco.testing import Answer, Pause, ScriptedServer, Stall
+from streamco.testing import Pause, ScriptedResponse, ScriptedServer, Stall
 
 TIMEOUTS = Timeouts(connect=5, cancel=0.2)
 
@@ -50,20 +50,20 @@ def test_other_hosts_are_not(host: str) -> None:
 
 
 async def test_a_body_is_read_and_its_connection_given_back(client: HttpClient) -> None:
-    async with ScriptedServer(Answer(steps=[b"abc", Pause(0.01), b"def"])) as server:
+    async with ScriptedServer(ScriptedResponse(steps=[b"abc", Pause(0.01), b"def"])) as server:
         for _ in range(3):
             assert await client.read(await get(client, server), 100) == b"abcdef"
         assert server.connections_total == 1
 
 
 async def test_of_a_body_beyond_the_limit_the_beginning_is_read_and_the_connection_closed(client: HttpClient) -> None:
-    async with ScriptedServer(Answer(steps=[b"x" * 1000, Stall()])) as server:
+    async with ScriptedServer(ScriptedResponse(steps=[b"x" * 1000, Stall()])) as server:
         assert await client.read(await get(client, server), 10) == b"x" * 10
         await server.wait_for(lambda server: server.connections_open == 0)
 
 
 async def test_a_body_of_exactly_the_limit_is_whole(client: HttpClient) -> None:
-    async with ScriptedServer(Answer(steps=[b"x" * 10], framing="length")) as server:
+    async with ScriptedServer(ScriptedResponse(steps=[b"x" * 10], framing="length")) as server:
         assert await client.read(await get(client, server), 10) == b"x" * 10
         assert await client.read(await get(client, server), 10) == b"x" * 10
         assert server.connections_total == 1
@@ -72,19 +72,19 @@ async def test_a_body_of_exactly_the_limit_is_whole(client: HttpClient) -> None:
 async def test_a_cut_body_is_a_protocol_error(client: HttpClient) -> None:
     from streamco.testing import Cut
 
-    async with ScriptedServer(Answer(steps=[b"abc", Cut()])) as server:
+    async with ScriptedServer(ScriptedResponse(steps=[b"abc", Cut()])) as server:
         with pytest.raises(EndpointProtocolError, match="the connection cut"):
             await client.read(await get(client, server), 100)
 
 
 async def test_a_body_that_is_not_in_its_encoding_is_a_protocol_error(client: HttpClient) -> None:
-    async with ScriptedServer(Answer(headers={"Content-Encoding": "gzip"}, steps=[b"not gzip at all"])) as server:
+    async with ScriptedServer(ScriptedResponse(headers={"Content-Encoding": "gzip"}, steps=[b"not gzip at all"])) as server:
         with pytest.raises(EndpointProtocolError, match="can't be read"):
             await client.read(await get(client, server), 100)
 
 
 async def test_finishing_waits_for_the_last_bytes_in_the_background(client: HttpClient) -> None:
-    async with ScriptedServer(Answer(steps=[b"end", Pause(0.02)])) as server:
+    async with ScriptedServer(ScriptedResponse(steps=[b"end", Pause(0.02)])) as server:
         response = await get(client, server)
         assert await response.content.readany() == b"end"
         settled = client.finish(response)
@@ -95,14 +95,14 @@ async def test_finishing_waits_for_the_last_bytes_in_the_background(client: Http
 
 
 async def test_finishing_what_has_ended_is_settled_at_once(client: HttpClient) -> None:
-    async with ScriptedServer(Answer(steps=[b"end"], framing="length")) as server:
+    async with ScriptedServer(ScriptedResponse(steps=[b"end"], framing="length")) as server:
         response = await get(client, server)
         await response.content.readany()
         assert client.finish(response) is None
 
 
 async def test_finishing_gives_up_on_an_end_that_does_not_come(client: HttpClient) -> None:
-    async with ScriptedServer(Answer(steps=[b"end", Stall()])) as server:
+    async with ScriptedServer(ScriptedResponse(steps=[b"end", Stall()])) as server:
         response = await get(client, server)
         await response.content.readany()
         client.finish(response)
@@ -112,7 +112,7 @@ async def test_finishing_gives_up_on_an_end_that_does_not_come(client: HttpClien
 async def test_closing_ends_what_is_still_finishing() -> None:
     client = HttpClient("remote", timeouts=Timeouts(cancel=None))
     await client.start()
-    async with ScriptedServer(Answer(steps=[b"end", Stall()])) as server:
+    async with ScriptedServer(ScriptedResponse(steps=[b"end", Stall()])) as server:
         response = await get(client, server)
         await response.content.readany()
         client.finish(response)
@@ -121,7 +121,7 @@ async def test_closing_ends_what_is_still_finishing() -> None:
 
 
 async def test_dropping_closes_the_connection_before_it_returns(client: HttpClient) -> None:
-    async with ScriptedServer(Answer(steps=[b"abc", Stall()])) as server:
+    async with ScriptedServer(ScriptedResponse(steps=[b"abc", Stall()])) as server:
         response = await get(client, server)
         connection = response.connection
         assert connection is not None
@@ -145,7 +145,7 @@ def everything_is_remote(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("everything_is_remote")
 async def test_a_warmed_connection_is_the_one_the_next_request_takes(client: HttpClient) -> None:
-    async with ScriptedServer(Answer(steps=[b"abc"])) as server:
+    async with ScriptedServer(ScriptedResponse(steps=[b"abc"])) as server:
         client.warm(URL(server.url))
         client.warm(URL(server.url))
         await server.wait_for(lambda server: server.connections_open == 1)

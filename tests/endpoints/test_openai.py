@@ -17,7 +17,7 @@ from streamco.endpoints.base import Capabilities, Endpoint, EndpointStream, Requ
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.probe import ServerInfo
 from streamco.errors import ConfigError, EndpointConnectError, EndpointError, EndpointStatusError, StreamClosed, UsageError
-from streamco.testing import DONE, Answer, RecordedRequest, ScriptedServer, json_answer, sse_event, stream_answer
+from streamco.testing import DONE, RecordedRequest, ScriptedResponse, ScriptedServer, json_answer, sse_event, stream_answer
 from tests.endpoints.helpers import HELLO, NO_RETRIES, USAGE, ask, opened, read_all
 
 KEY = "sk-very-secret-0123456789"
@@ -109,7 +109,7 @@ TEXT = [
 
 
 async def test_a_prompt_is_a_prompt_in_the_completions_api() -> None:
-    async with ScriptedServer(Answer(steps=TEXT)) as server, opened(server.url, api="completions") as endpoint:
+    async with ScriptedServer(ScriptedResponse(steps=TEXT)) as server, opened(server.url, api="completions") as endpoint:
         answered = await ask(endpoint, Request(prompt="hi"))
         assert (server.requests[0].path, server.requests[0].json()["prompt"]) == ("/v1/completions", "hi")
         assert answered.text == "Hello"
@@ -119,7 +119,7 @@ async def test_a_prompt_is_a_prompt_in_the_completions_api() -> None:
 
 
 async def test_token_ids_go_to_the_completions_api() -> None:
-    async with ScriptedServer(Answer(steps=TEXT)) as server, opened(server.url) as endpoint:
+    async with ScriptedServer(ScriptedResponse(steps=TEXT)) as server, opened(server.url) as endpoint:
         assert (await ask(endpoint, Request(prompt_ids=[1, 2, 3]))).text == "Hello"
         assert (server.requests[0].path, server.requests[0].json()["prompt"]) == ("/v1/completions", [1, 2, 3])
 
@@ -145,7 +145,7 @@ async def test_a_large_prompt_is_sent_whole() -> None:
 
 async def test_a_large_prompt_is_sent_whole_again_after_a_redirect_and_a_retry() -> None:
     content = "x" * (2 << 20)
-    redirect = Answer(status=307, headers={"Location": "/v1/other"}, framing="length")
+    redirect = ScriptedResponse(status=307, headers={"Location": "/v1/other"}, framing="length")
     async with ScriptedServer(redirect, json_answer({}, status=503), stream_answer()) as server, opened(server.url) as endpoint:
         assert (await ask(endpoint, Request(messages=[{"role": "user", "content": content}]))).text == "Hello world"
         assert [len(request.body) for request in server.requests] == [len(server.requests[0].body)] * 3
@@ -179,7 +179,7 @@ async def test_azure_gets_its_key_header_deployment_and_version() -> None:
 
 
 async def test_a_refused_field_is_left_out_at_once_and_from_then_on() -> None:
-    def strict(request: RecordedRequest) -> Answer:
+    def strict(request: RecordedRequest) -> ScriptedResponse:
         if "stream_options" in request.json():
             detail = [{"type": "extra_forbidden", "loc": ["body", "stream_options"], "msg": "Extra inputs are not permitted"}]
             return json_answer({"detail": detail}, status=422)
@@ -192,7 +192,7 @@ async def test_a_refused_field_is_left_out_at_once_and_from_then_on() -> None:
 
 
 async def test_a_server_that_refuses_a_field_under_either_name_is_not_asked_for_ever() -> None:
-    def stubborn(request: RecordedRequest) -> Answer:
+    def stubborn(request: RecordedRequest) -> ScriptedResponse:
         field = "max_tokens" if "max_tokens" in request.json() else "max_completion_tokens"
         text = f"Unsupported parameter: '{field}'. Neither max_tokens nor max_completion_tokens is supported."
         return json_answer({"error": {"message": text}}, status=400)
@@ -209,7 +209,12 @@ async def test_a_server_that_refuses_a_field_under_either_name_is_not_asked_for_
 async def test_the_key_is_sent_and_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     echo = {"error": {"message": f"Incorrect API key provided: {KEY}", "code": "invalid_api_key"}}
-    cases = [json_answer(echo, status=401), Answer(steps=[sse_event(echo)]), json_answer(echo), Answer(steps=[b"nonsense " + KEY.encode()])]
+    cases = [
+        json_answer(echo, status=401),
+        ScriptedResponse(steps=[sse_event(echo)]),
+        json_answer(echo),
+        ScriptedResponse(steps=[b"nonsense " + KEY.encode()]),
+    ]
     async with ScriptedServer() as server, opened(server.url, api_key=KEY, retry=NO_RETRIES) as endpoint:
         shown = [repr(endpoint), str(vars(endpoint)["_client"])]
         for case in cases:
@@ -274,7 +279,7 @@ async def test_a_probe_without_an_answer_is_an_error() -> None:
 
 
 async def test_a_probe_that_gets_no_json_says_so() -> None:
-    async with ScriptedServer(Answer(steps=[b"<html>"])) as server, opened(server.url) as endpoint:
+    async with ScriptedServer(ScriptedResponse(steps=[b"<html>"])) as server, opened(server.url) as endpoint:
         with pytest.raises(EndpointError, match="expected JSON from"):
             await endpoint.models()
 

@@ -26,13 +26,13 @@ from streamco.events import StreamEnded, TokensReceived
 from streamco.openai_types import CompletionUsage
 from streamco.testing import (
     DONE,
-    Answer,
     Cut,
     FaultProxy,
     Faults,
     Pause,
     RecordedRequest,
     Reset,
+    ScriptedResponse,
     ScriptedServer,
     Stall,
     chunk_event,
@@ -47,11 +47,11 @@ SSE = {"Content-Type": "text/event-stream"}
 ERROR = {"error": {"message": "busy", "type": "server_error", "code": 503}}
 
 
-def events(*steps: Any, **options: Any) -> Answer:
-    return Answer(headers=SSE, steps=steps, **options)
+def events(*steps: Any, **options: Any) -> ScriptedResponse:
+    return ScriptedResponse(headers=SSE, steps=steps, **options)
 
 
-def failing(status: int, **headers: str) -> Answer:
+def failing(status: int, **headers: str) -> ScriptedResponse:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return json_answer({"error": {"message": f"status {status}"}}, status=status, headers=named)
 
@@ -99,7 +99,7 @@ async def test_an_answer_without_content_is_an_answer() -> None:
 
 async def test_a_gzipped_stream_is_read() -> None:
     body = chunk_event("Hello") + chunk_event(finish_reason="stop") + DONE
-    answer = Answer(headers={**SSE, "Content-Encoding": "gzip"}, steps=[gzip.compress(body)])
+    answer = ScriptedResponse(headers={**SSE, "Content-Encoding": "gzip"}, steps=[gzip.compress(body)])
     async with ScriptedServer(answer) as server, opened(server.url) as endpoint:
         assert (await ask(endpoint)).text == "Hello"
         assert server.requests[0].headers["accept-encoding"] == "identity"
@@ -207,7 +207,7 @@ async def test_a_json_error_with_status_200_is_that_error() -> None:
 
 
 async def test_an_html_page_is_named_as_such() -> None:
-    page = Answer(headers={"Content-Type": "text/html"}, steps=[b"<!DOCTYPE html><title>Sign in</title>"])
+    page = ScriptedResponse(headers={"Content-Type": "text/html"}, steps=[b"<!DOCTYPE html><title>Sign in</title>"])
     async with ScriptedServer(page) as server, opened(server.url, retry=NO_RETRIES) as endpoint:
         error = (await ask(endpoint)).failure()
         assert isinstance(error, EndpointProtocolError)
@@ -319,7 +319,7 @@ async def test_broken_framing_is_told_at_once_with_the_partial_text(garbage: byt
     """What a proxy in between puts into a chunked body; aiohttp tells a reader that waits nothing of it."""
     event = chunk_event("one ")
     chunk = b"%x\r\n%b\r\n" % (len(event), event)
-    answer = Answer(headers={"Transfer-Encoding": "chunked"}, steps=(chunk, Pause(wait), garbage, Stall()), framing="close")
+    answer = ScriptedResponse(headers={"Transfer-Encoding": "chunked"}, steps=(chunk, Pause(wait), garbage, Stall()), framing="close")
     silent = Timeouts(first_token=60, next_token=60, socket=60)
     async with ScriptedServer(answer) as server, opened(server.url, timeouts=silent, retry=NO_RETRIES) as endpoint, asyncio.timeout(20):
         answered = await ask(endpoint)
@@ -453,8 +453,8 @@ async def test_a_retry_after_beyond_the_longest_wait_is_an_error_at_once() -> No
         assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("early", [Answer(steps=[Reset()]), events(), events(chunk_event("", role="assistant"), Cut())])
-async def test_an_answer_lost_before_its_first_content_is_asked_for_again(early: Answer) -> None:
+@pytest.mark.parametrize("early", [ScriptedResponse(steps=[Reset()]), events(), events(chunk_event("", role="assistant"), Cut())])
+async def test_an_answer_lost_before_its_first_content_is_asked_for_again(early: ScriptedResponse) -> None:
     async with ScriptedServer(early, stream_answer()) as server, opened(server.url) as endpoint:
         assert (await ask(endpoint)).text == "Hello world"
         assert len(server.requests) == 2
@@ -479,7 +479,7 @@ async def test_content_and_the_cut_in_one_read_is_content_given() -> None:
 
 
 async def test_a_stale_connection_is_replaced_by_a_retry() -> None:
-    async with ScriptedServer(stream_answer(), Answer(steps=[Cut()]), stream_answer()) as server, opened(server.url) as endpoint:
+    async with ScriptedServer(stream_answer(), ScriptedResponse(steps=[Cut()]), stream_answer()) as server, opened(server.url) as endpoint:
         await ask(endpoint)
         assert (await ask(endpoint)).text == "Hello world"
 
@@ -516,7 +516,10 @@ async def test_an_unknown_host_is_a_connect_error() -> None:
 
 
 async def test_a_head_that_does_not_come_ends_with_the_first_token_limit() -> None:
-    async with ScriptedServer(Answer(head_delay=30)) as server, opened(server.url, timeouts=Timeouts(first_token=0.05)) as endpoint:
+    async with (
+        ScriptedServer(ScriptedResponse(head_delay=30)) as server,
+        opened(server.url, timeouts=Timeouts(first_token=0.05)) as endpoint,
+    ):
         error = (await ask(endpoint)).failure()
         assert isinstance(error, EndpointTimeoutError)
         assert (error.phase, error.limit) == ("first_token", 0.05)
@@ -602,7 +605,7 @@ async def test_cancelling_while_a_receive_waits_closes_the_connection() -> None:
 
 
 async def test_cancelling_while_the_head_is_awaited_closes_the_connection() -> None:
-    async with ScriptedServer(Answer(head_delay=30)) as server, opened(server.url) as endpoint:
+    async with ScriptedServer(ScriptedResponse(head_delay=30)) as server, opened(server.url) as endpoint:
         stream = endpoint.open(HELLO)
         waiting = asyncio.create_task(stream.receive())
         await server.wait_for(lambda server: len(server.requests) == 1)
@@ -738,7 +741,7 @@ async def test_a_server_that_sends_on_after_done_loses_the_connection() -> None:
 
 async def test_a_redirect_on_the_same_server_is_followed() -> None:
     async with ScriptedServer(stream_answer()) as server, opened(server.url) as endpoint:
-        server.route("/v1/chat/completions", Answer(status=307, headers={"Location": "/v1/elsewhere"}, framing="length"))
+        server.route("/v1/chat/completions", ScriptedResponse(status=307, headers={"Location": "/v1/elsewhere"}, framing="length"))
         assert (await ask(endpoint)).text == "Hello world"
         assert server.requests[1].path == "/v1/elsewhere"
         assert server.requests[1].method == "POST"
@@ -747,7 +750,7 @@ async def test_a_redirect_on_the_same_server_is_followed() -> None:
 
 async def test_a_redirect_elsewhere_is_not_followed() -> None:
     async with ScriptedServer() as other, ScriptedServer() as server, opened(server.url, api_key="sk-secret") as endpoint:
-        server.script(Answer(status=307, headers={"Location": f"{other.url}/chat/completions"}, framing="length"))
+        server.script(ScriptedResponse(status=307, headers={"Location": f"{other.url}/chat/completions"}, framing="length"))
         error = (await ask(endpoint)).failure()
         assert isinstance(error, EndpointProtocolError)
         assert "redirect" in str(error)
@@ -756,13 +759,16 @@ async def test_a_redirect_elsewhere_is_not_followed() -> None:
 
 async def test_a_redirect_loop_ends() -> None:
     async with ScriptedServer() as server, opened(server.url, retry=NO_RETRIES) as endpoint:
-        server.script(Answer(status=308, headers={"Location": "/v1/chat/completions"}, framing="length"))
+        server.script(ScriptedResponse(status=308, headers={"Location": "/v1/chat/completions"}, framing="length"))
         assert "redirects" in str((await ask(endpoint)).failure())
         assert len(server.requests) == 4
 
 
 async def test_a_moved_page_is_an_error_not_an_answer() -> None:
-    async with ScriptedServer(Answer(status=301, headers={"Location": "/"}, framing="length")) as server, opened(server.url) as endpoint:
+    async with (
+        ScriptedServer(ScriptedResponse(status=301, headers={"Location": "/"}, framing="length")) as server,
+        opened(server.url) as endpoint,
+    ):
         error = (await ask(endpoint)).failure()
         assert isinstance(error, EndpointStatusError)
         assert error.status == 301
@@ -824,7 +830,7 @@ async def test_an_answer_over_tls_is_read_and_a_cancelled_one_is_closed() -> Non
 
 
 async def test_a_hundred_answers_at_once_come_out_whole_and_leave_nothing() -> None:
-    def echo(request: RecordedRequest) -> Answer:
+    def echo(request: RecordedRequest) -> ScriptedResponse:
         return stream_answer([f"{n} " for n in range(5)] + [json.loads(request.body)["messages"][0]["content"]], gap=0.001)
 
     async with ScriptedServer(echo) as server, opened(server.url) as endpoint:

@@ -33,7 +33,7 @@ from streamco.core.speculation.events import (
     VerifierConnected,
     VerifierLost,
 )
-from streamco.endpoints.device_drafter import Drafter, DrafterEvent
+from streamco.endpoints.device_drafter import DeviceDrafter, DrafterEvent
 from streamco.endpoints.verifiers.base import VerifierEvent
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.engines.base import EngineOptions
@@ -98,7 +98,7 @@ class Answer:
         sampling = SamplingOptions(temperature=1.3, top_k=IDS, top_p=1.0, min_p=0.0, seed=seed)
         self.drafted: asyncio.Queue[TokensDrafted] = asyncio.Queue()
         self.judged: asyncio.Queue[VerifierEvent] = asyncio.Queue()
-        self.drafter = Drafter(pair.draft, pair.prompt, emit=self.hear, sampling=sampling, row_ids=IDS)
+        self.drafter = DeviceDrafter(pair.draft, pair.prompt, emit=self.hear, sampling=sampling, row_ids=IDS)
         rule = Rule(RuleKind.SAMPLE, 1.3, top_k=IDS, seed=seed)
         self.session = verifier.open(pair.prompt, self.judged.put_nowait, rule=rule, reserve=len(pair.prompt) + 8)
         self.first_drafted = self.round = -1

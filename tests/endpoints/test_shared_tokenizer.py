@@ -19,7 +19,7 @@ from streamco.engines.base import Engine
 from streamco.errors import EngineError
 from streamco.partial import Partial
 from streamco.server.app import serving
-from streamco.testing import DONE, Answer, FakeEngine, RecordedRequest, ScriptedServer, json_answer, sse_event, stream_answer
+from streamco.testing import DONE, FakeEngine, RecordedRequest, ScriptedResponse, ScriptedServer, json_answer, sse_event, stream_answer
 from streamco.testing.engine import FakeVocabulary
 from tests.endpoints.helpers import ask, opened
 
@@ -29,12 +29,12 @@ MODELS = {"vllm": "vllm", "llama-server": "llamacpp"}
 OTHER_PATHS = ("/props", "/version", "/get_model_info", "/api/version", "/tokenize", "/apply-template")
 
 
-def told(texts: Sequence[tuple[str, list[int]]]) -> Answer:
+def told(texts: Sequence[tuple[str, list[int]]]) -> ScriptedResponse:
     """A text completion as vLLM streams it, ids included."""
     choices: list[dict[str, Any]] = [{"index": 0, "text": text, "token_ids": ids, "finish_reason": None} for text, ids in texts]
     choices.append({"index": 0, "text": "", "finish_reason": "stop"})
     events = [sse_event({"id": "1", "object": "text_completion", "choices": [choice]}) for choice in choices]
-    return Answer(headers={"Content-Type": "text/event-stream"}, steps=[*events, DONE])
+    return ScriptedResponse(headers={"Content-Type": "text/event-stream"}, steps=[*events, DONE])
 
 
 @asynccontextmanager
@@ -42,7 +42,7 @@ async def stock(kind: str, engine: Engine, *, reads: Engine | None = None) -> As
     """A server that calls itself vLLM or llama.cpp's and reads prompts as ``reads`` does, by default as the engine."""
     reader = reads or engine
 
-    def tokenize(request: RecordedRequest) -> Answer:
+    def tokenize(request: RecordedRequest) -> ScriptedResponse:
         body = request.json()
         if "messages" in body:
             assert kind == "vllm"
@@ -172,11 +172,11 @@ async def test_a_server_that_reads_otherwise_gets_text(kind: str) -> None:
         json_answer({"tokens": ["a"]}),
         json_answer({"count": 3}),
         json_answer([1]),
-        Answer(steps=[b"nonsense"]),
+        ScriptedResponse(steps=[b"nonsense"]),
     ],
 )
 @pytest.mark.parametrize(("kind", "path"), [("vllm", "/tokenize"), ("llama-server", "/tokenize"), ("llama-server", "/apply-template")])
-async def test_a_server_that_does_not_say_gets_text(kind: str, path: str, answer: Answer) -> None:
+async def test_a_server_that_does_not_say_gets_text(kind: str, path: str, answer: ScriptedResponse) -> None:
     engine = FakeEngine()
     async with stock(kind, engine) as server, opened(server.url, tokenizer=engine) as endpoint:
         server.route(path, answer)

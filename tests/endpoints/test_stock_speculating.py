@@ -6,7 +6,7 @@ import pytest
 
 from streamco.endpoints.verifiers.sglang import SGLangVerifier
 from streamco.endpoints.verifiers.vllm import VLLMVerifier
-from streamco.testing import Answer, Cut, ScriptedSGLang, ScriptedVLLM, json_answer
+from streamco.testing import Cut, ScriptedResponse, ScriptedSGLang, ScriptedVLLM, json_answer
 from tests.client.speculating import PROMPT, QUICK, World
 
 BOTH = [(ScriptedVLLM, VLLMVerifier), (ScriptedSGLang, SGLangVerifier)]
@@ -35,7 +35,7 @@ async def test_faults_in_between_cost_time_and_no_token(
         verifier = make(server.url, timeouts=QUICK)
         async with world.speculating(verifier) as client:
             busy = json_answer({"error": {"message": "busy"}}, status=429, headers={"Retry-After": "0.01"})
-            server.plan(None, busy, Answer(steps=[b"{", Cut()]), None, busy, json_answer({}, status=500))
+            server.plan(None, busy, ScriptedResponse(steps=[b"{", Cut()]), None, busy, json_answer({}, status=500))
             answer = await client.chat.completions.create(messages=[{"role": "user", "content": PROMPT}], temperature=0, max_tokens=100)
         assert answer.choices[0].message.content == world.text()
     world.close()

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from streamco.config import SamplingOptions
 from streamco.core.race.transcript import Transcript
 from streamco.endpoints.base import Capabilities, Endpoint, Request
-from streamco.endpoints.continuation import Seam, hand_over, split_seam
+from streamco.endpoints.continuation import BoundaryWhitespace, hand_over, split_trailing_whitespace
 from streamco.endpoints.device import DeviceEndpoint, prompt_ids
 from streamco.engines.base import EngineOptions, TextPiece
 from streamco.engines.detokenizer import TextAssembler
@@ -156,7 +156,7 @@ def test_what_the_target_writes_joins_without_a_gap_at_every_place(way: tuple[Ll
         kept = asked.messages[-1]["content"] if asked.messages else ""
         assert kept + held == text[:cut]
         pieces = pieces_of(target, answer_ids(target, text[len(kept) :]))
-        seam, events = Seam(held), []
+        seam, events = BoundaryWhitespace(held), []
         while pieces:
             size = dice.randint(1, 4)
             events.append(seam.close(event_of(pieces[:size])))
@@ -183,7 +183,7 @@ async def test_real_models_go_on_as_they_would_behind_that_text(way: tuple[Llama
         anew = Request(prompt_ids=prompt_ids(target, continued), sampling=request.sampling)
         await generate(endpoint, anew)  # leaves the prompt in the cache, so that the two below are computed alike
         rest, fresh = await generate(endpoint, continued), await generate(endpoint, anew)
-        held = split_seam(text[:cut])[1]
+        held = split_trailing_whitespace(text[:cut])[1]
         same = next((at for at in range(len(held)) if fresh[at : at + 1] != held[at]), len(held))
         assert rest == fresh[same:], f"cut behind {cut} characters"
         assert "\ufffd" not in rest.removesuffix("\ufffd")  # the limit of the length may fall into a code point

@@ -14,7 +14,7 @@ from streamco.engines.base import Prediction
 from streamco.engines.prediction import Predictor
 from streamco.engines.sampling import Sampler
 from streamco.errors import ConfigError, EngineError
-from streamco.wire.verify.topk import Row
+from streamco.wire.verify.topk import TopK
 
 PLAIN = SamplingOptions(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
@@ -95,15 +95,15 @@ def test_a_token_is_drawn_from_the_weights_that_are_told() -> None:
     predictor = Predictor(SamplingOptions(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=3), 1, row_ids=3)
     logits = row(0, np.log(2), np.log(5), np.log(4), -20)
     told = [predictor.draw(logits, 0) for _ in range(4000)]
-    assert {each.row for each in told} == {Row((2, 3, 1), (65535, 52428, 26214))}
+    assert {each.row for each in told} == {TopK((2, 3, 1), (65535, 52428, 26214))}
     drawn = [each.token for each in told]
     assert [drawn.count(token) / 4000 for token in (0, 1, 2, 3, 4)] == pytest.approx([0, 2 / 11, 5 / 11, 4 / 11, 0], abs=0.03)
 
 
 def test_a_row_has_no_id_that_cannot_be_drawn_and_a_greedy_one_has_a_single_id() -> None:
     plain = Predictor(PLAIN, 1, row_ids=255).draw(row(3, -1e4, 3), 0)
-    assert plain.row == Row((0, 2), (65535, 65535))
-    assert Predictor(SamplingOptions(temperature=0), 1, row_ids=4).draw(row(1, 5, 2), 0).row == Row((1,), (65535,))
+    assert plain.row == TopK((0, 2), (65535, 65535))
+    assert Predictor(SamplingOptions(temperature=0), 1, row_ids=4).draw(row(1, 5, 2), 0).row == TopK((1,), (65535,))
 
 
 @given(st.lists(st.integers(1, 65535), min_size=1, max_size=255), st.integers(0, 2**20))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamco.engines.step_emulation import StepPacer
+from streamco.engines.step_emulation import StepEmulator
 
 
 def cost(rows: int, prefill_tokens: int) -> float:
@@ -13,19 +13,19 @@ def cost(rows: int, prefill_tokens: int) -> float:
 
 
 def test_without_step_times_a_result_is_due_at_once() -> None:
-    pacer = StepPacer(None)
+    pacer = StepEmulator(None)
     pacer.begin_round(was_idle=True)
     assert pacer.due(1, 0, started=1.0, now=1.01) == 1.01
 
 
 def test_a_step_ends_no_sooner_than_its_time_after_it_began() -> None:
-    pacer = StepPacer(cost)
+    pacer = StepEmulator(cost)
     pacer.begin_round(was_idle=True)
     assert pacer.due(2, 0, started=1.0, now=1.01) == pytest.approx(1.04)
 
 
 def test_back_to_back_steps_keep_their_schedule_though_each_wait_ends_late() -> None:
-    pacer = StepPacer(cost)
+    pacer = StepEmulator(cost)
     pacer.begin_round(was_idle=True)
     due = pacer.due(1, 0, started=0.0, now=0.01)
     for step in range(2, 20):
@@ -35,7 +35,7 @@ def test_back_to_back_steps_keep_their_schedule_though_each_wait_ends_late() -> 
 
 
 def test_a_slow_local_step_is_not_caught_up_later() -> None:
-    pacer = StepPacer(cost)
+    pacer = StepEmulator(cost)
     pacer.begin_round(was_idle=True)
     assert pacer.due(1, 0, started=0.0, now=0.5) <= 0.5
     pacer.begin_round(was_idle=False)
@@ -43,7 +43,7 @@ def test_a_slow_local_step_is_not_caught_up_later() -> None:
 
 
 def test_after_idling_time_starts_anew() -> None:
-    pacer = StepPacer(cost)
+    pacer = StepEmulator(cost)
     pacer.begin_round(was_idle=True)
     pacer.due(1, 0, started=0.0, now=0.01)
     pacer.begin_round(was_idle=True)
@@ -51,7 +51,7 @@ def test_after_idling_time_starts_anew() -> None:
 
 
 def test_a_round_of_decode_and_prefill_costs_what_one_mixed_step_costs() -> None:
-    pacer = StepPacer(cost)
+    pacer = StepEmulator(cost)
     pacer.begin_round(was_idle=True)
     decoded = pacer.due(3, 0, started=0.0, now=0.01)
     assert decoded == pytest.approx(0.04)
@@ -59,14 +59,14 @@ def test_a_round_of_decode_and_prefill_costs_what_one_mixed_step_costs() -> None
 
 
 def test_a_small_chunk_beside_a_decode_costs_nothing_more() -> None:
-    pacer = StepPacer(cost)
+    pacer = StepEmulator(cost)
     pacer.begin_round(was_idle=True)
     decoded = pacer.due(3, 0, started=0.0, now=0.01)
     assert pacer.due(0, 10, started=decoded, now=decoded + 0.001) <= decoded + 0.001
 
 
 def test_a_step_nobody_waits_for_any_more_does_not_delay_the_next() -> None:
-    pacer = StepPacer(cost)
+    pacer = StepEmulator(cost)
     pacer.begin_round(was_idle=True)
     assert pacer.due(0, 500, started=0.0, now=0.01) == pytest.approx(0.5)
     pacer.cut(0.02)
@@ -75,7 +75,7 @@ def test_a_step_nobody_waits_for_any_more_does_not_delay_the_next() -> None:
 
 
 def test_a_step_does_not_begin_before_it_was_asked_for() -> None:
-    pacer = StepPacer(lambda rows, tokens: 1.0)
+    pacer = StepEmulator(lambda rows, tokens: 1.0)
     pacer.begin_round(was_idle=True)
     assert pacer.due(0, 5, started=10.0, now=10.1) == 11.0
     pacer.begin_round(was_idle=False)

@@ -45,12 +45,12 @@ from streamco.wire.verify.frames import (
     Resume,
     Resumed,
     ServerFrame,
-    Verdict,
+    VerdictFrame,
     VerifyLimits,
     Welcome,
 )
 from streamco.wire.verify.server import VerifyServer
-from streamco.wire.verify.topk import Row, quantise
+from streamco.wire.verify.topk import TopK, quantise
 
 SIZE = 1000
 VOCABULARY = "1000:00"
@@ -96,7 +96,7 @@ def some_ids(rng: random.Random, most: int = 12) -> tuple[int, ...]:
     return tuple(rng.randrange(SIZE) for _ in range(rng.randrange(most)))
 
 
-def some_row(rng: random.Random, token: int) -> Row:
+def some_row(rng: random.Random, token: int) -> TopK:
     others = [other for other in dict.fromkeys(some_ids(rng, 8)) if other != token]
     return quantise([(token, 0.5), *((other, 0.5 / (2 + place)) for place, other in enumerate(others))], is_whole=rng.random() < 0.5)
 
@@ -142,7 +142,7 @@ def grow_down(rng: random.Random) -> ServerFrame:
         code = rng.choice([*sorted(CODES), "new"]) if rng.random() < 0.3 else "overloaded"
         return Refusal(code, "text", rng.choice([None, session]), rng.choice([None, 0, 1, 2]), rng.choice([None, 0, 100]))
     judged = tuple(some_row(rng, rng.randrange(SIZE)) for _ in range(rng.choice([0, 0, 3, 4])))
-    return Verdict(session, rng.choice([0, 0, 1, 2, 3]), rng.randrange(5), rng.choice([None, 5, 999, 999]), 1, 2, 3, judged)
+    return VerdictFrame(session, rng.choice([0, 0, 1, 2, 3]), rng.randrange(5), rng.choice([None, 5, 999, 999]), 1, 2, 3, judged)
 
 
 def damage(message: bytes, rng: random.Random) -> bytes:
@@ -241,7 +241,7 @@ class Ends:
         if self.out and rng.random() < 0.5:
             draft = self.out.pop(0)
             accepted = rng.randrange(len(draft.pending) + 1)
-            self.server.send(Verdict(draft.session, draft.round_number, accepted, 5))
+            self.server.send(VerdictFrame(draft.session, draft.round_number, accepted, 5))
             for begun in self.server.take_begun():
                 self._serve(begun, rng)
 

@@ -14,11 +14,11 @@ from streamco.policies.batching import (
     CHUNK,
     Alternating,
     Batch,
+    BatchContext,
     BatchPolicy,
     FirstCome,
     LinearStep,
     Portion,
-    Situation,
     StrictPrefill,
     Waiting,
     fair_order,
@@ -55,8 +55,8 @@ def draft(session: str, tokens: int = 5, *, judged: int = 5, device: str | None 
     )
 
 
-def situation(*, now: float = 0.0, verified: int = 1, served: dict[str, float] | None = None) -> Situation:
-    return Situation(now=now, served=served or {}, verified=verified, step=STEP)
+def situation(*, now: float = 0.0, verified: int = 1, served: dict[str, float] | None = None) -> BatchContext:
+    return BatchContext(now=now, served=served or {}, verified=verified, step=STEP)
 
 
 def chosen(policy: BatchPolicy, *waiting: Waiting, **settings: float) -> tuple[str, dict[str, int]]:
@@ -123,13 +123,13 @@ def test_a_step_of_prefill_takes_little_longer_than_a_verification() -> None:
     kind, portions = chosen(Alternating(stretch=1.5), prompt("p", 1000))
     assert (kind, portions) == ("prefill", {"p": 128})  # 65.6 ms against 46.4 ms; 160 would take 72
     steep = LinearStep(setup=0.0, per_token=0.01)
-    batch = Alternating().choose([prompt("p", 1000)], Situation(now=0.0, served={}, verified=0, step=steep))
+    batch = Alternating().choose([prompt("p", 1000)], BatchContext(now=0.0, served={}, verified=0, step=steep))
     assert batch == Batch("prefill", (Portion("p", CHUNK),))
 
 
 def test_where_steps_cost_the_same_a_prompt_fills_the_batch() -> None:
     flat = LinearStep(setup=0.05, per_token=0.0)
-    batch = Alternating(batch_tokens=500).choose([prompt("p", 1000)], Situation(now=0.0, served={}, verified=0, step=flat))
+    batch = Alternating(batch_tokens=500).choose([prompt("p", 1000)], BatchContext(now=0.0, served={}, verified=0, step=flat))
     assert batch == Batch("prefill", (Portion("p", 480),))
 
 
@@ -211,6 +211,6 @@ def test_without_anything_that_waits_there_is_no_batch(policy: BatchPolicy) -> N
 def test_where_time_grows_with_tokens_few_are_verified_at_once_and_where_it_does_not_all_are() -> None:
     drafts = [draft(f"v{number}", 10, judged=10) for number in range(20)]
     for step, most in ((LinearStep(setup=0.01, per_token=0.003), 3), (LinearStep(setup=0.05, per_token=0.0001), 20)):
-        batch = Alternating().choose(drafts, Situation(now=0.0, served={}, verified=1, step=step))
+        batch = Alternating().choose(drafts, BatchContext(now=0.0, served={}, verified=1, step=step))
         assert batch is not None
         assert len(batch.portions) == most

@@ -6,7 +6,7 @@ import pytest
 
 from streamco.errors import ConfigError
 from streamco.policies.dispatch import Decision
-from streamco.policies.eligibility import Eligibility, QualityGate, RequestFacts, SideFacts, judge, restrict
+from streamco.policies.eligibility import Eligibility, QualityGate, RequestFacts, SideFacts, check_eligibility, restrict
 
 DEVICE = SideFacts(context_tokens=2048)
 SERVER = SideFacts(context_tokens=128_000, tools=True, json_schema=True, images=True, choices=True)
@@ -15,7 +15,7 @@ BOTH = Decision(0.25, 0.0, "p", "both")
 
 
 def test_a_plain_request_goes_to_both() -> None:
-    assert judge(PLAIN, device=DEVICE, server=SERVER) == Eligibility(device=True, server=True, hedge=True)
+    assert check_eligibility(PLAIN, device=DEVICE, server=SERVER) == Eligibility(device=True, server=True, hedge=True)
 
 
 @pytest.mark.parametrize(
@@ -31,44 +31,50 @@ def test_a_plain_request_goes_to_both() -> None:
     ],
 )
 def test_what_the_device_lacks_goes_to_the_server(request_facts: RequestFacts, reason: str) -> None:
-    found = judge(request_facts, device=DEVICE, server=SERVER)
+    found = check_eligibility(request_facts, device=DEVICE, server=SERVER)
     assert found == Eligibility(device=False, server=True, hedge=False, reason=reason)
 
 
 def test_what_the_server_lacks_goes_to_the_device() -> None:
-    found = judge(RequestFacts(prompt_tokens=1500), device=DEVICE, server=SideFacts(context_tokens=1024))
+    found = check_eligibility(RequestFacts(prompt_tokens=1500), device=DEVICE, server=SideFacts(context_tokens=1024))
     assert found == Eligibility(device=True, server=False, hedge=False, reason="server: 1501 tokens in a context of 1024")
 
 
 def test_a_context_that_is_not_known_is_no_obstacle() -> None:
-    assert judge(RequestFacts(prompt_tokens=10**6), device=SideFacts(), server=SERVER).device
+    assert check_eligibility(RequestFacts(prompt_tokens=10**6), device=SideFacts(), server=SERVER).device
 
 
 def test_what_nobody_can_serve_says_why_for_each() -> None:
-    found = judge(RequestFacts(prompt_tokens=4, has_images=True), device=DEVICE, server=SideFacts())
+    found = check_eligibility(RequestFacts(prompt_tokens=4, has_images=True), device=DEVICE, server=SideFacts())
     assert found == Eligibility(device=False, server=False, hedge=False, reason="device: images; server: images")
 
 
 def test_a_side_that_is_not_there_can_not_serve() -> None:
-    assert judge(PLAIN, device=None, server=SERVER) == Eligibility(device=False, server=True, hedge=False, reason="device: no device")
-    assert judge(PLAIN, device=DEVICE, server=None) == Eligibility(device=True, server=False, hedge=False, reason="server: no server")
+    assert check_eligibility(PLAIN, device=None, server=SERVER) == Eligibility(
+        device=False, server=True, hedge=False, reason="device: no device"
+    )
+    assert check_eligibility(PLAIN, device=DEVICE, server=None) == Eligibility(
+        device=True, server=False, hedge=False, reason="server: no server"
+    )
 
 
 def test_tools_are_hedged_only_when_asked_for() -> None:
     capable = SideFacts(context_tokens=2048, tools=True)
     request = RequestFacts(prompt_tokens=4, has_tools=True)
-    found = judge(request, device=capable, server=SERVER)
+    found = check_eligibility(request, device=capable, server=SERVER)
     assert found == Eligibility(device=True, server=True, hedge=False, reason="tools are not hedged")
-    assert judge(request, device=capable, server=SERVER, hedge_tools=True) == Eligibility(device=True, server=True, hedge=True)
+    assert check_eligibility(request, device=capable, server=SERVER, hedge_tools=True) == Eligibility(device=True, server=True, hedge=True)
 
 
 # The gate
 
 
 def test_a_gate_keeps_requests_from_the_device() -> None:
-    found = judge(PLAIN, device=DEVICE, server=SERVER, gate=lambda request: request.prompt_tokens < 10)
+    found = check_eligibility(PLAIN, device=DEVICE, server=SERVER, gate=lambda request: request.prompt_tokens < 10)
     assert found == Eligibility(device=False, server=True, hedge=False, reason="device: quality gate")
-    assert judge(RequestFacts(prompt_tokens=4), device=DEVICE, server=SERVER, gate=lambda request: request.prompt_tokens < 10).device
+    assert check_eligibility(
+        RequestFacts(prompt_tokens=4), device=DEVICE, server=SERVER, gate=lambda request: request.prompt_tokens < 10
+    ).device
 
 
 def test_a_gate_is_not_asked_about_what_the_device_can_not_do() -> None:
@@ -78,8 +84,8 @@ def test_a_gate_is_not_asked_about_what_the_device_can_not_do() -> None:
         asked.append(request)
         return True
 
-    judge(RequestFacts(prompt_tokens=4, has_images=True), device=DEVICE, server=SERVER, gate=gate)
-    judge(PLAIN, device=None, server=SERVER, gate=gate)
+    check_eligibility(RequestFacts(prompt_tokens=4, has_images=True), device=DEVICE, server=SERVER, gate=gate)
+    check_eligibility(PLAIN, device=None, server=SERVER, gate=gate)
     assert asked == []
 
 

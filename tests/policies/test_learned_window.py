@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from streamco.client.speculation.options import SpeculationOptions
-from streamco.core.speculation.estimates import PairPrior
+from streamco.core.speculation.estimates import EstimatesPrior
 from streamco.core.speculation.options import SpeculatorOptions
 from streamco.errors import ConfigError
 from streamco.policies.learned_window import INPUTS, Adaptive, Layer, WindowNet, WindowWeights, inputs_of, packaged_weights
-from streamco.policies.mode_switch import Conditions, ModeSwitch
-from streamco.policies.window import Static, Stopping, WindowPolicy, WindowState
+from streamco.policies.mode_switch import ModeSwitch, RoundConditions
+from streamco.policies.window import EndsDraftsEarly, Static, WindowPolicy, WindowState
 from streamco.sim.fleet.drafting_device import CertainModel, DraftingDevice
 from streamco.sim.single.answer import SpeculationOutcome, simulate_answer
-from streamco.sim.single.faulty_verifier import Fault, JudgingServer, Link
+from streamco.sim.single.faulty_verifier import Fault, FaultyLink, JudgingServer
 
 KNOWN = WindowState(previous=4, acceptance=0.75, rtt=0.02, tpot=0.05, draft_step=0.005, wait=0.08, hit_rate=0.4, slowdown=1.5)
 
@@ -79,7 +79,7 @@ def test_sure_drafts_are_long_doubtful_ones_short_and_hopeless_ones_fused() -> N
 
 def test_where_nobody_can_go_on_alone_it_never_proposes_fused_mode() -> None:
     assert Adaptive(may_fuse=False).propose(replace(KNOWN, rtt=0.3, wait=0.36)) >= 2.0
-    options = SpeculationOptions(window="adaptive", is_adaptive=False, prior=PairPrior(acceptance=0.1, wait=1.0, remote_step=0.01))
+    options = SpeculationOptions(window="adaptive", is_adaptive=False, prior=EstimatesPrior(acceptance=0.1, wait=1.0, remote_step=0.01))
     pair = options.pair(1.0)
     assert pair.propose_window() >= 2
     assert pair.proposal >= 2.0
@@ -99,7 +99,7 @@ def test_it_is_a_window_policy_as_the_others() -> None:
 
 def test_a_draft_ends_as_doubtful_as_a_usual_one_of_its_window_and_goes_twice_as_far_at_most() -> None:
     policy, state = Adaptive(longest=10), replace(KNOWN, rounds=30.0, chance=0.8)
-    assert isinstance(policy, Stopping)
+    assert isinstance(policy, EndsDraftsEarly)
     assert 0.8**4 < policy.least_chance(state, 4.0) < 0.8**3, "the fourth of four usual tokens is the last"
     assert [policy.longest_draft(state, window) for window in (2, 4, 5, 7)] == [4, 8, 10, 10]
 
@@ -157,10 +157,10 @@ def answers(late: Mapping[int, float], count: int) -> list[SpeculationOutcome]:
 
     device = DraftingDevice(model=texts.draft, step_times=tuple(0.004 * (1.0 + 0.1 * more) for more in range(6)))
     server = JudgingServer(model=texts.target, step=0.05, prompt_time=0.1, faults=fault)
-    pair = SpeculationOptions(window="adaptive", prior=PairPrior(remote_step=0.05)).pair(1.0)
+    pair = SpeculationOptions(window="adaptive", prior=EstimatesPrior(remote_step=0.05)).pair(1.0)
     outcomes = []
     for number in range(count):
-        outcome = simulate_answer(pair, SpeculatorOptions(max_tokens=256), device, server, Link(rtt=0.02), seed=number)
+        outcome = simulate_answer(pair, SpeculatorOptions(max_tokens=256), device, server, FaultyLink(rtt=0.02), seed=number)
         assert outcome is not None
         assert len(outcome.ids) == 256
         outcomes.append(outcome)
@@ -184,7 +184,7 @@ def test_a_verifier_that_is_slow_for_a_while_is_left_and_found_again() -> None:
 
 def test_fused_mode_takes_two_proposals_in_a_row_and_so_does_the_way_back() -> None:
     switch = ModeSwitch(is_lossless=True)
-    conditions = Conditions(acceptance=0.8, window=4, draft_step=0.005, remote_step=0.05, verify=0.06, rtt=0.02)
+    conditions = RoundConditions(acceptance=0.8, window=4, draft_step=0.005, remote_step=0.05, verify=0.06, rtt=0.02)
     proposals = (5.0, 0.4, 5.0, 1.0, 0.7, 5.0, 0.9, 5.0, 5.0)
     modes = []
     for proposal in proposals:

@@ -13,12 +13,12 @@ from msgspec.structs import replace
 
 from streamco.errors import ConfigError
 from streamco.policies.acceptance import expected_tokens, solve_acceptance
-from streamco.policies.mode_switch import Conditions, ModeSwitch, Predicted, best_window, predict_rates, round_seconds
+from streamco.policies.mode_switch import ModeSwitch, Predicted, RoundConditions, best_window, predict_rates, round_seconds
 from streamco.policies.window import Static, WindowPolicy, WindowState
 
-LARGE = Conditions(acceptance=0.75, window=4, draft_step=0.02, remote_step=0.06, verify=0.06, rtt=0.03)
+LARGE = RoundConditions(acceptance=0.75, window=4, draft_step=0.02, remote_step=0.06, verify=0.06, rtt=0.03)
 conditions = st.builds(
-    Conditions,
+    RoundConditions,
     acceptance=st.floats(0.0, 1.0),
     window=st.integers(1, 12),
     draft_step=st.floats(0.001, 0.1),
@@ -63,7 +63,7 @@ def test_bytes_take_their_time_on_a_thin_link() -> None:
 
 @pytest.mark.parametrize(("alpha", "window", "ratio"), [(0.7, 4, 0.1), (0.9, 8, 0.05), (0.3, 2, 0.5), (0.0, 3, 0.2)])
 def test_without_a_link_the_speedup_is_equation_2_of_dsd(alpha: float, window: int, ratio: float) -> None:
-    local = Conditions(acceptance=alpha, window=window, draft_step=ratio * 0.05, remote_step=0.05, verify=0.05)
+    local = RoundConditions(acceptance=alpha, window=window, draft_step=ratio * 0.05, remote_step=0.05, verify=0.05)
     rates = predict_rates(local)
     assert rates.waiting / rates.remote == pytest.approx((1 - alpha ** (window + 1)) / ((1 - alpha) * (ratio * window + 1)))
 
@@ -81,7 +81,7 @@ def test_without_a_link_only_the_device_is_left() -> None:
 
 
 @given(conditions, st.floats(0.0, 1.0), st.floats(0.0, 0.5))
-def test_more_acceptance_is_never_slower_and_a_longer_link_never_faster(state: Conditions, acceptance: float, rtt: float) -> None:
+def test_more_acceptance_is_never_slower_and_a_longer_link_never_faster(state: RoundConditions, acceptance: float, rtt: float) -> None:
     better, longer = replace(state, acceptance=max(acceptance, state.acceptance)), replace(state, rtt=state.rtt + rtt)
     assert predict_rates(better).waiting >= predict_rates(state).waiting - 1e-9
     assert predict_rates(longer).waiting <= predict_rates(state).waiting + 1e-9
@@ -90,7 +90,7 @@ def test_more_acceptance_is_never_slower_and_a_longer_link_never_faster(state: C
 
 
 @given(conditions, st.booleans())
-def test_no_window_beats_the_best_one(state: Conditions, is_parallel: bool) -> None:
+def test_no_window_beats_the_best_one(state: RoundConditions, is_parallel: bool) -> None:
     def rate(window: int) -> float:
         rates = predict_rates(replace(state, window=window))
         return rates.parallel if is_parallel else rates.waiting
@@ -214,7 +214,7 @@ def test_against_the_forecast_a_round_is_tried_when_it_costs_a_hundredth_of_the_
 class World:
     """A pair, a link and a verifier as they are; what is known about them is learned from the rounds."""
 
-    def __init__(self, truth: Conditions, believed: float, seed: int) -> None:
+    def __init__(self, truth: RoundConditions, believed: float, seed: int) -> None:
         self.truth = truth
         self.known = replace(truth, acceptance=believed)
         self.rng = Random(seed)
@@ -251,17 +251,18 @@ def test_the_rate_is_never_below_19_twentieths_of_plain_remote(believed: float) 
     """Every RTT x acceptance x step time, whatever was believed at first."""
     worst = 1.0
     for place, (rtt, acceptance, (draft_step, remote_step)) in enumerate(GRID):
-        truth = Conditions(acceptance=acceptance, window=4, draft_step=draft_step, remote_step=remote_step, verify=remote_step, rtt=rtt,
+        truth = RoundConditions(acceptance=acceptance, window=4, draft_step=draft_step, remote_step=remote_step, verify=remote_step,
+        rtt=rtt,
                            hit_rate=0.4)  # fmt: skip
         worst = min(worst, World(truth, believed, place).run(ModeSwitch(is_lossless=True), 60.0))
     assert worst >= 0.95
 
 
 @settings(max_examples=30)
-@example(Conditions(acceptance=0.0, window=4, draft_step=1 / 32, remote_step=3 / 16, verify=1 / 32, rtt=1 / 16), 1.0, 0, False)
-@example(Conditions(acceptance=0.0, window=4, draft_step=1 / 32, remote_step=3 / 16, verify=1 / 32, rtt=1 / 16), 0.0, 0, True)
+@example(RoundConditions(acceptance=0.0, window=4, draft_step=1 / 32, remote_step=3 / 16, verify=1 / 32, rtt=1 / 16), 1.0, 0, False)
+@example(RoundConditions(acceptance=0.0, window=4, draft_step=1 / 32, remote_step=3 / 16, verify=1 / 32, rtt=1 / 16), 0.0, 0, True)
 @given(conditions, st.floats(0.0, 1.0), st.integers(0, 1000), st.booleans())
-def test_a_lying_forecast_cannot_break_the_floor(truth: Conditions, believed: float, seed: int, has_weighed: bool) -> None:
+def test_a_lying_forecast_cannot_break_the_floor(truth: RoundConditions, believed: float, seed: int, has_weighed: bool) -> None:
     truth = replace(truth, budget=1.0)
     world = World(truth, believed, seed)
     switch = ModeSwitch(is_lossless=True)
@@ -334,7 +335,7 @@ KNOWN = WindowState(previous=4, acceptance=0.75, tpot=0.05, draft_step=0.01, wai
 
 def rate(state: WindowState, window: int) -> float:
     assert state.acceptance is not None
-    conditions = Conditions(
+    conditions = RoundConditions(
         acceptance=state.acceptance,
         window=window,
         draft_step=state.draft_step,

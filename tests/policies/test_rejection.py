@@ -14,10 +14,10 @@ from streamco.policies.rejection import (
     Branch,
     PreDraft,
     RejectionForecast,
-    allot,
     chain_rejection,
     forecast_rejection,
     rank_branches,
+    schedule_branches,
 )
 
 shares = st.floats(0.0, 1.0)
@@ -194,34 +194,34 @@ BRANCHES = [Branch(4, None, 0.4), Branch(0, 11, 0.2), Branch(1, 21, 0.1), Branch
 
 
 def test_with_rows_for_nothing_every_branch_is_drafted() -> None:
-    plan = allot(BRANCHES, seconds=0.1, step_times=[0.02] * 4, window=4)
+    plan = schedule_branches(BRANCHES, seconds=0.1, step_times=[0.02] * 4, window=4)
     assert plan == PreDraft(tuple(BRANCHES), 4, width=4)
     assert plan.hit_rate == pytest.approx(0.75)
     assert plan.tokens == 16
 
 
 def test_where_rows_cost_their_full_time_the_likeliest_branch_gets_it() -> None:
-    assert allot(BRANCHES, seconds=0.08, step_times=[0.02, 0.04, 0.06], window=4) == PreDraft((BRANCHES[0],), 4)
+    assert schedule_branches(BRANCHES, seconds=0.08, step_times=[0.02, 0.04, 0.06], window=4) == PreDraft((BRANCHES[0],), 4)
 
 
 def test_more_time_than_the_next_draft_needs_goes_to_more_branches() -> None:
-    assert allot(BRANCHES, seconds=0.16, step_times=[0.02, 0.04, 0.06], window=4) == PreDraft(tuple(BRANCHES[:2]), 4)
+    assert schedule_branches(BRANCHES, seconds=0.16, step_times=[0.02, 0.04, 0.06], window=4) == PreDraft(tuple(BRANCHES[:2]), 4)
 
 
 def test_where_drafts_are_sent_ahead_the_likeliest_branch_may_come_first() -> None:
     branches = [Branch(4, None, 0.4), *(Branch(0, token, 0.15) for token in (11, 12, 13))]
     times = [0.02, 0.03, 0.04, 0.05]
-    assert allot(branches, seconds=0.2, step_times=times, window=4, most_ahead=3) == allot(
+    assert schedule_branches(branches, seconds=0.2, step_times=times, window=4, most_ahead=3) == schedule_branches(
         branches, seconds=0.2, step_times=times, window=4
     )
-    plan = allot(branches, seconds=0.2, step_times=times, window=4, rtt=0.15, most_ahead=3)
+    plan = schedule_branches(branches, seconds=0.2, step_times=times, window=4, rtt=0.15, most_ahead=3)
     assert plan == PreDraft(tuple(branches), 4, width=3, lead=1)
 
 
 def test_without_time_for_a_step_nothing_is_drafted() -> None:
-    assert allot(BRANCHES, seconds=0.019, step_times=[0.02], window=4) == PreDraft()
-    assert allot(BRANCHES, seconds=-1.0, step_times=[0.02], window=4) == PreDraft()
-    assert allot([], seconds=1.0, step_times=[0.02], window=4) == PreDraft()
+    assert schedule_branches(BRANCHES, seconds=0.019, step_times=[0.02], window=4) == PreDraft()
+    assert schedule_branches(BRANCHES, seconds=-1.0, step_times=[0.02], window=4) == PreDraft()
+    assert schedule_branches([], seconds=1.0, step_times=[0.02], window=4) == PreDraft()
 
 
 @given(
@@ -230,7 +230,7 @@ def test_without_time_for_a_step_nothing_is_drafted() -> None:
 )  # fmt: skip
 def test_no_other_allotment_saves_more(probabilities: list[float], seconds: float, step_times: list[float], window: int) -> None:
     branches = [Branch(0, place, share) for place, share in enumerate(sorted(probabilities, reverse=True))]
-    plan, allowance = allot(branches, seconds=seconds, step_times=step_times, window=window), seconds
+    plan, allowance = schedule_branches(branches, seconds=seconds, step_times=step_times, window=window), seconds
     assert plan.steps <= window
     saved = 0.0
     for start in range(0, len(plan.branches), plan.width):
@@ -246,10 +246,10 @@ def test_no_other_allotment_saves_more(probabilities: list[float], seconds: floa
 
 
 def test_where_two_together_are_slower_than_one_after_the_other_the_likelier_goes_first() -> None:
-    plan = allot(BRANCHES, seconds=0.2, step_times=[0.02, 0.045, 0.06, 0.08], window=4)
+    plan = schedule_branches(BRANCHES, seconds=0.2, step_times=[0.02, 0.045, 0.06, 0.08], window=4)
     assert (plan.width, plan.steps, len(plan.branches)) == (1, 4, 3), "the last one for two steps"
 
 
 def test_a_step_takes_time() -> None:
     with pytest.raises(ConfigError, match="step times above 0 s"):
-        allot(BRANCHES, seconds=1.0, step_times=[0.02, 0.0], window=4)
+        schedule_branches(BRANCHES, seconds=1.0, step_times=[0.02, 0.0], window=4)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.errors import ConfigError
-from streamco.policies.window import LONGEST, Confident, Dynamic, Stabiliser, Static, Stopping, WindowPolicy, WindowState, is_fused
+from streamco.policies.window import LONGEST, Confident, Dynamic, EndsDraftsEarly, Stabiliser, Static, WindowPolicy, WindowState, is_fused
 
 proposals = st.lists(st.floats(-5.0, 30.0), min_size=1, max_size=40)
 
@@ -99,8 +99,8 @@ def test_a_confident_draft_has_a_limit_once_the_times_are_known() -> None:
     policy = Confident(first=3, longest=9)
     assert (policy.first, policy.propose(WindowState(previous=3))) == (3, 3.0)
     assert policy.propose(WindowState(previous=3, draft_step=0.01, rate=20.0)) == 9.0
-    assert isinstance(policy, Stopping)
-    assert not isinstance(Static(), Stopping)
+    assert isinstance(policy, EndsDraftsEarly)
+    assert not isinstance(Static(), EndsDraftsEarly)
 
 
 def test_a_confident_draft_ends_where_a_token_is_not_worth_its_step() -> None:

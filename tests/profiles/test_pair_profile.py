@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from streamco.client.speculation.options import SpeculationOptions
-from streamco.core.speculation.estimates import PairPrior
+from streamco.core.speculation.estimates import EstimatesPrior
 from streamco.errors import ConfigError
 from streamco.policies.offload import CONFIDENCE_THRESHOLD
 from streamco.profiles import PairProfile, Profile
@@ -59,7 +59,7 @@ def test_figures_that_cannot_be_are_refused(changes: dict[str, object], message:
 
 def test_a_client_begins_with_what_was_measured() -> None:
     options = SpeculationOptions().measured(PAIR)
-    assert options.prior == PairPrior(
+    assert options.prior == EstimatesPrior(
         acceptance=0.75, step_times=(0.01, 0.012), wait=0.2, remote_step=0.05, hit_rate=0.5, mean_confidence=0.6
     )
     assert (options.confidence_threshold, options.chunks) == (0.83, PAIR.chunks)
@@ -69,7 +69,7 @@ def test_a_client_begins_with_what_was_measured() -> None:
 
 
 def test_what_was_said_goes_before_what_was_measured() -> None:
-    own = PairPrior(acceptance=0.5)
+    own = EstimatesPrior(acceptance=0.5)
     options = SpeculationOptions(prior=own, confidence_threshold=0.9, chunks=((0.1, 0.2),)).measured(PAIR)
     assert (options.prior, options.confidence_threshold, options.chunks) == (own, 0.9, ((0.1, 0.2),))
 
@@ -77,5 +77,5 @@ def test_what_was_said_goes_before_what_was_measured() -> None:
 def test_what_was_not_measured_is_as_usual() -> None:
     options = SpeculationOptions().measured(replace(PAIR, hit_rate=None, remote_step=None, confidence_threshold=None, chunks=()))
     assert options.prior is not None
-    assert (options.prior.hit_rate, options.prior.remote_step) == (PairPrior().hit_rate, PairPrior().remote_step)
+    assert (options.prior.hit_rate, options.prior.remote_step) == (EstimatesPrior().hit_rate, EstimatesPrior().remote_step)
     assert (options.confidence_threshold, options.chunks) == (CONFIDENCE_THRESHOLD, ())

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from streamco.engines.base import Engine
 from streamco.server.app import SERVICE, ServeOptions, Service, make_app, make_runner
-from streamco.server.wakeup import Bell, Clock
+from streamco.server.wakeup import Clock, WakeEvent
 from streamco.testing.engine import FakeEngine
 
 CHAT = "/v1/chat/completions"
@@ -26,12 +26,12 @@ class ManualClock:
 
     def __init__(self) -> None:
         self.time = 0.0
-        self.sleepers: list[tuple[float | None, Bell]] = []
+        self.sleepers: list[tuple[float | None, WakeEvent]] = []
 
     def now(self) -> float:
         return self.time
 
-    async def wait(self, bell: Bell, deadline: float | None) -> bool:
+    async def wait(self, bell: WakeEvent, deadline: float | None) -> bool:
         entry = (deadline, bell)
         self.sleepers.append(entry)
         try:

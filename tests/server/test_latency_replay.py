@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from streamco.engines.base import GenerationEnd, GenerationTimings, TextPiece
 from streamco.errors import ConfigError
-from streamco.server.latency_replay import Holdback, LatencyProfile, quantile
+from streamco.server.latency_replay import LatencyProfile, LatencyReplay, quantile
 from streamco.server.profiles import load_latency
 from tests.support.data import data_path
 
@@ -34,8 +34,8 @@ def pieces(count: int, first: int = 0) -> list[TextPiece]:
     return [TextPiece(f"{number} ", (number,)) for number in range(first, first + count)]
 
 
-def holdback(**changes: object) -> Holdback:
-    return Holdback(profile(**changes), Random(1), started=10.0)
+def holdback(**changes: object) -> LatencyReplay:
+    return LatencyReplay(profile(**changes), Random(1), started=10.0)
 
 
 def texts(popped: tuple[list[TextPiece], GenerationEnd | None]) -> list[str]:
@@ -154,7 +154,7 @@ def test_a_trace_of_means_draws_one_gap_for_the_whole_request() -> None:
 
 def test_the_same_seed_gives_the_same_times() -> None:
     def dues(seed: int) -> list[float]:
-        held = Holdback(load_latency("openai-gpt-4-0125-preview"), Random(seed), started=0.0)
+        held = LatencyReplay(load_latency("openai-gpt-4-0125-preview"), Random(seed), started=0.0)
         held.push(pieces(100), None, now=0.0)
         found = []
         while (due := held.due()) is not None:
@@ -175,7 +175,7 @@ def test_the_same_seed_gives_the_same_times() -> None:
 def test_every_piece_leaves_once_in_order_never_before_it_was_made_or_due(
     gaps: list[float], bursts: list[int], arrivals: list[tuple[float, int]], rng: Random
 ) -> None:
-    held = Holdback(profile(gap_s=gaps, burst_chunks=bursts), rng, started=0.0)
+    held = LatencyReplay(profile(gap_s=gaps, burst_chunks=bursts), rng, started=0.0)
     now, made, left = 0.0, 0, []
     for number, (step, count) in enumerate(arrivals):
         now += step
@@ -217,7 +217,7 @@ def replayed(name: str, requests: int, chunks: int) -> tuple[list[float], list[f
     """Times to first token and chunk rates of many replayed requests."""
     firsts, rates = [], []
     for seed in range(requests):
-        held = Holdback(load_latency(name), Random(seed), started=0.0)
+        held = LatencyReplay(load_latency(name), Random(seed), started=0.0)
         held.push(pieces(chunks), STOP, now=0.0)
         dues = []
         while True:

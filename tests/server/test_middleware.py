@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from streamco.server.http_errors import RequestError
-from streamco.server.middleware import Admission
+from streamco.server.middleware import RequestAdmission
 from streamco.server.options import ServeOptions
 from streamco.testing.engine import FakeEngine
 from tests.server.support import CHAT, HELLO, TEXT, Running, running, until
@@ -196,7 +196,7 @@ async def test_an_unexpected_failure_is_500_without_its_details(caplog: pytest.L
 
 
 def test_a_place_is_given_back_whatever_happens() -> None:
-    admission = Admission(ServeOptions(max_streams=1))
+    admission = RequestAdmission(ServeOptions(max_streams=1))
     with pytest.raises(RuntimeError), admission.admitted():
         raise RuntimeError
     assert admission.present == 0
@@ -206,7 +206,7 @@ def test_a_place_is_given_back_whatever_happens() -> None:
 
 
 def test_a_closed_house_admits_nobody() -> None:
-    admission = Admission(ServeOptions())
+    admission = RequestAdmission(ServeOptions())
     admission.close()
     with pytest.raises(RequestError) as caught, admission.admitted():
         raise AssertionError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streamco.engines.base import GenerationTimings, TextPiece
-from streamco.server.responses import UNLIKELY, ChatAnswer, CompletionAnswer, usage_of
+from streamco.server.responses import UNLIKELY, ChatResponse, CompletionResponse, usage_of
 from streamco.wire.openai.stream import Api, ChatStreamParser
 
 TIMINGS = GenerationTimings(prompt_tokens=7, reused_tokens=3, completion_tokens=2, prefill_s=0.1, decode_s=0.2)
@@ -21,7 +21,7 @@ PIECES = [
 ]
 
 
-def answer(shape: type[ChatAnswer | CompletionAnswer], **changes: Any) -> Any:
+def answer(shape: type[ChatResponse | CompletionResponse], **changes: Any) -> Any:
     fields = {
         "name": "id-1",
         "model": "small",
@@ -39,8 +39,8 @@ def events(data: bytes) -> list[dict[str, Any]]:
     return [json.loads(block.removeprefix("data: ")) for block in data.decode().split("\n\n") if block and block != "data: [DONE]"]
 
 
-@pytest.mark.parametrize(("shape", "api"), [(ChatAnswer, "chat"), (CompletionAnswer, "completions")])
-def test_a_stream_reads_back_as_text_finish_and_usage(shape: type[ChatAnswer], api: Api) -> None:
+@pytest.mark.parametrize(("shape", "api"), [(ChatResponse, "chat"), (CompletionResponse, "completions")])
+def test_a_stream_reads_back_as_text_finish_and_usage(shape: type[ChatResponse], api: Api) -> None:
     made = answer(shape, wants_usage=True, wants_ids=True)
     parser = ChatStreamParser(api=api)
     chunks = parser.feed(made.opening() + made.events(PIECES) + made.closing("stop", TIMINGS))
@@ -56,37 +56,37 @@ def test_a_stream_reads_back_as_text_finish_and_usage(shape: type[ChatAnswer], a
 
 
 def test_the_stream_ends_with_done() -> None:
-    assert answer(ChatAnswer).closing("length", TIMINGS).endswith(b"data: [DONE]\n\n")
+    assert answer(ChatResponse).closing("length", TIMINGS).endswith(b"data: [DONE]\n\n")
 
 
 def test_chat_opens_with_the_role_as_openai_does() -> None:
-    (event,) = events(answer(ChatAnswer).opening())
+    (event,) = events(answer(ChatResponse).opening())
     assert event["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert event["object"] == "chat.completion.chunk"
-    assert answer(CompletionAnswer).opening() == b""
+    assert answer(CompletionResponse).opening() == b""
 
 
 def test_ids_of_the_prompt_come_once_and_only_when_wanted() -> None:
-    assert events(answer(ChatAnswer, wants_ids=True).opening())[0]["prompt_token_ids"] == [9, 8]
-    assert events(answer(CompletionAnswer, wants_ids=True).opening())[0]["prompt_token_ids"] == [9, 8]
-    plain = answer(ChatAnswer)
+    assert events(answer(ChatResponse, wants_ids=True).opening())[0]["prompt_token_ids"] == [9, 8]
+    assert events(answer(CompletionResponse, wants_ids=True).opening())[0]["prompt_token_ids"] == [9, 8]
+    plain = answer(ChatResponse)
     assert b"token_ids" not in plain.opening() + plain.events(PIECES)
 
 
 def test_every_piece_is_one_event() -> None:
-    assert [event["choices"][0]["delta"]["content"] for event in events(answer(ChatAnswer).events(PIECES))] == ["one", " two", "é"]
+    assert [event["choices"][0]["delta"]["content"] for event in events(answer(ChatResponse).events(PIECES))] == ["one", " two", "é"]
 
 
 def test_chunks_say_usage_null_only_when_usage_will_come() -> None:
-    assert events(answer(ChatAnswer, wants_usage=True).events(PIECES))[0]["usage"] is None
-    assert "usage" not in events(answer(ChatAnswer).events(PIECES))[0]
-    *_, usage = events(answer(ChatAnswer, wants_usage=True).closing("stop", TIMINGS))
+    assert events(answer(ChatResponse, wants_usage=True).events(PIECES))[0]["usage"] is None
+    assert "usage" not in events(answer(ChatResponse).events(PIECES))[0]
+    *_, usage = events(answer(ChatResponse, wants_usage=True).closing("stop", TIMINGS))
     assert usage["choices"] == []
     assert usage["usage"] == usage_of(TIMINGS)
 
 
 def test_a_whole_chat_answer() -> None:
-    made = answer(ChatAnswer)
+    made = answer(ChatResponse)
     made.add(PIECES[:1])
     made.add(PIECES[1:])
     whole = json.loads(made.whole("length", TIMINGS))
@@ -98,7 +98,7 @@ def test_a_whole_chat_answer() -> None:
 
 
 def test_a_whole_text_answer_with_ids() -> None:
-    made = answer(CompletionAnswer, wants_ids=True)
+    made = answer(CompletionResponse, wants_ids=True)
     made.add(PIECES)
     (choice,) = json.loads(made.whole("stop", TIMINGS))["choices"]
     assert choice["text"] == "one twoé"
@@ -107,7 +107,7 @@ def test_a_whole_text_answer_with_ids() -> None:
 
 
 def test_logprobs_of_chat_hold_each_token_its_bytes_and_alternatives() -> None:
-    made = answer(ChatAnswer, top=1)
+    made = answer(ChatResponse, top=1)
     first = events(made.events(PIECES))[0]["choices"][0]["logprobs"]["content"]
     assert first == [
         {
@@ -120,34 +120,34 @@ def test_logprobs_of_chat_hold_each_token_its_bytes_and_alternatives() -> None:
 
 
 def test_a_token_that_is_not_among_the_likely_ones_gets_openais_stand_in() -> None:
-    entry = events(answer(ChatAnswer, top=5).events(PIECES))[1]["choices"][0]["logprobs"]["content"][0]
+    entry = events(answer(ChatResponse, top=5).events(PIECES))[1]["choices"][0]["logprobs"]["content"][0]
     assert entry["logprob"] == UNLIKELY
     assert [other["token"] for other in entry["top_logprobs"]] == ["five", "one"]
 
 
 def test_a_piece_of_two_tokens_knows_the_last_ones_probability() -> None:
-    entries = events(answer(ChatAnswer, top=2).events(PIECES))[2]["choices"][0]["logprobs"]["content"]
+    entries = events(answer(ChatResponse, top=2).events(PIECES))[2]["choices"][0]["logprobs"]["content"]
     assert [(entry["bytes"], entry["logprob"]) for entry in entries] == [([0xC3], UNLIKELY), ([0xA9], 0.0)]
     assert entries[1]["top_logprobs"][1]["logprob"] == UNLIKELY
 
 
 def test_without_alternatives_the_tokens_own_logprob_is_told() -> None:
-    entry = events(answer(ChatAnswer, top=0).events(PIECES))[0]["choices"][0]["logprobs"]["content"][0]
+    entry = events(answer(ChatResponse, top=0).events(PIECES))[0]["choices"][0]["logprobs"]["content"][0]
     assert entry["logprob"] == math.log(0.5)
     assert entry["top_logprobs"] == []
 
 
 def test_logprobs_of_completions_count_their_offsets_through_the_stream() -> None:
-    made = answer(CompletionAnswer, top=2)
+    made = answer(CompletionResponse, top=2)
     found = [event["choices"][0]["logprobs"] for event in events(made.events(PIECES[:2]) + made.events(PIECES[2:]))]
     assert [each["text_offset"] for each in found] == [[0], [3], [7, 7]]
     assert found[0]["tokens"] == ["one"]
     assert found[0]["top_logprobs"] == [{"one": math.log(0.5), "five": math.log(0.25)}]
-    assert answer(CompletionAnswer, top=0)._logprobs(PIECES)["top_logprobs"] is None
+    assert answer(CompletionResponse, top=0)._logprobs(PIECES)["top_logprobs"] is None
 
 
-@pytest.mark.parametrize(("shape", "api"), [(ChatAnswer, "chat"), (CompletionAnswer, "completions")])
-def test_a_piece_cut_by_a_stop_string_has_no_ids_and_is_told_with_the_end(shape: type[ChatAnswer], api: Api) -> None:
+@pytest.mark.parametrize(("shape", "api"), [(ChatResponse, "chat"), (CompletionResponse, "completions")])
+def test_a_piece_cut_by_a_stop_string_has_no_ids_and_is_told_with_the_end(shape: type[ChatResponse], api: Api) -> None:
     """Its ids would make whoever goes on behind them miss the stop string; without its end somebody might go on at all."""
     made = answer(shape, wants_ids=True)
     data = made.opening() + made.events([PIECES[0], TextPiece(" t", (2,), is_cut=True)])

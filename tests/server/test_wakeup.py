@@ -12,8 +12,8 @@ import pytest
 from streamco.config import SamplingOptions
 from streamco.engines.base import GenerationRequest
 from streamco.errors import EngineError
-from streamco.server.latency_replay import Holdback, LatencyProfile
-from streamco.server.wakeup import AHEAD, Bell, LoopClock, Waker, Work
+from streamco.server.latency_replay import LatencyProfile, LatencyReplay
+from streamco.server.wakeup import AHEAD, GenerationReader, LoopClock, WakeCoalescer, WakeEvent
 from streamco.testing.engine import FakeEngine
 from tests.server.support import ManualClock, until
 
@@ -24,11 +24,11 @@ def request(**sampling: object) -> GenerationRequest:
     return GenerationRequest(prompt_ids=[1, 2, 3], sampling=msgspec.convert(sampling, type=SamplingOptions))
 
 
-def work_of(engine: FakeEngine, clock: ManualClock | None = None, holdback: Holdback | None = None) -> Work:
-    return Work(engine, request(), Waker(), clock or LoopClock(), holdback)
+def work_of(engine: FakeEngine, clock: ManualClock | None = None, holdback: LatencyReplay | None = None) -> GenerationReader:
+    return GenerationReader(engine, request(), WakeCoalescer(), clock or LoopClock(), holdback)
 
 
-async def read_all(work: Work) -> tuple[str, str]:
+async def read_all(work: GenerationReader) -> tuple[str, str]:
     text = ""
     while True:
         burst = await work.receive(None)
@@ -39,13 +39,13 @@ async def read_all(work: Work) -> tuple[str, str]:
 
 
 async def test_a_bell_that_rang_before_the_wait_is_heard() -> None:
-    bell = Bell()
+    bell = WakeEvent()
     bell.ring()
     assert await bell.wait(None) is True
 
 
 async def test_a_bell_is_heard_once() -> None:
-    bell = Bell()
+    bell = WakeEvent()
     bell.ring()
     bell.ring()
     assert await bell.wait(None)
@@ -55,12 +55,12 @@ async def test_a_bell_is_heard_once() -> None:
 async def test_a_wait_ends_at_its_deadline_and_not_before() -> None:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + 0.02
-    assert await Bell().wait(deadline) is False
+    assert await WakeEvent().wait(deadline) is False
     assert loop.time() >= deadline - 0.001
 
 
 async def test_a_cancelled_wait_loses_no_ring() -> None:
-    bell = Bell()
+    bell = WakeEvent()
     waiting = asyncio.ensure_future(bell.wait(None))
     await asyncio.sleep(0)
     bell.ring()
@@ -81,8 +81,8 @@ async def test_many_wakes_from_a_thread_are_one_loop_wake_up() -> None:
         return real(*args)  # type: ignore[arg-type]
 
     loop.call_soon_threadsafe = counting  # type: ignore[method-assign,assignment]
-    waker = Waker()
-    bells = [Bell() for _ in range(8)]
+    waker = WakeCoalescer()
+    bells = [WakeEvent() for _ in range(8)]
     wakes = [waker.bind(bell) for bell in bells]
 
     def burst() -> None:
@@ -99,11 +99,11 @@ async def test_many_wakes_from_a_thread_are_one_loop_wake_up() -> None:
 
 
 def test_a_wake_after_the_loop_was_closed_is_no_error_in_the_engines_thread() -> None:
-    async def bind() -> Waker:
-        return Waker()
+    async def bind() -> WakeCoalescer:
+        return WakeCoalescer()
 
     waker = asyncio.run(bind())
-    waker.bind(Bell())()
+    waker.bind(WakeEvent())()
 
 
 async def test_a_whole_answer_is_read_in_order_with_its_end() -> None:
@@ -189,7 +189,7 @@ async def test_an_engine_that_refuses_says_so_at_once() -> None:
 
 async def test_pieces_are_held_back_until_they_are_due() -> None:
     clock = ManualClock()
-    work = work_of(FakeEngine("one two three"), clock, Holdback(PROFILE, Random(1), 0.0))
+    work = work_of(FakeEngine("one two three"), clock, LatencyReplay(PROFILE, Random(1), 0.0))
     left: list[tuple[float, str]] = []
 
     async def read() -> None:
@@ -211,7 +211,7 @@ async def test_pieces_are_held_back_until_they_are_due() -> None:
 async def test_generation_runs_ahead_while_pieces_are_held_back_but_not_without_bound() -> None:
     clock = ManualClock()
     engine = FakeEngine(" ".join(["word"] * 5000), mode="thread", ring_tokens=50)
-    work = work_of(engine, clock, Holdback(PROFILE, Random(1), 0.0))
+    work = work_of(engine, clock, LatencyReplay(PROFILE, Random(1), 0.0))
     waiting = asyncio.ensure_future(work.receive(None))
     await clock.asleep()
     holdback = work._holdback

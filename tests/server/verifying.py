@@ -21,8 +21,8 @@ from streamco.testing.sequences import FakeDistribution, Successor
 from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.codec import VerifyCodec
 from streamco.wire.verify.errors import OverloadedError
-from streamco.wire.verify.frames import SUBPROTOCOL, Opened, Refusal, Resumed, ServerFrame, Verdict, Welcome
-from streamco.wire.verify.topk import Row
+from streamco.wire.verify.frames import SUBPROTOCOL, Opened, Refusal, Resumed, ServerFrame, VerdictFrame, Welcome
+from streamco.wire.verify.topk import TopK
 
 SIZE = 64
 VOCABULARY = FakeVocabulary("verified", SIZE)
@@ -107,7 +107,7 @@ class Device:
                 frame = self.client.receive(await self.socket.recv())
             if isinstance(frame, kind):
                 return frame
-            if isinstance(frame, Refusal) and issubclass(kind, Verdict | Opened | Resumed):
+            if isinstance(frame, Refusal) and issubclass(kind, VerdictFrame | Opened | Resumed):
                 raise frame.error()
             if frame is not None:
                 self.heard.append(frame)
@@ -127,13 +127,13 @@ class Device:
             except OverloadedError as error:
                 await asyncio.sleep(error.retry_after or 0.0)
 
-    async def draft(self, session: int, base: int, ids: Sequence[int], *, given: int = 0, rows: Sequence[Row] = ()) -> Verdict:
+    async def draft(self, session: int, base: int, ids: Sequence[int], *, given: int = 0, rows: Sequence[TopK] = ()) -> VerdictFrame:
         """Ask, and ask again when told to."""
         while True:
             self.client.draft(session, base, ids, given=given, rows=rows)
             await self.say()
             try:
-                return await self.hear(Verdict)
+                return await self.hear(VerdictFrame)
             except OverloadedError as error:
                 await asyncio.sleep(error.retry_after or 0.0)
 

@@ -7,12 +7,12 @@ from random import Random
 
 import simpy
 
-from streamco.core.speculation.estimates import Pair, PairPrior
+from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstimates
 from streamco.core.speculation.options import SpeculatorOptions
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.policies.window import Static
 from streamco.sim.driver import call_at
-from streamco.sim.fleet.fleet import Answered, Crowd, DeviceModel, Execution, Member
+from streamco.sim.fleet.fleet import AnswerOutcome, DeviceModel, Execution, Fleet, FleetDevice
 from streamco.sim.fleet.recorded_answer import END
 from streamco.sim.fleet.routing import routing_policy
 from streamco.sim.fleet.target_server import TargetServer
@@ -59,12 +59,15 @@ class Small:
         until: float = 1e6,
     ) -> None:
         self.env = simpy.Environment()
-        self.answered: list[Answered] = []
+        self.answered: list[AnswerOutcome] = []
         self.servers = [TargetServer(self.env, flat, options) for _ in range(servers)]
-        prior = PairPrior(step_times=(DRAFT_STEP,) * 6)
+        prior = EstimatesPrior(step_times=(DRAFT_STEP,) * 6)
         model = DeviceModel(name="device", step_times=prior.step_times, seconds_per_token=0.001, token_joules=2.0, prompt_joules=0.5)
-        self.members = [Member(number, model, ConstantLink(RTT), Pair(window=Static(window), prior=prior)) for number in range(devices)]
-        self.crowd = Crowd(
+        self.members = [
+            FleetDevice(number, model, ConstantLink(RTT), SpeculationEstimates(window=Static(window), prior=prior))
+            for number in range(devices)
+        ]
+        self.crowd = Fleet(
             self.env,
             members=self.members,
             servers=self.servers,

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from streamco.testing import Answer, FaultProxy, Faults, ScriptedServer, Stall
+from streamco.testing import FaultProxy, Faults, ScriptedResponse, ScriptedServer, Stall
 
 REQUEST = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
 HEAD = b"HTTP/1.1 200 Scripted\r\nConnection: close\r\n\r\n"
@@ -17,7 +17,7 @@ BODY = bytes(range(256)) * 400
 
 @pytest_asyncio.fixture
 async def server() -> AsyncIterator[ScriptedServer]:
-    async with ScriptedServer(Answer(steps=[BODY], framing="close")) as server:
+    async with ScriptedServer(ScriptedResponse(steps=[BODY], framing="close")) as server:
         yield server
 
 
@@ -75,7 +75,7 @@ async def test_a_refusing_proxy_resets_at_once(server: ScriptedServer) -> None:
 
 
 async def test_live_connections_are_stalled_resumed_cut_and_reset_by_hand() -> None:
-    async with ScriptedServer(Answer(steps=[b"abc", Stall()], framing="close")) as server, FaultProxy(server.port) as proxy:
+    async with ScriptedServer(ScriptedResponse(steps=[b"abc", Stall()], framing="close")) as server, FaultProxy(server.port) as proxy:
         first, first_writer = await ask(proxy)
         await first.readuntil(b"abc")
         proxy.stall()
@@ -106,7 +106,7 @@ async def test_a_stall_by_hand_holds_bytes_back_until_resumed(server: ScriptedSe
 
 
 async def test_a_client_that_leaves_is_passed_on_to_the_server() -> None:
-    async with ScriptedServer(Answer(steps=[b"abc", Stall()])) as server, FaultProxy(server.port) as proxy:
+    async with ScriptedServer(ScriptedResponse(steps=[b"abc", Stall()])) as server, FaultProxy(server.port) as proxy:
         reader, writer = await ask(proxy)
         await reader.readuntil(b"abc")
         await hang_up(writer)

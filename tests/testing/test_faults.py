@@ -8,7 +8,7 @@ import random
 import pytest
 
 from streamco.errors import ConfigError
-from streamco.testing import FAULT_KINDS, Answer, FaultPlan, FaultProxy, Faults, ScriptedServer, Strike, chunk_event, draw_faults
+from streamco.testing import FAULT_KINDS, FaultPlan, FaultProxy, Faults, ScriptedResponse, ScriptedServer, Strike, chunk_event, draw_faults
 
 REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n\r\n"
 EVENTS = [chunk_event(text) for text in ("one é", "zwei é", "drei é", "vier é")]
@@ -20,7 +20,7 @@ LAST = b"0\r\n\r\n"  # chunk
 async def ask(faults: Faults, *, requests: int = 1, seconds: float = 0.2) -> tuple[bytes, str]:
     """All bytes that the proxy lets through, and how they end."""
     received = b""
-    async with ScriptedServer(Answer(steps=EVENTS)) as server, FaultProxy(server.port, faults) as proxy:
+    async with ScriptedServer(ScriptedResponse(steps=EVENTS)) as server, FaultProxy(server.port, faults) as proxy:
         reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
         writer.write(REQUEST * requests)
         try:

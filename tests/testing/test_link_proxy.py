@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from streamco.errors import ConfigError
-from streamco.testing import Answer, LinkProxy, ScriptedServer
+from streamco.testing import LinkProxy, ScriptedResponse, ScriptedServer
 from streamco.testing.link_proxy import HEADERS, SEGMENT, Lane
 
 REQUEST = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -19,7 +19,7 @@ BODY = bytes(range(256)) * 2000
 
 @pytest_asyncio.fixture
 async def server() -> AsyncIterator[ScriptedServer]:
-    async with ScriptedServer(Answer(steps=[BODY], framing="close")) as server:
+    async with ScriptedServer(ScriptedResponse(steps=[BODY], framing="close")) as server:
         yield server
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from streamco.testing import (
     DONE,
-    Answer,
     Cut,
     Pause,
     RecordedRequest,
     Reset,
+    ScriptedResponse,
     ScriptedServer,
     Stall,
     chunk_event,
@@ -40,7 +40,7 @@ async def exchange(server: ScriptedServer, request: bytes = REQUEST) -> bytes:
 
 
 async def test_an_answer_is_sent_piece_by_piece_in_chunked_framing() -> None:
-    answer = Answer(headers={"Content-Type": "text/plain"}, steps=[b"abc", Pause(0.001), b"defg"])
+    answer = ScriptedResponse(headers={"Content-Type": "text/plain"}, steps=[b"abc", Pause(0.001), b"defg"])
     async with ScriptedServer(answer) as server:
         assert await exchange(server) == (
             b"HTTP/1.1 200 Scripted\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n4\r\ndefg\r\n0\r\n\r\n"
@@ -48,7 +48,7 @@ async def test_an_answer_is_sent_piece_by_piece_in_chunked_framing() -> None:
 
 
 async def test_close_framing_ends_with_the_connection() -> None:
-    async with ScriptedServer(Answer(status=503, steps=[b"busy"], framing="close")) as server:
+    async with ScriptedServer(ScriptedResponse(status=503, steps=[b"busy"], framing="close")) as server:
         assert await exchange(server) == b"HTTP/1.1 503 Scripted\r\nConnection: close\r\n\r\nbusy"
 
 
@@ -70,7 +70,7 @@ async def test_length_framing_counts_the_bytes_and_keeps_the_connection_for_the_
 async def test_a_request_is_recorded_even_when_it_arrives_byte_by_byte() -> None:
     body = json.dumps({"model": "m"}).encode()
     head = f"POST /v1/x?y=1 HTTP/1.1\r\nHost: h\r\nX-Key:  v \r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    async with ScriptedServer(Answer(framing="close")) as server:
+    async with ScriptedServer(ScriptedResponse(framing="close")) as server:
         reader, writer = await connect(server)
         for byte in head + body:
             writer.write(bytes([byte]))
@@ -85,7 +85,7 @@ async def test_a_request_is_recorded_even_when_it_arrives_byte_by_byte() -> None
 
 
 async def test_a_cut_ends_the_connection_without_the_end_of_the_answer() -> None:
-    async with ScriptedServer(Answer(steps=[b"abc", Cut()])) as server:
+    async with ScriptedServer(ScriptedResponse(steps=[b"abc", Cut()])) as server:
         reader, writer = await connect(server)
         writer.write(REQUEST)
         assert (await reader.read()).endswith(b"3\r\nabc\r\n")
@@ -94,7 +94,7 @@ async def test_a_cut_ends_the_connection_without_the_end_of_the_answer() -> None
 
 
 async def test_a_reset_is_seen_as_a_reset() -> None:
-    async with ScriptedServer(Answer(steps=[Reset()])) as server:
+    async with ScriptedServer(ScriptedResponse(steps=[Reset()])) as server:
         reader, writer = await connect(server)
         writer.write(REQUEST)
         with pytest.raises(ConnectionResetError):
@@ -103,7 +103,7 @@ async def test_a_reset_is_seen_as_a_reset() -> None:
 
 
 async def test_a_client_that_leaves_a_stalled_answer_is_counted() -> None:
-    async with ScriptedServer(Answer(steps=[b"abc", Stall()])) as server:
+    async with ScriptedServer(ScriptedResponse(steps=[b"abc", Stall()])) as server:
         reader, writer = await connect(server)
         writer.write(REQUEST)
         await reader.readuntil(b"abc")
@@ -115,17 +115,17 @@ async def test_a_client_that_leaves_a_stalled_answer_is_counted() -> None:
 
 
 async def test_a_function_of_the_request_and_a_route_decide_the_answer() -> None:
-    def echo(request: RecordedRequest) -> Answer:
-        return Answer(steps=[request.path.encode()], framing="close")
+    def echo(request: RecordedRequest) -> ScriptedResponse:
+        return ScriptedResponse(steps=[request.path.encode()], framing="close")
 
     async with ScriptedServer(echo) as server:
-        server.route("/health", Answer(steps=[b"fine"], framing="close"))
+        server.route("/health", ScriptedResponse(steps=[b"fine"], framing="close"))
         assert (await exchange(server)).endswith(b"/v1/chat/completions")
         assert (await exchange(server, b"GET /health HTTP/1.1\r\n\r\n")).endswith(b"fine")
 
 
 async def test_closing_the_server_drops_clients_and_can_be_repeated() -> None:
-    server = ScriptedServer(Answer(steps=[Stall()]))
+    server = ScriptedServer(ScriptedResponse(steps=[Stall()]))
     await server.start()
     reader, writer = await connect(server)
     writer.write(REQUEST)
@@ -145,7 +145,7 @@ async def test_waiting_for_something_that_does_not_happen_has_a_limit() -> None:
 
 
 async def test_a_large_answer_is_written_at_the_speed_of_its_reader() -> None:
-    async with ScriptedServer(Answer(steps=[bytes(1 << 20)] * 8, framing="close")) as server:
+    async with ScriptedServer(ScriptedResponse(steps=[bytes(1 << 20)] * 8, framing="close")) as server:
         reader, writer = await connect(server)
         writer.write(REQUEST)
         await reader.readuntil(b"\r\n\r\n")

@@ -17,7 +17,7 @@ from streamco.config import SamplingOptions
 from streamco.core.speculation.events import ConnectVerifier, SendDraft, VerdictReceived, VerifierConnected
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.base import VerifierEvent
-from streamco.endpoints.verifiers.logprob import StockVerifier
+from streamco.endpoints.verifiers.logprob import LogprobVerifier
 from streamco.engines.base import HoldingEngine, TokenSequence
 from streamco.engines.kv_slots import common_prefix
 from streamco.policies.acceptance import Rule
@@ -115,7 +115,7 @@ async def write_alone(remote: OpenAIEndpoint, prompt: Sequence[int], count: int)
 
 
 async def compare(
-    verifier: StockVerifier, engine: HoldingEngine, prompts: Sequence[tuple[str, Sequence[int]]], *, tokens: int, window: int = 4
+    verifier: LogprobVerifier, engine: HoldingEngine, prompts: Sequence[tuple[str, Sequence[int]]], *, tokens: int, window: int = 4
 ) -> Comparison:
     """Have drafts of each prompt's answer verified along the server's own answer.
 
@@ -144,7 +144,7 @@ async def compare(
 
 
 async def _follow(
-    verifier: StockVerifier, drafts: Drafts, asked: tuple[str, Sequence[int]], own: OwnText, found: Comparison, *, window: int
+    verifier: LogprobVerifier, drafts: Drafts, asked: tuple[str, Sequence[int]], own: OwnText, found: Comparison, *, window: int
 ) -> None:
     name, prompt = asked
     told: asyncio.Queue[VerifierEvent] = asyncio.Queue()
@@ -175,7 +175,7 @@ async def _follow(
     await session.aclose()
 
 
-async def _measure_shift(verifier: StockVerifier, prompt: Sequence[int], own: OwnText, found: Comparison) -> None:
+async def _measure_shift(verifier: LogprobVerifier, prompt: Sequence[int], own: OwnText, found: Comparison) -> None:
     """Read the answer at once, and see how the distances between the best two have changed."""
     scores, _, _ = await verifier.score([*prompt, *own.ids], len(own.ids), top=_TOP)
     for place, written in zip(scores.places, own.tops, strict=False):

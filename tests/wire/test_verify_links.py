@@ -11,7 +11,7 @@ from streamco.policies.acceptance import verify_greedy
 from streamco.wire.verify.checks import prefix_hash
 from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.errors import NotResumableError, OverloadedError
-from streamco.wire.verify.frames import Close, Draft, Extend, Hello, Open, Opened, Refusal, Resume, Resumed, Verdict
+from streamco.wire.verify.frames import Close, Draft, Extend, Hello, Open, Opened, Refusal, Resume, Resumed, VerdictFrame
 from streamco.wire.verify.server import VerifyServer
 from tests.wire.verifying import GREEDY, VOCABULARY, codec, some_server
 
@@ -64,7 +64,7 @@ class Verifier:
                 choices = [target(text + frame.pending[:place]) for place in range(len(frame.pending) + 1)]
                 verdict = verify_greedy(frame.pending, choices)
                 self.texts[key] = text + frame.pending[: verdict.accepted] + (verdict.token,)
-                server.send(Verdict(frame.session, frame.round_number, verdict.accepted, verdict.token))
+                server.send(VerdictFrame(frame.session, frame.round_number, verdict.accepted, verdict.token))
             case Close():
                 del self.texts[self.keys.pop(frame.session)]
             case None:
@@ -127,7 +127,7 @@ class Device:
                 self.key = frame.key
             case Resumed():
                 self.is_ready = True
-            case Verdict() as frame:
+            case VerdictFrame() as frame:
                 assert self.out is not None
                 assert frame.token is not None
                 self.ids += (*self.out[: frame.accepted], frame.token)

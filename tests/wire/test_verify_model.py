@@ -15,7 +15,7 @@ from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.policies.acceptance import verify_greedy
 from streamco.wire.verify.codec import VerifyCodec
-from streamco.wire.verify.frames import Draft, Verdict
+from streamco.wire.verify.frames import Draft, VerdictFrame
 from streamco.wire.verify.topk import quantise
 
 pytestmark = pytest.mark.model
@@ -52,10 +52,10 @@ def test_greedy_verdicts_from_rows_are_those_from_whole_distributions(scored: tu
         draft = ids[start : start + WINDOW]
         target = logits[start - 1 : start + WINDOW]
         whole = verify_greedy(draft, [int(row.argmax()) for row in target])
-        told = Verdict(0, 0, whole.accepted, whole.token, rows=tuple(quantise(top_k(row, count), is_whole=False) for row in target))
+        told = VerdictFrame(0, 0, whole.accepted, whole.token, rows=tuple(quantise(top_k(row, count), is_whole=False) for row in target))
         message = codec.encode(told)
         heard = codec.decode_down(message)
-        assert isinstance(heard, Verdict)
+        assert isinstance(heard, VerdictFrame)
         assert verify_greedy(draft, [row.ids[0] for row in heard.rows]) == whole
         assert len(message) <= 0.005 * target.nbytes
         outcomes.add(whole.accepted)

@@ -9,7 +9,7 @@ from streamco.policies.acceptance import Rule
 from streamco.wire.verify.checks import prefix_hash
 from streamco.wire.verify.codec import HELLO, VerifyCodec, frame_number
 from streamco.wire.verify.errors import VerifyProtocolError
-from streamco.wire.verify.frames import ClientFrame, Opened, Refusal, Resumed, Verdict, VerifyLimits, Welcome
+from streamco.wire.verify.frames import ClientFrame, Opened, Refusal, Resumed, VerdictFrame, VerifyLimits, Welcome
 from streamco.wire.verify.server import VerifyServer
 from streamco.wire.verify.topk import pack_rows, unpack_rows
 from tests.wire.verifying import SIZE, VOCABULARY
@@ -46,7 +46,7 @@ def answer(server: VerifyServer, message: bytes) -> None:
     match CODEC.decode_down(message):
         case Welcome():
             server.welcome()
-        case Opened() | Verdict() as frame:
+        case Opened() | VerdictFrame() as frame:
             assert server.send(frame)
         case Resumed() as frame:
             assert server.resume(frame, Rule())
@@ -74,5 +74,5 @@ def test_the_limits_and_numbers_of_the_page_are_those_of_the_code() -> None:
         ("draft_tokens", limits.draft_tokens),
     ):
         assert re.search(rf"^\| `{name}` \|.* {value:,} \|$", PAGE, flags=re.MULTILINE), name
-    for frame in (*ClientFrame.__args__, Welcome, Opened, Verdict, Resumed, Refusal):
+    for frame in (*ClientFrame.__args__, Welcome, Opened, VerdictFrame, Resumed, Refusal):
         assert re.search(rf"^### \d+ {frame.__name__.lower()}$", PAGE, flags=re.MULTILINE), frame

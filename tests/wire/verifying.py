@@ -8,9 +8,9 @@ from typing import Any
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.codec import VerifyCodec
-from streamco.wire.verify.frames import Hello, Opened, ServerFrame, Verdict, VerifyLimits
+from streamco.wire.verify.frames import Hello, Opened, ServerFrame, VerdictFrame, VerifyLimits
 from streamco.wire.verify.server import VerifyServer
-from streamco.wire.verify.topk import Row, quantise
+from streamco.wire.verify.topk import TopK, quantise
 
 msgpack: Any = import_module("msgpack")  # it has no types
 
@@ -58,11 +58,11 @@ def opened(client: VerifyClient, server: VerifyServer, ids: tuple[int, ...] = (1
     return number
 
 
-def judge(server: VerifyServer, session: int, number: int, accepted: int, token: int | None, *rows: Row) -> bool:
-    return server.send(Verdict(session, number, accepted, token, rows=rows))
+def judge(server: VerifyServer, session: int, number: int, accepted: int, token: int | None, *rows: TopK) -> bool:
+    return server.send(VerdictFrame(session, number, accepted, token, rows=rows))
 
 
-def a_row(token: int, *others: int) -> Row:
+def a_row(token: int, *others: int) -> TopK:
     return quantise([(token, 0.5), *((other, 0.1) for other in others)], is_whole=True)
 
 

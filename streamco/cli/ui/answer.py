@@ -17,7 +17,7 @@ from streamco.config import Pace
 from streamco.core.report import Report
 from streamco.errors import StreamcoError, UsageError
 
-__all__ = ["Answer", "AnswerSettings", "read_answer"]
+__all__ = ["ShownAnswer", "AnswerSettings", "read_answer"]
 
 
 class AnswerSettings(Struct, kw_only=True):
@@ -29,7 +29,7 @@ class AnswerSettings(Struct, kw_only=True):
     seed: int | None = None
 
 
-class Answer(Struct, kw_only=True):
+class ShownAnswer(Struct, kw_only=True):
     """How a prompt was answered.
 
     Args:
@@ -60,9 +60,9 @@ class Answer(Struct, kw_only=True):
         return msgspec.json.encode(shape).decode()
 
 
-async def read_answer(client: Client, messages: Sequence[Mapping[str, Any]], settings: AnswerSettings, view: View) -> Answer:
+async def read_answer(client: Client, messages: Sequence[Mapping[str, Any]], settings: AnswerSettings, view: View) -> ShownAnswer:
     """Ask, show the answer as it comes, and tell how it went. Failures of endpoints are part of the answer; nothing is raised for them."""
-    answer = Answer()
+    answer = ShownAnswer()
     parts: list[str] = []
     stream = client.stream(
         messages, max_tokens=settings.max_tokens, temperature=settings.temperature, seed=settings.seed, pace=settings.pace

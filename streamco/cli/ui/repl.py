@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from streamco.cli.ui.answer import Answer, AnswerSettings, read_answer
+from streamco.cli.ui.answer import AnswerSettings, ShownAnswer, read_answer
 from streamco.cli.ui.history import Conversation
 from streamco.cli.ui.report import Section, report_sections
 from streamco.cli.ui.slash_commands import (
@@ -86,7 +86,7 @@ class Dialogue:
         await self.ask(line.removeprefix("/") if line.startswith("//") else line)
         return True
 
-    async def ask(self, prompt: str) -> Answer:
+    async def ask(self, prompt: str) -> ShownAnswer:
         """Answer a prompt; what came of the answer is in the conversation afterwards."""
         self._conversation.ask(prompt)
         answer = await read_answer(self._client, self._conversation.messages(), self._settings, self._view)

@@ -14,7 +14,7 @@ __all__ = [
     "COMMANDS",
     "MODES",
     "POLICIES",
-    "Call",
+    "SlashCall",
     "Command",
     "CommandError",
     "help_lines",
@@ -48,7 +48,7 @@ class Command(Struct, frozen=True):
     help: str
 
 
-class Call(Struct, frozen=True):
+class SlashCall(Struct, frozen=True):
     """A command somebody typed. ``argument`` is "" when there was none."""
 
     name: str
@@ -75,7 +75,7 @@ NAMES = tuple(command.name for command in COMMANDS)
 ALIASES = {"exit": "quit", "bye": "quit", "q": "quit", "?": "help", "reset": "new", "clear": "new"}
 
 
-def parse_line(line: str) -> Call | None:
+def parse_line(line: str) -> SlashCall | None:
     """The command a line holds, or None when it is a prompt. ``//text`` is a prompt that begins with a slash.
 
     Any unambiguous beginning of a name will do.
@@ -86,7 +86,7 @@ def parse_line(line: str) -> Call | None:
     if not line.startswith("/") or line.startswith("//"):
         return None
     typed, _, argument = line[1:].strip().partition(" ")
-    return Call(_resolve(typed.lower()), argument.strip())
+    return SlashCall(_resolve(typed.lower()), argument.strip())
 
 
 def _resolve(typed: str) -> str:

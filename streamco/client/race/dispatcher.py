@@ -13,13 +13,13 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from streamco.client.race.migration import CostOf, MigrationDesk, MigrationOptions
+from streamco.client.race.migration import CostOf, MigrationOptions, MigrationPlanner
 from streamco.client.request_facts import describe_request
 from streamco.config import READING
-from streamco.core.race.attempt import Leg, LegState, Start
+from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState
 from streamco.core.race.estimators import is_burst
 from streamco.core.race.learner import DeviceTTFT, Learner, Plan, PromptLength, ServerTTFT
-from streamco.core.race.machine import SessionMachine
+from streamco.core.race.machine import RaceMachine
 from streamco.core.race.migration import MigrationPlan
 from streamco.core.report import DispatchReport
 from streamco.endpoints.base import Endpoint, Kind, Request
@@ -28,10 +28,10 @@ from streamco.policies.budget_control import BudgetSteering, Reservation, steer
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED, DeviceCosts, RequestCost, Usage, device_costs, request_cost
 from streamco.policies.device_constrained import TAIL
 from streamco.policies.dispatch import Decision, DeviceOnly, ServerOnly
-from streamco.policies.eligibility import Eligibility, Gate, RequestFacts, SideFacts, judge, restrict
+from streamco.policies.eligibility import Eligibility, Gate, RequestFacts, SideFacts, check_eligibility, restrict
 from streamco.profiles import ModelShape, Prices, Profile
 
-__all__ = ["DispatchOptions", "Dispatched", "Dispatcher"]
+__all__ = ["DispatchOptions", "DispatchRecord", "Dispatcher"]
 
 
 class DispatchOptions(Struct, frozen=True, kw_only=True):
@@ -58,7 +58,7 @@ class DispatchOptions(Struct, frozen=True, kw_only=True):
     reader_rate: float = READING
 
 
-class Dispatched:
+class DispatchRecord:
     """One request's decision and its place in the account.
 
     Attributes:
@@ -71,7 +71,7 @@ class Dispatched:
     def __init__(
         self,
         decision: Decision,
-        starts: tuple[Start, ...],
+        starts: tuple[AttemptPlan, ...],
         *,
         device: str | None,
         plan: Plan,
@@ -165,7 +165,7 @@ class Dispatcher:
         self._count = 0
         self._costs: DeviceCosts | None = None
         self._known: tuple[Prices | None, ModelShape | None] = (None, None)
-        self._migration = MigrationDesk(None if profile is None else profile.answers)
+        self._migration = MigrationPlanner(None if profile is None else profile.answers)
         self._pair = None if profile is None else profile.pair
 
     def copy(self, options: DispatchOptions, *, budget: float | None, policy: str | None) -> Dispatcher:
@@ -194,7 +194,7 @@ class Dispatcher:
         servers: Sequence[Endpoint],
         unavailable: Mapping[str, EndpointError],
         facts: RequestFacts | None = None,
-    ) -> Dispatched:
+    ) -> DispatchRecord:
         """Who starts when.
 
         Args:
@@ -210,8 +210,8 @@ class Dispatcher:
         servers = [server for server in servers if server.name not in unavailable]
         self._note_costs(device, servers)
         facts = facts or describe_request(request, device, servers)
-        able = [server for server in servers if judge(facts, device=None, server=_side_facts(server)).server]
-        eligibility = judge(
+        able = [server for server in servers if check_eligibility(facts, device=None, server=_side_facts(server)).server]
+        eligibility = check_eligibility(
             facts,
             device=_side_facts(device),
             server=_side_facts(next(iter(able or servers), None)),
@@ -230,7 +230,7 @@ class Dispatcher:
         if is_wanted:
             decision = steer(decision, plan.constrained, is_allowed=reservation.is_allowed)
         starts = _starts(decision, eligibility, device, able)
-        return Dispatched(
+        return DispatchRecord(
             decision,
             starts,
             device=device.name if device is not None else None,
@@ -267,7 +267,7 @@ class Dispatcher:
 
     def plan_moves(
         self,
-        dispatched: Dispatched,
+        dispatched: DispatchRecord,
         endpoints: Mapping[str, Endpoint],
         options: MigrationOptions,
         *,
@@ -299,7 +299,7 @@ class Dispatcher:
 
     # Learning
 
-    def settle(self, dispatched: Dispatched, machine: SessionMachine) -> None:
+    def settle(self, dispatched: DispatchRecord, machine: RaceMachine) -> None:
         """A session is over: close its account and learn from its times."""
         legs = [leg for leg in (*machine.legs.values(), *machine.past_legs) if leg.opened is not None]
         sides = {leg.source: "device" if leg.source == dispatched.device else "server" for leg in legs}
@@ -313,7 +313,7 @@ class Dispatcher:
         for leg in legs:
             self._learn(leg, sides[leg.source], dispatched)
 
-    def _learn(self, leg: Leg, side: str, dispatched: Dispatched) -> None:
+    def _learn(self, leg: Attempt, side: str, dispatched: DispatchRecord) -> None:
         if leg.opened is None or leg.takes_over_at is not None or leg.is_ahead or leg.error is not None:
             return
         if leg.ttft is not None:
@@ -329,19 +329,19 @@ def _cost(costs: DeviceCosts | None, endpoint: Endpoint, prompt: int, completion
     return request_cost(usage, _prices(endpoint), None)
 
 
-def _device_sample(leg: Leg, ttft: float, dispatched: Dispatched) -> DeviceTTFT:
+def _device_sample(leg: Attempt, ttft: float, dispatched: DispatchRecord) -> DeviceTTFT:
     details = leg.usage.prompt_tokens_details if leg.usage else None
     fresh = dispatched.prompt_tokens - ((details.cached_tokens or 0) if details else 0)
     return DeviceTTFT(max(1, fresh), ttft)
 
 
-def _server_sample(leg: Leg, ttft: float) -> ServerTTFT:
-    if leg.state is not LegState.ENDED or leg.first_token is None or leg.stopped is None:
+def _server_sample(leg: Attempt, ttft: float) -> ServerTTFT:
+    if leg.state is not AttemptState.ENDED or leg.first_token is None or leg.stopped is None:
         return ServerTTFT(ttft)
     return ServerTTFT(ttft, is_burst=is_burst(leg.tokens, ttft, leg.stopped - leg.first_token))
 
 
-def _starts(decision: Decision, eligibility: Eligibility, device: Endpoint | None, servers: Sequence[Endpoint]) -> tuple[Start, ...]:
+def _starts(decision: Decision, eligibility: Eligibility, device: Endpoint | None, servers: Sequence[Endpoint]) -> tuple[AttemptPlan, ...]:
     starts = []
     if servers:
         starts.append(_start(servers[0], decision.server_wait))
@@ -350,9 +350,9 @@ def _starts(decision: Decision, eligibility: Eligibility, device: Endpoint | Non
     return (*starts, *(_start(server, None) for server in servers[1:]))
 
 
-def _start(endpoint: Endpoint, wait: float | None) -> Start:
+def _start(endpoint: Endpoint, wait: float | None) -> AttemptPlan:
     can = endpoint.capabilities
-    return Start(endpoint.name, wait, continues=can.continuation != "none", vocabulary=can.vocabulary)
+    return AttemptPlan(endpoint.name, wait, continues=can.continuation != "none", vocabulary=can.vocabulary)
 
 
 def _side_facts(endpoint: Endpoint | None) -> SideFacts | None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from streamco.client.driver import Batch, TaskOwner, clock_of
-from streamco.client.error_translation import Unopened, translate
+from streamco.client.error_translation import FailedStream, translate
 from streamco.core.race.commands import (
     CancelStream,
     Command,
@@ -27,16 +27,16 @@ from streamco.core.race.commands import (
     OpenStream,
     PrepareStream,
 )
-from streamco.core.race.machine import SessionMachine
+from streamco.core.race.machine import RaceMachine
 from streamco.endpoints.base import Endpoint, EndpointStream, Request
 from streamco.errors import ConcurrentRead, StreamClosed, StreamcoError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
 from streamco.partial import Partial
 
-__all__ = ["SessionDriver"]
+__all__ = ["RaceDriver"]
 
 
-class SessionDriver(TaskOwner):
+class RaceDriver(TaskOwner):
     """One session's IO.
 
     Args:
@@ -53,13 +53,13 @@ class SessionDriver(TaskOwner):
 
     def __init__(
         self,
-        machine: SessionMachine,
+        machine: RaceMachine,
         endpoints: Mapping[str, Endpoint],
         request: Request,
         *,
         unread: int = 4096,
         ahead: int | None = None,
-        on_over: Callable[[SessionDriver], None] | None = None,
+        on_over: Callable[[RaceDriver], None] | None = None,
         clock: Callable[[], float] | None = None,
         log: list[tuple[float, Event | None, list[Command]]] | None = None,
     ) -> None:
@@ -279,7 +279,7 @@ class SessionDriver(TaskOwner):
         try:
             return self._endpoints[source].open(request)
         except Exception as error:  # noqa: BLE001  it should not fail; if it does, it is this leg that failed
-            return Unopened(translate(error, source))
+            return FailedStream(translate(error, source))
 
     def _begin_cancel(self, source: str) -> None:
         self._spawn(self._cancel(source, self._pumps[source], self._streams[source]), f"streamco cancel {source}")

@@ -11,7 +11,7 @@ from copy import deepcopy
 from msgspec import Struct
 
 from streamco.core.race.answer_lengths import AnswerLengths
-from streamco.core.race.machine import SessionMachine
+from streamco.core.race.machine import RaceMachine
 from streamco.core.race.migration import MigrationPlan
 from streamco.core.race.switch_latency import SwitchLearner
 from streamco.endpoints.base import Endpoint, Kind
@@ -20,7 +20,7 @@ from streamco.policies.cost import RequestCost
 from streamco.policies.migration import SERVER_STOPS, Terms, TransferRule
 from streamco.profiles import RemainingLength
 
-__all__ = ["CostOf", "MigrationDesk", "MigrationOptions"]
+__all__ = ["CostOf", "MigrationPlanner", "MigrationOptions"]
 
 CostOf = Callable[[Endpoint, int, int, int], RequestCost]
 """Cost of prompt, completion and cached prompt tokens at an endpoint (``Dispatched.cost``)."""
@@ -50,7 +50,7 @@ class MigrationOptions(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"migration: expected at most 0 or more moves an answer, got {self.most!r}")
 
 
-class MigrationDesk:
+class MigrationPlanner:
     """What one client knows for its answers' moves.
 
     Args:
@@ -67,7 +67,7 @@ class MigrationDesk:
         """How long answers are, for the next client; None: none was seen, now or before."""
         return self._lengths.estimate().compress() if len(self._lengths) else self._prior
 
-    def copy(self) -> MigrationDesk:
+    def copy(self) -> MigrationPlanner:
         """A desk that begins with what this one knows, and learns by itself from there."""
         return deepcopy(self)
 
@@ -114,7 +114,7 @@ class MigrationDesk:
             limit=limit,
         )
 
-    def learn(self, machine: SessionMachine, devices: frozenset[str], prompt_tokens: int) -> None:
+    def learn(self, machine: RaceMachine, devices: frozenset[str], prompt_tokens: int) -> None:
         """A session is over."""
         self._switching.learn((*machine.past_legs, *machine.legs.values()), devices, prompt_tokens)
         tokens = machine.meter.tokens + machine.dropped

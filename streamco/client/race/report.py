@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from streamco.core.race.attempt import Leg, LegState
-from streamco.core.race.machine import SessionMachine
+from streamco.core.race.attempt import Attempt, AttemptState
+from streamco.core.race.machine import RaceMachine
 from streamco.core.report import AnswerUsage, Ending, EndpointReport, HandOver, Outcome, Report
-from streamco.core.totals import Bill
+from streamco.core.totals import AnswerCost
 from streamco.endpoints.base import Endpoint
 from streamco.errors import EndpointConnectError, EndpointStatusError
 from streamco.openai_types import CompletionUsage
 
 if TYPE_CHECKING:
-    from streamco.client.race.dispatcher import Dispatched
+    from streamco.client.race.dispatcher import DispatchRecord
 
 __all__ = ["build_bill", "build_report", "describe_hand_overs", "describe_leg", "describe_usage"]
 
 
 def build_report(
-    machine: SessionMachine, dispatched: Dispatched, endpoints: Mapping[str, Endpoint], *, now: float, was_left: bool = False
+    machine: RaceMachine, dispatched: DispatchRecord, endpoints: Mapping[str, Endpoint], *, now: float, was_left: bool = False
 ) -> Report:
     """The figures of an answer, finished or not.
 
@@ -55,7 +55,9 @@ def build_report(
     )
 
 
-def build_bill(machine: SessionMachine, dispatched: Dispatched, endpoints: Mapping[str, Endpoint], *, was_left: bool = False) -> Bill:
+def build_bill(
+    machine: RaceMachine, dispatched: DispatchRecord, endpoints: Mapping[str, Endpoint], *, was_left: bool = False
+) -> AnswerCost:
     """What the answer has taken so far; costs nothing for each token, as its quality does."""
     legs = _all_legs(machine)
     waste = _waste(machine, legs, dispatched.prompt_tokens)
@@ -64,7 +66,7 @@ def build_bill(machine: SessionMachine, dispatched: Dispatched, endpoints: Mappi
         parts.append(EndpointReport(name=name, kind=endpoints[name].kind, outcome="failed", error=str(error)))
     worked = [part for part in parts if part.opened is not None]
     joules = [part.energy_j for part in worked if part.energy_j is not None]
-    return Bill(
+    return AnswerCost(
         endpoints=parts,
         ending=_ending(machine, was_left=was_left),
         hand_overs=len(machine.hand_overs),
@@ -77,7 +79,7 @@ def build_bill(machine: SessionMachine, dispatched: Dispatched, endpoints: Mappi
     )
 
 
-def describe_hand_overs(machine: SessionMachine, dispatched: Dispatched, endpoints: Mapping[str, Endpoint]) -> list[HandOver]:
+def describe_hand_overs(machine: RaceMachine, dispatched: DispatchRecord, endpoints: Mapping[str, Endpoint]) -> list[HandOver]:
     """The hand-overs with what the reader noticed of them, and what the planned ones saved."""
     described = []
     source, since = next((leg for leg in _all_legs(machine) if leg.has_won), None), 0.0
@@ -95,24 +97,24 @@ def describe_hand_overs(machine: SessionMachine, dispatched: Dispatched, endpoin
     return described
 
 
-def _all_legs(machine: SessionMachine) -> list[Leg]:
+def _all_legs(machine: RaceMachine) -> list[Attempt]:
     return [*machine.past_legs, *machine.legs.values()]
 
 
-def _readings(machine: SessionMachine, name: str, since: float, until: float) -> list[Leg]:
+def _readings(machine: RaceMachine, name: str, since: float, until: float) -> list[Attempt]:
     """Where this endpoint read ahead, between two times."""
     readings = [leg for leg in _all_legs(machine) if leg.is_ahead and leg.source == name]
     return [leg for leg in readings if leg.opened is not None and since <= leg.opened <= until]
 
 
-def _taker(machine: SessionMachine, hand_over: HandOver) -> Leg | None:
+def _taker(machine: RaceMachine, hand_over: HandOver) -> Attempt | None:
     """The leg that went on."""
     legs = _all_legs(machine)
     return next((leg for leg in legs if leg.source == hand_over.target and leg.takes_over_at == hand_over.position), None)
 
 
 def _saved(
-    machine: SessionMachine, source: Leg, parts: Sequence[Leg], dispatched: Dispatched, endpoints: Mapping[str, Endpoint]
+    machine: RaceMachine, source: Attempt, parts: Sequence[Attempt], dispatched: DispatchRecord, endpoints: Mapping[str, Endpoint]
 ) -> float | None:
     """US dollars that a planned hand-over saved; ``parts``: what the target read ahead, and at last what it wrote."""
     counts = [_count(leg, dispatched.prompt_tokens) for leg in parts]
@@ -124,7 +126,7 @@ def _saved(
     return None if without is None or taken is None else without - taken
 
 
-def describe_usage(machine: SessionMachine, prompt_tokens: int) -> AnswerUsage:
+def describe_usage(machine: RaceMachine, prompt_tokens: int) -> AnswerUsage:
     """Tokens of the answer as it was delivered.
 
     The endpoint that wrote all of it tells them. Behind a hand-over the last one's prompt holds the beginning of the answer, so the
@@ -158,7 +160,7 @@ def _told(usage: CompletionUsage) -> AnswerUsage:
     )
 
 
-def describe_leg(leg: Leg, endpoint: Endpoint, dispatched: Dispatched, wasted_prompt: int = 0, wasted: int = 0) -> EndpointReport:
+def describe_leg(leg: Attempt, endpoint: Endpoint, dispatched: DispatchRecord, wasted_prompt: int = 0, wasted: int = 0) -> EndpointReport:
     """One endpoint's part; usage it did not report is estimated from the prompt's length and the tokens that came.
 
     Args:
@@ -193,7 +195,7 @@ class _Count(NamedTuple):
     completion: int
 
 
-def _count(leg: Leg, prompt_tokens: int) -> _Count:
+def _count(leg: Attempt, prompt_tokens: int) -> _Count:
     """As the endpoint told it, or estimated."""
     if not _has_worked(leg):
         return _Count(0, 0, 0)
@@ -210,14 +212,14 @@ def _total(costs: list[float | None]) -> float | None:
     return sum(known) if len(known) == len(costs) else None
 
 
-def _has_worked(leg: Leg) -> bool:
+def _has_worked(leg: Attempt) -> bool:
     """Whether it did anything that is paid for; whoever refuses a connection or a request did not."""
     if leg.opened is None:
         return False
     return bool(leg.tokens) or not isinstance(leg.error, EndpointConnectError | EndpointStatusError)
 
 
-def _ending(machine: SessionMachine, *, was_left: bool) -> Ending | None:
+def _ending(machine: RaceMachine, *, was_left: bool) -> Ending | None:
     if was_left:
         return "left"
     if machine.error is not None:
@@ -225,24 +227,24 @@ def _ending(machine: SessionMachine, *, was_left: bool) -> Ending | None:
     return None if machine.finished is None else "complete"
 
 
-def _outcome(leg: Leg) -> Outcome:
+def _outcome(leg: Attempt) -> Outcome:
     if leg.opened is None:
         return "not started"
     if leg.has_won:
         return "won"
     if leg.takes_over_at is not None and leg.tokens:
         return "took over"
-    if leg.state is LegState.FAILED:
+    if leg.state is AttemptState.FAILED:
         return "failed"
     return "read ahead" if leg.copies else "lost"
 
 
-def _has_written(leg: Leg) -> bool:
+def _has_written(leg: Attempt) -> bool:
     """Whether its tokens went to the reader."""
     return _outcome(leg) in {"won", "took over"}
 
 
-def _waste(machine: SessionMachine, legs: Sequence[Leg], prompt_tokens: int) -> list[tuple[int, int]]:
+def _waste(machine: RaceMachine, legs: Sequence[Attempt], prompt_tokens: int) -> list[tuple[int, int]]:
     """What each leg read and made for nothing: (prompt tokens, completion tokens)."""
     writers = {leg.source for leg in legs if _has_written(leg)}
     unread = _unread(machine, [leg for leg in legs if _has_written(leg)], prompt_tokens)
@@ -256,7 +258,7 @@ def _waste(machine: SessionMachine, legs: Sequence[Leg], prompt_tokens: int) -> 
     return waste
 
 
-def _unread(machine: SessionMachine, legs: Sequence[Leg], prompt_tokens: int) -> dict[Leg, int]:
+def _unread(machine: RaceMachine, legs: Sequence[Attempt], prompt_tokens: int) -> dict[Attempt, int]:
     """Of the tokens of those who wrote, how many never reached the reader."""
     counts = {leg: _count(leg, prompt_tokens).completion for leg in legs}
     unread = {leg: _late(leg, _count(leg, prompt_tokens)) for leg in legs}
@@ -269,6 +271,6 @@ def _unread(machine: SessionMachine, legs: Sequence[Leg], prompt_tokens: int) ->
     return unread
 
 
-def _late(leg: Leg, count: _Count) -> int:
+def _late(leg: Attempt, count: _Count) -> int:
     """Of what it made, what came behind the hand-over, or when the reader had left."""
     return min(leg.late, count.completion)

@@ -1,7 +1,7 @@
 """Runs a speculator on asyncio: the device's drafts, the verifier's verdicts and the remote side's stream in, commands out.
 
-What happens is told to the machine in the order in which it happened; what that means for the reader goes through ``Presentation``. One
-timer serves the machine's deadline and the reader's pace.
+What happens is told to the machine in the order in which it happened; what that means for the reader goes through ``SpeculativeOutput``.
+One timer serves the machine's deadline and the reader's pace.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
-from streamco.client.delivery_queue import Mailbox
+from streamco.client.delivery_queue import DeliveryQueue
 from streamco.client.driver import Batch, TaskOwner, clock_of
 from streamco.client.error_translation import with_partial
-from streamco.client.speculation.output import Presentation
-from streamco.client.speculation.remote_stream import OpenStandIn, StandIn
+from streamco.client.speculation.output import SpeculativeOutput
+from streamco.client.speculation.remote_stream import OpenRemoteStream, RemoteStreamReader
 from streamco.core.speculation.events import (
     AdoptBranch,
     CloseRemote,
@@ -34,13 +34,13 @@ from streamco.core.speculation.events import (
     RetractIds,
     SendDraft,
     SettleIds,
-    SpeculatorCommand,
-    SpeculatorEvent,
+    SpeculationCommand,
+    SpeculationEvent,
     VerifierConnected,
     VerifierFailed,
     VerifierLost,
 )
-from streamco.core.speculation.machine import Speculator
+from streamco.core.speculation.machine import SpeculationMachine
 from streamco.endpoints.verifiers.base import VerifierSession
 from streamco.errors import EndpointProtocolError, StreamcoError
 from streamco.events import ReaderLeft
@@ -48,12 +48,12 @@ from streamco.events import ReaderLeft
 __all__ = ["DrafterLike", "SpeculationDriver", "SpeculationLog", "Tell"]
 
 DraftCommand = DraftTokens | DraftBranch | AdoptBranch | DropDrafts
-Tell = Callable[[SpeculatorEvent], None]
-SpeculationLog = list[tuple[float, SpeculatorEvent | None, list[SpeculatorCommand]]]
+Tell = Callable[[SpeculationEvent], None]
+SpeculationLog = list[tuple[float, SpeculationEvent | None, list[SpeculationCommand]]]
 
 
 class DrafterLike(Protocol):
-    """What drafts on the device for one answer (``streamco.endpoints.device_drafter.Drafter``)."""
+    """What drafts on the device for one answer (``streamco.endpoints.device_drafter.DeviceDrafter``)."""
 
     def run(self, command: DraftCommand) -> None:
         """Begin what is asked; never blocks."""
@@ -95,12 +95,12 @@ class SpeculationDriver(TaskOwner):
 
     def __init__(
         self,
-        machine: Speculator,
-        presentation: Presentation,
+        machine: SpeculationMachine,
+        presentation: SpeculativeOutput,
         *,
         drafter: Callable[[Tell], DrafterLike],
         session: Callable[[Tell], VerifierSession],
-        remote: OpenStandIn | None = None,
+        remote: OpenRemoteStream | None = None,
         remote_name: str = "remote",
         prompt_tokens: int = 0,
         unread: int = 4096,
@@ -120,11 +120,11 @@ class SpeculationDriver(TaskOwner):
         self.unconnected = 0.0
         self.is_turned_away = False
         self._connecting_since: float | None = None
-        self._mailbox = Mailbox()
+        self._mailbox = DeliveryQueue()
         self._on_over = on_over
         self._log = log
         self._clock = clock or clock_of(self._loop)
-        self._events: deque[SpeculatorEvent | None] = deque()  # None: the machine's deadline has come
+        self._events: deque[SpeculationEvent | None] = deque()  # None: the machine's deadline has come
         self._is_stepping = True  # until it is started, what happens waits
         self._timer: asyncio.TimerHandle | None = None
         self._armed: float | None = None
@@ -134,7 +134,7 @@ class SpeculationDriver(TaskOwner):
         self._is_winding_up = False
         self._has_crashed = False
         self._is_over = False
-        self.stand_in = StandIn(remote, name=remote_name, prompt_tokens=prompt_tokens, tell=self.tell, spawn=self._spawn)
+        self.stand_in = RemoteStreamReader(remote, name=remote_name, prompt_tokens=prompt_tokens, tell=self.tell, spawn=self._spawn)
         self._drafter = drafter(self.tell)
         self.session = session(self.tell)
 
@@ -179,13 +179,13 @@ class SpeculationDriver(TaskOwner):
         self._process()
 
     async def next_batch(self) -> Batch | None:
-        """Wait for the next delivery; see ``Mailbox.next``."""
+        """Wait for the next delivery; see ``DeliveryQueue.next``."""
         batch = await self._mailbox.next()
         self._heed_reader()
         return batch
 
     async def peek(self) -> None:
-        """Wait until something was delivered or the answer has ended; see ``Mailbox.peek``."""
+        """Wait until something was delivered or the answer has ended; see ``DeliveryQueue.peek``."""
         await self._mailbox.peek()
 
     async def aclose(self) -> None:
@@ -210,7 +210,7 @@ class SpeculationDriver(TaskOwner):
 
     # The machine's clockwork
 
-    def tell(self, event: SpeculatorEvent) -> None:
+    def tell(self, event: SpeculationEvent) -> None:
         """Something happened. Must run in the loop's thread."""
         if not self._has_crashed:
             self._events.append(event)
@@ -237,7 +237,7 @@ class SpeculationDriver(TaskOwner):
         finally:
             self._is_stepping = False
 
-    def _carry_out(self, event: SpeculatorEvent | None, now: float) -> None:
+    def _carry_out(self, event: SpeculationEvent | None, now: float) -> None:
         commands = self.machine.take_commands()
         if self._log is not None:
             self._log.append((now, event, commands))
@@ -247,7 +247,7 @@ class SpeculationDriver(TaskOwner):
         self._heed_reader()
         self._end_if_idle()
 
-    def _note_verifier(self, event: SpeculatorEvent) -> None:
+    def _note_verifier(self, event: SpeculationEvent) -> None:
         if self._is_winding_up:
             return
         match event:
@@ -271,7 +271,7 @@ class SpeculationDriver(TaskOwner):
             self.stand_in.resume()
             self.tell(ReaderReady())
 
-    def _obey(self, command: SpeculatorCommand, now: float) -> None:
+    def _obey(self, command: SpeculationCommand, now: float) -> None:
         match command:
             case DraftTokens() | DraftBranch() | AdoptBranch() | DropDrafts():
                 self._drafter.run(command)

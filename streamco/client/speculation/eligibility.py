@@ -14,7 +14,7 @@ from streamco.endpoints.verifiers.base import VerifierFacts
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.policies.eligibility import RequestFacts
 
-__all__ = ["obstacle", "resolve_sampling", "rule_for"]
+__all__ = ["why_not_speculable", "resolve_sampling", "acceptance_rule"]
 
 _KEPT = frozenset({"stream", "stream_options", "user", "metadata", "store", "service_tier", "return_token_ids", "response_format"})
 
@@ -38,7 +38,7 @@ def resolve_sampling(sampling: SamplingOptions) -> SamplingOptions:
     )
 
 
-def rule_for(sampling: SamplingOptions, budget: float, options: SpeculationOptions) -> Rule:
+def acceptance_rule(sampling: SamplingOptions, budget: float, options: SpeculationOptions) -> Rule:
     """How drafts of a request are judged.
 
     Args:
@@ -58,7 +58,9 @@ def rule_for(sampling: SamplingOptions, budget: float, options: SpeculationOptio
     return Rule(RuleKind.GREEDY) if budget >= 1.0 else Rule(RuleKind.THRESHOLD, threshold=options.threshold)
 
 
-def obstacle(request: Request, facts: RequestFacts, rule: Rule, verifier: VerifierFacts, *, context: int, models: frozenset[str]) -> str:
+def why_not_speculable(
+    request: Request, facts: RequestFacts, rule: Rule, verifier: VerifierFacts, *, context: int, models: frozenset[str]
+) -> str:
     """Why a request can't be speculated; "": it can.
 
     Args:

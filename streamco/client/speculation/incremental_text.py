@@ -16,17 +16,17 @@ from streamco.core.speculation.events import Origin
 from streamco.engines.base import TextPiece
 from streamco.engines.detokenizer import StopMatcher, TextAssembler
 
-__all__ = ["Said", "Settlement", "TakenBack", "Wording", "Words"]
+__all__ = ["TextAdded", "TextCommitted", "TextRetracted", "IncrementalText", "Words"]
 
 
-class Said(Struct, frozen=True):
+class TextAdded(Struct, frozen=True):
     """Text that comes next. Origin ``draft``: provisional."""
 
     piece: TextPiece
     origin: Origin
 
 
-class Settlement(Struct, frozen=True):
+class TextCommitted(Struct, frozen=True):
     """The oldest provisional pieces are final."""
 
     pieces: int
@@ -34,17 +34,17 @@ class Settlement(Struct, frozen=True):
     origin: Origin
 
 
-class TakenBack(Struct, frozen=True):
+class TextRetracted(Struct, frozen=True):
     """The newest provisional pieces are gone."""
 
     pieces: int
     characters: int
 
 
-Words = Said | Settlement | TakenBack
+Words = TextAdded | TextCommitted | TextRetracted
 
 
-class Wording:
+class IncrementalText:
     """One answer's text; ids go in as the speculator's commands name them.
 
     Args:
@@ -95,8 +95,8 @@ class Wording:
             pieces, self.is_stopped = self._matcher.add(rest)
         return self._tell(self._release([*pieces, *self._matcher.flush()]))
 
-    def _settle(self, ids: Iterable[int], origin: Origin) -> list[Said]:
-        said: list[Said] = []
+    def _settle(self, ids: Iterable[int], origin: Origin) -> list[TextAdded]:
+        said: list[TextAdded] = []
         for token in ids:
             if self.is_stopped:
                 break
@@ -106,29 +106,29 @@ class Wording:
                 said += self._release(pieces)
         return said
 
-    def _release(self, pieces: Sequence[TextPiece]) -> list[Said]:
+    def _release(self, pieces: Sequence[TextPiece]) -> list[TextAdded]:
         """Pieces are told with who completed them."""
         said = []
         for piece in pieces:
             self._opened = b""
             makers = [self._textless.popleft()[1] for _ in piece.ids]
-            said.append(Said(piece, makers[-1]))
+            said.append(TextAdded(piece, makers[-1]))
         return said
 
-    def _tell(self, said: list[Said]) -> list[Words]:
+    def _tell(self, said: list[TextAdded]) -> list[Words]:
         """The difference between what the reader has and what is so now."""
         same = _common(self._shown, [each.piece for each in said])
         told: list[Words] = []
         for origin, group in groupby(said[:same], key=lambda each: each.origin):
             settled = list(group)
-            told.append(Settlement(len(settled), sum(len(each.piece.text) for each in settled), origin))
+            told.append(TextCommitted(len(settled), sum(len(each.piece.text) for each in settled), origin))
         del self._shown[:same]
         wanted = [] if self.is_stopped else self._preview()
         kept = _common(self._shown, wanted) if same == len(said) else 0
         if gone := self._shown[kept:]:
-            told.append(TakenBack(len(gone), sum(len(piece.text) for piece in gone)))
+            told.append(TextRetracted(len(gone), sum(len(piece.text) for piece in gone)))
         told += said[same:]
-        told += [Said(piece, "draft") for piece in wanted[kept:]]
+        told += [TextAdded(piece, "draft") for piece in wanted[kept:]]
         self._shown = wanted
         return told
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from streamco.config import check_share
 from streamco.core.speculation.draft import BranchKind
-from streamco.core.speculation.estimates import Forecast, Pair, PairPrior
+from streamco.core.speculation.estimates import EstimatesPrior, Forecast, SpeculationEstimates
 from streamco.endpoints.verifiers.base import Verifier
 from streamco.errors import ConfigError
 from streamco.policies.learned_window import SHORTEST_DRAFT, Adaptive
@@ -71,7 +71,7 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
     chunks: tuple[tuple[float, float | None], ...] = ()
     threshold: float = 0.3
     row_tokens: int = 20
-    prior: PairPrior | None = None
+    prior: EstimatesPrior | None = None
     link_patience: float = 2.0
     last_patience: float = 30.0
     prompt_patience: float = 60.0
@@ -98,8 +98,8 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
         """With what a calibrated profile says of the pair, where nothing else was said."""
         if profile is None:
             return self
-        usual = PairPrior()
-        prior = PairPrior(
+        usual = EstimatesPrior()
+        prior = EstimatesPrior(
             acceptance=profile.acceptance,
             step_times=profile.step_times,
             wait=profile.wait,
@@ -115,12 +115,12 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
             chunks=self.chunks or profile.chunks,
         )
 
-    def pair(self, budget: float, known: Pair | None = None) -> Pair:
+    def pair(self, budget: float, known: SpeculationEstimates | None = None) -> SpeculationEstimates:
         """A pair of which nothing was measured, or that begins with what is known of one with another budget."""
         prior = self.prior
         if known is not None:
             conditions = known.conditions()
-            prior = PairPrior(
+            prior = EstimatesPrior(
                 acceptance=known.acceptance,
                 step_times=tuple(known.step_times),
                 wait=known.wait,
@@ -129,7 +129,7 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
                 mean_confidence=known.mean_confidence,
             )
         window = _window(self.window, budget, may_fuse=self.is_adaptive)
-        return Pair(
+        return SpeculationEstimates(
             budget,
             window=window,
             stabiliser=_stabiliser(window, self.smoothing),

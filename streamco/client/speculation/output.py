@@ -10,14 +10,14 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from streamco.client.driver import Batch
-from streamco.client.speculation.incremental_text import Said, Settlement, TakenBack, Wording, Words
+from streamco.client.speculation.incremental_text import IncrementalText, TextAdded, TextCommitted, TextRetracted, Words
 from streamco.core.delivery import Delivery
 from streamco.core.race.commands import DeliverTokens
 from streamco.core.speculation.events import DeliverIds, Origin, RetractIds, SettleIds
 from streamco.engines.base import TextPiece
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
 
-__all__ = ["Presentation", "SpeculatedChunk"]
+__all__ = ["SpeculativeOutput", "SpeculatedChunk"]
 
 
 class SpeculatedChunk(ChatCompletionChunk, kw_only=True, gc=False):
@@ -34,7 +34,7 @@ class SpeculatedChunk(ChatCompletionChunk, kw_only=True, gc=False):
     retracted: int = 0
 
 
-class Presentation:
+class SpeculativeOutput:
     """The reader's end of a speculated answer.
 
     Args:
@@ -49,7 +49,7 @@ class Presentation:
         first: when the first text was shown; None: none was.
     """
 
-    def __init__(self, wording: Wording, delivery: Delivery, names: Mapping[Origin, str], *, number: str, model: str) -> None:
+    def __init__(self, wording: IncrementalText, delivery: Delivery, names: Mapping[Origin, str], *, number: str, model: str) -> None:
         self.delivery = delivery
         self.first: float | None = None
         self._wording = wording
@@ -98,17 +98,17 @@ class Presentation:
 
     def _say(self, word: Words, now: float) -> list[Batch]:
         match word:
-            case Settlement(pieces, characters, origin):
+            case TextCommitted(pieces, characters, origin):
                 for _ in range(pieces):
                     since, piece = self._shown.popleft()
                     self.delivery.meter.record(len(piece.ids), now=since)
                     self._texts.append(piece.text)
                 return self._hand_on(self._names[origin], [self._chunk([], origin, settled=characters)], 0, now)
-            case TakenBack(pieces, characters):
+            case TextRetracted(pieces, characters):
                 for _ in range(pieces):
                     self._shown.pop()
                 return self._hand_on(self._names["draft"], [self._chunk([], None, retracted=characters)], 0, now)
-            case Said(piece, origin):
+            case TextAdded(piece, origin):
                 choice = ChunkChoice(delta=ChoiceDelta(content=piece.text), token_ids=None if piece.is_cut else list(piece.ids))
                 if self.first is None:
                     self.first = now

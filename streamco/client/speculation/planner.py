@@ -10,24 +10,24 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from streamco.client.speculation.driver import SpeculationDriver, Tell
-from streamco.client.speculation.eligibility import obstacle, resolve_sampling, rule_for
-from streamco.client.speculation.incremental_text import Wording
+from streamco.client.speculation.eligibility import acceptance_rule, resolve_sampling, why_not_speculable
+from streamco.client.speculation.incremental_text import IncrementalText
 from streamco.client.speculation.options import Mode, SpeculationOptions
-from streamco.client.speculation.output import Presentation
-from streamco.client.speculation.verifier_binding import Pairing
+from streamco.client.speculation.output import SpeculativeOutput
+from streamco.client.speculation.verifier_binding import VerifierBinding
 from streamco.config import Limits
 from streamco.core.delivery import Delivery
-from streamco.core.race.attempt import LegState
+from streamco.core.race.attempt import AttemptState
 from streamco.core.race.estimators import is_burst
-from streamco.core.race.machine import SessionMachine
+from streamco.core.race.machine import RaceMachine
 from streamco.core.speculation.answer import Emit
-from streamco.core.speculation.estimates import Pair
-from streamco.core.speculation.events import Origin, SpeculatorEvent
-from streamco.core.speculation.machine import Speculator
+from streamco.core.speculation.estimates import SpeculationEstimates
+from streamco.core.speculation.events import Origin, SpeculationEvent
+from streamco.core.speculation.machine import SpeculationMachine
 from streamco.core.speculation.options import SpeculatorOptions
 from streamco.endpoints.base import Endpoint, EndpointStream, Request
-from streamco.endpoints.device_drafter import Drafter
-from streamco.endpoints.verifiers.base import Verifier, VerifierSession, seed_behind
+from streamco.endpoints.device_drafter import DeviceDrafter
+from streamco.endpoints.verifiers.base import Verifier, VerifierSession, continuation_seed
 from streamco.engines.base import Engine
 from streamco.engines.prompt_ids import open_bytes
 from streamco.errors import EngineError
@@ -35,19 +35,19 @@ from streamco.policies.acceptance import Rule, RuleKind
 from streamco.policies.eligibility import RequestFacts
 from streamco.policies.mode_switch import predict_rates
 
-__all__ = ["Prepared", "SpeculationDesk", "names_of"]
+__all__ = ["PreparedSpeculation", "SpeculationPlanner", "names_of"]
 
 _LOOK_AGAIN = 20  # answers that race in mode auto before one is speculated against the forecast
 
 
-class _Relay:
+class _EventBuffer:
     """Hands events on once it is known to whom."""
 
     def __init__(self) -> None:
-        self._waiting: list[SpeculatorEvent] = []
+        self._waiting: list[SpeculationEvent] = []
         self._tell: Tell | None = None
 
-    def __call__(self, event: SpeculatorEvent) -> None:
+    def __call__(self, event: SpeculationEvent) -> None:
         if self._tell is None:
             self._waiting.append(event)
         else:
@@ -60,7 +60,7 @@ class _Relay:
             tell(event)
 
 
-class Prepared(Struct):
+class PreparedSpeculation(Struct):
     """A request that is going to be speculated; the device reads its prompt already.
 
     Args:
@@ -71,8 +71,8 @@ class Prepared(Struct):
     """
 
     request: Request
-    drafter: Drafter
-    relay: Callable[[SpeculatorEvent], None]
+    drafter: DeviceDrafter
+    relay: Callable[[SpeculationEvent], None]
     rule: Rule
     is_exact: bool
 
@@ -82,7 +82,7 @@ class Prepared(Struct):
         return len(self.drafter.prompt_ids)
 
 
-class SpeculationDesk:
+class SpeculationPlanner:
     """What one client's speculated answers are made with.
 
     Args:
@@ -97,14 +97,14 @@ class SpeculationDesk:
 
     def __init__(
         self,
-        pairing: Pairing,
+        pairing: VerifierBinding,
         options: SpeculationOptions,
         *,
         mode: Mode,
         emit: Emit,
         budget: float | None,
         seed: int | None = None,
-        known: Pair | None = None,
+        known: SpeculationEstimates | None = None,
     ) -> None:
         self.pairing = pairing
         self.options = options
@@ -116,10 +116,10 @@ class SpeculationDesk:
         self._numbers = count(1)
         self._raced = 0  # answers since one was speculated
 
-    def copy(self, *, mode: Mode | None, emit: Emit | None, budget: float | None, options: SpeculationOptions | None) -> SpeculationDesk:
+    def copy(self, *, mode: Mode | None, emit: Emit | None, budget: float | None, options: SpeculationOptions | None) -> SpeculationPlanner:
         """A desk with other settings over the same pair; what is learned is shared where neither budget nor options are given."""
         told = None if options is None else options.budget
-        other = SpeculationDesk(
+        other = SpeculationPlanner(
             self.pairing,
             options or self.options,
             mode=mode or self.mode,
@@ -134,7 +134,7 @@ class SpeculationDesk:
 
     # Before an answer
 
-    async def prepare(self, request: Request, facts: RequestFacts) -> Prepared | str:
+    async def prepare(self, request: Request, facts: RequestFacts) -> PreparedSpeculation | str:
         """All that the answer needs, or why it races; "": nobody asked for anything else."""
         if self.mode == "race":
             return ""
@@ -146,21 +146,21 @@ class SpeculationDesk:
         if self.options.prior is None and pairing.rtt is not None:
             self.pair.expect_rtt(pairing.rtt)
         sampling = resolve_sampling(request.sampling)
-        rule = rule_for(sampling, self.budget, self.options)
+        rule = acceptance_rule(sampling, self.budget, self.options)
         context = pairing.device.capabilities.context_tokens or 0
-        if problem := obstacle(request, facts, rule, pairing.facts, context=context, models=pairing.models):
+        if problem := why_not_speculable(request, facts, rule, pairing.facts, context=context, models=pairing.models):
             return problem
         self.pair.expect_rounds(branches=self.options.most_branches if self.options.is_parallel else 0, ahead=self._most_ahead)
         if self.mode == "auto" and not self._pays():
             return "drafting doesn't pay now"
-        relay, request = _Relay(), replace(request, sampling=sampling)
+        relay, request = _EventBuffer(), replace(request, sampling=sampling)
         try:
             drafter = await pairing.device.drafter(
                 request, emit=relay, row_ids=self.options.row_tokens if rule.kind is RuleKind.SAMPLE else 0
             )
         except EngineError as error:
             return str(error)
-        return Prepared(request, drafter, relay, rule, pairing.facts.is_exact(rule))
+        return PreparedSpeculation(request, drafter, relay, rule, pairing.facts.is_exact(rule))
 
     @property
     def _most_ahead(self) -> int:
@@ -185,11 +185,11 @@ class SpeculationDesk:
             expected, got = ("a session", "a refusal") if driver.is_turned_away else ("a connection", "none")
             self.pairing.note_trouble(f"{self.pairing.verifier.name}: expected {expected} within {patience:g} s, got {got}")
 
-    def learn(self, machine: SessionMachine) -> None:
+    def learn(self, machine: RaceMachine) -> None:
         """An answer that raced shows how fast the server writes by itself."""
         server = self.pairing.server
         for leg in (*machine.past_legs, *machine.legs.values()):
-            if server is None or leg.source != server.name or leg.state is not LegState.ENDED or leg.ttft is None:
+            if server is None or leg.source != server.name or leg.state is not AttemptState.ENDED or leg.ttft is None:
                 continue
             if leg.first_token is not None and leg.stopped is not None and leg.tokens > 1:
                 span = leg.stopped - leg.first_token
@@ -200,7 +200,7 @@ class SpeculationDesk:
 
     def begin(
         self,
-        prepared: Prepared,
+        prepared: PreparedSpeculation,
         *,
         pace: float | None,
         reader_rate: float,
@@ -221,7 +221,7 @@ class SpeculationDesk:
         """
         pairing, drafter, relay = self.pairing, prepared.drafter, prepared.relay
         engine, verifier = pairing.device.engine, pairing.verifier
-        if engine is None or verifier is None or not isinstance(relay, _Relay):
+        if engine is None or verifier is None or not isinstance(relay, _EventBuffer):
             raise AssertionError("what was prepared has a model and a verifier")
         number, sampling = next(self._numbers), prepared.request.sampling
         is_shown = shows_drafts and self.emit == "draft" and pace is None
@@ -245,7 +245,7 @@ class SpeculationDesk:
             verdict_patience=self.options.verdict_patience,
         )
 
-        def draft(tell: Tell) -> Drafter:
+        def draft(tell: Tell) -> DeviceDrafter:
             relay.connect(tell)
             return drafter
 
@@ -255,9 +255,9 @@ class SpeculationDesk:
 
         remote = verifier.remote
         return SpeculationDriver(
-            Speculator(self.pair, options, Random(f"{self._seed}/{number}")),
-            Presentation(
-                Wording(lambda token: engine.detokenize([token]), sampling.stop, open_bytes(engine, drafter.prompt_ids)),
+            SpeculationMachine(self.pair, options, Random(f"{self._seed}/{number}")),
+            SpeculativeOutput(
+                IncrementalText(lambda token: engine.detokenize([token]), sampling.stop, open_bytes(engine, drafter.prompt_ids)),
                 Delivery(pace, reader_rate),
                 names_of(pairing.device, verifier),
                 number=f"speculated-{number}",
@@ -284,10 +284,10 @@ def names_of(device: Endpoint, verifier: Verifier) -> dict[Origin, str]:
     return makers | dict.fromkeys(("corrected", "bonus", "remote"), verifier.name)
 
 
-def _opener(remote: Endpoint, prepared: Prepared) -> Callable[[tuple[int, ...], int | None], EndpointStream]:
+def _opener(remote: Endpoint, prepared: PreparedSpeculation) -> Callable[[tuple[int, ...], int | None], EndpointStream]:
     def open_stream(ids: Sequence[int], max_tokens: int | None) -> EndpointStream:
         prompt = [*prepared.drafter.prompt_ids, *ids]
-        seed = seed_behind(prepared.request.sampling.seed, len(ids))
+        seed = continuation_seed(prepared.request.sampling.seed, len(ids))
         sampling = replace(prepared.request.sampling, stop=(), max_tokens=max_tokens, seed=seed)  # stop strings are looked for here
         return remote.open(Request(prompt_ids=prompt, sampling=sampling, headers=prepared.request.headers))
 

@@ -13,15 +13,15 @@ from streamco.endpoints.base import EndpointStream
 from streamco.errors import EndpointError, EndpointProtocolError
 from streamco.events import StreamEnded, TokensReceived
 
-__all__ = ["OpenStandIn", "StandIn", "StandInEvent", "StandInPart"]
+__all__ = ["OpenRemoteStream", "RemoteStreamReader", "StandInEvent", "RemoteStreamPart"]
 
-OpenStandIn = Callable[[tuple[int, ...], int | None], EndpointStream]
+OpenRemoteStream = Callable[[tuple[int, ...], int | None], EndpointStream]
 """Opens a plain stream behind these tokens of the answer, of so many tokens at most."""
 
 StandInEvent = RemoteTokensReceived | RemoteEnded | RemoteFailed
 
 
-class StandInPart(Struct, kw_only=True):
+class RemoteStreamPart(Struct, kw_only=True):
     """What the remote side did in one stretch; tokens.
 
     Args:
@@ -39,7 +39,7 @@ class StandInPart(Struct, kw_only=True):
     is_estimated: bool = True
 
 
-class StandIn:
+class RemoteStreamReader:
     """One answer's plain streams, one at a time.
 
     Args:
@@ -55,14 +55,14 @@ class StandIn:
 
     def __init__(
         self,
-        open_stream: OpenStandIn | None,
+        open_stream: OpenRemoteStream | None,
         *,
         name: str,
         prompt_tokens: int,
         tell: Callable[[StandInEvent], None],
         spawn: Callable[[Coroutine[object, object, None], str], asyncio.Task[None]],
     ) -> None:
-        self.parts: list[StandInPart] = []
+        self.parts: list[RemoteStreamPart] = []
         self._open_stream = open_stream
         self._name = name
         self._prompt_tokens = prompt_tokens
@@ -82,7 +82,7 @@ class StandIn:
         except Exception as error:  # noqa: BLE001  it should not fail; if it does, it is the remote side that failed
             self._fail_soon(command.version, translate(error, self._name))
             return
-        part = StandInPart(opened=now, read=self._prompt_tokens + len(command.ids))
+        part = RemoteStreamPart(opened=now, read=self._prompt_tokens + len(command.ids))
         self.parts.append(part)
         self._running[command.version] = self._spawn(self._pump(command.version, stream, part), f"streamco read {self._name}"), stream
 
@@ -105,7 +105,7 @@ class StandIn:
         for version in list(self._running):
             self.end(version)
 
-    async def _pump(self, version: int, stream: EndpointStream, part: StandInPart) -> None:
+    async def _pump(self, version: int, stream: EndpointStream, part: RemoteStreamPart) -> None:
         """Read a stream to its end."""
         try:
             while isinstance(event := await self._next(stream), TokensReceived):
@@ -147,7 +147,7 @@ def _ids_of(event: TokensReceived, endpoint: str) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _note_usage(part: StandInPart, event: StreamEnded) -> None:
+def _note_usage(part: RemoteStreamPart, event: StreamEnded) -> None:
     if (usage := event.usage) is not None:
         details = usage.prompt_tokens_details
         part.read, part.made, part.is_estimated = usage.prompt_tokens, usage.completion_tokens, False

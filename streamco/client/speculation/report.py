@@ -8,17 +8,17 @@ from msgspec import Struct
 
 from streamco.client.race.migration import CostOf
 from streamco.client.speculation.driver import SpeculationDriver
-from streamco.client.speculation.planner import Prepared
-from streamco.client.speculation.remote_stream import StandInPart
-from streamco.client.speculation.verifier_binding import Pairing
+from streamco.client.speculation.planner import PreparedSpeculation
+from streamco.client.speculation.remote_stream import RemoteStreamPart
+from streamco.client.speculation.verifier_binding import VerifierBinding
 from streamco.core.report import AnswerUsage, DispatchReport, Ending, EndpointReport, Report, SpeculationFigures, SpeculationReport
-from streamco.core.totals import Bill
+from streamco.core.totals import AnswerCost
 from streamco.endpoints.base import Endpoint
 
-__all__ = ["Record", "speculation_bill", "speculation_figures", "speculation_report", "speculation_usage"]
+__all__ = ["SpeculationRecord", "speculation_bill", "speculation_figures", "speculation_report", "speculation_usage"]
 
 
-class Record(Struct):
+class SpeculationRecord(Struct):
     """What an answer's figures are made of, beside its driver.
 
     Args:
@@ -28,14 +28,14 @@ class Record(Struct):
         budget: share of the drafts that is judged. share: realised by this client so far; None: nothing yet.
     """
 
-    prepared: Prepared
-    pairing: Pairing
+    prepared: PreparedSpeculation
+    pairing: VerifierBinding
     cost: CostOf
     budget: float
     share: float | None
 
 
-def speculation_report(driver: SpeculationDriver, record: Record, *, now: float) -> Report:
+def speculation_report(driver: SpeculationDriver, record: SpeculationRecord, *, now: float) -> Report:
     """The figures of an answer, finished or not; ``now`` on the driver's clock, seconds."""
     meter, bill = driver.presentation.delivery.meter, speculation_bill(driver, record)
     first = driver.presentation.first
@@ -72,18 +72,18 @@ def speculation_report(driver: SpeculationDriver, record: Record, *, now: float)
     )
 
 
-def speculation_usage(driver: SpeculationDriver, record: Record) -> AnswerUsage:
+def speculation_usage(driver: SpeculationDriver, record: SpeculationRecord) -> AnswerUsage:
     """Tokens of the answer as it was delivered, counted here."""
     prompt, completion = record.prepared.prompt_tokens, driver.presentation.delivery.meter.tokens
     return AnswerUsage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
 
 
-def speculation_bill(driver: SpeculationDriver, record: Record) -> Bill:
+def speculation_bill(driver: SpeculationDriver, record: SpeculationRecord) -> AnswerCost:
     """What the answer has taken so far."""
     parts = [_device_part(driver, record), _verifier_part(driver, record)]
     costs = [part.cost_usd for part in parts]
     unified = [part.unified_cost_usd for part in parts]
-    return Bill(
+    return AnswerCost(
         endpoints=parts,
         ending=_ending(driver),
         hand_overs=0,
@@ -102,7 +102,7 @@ def _makers(driver: SpeculationDriver, device: str, verifier: str) -> str:
     return f"{device} with {verifier}" if drafted and put else verifier if put else device
 
 
-def _device_part(driver: SpeculationDriver, record: Record) -> EndpointReport:
+def _device_part(driver: SpeculationDriver, record: SpeculationRecord) -> EndpointReport:
     report, device = driver.machine.report, record.pairing.device
     wasted, _ = _waste(driver)
     cost = record.cost(device, record.prepared.prompt_tokens, report.drafted, 0)
@@ -120,7 +120,7 @@ def _device_part(driver: SpeculationDriver, record: Record) -> EndpointReport:
     )
 
 
-def _verifier_part(driver: SpeculationDriver, record: Record) -> EndpointReport:
+def _verifier_part(driver: SpeculationDriver, record: SpeculationRecord) -> EndpointReport:
     """The prompt counts once, and as cached whenever the server went on alone; every token computed is one made.
 
     Tokens of the answer that were only given count with the prompt.
@@ -158,7 +158,7 @@ def _waste(driver: SpeculationDriver) -> tuple[int, int]:
     return drafted, min(report.cloud, max(0, report.cloud - kept) + wasted - drafted)
 
 
-def _cached(parts: Sequence[StandInPart], *, was_asked: bool, unread: int) -> int:
+def _cached(parts: Sequence[RemoteStreamPart], *, was_asked: bool, unread: int) -> int:
     """Of what the server read to go on alone, what it had from before: as it told, else all that it had judged, read or made.
 
     Args:
@@ -180,7 +180,7 @@ def _biller(remote: Endpoint | None, server: Endpoint | None) -> Endpoint | None
     return remote if remote is not None and remote.prices.completion is not None else server or remote
 
 
-def _figures(driver: SpeculationDriver, record: Record) -> SpeculationFigures:
+def _figures(driver: SpeculationDriver, record: SpeculationRecord) -> SpeculationFigures:
     return speculation_figures(
         driver.machine.report,
         budget=record.budget,

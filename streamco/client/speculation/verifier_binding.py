@@ -22,7 +22,7 @@ from streamco.policies.offload import OffloadRule
 if TYPE_CHECKING:
     from streamco.endpoints.openai import OpenAIEndpoint
 
-__all__ = ["Pairing", "drafting"]
+__all__ = ["VerifierBinding", "drafting_engine_options"]
 
 _log = logging.getLogger("streamco")
 
@@ -31,13 +31,15 @@ HELD_SEQUENCES = 8  # of a device that is loaded for one answer at a time: the d
 _ASK_AGAIN = 30.0  # seconds after which a verifier that could not be used is asked again
 
 
-def drafting(options: EngineOptions, budget: float, places: int = HELD_SEQUENCES, *, offload: OffloadRule = "combined") -> EngineOptions:
+def drafting_engine_options(
+    options: EngineOptions, budget: float, places: int = HELD_SEQUENCES, *, offload: OffloadRule = "combined"
+) -> EngineOptions:
     """An engine's options with what drafting needs: places for drafts and, where attention chooses what is judged, its layers."""
     layers = LAYERS if budget < 1.0 and offload in {"combined", "importance"} else ()
     return replace(options, held_sequences=places, attention_layers=layers)
 
 
-class Pairing:
+class VerifierBinding:
     """The verifier of a client, and whether it fits its device; shared by clients from ``with_options``.
 
     Args:

@@ -16,15 +16,15 @@ from enum import Enum, auto
 
 from msgspec import Struct
 
-from streamco.core.race.restart import Overlap
+from streamco.core.race.restart import RestartFilter
 from streamco.errors import EndpointError
 from streamco.openai_types import ChatCompletionChunk, CompletionUsage
 from streamco.partial import Partial
 
-__all__ = ["Leg", "LegState", "Start"]
+__all__ = ["Attempt", "AttemptState", "AttemptPlan"]
 
 
-class Start(Struct, frozen=True):
+class AttemptPlan(Struct, frozen=True):
     """When a leg starts, and what it can do.
 
     Args:
@@ -40,7 +40,7 @@ class Start(Struct, frozen=True):
     vocabulary: str | None = None
 
 
-class LegState(Enum):
+class AttemptState(Enum):
     """Where a leg stands."""
 
     WAITING = auto()
@@ -55,23 +55,23 @@ class LegState(Enum):
     PREPARED = auto()
 
 
-_LIVE = (LegState.OPEN, LegState.WON, LegState.LOST, LegState.PREPARING)
-_OUT = (LegState.FAILED, LegState.WON)
+_LIVE = (AttemptState.OPEN, AttemptState.WON, AttemptState.LOST, AttemptState.PREPARING)
+_OUT = (AttemptState.FAILED, AttemptState.WON)
 
 _RATE_TOKENS = 32  # a rate is taken from the first of them: later a paced reader may hold the endpoint back
 _LEAST_RATE_TOKENS = 4
 
 
-class Leg:
+class Attempt:
     """One endpoint's part: times in seconds since the request began, tokens as far as they are known."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: AttemptPlan) -> None:
         self.start = start
         self.source = start.source
         self.wait = start.wait
         self.continues = start.continues
         self.vocabulary = start.vocabulary
-        self.state = LegState.WAITING
+        self.state = AttemptState.WAITING
         self.opened: float | None = None
         self.first_token: float | None = None
         self.stopped: float | None = None
@@ -80,7 +80,7 @@ class Leg:
         self.has_won = False
         self.takes_over_at: int | None = None  # it goes on with an answer of so many tokens
         self.kept: int | None = None  # tokens of the answer it has read ahead, beside the whole prompt; None: nothing
-        self.overlap: Overlap | None = None  # it makes the answer anew, and still makes what the reader has
+        self.overlap: RestartFilter | None = None  # it makes the answer anew, and still makes what the reader has
         self.is_anew = False  # it was asked the request without the answer's beginning
         self.is_ahead = False  # it reads ahead, it does not write
         self.copies = 0  # tokens of the answer it is reading ahead
@@ -93,22 +93,22 @@ class Leg:
         self._first_tokens = 0  # that came at ``first_token``
         self._seen: tuple[int, float] | None = None  # tokens and time of the last of the first few
 
-    def succeed(self, position: int, opened: float) -> Leg:
+    def succeed(self, position: int, opened: float) -> Attempt:
         """The same endpoint's new part, as the one who goes on with the answer from ``position`` (tokens)."""
-        leg = Leg(self.start)
-        leg.state, leg.takes_over_at, leg.opened, leg.kept = LegState.WON, position, opened, self.kept
+        leg = Attempt(self.start)
+        leg.state, leg.takes_over_at, leg.opened, leg.kept = AttemptState.WON, position, opened, self.kept
         return leg
 
-    def begin_anew(self, partial: Partial, opened: float) -> Leg:
+    def begin_anew(self, partial: Partial, opened: float) -> Attempt:
         """The same endpoint's new part, as the one who makes the answer anew; what ``partial`` holds is taken out."""
         leg = self.succeed(partial.tokens, opened)
-        leg.is_anew, leg.overlap = True, Overlap(partial, self.vocabulary)
+        leg.is_anew, leg.overlap = True, RestartFilter(partial, self.vocabulary)
         return leg
 
-    def prepare(self, opened: float) -> Leg:
+    def prepare(self, opened: float) -> Attempt:
         """The same endpoint's new part, as one that reads ahead."""
-        leg = Leg(self.start)
-        leg.state, leg.opened, leg.kept, leg.is_ahead = LegState.PREPARING, opened, self.kept, True
+        leg = Attempt(self.start)
+        leg.state, leg.opened, leg.kept, leg.is_ahead = AttemptState.PREPARING, opened, self.kept, True
         return leg
 
     def count(self, tokens: int, at: float) -> None:
@@ -151,17 +151,17 @@ class Leg:
     def _is_left(self) -> bool:
         if self.takes_over_at is not None or self.state in _OUT:
             return False
-        return self.state is not LegState.ENDED or self.tokens > 0
+        return self.state is not AttemptState.ENDED or self.tokens > 0
 
     @property
     def is_last_resort(self) -> bool:
         """Whether it could go on but for a failure while it read ahead, which nobody had asked for."""
-        return self.continues and self.is_ahead and self.state is LegState.FAILED
+        return self.continues and self.is_ahead and self.state is AttemptState.FAILED
 
     @property
     def is_exploring(self) -> bool:
         """Whether it has lost and goes on to its first token, to show how long that takes."""
-        return self.state is LegState.LOST and not self.is_stopping
+        return self.state is AttemptState.LOST and not self.is_stopping
 
     @property
     def is_live(self) -> bool:

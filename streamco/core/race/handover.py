@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from streamco.core.race.attempt import Leg, LegState
-from streamco.core.race.migration import Mover, Prepare, Release, Situation, Switch
+from streamco.core.race.attempt import Attempt, AttemptState
+from streamco.core.race.migration import MigrationController, MigrationState, Prepare, Release, Switch
 from streamco.core.race.transcript import Transcript
 from streamco.core.report import HandOver
 from streamco.openai_types import ChatCompletionChunk
 from streamco.partial import Partial
 
-__all__ = ["Relay"]
+__all__ = ["Handover"]
 
 
-class Relay:
+class Handover:
     """Keeps the answer in a form that can be handed over.
 
     Args:
@@ -27,7 +27,7 @@ class Relay:
         begins_anew: if need be by one that can't go on with the answer.
     """
 
-    def __init__(self, mover: Mover | None, *, fails_over: bool, begins_anew: bool = False) -> None:
+    def __init__(self, mover: MigrationController | None, *, fails_over: bool, begins_anew: bool = False) -> None:
         self.transcript = Transcript()
         self.hand_overs: list[HandOver] = []
         self._mover = mover
@@ -43,7 +43,7 @@ class Relay:
         """The answer goes on."""
         self.transcript.add(chunks, tokens, vocabulary)
 
-    def find_heir(self, legs: Mapping[str, Leg]) -> Leg | None:
+    def find_heir(self, legs: Mapping[str, Attempt]) -> Attempt | None:
         """Who can go on after a failure: who has read ahead, then the racing legs, then the stand-ins, in their order; nobody twice.
 
         Then those that failed to read ahead: an answer is not lost for what was to make it cheaper. At last, with the caller's consent,
@@ -54,37 +54,39 @@ class Relay:
         able = [leg for leg in legs.values() if leg.can_take_over or leg.is_last_resort]
         if not able and self._begins_anew:
             able = [leg for leg in legs.values() if leg.can_begin_anew]
-        return min(able, key=lambda leg: (leg.is_last_resort, leg.state is not LegState.PREPARED, leg.wait is None), default=None)
+        return min(able, key=lambda leg: (leg.is_last_resort, leg.state is not AttemptState.PREPARED, leg.wait is None), default=None)
 
-    def consider_move(self, source: Leg, legs: Mapping[str, Leg], *, buffered: float, now: float) -> Prepare | Release | Switch | None:
+    def consider_move(
+        self, source: Attempt, legs: Mapping[str, Attempt], *, buffered: float, now: float
+    ) -> Prepare | Release | Switch | None:
         """What the mover wants; nothing while there is no text to be handed over, or a tool call."""
         if self._mover is None or not self.transcript.ends_in_text:
             return None
-        return self._mover.consider(Situation(source, legs, self.transcript.tokens, buffered, now))
+        return self._mover.consider(MigrationState(source, legs, self.transcript.tokens, buffered, now))
 
-    def note_copied(self, leg: Leg, *, tokens: int, seconds: float) -> None:
+    def note_copied(self, leg: Attempt, *, tokens: int, seconds: float) -> None:
         """A leg has read ahead."""
         if self._mover is not None and leg.kept is not None:
             self._mover.note_copied(leg.source, kept=leg.kept, tokens=tokens, seconds=seconds)
 
-    def unread(self, leg: Leg, position: int) -> int:
+    def unread(self, leg: Attempt, position: int) -> int:
         """Tokens of prompt and answer that a leg would have to read to go on at ``position``."""
         return 0 if self._mover is None else self._mover.to_read(leg, position)
 
-    def move(self, source: Leg, target: Leg, *, at: float, buffered: float) -> None:
+    def move(self, source: Attempt, target: Attempt, *, at: float, buffered: float) -> None:
         """A planned move is made."""
         if self._mover is None:
             raise AssertionError("only a mover plans moves")
         self._mover.note_moved()
         self._note(source, target, at=at, buffered=buffered, reason="cheaper", is_planned=True)
 
-    def fail_over(self, source: Leg, target: Leg, *, at: float, buffered: float) -> None:
+    def fail_over(self, source: Attempt, target: Attempt, *, at: float, buffered: float) -> None:
         """A failed leg is replaced."""
         if self._mover is not None:
             self._mover.reset()
         self._note(source, target, at=at, buffered=buffered, reason=type(source.error).__name__, is_planned=False)
 
-    def _note(self, source: Leg, target: Leg, *, at: float, buffered: float, reason: str, is_planned: bool) -> None:
+    def _note(self, source: Attempt, target: Attempt, *, at: float, buffered: float, reason: str, is_planned: bool) -> None:
         self.transcript.settle()
         self.hand_overs.append(
             HandOver(

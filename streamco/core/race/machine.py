@@ -14,22 +14,22 @@ from msgspec import Struct
 
 from streamco.config import READING
 from streamco.core.delivery import Delivery
-from streamco.core.race.attempt import Leg, LegState, Start
+from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState
 from streamco.core.race.commands import CancelStream, Command, ContinueStream, FailDelivery, FinishDelivery, OpenStream, PrepareStream
-from streamco.core.race.handover import Relay
-from streamco.core.race.migration import MigrationPlan, Mover, Prepare, Release, Switch
-from streamco.core.race.restart import Departed
+from streamco.core.race.handover import Handover
+from streamco.core.race.migration import MigrationController, MigrationPlan, Prepare, Release, Switch
+from streamco.core.race.restart import Diverged
 from streamco.core.report import HandOver
 from streamco.errors import AllEndpointsFailed, EndpointError, EndpointProtocolError, StreamcoError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
 from streamco.openai_types import ChatCompletionChunk
 
-__all__ = ["OnFailure", "SessionMachine", "SessionPlan"]
+__all__ = ["OnFailure", "RaceMachine", "RacePlan"]
 
 OnFailure = Literal["migrate", "restart", "raise"]
 
 
-class SessionPlan(Struct, frozen=True, kw_only=True):
+class RacePlan(Struct, frozen=True, kw_only=True):
     """Everything a session is told at its beginning; with the events it reproduces the session.
 
     Args:
@@ -42,7 +42,7 @@ class SessionPlan(Struct, frozen=True, kw_only=True):
         told to the reader when those that could fail too. migration: what planned moves rest on; None: there are none.
     """
 
-    starts: tuple[Start, ...]
+    starts: tuple[AttemptPlan, ...]
     pace: float | None = None
     explore: bool = False
     reader_rate: float | None = None
@@ -52,19 +52,19 @@ class SessionPlan(Struct, frozen=True, kw_only=True):
     migration: MigrationPlan | None = None
 
 
-class SessionMachine:
+class RaceMachine:
     """The race and the delivery of one answer.
 
     Args:
         plan: what was decided before it starts.
     """
 
-    def __init__(self, plan: SessionPlan) -> None:
+    def __init__(self, plan: RacePlan) -> None:
         if not plan.starts:
             raise AssertionError("a session needs a leg")
         self.plan = plan
-        self.legs = {start.source: Leg(start) for start in plan.starts}
-        self.past_legs: list[Leg] = []  # earlier parts of endpoints that have taken over since
+        self.legs = {start.source: Attempt(start) for start in plan.starts}
+        self.past_legs: list[Attempt] = []  # earlier parts of endpoints that have taken over since
         self._delivery = Delivery(plan.pace, plan.reader_rate or plan.pace or READING)
         self.meter = self._delivery.meter
         self.winner: str | None = None
@@ -73,10 +73,10 @@ class SessionMachine:
         self.error: StreamcoError | None = None
         self.finish_reason: str | None = None
         self.dropped = 0  # tokens that were held for the reader's pace when the reader left
-        self._winning: Leg | None = None
+        self._winning: Attempt | None = None
         self._commands: list[Command] = []
         self._relay = _make_relay(plan)
-        self._heir: Leg | None = None  # goes on as soon as its earlier work is cancelled
+        self._heir: Attempt | None = None  # goes on as soon as its earlier work is cancelled
         self._is_complete = False  # the winner ended; what is buffered is still to be delivered
 
     # The machine protocol
@@ -108,7 +108,7 @@ class SessionMachine:
         True where ``receive`` would have commanded just that and asked for no deadline; False: nothing was done, use ``receive``.
         """
         leg = self._winning
-        if leg is None or leg.source != event.source or leg.state is not LegState.WON or leg.first_token is None:
+        if leg is None or leg.source != event.source or leg.state is not AttemptState.WON or leg.first_token is None:
             return False
         if self._delivery.is_paced or self.finished is not None or leg.is_new or leg.overlap is not None or self._may_move:
             return False
@@ -130,7 +130,7 @@ class SessionMachine:
         deadline = self._delivery.next_due()
         if self.winner is None and self.finished is None:
             for leg in self.legs.values():
-                if leg.state is LegState.WAITING and leg.wait is not None:
+                if leg.state is AttemptState.WAITING and leg.wait is not None:
                     deadline = self.began + leg.wait if deadline is None else min(deadline, self.began + leg.wait)
         return deadline
 
@@ -163,7 +163,7 @@ class SessionMachine:
     def is_direct(self) -> bool:
         """Whether all that can happen now is that the winner goes on: nothing is timed and nobody else works."""
         winning = self._winning
-        if self._delivery.is_paced or winning is None or winning.state is not LegState.WON or self._may_move:
+        if self._delivery.is_paced or winning is None or winning.state is not AttemptState.WON or self._may_move:
             return False
         return not any(leg.is_live for leg in self.legs.values() if leg is not winning)
 
@@ -183,7 +183,7 @@ class SessionMachine:
         if leg is not None and event.source == leg.source:
             if event.tokens:
                 leg.count(event.tokens, now - self.began)
-            if leg.state is LegState.WON and self.finished is None:
+            if leg.state is AttemptState.WON and self.finished is None:
                 self._receive_answer(leg, event, now)
             else:
                 leg.late += event.tokens
@@ -191,43 +191,43 @@ class SessionMachine:
         leg = self.legs[event.source]
         if event.tokens and leg.opened is not None:
             leg.count(event.tokens, now - self.began)
-        if leg.state is LegState.LOST:
+        if leg.state is AttemptState.LOST:
             leg.late += event.tokens
             if event.tokens and self.plan.explore:
                 self._stop(leg, "explored")
-        elif leg.state is LegState.OPEN:
+        elif leg.state is AttemptState.OPEN:
             leg.held += event.chunks
             if event.tokens and self.finished is None:
                 self._win(leg, event.tokens, now)
 
-    def _receive_answer(self, leg: Leg, event: TokensReceived, now: float) -> None:
+    def _receive_answer(self, leg: Attempt, event: TokensReceived, now: float) -> None:
         """The answer goes on; whoever makes it anew first makes what the reader has."""
-        new: TokensReceived | Departed | None = event
+        new: TokensReceived | Diverged | None = event
         if leg.overlap is not None:
             new = leg.overlap.feed(event)
             leg.late += event.tokens - (new.tokens if isinstance(new, TokensReceived) else 0)
             if not leg.overlap.is_open:
                 leg.overlap = None
-        if isinstance(new, Departed):
+        if isinstance(new, Diverged):
             self._stop(leg, "departed")
             self._depart(leg, new, now)
         elif new is not None:
             self._deliver(new.source, new.chunks, new.tokens, now)
             self._consider_moving(now)
 
-    def _depart(self, leg: Leg, departed: Departed, now: float) -> None:
+    def _depart(self, leg: Attempt, departed: Diverged, now: float) -> None:
         """A leg that makes the answer anew makes another one: it is of no use."""
         error = EndpointProtocolError(str(departed), endpoint=leg.source)
-        leg.state, leg.stopped, leg.error = LegState.FAILED, now - self.began, error
+        leg.state, leg.stopped, leg.error = AttemptState.FAILED, now - self.began, error
         self._fail_over(leg, error, now)
 
-    def _win(self, leg: Leg, tokens: int, now: float) -> None:
-        self.winner, self._winning, leg.state, leg.has_won = leg.source, leg, LegState.WON, True
+    def _win(self, leg: Attempt, tokens: int, now: float) -> None:
+        self.winner, self._winning, leg.state, leg.has_won = leg.source, leg, AttemptState.WON, True
         for other in self.legs.values():
-            if other.state is LegState.WAITING:
-                other.state = LegState.SPARED
-            elif other.state is LegState.OPEN:
-                other.state = LegState.LOST
+            if other.state is AttemptState.WAITING:
+                other.state = AttemptState.SPARED
+            elif other.state is AttemptState.OPEN:
+                other.state = AttemptState.LOST
                 if not self.plan.explore:
                     self._stop(other, "lost")
         held, leg.held = leg.held, []
@@ -250,20 +250,20 @@ class SessionMachine:
         leg = self.legs[event.source]
         if not leg.is_live:
             return
-        was, leg.state, leg.stopped = leg.state, LegState.ENDED, now - self.began
+        was, leg.state, leg.stopped = leg.state, AttemptState.ENDED, now - self.began
         leg.usage, leg.finish_reason = event.usage, event.finish_reason
-        if was is LegState.WON:
+        if was is AttemptState.WON:
             departed = leg.overlap.end() if leg.overlap is not None else None
             if departed is not None:
                 self._depart(leg, departed, now)
             else:
                 self._complete(leg, now)
-        elif was is LegState.PREPARING:
+        elif was is AttemptState.PREPARING:
             self._receive_prepared(leg, now)
-        elif was is LegState.OPEN:
+        elif was is AttemptState.OPEN:
             self._settle_without_winner(now)
 
-    def _complete(self, leg: Leg, now: float) -> None:
+    def _complete(self, leg: Attempt, now: float) -> None:
         self.finish_reason = leg.finish_reason
         self._is_complete = True
         self._stop_preparing()
@@ -283,12 +283,12 @@ class SessionMachine:
         leg = self.legs[event.source]
         if not leg.is_live:
             return
-        was, leg.state, leg.stopped, leg.error = leg.state, LegState.FAILED, now - self.began, event.error
-        if was is LegState.WON:
+        was, leg.state, leg.stopped, leg.error = leg.state, AttemptState.FAILED, now - self.began, event.error
+        if was is AttemptState.WON:
             self._fail_over(leg, event.error, now)
-        elif was is LegState.PREPARING:
+        elif was is AttemptState.PREPARING:
             self._go_on_after_reading(leg, now)
-        elif was is LegState.OPEN:
+        elif was is AttemptState.OPEN:
             self._start_next(now)
             self._settle_without_winner(now)
 
@@ -304,7 +304,7 @@ class SessionMachine:
         leg = self.legs[event.source]
         leg.is_stopping = False
         if leg.is_live:
-            leg.state, leg.stopped = LegState.CANCELLED, now - self.began
+            leg.state, leg.stopped = AttemptState.CANCELLED, now - self.began
         if leg is self._heir:
             self._take_over(leg, now)
         else:
@@ -314,13 +314,13 @@ class SessionMachine:
         if self.finished is None:
             self.finished = now
         for leg in self.legs.values():
-            if leg.state is LegState.WAITING:
-                leg.state = LegState.SPARED
+            if leg.state is AttemptState.WAITING:
+                leg.state = AttemptState.SPARED
             elif leg.is_live:
                 self._stop(leg, "reader left")
         self.dropped += self._delivery.drop()
 
-    def _stop(self, leg: Leg, reason: str) -> None:
+    def _stop(self, leg: Attempt, reason: str) -> None:
         """Have a leg cancelled, once: further reasons change nothing."""
         if not leg.is_stopping:
             leg.is_stopping = True
@@ -328,7 +328,7 @@ class SessionMachine:
 
     # Hand-over
 
-    def _fail_over(self, failed: Leg, error: EndpointError, now: float) -> None:
+    def _fail_over(self, failed: Attempt, error: EndpointError, now: float) -> None:
         """The leg that was writing is out: let another go on from the last good token, or tell the reader."""
         heir = self._relay.find_heir(self.legs) if self._relay is not None else None
         if heir is None or self._relay is None or self.finished is not None:
@@ -337,7 +337,7 @@ class SessionMachine:
         self._relay.fail_over(failed, heir, at=now - self.began, buffered=self._delivery.ahead(now=now))
         self._pass_to(heir, now)
 
-    def _pass_to(self, heir: Leg, now: float, *, waits: bool = False) -> None:
+    def _pass_to(self, heir: Attempt, now: float, *, waits: bool = False) -> None:
         """From now on the heir writes; what it did before is cancelled first, or, where that is worth it, awaited."""
         self._winning = heir
         self._stop_preparing(but=heir)
@@ -348,7 +348,7 @@ class SessionMachine:
         else:
             self._take_over(heir, now)
 
-    def _take_over(self, leg: Leg, now: float) -> None:
+    def _take_over(self, leg: Attempt, now: float) -> None:
         assert self._relay is not None, "only handed-over answers have heirs"
         self._heir = None
         if self.finished is not None:
@@ -366,7 +366,7 @@ class SessionMachine:
             self._winning = self._replace(leg, leg.begin_anew(partial, now - self.began))
             self._commands.append(OpenStream(leg.source))
 
-    def _replace(self, leg: Leg, new: Leg) -> Leg:
+    def _replace(self, leg: Attempt, new: Attempt) -> Attempt:
         """An endpoint's next part; the one before is kept for the report."""
         if leg.opened is not None:
             self.past_legs.append(leg)
@@ -385,7 +385,7 @@ class SessionMachine:
     def _consider_moving(self, now: float) -> None:
         """Let the mover look at the answer as it is now."""
         source = self._winning
-        if self._relay is None or source is None or source.state is not LegState.WON or self.finished is not None:
+        if self._relay is None or source is None or source.state is not AttemptState.WON or self.finished is not None:
             return
         match self._relay.consider_move(source, self.legs, buffered=self._delivery.ahead(now=now), now=now - self.began):
             case Release(target):
@@ -395,7 +395,7 @@ class SessionMachine:
             case Switch(target, waits):
                 self._move(source, self.legs[target], now, waits=waits)
 
-    def _prepare(self, leg: Leg, now: float) -> None:
+    def _prepare(self, leg: Attempt, now: float) -> None:
         """Let a leg read ahead; its next round is the same leg's."""
         assert self._relay is not None, "only a mover prepares"
         partial = self._relay.partial()
@@ -404,60 +404,60 @@ class SessionMachine:
         new.copies = partial.tokens
         self._commands.append(PrepareStream(leg.source, partial))
 
-    def _receive_prepared(self, leg: Leg, now: float) -> None:
+    def _receive_prepared(self, leg: Attempt, now: float) -> None:
         assert self._relay is not None, "only a mover prepares"
-        leg.state, leg.kept = LegState.PREPARED, leg.copies
+        leg.state, leg.kept = AttemptState.PREPARED, leg.copies
         if leg.opened is not None and leg.stopped is not None:
             self._relay.note_copied(leg, tokens=leg.reads, seconds=leg.stopped - leg.opened)
         self._go_on_after_reading(leg, now)
 
-    def _go_on_after_reading(self, leg: Leg, now: float) -> None:
+    def _go_on_after_reading(self, leg: Attempt, now: float) -> None:
         """A reading ahead is over: who was awaited takes over, whether it could read or not, for nobody writes any more."""
         if leg is not self._heir:
             self._consider_moving(now)
         elif not leg.is_stopping:
             self._take_over(leg, now)
 
-    def _move(self, source: Leg, target: Leg, now: float, *, waits: bool) -> None:
+    def _move(self, source: Attempt, target: Attempt, now: float, *, waits: bool) -> None:
         """The target goes on, the source stops; what it makes until then nobody reads."""
         assert self._relay is not None, "only a mover moves"
         self._relay.move(source, target, at=now - self.began, buffered=self._delivery.ahead(now=now))
-        source.state = LegState.LOST
+        source.state = AttemptState.LOST
         self._pass_to(target, now, waits=waits)
         self._stop(source, "handed over")
 
-    def _stop_preparing(self, but: Leg | None = None) -> None:
+    def _stop_preparing(self, but: Attempt | None = None) -> None:
         for leg in self.legs.values():
-            if leg.state is LegState.PREPARING and leg is not but:
+            if leg.state is AttemptState.PREPARING and leg is not but:
                 self._stop(leg, "not needed")
 
     # Starts
 
     def _start_due(self, now: float) -> None:
         for leg in self.legs.values():
-            if leg.state is LegState.WAITING and leg.wait is not None and self.began + leg.wait <= now:
+            if leg.state is AttemptState.WAITING and leg.wait is not None and self.began + leg.wait <= now:
                 self._open(leg, now)
 
     def _start_next(self, now: float) -> None:
         """Somebody failed: open whoever has not been tried, first those that only wait, then the stand-ins, one at a time."""
-        waiting = [leg for leg in self.legs.values() if leg.state is LegState.WAITING]
+        waiting = [leg for leg in self.legs.values() if leg.state is AttemptState.WAITING]
         if waiting:
             self._open(min(waiting, key=lambda leg: (leg.wait is None, leg.wait or 0.0)), now)
 
-    def _open(self, leg: Leg, now: float) -> None:
-        leg.state, leg.opened = LegState.OPEN, now - self.began
+    def _open(self, leg: Attempt, now: float) -> None:
+        leg.state, leg.opened = AttemptState.OPEN, now - self.began
         self._commands.append(OpenStream(leg.source))
 
     def _settle_without_winner(self, now: float) -> None:
         """Nobody has won and a leg is out: wait for the others, or take an empty answer, or give up."""
         legs = self.legs.values()
-        if self.finished is not None or any(leg.state is LegState.OPEN for leg in legs):
+        if self.finished is not None or any(leg.state is AttemptState.OPEN for leg in legs):
             return
-        empty = next((leg for leg in legs if leg.state is LegState.ENDED), None)
+        empty = next((leg for leg in legs if leg.state is AttemptState.ENDED), None)
         if empty is not None:
             for leg in legs:
-                if leg.state is LegState.WAITING:
-                    leg.state = LegState.SPARED
+                if leg.state is AttemptState.WAITING:
+                    leg.state = AttemptState.SPARED
             self.winner, self._winning, empty.has_won = empty.source, empty, True
             if empty.held:
                 self._deliver(empty.source, empty.held, 0, now)
@@ -465,7 +465,7 @@ class SessionMachine:
             return
         self._fail(self._combine_errors(list(legs)), now)
 
-    def _combine_errors(self, legs: Sequence[Leg]) -> StreamcoError:
+    def _combine_errors(self, legs: Sequence[Attempt]) -> StreamcoError:
         failed = {leg.source: leg.error for leg in legs if leg.error is not None}
         if not failed:
             return EndpointProtocolError("expected an answer or an error, got neither")
@@ -473,10 +473,10 @@ class SessionMachine:
         return AllEndpointsFailed(errors) if len(errors) > 1 else next(iter(failed.values()))
 
 
-def _make_relay(plan: SessionPlan) -> Relay | None:
+def _make_relay(plan: RacePlan) -> Handover | None:
     """What hands the answer over, where that may happen at all."""
     fails_over = plan.on_failure != "raise"
     if len(plan.starts) < 2 or not (fails_over or plan.migration is not None):
         return None
-    mover = Mover(plan.migration) if plan.migration is not None else None
-    return Relay(mover, fails_over=fails_over, begins_anew=plan.on_failure == "restart")
+    mover = MigrationController(plan.migration) if plan.migration is not None else None
+    return Handover(mover, fails_over=fails_over, begins_anew=plan.on_failure == "restart")

@@ -17,11 +17,11 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from streamco.core.race.attempt import Leg, LegState
+from streamco.core.race.attempt import Attempt, AttemptState
 from streamco.policies.migration import UNKNOWN_RATE, Terms, TransferRule, ahead, copy_pays, cover, keeps_up, lag, net_saving
 from streamco.profiles import RemainingLength
 
-__all__ = ["MigrationPlan", "Mover", "Prepare", "Release", "Situation", "Switch"]
+__all__ = ["MigrationPlan", "MigrationController", "Prepare", "Release", "MigrationState", "Switch"]
 
 _STEP = 8  # an answer that need not move is looked at again when it is an eighth longer
 _ROUNDS = 8  # of reading ahead, after which what is left to read is taken as it is
@@ -60,7 +60,7 @@ class MigrationPlan(Struct, frozen=True, kw_only=True):
     limit: int | None = None
 
 
-class Situation(Struct, frozen=True):
+class MigrationState(Struct, frozen=True):
     """An answer under way.
 
     Args:
@@ -71,8 +71,8 @@ class Situation(Struct, frozen=True):
         now: seconds since the request.
     """
 
-    source: Leg
-    legs: Mapping[str, Leg]
+    source: Attempt
+    legs: Mapping[str, Attempt]
     position: int
     buffered: float
     now: float
@@ -97,7 +97,7 @@ class Switch(Struct, frozen=True):
     waits: bool = False
 
 
-class Mover:
+class MigrationController:
     """Decides about one answer's planned moves.
 
     Args:
@@ -118,7 +118,7 @@ class Mover:
         """Whether no move will come any more."""
         return self._moves >= self._plan.most or len(self._terms) < 2
 
-    def consider(self, situation: Situation) -> Prepare | Release | Switch | None:
+    def consider(self, situation: MigrationState) -> Prepare | Release | Switch | None:
         """What should be done now."""
         if self.is_done or situation.source.source not in self._terms:
             return None
@@ -147,13 +147,13 @@ class Mover:
         """Whoever writes now was not foreseen: look anew."""
         self._target, self._rounds, self._reading = None, 0, None
 
-    def to_read(self, target: Leg, position: int) -> int:
+    def to_read(self, target: Attempt, position: int) -> int:
         """Tokens of prompt and answer that a target has not read yet."""
         return position - target.kept if target.kept is not None else self._plan.prompt_tokens + position
 
     # Looking
 
-    def _choose(self, situation: Situation) -> str | None:
+    def _choose(self, situation: MigrationState) -> str | None:
         """The target that saves most, if any does."""
         savings = {}
         for name in self._terms:
@@ -165,11 +165,11 @@ class Mover:
                 savings[name] = saving
         return max(savings, key=lambda name: savings[name], default=None)
 
-    def _may_start(self, situation: Situation, name: str) -> bool:
+    def _may_start(self, situation: MigrationState, name: str) -> bool:
         rationed = self._plan.rationed
         return name not in rationed or any(leg.opened is not None for leg in situation.legs.values() if leg.source in rationed)
 
-    def _saving(self, situation: Situation, target: Leg) -> float:
+    def _saving(self, situation: MigrationState, target: Attempt) -> float:
         """US dollars that moving there saves."""
         plan, terms = self._plan, self._terms[target.source]
         if not keeps_up(terms, plan.reader_rate):
@@ -189,7 +189,7 @@ class Mover:
             overrun=source.stops * self._source_rate(situation),
         )
 
-    def _behind(self, situation: Situation, target: Leg) -> float | None:
+    def _behind(self, situation: MigrationState, target: Attempt) -> float | None:
         """Tokens the source makes until the buffer covers the change; None: it is not known how long the target takes."""
         plan, terms = self._plan, self._terms[target.source]
         source_rate, reader_rate, buffered = self._source_rate(situation), plan.reader_rate, situation.buffered
@@ -210,12 +210,12 @@ class Mover:
         left_over = max(0.0, buffered + made - reader_rate * seconds)
         return made + lag(cover(rest, reader_rate) - left_over, source_rate, reader_rate, terms.per_token)
 
-    def _source_rate(self, situation: Situation) -> float:
+    def _source_rate(self, situation: MigrationState) -> float:
         return situation.source.rate or self._terms[situation.source.source].rate or UNKNOWN_RATE
 
     # Moving
 
-    def _advance(self, situation: Situation, target: Leg) -> Prepare | Release | Switch | None:
+    def _advance(self, situation: MigrationState, target: Attempt) -> Prepare | Release | Switch | None:
         if not target.can_take_over:
             self._terms.pop(target.source)
             self.reset()
@@ -236,15 +236,15 @@ class Mover:
         self._reading = situation.now, self.to_read(target, situation.position)
         return Prepare(target.source)
 
-    def _is_covered(self, situation: Situation, target: Leg) -> bool:
+    def _is_covered(self, situation: MigrationState, target: Attempt) -> bool:
         """Whether the target could go on now without the reader's notice."""
         seconds = self._terms[target.source].takes(self.to_read(target, situation.position))
         return seconds is not None and situation.buffered >= cover(seconds, self._plan.reader_rate)
 
-    def _switch_early(self, situation: Situation, target: Leg) -> Switch | None:
+    def _switch_early(self, situation: MigrationState, target: Attempt) -> Switch | None:
         """Stop the source while the target still reads, where the buffer covers the rest of that and the reading of what came since."""
         terms = self._terms[target.source]
-        if self._reading is None or target.state is not LegState.PREPARING or target.is_stopping or terms.pre_copy != "append":
+        if self._reading is None or target.state is not AttemptState.PREPARING or target.is_stopping or terms.pre_copy != "append":
             return None
         since, tokens = self._reading
         estimate, rest = terms.takes(tokens), terms.takes(situation.position - target.copies)
@@ -262,7 +262,7 @@ class Mover:
         estimate = terms.takes(tokens)
         return estimate is not None and now - since > _PATIENCE * estimate
 
-    def _reads_ahead(self, situation: Situation, target: Leg) -> bool:
+    def _reads_ahead(self, situation: MigrationState, target: Attempt) -> bool:
         """Whether the target should read (on) while the source goes on."""
         plan, terms, has_read = self._plan, self._terms[target.source], target.kept is not None
         if plan.rule != "pre-copy" or self._rounds >= _ROUNDS or (has_read and terms.pre_copy == "warm"):

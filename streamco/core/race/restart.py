@@ -25,12 +25,12 @@ from streamco.events import TokensReceived
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
 from streamco.partial import Partial
 
-__all__ = ["Departed", "Overlap"]
+__all__ = ["Diverged", "RestartFilter"]
 
 _EXCERPT = 20  # code points
 
 
-class Departed(Struct, frozen=True):
+class Diverged(Struct, frozen=True):
     """The new answer is not the old one's beginning again, so it can't be continued with it.
 
     Args:
@@ -47,7 +47,7 @@ class Departed(Struct, frozen=True):
         return f"answer made anew: expected {self.expected!r} at character {self.position}, got {repr(self.got) if self.got else 'its end'}"
 
 
-class Overlap:
+class RestartFilter:
     """Takes what the reader has out of what an endpoint sends that was asked the whole request anew. Chunks it is fed are not changed.
 
     Args:
@@ -64,7 +64,7 @@ class Overlap:
         self._ids = partial.ids if partial.ids is not None and self._is_exact else ()
         self._id_position = 0
         self._is_uncertain = False  # whether old ids and new ones together spell the answer: the next text goes on without
-        self._departed: Departed | None = None
+        self._departed: Diverged | None = None
 
     @property
     def is_open(self) -> bool:
@@ -79,8 +79,8 @@ class Overlap:
     def _lacks_ids(self) -> bool:
         return self._is_exact and self._id_position < len(self._ids)
 
-    def feed(self, event: TokensReceived) -> TokensReceived | Departed | None:
-        """What is new of an event; None: nothing; ``Departed``: there will never be anything."""
+    def feed(self, event: TokensReceived) -> TokensReceived | Diverged | None:
+        """What is new of an event; None: nothing; ``Diverged``: there will never be anything."""
         if not self.is_open:
             return event
         taken = [self._take(chunk) if self.is_open else chunk for chunk in event.chunks]
@@ -89,7 +89,7 @@ class Overlap:
         passed = [chunk for chunk in taken if chunk is not None]
         return TokensReceived(event.source, passed, _count(event, taken)) if passed else None
 
-    def end(self) -> Departed | None:
+    def end(self) -> Diverged | None:
         """The stream has ended: departed, if that was before the end of what the reader has."""
         if self._departed is None and self._lacks_text:
             self._depart("")
@@ -147,7 +147,7 @@ class Overlap:
         return rest or None
 
     def _depart(self, got: str) -> None:
-        self._departed = Departed(self._position, self._text[self._position : self._position + _EXCERPT], got[:_EXCERPT])
+        self._departed = Diverged(self._position, self._text[self._position : self._position + _EXCERPT], got[:_EXCERPT])
 
 
 def _count(event: TokensReceived, taken: list[ChatCompletionChunk | None]) -> int:

@@ -14,11 +14,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from streamco.core.race.attempt import Leg, LegState
+from streamco.core.race.attempt import Attempt, AttemptState
 from streamco.core.race.estimators import DeviceFit, ProductLimit, is_burst, theil_sen
 from streamco.policies.migration import UNKNOWN_SERVER_SETUP
 
-__all__ = ["Pace", "SwitchLearner"]
+__all__ = ["EndpointTiming", "SwitchLearner"]
 
 _WINDOW = 128
 _TAIL = 0.99
@@ -29,7 +29,7 @@ _LEAST_SPREAD = 4.0  # longest over shortest
 _SHARE_NEW = 16  # a line is made anew when a sixteenth of its samples are new: that takes up to a millisecond
 
 
-class Pace:
+class EndpointTiming:
     """One endpoint's times.
 
     Args:
@@ -102,24 +102,24 @@ class SwitchLearner:
     """Every endpoint's pace, by name."""
 
     def __init__(self) -> None:
-        self._paces: dict[str, Pace] = {}
+        self._paces: dict[str, EndpointTiming] = {}
 
-    def pace(self, name: str, *, is_device: bool) -> Pace:
+    def pace(self, name: str, *, is_device: bool) -> EndpointTiming:
         """What is known of an endpoint."""
         if name not in self._paces:
-            self._paces[name] = Pace(is_device=is_device)
+            self._paces[name] = EndpointTiming(is_device=is_device)
         return self._paces[name]
 
-    def learn(self, legs: Iterable[Leg], devices: frozenset[str], prompt_tokens: int) -> None:
+    def learn(self, legs: Iterable[Attempt], devices: frozenset[str], prompt_tokens: int) -> None:
         """Take what the legs of an answer that is over have shown; ``devices``: names of the endpoints that are devices."""
         for leg in legs:
             if leg.opened is not None and leg.error is None:
                 self._learn(leg, self.pace(leg.source, is_device=leg.source in devices), prompt_tokens)
 
-    def _learn(self, leg: Leg, pace: Pace, prompt_tokens: int) -> None:
+    def _learn(self, leg: Attempt, pace: EndpointTiming, prompt_tokens: int) -> None:
         assert leg.opened is not None, "only legs that were opened show something"
         if leg.is_ahead:
-            if leg.state is LegState.PREPARED and leg.stopped is not None:
+            if leg.state is AttemptState.PREPARED and leg.stopped is not None:
                 pace.observe_start(leg.reads, leg.stopped - leg.opened)
             return
         if leg.ttft is None:
@@ -127,14 +127,14 @@ class SwitchLearner:
                 pace.observe_start(_read(leg, prompt_tokens), leg.stopped - leg.opened, is_censored=True)
             return
         spread = 0.0 if leg.stopped is None or leg.first_token is None else leg.stopped - leg.first_token
-        if leg.state is LegState.ENDED and is_burst(leg.tokens, leg.ttft, spread):
+        if leg.state is AttemptState.ENDED and is_burst(leg.tokens, leg.ttft, spread):
             return
         pace.observe_start(_read(leg, prompt_tokens), leg.ttft)
         if leg.rate is not None:
             pace.observe_rate(leg.rate)
 
 
-def _read(leg: Leg, prompt_tokens: int) -> int:
+def _read(leg: Attempt, prompt_tokens: int) -> int:
     """Tokens a leg had to read before its first one: what its cache had is not among them."""
     details = leg.usage.prompt_tokens_details if leg.usage else None
     if leg.usage and details and details.cached_tokens is not None:

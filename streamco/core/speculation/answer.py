@@ -15,12 +15,12 @@ from streamco.core.speculation.events import (
     Origin,
     RetractIds,
     SettleIds,
-    SpeculatorCommand,
+    SpeculationCommand,
     VerdictReceived,
 )
 from streamco.errors import StreamcoError
 
-__all__ = ["Emit", "Mirror", "ProvisionalAnswer", "Settling"]
+__all__ = ["Emit", "PeerPrefix", "ProvisionalAnswer", "Settling"]
 
 Emit = Literal["verified", "draft"]
 """What the reader gets: tokens that are final, or drafts at once and their retraction where they don't hold."""
@@ -119,7 +119,7 @@ class ProvisionalAnswer:
             del self._shown[keep:]
 
 
-class Mirror:
+class PeerPrefix:
     """What somebody else (the device's sequence, the verifier's context) holds of the answer.
 
     Attributes:
@@ -158,7 +158,7 @@ class Settling:
         say: takes commands.
     """
 
-    def __init__(self, answer: ProvisionalAnswer, report: SpeculationReport, say: Callable[[SpeculatorCommand], None]) -> None:
+    def __init__(self, answer: ProvisionalAnswer, report: SpeculationReport, say: Callable[[SpeculationCommand], None]) -> None:
         self._answer = answer
         self._report = report
         self._say = say

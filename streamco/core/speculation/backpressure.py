@@ -6,12 +6,12 @@ The time in between is nobody's.
 
 from __future__ import annotations
 
-from streamco.core.speculation.fallback_stream import Ledger
+from streamco.core.speculation.fallback_stream import TimeAccount
 
-__all__ = ["Rest"]
+__all__ = ["Backpressure"]
 
 
-class Rest:
+class Backpressure:
     """Whether an answer rests.
 
     Args:
@@ -21,7 +21,7 @@ class Rest:
         is_wanted: the reader is far behind.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: TimeAccount) -> None:
         self._ledger = ledger
         self.is_wanted = False
         self._since: float | None = None

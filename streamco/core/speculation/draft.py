@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from streamco.core.speculation.estimates import Pair
+from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.events import DraftToken
-from streamco.policies.rejection import ALTERNATIVES, Branch, PreDraft, allot, rank_branches
+from streamco.policies.rejection import ALTERNATIVES, Branch, PreDraft, rank_branches, schedule_branches
 
-__all__ = ["BranchKind", "Line", "Round", "bet"]
+__all__ = ["BranchKind", "DraftSequence", "Round", "plan_branches"]
 
 BranchKind = Literal["accept all", "reject"]
 
 
 @dataclass(slots=True)
-class Line:
+class DraftSequence:
     """A draft in the making.
 
     Args:
@@ -203,9 +203,9 @@ class Round:
         return [token.confidence for token in self.draft]
 
 
-def bet(
+def plan_branches(
     draft: Sequence[DraftToken],
-    pair: Pair,
+    pair: SpeculationEstimates,
     *,
     window: int,
     most: int,
@@ -239,4 +239,4 @@ def bet(
     ]
     rtt = pair.rtt if most_ahead else 0.0
     seconds = pair.wait if seconds is None else seconds
-    return allot(branches, seconds=seconds, step_times=pair.step_times[:most], window=window, rtt=rtt, most_ahead=most_ahead)
+    return schedule_branches(branches, seconds=seconds, step_times=pair.step_times[:most], window=window, rtt=rtt, most_ahead=most_ahead)

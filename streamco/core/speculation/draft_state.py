@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from streamco.core.report import SpeculationReport
-from streamco.core.speculation.answer import Mirror
-from streamco.core.speculation.draft import Line
-from streamco.core.speculation.estimates import Pair
-from streamco.core.speculation.events import AdoptBranch, DraftBranch, DraftTokens, DropDrafts, SpeculatorCommand, TokensDrafted
+from streamco.core.speculation.answer import PeerPrefix
+from streamco.core.speculation.draft import DraftSequence
+from streamco.core.speculation.estimates import SpeculationEstimates
+from streamco.core.speculation.events import AdoptBranch, DraftBranch, DraftTokens, DropDrafts, SpeculationCommand, TokensDrafted
 from streamco.errors import StreamcoError
 from streamco.policies.rejection import Branch
 
-__all__ = ["Drafting"]
+__all__ = ["DraftState"]
 
 _CORRECTION = 2  # ids that a draft may have to read first and still say how fast the device drafts
 
 
-class Drafting:
+class DraftState:
     """What the device is at.
 
     Args:
@@ -37,16 +37,18 @@ class Drafting:
         is_full: there is no room for another token on the device.
     """
 
-    def __init__(self, pair: Pair, report: SpeculationReport, say: Callable[[SpeculatorCommand], None], number: Callable[[], int]) -> None:
-        self.trunk: Line | None = None
-        self.branches: dict[int, Line] = {}
+    def __init__(
+        self, pair: SpeculationEstimates, report: SpeculationReport, say: Callable[[SpeculationCommand], None], number: Callable[[], int]
+    ) -> None:
+        self.trunk: DraftSequence | None = None
+        self.branches: dict[int, DraftSequence] = {}
         self.failure: StreamcoError | None = None
         self.is_full = False
         self._pair = pair
         self._report = report
         self._say = say
         self._number = number
-        self._mirror = Mirror()
+        self._mirror = PeerPrefix()
         self._has_begun = False  # it has written a token of this answer: until then it may be reading the prompt
         self._waiting: list[tuple[Branch, int]] = []  # branches to begin when those before them are done, and how far each goes
         self._behind, self._width = 0, 1  # settled tokens that branches count from; branches side by side
@@ -64,15 +66,15 @@ class Drafting:
         length = self._mirror.meet(settled)
         ids = tuple(settled[length:])
         self._mirror.write(length, ids)
-        self.trunk = Line(self._number(), count, now, is_timed=self._has_begun and len(ids) <= _CORRECTION)
+        self.trunk = DraftSequence(self._number(), count, now, is_timed=self._has_begun and len(ids) <= _CORRECTION)
         self._say(DraftTokens(self.trunk.version, length, ids, count))
 
-    def extend(self, line: Line, count: int, *, now: float) -> None:
+    def extend(self, line: DraftSequence, count: int, *, now: float) -> None:
         """Draft on behind the trunk's tokens."""
         line.go_on(self._number(), count, now=now)
         self._say(DraftTokens(line.version, len(self._mirror.ids), (), count))
 
-    def bet_on(self, judged: int, count: int, *, now: float) -> Line | None:
+    def bet_on(self, judged: int, count: int, *, now: float) -> DraftSequence | None:
         """The trunk's first tokens are being judged, and it goes on for ``count`` behind them: a bet that all stay. None: it can't."""
         line, self.trunk = self.trunk, None
         if line is None or line.is_out_of_room:
@@ -82,7 +84,7 @@ class Drafting:
         self._go_on(line, now)
         return line
 
-    def _go_on(self, line: Line, now: float) -> None:
+    def _go_on(self, line: DraftSequence, now: float) -> None:
         """Draft on along a bet on the device's own sequence, if that is done and has not what it is to have."""
         more = line.wanted - len(line.tokens)
         if line.is_finished and more > 0 and not line.is_out_of_room:
@@ -106,14 +108,14 @@ class Drafting:
         beginning, self._waiting = self._waiting[:width], self._waiting[width:]
         for guess, tokens in beginning:
             asked = tokens + (guess.token is None)
-            line = Line(self._number(), asked, now, guess, is_timed=True, is_branch=True)
+            line = DraftSequence(self._number(), asked, now, guess, is_timed=True, is_branch=True)
             self.branches[line.version] = line
             ids = () if guess.token is None else (guess.token,)
             self._say(DraftBranch(line.version, self._behind + guess.position, ids, asked))
         self._side_by_side = len(beginning)
         self._depth, self._depth_at = 0, now
 
-    def take(self, event: TokensDrafted, *, now: float) -> Line | None:
+    def take(self, event: TokensDrafted, *, now: float) -> DraftSequence | None:
         """Note tokens; gives the draft they belong to, None where that is over."""
         self._report.drafted += len(event.tokens)
         self._has_begun = self._has_begun or bool(event.tokens)
@@ -151,11 +153,11 @@ class Drafting:
         """How many of the settled tokens the device's own sequence has, or is being given."""
         return self._mirror.meet(settled)
 
-    def find(self, accepted: int, token: int | None) -> Line | None:
+    def find(self, accepted: int, token: int | None) -> DraftSequence | None:
         """The branch that foresaw this verdict; None: none did."""
         return next((line for line in self.branches.values() if line.fits(accepted, token)), None)
 
-    def adopt(self, line: Line, settled: Sequence[int], token: int | None) -> None:
+    def adopt(self, line: DraftSequence, settled: Sequence[int], token: int | None) -> None:
         """A branch won its bet: it is the trunk, behind the settled tokens, from now on, and the others are dropped."""
         self._report.hits += token is not None
         self._report.adopted += len(line.tokens)

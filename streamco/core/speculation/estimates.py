@@ -16,13 +16,13 @@ from msgspec.structs import replace
 from streamco.config import check_share
 from streamco.errors import ConfigError
 from streamco.policies.acceptance import expected_tokens
-from streamco.policies.confidence_calibration import Chances
-from streamco.policies.mode_switch import Conditions, ModeSwitch, best_window, predict_rates
+from streamco.policies.confidence_calibration import ConfidenceCalibration
+from streamco.policies.mode_switch import ModeSwitch, RoundConditions, best_window, predict_rates
 from streamco.policies.offload import CONFIDENCE_THRESHOLD, OffloadRule, OffloadSteering
 from streamco.policies.rejection import RejectionForecast, chain_rejection, forecast_rejection
-from streamco.policies.window import Fusing, Stabiliser, Static, Stopping, WindowPolicy, WindowState
+from streamco.policies.window import DecidesFusedMode, EndsDraftsEarly, Stabiliser, Static, WindowPolicy, WindowState
 
-__all__ = ["Forecast", "Pair", "PairPrior"]
+__all__ = ["Forecast", "SpeculationEstimates", "EstimatesPrior"]
 
 Forecast = Literal["learned", "geometric"]
 """Of the rejection: from each token's chance, learned by confidence; the paper's, from one acceptance rate bent by confidence (4.4)."""
@@ -39,7 +39,7 @@ _PRIOR_TOKENS = 8.0  # that the prior acceptance stands for
 _PRIOR_ROUNDS = 4.0  # that the prior hit rate, and what the acceptance rate makes of a round, stand for
 
 
-class PairPrior(Struct, frozen=True, kw_only=True):
+class EstimatesPrior(Struct, frozen=True, kw_only=True):
     """What is believed before anything was measured; a calibrated profile says better. Times in seconds.
 
     Args:
@@ -69,7 +69,7 @@ class PairPrior(Struct, frozen=True, kw_only=True):
             )
 
 
-class Pair:
+class SpeculationEstimates:
     """The state that outlives an answer.
 
     Args:
@@ -101,19 +101,19 @@ class Pair:
         *,
         window: WindowPolicy | None = None,
         stabiliser: Stabiliser | None = None,
-        prior: PairPrior | None = None,
+        prior: EstimatesPrior | None = None,
         rule: OffloadRule = "combined",
         confidence_threshold: float = CONFIDENCE_THRESHOLD,
         chunks: Iterable[tuple[float, float | None]] = (),
         forecast: Forecast = "learned",
     ) -> None:
-        prior = prior or PairPrior()
+        prior = prior or EstimatesPrior()
         self.steering = OffloadSteering(budget, rule=rule, confidence_threshold=confidence_threshold, chunks=chunks)
         self.switch = ModeSwitch(is_lossless=budget >= 1.0)
         self.queue_depth = 0.0
         self._policy: WindowPolicy = window or Static()
-        self._stopping = self._policy if isinstance(self._policy, Stopping) else None  # to ask costs more than a round's arithmetic
-        self._fusing = self._policy if isinstance(self._policy, Fusing) else None
+        self._stopping = self._policy if isinstance(self._policy, EndsDraftsEarly) else None  # to ask costs more than a round's arithmetic
+        self._fusing = self._policy if isinstance(self._policy, DecidesFusedMode) else None
         self._stabiliser = stabiliser or Stabiliser(1.0)
         self.proposal = float(self._policy.first)
         self.window = self._settled = self._policy.first  # the longest draft, and what the policy's proposals have become
@@ -135,7 +135,7 @@ class Pair:
         self._is_parallel, self._is_ahead = True, False
         self._led, self._ahead = 0.0, 0.0  # rounds whose next draft could be sent ahead, and those where that was won
         self._confidence = prior.mean_confidence
-        self._chances = Chances(prior.acceptance, prior.mean_confidence)
+        self._chances = ConfidenceCalibration(prior.acceptance, prior.mean_confidence)
         self._forecast: Forecast = forecast
         self._chance = min(prior.acceptance, self._chances.of(1.0))  # mean of what draft tokens' confidences said lately
         self._least_chance = 0.0
@@ -237,10 +237,10 @@ class Pair:
         """The window policy proposes fused mode where that is faster, and windows nowhere else."""
         return self._fusing is not None and self._fusing.may_fuse
 
-    def conditions(self) -> Conditions:
+    def conditions(self) -> RoundConditions:
         """What the mode is chosen by; the wait counts as a whole."""
         first, *more = self._step_times
-        return Conditions(
+        return RoundConditions(
             acceptance=self.acceptance,
             window=(window := self.usual_window),
             draft_step=first,

@@ -15,9 +15,9 @@ from streamco.events import ReaderLeft
 
 __all__ = ["AdoptBranch", "CloseRemote", "CloseVerifier", "ConnectVerifier", "DeliverIds", "DeviceFailed", "DraftBranch", "DraftRefused"]
 __all__ += ["ReaderBehind", "ReaderReady"]
-__all__ += ["DraftToken", "DraftTokens", "DropDrafts", "FailAnswer", "FinishAnswer", "Foreseen", "OpenRemote", "Origin"]
+__all__ += ["DraftToken", "DraftTokens", "DropDrafts", "FailAnswer", "FinishAnswer", "ExpectedVerdict", "OpenRemote", "Origin"]
 __all__ += ["RemoteEnded", "RemoteFailed"]
-__all__ += ["RemoteTokensReceived", "RetractIds", "SendDraft", "SettleIds", "SpeculatorCommand", "SpeculatorEvent", "TokensDrafted"]
+__all__ += ["RemoteTokensReceived", "RetractIds", "SendDraft", "SettleIds", "SpeculationCommand", "SpeculationEvent", "TokensDrafted"]
 __all__ += ["Candidates", "VerdictReceived", "VerifierConnected", "VerifierFailed", "VerifierLost"]
 
 Origin = Literal["draft", "accepted", "corrected", "bonus", "device", "remote"]
@@ -87,7 +87,7 @@ class VerifierFailed(Struct, frozen=True):
     error: StreamcoError
 
 
-class Foreseen(Struct, frozen=True):
+class ExpectedVerdict(Struct, frozen=True):
     """A verdict that may come: that of this round, which is out, with so many accepted tokens and this one behind them."""
 
     round: int
@@ -116,9 +116,9 @@ class VerdictReceived(Struct, frozen=True, kw_only=True):
     compute_seconds: float = 0.0
 
     @property
-    def outcome(self) -> Foreseen | None:
+    def outcome(self) -> ExpectedVerdict | None:
         """What drafts that were sent ahead of it may have bet on; None: nothing comes behind it."""
-        return None if self.token is None else Foreseen(self.round, self.accepted, self.token)
+        return None if self.token is None else ExpectedVerdict(self.round, self.accepted, self.token)
 
 
 class DraftRefused(Struct, frozen=True):
@@ -157,7 +157,7 @@ class RemoteFailed(Struct, frozen=True):
     error: StreamcoError
 
 
-SpeculatorEvent = (
+SpeculationEvent = (
     TokensDrafted
     | DeviceFailed
     | VerifierConnected
@@ -230,7 +230,7 @@ class SendDraft(Struct, frozen=True):
     given: tuple[int, ...]
     ids: tuple[int, ...]
     rows: tuple[object | None, ...] = ()
-    behind: Foreseen | None = None
+    behind: ExpectedVerdict | None = None
 
 
 class CloseVerifier(Struct, frozen=True):
@@ -283,7 +283,7 @@ class FailAnswer(Struct, frozen=True):
     error: StreamcoError
 
 
-SpeculatorCommand = (
+SpeculationCommand = (
     DraftTokens
     | DraftBranch
     | AdoptBranch

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from streamco.core.speculation.estimates import Pair
-from streamco.core.speculation.events import CloseRemote, OpenRemote, SpeculatorCommand
+from streamco.core.speculation.estimates import SpeculationEstimates
+from streamco.core.speculation.events import CloseRemote, OpenRemote, SpeculationCommand
 from streamco.errors import StreamcoError
 from streamco.policies.mode_switch import round_seconds
 
-__all__ = ["Ledger", "StandIn"]
+__all__ = ["TimeAccount", "RemoteStream"]
 
 _WHOLE = 8  # tokens of an answer that came in one piece and says how fast the remote side is
 
 
-class StandIn:
+class RemoteStream:
     """The remote side's plain stream.
 
     Args:
@@ -29,7 +29,7 @@ class StandIn:
         tokens: of the present stream.
     """
 
-    def __init__(self, is_there: bool, say: Callable[[SpeculatorCommand], None], number: Callable[[], int]) -> None:
+    def __init__(self, is_there: bool, say: Callable[[SpeculationCommand], None], number: Callable[[], int]) -> None:
         self.version: int | None = None
         self.failure: StreamcoError | None = None
         self.tokens = 0
@@ -55,7 +55,7 @@ class StandIn:
         self.version = None
 
 
-class Ledger:
+class TimeAccount:
     """Tells the mode switch what rounds and streams took, each second once.
 
     A change to the remote stream belongs to drafting: what its first token takes longer than the others. So does a change back, for the
@@ -65,7 +65,7 @@ class Ledger:
         prompt_time: seconds in which the remote side read the prompt of this answer; 0: it didn't begin it.
     """
 
-    def __init__(self, pair: Pair) -> None:
+    def __init__(self, pair: SpeculationEstimates) -> None:
         self._pair = pair
         self.prompt_time = 0.0
         self._at = self._opened_at = 0.0

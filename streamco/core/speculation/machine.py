@@ -1,8 +1,8 @@
 """The device drafts, the cloud verifies: one answer's machine (Synera section 4).
 
-The device drafts a window of tokens; ``Pair`` says whether the verifier is asked (always, where the answer must be the target's), and
-while it is, the device drafts on along the likeliest verdicts. Nothing waits for such a branch: a verdict adopts the one that foresaw it
-with as many tokens as it has by then, or the draft begins anew.
+The device drafts a window of tokens; ``SpeculationEstimates`` says whether the verifier is asked (always, where the answer must be the
+target's), and while it is, the device drafts on along the likeliest verdicts. Nothing waits for such a branch: a verdict adopts the one
+that foresaw it with as many tokens as it has by then, or the draft begins anew.
 
 Three ways to go on: *speculate*; *remote*, the remote side streams alone; *device*, chunks are settled without asking. The way is chosen at
 every settled boundary, by what pays (``ModeSwitch``) and by who is there. Trouble with the verifier is borne for a while (patience), then
@@ -19,10 +19,10 @@ from typing import assert_never
 
 from streamco.core.report import SpeculationReport
 from streamco.core.speculation.answer import ProvisionalAnswer, Settling
-from streamco.core.speculation.backpressure import Rest
-from streamco.core.speculation.draft import Line, Round
-from streamco.core.speculation.draft_state import Drafting
-from streamco.core.speculation.estimates import Pair
+from streamco.core.speculation.backpressure import Backpressure
+from streamco.core.speculation.draft import DraftSequence, Round
+from streamco.core.speculation.draft_state import DraftState
+from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.events import (
     DeviceFailed,
     DraftRefused,
@@ -32,30 +32,30 @@ from streamco.core.speculation.events import (
     RemoteEnded,
     RemoteFailed,
     RemoteTokensReceived,
-    SpeculatorCommand,
-    SpeculatorEvent,
+    SpeculationCommand,
+    SpeculationEvent,
     TokensDrafted,
     VerdictReceived,
     VerifierConnected,
     VerifierFailed,
     VerifierLost,
 )
-from streamco.core.speculation.fallback_stream import Ledger, StandIn
-from streamco.core.speculation.mode import Way, Ways
+from streamco.core.speculation.fallback_stream import RemoteStream, TimeAccount
+from streamco.core.speculation.mode import GenerationMode, ModeSelector
 from streamco.core.speculation.options import SpeculatorOptions
-from streamco.core.speculation.predraft import Betting
-from streamco.core.speculation.shadow import Overhearing
-from streamco.core.speculation.verification import Judging
+from streamco.core.speculation.predraft import PreDrafter
+from streamco.core.speculation.shadow import ShadowDrafter
+from streamco.core.speculation.verification import VerifierChannel
 from streamco.errors import AllEndpointsFailed, StreamcoError, VerifierError
 from streamco.events import ReaderLeft
 
-__all__ = ["Speculator"]
+__all__ = ["SpeculationMachine"]
 
 _CATCH_UP = 64  # given tokens that a verdict may have to read first and still say how long verdicts take
 _ASK_EVERY = 4  # tokens of the remote stream between two looks at whether drafting pays
 
 
-class Speculator:
+class SpeculationMachine:
     """One answer, without IO, clock or dice.
 
     Args:
@@ -69,7 +69,7 @@ class Speculator:
         is_done: finished, failed or left; nothing more is said.
     """
 
-    def __init__(self, pair: Pair, options: SpeculatorOptions, rng: Random) -> None:
+    def __init__(self, pair: SpeculationEstimates, options: SpeculatorOptions, rng: Random) -> None:
         self.report = SpeculationReport()
         self.is_done = False
         self.answer = ProvisionalAnswer(options.emit, options.end_ids, options.max_tokens)
@@ -77,17 +77,17 @@ class Speculator:
         pair.expect_rounds(branches=options.most_branches if options.is_parallel else 0, ahead=options.most_ahead)
         self._options = options
         self._rng = rng
-        self._commands: list[SpeculatorCommand] = []
+        self._commands: list[SpeculationCommand] = []
         say, number = self._commands.append, count(1).__next__
         self._settling = Settling(self.answer, self.report, say)
-        self._drafting = Drafting(pair, self.report, say, number)
-        self._judging = Judging(say, verdict_patience=options.verdict_patience, prompt_patience=options.prompt_patience)
-        self._remote = StandIn(options.has_remote, say, number)
-        self._overhearing = Overhearing(self._drafting, pair)
-        self._ledger = Ledger(pair)
-        self._rest = Rest(self._ledger)
-        self._betting = Betting(pair, options, answer=self.answer, drafting=self._drafting, judging=self._judging, rest=self._rest)
-        self._ways = Ways(
+        self._drafting = DraftState(pair, self.report, say, number)
+        self._judging = VerifierChannel(say, verdict_patience=options.verdict_patience, prompt_patience=options.prompt_patience)
+        self._remote = RemoteStream(options.has_remote, say, number)
+        self._overhearing = ShadowDrafter(self._drafting, pair)
+        self._ledger = TimeAccount(pair)
+        self._rest = Backpressure(self._ledger)
+        self._betting = PreDrafter(pair, options, answer=self.answer, drafting=self._drafting, judging=self._judging, rest=self._rest)
+        self._ways = ModeSelector(
             pair, options, answer=self.answer, drafting=self._drafting, judging=self._judging, remote=self._remote, ledger=self._ledger
         )
         self._window = 0  # tokens of the present draft
@@ -99,13 +99,13 @@ class Speculator:
         self._ledger.start(now=now)
         self._go_on(now)
 
-    def take_commands(self) -> list[SpeculatorCommand]:
+    def take_commands(self) -> list[SpeculationCommand]:
         """What to do, in order; each command is handed out once."""
         commands = self._commands[:]
         self._commands.clear()
         return commands
 
-    def receive(self, event: SpeculatorEvent, *, now: float) -> None:
+    def receive(self, event: SpeculationEvent, *, now: float) -> None:
         """Take note of what happened."""
         if self.is_done:
             return
@@ -164,7 +164,7 @@ class Speculator:
 
     # The next step
 
-    def _go_on(self, now: float, line: Line | None = None, token: int | None = None) -> None:
+    def _go_on(self, now: float, line: DraftSequence | None = None, token: int | None = None) -> None:
         """All that was drafted and judged is settled: what next? ``line``: a branch that foresaw the verdict, with ``token`` behind it."""
         if self.answer.ended is not None:
             self._finish(self.answer.ended)
@@ -187,7 +187,7 @@ class Speculator:
             case None:
                 self._end_without_help()
 
-    def _take(self, way: Way | None) -> None:
+    def _take(self, way: GenerationMode | None) -> None:
         self.report.fallbacks += way == "remote" and self._ways.present not in {None, "remote"}
         if way == "device" and self._pair.is_lossless:
             self.report.is_exact = False
@@ -213,7 +213,7 @@ class Speculator:
 
     # The device's side
 
-    def _draft(self, line: Line | None, token: int | None, now: float) -> None:
+    def _draft(self, line: DraftSequence | None, token: int | None, now: float) -> None:
         """Draft the next window; the branch that foresaw the verdict has its beginning."""
         self._window = self._next_window()
         if not self._window:
@@ -255,7 +255,7 @@ class Speculator:
             if trunk.is_finished:
                 self._drafting.extend(trunk, self._window - len(ids), now=now)
 
-    def _close_chunk(self, trunk: Line, length: int, now: float) -> None:
+    def _close_chunk(self, trunk: DraftSequence, length: int, now: float) -> None:
         """The chunk is whole: send it, or keep it."""
         if self._rest.begins(now=now):
             return
@@ -385,7 +385,7 @@ class Speculator:
         else:
             self._go_on(now, line, event.token)
 
-    def _go_on_ahead(self, waiting: Round, line: Line | None, token: int | None, now: float) -> None:
+    def _go_on_ahead(self, waiting: Round, line: DraftSequence | None, token: int | None, now: float) -> None:
         """The next draft was sent ahead, and is being judged."""
         self.report.ahead += 1
         is_going_on = self._ways.choose(now=now) == "speculate"

@@ -5,23 +5,23 @@ from __future__ import annotations
 from typing import Literal
 
 from streamco.core.speculation.answer import ProvisionalAnswer
-from streamco.core.speculation.draft_state import Drafting
-from streamco.core.speculation.estimates import Pair
-from streamco.core.speculation.fallback_stream import Ledger, StandIn
+from streamco.core.speculation.draft_state import DraftState
+from streamco.core.speculation.estimates import SpeculationEstimates
+from streamco.core.speculation.fallback_stream import RemoteStream, TimeAccount
 from streamco.core.speculation.options import SpeculatorOptions
-from streamco.core.speculation.verification import Judging
+from streamco.core.speculation.verification import VerifierChannel
 from streamco.policies.offload import is_past_exit
 
-__all__ = ["Way", "Ways"]
+__all__ = ["GenerationMode", "ModeSelector"]
 
-Way = Literal["speculate", "device", "remote", "judge"]
+GenerationMode = Literal["speculate", "device", "remote", "judge"]
 """Judge: the verifier gives token by token, for nobody can draft or stream."""
 
 _TOLD = 2.0  # rounds that are waited for a verifier, where somebody else would write meanwhile
 _PROBE_AFTER = 64  # tokens the device settled alone, after which the verifier is tried again
 
 
-class Ways:
+class ModeSelector:
     """Looks at everybody and says who goes on.
 
     Attributes:
@@ -31,16 +31,16 @@ class Ways:
 
     def __init__(
         self,
-        pair: Pair,
+        pair: SpeculationEstimates,
         options: SpeculatorOptions,
         *,
         answer: ProvisionalAnswer,
-        drafting: Drafting,
-        judging: Judging,
-        remote: StandIn,
-        ledger: Ledger,
+        drafting: DraftState,
+        judging: VerifierChannel,
+        remote: RemoteStream,
+        ledger: TimeAccount,
     ) -> None:
-        self.present: Way | None = None
+        self.present: GenerationMode | None = None
         self.unasked = 0
         self._pair = pair
         self._options = options
@@ -50,7 +50,7 @@ class Ways:
         self._remote = remote
         self._ledger = ledger
 
-    def choose(self, *, now: float) -> Way | None:
+    def choose(self, *, now: float) -> GenerationMode | None:
         """The way of the next draft; None: nobody can go on. Asked once a settled boundary, for the mode switch counts."""
         can_draft, can_judge = not self._drafting.is_out, self._can_ask and self._judging.state != "gone"
         if not self._pair.is_lossless:
@@ -129,7 +129,7 @@ class Ways:
         """Whether the stream, which drafting has to be faster than, is to be measured first; not where an answer is drafted already."""
         return not self._pair.knows_remote or (self._pair.is_stale and (not self._ledger.is_begun or self._remote.version is not None))
 
-    def _mode(self) -> Way:
+    def _mode(self) -> GenerationMode:
         """What pays."""
         self._pair.propose_window()
         if not self._options.is_adaptive:

@@ -8,24 +8,31 @@ costs nothing. The device goes on behind a draft that won its bet on the same se
 from __future__ import annotations
 
 from streamco.core.speculation.answer import ProvisionalAnswer
-from streamco.core.speculation.backpressure import Rest
-from streamco.core.speculation.draft import Line, Round, bet
-from streamco.core.speculation.draft_state import Drafting
-from streamco.core.speculation.estimates import Pair
+from streamco.core.speculation.backpressure import Backpressure
+from streamco.core.speculation.draft import DraftSequence, Round, plan_branches
+from streamco.core.speculation.draft_state import DraftState
+from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.options import SpeculatorOptions
-from streamco.core.speculation.verification import Judging
+from streamco.core.speculation.verification import VerifierChannel
 from streamco.policies.rejection import Branch
 
-__all__ = ["Betting"]
+__all__ = ["PreDrafter"]
 
 _FURTHER = 1  # tokens more than a usual draft has: many go further than the mean
 
 
-class Betting:
+class PreDrafter:
     """Bets on the verdict of the round that is out."""
 
     def __init__(
-        self, pair: Pair, options: SpeculatorOptions, *, answer: ProvisionalAnswer, drafting: Drafting, judging: Judging, rest: Rest
+        self,
+        pair: SpeculationEstimates,
+        options: SpeculatorOptions,
+        *,
+        answer: ProvisionalAnswer,
+        drafting: DraftState,
+        judging: VerifierChannel,
+        rest: Backpressure,
     ) -> None:
         self._pair = pair
         self._options = options
@@ -40,7 +47,7 @@ class Betting:
         if not waiting.draft or not options.is_parallel or self._drafting.is_out:
             return
         own = self._bet_on_all(waiting, window, now) if waiting.was_ahead else None
-        plan = bet(
+        plan = plan_branches(
             waiting.draft,
             self._pair,
             seconds=self._expected(waiting) - now if waiting.was_ahead else None,
@@ -62,7 +69,7 @@ class Betting:
         if own is not None:
             self.look_ahead(own, now=now)
 
-    def look_ahead(self, line: Line, *, now: float) -> None:
+    def look_ahead(self, line: DraftSequence, *, now: float) -> None:
         """Send a branch's draft before the verdict is here, once another token would cost more time than it is worth."""
         waiting, most = self._judging.round, self._options.most_ahead
         if waiting is None or waiting.state != "out" or len(waiting.ahead) >= most or not self._pair.is_lossless:
@@ -82,7 +89,7 @@ class Betting:
         if is_whole or not self._pair.is_worth_waiting(confidences, arrival=now + self._pair.rtt - self._expected(waiting)):
             self._judging.send_ahead(draft, accepted, token, self._answer.ids, now=now)
 
-    def _bet_on_all(self, waiting: Round, window: int, now: float) -> Line | None:
+    def _bet_on_all(self, waiting: Round, window: int, now: float) -> DraftSequence | None:
         """The device drafts on behind what is judged; None: nothing comes there."""
         room = min(window, self._room(len(waiting.draft)))
         if room < 1 or waiting.draft[-1].id in self._options.end_ids:

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from streamco.core.speculation.draft import Line
-from streamco.core.speculation.draft_state import Drafting
-from streamco.core.speculation.estimates import Pair
+from streamco.core.speculation.draft import DraftSequence
+from streamco.core.speculation.draft_state import DraftState
+from streamco.core.speculation.estimates import SpeculationEstimates
 
-__all__ = ["Overhearing"]
+__all__ = ["ShadowDrafter"]
 
 _FIRST, _LONGEST = 4, 64  # streamed tokens between two drafts
 _HOPELESS = 256  # of those, over all answers, where drafting can't pay
@@ -26,7 +26,7 @@ _FURTHER = 4  # tokens beyond the usual window, to see whether longer drafts wou
 _NEAR = 6  # tokens that a draft may have to read first and still begin nearly at once
 
 
-class Overhearing:
+class ShadowDrafter:
     """Drafts that nobody asks about.
 
     Args:
@@ -34,10 +34,10 @@ class Overhearing:
         pair: is told what would have been accepted.
     """
 
-    def __init__(self, drafting: Drafting, pair: Pair) -> None:
+    def __init__(self, drafting: DraftState, pair: SpeculationEstimates) -> None:
         self._drafting = drafting
         self._pair = pair
-        self._line: Line | None = None
+        self._line: DraftSequence | None = None
         self._at = 0  # length of the answer it stands behind
         self._pause = _FIRST
         self._next = _FIRST
@@ -86,7 +86,7 @@ class Overhearing:
         self._drafting.begin(settled, self._pair.reach(_FURTHER), now=now)
         self._line = self._drafting.trunk
 
-    def _compare(self, line: Line, settled: Sequence[int]) -> None:
+    def _compare(self, line: DraftSequence, settled: Sequence[int]) -> None:
         self._is_vain = any(token.row is not None for token in line.tokens)
         if not self._is_vain:
             pairs = zip(line.ids, settled[self._at :], strict=False)

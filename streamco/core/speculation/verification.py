@@ -8,22 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from streamco.core.speculation.answer import Mirror
+from streamco.core.speculation.answer import PeerPrefix
 from streamco.core.speculation.draft import Round
 from streamco.core.speculation.events import (
     CloseVerifier,
     ConnectVerifier,
     DraftRefused,
     DraftToken,
-    Foreseen,
+    ExpectedVerdict,
     SendDraft,
-    SpeculatorCommand,
+    SpeculationCommand,
     VerdictReceived,
     VerifierConnected,
 )
 from streamco.errors import StreamcoError
 
-__all__ = ["Judging", "VerifierState"]
+__all__ = ["VerifierChannel"]
 
 VerifierState = Literal["closed", "connecting", "open", "gone"]
 """Not asked for yet; asked for; usable; out for the rest of the answer."""
@@ -32,7 +32,7 @@ _RETRY_AFTER = 0.25  # seconds, where a refusal doesn't say
 _RETRY_LEAST = 0.02  # seconds, whatever it says: what is asked without end is answered by nobody
 
 
-class Judging:
+class VerifierChannel:
     """What the verifier is at.
 
     Args:
@@ -50,7 +50,7 @@ class Judging:
         is_new: nothing was judged on this connection yet.
     """
 
-    def __init__(self, say: Callable[[SpeculatorCommand], None], *, verdict_patience: float, prompt_patience: float) -> None:
+    def __init__(self, say: Callable[[SpeculationCommand], None], *, verdict_patience: float, prompt_patience: float) -> None:
         self.state: VerifierState = "closed"
         self.round: Round | None = None
         self.failure: StreamcoError | None = None
@@ -60,7 +60,7 @@ class Judging:
         self._say = say
         self._verdict_patience = verdict_patience
         self._prompt_patience = prompt_patience
-        self._mirror = Mirror()
+        self._mirror = PeerPrefix()
         self._named: tuple[int, ...] = ()  # with the last ConnectVerifier
         self._last_number = 0
         self.is_new = True
@@ -113,7 +113,7 @@ class Judging:
             raise AssertionError("a draft is sent ahead of a verdict that is awaited")
         self._last_number += 1
         ahead = out.ahead[accepted, token] = Round(list(draft), number=self._last_number, state="out", sent=now)
-        foreseen = Foreseen(out.number, accepted, token)
+        foreseen = ExpectedVerdict(out.number, accepted, token)
         self._say(SendDraft(ahead.number, len(settled) + accepted + 1, (), ahead.ids, _rows(draft), foreseen))
 
     def accept(self, event: VerdictReceived, settled: Sequence[int]) -> Round | None:

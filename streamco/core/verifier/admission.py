@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from streamco.core.verifier.load import MeasuredStep, PrefillPace, SessionLimit
 from streamco.core.verifier.options import SchedulerOptions
-from streamco.core.verifier.sessions import Residency
-from streamco.policies.batching import BatchPolicy, Patient, Situation, Waiting
+from streamco.core.verifier.sessions import SessionTable
+from streamco.policies.batching import BatchContext, BatchPolicy, MayWait, Waiting
 
 __all__ = ["Admission"]
 
@@ -37,7 +37,9 @@ class Admission:
         limit: of sessions in use.
     """
 
-    def __init__(self, options: SchedulerOptions, policy: BatchPolicy, step: MeasuredStep, pace: PrefillPace, residency: Residency) -> None:
+    def __init__(
+        self, options: SchedulerOptions, policy: BatchPolicy, step: MeasuredStep, pace: PrefillPace, residency: SessionTable
+    ) -> None:
         self._options = options
         self._policy = policy
         self._step = step
@@ -49,7 +51,7 @@ class Admission:
         """When a verification of ``tokens`` behind ``context`` is late."""
         return now + self._options.late_stretch * self._step.alone(tokens, context) + self._options.late_grace
 
-    def until_verdict(self, work: Waiting, waiting: Sequence[Waiting], situation: Situation, *, now: float) -> float | None:
+    def until_verdict(self, work: Waiting, waiting: Sequence[Waiting], situation: BatchContext, *, now: float) -> float | None:
         """For a draft.
 
         Args:
@@ -87,7 +89,7 @@ class Admission:
         time = self._residency.next_forgotten()
         return self._options.retry_most if time is None else time - now
 
-    def _foresee(self, work: Waiting, waiting: Sequence[Waiting], situation: Situation, most: float) -> float:
+    def _foresee(self, work: Waiting, waiting: Sequence[Waiting], situation: BatchContext, most: float) -> float:
         """When this verification will be done if nothing else comes; not followed further than ``most``."""
         left = {each.session: each for each in (*waiting, work)}
         served = dict(situation.served)
@@ -96,7 +98,7 @@ class Admission:
             ordered = sorted(left.values(), key=lambda each: each.since)
             batch = self._policy.choose(ordered, replace(situation, now=time, served=served, verified=verified))
             if batch is None:
-                assert isinstance(self._policy, Patient), "the draft waits"
+                assert isinstance(self._policy, MayWait), "the draft waits"
                 time = max(time, self._policy.ready_at(ordered, replace(situation, now=time)) or time)
                 continue
             time += self._step(sum(part.tokens for part in batch.portions), sum(left[part.session].context for part in batch.portions))

@@ -46,8 +46,8 @@ from streamco.core.verifier.events import (
 )
 from streamco.core.verifier.load import MeasuredStep, PrefillPace
 from streamco.core.verifier.options import SchedulerOptions
-from streamco.core.verifier.sessions import HeldSession, Residency
-from streamco.policies.batching import CHUNK, Alternating, BatchPolicy, Patient, Portion, Situation, StepSeconds, Waiting
+from streamco.core.verifier.sessions import HeldSession, SessionTable
+from streamco.policies.batching import CHUNK, Alternating, BatchContext, BatchPolicy, MayWait, Portion, StepSeconds, Waiting
 
 __all__ = ["LONGEST_DRAFT", "VerificationScheduler"]
 
@@ -77,11 +77,11 @@ class VerificationScheduler:
     def __init__(self, options: SchedulerOptions, step: StepSeconds, policy: BatchPolicy | None = None) -> None:
         self._options = options
         self._policy = policy or Alternating()
-        self._patient = self._policy if isinstance(self._policy, Patient) else None
+        self._patient = self._policy if isinstance(self._policy, MayWait) else None
         self._step = MeasuredStep(step)
         room = self._policy.batch_tokens
         self._pace = PrefillPace(_TURNS * step(room, 0) / room)
-        self._residency = Residency(
+        self._residency = SessionTable(
             tokens=options.kv_tokens, places=options.places, idle_after=options.idle_after, forget_after=options.forget_after
         )
         self._admission = Admission(options, self._policy, self._step, self._pace, self._residency)
@@ -308,7 +308,7 @@ class VerificationScheduler:
         )
         start = self._running.ends if self._running is not None else now
         served = {**self._served, session.device: self._lifted(session.device)}
-        situation = Situation(now=max(now, start), served=served, verified=self._verified, step=self._step)
+        situation = BatchContext(now=max(now, start), served=served, verified=self._verified, step=self._step)
         return self._admission.until_verdict(work, self._waiting(), situation, now=now), work.due
 
     # Batches
@@ -342,7 +342,7 @@ class VerificationScheduler:
         if self._running is not None:
             return
         waiting = self._waiting()
-        situation = Situation(now=now, served=self._served, verified=self._verified, step=self._step)
+        situation = BatchContext(now=now, served=self._served, verified=self._verified, step=self._step)
         batch = self._policy.choose(waiting, situation)
         self._ready_at = None
         if batch is None:

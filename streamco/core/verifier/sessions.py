@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from streamco.core.verifier.events import DraftReceived
 from streamco.policies.batching import Waiting
 
-__all__ = ["HeldSession", "Residency"]
+__all__ = ["HeldSession", "SessionTable"]
 
 
 class HeldSession:
@@ -155,7 +155,7 @@ class HeldSession:
         return was_more
 
 
-class Residency:
+class SessionTable:
     """All sessions, least recently used first, and the cache they share.
 
     Args:

@@ -26,14 +26,14 @@ from streamco.endpoints.base import Endpoint
 from streamco.engines.base import Engine
 from streamco.policies.acceptance import Rule, RuleKind
 
-__all__ = ["Emit", "Verifier", "VerifierCommand", "VerifierEvent", "VerifierFacts", "VerifierSession", "seed_behind"]
+__all__ = ["Emit", "Verifier", "VerifierCommand", "VerifierEvent", "VerifierFacts", "VerifierSession", "continuation_seed"]
 
 VerifierCommand = ConnectVerifier | SendDraft | CloseVerifier
 VerifierEvent = VerifierConnected | VerifierLost | VerifierFailed | VerdictReceived | DraftRefused
 Emit = Callable[[VerifierEvent], None]
 
 
-def seed_behind(seed: int | None, tokens: int) -> int | None:
+def continuation_seed(seed: int | None, tokens: int) -> int | None:
     """The seed of whoever goes on behind so many tokens of an answer: the dice that these fell by aren't thrown once more."""
     return seed if seed is None or not tokens else (seed + 0x9E3779B9 * tokens) & 0xFFFFFFFF
 
@@ -93,7 +93,7 @@ class VerifierSession(Protocol):
         """Begin what is asked; never blocks, never raises for what the other side does.
 
         ``ConnectVerifier`` is answered with ``VerifierConnected`` or ``VerifierFailed``. ``SendDraft`` is answered with
-        ``VerdictReceived``, ``DraftRefused``, ``VerifierLost`` or ``VerifierFailed``; its rows are ``streamco.wire.verify.topk.Row``.
+        ``VerdictReceived``, ``DraftRefused``, ``VerifierLost`` or ``VerifierFailed``; its rows are ``streamco.wire.verify.topk.TopK``.
         Nothing is told after ``CloseVerifier`` or ``VerifierFailed``.
         """
         ...

@@ -30,21 +30,21 @@ from streamco.errors import (
 from streamco.wire.openai.errors import status_error
 from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.errors import VerifyProtocolError
-from streamco.wire.verify.frames import SUBPROTOCOL, Opened, Refusal, Resumed, ServerFrame, Verdict, Welcome
+from streamco.wire.verify.frames import SUBPROTOCOL, Opened, Refusal, Resumed, ServerFrame, VerdictFrame, Welcome
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
-__all__ = ["LinkAddress", "Listener", "VerifyLink", "connect_link", "is_lasting", "load_websockets"]
+__all__ = ["LinkAddress", "SessionListener", "VerifierConnection", "connect_link", "is_lasting", "load_websockets"]
 
 _SMOOTHING = 0.3  # of a new round trip time
 _BUSY = frozenset({408, 425, 429})  # statuses that pass, beside 5xx
 
 
-class Listener(Protocol):
+class SessionListener(Protocol):
     """A session, as its connection sees it."""
 
-    def take(self, frame: Opened | Resumed | Verdict | Refusal, size: int) -> None:
+    def take(self, frame: Opened | Resumed | VerdictFrame | Refusal, size: int) -> None:
         """What the server said about it, in so many bytes."""
         ...
 
@@ -77,7 +77,7 @@ async def load_websockets() -> None:
     await asyncio.to_thread(importlib.import_module, "websockets.asyncio.client")
 
 
-async def connect_link(address: LinkAddress, client: VerifyClient, *, timeouts: Timeouts, ping_every: float) -> VerifyLink:
+async def connect_link(address: LinkAddress, client: VerifyClient, *, timeouts: Timeouts, ping_every: float) -> VerifierConnection:
     """Connect, say hello, and wait to be welcomed.
 
     Raises:
@@ -99,7 +99,7 @@ async def connect_link(address: LinkAddress, client: VerifyClient, *, timeouts: 
         limit = timeouts.connect or 0.0
         text = f"expected to be welcomed within {limit:g} s, got nothing"
         raise EndpointTimeoutError(text, phase="connect", limit=limit, endpoint=address.name) from None
-    return VerifyLink(socket, client, name=address.name, timeouts=timeouts, ping_every=ping_every)
+    return VerifierConnection(socket, client, name=address.name, timeouts=timeouts, ping_every=ping_every)
 
 
 def is_lasting(error: StreamcoError) -> bool:
@@ -116,7 +116,7 @@ def is_lasting(error: StreamcoError) -> bool:
     return True
 
 
-class VerifyLink:
+class VerifierConnection:
     """A connection that was welcomed. It lives until ``drop``, ``aclose`` or its end from outside; ``is_over`` says so at once.
 
     Args:
@@ -137,7 +137,7 @@ class VerifyLink:
         self._socket = socket
         self._timeouts = timeouts
         self._ping_every = ping_every
-        self._sessions: dict[int, Listener] = {}
+        self._sessions: dict[int, SessionListener] = {}
         self._unsent: asyncio.Queue[bytes] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         self._reader = loop.create_task(self._read(), name=f"streamco verifier reader {name}")
@@ -146,7 +146,7 @@ class VerifyLink:
             loop.create_task(self._keep_pinging(), name=f"streamco verifier pings {name}"),
         ]
 
-    def join(self, number: int, session: Listener) -> None:
+    def join(self, number: int, session: SessionListener) -> None:
         """Tell this session what concerns it from now on."""
         self._sessions[number] = session
 

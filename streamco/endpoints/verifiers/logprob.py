@@ -24,7 +24,7 @@ from streamco.endpoints.http import HttpClient
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.shared_tokenizer import SAMPLE
 from streamco.endpoints.verifiers.base import Emit, VerifierFacts
-from streamco.endpoints.verifiers.logprob_session import StockSession
+from streamco.endpoints.verifiers.logprob_session import LogprobSession
 from streamco.engines.base import Engine
 from streamco.errors import (
     ConfigError,
@@ -38,12 +38,12 @@ from streamco.errors import (
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.wire.openai.errors import status_error
 from streamco.wire.openai.requests import encode_request
-from streamco.wire.prompt_logprobs import Scores
+from streamco.wire.prompt_logprobs import PromptLogprobs
 
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["StockVerifier"]
+__all__ = ["LogprobVerifier"]
 
 _TIMEOUTS = Timeouts()
 _LIMITS = Limits()
@@ -51,7 +51,7 @@ _DRAFT_TOKENS = 64  # a round; the servers have no limit of their own
 _MOST = re.compile(r"max allowed: (-?\d+)")  # ids in a row; vLLM, --max-logprobs
 
 
-class StockVerifier(ABC):
+class LogprobVerifier(ABC):
     """What the two have in common. Implements ``Verifier``.
 
     Args:
@@ -108,7 +108,7 @@ class StockVerifier(ABC):
         self._facts: VerifierFacts | None = None
         self._rtt: float | None = None
         self._probing: asyncio.Task[VerifierFacts] | None = None
-        self._sessions: WeakSet[StockSession] = WeakSet()
+        self._sessions: WeakSet[LogprobSession] = WeakSet()
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -119,7 +119,7 @@ class StockVerifier(ABC):
         """URL and body that ask about the last ids."""
 
     @abstractmethod
-    def _read(self, answer: bytes, ids: Sequence[int], pending: int) -> Scores:
+    def _read(self, answer: bytes, ids: Sequence[int], pending: int) -> PromptLogprobs:
         """What was answered."""
 
     def _make_remote(self, model: str, **options: Any) -> OpenAIEndpoint:
@@ -177,7 +177,7 @@ class StockVerifier(ABC):
             self._probing.add_done_callback(self._end_probing)
         return await asyncio.shield(self._probing)
 
-    def open(self, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int = 0, reserve: int = 0) -> StockSession:
+    def open(self, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int = 0, reserve: int = 0) -> LogprobSession:
         """A session for one answer; see ``Verifier.open``. There is nothing to reserve.
 
         Raises:
@@ -187,7 +187,7 @@ class StockVerifier(ABC):
             raise UsageError(f"{self._name}: expected a verifier that was started, got one that was not, or was closed")
         if not prompt_ids:
             raise UsageError(f"{self._name}: expected a prompt of 1 token at least, got none")
-        session = StockSession(self, prompt_ids, emit, rule=rule, top_k=top_k, rng=self._rng)
+        session = LogprobSession(self, prompt_ids, emit, rule=rule, top_k=top_k, rng=self._rng)
         self._sessions.add(session)
         return session
 
@@ -201,7 +201,7 @@ class StockVerifier(ABC):
         await self._started().models()
         self._rtt = asyncio.get_running_loop().time() - begun
 
-    async def score(self, ids: Sequence[int], pending: int, *, top: int) -> tuple[Scores, int, int]:
+    async def score(self, ids: Sequence[int], pending: int, *, top: int) -> tuple[PromptLogprobs, int, int]:
         """What it says of the last ``pending`` ids and of what follows; bytes sent and received.
 
         Raises:

@@ -24,10 +24,10 @@ from streamco.endpoints.verifiers.base import Emit, VerifierCommand, VerifierFac
 from streamco.engines.sampling import candidates
 from streamco.errors import EndpointError, EndpointStatusError, EndpointTimeoutError, StreamcoError, UsageError, VerifierError
 from streamco.policies.acceptance import Distribution, Rule, RuleKind, Verdict, verify_greedy, verify_sampled, verify_threshold
-from streamco.wire.prompt_logprobs import Place, Scores
-from streamco.wire.verify.topk import Row
+from streamco.wire.prompt_logprobs import PositionLogprobs, PromptLogprobs
+from streamco.wire.verify.topk import TopK
 
-__all__ = ["Scorer", "StockSession", "judge"]
+__all__ = ["Scorer", "LogprobSession", "judge"]
 
 _BACKOFF = (0.2, 5.0)  # seconds
 _BUSY = frozenset({408, 425, 429, 503})  # statuses that refuse a draft and keep the rest as it was
@@ -59,12 +59,12 @@ class Scorer(Protocol):
         """Raises EndpointError where it doesn't answer."""
         ...
 
-    async def score(self, ids: Sequence[int], pending: int, *, top: int) -> tuple[Scores, int, int]:
+    async def score(self, ids: Sequence[int], pending: int, *, top: int) -> tuple[PromptLogprobs, int, int]:
         """What it says of the last ids; bytes sent and received. Raises EndpointError and VerifierError."""
         ...
 
 
-class StockSession:
+class LogprobSession:
     """One answer at a stock server. Implements ``VerifierSession``.
 
     Args:
@@ -175,7 +175,7 @@ class StockSession:
             scores, up, down = await self._verifier.score(whole, len(command.ids), top=self._top(facts))
             self.bytes_up += up
             self.bytes_down += down
-            rows = [row for row in command.rows if isinstance(row, Row)]
+            rows = [row for row in command.rows if isinstance(row, TopK)]
             verdict = judge(self._rule, command.ids, rows, scores, self._rng)
         except EndpointError as error:
             self._take_error(error, command.round)
@@ -212,7 +212,7 @@ class StockSession:
             self._fail(error)
 
 
-def judge(rule: Rule, draft: Sequence[int], rows: Sequence[Row], scores: Scores, rng: random.Random) -> Verdict:
+def judge(rule: Rule, draft: Sequence[int], rows: Sequence[TopK], scores: PromptLogprobs, rng: random.Random) -> Verdict:
     """What a rule makes of a target's scores.
 
     Args:
@@ -237,7 +237,7 @@ def judge(rule: Rule, draft: Sequence[int], rows: Sequence[Row], scores: Scores,
             assert_never(never)
 
 
-def _drawable(place: Place, rule: Rule) -> Distribution:
+def _drawable(place: PositionLogprobs, rule: Rule) -> Distribution:
     """What may be drawn there, whole: the target's filters over the ids that it told of."""
     import numpy as np
 
@@ -246,7 +246,7 @@ def _drawable(place: Place, rule: Rule) -> Distribution:
     return Distribution(np.array(place.ids)[at], shares)
 
 
-def _tell(place: Place, rule: Rule, count: int) -> Candidates:
+def _tell(place: PositionLogprobs, rule: Rule, count: int) -> Candidates:
     """The likeliest ids; with another temperature than 1 their shares among those that were told of."""
     if rule.kind is RuleKind.SAMPLE and rule.temperature != 1.0:
         told = _drawable(place, Rule(RuleKind.SAMPLE, rule.temperature))

@@ -24,7 +24,7 @@ from streamco.core.speculation.events import (
     CloseVerifier,
     ConnectVerifier,
     DraftRefused,
-    Foreseen,
+    ExpectedVerdict,
     SendDraft,
     VerdictReceived,
     VerifierConnected,
@@ -33,15 +33,15 @@ from streamco.core.speculation.events import (
 )
 from streamco.core.verifier.events import FULL_QUEUE
 from streamco.endpoints.retry import Backoff
-from streamco.endpoints.verifiers.base import Emit, VerifierCommand, seed_behind
-from streamco.endpoints.verifiers.connection import VerifyLink, is_lasting
+from streamco.endpoints.verifiers.base import Emit, VerifierCommand, continuation_seed
+from streamco.endpoints.verifiers.connection import VerifierConnection, is_lasting
 from streamco.errors import EndpointError, EndpointTimeoutError, StreamcoError
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.wire.verify.errors import VerifyProtocolError
-from streamco.wire.verify.frames import Opened, Refusal, Resumed, Verdict
-from streamco.wire.verify.topk import Row
+from streamco.wire.verify.frames import Opened, Refusal, Resumed, VerdictFrame
+from streamco.wire.verify.topk import TopK
 
-__all__ = ["Links", "ProtocolSession"]
+__all__ = ["Links", "RemoteVerifierSession"]
 
 _PIECE = 4096  # ids of a context in one frame: other sessions' rounds find room between them
 _WORTH_A_TRY = frozenset({"overloaded", "too_many_sessions", "evicted", "failed", "unknown_session", "not_resumable"})
@@ -52,7 +52,7 @@ _LONGEST_REFUSAL = 60.0  # seconds that a server's word is taken for
 class Links(Protocol):
     """Where sessions get their connection from."""
 
-    async def find(self) -> VerifyLink:
+    async def find(self) -> VerifierConnection:
         """The connection, a new one where there is none.
 
         Raises:
@@ -62,7 +62,7 @@ class Links(Protocol):
         ...
 
 
-class ProtocolSession:
+class RemoteVerifierSession:
     """Implements ``VerifierSession``.
 
     Args:
@@ -100,13 +100,13 @@ class ProtocolSession:
         self._timeouts = timeouts
         self._backoff = backoff
         self._loop = asyncio.get_running_loop()
-        self._link: VerifyLink | None = None  # while the session lives on it
+        self._link: VerifierConnection | None = None  # while the session lives on it
         self._number = -1
         self._is_open = False  # drafts may be sent
         self._key: bytes | None = None
         self._round: int | None = None  # that is out
         self._ahead: dict[int, int] = {}  # rounds behind it, by their numbers on the wire
-        self._outcome: Foreseen | None = None  # of the round before the one that is out
+        self._outcome: ExpectedVerdict | None = None  # of the round before the one that is out
         self._has_read = False  # the server has given a verdict on this context
         self._failures = 0
         self._not_before = 0.0  # the loop's time
@@ -138,11 +138,11 @@ class ProtocolSession:
 
     # What the connection tells
 
-    def take(self, frame: Opened | Resumed | Verdict | Refusal, size: int) -> None:
+    def take(self, frame: Opened | Resumed | VerdictFrame | Refusal, size: int) -> None:
         """What the server said."""
         self.bytes_down += size
         match frame:
-            case Verdict():
+            case VerdictFrame():
                 self._take_verdict(frame)
             case Opened():
                 self._key = frame.key
@@ -165,7 +165,7 @@ class ProtocolSession:
         elif was_open:
             self._emit(VerifierLost())
 
-    def _take_verdict(self, verdict: Verdict) -> None:
+    def _take_verdict(self, verdict: VerdictFrame) -> None:
         number, self._round = self._round, None
         if number is None:
             return
@@ -273,7 +273,7 @@ class ProtocolSession:
             self._key = None
         self._forget_link()
 
-    async def _enter(self, link: VerifyLink, whole: tuple[int, ...]) -> bool:
+    async def _enter(self, link: VerifierConnection, whole: tuple[int, ...]) -> bool:
         """Resume or open on this connection; False: it was over before it began, perhaps right behind the answer.
 
         Raises:
@@ -292,9 +292,9 @@ class ProtocolSession:
             self._is_open = True
         return self._is_open
 
-    async def _open(self, link: VerifyLink, whole: tuple[int, ...]) -> None:
+    async def _open(self, link: VerifierConnection, whole: tuple[int, ...]) -> None:
         self._has_read = False
-        rule = replace(self._rule, seed=seed_behind(self._rule.seed, len(whole) - len(self._prompt)))
+        rule = replace(self._rule, seed=continuation_seed(self._rule.seed, len(whole) - len(self._prompt)))
         number = link.client.open(whole[:_PIECE], rule, top_k=self._top_k_at(link), reserve=max(self._reserve, len(whole)))
         self._join(link, number)
         self._add(link, number, whole)
@@ -304,13 +304,13 @@ class ProtocolSession:
             self._is_refused = False
             self._is_open = True
 
-    def _add(self, link: VerifyLink, number: int, whole: tuple[int, ...]) -> None:
+    def _add(self, link: VerifierConnection, number: int, whole: tuple[int, ...]) -> None:
         """Send what the server's context is short of."""
         for place in range(link.client.length(number), len(whole), _PIECE):
             link.client.extend(number, place, whole[place : place + _PIECE])
         self.bytes_up += link.flush()
 
-    def _join(self, link: VerifyLink, number: int) -> None:
+    def _join(self, link: VerifierConnection, number: int) -> None:
         self._link, self._number = link, number
         link.join(number, self)
         self.bytes_up += link.flush()
@@ -340,7 +340,7 @@ class ProtocolSession:
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(answer)
 
-    def _top_k_at(self, link: VerifyLink) -> int:
+    def _top_k_at(self, link: VerifierConnection) -> int:
         return min(self._top_k, link.client.limits.top_k)
 
     # Rounds
@@ -349,7 +349,7 @@ class ProtocolSession:
         link = self._link
         if link is None or not self._is_open:
             return  # it was lost, and that was told
-        rows = tuple(row for row in command.rows if isinstance(row, Row)) if self._rule.kind is RuleKind.SAMPLE else ()
+        rows = tuple(row for row in command.rows if isinstance(row, TopK)) if self._rule.kind is RuleKind.SAMPLE else ()
         behind, base = command.behind, len(self._prompt) + command.base
         try:
             if behind is not None and behind.round == self._round:
@@ -413,6 +413,6 @@ class ProtocolSession:
             self._connecting.cancel()
 
 
-def _candidates(row: Row) -> Candidates:
+def _candidates(row: TopK) -> Candidates:
     total = sum(row.weights) + row.rest
     return tuple((token, weight / total) for token, weight in zip(row.ids, row.weights, strict=True))

@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from streamco.endpoints.verifiers.logprob import StockVerifier
-from streamco.wire.prompt_logprobs import Scores, read_sglang, sglang_request
+from streamco.endpoints.verifiers.logprob import LogprobVerifier
+from streamco.wire.prompt_logprobs import PromptLogprobs, read_sglang, sglang_request
 
 __all__ = ["SGLangVerifier"]
 
 
-class SGLangVerifier(StockVerifier):
-    """An SGLang server as it is; see ``StockVerifier`` for the arguments."""
+class SGLangVerifier(LogprobVerifier):
+    """An SGLang server as it is; see ``LogprobVerifier`` for the arguments."""
 
     provider = "sglang"
 
     def _request(self, ids: Sequence[int], pending: int, top: int) -> tuple[str, dict[str, Any]]:
         return self._address.root_url("/generate"), sglang_request(ids, pending, top)
 
-    def _read(self, answer: bytes, ids: Sequence[int], pending: int) -> Scores:
+    def _read(self, answer: bytes, ids: Sequence[int], pending: int) -> PromptLogprobs:
         return read_sglang(answer, ids, pending)

@@ -25,8 +25,8 @@ from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.probe import STREAMCO
 from streamco.endpoints.providers import find_provider
 from streamco.endpoints.verifiers.base import Emit, VerifierFacts
-from streamco.endpoints.verifiers.connection import LinkAddress, VerifyLink, connect_link, load_websockets
-from streamco.endpoints.verifiers.session import ProtocolSession
+from streamco.endpoints.verifiers.connection import LinkAddress, VerifierConnection, connect_link, load_websockets
+from streamco.endpoints.verifiers.session import RemoteVerifierSession
 from streamco.engines.base import Engine, ModelInfo
 from streamco.errors import ConfigError, EndpointError, StreamClosed, UsageError
 from streamco.policies.acceptance import Rule, RuleKind
@@ -92,9 +92,9 @@ class VerifierEndpoint:
         self._codec: VerifyCodec | None = None
         self._facts: VerifierFacts | None = None
         self._rtt: float | None = None
-        self._link: VerifyLink | None = None
-        self._connecting: asyncio.Task[VerifyLink] | None = None
-        self._sessions: WeakSet[ProtocolSession] = WeakSet()
+        self._link: VerifierConnection | None = None
+        self._connecting: asyncio.Task[VerifierConnection] | None = None
+        self._sessions: WeakSet[RemoteVerifierSession] = WeakSet()
         self._is_closed = False
         self._base = urlunsplit(("https" if parts.scheme == "wss" else "http", parts.netloc, path.removesuffix(PATH) + "/v1", "", ""))
         self._prices = prices or TokenPrices()
@@ -167,7 +167,7 @@ class VerifierEndpoint:
                 await self._remote.probe()
         return _read_welcome(link.welcome)
 
-    def open(self, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int = 0, reserve: int = 0) -> ProtocolSession:
+    def open(self, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int = 0, reserve: int = 0) -> RemoteVerifierSession:
         """A session for one answer; see ``Verifier.open``.
 
         Raises:
@@ -175,7 +175,7 @@ class VerifierEndpoint:
         """
         if self._draft is None or self._is_closed:
             raise UsageError(f"{self._name}: expected a verifier that was started, got one that was not, or was closed")
-        session = ProtocolSession(
+        session = RemoteVerifierSession(
             self,
             name=self._name,
             prompt_ids=prompt_ids,
@@ -189,7 +189,7 @@ class VerifierEndpoint:
         self._sessions.add(session)
         return session
 
-    async def find(self) -> VerifyLink:
+    async def find(self) -> VerifierConnection:
         """The connection; all who want one while there is none wait for the same.
 
         Raises:
@@ -218,7 +218,7 @@ class VerifierEndpoint:
         if self._session is not None:
             await self._session.close()
 
-    async def _connect(self) -> VerifyLink:
+    async def _connect(self) -> VerifierConnection:
         if self._draft is None or self._codec is None or self._is_closed:
             raise UsageError(f"{self._name}: expected a verifier that was started, got one that was not, or was closed")
         client = VerifyClient(self._codec, self._draft.vocabulary)
@@ -232,7 +232,7 @@ class VerifierEndpoint:
             self._remote.model = self._facts.model
         return self._link
 
-    def _end_connecting(self, task: asyncio.Task[VerifyLink]) -> None:
+    def _end_connecting(self, task: asyncio.Task[VerifierConnection]) -> None:
         self._connecting = None
         if not task.cancelled():
             task.exception()  # told to whoever waits; perhaps nobody does any more

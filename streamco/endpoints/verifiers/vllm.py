@@ -15,10 +15,10 @@ from typing import Any
 
 from streamco.endpoints.base import Request
 from streamco.endpoints.openai import OpenAIEndpoint
-from streamco.endpoints.verifiers.logprob import StockVerifier
+from streamco.endpoints.verifiers.logprob import LogprobVerifier
 from streamco.errors import EndpointStatusError
 from streamco.wire.openai.stream import Api
-from streamco.wire.prompt_logprobs import Scores, read_vllm, vllm_request
+from streamco.wire.prompt_logprobs import PromptLogprobs, read_vllm, vllm_request
 
 __all__ = ["VLLMVerifier"]
 
@@ -35,22 +35,22 @@ class _SaltedEndpoint(OpenAIEndpoint):
         return super()._build_body(request, model, extra if salt is None else {"cache_salt": salt, **extra})
 
 
-class VLLMVerifier(StockVerifier):
-    """A vLLM server as it is; see ``StockVerifier`` for the arguments."""
+class VLLMVerifier(LogprobVerifier):
+    """A vLLM server as it is; see ``LogprobVerifier`` for the arguments."""
 
     provider = "vllm"
 
     def _request(self, ids: Sequence[int], pending: int, top: int) -> tuple[str, dict[str, Any]]:
         return self._address.url("/completions"), vllm_request(self._model or "", ids, pending, top, salt=self._salt)
 
-    def _read(self, answer: bytes, ids: Sequence[int], pending: int) -> Scores:
+    def _read(self, answer: bytes, ids: Sequence[int], pending: int) -> PromptLogprobs:
         return read_vllm(answer, ids, pending)
 
     def _make_remote(self, model: str, **options: Any) -> OpenAIEndpoint:
         return _SaltedEndpoint(lambda: self._salt, model, **options)
 
     async def _try_rows(self, sample: Sequence[int]) -> int:
-        """As ``StockVerifier``; without the salt where the server knows of none."""
+        """As ``LogprobVerifier``; without the salt where the server knows of none."""
         salt = self._salt
         try:
             return await super()._try_rows(sample)

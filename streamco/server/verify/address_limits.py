@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
-__all__ = ["Peers"]
+__all__ = ["AddressLimits"]
 
 _MINUTE = 60.0
 _MOST_ADDRESSES = 4096  # whose faults are remembered
 
 
-class Peers:
+class AddressLimits:
     """Connections and faults by address.
 
     Args:

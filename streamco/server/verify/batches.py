@@ -14,10 +14,10 @@ from msgspec import Struct
 from streamco.core.verifier.events import BatchFailed, BatchFinished, BatchPart, Judgement, RunBatch
 from streamco.engines.base import HoldingEngine, SequenceTask, TaskEnd, TokenSequence
 from streamco.errors import EngineError, StreamcoError
-from streamco.server.verify.verdicts import Question, Ruling, TargetRows
-from streamco.server.wakeup import Waker
+from streamco.server.verify.verdicts import TargetRowCollector, VerificationRequest, VerificationResult
+from streamco.server.wakeup import WakeCoalescer
 
-__all__ = ["BatchReport", "Judge"]
+__all__ = ["BatchReport", "BatchRunner"]
 
 logger = logging.getLogger("streamco.server.verify.service")
 
@@ -33,20 +33,20 @@ class BatchReport(Struct, frozen=True):
     """
 
     event: BatchFinished | BatchFailed
-    rulings: Mapping[str, Ruling]
+    rulings: Mapping[str, VerificationResult]
     late_s: float = 0.0
     error: StreamcoError | None = None
 
 
-class Asks(Protocol):
+class DraftLookup(Protocol):
     """Knows what to judge."""
 
-    def __call__(self, session: str, /) -> Question:
+    def __call__(self, session: str, /) -> VerificationRequest:
         """The question that the session's pending draft is."""
         ...
 
 
-class Judge:
+class BatchRunner:
     """Runs batches; every method belongs to the event loop.
 
     Args:
@@ -61,9 +61,9 @@ class Judge:
     def __init__(
         self,
         engine: HoldingEngine,
-        waker: Waker,
+        waker: WakeCoalescer,
         now: Callable[[], float],
-        ask: Asks,
+        ask: DraftLookup,
         tell: Callable[[BatchReport], None],
         *,
         context_tokens: int,
@@ -125,7 +125,7 @@ class Judge:
         if not part.judged:
             running.task = sequence.read(part.ids, wake)
             return
-        running.rows = rows = TargetRows(self._ask(part.session))
+        running.rows = rows = TargetRowCollector(self._ask(part.session))
         border = len(part.ids) - part.judged + 1
         running.task = sequence.verify(part.ids[border:], wake, given=part.ids[:border], reader=rows)
 
@@ -138,7 +138,7 @@ class _Part:
         self.tokens = len(part.ids)
         self.length = part.start + self.tokens
         self.judged = part.judged
-        self.rows: TargetRows | None = None
+        self.rows: TargetRowCollector | None = None
         self.task: SequenceTask | None = None
         self.end: TaskEnd | None = None
         self.error: Exception | None = None  # it could not even be asked for
@@ -165,7 +165,7 @@ class _Part:
 class _Running:
     """The batch that runs; rung when something of it has ended."""
 
-    def __init__(self, judge: Judge, batch: RunBatch, started: float) -> None:
+    def __init__(self, judge: BatchRunner, batch: RunBatch, started: float) -> None:
         self.parts: list[_Part] = []
         self._judge = judge
         self._batch = batch
@@ -181,7 +181,7 @@ class _Running:
 
     def _report(self) -> BatchReport:
         number = self._batch.number
-        rulings: dict[str, Ruling] = {}
+        rulings: dict[str, VerificationResult] = {}
         errors: dict[str, StreamcoError] = {}
         for part in self.parts:
             try:
@@ -202,10 +202,10 @@ class _Running:
         found = sum(part.found for part in self.parts)
         return BatchReport(BatchFinished(number, judgements, seconds, tuple(errors), found), rulings, late, first)
 
-    def _rule(self, part: _Part, rows: TargetRows) -> Ruling:
+    def _rule(self, part: _Part, rows: TargetRowCollector) -> VerificationResult:
         ruling = rows.rule()
         is_full = ruling.accepted == part.judged - 1 and part.length >= self._judge.context_tokens
-        return Ruling(ruling.accepted, None, ruling.rows) if is_full else ruling
+        return VerificationResult(ruling.accepted, None, ruling.rows) if is_full else ruling
 
 
 def _defect(session: str, cause: Exception) -> EngineError:

@@ -18,10 +18,10 @@ from streamco.engines.base import HoldingEngine
 from streamco.server.http_errors import RequestError, overloaded
 from streamco.server.middleware import check_key, means_loopback
 from streamco.server.options import ListenOptions
-from streamco.server.verify.address_limits import Peers
+from streamco.server.verify.address_limits import AddressLimits
 from streamco.server.verify.options import VerifyOptions
-from streamco.server.verify.sessions import Host
-from streamco.server.wakeup import Bell
+from streamco.server.verify.sessions import SessionManager
+from streamco.server.wakeup import WakeEvent
 from streamco.wire.verify.codec import VerifyCodec
 from streamco.wire.verify.errors import HelloExpectedError, ShuttingDownError, UnauthorisedError
 from streamco.wire.verify.frames import PATH, SUBPROTOCOL, Hello, VerifyLimits
@@ -50,13 +50,13 @@ class VerifyService:
 
     def __init__(self, engine: HoldingEngine, options: VerifyOptions, listen: ListenOptions, *, model: str) -> None:
         self.options = options
-        self.peers = Peers(
+        self.peers = AddressLimits(
             connections=options.connections, peer_connections=options.peer_connections, faults_per_minute=options.faults_per_minute
         )
         self._engine = engine
         self._listen = listen
         self._model = model
-        self._host: Host | None = None
+        self._host: SessionManager | None = None
         self._connections: set[_Connection] = set()
         self._joined = 0
         self.is_stopping = False
@@ -108,10 +108,10 @@ class VerifyService:
             self._host.close()
 
     @property
-    def host(self) -> Host:
+    def host(self) -> SessionManager:
         """The sessions; made when the first is asked for, in the loop that serves."""
         if self._host is None:
-            self._host = Host(self._engine, self.options)
+            self._host = SessionManager(self._engine, self.options)
         return self._host
 
     def make_server(self) -> VerifyServer:
@@ -171,8 +171,8 @@ class _Connection:
         self._is_welcome = False
         self._is_over = False
         self._unsent: deque[bytes] = deque()
-        self._bell = Bell()
-        self._room = Bell()
+        self._bell = WakeEvent()
+        self._room = WakeEvent()
 
     @property
     def faults(self) -> int:
@@ -204,7 +204,7 @@ class _Connection:
         self.server.refuse(ShuttingDownError("server: expected it to run, got a shutdown"))
         self.flush()
 
-    async def _read(self, host: Host) -> None:
+    async def _read(self, host: SessionManager) -> None:
         while not self.server.is_closed:
             message = await self._receive()
             if message is None:
@@ -230,7 +230,7 @@ class _Connection:
             return None
         return message.data if message.type in {WSMsgType.BINARY, WSMsgType.TEXT} else None
 
-    def _greet(self, host: Host, hello: Hello) -> None:
+    def _greet(self, host: SessionManager, hello: Hello) -> None:
         if self._service.is_authorised(hello.token, by_header=self._is_authorised):
             self._is_welcome = True
             self.server.welcome()

@@ -36,11 +36,11 @@ from streamco.core.verifier.scheduler import VerificationScheduler
 from streamco.engines.base import HoldingEngine
 from streamco.policies.acceptance import Rule
 from streamco.policies.batching import CHUNK, Alternating, LinearStep, StepSeconds, StrictPrefill
-from streamco.server.verify.batches import BatchReport, Judge
+from streamco.server.verify.batches import BatchReport, BatchRunner
 from streamco.server.verify.options import VerifyOptions
 from streamco.server.verify.stats import VerifyStats
-from streamco.server.verify.verdicts import Question, Ruling
-from streamco.server.wakeup import Waker
+from streamco.server.verify.verdicts import VerificationRequest, VerificationResult
+from streamco.server.wakeup import WakeCoalescer
 from streamco.wire.verify.checks import prefix_hash
 from streamco.wire.verify.errors import (
     ContextFullError,
@@ -54,10 +54,10 @@ from streamco.wire.verify.errors import (
     VerifyProtocolError,
     WrongBaseError,
 )
-from streamco.wire.verify.frames import Close, Draft, Extend, Open, Opened, Resume, Resumed, Verdict
+from streamco.wire.verify.frames import Close, Draft, Extend, Open, Opened, Resume, Resumed, VerdictFrame
 from streamco.wire.verify.server import VerifyServer
 
-__all__ = ["Host", "Line", "make_scheduler"]
+__all__ = ["SessionManager", "Connection", "make_scheduler"]
 
 _CPU_STEP = LinearStep(setup=0.01, per_token=0.003)  # until batches were measured; only their ratio is wrong then
 _OTHER_TEXT = "the hash of the tokens that are here, got that of others: open it anew"
@@ -78,7 +78,7 @@ _ERRORS: dict[str, type[VerifyProtocolError]] = {
 }
 
 
-class Line(Protocol):
+class Connection(Protocol):
     """A connection, as its sessions see it."""
 
     server: VerifyServer
@@ -99,7 +99,7 @@ class _Hosted:
         self.rule = rule
         self.top_k = top_k
         self.dice = Random(rule.seed)
-        self.line: Line | None = None
+        self.line: Connection | None = None
         self.number = 0  # on that line
         self.peer = ""  # of its last line
         self.turns = 0  # rounds so far, on all lines
@@ -110,7 +110,7 @@ class _Hosted:
         self.is_late = False  # a verification of the round that is out took longer than it was to
 
 
-class Host:
+class SessionManager:
     """All sessions of a server.
 
     Args:
@@ -126,31 +126,31 @@ class Host:
         self._options = options
         context = engine.info.context_tokens
         self._scheduler = make_scheduler(engine, options)
-        self._judge = Judge(engine, Waker(), self._now, self._question, self._on_batch, context_tokens=context)
+        self._judge = BatchRunner(engine, WakeCoalescer(), self._now, self._question, self._on_batch, context_tokens=context)
         self._sessions: dict[str, _Hosted] = {}
         self._by_key: dict[bytes, _Hosted] = {}
-        self._lines: dict[Line, dict[int, _Hosted]] = {}
+        self._lines: dict[Connection, dict[int, _Hosted]] = {}
         self._left: dict[str, _Hosted] = {}  # of lost connections, the oldest first
-        self._begun: list[tuple[Line, _Hosted, Draft]] = []  # rounds that were sent ahead, and have won their bets
+        self._begun: list[tuple[Connection, _Hosted, Draft]] = []  # rounds that were sent ahead, and have won their bets
         self._verified: tuple[str, ...] = ()  # in the batch that runs
-        self._rulings: dict[str, Ruling] = {}
+        self._rulings: dict[str, VerificationResult] = {}
         self._opened = 0
         self._timer: asyncio.TimerHandle | None = None
         self._scheduler.start(now=self._now())
 
     # What a connection calls
 
-    def join(self, line: Line) -> None:
+    def join(self, line: Connection) -> None:
         """A connection was welcomed."""
         self._lines[line] = {}
 
-    def leave(self, line: Line) -> None:
+    def leave(self, line: Connection) -> None:
         """A connection was lost: its sessions wait to be taken up."""
         for session in self._lines.pop(line, {}).values():
             self._detach(session)
         self._arm()
 
-    def handle(self, line: Line, frame: Open | Extend | Draft | Resume | Close) -> None:
+    def handle(self, line: Connection, frame: Open | Extend | Draft | Resume | Close) -> None:
         """A frame that came through the connection's server end."""
         match frame:
             case Open():
@@ -187,7 +187,7 @@ class Host:
 
     # Frames
 
-    def _open(self, line: Line, frame: Open) -> None:
+    def _open(self, line: Connection, frame: Open) -> None:
         most = self._options.peer_sessions
         if sum(session.peer == line.peer for session in self._sessions.values()) >= most:
             self.stats.note_refusal("address limit")
@@ -201,7 +201,7 @@ class Host:
         self._attach(session, line, frame.session)
         self._tell(SessionOpened(session.name, line.device, frame.ids))
 
-    def _draft(self, line: Line, session: _Hosted, frame: Draft) -> None:
+    def _draft(self, line: Connection, session: _Hosted, frame: Draft) -> None:
         if session.draft is not None:
             self.stats.note_refusal("busy")
             line.server.refuse(_error("busy", frame.session, frame.round_number, None))
@@ -213,7 +213,7 @@ class Host:
         given = frame.ids[: frame.given]
         self._tell(DraftReceived(session=session.name, round=session.turns, base=frame.base, given=given, draft=frame.pending))
 
-    def _take_up(self, line: Line, frame: Resume) -> None:
+    def _take_up(self, line: Connection, frame: Resume) -> None:
         session = self._by_key.get(frame.key)
         if session is None:
             self._refuse_resume(line, frame, "a session of this key, got none: open it anew")
@@ -251,13 +251,13 @@ class Host:
         text = self._scheduler.text(session.name)
         return text is None or (frame.base <= len(text) and prefix_hash(text[: frame.base]) != frame.prefix)
 
-    def _refuse_resume(self, line: Line, frame: Resume, expected: str) -> None:
+    def _refuse_resume(self, line: Connection, frame: Resume, expected: str) -> None:
         line.server.refuse(NotResumableError(f"session {frame.session}: expected {expected}", session=frame.session))
         line.flush()
 
     # Sessions
 
-    def _attach(self, session: _Hosted, line: Line, number: int) -> None:
+    def _attach(self, session: _Hosted, line: Connection, number: int) -> None:
         session.line, session.number, session.peer = line, number, line.peer
         self._lines[line][number] = session
 
@@ -339,7 +339,7 @@ class Host:
         if session.resume is not None:
             self._answer_resume(session)
         elif session.line is not None and draft is not None:
-            verdict = Verdict(
+            verdict = VerdictFrame(
                 session.number,
                 draft.round_number,
                 command.accepted,
@@ -367,11 +367,11 @@ class Host:
 
     # The judge
 
-    def _question(self, name: str) -> Question:
+    def _question(self, name: str) -> VerificationRequest:
         session = self._sessions.get(name)
         if session is None or session.draft is None:
             raise AssertionError(f"{name}: expected a draft to judge, got none")
-        return Question(
+        return VerificationRequest(
             draft=session.draft.pending, drafted_from=session.draft.rows, rule=session.rule, top_k=session.top_k, dice=session.dice
         )
 

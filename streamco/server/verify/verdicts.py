@@ -16,18 +16,18 @@ from streamco.engines.base import Prediction
 from streamco.engines.sampling import Sampler, top_probabilities
 from streamco.errors import ConfigError, EngineError
 from streamco.policies.acceptance import Distribution, Rule, RuleKind, verify_greedy, verify_sampled, verify_threshold
-from streamco.wire.verify.topk import Row, quantise
+from streamco.wire.verify.topk import TopK, quantise
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Question", "Ruling", "TargetRows"]
+__all__ = ["VerificationRequest", "VerificationResult", "TargetRowCollector"]
 
 _LEAST_TOP_P = 1e-9
 
 
-class Question(Struct, frozen=True, kw_only=True):
+class VerificationRequest(Struct, frozen=True, kw_only=True):
     """What is to be judged, and how.
 
     Args:
@@ -39,13 +39,13 @@ class Question(Struct, frozen=True, kw_only=True):
     """
 
     draft: tuple[int, ...]
-    drafted_from: tuple[Row, ...] = ()
+    drafted_from: tuple[TopK, ...] = ()
     rule: Rule = Rule()
     top_k: int = 0
     dice: Random
 
 
-class Ruling(Struct, frozen=True):
+class VerificationResult(Struct, frozen=True):
     """What becomes of a draft.
 
     Args:
@@ -56,18 +56,18 @@ class Ruling(Struct, frozen=True):
 
     accepted: int
     token: int | None
-    rows: tuple[Row, ...] = ()
+    rows: tuple[TopK, ...] = ()
 
 
-class TargetRows:
+class TargetRowCollector:
     """Implements ``RowReader``: takes of each row what its question needs, and rules when the last one was read."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: VerificationRequest) -> None:
         rule = question.rule
         self._question = question
         self._choices: list[int] = []
         self._distributions: list[Distribution] = []
-        self._rows: list[Row] = []
+        self._rows: list[TopK] = []
         self._is_unfiltered = not rule.top_k and rule.top_p >= 1.0 and not rule.min_p
         self._greedy = Sampler(SamplingOptions(temperature=0))
         self._filtered = Sampler(
@@ -102,7 +102,7 @@ class TargetRows:
                 self._rows.append(quantise(top_probabilities(told, top_k), is_whole=False))
         return Prediction(position=position, greedy=best, token=token)
 
-    def rule(self) -> Ruling:
+    def rule(self) -> VerificationResult:
         """What becomes of the draft.
 
         Raises:
@@ -121,7 +121,7 @@ class TargetRows:
                 verdict = verify_threshold(question.draft, self._distributions, question.rule.threshold)
             case _ as never:
                 assert_never(never)
-        return Ruling(verdict.accepted, verdict.token, tuple(self._rows))
+        return VerificationResult(verdict.accepted, verdict.token, tuple(self._rows))
 
 
 def _whole(logits: NDArray[np.float32], best: int, temperature: float) -> Distribution:

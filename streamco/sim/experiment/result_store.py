@@ -20,7 +20,7 @@ from msgspec import Struct
 from streamco.errors import ConfigError
 from streamco.sim.experiment.scenario import Outcome, Scenario
 
-__all__ = ["Ledger", "code_digest", "name_of"]
+__all__ = ["ResultStore", "code_digest", "name_of"]
 
 ASIDE = {"cli", "proxy", "testing", "calibration", "__pycache__"}  # folders of the package that no outcome depends on
 COMPILED = {".so", ".c", ".pyc", ".pyd"}  # made of what is looked at
@@ -33,7 +33,7 @@ class _Line(Struct):
     outcome: msgspec.Raw = msgspec.Raw(b"")
 
 
-class Ledger:
+class ResultStore:
     """The lines of a folder.
 
     Args:

@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from streamco.errors import ConfigError, StreamcoError
-from streamco.sim.experiment.result_store import Ledger, name_of
+from streamco.sim.experiment.result_store import ResultStore, name_of
 from streamco.sim.experiment.scenario import Scenario, run_scenario
 
 __all__ = ["run_sweep"]
@@ -37,7 +37,7 @@ END_WITHIN = 5.0  # seconds for processes that were ended
 
 
 def run_sweep(
-    scenarios: Sequence[Scenario], ledger: Ledger, *, jobs: int, dask: str | None = None, progress: Callable[[int, int], None]
+    scenarios: Sequence[Scenario], ledger: ResultStore, *, jobs: int, dask: str | None = None, progress: Callable[[int, int], None]
 ) -> None:
     """Run what the ledger hasn't got.
 

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from streamco.sim.experiment.experiment import Experiment
 from streamco.sim.experiment.metrics import Figure
-from streamco.sim.experiment.result_store import Ledger, name_of
+from streamco.sim.experiment.result_store import ResultStore, name_of
 from streamco.sim.experiment.scenario import figures_of
 from streamco.sim.experiment.sweep_axes import PARTS, Label
 
@@ -75,7 +75,7 @@ class Table(Struct, frozen=True):
     labels: int
 
 
-def summarise(experiment: Experiment, ledger: Ledger) -> list[Point]:
+def summarise(experiment: Experiment, ledger: ResultStore) -> list[Point]:
     """Every point of a finished experiment, repeats put together."""
     repeats = experiment.file.repeats
     points = []
@@ -88,7 +88,7 @@ def summarise(experiment: Experiment, ledger: Ledger) -> list[Point]:
     return points
 
 
-def write_results(path: Path, experiment: Experiment, ledger: Ledger) -> None:
+def write_results(path: Path, experiment: Experiment, ledger: ResultStore) -> None:
     """Write everything that came out as JSON, a scenario a line; the file is there whole or not at all."""
     part = path.with_name(f"{path.name}.part")
     with part.open("wb") as file:
@@ -174,7 +174,7 @@ def format_number(value: float) -> str:
     return f"{value:.0f}" if abs(float(f"{value:.3g}")) >= 100 else f"{value:#.3g}"
 
 
-def _lines(experiment: Experiment, ledger: Ledger) -> Iterator[bytes]:
+def _lines(experiment: Experiment, ledger: ResultStore) -> Iterator[bytes]:
     file = experiment.file
     head = {
         "name": file.name,

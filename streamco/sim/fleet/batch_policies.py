@@ -19,7 +19,18 @@ import msgspec
 from msgspec import Struct
 
 from streamco.errors import ConfigError
-from streamco.policies.batching import CHUNK, Alternating, Batch, BatchPolicy, FirstCome, Kind, Portion, Situation, StrictPrefill, Waiting
+from streamco.policies.batching import (
+    CHUNK,
+    Alternating,
+    Batch,
+    BatchContext,
+    BatchPolicy,
+    FirstCome,
+    Kind,
+    Portion,
+    StrictPrefill,
+    Waiting,
+)
 
 __all__ = ["BATCHING", "ChunkedPrefill", "Continuous", "LengthAware", "Windowed", "batch_policy", "padded_tokens"]
 
@@ -45,7 +56,7 @@ class LengthAware(Struct, frozen=True, kw_only=True):
         if not self.tolerance >= 0.0 or self.requests < 1:
             raise ConfigError(f"length-aware: expected tolerance >= 0 and requests >= 1, got {self.tolerance} and {self.requests}")
 
-    def choose(self, waiting: Sequence[Waiting], situation: Situation) -> Batch | None:
+    def choose(self, waiting: Sequence[Waiting], situation: BatchContext) -> Batch | None:
         """The head, and who is like it, in the order of arrival."""
         if not waiting:
             return None
@@ -71,7 +82,7 @@ class Continuous(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _check_tokens("batch_tokens", self.batch_tokens)
 
-    def choose(self, waiting: Sequence[Waiting], situation: Situation) -> Batch | None:
+    def choose(self, waiting: Sequence[Waiting], situation: BatchContext) -> Batch | None:
         """Who waits longest, and all of its kind there is room for."""
         return _group(_of_kind(waiting, waiting[0].kind), self.batch_tokens, situation) if waiting else None
 
@@ -92,7 +103,7 @@ class ChunkedPrefill(Struct, frozen=True, kw_only=True):
         if self.batch_tokens < self.chunk:
             raise ConfigError(f"batch_tokens: expected at least {self.chunk}, a chunk, got {self.batch_tokens}")
 
-    def choose(self, waiting: Sequence[Waiting], situation: Situation) -> Batch | None:
+    def choose(self, waiting: Sequence[Waiting], situation: BatchContext) -> Batch | None:
         """Verifications after a chunk, a chunk after verifications."""
         prefills, verifications = _of_kind(waiting, "prefill"), _of_kind(waiting, "verify")
         if verifications and (not prefills or situation.verified == 0):
@@ -121,14 +132,14 @@ class Windowed(Struct, frozen=True, kw_only=True):
         if self.requests < 1 or not 0.0 <= self.window < float("inf"):
             raise ConfigError(f"windowed: expected requests >= 1 and window >= 0 seconds, got {self.requests} and {self.window}")
 
-    def choose(self, waiting: Sequence[Waiting], situation: Situation) -> Batch | None:
+    def choose(self, waiting: Sequence[Waiting], situation: BatchContext) -> Batch | None:
         """The line that is ready; None: none is, see ``ready_at``."""
         ready = [line for line in _lines(waiting) if self._ready_at(line) <= situation.now]
         if not ready:
             return None
         return FirstCome(batch_tokens=self.batch_tokens).choose(min(ready, key=_since)[: self.requests], situation)
 
-    def ready_at(self, waiting: Sequence[Waiting], situation: Situation) -> float | None:
+    def ready_at(self, waiting: Sequence[Waiting], situation: BatchContext) -> float | None:
         """When the first line is ready."""
         return min(map(self._ready_at, _lines(waiting)), default=None)
 
@@ -189,7 +200,7 @@ def _since(line: Sequence[Waiting]) -> float:
     return line[0].since
 
 
-def _group(alike: Sequence[Waiting], room: int, situation: Situation) -> Batch | None:
+def _group(alike: Sequence[Waiting], room: int, situation: BatchContext) -> Batch | None:
     """Of one kind: verifications as they come, prompts whole; only the first prompt is cut, if it is longer than there is room."""
     if alike[0].kind == "verify":
         return FirstCome(batch_tokens=room).choose(alike, situation)

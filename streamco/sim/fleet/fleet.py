@@ -15,7 +15,7 @@ import simpy
 from msgspec import Struct
 
 from streamco.core.report import SpeculationReport
-from streamco.core.speculation.estimates import Pair
+from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.events import (
     AdoptBranch,
     CloseRemote,
@@ -33,23 +33,23 @@ from streamco.core.speculation.events import (
     RetractIds,
     SendDraft,
     SettleIds,
-    SpeculatorCommand,
-    SpeculatorEvent,
+    SpeculationCommand,
+    SpeculationEvent,
 )
-from streamco.core.speculation.machine import Speculator
+from streamco.core.speculation.machine import SpeculationMachine
 from streamco.core.speculation.options import SpeculatorOptions
 from streamco.core.verifier.events import SendVerdict
 from streamco.errors import StreamcoError
 from streamco.sim.driver import SimulatedMachine, call_at
 from streamco.sim.fleet.drafting_device import DraftingDevice, SimulatedDrafts
 from streamco.sim.fleet.recorded_answer import END, RecordedAnswer
-from streamco.sim.fleet.remote_sessions import ServedRemote, ServedSession, Traffic
+from streamco.sim.fleet.remote_sessions import SimulatedRemoteStream, SimulatedVerifierSession, Traffic
 from streamco.sim.fleet.routing import RoutingPolicy
 from streamco.sim.fleet.target_server import TargetServer
 from streamco.sim.hardware.links import SimulatedLink
 from streamco.sim.workload.workload import SimulatedRequest
 
-__all__ = ["Answered", "Crowd", "DeviceModel", "Execution", "Member"]
+__all__ = ["AnswerOutcome", "Fleet", "DeviceModel", "Execution", "FleetDevice"]
 
 Execution = Literal["distributed", "fused", "auto"]
 """Always draft; never, the target writes alone; what pays (DSD section 4.4, fused mode as the remote side alone)."""
@@ -73,7 +73,7 @@ class DeviceModel(Struct, frozen=True, kw_only=True):
     token_joules: float = 0.0
 
 
-class Answered(Struct, kw_only=True):
+class AnswerOutcome(Struct, kw_only=True):
     """What became of a request. Times in seconds since the world began.
 
     Args:
@@ -110,7 +110,7 @@ class Answered(Struct, kw_only=True):
     error: StreamcoError | None = None
 
 
-class Member:
+class FleetDevice:
     """A device of the crowd.
 
     Args:
@@ -125,7 +125,7 @@ class Member:
 
     __slots__ = ("has_read", "is_busy", "link", "model", "number", "pair", "waiting")
 
-    def __init__(self, number: int, model: DeviceModel, link: SimulatedLink, pair: Pair) -> None:
+    def __init__(self, number: int, model: DeviceModel, link: SimulatedLink, pair: SpeculationEstimates) -> None:
         self.number = number
         self.model = model
         self.link = link
@@ -135,22 +135,22 @@ class Member:
         self.waiting: deque[SimulatedRequest] = deque()
 
 
-class _Speculated(SimulatedMachine[SpeculatorEvent, SpeculatorCommand]):
+class _Speculated(SimulatedMachine[SpeculationEvent, SpeculationCommand]):
     """One answer by speculation, between a member and a server."""
 
     def __init__(
         self,
         env: simpy.Environment,
-        crowd: Crowd,
+        crowd: Fleet,
         *,
-        member: Member,
+        member: FleetDevice,
         server: TargetServer,
         answer: RecordedAnswer,
-        answered: Answered,
+        answered: AnswerOutcome,
         options: SpeculatorOptions,
     ) -> None:
         seed = answer.request.number
-        speculator = Speculator(member.pair, options, Random(seed))
+        speculator = SpeculationMachine(member.pair, options, Random(seed))
         super().__init__(env, speculator)
         model, request = member.model, answer.request
         self._unread = max(1, request.prompt_tokens - min(member.has_read, request.common_tokens))
@@ -168,7 +168,7 @@ class _Speculated(SimulatedMachine[SpeculatorEvent, SpeculatorCommand]):
         self._answered = answered
         self._speculator = speculator
         self._drafts = SimulatedDrafts(env, device, self.receive, Random(seed))
-        self._session = ServedSession(
+        self._session = SimulatedVerifierSession(
             env,
             server,
             member.link,
@@ -179,9 +179,9 @@ class _Speculated(SimulatedMachine[SpeculatorEvent, SpeculatorCommand]):
             on_verdict=crowd.on_verdict,
             token_bytes=crowd.token_bytes,
         )
-        self._remote = ServedRemote(env, server, member.link, traffic=answered.traffic, answer=answer, emit=self.receive)
+        self._remote = SimulatedRemoteStream(env, server, member.link, traffic=answered.traffic, answer=answer, emit=self.receive)
 
-    def _do(self, command: SpeculatorCommand) -> None:
+    def _do(self, command: SpeculationCommand) -> None:
         match command:
             case DraftTokens() | AdoptBranch() | DraftBranch() | DropDrafts():
                 self._drafts.run(command)
@@ -220,7 +220,7 @@ class _Speculated(SimulatedMachine[SpeculatorEvent, SpeculatorCommand]):
         self._crowd.end(self._member, answered, error)
 
 
-class Crowd:
+class Fleet:
     """Devices, servers, and the requests between them.
 
     Args:
@@ -243,13 +243,13 @@ class Crowd:
         self,
         env: simpy.Environment,
         *,
-        members: Sequence[Member],
+        members: Sequence[FleetDevice],
         servers: Sequence[TargetServer],
         routing: RoutingPolicy,
         execution: Execution,
         options: SpeculatorOptions,
         dice: Random,
-        on_answered: Callable[[Answered], None],
+        on_answered: Callable[[AnswerOutcome], None],
         on_verdict: Callable[[SendVerdict], None] = lambda _: None,
         token_bytes: float = 2.0,
     ) -> None:
@@ -275,19 +275,19 @@ class Crowd:
         else:
             self._begin(member, request)
 
-    def _begin(self, member: Member, request: SimulatedRequest) -> None:
+    def _begin(self, member: FleetDevice, request: SimulatedRequest) -> None:
         member.is_busy = True
         number = self._routing.choose([server.load for server in self._servers], self._dice)
         server = self._servers[number]
         server.load += 1
         answer = RecordedAnswer(request)
-        answered = Answered(request=request, device=member.number, server=number, began=self._env.now, windows=[], traffic=Traffic())
+        answered = AnswerOutcome(request=request, device=member.number, server=number, began=self._env.now, windows=[], traffic=Traffic())
         if self._execution == "fused":
             self._stream(member, server, answer, answered)
         else:
             _Speculated(self._env, self, member=member, server=server, answer=answer, answered=answered, options=self._options).start()
 
-    def _stream(self, member: Member, server: TargetServer, answer: RecordedAnswer, answered: Answered) -> None:
+    def _stream(self, member: FleetDevice, server: TargetServer, answer: RecordedAnswer, answered: AnswerOutcome) -> None:
         def hear(event: RemoteTokensReceived | RemoteEnded) -> None:
             match event:
                 case RemoteTokensReceived(_, ids):
@@ -295,17 +295,19 @@ class Crowd:
                 case RemoteEnded():
                     self.end(member, answered, None)
 
-        ServedRemote(self._env, server, member.link, traffic=answered.traffic, answer=answer, emit=hear).run(OpenRemote(1, (), None))
+        SimulatedRemoteStream(self._env, server, member.link, traffic=answered.traffic, answer=answer, emit=hear).run(
+            OpenRemote(1, (), None)
+        )
 
     # What answers say
 
-    def note_tokens(self, answered: Answered, count: int) -> None:
+    def note_tokens(self, answered: AnswerOutcome, count: int) -> None:
         """A reader got final tokens."""
         if answered.first is None and count:
             answered.first = self._env.now
         answered.tokens += count
 
-    def end(self, member: Member, answered: Answered, error: StreamcoError | None) -> None:
+    def end(self, member: FleetDevice, answered: AnswerOutcome, error: StreamcoError | None) -> None:
         """An answer is over."""
         answered.ended = self._env.now
         answered.error = error
@@ -313,7 +315,7 @@ class Crowd:
         server.load -= 1
         call_at(self._env, 0.0, lambda: self._next(member, server, answered))
 
-    def _next(self, member: Member, server: TargetServer, answered: Answered) -> None:
+    def _next(self, member: FleetDevice, server: TargetServer, answered: AnswerOutcome) -> None:
         self.in_flight -= 1
         server.forget(answered.request.number)
         if member.waiting:

@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from streamco.client.speculation.options import SpeculationOptions
-from streamco.core.speculation.estimates import PairPrior
+from streamco.core.speculation.estimates import EstimatesPrior
 from streamco.core.speculation.options import SpeculatorOptions
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.server.profiles import load_step_times
@@ -29,13 +29,13 @@ from streamco.sim.experiment.metrics import Figure, RequestRow, Sink
 from streamco.sim.experiment.scenario import Named, Scenario
 from streamco.sim.experiment.yaml_document import Place
 from streamco.sim.fleet.batch_policies import batch_policy
-from streamco.sim.fleet.fleet import Answered, Crowd, DeviceModel, Member
+from streamco.sim.fleet.fleet import AnswerOutcome, DeviceModel, Fleet, FleetDevice
 from streamco.sim.fleet.options import DevicePool, PolicyOptions, ServerPool, WorldOptions
 from streamco.sim.fleet.recorded_answer import END
 from streamco.sim.fleet.routing import routing_policy
 from streamco.sim.fleet.target_server import ForwardPass, TargetServer
 from streamco.sim.fleet.topology import Topology, auto_topology, describe_topology
-from streamco.sim.fleet.totals import Totals
+from streamco.sim.fleet.totals import FleetTotals
 from streamco.sim.hardware.forward_pass_times import Hardware, memory_tokens, predictor
 from streamco.sim.hardware.link_capacity import read_trace as read_capacity
 from streamco.sim.hardware.links import LinkOptions, simulated_link
@@ -166,10 +166,10 @@ class _World:
         self._scenario = scenario
         self._sink = sink
         self._env = simpy.Environment()
-        self._totals = Totals()
+        self._totals = FleetTotals()
         topology = auto_topology(options.world)
         self._servers = self._make_servers(topology)
-        self._crowd = Crowd(
+        self._crowd = Fleet(
             self._env,
             members=self._make_members(topology),
             servers=self._servers,
@@ -219,7 +219,7 @@ class _World:
         self._crowd.take(request)
         self._expect_next()
 
-    def _on_answered(self, answered: Answered) -> None:
+    def _on_answered(self, answered: AnswerOutcome) -> None:
         self._last = max(self._last, answered.ended)
         self._totals.note(answered)
         self._sink(_row(answered))
@@ -247,7 +247,7 @@ class _World:
             servers.append(TargetServer(self._env, forward, options, batching, is_padded=policy.is_padded))
         return servers
 
-    def _make_members(self, topology: Topology) -> list[Member]:
+    def _make_members(self, topology: Topology) -> list[FleetDevice]:
         policy, seed = self._options.policy, self._scenario.seed
         models = [device_model(pool) for pool in self._options.world.device_pools]
         step = None  # a client that may let the server write alone measures it
@@ -260,12 +260,12 @@ class _World:
             options = SpeculationOptions(
                 window=policy.window,
                 is_adaptive=policy.execution != "distributed",
-                prior=PairPrior(step_times=model.step_times, remote_step=step),
+                prior=EstimatesPrior(step_times=model.step_times, remote_step=step),
             )
             link = simulated_link(device.link, Random(f"{seed} link {device.number}"))
             pair = options.pair(policy.budget)
             pair.expect_rtt(device.link.rtt_ms / 1000)
-            members.append(Member(device.number, model, link, pair))
+            members.append(FleetDevice(device.number, model, link, pair))
         return members
 
     def _speculator_options(self) -> SpeculatorOptions:
@@ -335,7 +335,7 @@ def _recordings_of(link: LinkOptions | None, place: Place) -> Iterator[Named]:
             yield Named((*place, way), path, partial(read_capacity, Path(path)))
 
 
-def _row(answered: Answered) -> RequestRow:
+def _row(answered: AnswerOutcome) -> RequestRow:
     request, report = answered.request, answered.report
     behind = answered.tokens - 1
     first = answered.first

@@ -11,7 +11,7 @@ from streamco.core.speculation.events import (
     CloseVerifier,
     ConnectVerifier,
     DraftRefused,
-    Foreseen,
+    ExpectedVerdict,
     OpenRemote,
     RemoteEnded,
     RemoteTokensReceived,
@@ -35,7 +35,7 @@ from streamco.sim.fleet.recorded_answer import RecordedAnswer, prompt_ids
 from streamco.sim.fleet.target_server import PlainStream, SessionAnswer, TargetServer
 from streamco.sim.hardware.links import SimulatedLink
 
-__all__ = ["ServedRemote", "ServedSession", "Traffic"]
+__all__ = ["SimulatedRemoteStream", "SimulatedVerifierSession", "Traffic"]
 
 _FRAME = 20  # bytes of a greedy draft or verdict without its tokens: bench/verify_wire.py
 _TOKEN = 2  # bytes more for each
@@ -55,7 +55,7 @@ class Traffic:
         self.delay = 0.0
 
 
-class _Behind:
+class _LinkedPeer:
     """Somebody behind a link: what is said to either side is under way for a while."""
 
     def __init__(self, env: simpy.Environment, link: SimulatedLink, traffic: Traffic) -> None:
@@ -75,7 +75,7 @@ class _Behind:
         call_at(self._env, delay, function)
 
 
-class ServedSession(_Behind):
+class SimulatedVerifierSession(_LinkedPeer):
     """A verifier's session of one answer.
 
     Args:
@@ -112,8 +112,8 @@ class ServedSession(_Behind):
         self._not_before = 0.0
         self._name = ""
         self._there: int | None = None  # the round that the server decides
-        self._said: Foreseen | None = None  # its last verdict, if nothing came behind it
-        self._ahead: list[tuple[Foreseen, DraftReceived]] = []
+        self._said: ExpectedVerdict | None = None  # its last verdict, if nothing came behind it
+        self._ahead: list[tuple[ExpectedVerdict, DraftReceived]] = []
         self._is_closed = False
 
     def run(self, command: ConnectVerifier | SendDraft | CloseVerifier) -> None:
@@ -128,7 +128,7 @@ class ServedSession(_Behind):
             case CloseVerifier():
                 self._close()
 
-    def _arrive(self, draft: DraftReceived, behind: Foreseen | None) -> None:
+    def _arrive(self, draft: DraftReceived, behind: ExpectedVerdict | None) -> None:
         """At the server, where a draft that was sent ahead waits for its verdict (``wire.verify_sessions``)."""
         if behind is None:
             self._there, self._said, self._ahead = draft.round, None, []
@@ -143,7 +143,7 @@ class ServedSession(_Behind):
         ahead, self._ahead, self._there = self._ahead, [], None
         self._said = None
         if isinstance(said, SendVerdict) and said.token is not None:
-            self._said = Foreseen(said.round, said.accepted, said.token)
+            self._said = ExpectedVerdict(said.round, said.accepted, said.token)
         won = next((draft for behind, draft in ahead if behind == self._said), None)
         if won is not None:
             call_at(self._env, 0.0, lambda: self._arrive(won, None))
@@ -213,7 +213,7 @@ class ServedSession(_Behind):
                 self._emit(VerifierLost())
 
 
-class ServedRemote(_Behind):
+class SimulatedRemoteStream(_LinkedPeer):
     """The target streaming one answer alone.
 
     Args:

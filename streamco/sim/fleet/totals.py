@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from streamco.core.verifier.events import SendVerdict
 from streamco.sim.experiment.metrics import Quantiles
-from streamco.sim.fleet.fleet import Answered
+from streamco.sim.fleet.fleet import AnswerOutcome
 
-__all__ = ["Totals"]
+__all__ = ["FleetTotals"]
 
 
-class Totals:
+class FleetTotals:
     """Counts and sums; shares of nothing are left out."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Totals:
         self._verdicts.add(verdict.queued + verdict.compute)
         self._queued += verdict.queued
 
-    def note(self, answered: Answered) -> None:
+    def note(self, answered: AnswerOutcome) -> None:
         """An answer is over."""
         self._answers += 1
         self._tokens += answered.tokens

@@ -17,7 +17,7 @@ from msgspec import Struct
 from streamco.errors import ConfigError
 from streamco.sim.hardware.operators import MODELS, Engine, Gpu, PassSeconds, forward_pass
 
-__all__ = ["Hardware", "Op", "Shape", "describe", "gpus", "memory_tokens", "predict", "predictor"]
+__all__ = ["Hardware", "Op", "ForwardPassShape", "describe", "gpus", "memory_tokens", "predict", "predictor"]
 
 Op = Literal["prefill", "decode"]
 
@@ -41,7 +41,7 @@ class Hardware(Struct, frozen=True, kw_only=True):
     engine: Engine = "eager"
 
 
-class Shape(Struct, frozen=True, kw_only=True):
+class ForwardPassShape(Struct, frozen=True, kw_only=True):
     """What a pass reads.
 
     Args:
@@ -55,7 +55,7 @@ class Shape(Struct, frozen=True, kw_only=True):
     context: int = 0
 
 
-def predict(op: Op, shape: Shape, hardware: Hardware) -> float:
+def predict(op: Op, shape: ForwardPassShape, hardware: Hardware) -> float:
     """Seconds of one forward pass.
 
     Args:

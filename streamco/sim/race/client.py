@@ -13,28 +13,28 @@ from typing import Any, NamedTuple
 
 import simpy
 
-from streamco.client.race.dispatcher import Dispatched, Dispatcher
+from streamco.client.race.dispatcher import Dispatcher, DispatchRecord
 from streamco.client.race.migration import MigrationOptions
 from streamco.config import READING, Limits
 from streamco.core.race.commands import ContinueStream
-from streamco.core.race.machine import SessionMachine, SessionPlan
+from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.endpoints.base import Capabilities, Request, TokenPrices
 from streamco.events import Event
 from streamco.policies.cost import DeviceCosts, device_costs
 from streamco.profiles import DeviceSpeed, ModelShape, Prices
-from streamco.sim.race.endpoints import SimulatedAnswer, SimulatedDevice, SimulatedServer, Work
+from streamco.sim.race.endpoints import SimulatedAnswer, SimulatedDevice, SimulatedServer, UsageCounter
 from streamco.sim.race.lengths import Chats
-from streamco.sim.race.services import Reply, Service
-from streamco.sim.race.session import Opening, SimulatedSession, SimulatedStream
+from streamco.sim.race.services import Reply, ServiceModel
+from streamco.sim.race.session import Opening, SimulatedRace, SimulatedStream
 
-__all__ = ["Ask", "Client", "Ran", "throw_ask"]
+__all__ = ["RequestDraw", "SimulatedClient", "RaceOutcome", "draw_request"]
 
 ROUND_TRIP = 0.1  # seconds; from a home to a data centre and back, TLS records included
 CANCEL_TAKES = 0.01  # seconds; bench/engine.py measures 1 to 7 ms
 _CAPACITY = round(Limits().lead * READING)
 
 
-class Ask(NamedTuple):
+class RequestDraw(NamedTuple):
     """One request with all its dice thrown, the same for every contender.
 
     Args:
@@ -48,12 +48,12 @@ class Ask(NamedTuple):
     seed: str
 
 
-def throw_ask(seed: str, chats: Chats, service: Service, max_tokens: int | None) -> Ask:
+def draw_request(seed: str, chats: Chats, service: ServiceModel, max_tokens: int | None) -> RequestDraw:
     """One request: a prompt with its answer meets a fate of the service by chance."""
     dice = Random(seed)
     prompt, tokens = chats.draw(dice)
     reply = service.draw(dice)
-    return Ask(SimulatedAnswer(prompt_tokens=prompt, tokens=tokens, max_tokens=max_tokens), reply, seed)
+    return RequestDraw(SimulatedAnswer(prompt_tokens=prompt, tokens=tokens, max_tokens=max_tokens), reply, seed)
 
 
 class _Endpoint:
@@ -83,7 +83,7 @@ class _Server(SimulatedServer):
         return super().open(env, emit, command)
 
 
-class Ran(NamedTuple):
+class RaceOutcome(NamedTuple):
     """One answer that is over.
 
     Args:
@@ -94,11 +94,11 @@ class Ran(NamedTuple):
         cost: US dollars, energy at the exchange rate included; None: prices or shape are not known.
     """
 
-    machine: SessionMachine
-    session: SimulatedSession
-    dispatched: Dispatched
-    device: Work
-    server: Work
+    machine: RaceMachine
+    session: SimulatedRace
+    dispatched: DispatchRecord
+    device: UsageCounter
+    server: UsageCounter
     cost: float | None
 
     @property
@@ -108,7 +108,7 @@ class Ran(NamedTuple):
         return self.machine.meter.first
 
 
-class Client:
+class SimulatedClient:
     """A client whose requests come one after the other.
 
     Args:
@@ -153,12 +153,12 @@ class Client:
         self._server: Any = _Endpoint("server", Capabilities(continuation="continue_final_message"), told)
         self.endpoints: Mapping[str, Any] = {"device": self._device, "server": self._server}
 
-    def run(self, ask: Ask) -> Ran:
+    def run(self, ask: RequestDraw) -> RaceOutcome:
         """One answer, to its end and that of all work for it; the client learns from it."""
         answer = ask.answer
         request = Request(prompt_ids=range(answer.prompt_tokens))
         dispatched = self.dispatcher.decide(request, self._device, [self._server], {})
-        plan = SessionPlan(
+        plan = RacePlan(
             starts=dispatched.starts,
             pace=self._pace,
             explore=dispatched.explore,
@@ -175,9 +175,9 @@ class Client:
         if not machine.is_over or machine.error is not None:
             raise AssertionError(f"{ask.seed}: expected a whole answer, got {machine.error}")
         self.dispatcher.settle(dispatched, machine)
-        return Ran(machine, session, dispatched, device.work, server.work, self._cost(device.work, server.work))
+        return RaceOutcome(machine, session, dispatched, device.work, server.work, self._cost(device.work, server.work))
 
-    def _play(self, ask: Ask, plan: SessionPlan) -> tuple[SessionMachine, SimulatedSession, _Device, _Server]:
+    def _play(self, ask: RequestDraw, plan: RacePlan) -> tuple[RaceMachine, SimulatedRace, _Device, _Server]:
         dice, reply = Random(ask.seed), ask.reply
         first = self._burst if plan.migration is None else 1
         device = _Device("device", self._speed, dice, ask.answer, burst=first, cancel_takes=CANCEL_TAKES)
@@ -192,13 +192,13 @@ class Client:
         )
         device.later, server.later = self._burst, max(self._burst, self._server_burst)
         env = simpy.Environment()
-        machine = SessionMachine(plan)
-        session = SimulatedSession(env, machine, {"device": device, "server": server})
+        machine = RaceMachine(plan)
+        session = SimulatedRace(env, machine, {"device": device, "server": server})
         session.start()
         env.run()
         return machine, session, device, server
 
-    def _cost(self, device: Work, server: Work) -> float | None:
+    def _cost(self, device: UsageCounter, server: UsageCounter) -> float | None:
         prices, costs = self._prices, self._costs
         if prices is None or costs is None:
             return None

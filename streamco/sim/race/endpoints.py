@@ -26,7 +26,7 @@ from streamco.profiles import DeviceSpeed, TTFTDistribution
 from streamco.sim.driver import call_at
 from streamco.sim.race.session import Opening, SimulatedStream
 
-__all__ = ["SimulatedAnswer", "SimulatedDevice", "SimulatedServer", "Work"]
+__all__ = ["SimulatedAnswer", "SimulatedDevice", "SimulatedServer", "UsageCounter"]
 
 _TOKEN = ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(content="word "))])
 _SLACK = 1e-9  # tokens; sums of gaps stray by less
@@ -56,7 +56,7 @@ class SimulatedAnswer(Struct, frozen=True, kw_only=True):
         return "stop" if self.made == self.tokens else "length"
 
 
-class Work:
+class UsageCounter:
     """What an endpoint has done so far.
 
     Attributes:
@@ -110,7 +110,7 @@ class SimulatedDevice:
         self.chunk = chunk
         self.burst = burst
         self.cancel_takes = cancel_takes
-        self.work = Work()
+        self.work = UsageCounter()
         self.kept = 0
         self._speed = speed
         self._gap = 1.0 / speed.decode_tokens_per_s
@@ -183,7 +183,7 @@ class SimulatedServer:
         self.pre_copy = pre_copy
         self.rtt = rtt
         self.burst = burst
-        self.work = Work()
+        self.work = UsageCounter()
         self.cached = 0
         self._times = _draw(name, ttft, dice)
         self._gap = 1.0 / rate

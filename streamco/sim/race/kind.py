@@ -24,7 +24,7 @@ from streamco.policies.cost import RATE_DEVICE_CONSTRAINED, RATE_SERVER_CONSTRAI
 from streamco.profiles import Profile
 from streamco.sim.experiment.metrics import Figure, RequestRow, Sink
 from streamco.sim.experiment.scenario import Named, Scenario
-from streamco.sim.race.client import Ask, Client, Ran, throw_ask
+from streamco.sim.race.client import RaceOutcome, RequestDraw, SimulatedClient, draw_request
 from streamco.sim.race.options import RaceOptions, RacePolicy, find_chats, find_phone, find_prices, find_service
 
 __all__ = ["KIND", "Race", "RaceKind", "RaceRow"]
@@ -117,11 +117,11 @@ class Race:
         self.is_coarse = policy.pace is None and policy.migration == "none"
         self.client = self._client(policy)
 
-    def throw(self, name: str) -> Ask:
+    def throw(self, name: str) -> RequestDraw:
         """One request, whoever races."""
-        return throw_ask(f"{self._seed} {name}", self.chats, self.service, self._max_tokens)
+        return draw_request(f"{self._seed} {name}", self.chats, self.service, self._max_tokens)
 
-    def _client(self, policy: RacePolicy) -> Client:
+    def _client(self, policy: RacePolicy) -> SimulatedClient:
         default = RATE_DEVICE_CONSTRAINED if policy.constrained == "device" else RATE_SERVER_CONSTRAINED
         rate = default if policy.exchange_rate is None else policy.exchange_rate
         dispatcher = Dispatcher(
@@ -138,7 +138,7 @@ class Race:
             profile=self._known() if policy.prior else None,
             seed=self._seed,
         )
-        return Client(
+        return SimulatedClient(
             dispatcher,
             self.phone.speed,
             prices=self._prices,
@@ -161,7 +161,7 @@ class Race:
             shape=self.phone.shape,
         )
 
-    def times(self, ask: Ask, ran: Ran) -> list[float] | None:
+    def times(self, ask: RequestDraw, ran: RaceOutcome) -> list[float] | None:
         """When each token was delivered, seconds; None: none later than the virtual reader wanted it."""
         if not self.is_coarse:
             return [time for time, delivery in ran.session.deliveries for _ in delivery.chunks]
@@ -184,7 +184,7 @@ class Tally:
         self._gaps: dict[int, int] = {}  # steps, how often
         self._delayed_by_move: list[int] = []
 
-    def add(self, race: Race, ask: Ask, ran: Ran, number: int) -> RaceRow:
+    def add(self, race: Race, ask: RequestDraw, ran: RaceOutcome, number: int) -> RaceRow:
         """One answer more."""
         machine, dispatched = ran.machine, ran.dispatched
         constrained = dispatched.plan.constrained

@@ -23,7 +23,7 @@ from streamco.sim.race.services import (
     PackagedService,
     Phone,
     RecordedService,
-    Service,
+    ServiceModel,
     price_of,
     read_services,
 )
@@ -177,7 +177,7 @@ def find_phone(device: str | DeviceOptions) -> Phone:
     return Phone(speed=replace(speed, jitter=device.jitter), shape=device.model)
 
 
-def find_service(service: str | TraceOptions, scenario: Scenario) -> Service:
+def find_service(service: str | TraceOptions, scenario: Scenario) -> ServiceModel:
     """The service.
 
     Raises:

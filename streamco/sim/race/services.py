@@ -23,7 +23,7 @@ from streamco.profiles import DeviceSpeed, ModelShape, Prices, TTFTDistribution
 from streamco.server.latency_replay import LatencyProfile, quantile
 from streamco.server.profiles import load_latency
 
-__all__ = ["JITTER", "OVERHEAD", "PHONES", "PRICES", "Phone", "PackagedService", "RecordedService", "Reply", "Service", "read_rows"]
+__all__ = ["JITTER", "OVERHEAD", "PHONES", "PRICES", "Phone", "PackagedService", "RecordedService", "ServiceModel", "Reply", "read_rows"]
 __all__ += ["price_of", "read_services"]
 
 JITTER = (0.85, 0.9, 0.95, 0.97, 1.0, 1.03, 1.06, 1.12, 1.3)  # assumed: phones throttle and share their processor
@@ -114,7 +114,7 @@ class Reply(NamedTuple):
     rate: float
 
 
-class Service(Protocol):
+class ServiceModel(Protocol):
     """A service that can be drawn from."""
 
     @property

@@ -21,7 +21,7 @@ from streamco.core.race.commands import (
 from streamco.events import Event, StreamCancelled
 from streamco.sim.driver import SimulatedMachine, call_at
 
-__all__ = ["Opening", "ScriptedSource", "SimulatedSession", "SimulatedSource", "SimulatedStream"]
+__all__ = ["Opening", "ScriptedSource", "SimulatedRace", "SimulatedSource", "SimulatedStream"]
 
 Opening = OpenStream | ContinueStream | PrepareStream
 
@@ -76,7 +76,7 @@ class ScriptedSource:
         return _ScriptedStream(env, self, emit)
 
 
-class SimulatedSession(SimulatedMachine[Event, Command]):
+class SimulatedRace(SimulatedMachine[Event, Command]):
     """One session in virtual time.
 
     Args:

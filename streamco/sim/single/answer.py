@@ -10,7 +10,7 @@ import simpy
 from msgspec import Struct
 
 from streamco.core.report import SpeculationReport
-from streamco.core.speculation.estimates import Pair
+from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.events import (
     AdoptBranch,
     CloseRemote,
@@ -27,19 +27,19 @@ from streamco.core.speculation.events import (
     RetractIds,
     SendDraft,
     SettleIds,
-    SpeculatorCommand,
-    SpeculatorEvent,
+    SpeculationCommand,
+    SpeculationEvent,
 )
-from streamco.core.speculation.machine import Speculator
+from streamco.core.speculation.machine import SpeculationMachine
 from streamco.core.speculation.options import SpeculatorOptions
 from streamco.errors import StreamcoError
 from streamco.sim.driver import SimulatedMachine
 from streamco.sim.fleet.drafting_device import DraftingDevice, SimulatedDrafts
-from streamco.sim.single.faulty_verifier import JudgingServer, Link, SimulatedRemote, SimulatedSession
+from streamco.sim.single.faulty_verifier import FaultyLink, FaultyVerifierSession, JudgingServer, SimulatedRemote
 
 __all__ = ["SimulatedReader", "SimulatedSpeculation", "SpeculationOutcome", "simulate_answer"]
 
-Log = list[tuple[float, SpeculatorEvent | None, list[SpeculatorCommand]]]
+Log = list[tuple[float, SpeculationEvent | None, list[SpeculationCommand]]]
 
 
 class SimulatedReader:
@@ -116,7 +116,7 @@ class SpeculationOutcome(Struct, frozen=True, kw_only=True):
         return len(self.ids) / self.seconds
 
 
-class SimulatedSpeculation(SimulatedMachine[SpeculatorEvent, SpeculatorCommand]):
+class SimulatedSpeculation(SimulatedMachine[SpeculationEvent, SpeculationCommand]):
     """One answer between its parties.
 
     Args:
@@ -131,10 +131,10 @@ class SimulatedSpeculation(SimulatedMachine[SpeculatorEvent, SpeculatorCommand])
     def __init__(
         self,
         env: simpy.Environment,
-        speculator: Speculator,
+        speculator: SpeculationMachine,
         device: DraftingDevice,
         server: JudgingServer,
-        link: Link,
+        link: FaultyLink,
         *,
         dice: Random,
         log: Log | None = None,
@@ -144,11 +144,11 @@ class SimulatedSpeculation(SimulatedMachine[SpeculatorEvent, SpeculatorCommand])
         self.reader = SimulatedReader()
         self._speculator = speculator
         self._drafts = SimulatedDrafts(env, device, self.receive, dice)
-        self.session = SimulatedSession(env, server, link, self.receive, dice)
+        self.session = FaultyVerifierSession(env, server, link, self.receive, dice)
         self._remote = SimulatedRemote(env, server, link, self.receive, dice)
         self._began = env.now
 
-    def _do(self, command: SpeculatorCommand) -> None:
+    def _do(self, command: SpeculationCommand) -> None:
         match command:
             case DraftTokens() | AdoptBranch():
                 self._drafts.run(command)
@@ -202,11 +202,11 @@ class SimulatedSpeculation(SimulatedMachine[SpeculatorEvent, SpeculatorCommand])
 
 
 def simulate_answer(
-    pair: Pair,
+    pair: SpeculationEstimates,
     options: SpeculatorOptions,
     device: DraftingDevice,
     server: JudgingServer,
-    link: Link,
+    link: FaultyLink,
     *,
     seed: int,
     log: Log | None = None,
@@ -221,7 +221,7 @@ def simulate_answer(
         before: is given both before the answer begins, to make things happen in its time.
     """
     env, dice = simpy.Environment(), Random(seed)
-    run = SimulatedSpeculation(env, Speculator(pair, options, Random(seed)), device, server, link, dice=dice, log=log)
+    run = SimulatedSpeculation(env, SpeculationMachine(pair, options, Random(seed)), device, server, link, dice=dice, log=log)
     if before is not None:
         before(env, run)
     run.start()

@@ -30,13 +30,13 @@ from streamco.policies.acceptance import Distribution, Verdict, verify_greedy, v
 from streamco.sim.driver import call_at
 from streamco.sim.fleet.drafting_device import Successor, choose_token
 
-__all__ = ["Fault", "FaultKind", "Faults", "JudgingServer", "Link", "SimulatedRemote", "SimulatedSession"]
+__all__ = ["Fault", "FaultKind", "Faults", "JudgingServer", "FaultyLink", "SimulatedRemote", "FaultyVerifierSession"]
 
 Told = VerifierConnected | VerifierLost | VerifierFailed | VerdictReceived | DraftRefused
 Streamed = RemoteTokensReceived | RemoteEnded | RemoteFailed
 
 
-class Link(Struct, frozen=True, kw_only=True):
+class FaultyLink(Struct, frozen=True, kw_only=True):
     """Between device and server.
 
     Args:
@@ -102,7 +102,7 @@ class JudgingServer(Struct, frozen=True, kw_only=True):
     remote_fails_at: float | None = None
 
 
-class SimulatedSession:
+class FaultyVerifierSession:
     """A verifier's session: implements what a speculator commands of it, and refuses what no verifier would understand.
 
     Args:
@@ -116,7 +116,7 @@ class SimulatedSession:
         ids: of the answer, that its context holds.
     """
 
-    def __init__(self, env: simpy.Environment, server: JudgingServer, link: Link, emit: Callable[[Told], None], dice: Random) -> None:
+    def __init__(self, env: simpy.Environment, server: JudgingServer, link: FaultyLink, emit: Callable[[Told], None], dice: Random) -> None:
         self.drafts = 0
         self.bytes_up = 0
         self._env = env
@@ -273,7 +273,9 @@ class SimulatedRemote:
         dice: for draws.
     """
 
-    def __init__(self, env: simpy.Environment, server: JudgingServer, link: Link, emit: Callable[[Streamed], None], dice: Random) -> None:
+    def __init__(
+        self, env: simpy.Environment, server: JudgingServer, link: FaultyLink, emit: Callable[[Streamed], None], dice: Random
+    ) -> None:
         self._env = env
         self._server = server
         self._link = link

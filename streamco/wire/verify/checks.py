@@ -9,7 +9,7 @@ from math import isfinite
 from streamco._native import pack
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.wire.verify.errors import FrameSizeError, MalformedFrameError
-from streamco.wire.verify.frames import Draft, Follow, Verdict, VerifyLimits
+from streamco.wire.verify.frames import Draft, Follow, VerdictFrame, VerifyLimits
 
 __all__ = ["check_answer", "check_draft", "check_follow", "check_rule", "check_verdict", "prefix_hash"]
 
@@ -69,7 +69,7 @@ def check_follow(follow: Follow, limits: VerifyLimits, vocabulary_size: int) -> 
         raise MalformedFrameError(f"follow: expected at most {limits.draft_tokens} accepted tokens, got {follow.accepted}")
 
 
-def check_verdict(verdict: Verdict, limits: VerifyLimits, vocabulary_size: int) -> None:
+def check_verdict(verdict: VerdictFrame, limits: VerifyLimits, vocabulary_size: int) -> None:
     """No more is accepted than can be drafted, and the token is one.
 
     Raises:
@@ -81,7 +81,7 @@ def check_verdict(verdict: Verdict, limits: VerifyLimits, vocabulary_size: int) 
         raise MalformedFrameError(f"verdict: expected at most {limits.draft_tokens} accepted tokens, got {verdict.accepted}")
 
 
-def check_answer(verdict: Verdict, draft: Draft, top_k: int) -> None:
+def check_answer(verdict: VerdictFrame, draft: Draft, top_k: int) -> None:
     """A verdict is one on this draft, with the rows that were asked for (of ``top_k`` ids at most, 0: none).
 
     Raises:

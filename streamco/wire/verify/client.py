@@ -30,11 +30,11 @@ from streamco.wire.verify.frames import (
     Resume,
     Resumed,
     ServerFrame,
-    Verdict,
+    VerdictFrame,
     VerifyLimits,
     Welcome,
 )
-from streamco.wire.verify.topk import Row
+from streamco.wire.verify.topk import TopK
 
 __all__ = ["VerifyClient"]
 
@@ -121,7 +121,7 @@ class VerifyClient:
         self._say(Extend(session, base, tuple(ids)))
         held.length = base + len(ids)
 
-    def draft(self, session: int, base: int, ids: Sequence[int], *, given: int = 0, rows: Sequence[Row] = ()) -> int:
+    def draft(self, session: int, base: int, ids: Sequence[int], *, given: int = 0, rows: Sequence[TopK] = ()) -> int:
         """Begin a round: cut the context to ``base``, add the first ``given`` ids, have the others judged; gives the round's number.
 
         Raises:
@@ -134,7 +134,7 @@ class VerifyClient:
         held.last_round, held.draft = draft.round_number, draft
         return draft.round_number
 
-    def follow(self, session: int, accepted: int, token: int, ids: Sequence[int], *, rows: Sequence[Row] = ()) -> int:
+    def follow(self, session: int, accepted: int, token: int, ids: Sequence[int], *, rows: Sequence[TopK] = ()) -> int:
         """Send a draft ahead, to be the next round if the verdict of the one that is out is just this; gives its number.
 
         Where it is, that round is out as soon as ``receive`` has given the verdict. Behind one round there is room for ``FOLLOWS``.
@@ -198,7 +198,7 @@ class VerifyClient:
         if self.welcome is None and not isinstance(frame, Welcome | Refusal):
             raise UnexpectedFrameError(f"connection: expected a welcome first, got {type(frame).__name__}")
         match frame:
-            case Verdict():
+            case VerdictFrame():
                 return self._take_verdict(frame)
             case Opened():
                 return self._take_opened(frame)
@@ -229,7 +229,7 @@ class VerifyClient:
         held.is_opened = True
         return frame
 
-    def _take_verdict(self, frame: Verdict) -> Verdict | None:
+    def _take_verdict(self, frame: VerdictFrame) -> VerdictFrame | None:
         held = self._sessions.get(frame.session)
         if held is None or held.draft is None or held.draft.round_number != frame.round_number:
             return None

@@ -34,11 +34,11 @@ from streamco.wire.verify.frames import (
     Resume,
     Resumed,
     ServerFrame,
-    Verdict,
+    VerdictFrame,
     VerifyLimits,
     Welcome,
 )
-from streamco.wire.verify.topk import Row, pack_rows, unpack_rows
+from streamco.wire.verify.topk import TopK, pack_rows, unpack_rows
 
 __all__ = ["HELLO", "LEAST_FRAME_BYTES", "VerifyCodec", "frame_number", "hello_versions"]
 
@@ -187,7 +187,7 @@ class VerifyCodec:
                 bet = (frame.session, frame.round_number, frame.after, frame.accepted, frame.token)
                 rows = (pack_rows(frame.rows, self.bits),) if frame.rows else ()
                 message = _encode((_FOLLOW, *bet, self._pack(frame.ids), *rows))
-            case Verdict():
+            case VerdictFrame():
                 check_verdict(frame, self.limits, self.vocabulary_size)
                 result = (frame.session, frame.round_number, frame.accepted, frame.token)
                 times = (frame.queue_depth, frame.queue_us, frame.compute_us)
@@ -232,7 +232,7 @@ class VerifyCodec:
             return frame
         rows = self._unpack_rows(frame.rows, self.limits.draft_tokens + 1)
         times = (frame.queue_depth, frame.queue_us, frame.compute_us)
-        verdict = Verdict(frame.session, frame.round_number, frame.accepted, frame.token, *times, rows)
+        verdict = VerdictFrame(frame.session, frame.round_number, frame.accepted, frame.token, *times, rows)
         check_verdict(verdict, self.limits, self.vocabulary_size)
         return verdict
 
@@ -273,7 +273,7 @@ class VerifyCodec:
             raise MalformedFrameError(f"ids: expected 0 to {self.vocabulary_size - 1}, got {max(ids)}")
         return ids
 
-    def _unpack_rows(self, packed: bytes, max_rows: int) -> tuple[Row, ...]:
+    def _unpack_rows(self, packed: bytes, max_rows: int) -> tuple[TopK, ...]:
         if not packed:
             return ()
         return unpack_rows(packed, self.bits, vocabulary_size=self.vocabulary_size, max_rows=max_rows, max_ids=self.limits.top_k)

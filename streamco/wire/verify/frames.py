@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from streamco.policies.acceptance import Rule
 from streamco.wire.verify.errors import VerifyProtocolError, error_for
-from streamco.wire.verify.topk import Row
+from streamco.wire.verify.topk import TopK
 
 __all__ = [
     "ClientFrame",
@@ -32,7 +32,7 @@ __all__ = [
     "SUBPROTOCOL",
     "ServerFrame",
     "VERSIONS",
-    "Verdict",
+    "VerdictFrame",
     "VerifyLimits",
     "Welcome",
 ]
@@ -105,7 +105,7 @@ class Extend(Struct, frozen=True, gc=False):
 class Draft(Struct, frozen=True, gc=False):
     """One round: the context is cut to ``base`` and goes on with the first ``given`` ids; the others are to be judged.
 
-    ``rows`` holds what each of those was drawn from, or nothing (greedy, threshold). Answered with ``Verdict``.
+    ``rows`` holds what each of those was drawn from, or nothing (greedy, threshold). Answered with ``VerdictFrame``.
     """
 
     session: int
@@ -113,7 +113,7 @@ class Draft(Struct, frozen=True, gc=False):
     base: int
     ids: tuple[int, ...]
     given: int = 0
-    rows: tuple[Row, ...] = ()
+    rows: tuple[TopK, ...] = ()
 
     @property
     def pending(self) -> tuple[int, ...]:
@@ -134,9 +134,9 @@ class Follow(Struct, frozen=True, gc=False):
     accepted: int
     token: int
     ids: tuple[int, ...]
-    rows: tuple[Row, ...] = ()
+    rows: tuple[TopK, ...] = ()
 
-    def is_met(self, verdict: Verdict) -> bool:
+    def is_met(self, verdict: VerdictFrame) -> bool:
         """Whether this verdict is what it bets on."""
         return (verdict.round_number, verdict.accepted, verdict.token) == (self.after, self.accepted, self.token)
 
@@ -179,7 +179,7 @@ class Opened(Struct, frozen=True, array_like=True, tag=17):
     cached: Number  # tokens of its context that need no computing
 
 
-class Verdict(Struct, frozen=True, gc=False):
+class VerdictFrame(Struct, frozen=True, gc=False):
     """A round's result: the context now ends with the accepted tokens and ``token``.
 
     ``token`` is the correction of the first token that was not accepted, or the bonus token behind the last; None: the context is full.
@@ -193,7 +193,7 @@ class Verdict(Struct, frozen=True, gc=False):
     queue_depth: int = 0  # verifications that waited when this one was done
     queue_us: int = 0  # from the draft's arrival to its batch
     compute_us: int = 0
-    rows: tuple[Row, ...] = ()
+    rows: tuple[TopK, ...] = ()
 
 
 class Resumed(Struct, frozen=True, array_like=True, tag=19):
@@ -227,4 +227,4 @@ class Refusal(Struct, frozen=True, array_like=True, tag=20):
 
 
 ClientFrame = Hello | Open | Extend | Draft | Follow | Resume | Close
-ServerFrame = Welcome | Opened | Verdict | Resumed | Refusal
+ServerFrame = Welcome | Opened | VerdictFrame | Resumed | Refusal

@@ -45,7 +45,7 @@ from streamco.wire.verify.frames import (
     Refusal,
     Resume,
     Resumed,
-    Verdict,
+    VerdictFrame,
     VerifyLimits,
     Welcome,
 )
@@ -60,7 +60,7 @@ class _Session:
     last_round: int = -1
     draft: Draft | None = None  # the round being verified
     follows: list[Follow] = field(default_factory=list)  # that bet on its verdict
-    verdict: Verdict | None = None  # the last one, if nothing has come behind it
+    verdict: VerdictFrame | None = None  # the last one, if nothing has come behind it
 
 
 class ServerSessions:
@@ -152,7 +152,7 @@ class ServerSessions:
         session.draft, session.verdict = met.behind(session.length), None
         return session.draft
 
-    def end_round(self, verdict: Verdict) -> bool:
+    def end_round(self, verdict: VerdictFrame) -> bool:
         """The context is what the verdict says, and ``begin_met`` may follow; False where nobody waits for it any more."""
         session = self._by_number.get(verdict.session)
         draft = None if session is None else session.draft
@@ -308,17 +308,17 @@ class VerifyServer:
         self._is_welcome = True
         self._messages.append(self.codec.encode(self._welcome))
 
-    def send(self, frame: Opened | Verdict) -> bool:
+    def send(self, frame: Opened | VerdictFrame) -> bool:
         """Answer an open or a draft; False where the session or its round is gone meanwhile, and nothing is sent.
 
         Raises:
             VerifyProtocolError: the frame is none that this codec can write.
         """
         message = self.codec.encode(frame)
-        if not (self._sessions.end_round(frame) if isinstance(frame, Verdict) else frame.session in self._sessions):
+        if not (self._sessions.end_round(frame) if isinstance(frame, VerdictFrame) else frame.session in self._sessions):
             return False
         self._messages.append(message)
-        if isinstance(frame, Verdict):
+        if isinstance(frame, VerdictFrame):
             self._begin_met(frame.session)
         return True
 

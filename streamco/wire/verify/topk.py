@@ -32,7 +32,7 @@ from streamco.wire.verify.errors import FrameSizeError, MalformedFrameError
 if TYPE_CHECKING:
     from streamco.policies.acceptance import Distribution
 
-__all__ = ["HIGHEST_WEIGHT", "MOST_IDS", "Row", "pack_rows", "quantise", "row_size", "unpack_rows"]
+__all__ = ["HIGHEST_WEIGHT", "MOST_IDS", "TopK", "pack_rows", "quantise", "row_size", "unpack_rows"]
 
 HIGHEST_WEIGHT = (1 << 16) - 1
 MOST_IDS = 255  # of a row
@@ -40,7 +40,7 @@ MOST_IDS = 255  # of a row
 _HEAD = Layout("<BH")
 
 
-class Row(Struct, frozen=True, gc=False):
+class TopK(Struct, frozen=True, gc=False):
     """Ids best first, their weights, and the weight of all other ids together."""
 
     ids: tuple[int, ...]
@@ -55,7 +55,7 @@ class Row(Struct, frozen=True, gc=False):
         return Distribution(self.ids, [weight / total for weight in self.weights])
 
 
-def quantise(pairs: Sequence[tuple[int, float]], *, is_whole: bool) -> Row:
+def quantise(pairs: Sequence[tuple[int, float]], *, is_whole: bool) -> TopK:
     """Weights for ids with their probabilities, best first, as ``top_k`` gives them.
 
     Args:
@@ -68,7 +68,7 @@ def quantise(pairs: Sequence[tuple[int, float]], *, is_whole: bool) -> Row:
     scale = HIGHEST_WEIGHT / pairs[0][1] if is_whole else HIGHEST_WEIGHT
     weights = tuple(min(max(1, round(share * scale)), HIGHEST_WEIGHT) for _, share in pairs)
     rest = 0 if is_whole else max(0, round((1 - sum(share for _, share in pairs)) * HIGHEST_WEIGHT))
-    return Row(tuple(token for token, _ in pairs), weights, rest)
+    return TopK(tuple(token for token, _ in pairs), weights, rest)
 
 
 def row_size(count: int, bits: int) -> int:
@@ -76,7 +76,7 @@ def row_size(count: int, bits: int) -> int:
     return _HEAD.size + 2 * count + packed_size(count, bits)
 
 
-def pack_rows(rows: Sequence[Row], bits: int) -> bytes:
+def pack_rows(rows: Sequence[TopK], bits: int) -> bytes:
     """Rows of at most 255 ids each, one behind the other.
 
     Raises:
@@ -91,14 +91,14 @@ def pack_rows(rows: Sequence[Row], bits: int) -> bytes:
     return b"".join(parts)
 
 
-def unpack_rows(data: bytes, bits: int, *, vocabulary_size: int, max_rows: int, max_ids: int) -> tuple[Row, ...]:
+def unpack_rows(data: bytes, bits: int, *, vocabulary_size: int, max_rows: int, max_ids: int) -> tuple[TopK, ...]:
     """The rows in some bytes, nothing left over.
 
     Raises:
         FrameSizeError: more rows, or more ids in a row, than the limits.
         MalformedFrameError: anything else that the format above rules out.
     """
-    rows: list[Row] = []
+    rows: list[TopK] = []
     place = 0
     while place < len(data):
         if len(rows) == max_rows:
@@ -116,7 +116,7 @@ def unpack_rows(data: bytes, bits: int, *, vocabulary_size: int, max_rows: int, 
     return tuple(rows)
 
 
-def _unpack_row(data: bytes, bits: int, count: int, rest: int, vocabulary_size: int) -> Row:
+def _unpack_row(data: bytes, bits: int, count: int, rest: int, vocabulary_size: int) -> TopK:
     weights = Layout(f"<{count}H").unpack_from(data)
     try:
         ids = tuple(unpack(data[2 * count :], bits, count))
@@ -128,4 +128,4 @@ def _unpack_row(data: bytes, bits: int, count: int, rest: int, vocabulary_size: 
         raise MalformedFrameError(f"row: expected {count} different ids, got {len(set(ids))}")
     if not weights[-1] or any(first < second for first, second in pairwise(weights)):
         raise MalformedFrameError(f"row: expected weights above 0, none above the one before it, got {weights}")
-    return Row(ids, weights, rest)
+    return TopK(ids, weights, rest)

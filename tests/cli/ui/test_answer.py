@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from streamco.cli.ui.answer import Answer, AnswerSettings, read_answer
+from streamco.cli.ui.answer import AnswerSettings, ShownAnswer, read_answer
 from streamco.cli.ui.view import PlainView
 from streamco.client.client import Client
 from streamco.errors import EndpointConnectError, EndpointTimeoutError
@@ -22,7 +22,7 @@ def make_client(device: Sequence[tuple[float, ScriptItem]], server: Sequence[tup
     return Client(ScriptedEndpoint("device", device, kind="device"), ScriptedEndpoint("cloud", server))
 
 
-async def ask(client: Client, settings: AnswerSettings | None = None) -> tuple[Answer, str, str]:
+async def ask(client: Client, settings: AnswerSettings | None = None) -> tuple[ShownAnswer, str, str]:
     out, err = io.StringIO(), io.StringIO()
     async with client:
         answer = await read_answer(client, PROMPT, settings or AnswerSettings(), PlainView(out, err))
@@ -112,4 +112,4 @@ async def test_json_holds_text_report_and_error() -> None:
 
 
 def test_an_answer_that_never_began_can_still_be_told_as_json() -> None:
-    assert json.loads(Answer(is_stopped=True).to_json()) == {"text": "", "is_stopped": True, "error": None, "report": None}
+    assert json.loads(ShownAnswer(is_stopped=True).to_json()) == {"text": "", "is_stopped": True, "error": None, "report": None}

@@ -11,8 +11,8 @@ from streamco.cli.ui.slash_commands import (
     COMMANDS,
     NAMES,
     POLICIES,
-    Call,
     CommandError,
+    SlashCall,
     help_lines,
     parse_budget,
     parse_line,
@@ -30,22 +30,22 @@ def test_a_line_without_a_leading_slash_is_a_prompt(line: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_command_is_found_by_its_name_in_any_case(name: str) -> None:
-    assert parse_line(f"/{name}") == Call(name, "")
-    assert parse_line(f"/{name.upper()} ") == Call(name, "")
+    assert parse_line(f"/{name}") == SlashCall(name, "")
+    assert parse_line(f"/{name.upper()} ") == SlashCall(name, "")
 
 
 def test_the_rest_of_the_line_is_the_argument_with_its_inner_spaces() -> None:
-    assert parse_line("/system  You are  terse. ") == Call("system", "You are  terse.")
+    assert parse_line("/system  You are  terse. ") == SlashCall("system", "You are  terse.")
 
 
 @pytest.mark.parametrize(("typed", "name"), [("rep", "report"), ("he", "help"), ("sa", "save"), ("pol", "policy"), ("sy", "system")])
 def test_an_unambiguous_beginning_will_do(typed: str, name: str) -> None:
-    assert parse_line(f"/{typed}") == Call(name, "")
+    assert parse_line(f"/{typed}") == SlashCall(name, "")
 
 
 @pytest.mark.parametrize(("typed", "name"), list(ALIASES.items()))
 def test_names_that_people_know_from_elsewhere_work(typed: str, name: str) -> None:
-    assert parse_line(f"/{typed}") == Call(name, "")
+    assert parse_line(f"/{typed}") == SlashCall(name, "")
 
 
 def test_an_ambiguous_beginning_names_the_candidates() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from streamco.client.arguments import build_request
-from streamco.client.race.dispatcher import Dispatched, Dispatcher, DispatchOptions
+from streamco.client.race.dispatcher import Dispatcher, DispatchOptions, DispatchRecord
 from streamco.core.race.answer_lengths import TYPICAL
-from streamco.core.race.attempt import Start
-from streamco.core.race.machine import SessionMachine, SessionPlan
+from streamco.core.race.attempt import AttemptPlan
+from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.endpoints.base import Capabilities, Endpoint, Request, TokenPrices
 from streamco.errors import ConfigError, EndpointConnectError, EndpointError, EngineError
 from streamco.events import StreamCancelled, StreamEnded, StreamFailed, TokensReceived
@@ -34,21 +34,21 @@ def decide(
     remote: Endpoint | list[Endpoint] | None = None,
     request: Request = REQUEST,
     unavailable: dict[str, EndpointError] | None = None,
-) -> Dispatched:
+) -> DispatchRecord:
     servers = remote if isinstance(remote, list) else [remote] if remote is not None else []
     return dispatcher.decide(request, local, servers, unavailable or {})
 
 
 def play(
     dispatcher: Dispatcher,
-    dispatched: Dispatched,
+    dispatched: DispatchRecord,
     *,
     server_at: float | None,
     device_at: float | None,
     usage: CompletionUsage | None = None,
-) -> SessionMachine:
+) -> RaceMachine:
     """A session whose sides have their first token so many seconds after they open; None: never (cancelled at the end)."""
-    machine = SessionMachine(SessionPlan(starts=dispatched.starts, explore=dispatched.explore))
+    machine = RaceMachine(RacePlan(starts=dispatched.starts, explore=dispatched.explore))
     machine.start(now=0.0)
     due = {"server": server_at, "device": device_at}
     now = 0.0
@@ -80,7 +80,7 @@ def play(
 
 def test_while_nothing_is_known_both_start_at_once() -> None:
     dispatched = decide(make(budget=1.0), local=device(), remote=server())
-    assert dispatched.starts == (Start("server", 0.0), Start("device", 0.0))
+    assert dispatched.starts == (AttemptPlan("server", 0.0), AttemptPlan("device", 0.0))
     report = dispatched.report()
     assert (report.policy, report.device_wait, report.server_wait) == ("both", 0.0, 0.0)
     assert report.prompt_tokens == 10
@@ -89,19 +89,19 @@ def test_while_nothing_is_known_both_start_at_once() -> None:
 
 
 def test_a_side_alone_is_always_started() -> None:
-    assert decide(make(budget=0.0), remote=server()).starts == (Start("server", 0.0),)
-    assert decide(make(budget=0.0), local=device()).starts == (Start("device", 0.0),)
+    assert decide(make(budget=0.0), remote=server()).starts == (AttemptPlan("server", 0.0),)
+    assert decide(make(budget=0.0), local=device()).starts == (AttemptPlan("device", 0.0),)
 
 
 def test_further_servers_stand_in_behind_both_sides() -> None:
     servers: list[Endpoint] = [server(name=name) for name in ("a", "b", "c")]
     dispatched = decide(make(budget=1.0), local=device(), remote=servers)
-    assert dispatched.starts == (Start("a", 0.0), Start("device", 0.0), Start("b", None), Start("c", None))
+    assert dispatched.starts == (AttemptPlan("a", 0.0), AttemptPlan("device", 0.0), AttemptPlan("b", None), AttemptPlan("c", None))
 
 
 def test_a_side_over_its_budget_stands_in_only() -> None:
     dispatched = decide(make(budget=0.0, policy="both", constrained="server"), local=device(), remote=server())
-    assert dispatched.starts == (Start("server", None), Start("device", 0.0))
+    assert dispatched.starts == (AttemptPlan("server", None), AttemptPlan("device", 0.0))
     assert "budget" in dispatched.report().reason
 
 
@@ -118,11 +118,11 @@ def test_a_side_asked_for_by_name_is_not_limited_by_the_budget(policy: str, side
 def test_endpoints_that_could_not_start_are_left_out_and_told() -> None:
     gone: dict[str, EndpointError] = {"device": EngineError("no such file", endpoint="device")}
     dispatched = decide(make(), local=device(), remote=server(), unavailable=gone)
-    assert dispatched.starts == (Start("server", 0.0),)
+    assert dispatched.starts == (AttemptPlan("server", 0.0),)
     assert dispatched.report().reason.endswith("; left out: device: no such file")
     first: dict[str, EndpointError] = {"a": EndpointConnectError("refused", endpoint="a")}
     servers: list[Endpoint] = [server(name=name) for name in ("a", "b")]
-    assert decide(make(), remote=servers, unavailable=first).starts == (Start("b", 0.0),)
+    assert decide(make(), remote=servers, unavailable=first).starts == (AttemptPlan("b", 0.0),)
 
 
 def test_a_request_nobody_can_serve_is_refused_with_each_ones_reason() -> None:
@@ -168,7 +168,7 @@ def test_text_in_parts_is_text() -> None:
 
 
 def test_decisions_depend_on_the_seed_and_the_requests_number_alone() -> None:
-    def decisions(seed: int) -> list[tuple[Start, ...]]:
+    def decisions(seed: int) -> list[tuple[AttemptPlan, ...]]:
         dispatcher = make(policy="stochastic", budget=0.5, seed=seed)
         made = [decide(dispatcher, local=device(), remote=server()) for _ in range(50)]
         return [dispatched.starts for dispatched in made]
@@ -211,7 +211,7 @@ def test_a_server_that_lost_is_a_censored_sample_and_one_that_failed_is_none() -
 
 def machine_of_failure(dispatcher: Dispatcher) -> None:
     dispatched = decide(dispatcher, remote=server())
-    machine = SessionMachine(SessionPlan(starts=dispatched.starts))
+    machine = RaceMachine(RacePlan(starts=dispatched.starts))
     machine.start(now=0.0)
     machine.receive(TokensReceived("server", [text_chunk("x")], 1), now=0.4)
     machine.receive(StreamFailed("server", EndpointConnectError("cut")), now=0.5)
@@ -231,7 +231,7 @@ def test_the_devices_speed_is_learned_without_the_tokens_its_cache_had() -> None
 def test_an_outage_is_exempt_from_the_budget() -> None:
     dispatcher = make(budget=0.0, policy="server-constrained")
     dispatched = decide(dispatcher, local=device(), remote=server())
-    machine = SessionMachine(SessionPlan(starts=dispatched.starts))
+    machine = RaceMachine(RacePlan(starts=dispatched.starts))
     machine.start(now=0.0)
     machine.receive(StreamFailed("device", EngineError("broken")), now=0.1)
     machine.receive(TokensReceived("server", [text_chunk("x")], 1), now=0.2)
@@ -320,7 +320,7 @@ def test_capabilities_are_asked_for_at_each_request() -> None:
     with pytest.raises(ConfigError):
         decide(dispatcher, remote=remote, request=request)
     remote.capabilities = Capabilities(choices=True)
-    assert decide(dispatcher, remote=remote, request=request).starts == (Start("server", 0.0),)
+    assert decide(dispatcher, remote=remote, request=request).starts == (AttemptPlan("server", 0.0),)
 
 
 def test_wrong_options_are_refused() -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from streamco.client.race.driver import SessionDriver
-from streamco.core.race.attempt import Start
-from streamco.core.race.machine import SessionMachine, SessionPlan
+from streamco.client.race.driver import RaceDriver
+from streamco.core.race.attempt import AttemptPlan
+from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.core.race.migration import MigrationPlan
 from streamco.endpoints.base import Capabilities, Kind, Request
 from streamco.errors import ConcurrentRead, EndpointConnectError, EndpointError, EndpointProtocolError, StreamClosed, StreamcoError
@@ -28,12 +28,12 @@ def begin(
     waits: tuple[float | None, ...] = (),
     pace: float | None = None,
     unread: int = 4096,
-    on_over: Callable[[SessionDriver], None] | None = None,
+    on_over: Callable[[RaceDriver], None] | None = None,
     own_clock: bool = False,
-) -> SessionDriver:
-    starts = tuple(Start(e.name, w) for e, w in zip(endpoints, waits or (0.0,) * len(endpoints), strict=True))
-    driver = SessionDriver(
-        SessionMachine(SessionPlan(starts=starts, pace=pace)),
+) -> RaceDriver:
+    starts = tuple(AttemptPlan(e.name, w) for e, w in zip(endpoints, waits or (0.0,) * len(endpoints), strict=True))
+    driver = RaceDriver(
+        RaceMachine(RacePlan(starts=starts, pace=pace)),
         {endpoint.name: endpoint for endpoint in endpoints},
         Request(prompt="p"),
         unread=unread,
@@ -44,7 +44,7 @@ def begin(
     return driver
 
 
-async def read_all(driver: SessionDriver) -> str:
+async def read_all(driver: RaceDriver) -> str:
     text = ""
     while (batch := await driver.next_batch()) is not None:
         text += "".join(chunk.choices[0].delta.content or "" for chunk in batch[1])
@@ -249,8 +249,8 @@ def test_on_over_is_called_once_when_even_the_losers_are_released() -> None:
         calls = []
         server, device = ScriptedEndpoint("server", words(0.5)), ScriptedEndpoint("device", words(0.1), cancel_takes=0.1)
         server.cancel_takes = 5.0
-        driver = SessionDriver(
-            SessionMachine(SessionPlan(starts=(Start("server", 0.0), Start("device", 0.0)))),
+        driver = RaceDriver(
+            RaceMachine(RacePlan(starts=(AttemptPlan("server", 0.0), AttemptPlan("device", 0.0)))),
             {"server": server, "device": device},
             Request(prompt="p"),
             on_over=lambda driver: calls.append(asyncio.get_running_loop().time()),
@@ -312,7 +312,7 @@ def test_an_endpoint_that_fails_to_cancel_does_not_keep_the_session_alive() -> N
             return Clinging(self, request)
 
     async def main() -> None:
-        calls: list[SessionDriver] = []
+        calls: list[RaceDriver] = []
         driver = begin(ClingingEndpoint("server", [(0.1, "a"), (9.0, "b")]), on_over=calls.append)
         await driver.next_batch()
         await driver.aclose()
@@ -336,7 +336,7 @@ def test_events_that_no_machine_can_take_end_the_answer_with_an_error_and_all_wo
             return Confused(self, request)
 
     async def main() -> None:
-        calls: list[SessionDriver] = []
+        calls: list[RaceDriver] = []
         confused, rival = ConfusedEndpoint("server", words(0.1, 0.2, 0.3)), ScriptedEndpoint("device", [(0.1, None)])
         driver = begin(*([confused] if direct else [confused, rival]), pace=None if direct else 100.0, on_over=calls.append)
         with pytest.raises(StreamcoError, match="expected events it can handle") as caught:
@@ -351,14 +351,14 @@ def test_events_that_no_machine_can_take_end_the_answer_with_an_error_and_all_wo
 
 
 def test_a_machine_that_breaks_at_a_deadline_ends_the_answer_with_an_error() -> None:
-    class Brittle(SessionMachine):
+    class Brittle(RaceMachine):
         def handle_deadline(self, *, now: float) -> None:
             raise ZeroDivisionError
 
     async def main() -> None:
         endpoint = ScriptedEndpoint("server", [(9.0, "a")])
-        plan = SessionPlan(starts=(Start("server", 0.0), Start("late", 1.0)))
-        driver = SessionDriver(Brittle(plan), {"server": endpoint, "late": ScriptedEndpoint("late")}, Request(prompt="p"))
+        plan = RacePlan(starts=(AttemptPlan("server", 0.0), AttemptPlan("late", 1.0)))
+        driver = RaceDriver(Brittle(plan), {"server": endpoint, "late": ScriptedEndpoint("late")}, Request(prompt="p"))
         driver.start()
         with pytest.raises(StreamcoError) as caught:
             await driver.next_batch()
@@ -370,7 +370,7 @@ def test_a_machine_that_breaks_at_a_deadline_ends_the_answer_with_an_error() -> 
 
 
 def test_what_fails_after_the_end_is_told_to_the_loop_and_does_not_spoil_the_answer() -> None:
-    def spoil(driver: SessionDriver) -> None:
+    def spoil(driver: RaceDriver) -> None:
         raise ZeroDivisionError
 
     async def main() -> None:
@@ -453,8 +453,8 @@ def test_a_log_holds_neither_the_prompt_nor_a_key() -> None:
         request = Request(messages=[{"role": "user", "content": "my secret"}], headers={"Authorization": "Bearer sk-123"})
         failing = ScriptedEndpoint("server", [(0.1, EndpointConnectError("refused", endpoint="server"))])
         device = ScriptedEndpoint("device", words(0.2, 0.3))
-        driver = SessionDriver(
-            SessionMachine(SessionPlan(starts=(Start("server", 0.0), Start("device", 0.0)))),
+        driver = RaceDriver(
+            RaceMachine(RacePlan(starts=(AttemptPlan("server", 0.0), AttemptPlan("device", 0.0)))),
             {"server": failing, "device": device},
             request,
             log=log,
@@ -469,7 +469,7 @@ def test_a_log_holds_neither_the_prompt_nor_a_key() -> None:
 
 
 def test_leaving_from_another_thread_after_the_loop_has_closed_is_no_error() -> None:
-    async def main() -> SessionDriver:
+    async def main() -> RaceDriver:
         driver = begin(ScriptedEndpoint("server", words(0.1)))
         assert await read_all(driver) == "w0 "
         return driver
@@ -493,8 +493,8 @@ def test_the_clock_is_the_systems_unless_the_loop_has_its_own() -> None:
 def test_a_device_runs_ahead_of_a_paced_reader_only_so_far(kind: Kind, most: int) -> None:
     async def main() -> None:
         endpoint = ScriptedEndpoint("it", words(*[0.1] * 500), kind=kind)
-        driver = SessionDriver(
-            SessionMachine(SessionPlan(starts=(Start("it", 0.0),), pace=5.0)), {"it": endpoint}, Request(prompt="p"), ahead=20
+        driver = RaceDriver(
+            RaceMachine(RacePlan(starts=(AttemptPlan("it", 0.0),), pace=5.0)), {"it": endpoint}, Request(prompt="p"), ahead=20
         )
         driver.start()
         await asyncio.sleep(0.15)
@@ -504,11 +504,11 @@ def test_a_device_runs_ahead_of_a_paced_reader_only_so_far(kind: Kind, most: int
     run_in_virtual_time(main())
 
 
-def move(source: ScriptedEndpoint, target: ScriptedEndpoint, terms: Terms, *, pace: float | None = None, ahead: int = 64) -> SessionDriver:
+def move(source: ScriptedEndpoint, target: ScriptedEndpoint, terms: Terms, *, pace: float | None = None, ahead: int = 64) -> RaceDriver:
     """An answer that may move from one endpoint to the other."""
     dear = Terms(prompt=1e-9, completion=1e-6, setup=0.1)
-    plan = SessionPlan(
-        starts=(Start(source.name, 0.0, continues=True), Start(target.name, None, continues=True)),
+    plan = RacePlan(
+        starts=(AttemptPlan(source.name, 0.0, continues=True), AttemptPlan(target.name, None, continues=True)),
         pace=pace,
         on_failure="migrate",
         migration=MigrationPlan(
@@ -519,7 +519,7 @@ def move(source: ScriptedEndpoint, target: ScriptedEndpoint, terms: Terms, *, pa
             capacity=ahead,
         ),
     )
-    driver = SessionDriver(SessionMachine(plan), {e.name: e for e in (source, target)}, Request(prompt="p"), ahead=ahead, log=[])
+    driver = RaceDriver(RaceMachine(plan), {e.name: e for e in (source, target)}, Request(prompt="p"), ahead=ahead, log=[])
     driver.start()
     return driver
 

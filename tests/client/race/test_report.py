@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from streamco.client.arguments import build_request
 from streamco.client.client import Client
-from streamco.client.race.dispatcher import Dispatched, Dispatcher, DispatchOptions
+from streamco.client.race.dispatcher import Dispatcher, DispatchOptions, DispatchRecord
 from streamco.client.race.report import build_bill, build_report, describe_leg, describe_usage
-from streamco.core.race.attempt import LegState, Start
-from streamco.core.race.machine import OnFailure, SessionMachine, SessionPlan
+from streamco.core.race.attempt import AttemptPlan, AttemptState
+from streamco.core.race.machine import OnFailure, RaceMachine, RacePlan
 from streamco.core.report import AnswerUsage, EndpointReport, Report
 from streamco.endpoints.base import Capabilities, Endpoint, TokenPrices
 from streamco.errors import EndpointConnectError, EndpointStatusError, EndpointTimeoutError, EngineError, StreamcoError
@@ -40,24 +40,24 @@ def tokens(source: str, count: int = 1) -> TokensReceived:
 
 def run(
     *events: tuple[float, Event],
-    starts: tuple[Start, ...] = (Start("server", 0.0), Start("device", 0.0)),
+    starts: tuple[AttemptPlan, ...] = (AttemptPlan("server", 0.0), AttemptPlan("device", 0.0)),
     pace: float | None = None,
     missing: tuple[tuple[str, EngineError], ...] = (),
     on_failure: OnFailure = "raise",
-) -> SessionMachine:
-    machine = SessionMachine(SessionPlan(starts=starts, pace=pace, missing=missing, on_failure=on_failure))
+) -> RaceMachine:
+    machine = RaceMachine(RacePlan(starts=starts, pace=pace, missing=missing, on_failure=on_failure))
     machine.start(now=100.0)
     for now, event in events:
         machine.receive(event, now=100.0 + now)
     return machine
 
 
-def dispatched() -> Dispatched:
+def dispatched() -> DispatchRecord:
     dispatcher = Dispatcher(DispatchOptions(), budget=1.0, policy="both", seed=1)
     return dispatcher.decide(build_request("hello"), SIDES["device"], [SIDES["server"]], {})
 
 
-def report_on(machine: SessionMachine, now: float = 200.0) -> Report:
+def report_on(machine: RaceMachine, now: float = 200.0) -> Report:
     return build_report(machine, dispatched(), SIDES, now=now)
 
 
@@ -91,7 +91,7 @@ def test_an_answer_under_way_has_figures_so_far() -> None:
 
 
 def test_each_endpoint_has_its_outcome() -> None:
-    starts = (Start("server", 0.0), Start("device", 0.2), Start("spare", None))
+    starts = (AttemptPlan("server", 0.0), AttemptPlan("device", 0.2), AttemptPlan("spare", None))
     failed = StreamFailed("server", EndpointConnectError("refused", endpoint="server"))
     report = report_on(run((0.1, failed), (0.6, tokens("device")), (0.7, StreamEnded("device", "stop")), starts=starts))
     outcomes = {part.name: (part.outcome, part.opened, part.ttft) for part in report.endpoints}
@@ -121,7 +121,9 @@ def test_a_loser_has_lost_and_its_tokens_are_waste() -> None:
 
 
 def test_an_endpoint_that_could_not_start_is_in_the_report() -> None:
-    report = report_on(run(WON[0], starts=(Start("server", 0.0),), missing=(("device", EngineError("no such file", endpoint="device")),)))
+    report = report_on(
+        run(WON[0], starts=(AttemptPlan("server", 0.0),), missing=(("device", EngineError("no such file", endpoint="device")),))
+    )
     gone = part(report, "device")
     assert (gone.outcome, gone.opened, gone.kind) == ("failed", None, "device")
     assert gone.error == "device: no such file"
@@ -156,7 +158,7 @@ def test_costs_add_up_over_everybody_who_worked() -> None:
 
 
 def test_a_cost_that_is_not_known_makes_the_sum_unknown_but_only_if_it_was_incurred() -> None:
-    starts = (Start("server", 0.0), Start("spare", None))
+    starts = (AttemptPlan("server", 0.0), AttemptPlan("spare", None))
     spared = report_on(run((0.1, tokens("server")), (0.2, StreamEnded("server")), starts=starts))
     assert spared.cost_usd is not None
     failed = StreamFailed("server", EndpointConnectError("refused"))
@@ -166,7 +168,7 @@ def test_a_cost_that_is_not_known_makes_the_sum_unknown_but_only_if_it_was_incur
 
 def test_what_was_held_for_a_reader_who_left_is_waste() -> None:
     usage = CompletionUsage(prompt_tokens=10, completion_tokens=20, total_tokens=30)
-    starts = (Start("server", 0.0),)
+    starts = (AttemptPlan("server", 0.0),)
     machine = run((0.0, tokens("server", 10)), (0.1, StreamEnded("server", "stop", usage)), starts=starts, pace=1.0)
     machine.handle_deadline(now=104.0)
     assert report_on(machine).wasted_tokens == 0, "still to be delivered"
@@ -178,7 +180,7 @@ def test_what_was_held_for_a_reader_who_left_is_waste() -> None:
 @pytest.mark.parametrize("pace", [None, 1000.0])
 def test_an_answer_that_was_read_whole_has_no_waste_however_its_tokens_were_estimated(pace: float | None) -> None:
     burst = TokensReceived("server", [text_chunk("a chunk that holds a good many words at once")], 3)
-    machine = run((0.0, burst), (0.1, StreamEnded("server", "stop")), starts=(Start("server", 0.0),), pace=pace)
+    machine = run((0.0, burst), (0.1, StreamEnded("server", "stop")), starts=(AttemptPlan("server", 0.0),), pace=pace)
     while (deadline := machine.next_deadline()) is not None:
         machine.handle_deadline(now=deadline)
     report = report_on(machine)
@@ -187,7 +189,7 @@ def test_an_answer_that_was_read_whole_has_no_waste_however_its_tokens_were_esti
 
 
 def test_a_leg_that_never_opened_costs_nothing() -> None:
-    machine = run((0.1, tokens("server")), starts=(Start("server", 0.0), Start("device", 9.0)))
+    machine = run((0.1, tokens("server")), starts=(AttemptPlan("server", 0.0), AttemptPlan("device", 9.0)))
     described = describe_leg(machine.legs["device"], SIDES["device"], dispatched())
     assert (described.prompt_tokens, described.completion_tokens, described.cost_usd) == (0, 0, 0.0)
     assert not described.is_estimated
@@ -206,7 +208,7 @@ def test_a_report_is_figures_only_and_goes_to_json_and_back() -> None:
 
 @pytest.mark.parametrize("error", [EndpointConnectError("refused"), EndpointStatusError("too many", status=429)])
 def test_who_refused_has_read_nothing_and_costs_nothing_though_its_prices_are_not_known(error: EndpointConnectError) -> None:
-    starts = (Start("spare", 0.0), Start("server", None))
+    starts = (AttemptPlan("spare", 0.0), AttemptPlan("server", None))
     report = report_on(run((0.1, StreamFailed("spare", error)), (0.2, tokens("server")), (0.3, StreamEnded("server")), starts=starts))
     gone = part(report, "spare")
     assert (gone.outcome, gone.prompt_tokens, gone.is_estimated, gone.cost_usd) == ("failed", 0, False, 0.0)
@@ -247,7 +249,7 @@ def test_an_answer_ends_complete_failed_or_left() -> None:
 # Usage of the answer
 
 TOLD = CompletionUsage(40, 7, 47, prompt_tokens_details=PromptTokensDetails(cached_tokens=32))
-BOTH_CAN = (Start("server", 0.0, continues=True), Start("device", None, continues=True))
+BOTH_CAN = (AttemptPlan("server", 0.0, continues=True), AttemptPlan("device", None, continues=True))
 CUT = StreamFailed("server", EndpointConnectError("cut"))
 
 
@@ -276,7 +278,7 @@ def test_usage_behind_a_hand_over_is_the_whole_answers_with_the_requests_own_pro
 
 
 def test_usage_counts_what_was_delivered_when_nobody_got_to_go_on() -> None:
-    racing = (Start("server", 0.0, continues=True), Start("device", 0.0, continues=True))
+    racing = (AttemptPlan("server", 0.0, continues=True), AttemptPlan("device", 0.0, continues=True))
     waiting: list[tuple[float, Event]] = [(0.2, tokens("server", 3)), (0.3, CUT), (0.31, tokens("device", 4))]
     machine = run(*waiting, starts=racing, on_failure="migrate")
     assert describe_usage(machine, 10) == AnswerUsage(10, 3, 13, is_estimated=True)
@@ -284,7 +286,7 @@ def test_usage_counts_what_was_delivered_when_nobody_got_to_go_on() -> None:
 
 def test_usage_leaves_out_what_was_held_for_a_reader_who_left() -> None:
     usage = CompletionUsage(prompt_tokens=12, completion_tokens=20, total_tokens=32)
-    machine = run((0.0, tokens("server", 10)), (0.1, StreamEnded("server", "stop", usage)), starts=(Start("server", 0.0),), pace=1.0)
+    machine = run((0.0, tokens("server", 10)), (0.1, StreamEnded("server", "stop", usage)), starts=(AttemptPlan("server", 0.0),), pace=1.0)
     assert describe_usage(machine, 10) == AnswerUsage(12, 20, 32), "still to be delivered"
     machine.handle_deadline(now=104.0)
     machine.receive(ReaderLeft(), now=104.5)
@@ -295,15 +297,15 @@ def test_usage_leaves_out_what_was_held_for_a_reader_who_left() -> None:
 # Reading ahead and handing over
 
 
-def handed_over(*more: tuple[float, Event]) -> SessionMachine:
+def handed_over(*more: tuple[float, Event]) -> RaceMachine:
     """The server wrote three tokens, the device goes on."""
     return run((0.2, tokens("server", 3)), (0.3, CUT), (0.5, tokens("device", 2)), *more, starts=BOTH_CAN, on_failure="migrate")
 
 
-def reading_ahead(machine: SessionMachine, *, of: int) -> SessionMachine:
+def reading_ahead(machine: RaceMachine, *, of: int) -> RaceMachine:
     """The device read the prompt and ``of`` tokens of the answer ahead, in a part of its own."""
     leg = machine.legs["device"].prepare(0.25)
-    leg.copies, leg.state = of, LegState.PREPARED
+    leg.copies, leg.state = of, AttemptState.PREPARED
     machine.past_legs.append(leg)
     return machine
 
@@ -344,7 +346,7 @@ def test_what_the_source_made_behind_the_hand_over_is_waste_and_not_in_the_answe
     assert report.usage.completion_tokens == 5
 
 
-def call_it_planned(machine: SessionMachine) -> None:
+def call_it_planned(machine: RaceMachine) -> None:
     """The report tells the hand-over as if it had been made to save money."""
     assert machine._relay is not None
     machine._relay.hand_overs[0] = replace(machine._relay.hand_overs[0], is_planned=True)
@@ -376,7 +378,7 @@ def test_what_a_hand_over_saved_is_not_known_where_a_price_is_not() -> None:
 
 
 def test_what_was_held_for_a_reader_who_left_was_the_last_ones() -> None:
-    machine = SessionMachine(SessionPlan(starts=BOTH_CAN, pace=1.0, on_failure="migrate"))
+    machine = RaceMachine(RacePlan(starts=BOTH_CAN, pace=1.0, on_failure="migrate"))
     machine.start(now=100.0)
     machine.receive(tokens("server", 6), now=100.0)
     machine.receive(CUT, now=100.1)

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from streamco.client.speculation.incremental_text import Said, Settlement, TakenBack, Wording, Words
+from streamco.client.speculation.incremental_text import IncrementalText, TextAdded, TextCommitted, TextRetracted, Words
 from streamco.core.speculation.answer import ProvisionalAnswer
 from streamco.core.speculation.events import DeliverIds, RetractIds, SettleIds
 from streamco.engines.base import TextPiece
@@ -16,8 +16,8 @@ EMOJI = [10 + index for index in range(4)]
 BYTES |= {token: "🦊".encode()[index : index + 1] for index, token in enumerate(EMOJI)}
 
 
-def wording(*stops: str, opened: bytes = b"") -> Wording:
-    return Wording(BYTES.__getitem__, stops, opened)
+def wording(*stops: str, opened: bytes = b"") -> IncrementalText:
+    return IncrementalText(BYTES.__getitem__, stops, opened)
 
 
 class Reader:
@@ -31,18 +31,18 @@ class Reader:
     def take(self, words: list[Words]) -> None:
         for word in words:
             match word:
-                case Said(piece, "draft"):
+                case TextAdded(piece, "draft"):
                     self.text += piece.text
                     self.pieces.append(len(piece.text))
-                case Said(piece, _):
+                case TextAdded(piece, _):
                     assert not self.pieces, "final text comes behind final text"
                     self.text += piece.text
                     self.final = len(self.text)
-                case Settlement(pieces, characters, _):
+                case TextCommitted(pieces, characters, _):
                     assert sum(self.pieces[:pieces]) == characters
                     del self.pieces[:pieces]
                     self.final += characters
-                case TakenBack(pieces, characters):
+                case TextRetracted(pieces, characters):
                     assert pieces <= len(self.pieces), "only provisional text is taken back"
                     assert sum(self.pieces[len(self.pieces) - pieces :]) == characters
                     del self.pieces[len(self.pieces) - pieces :]
@@ -50,13 +50,13 @@ class Reader:
 
 
 def texts(words: list[Words]) -> list[str]:
-    return [word.piece.text for word in words if isinstance(word, Said)]
+    return [word.piece.text for word in words if isinstance(word, TextAdded)]
 
 
 def test_final_tokens_become_text_as_whole_code_points_with_their_makers() -> None:
     words = wording()
-    assert words.deliver([0, 3], "accepted") == [Said(words_piece("a", 0), "accepted")]
-    assert words.deliver([4], "corrected") == [Said(words_piece("é", 3, 4), "corrected")], "who completes a code point is its maker"
+    assert words.deliver([0, 3], "accepted") == [TextAdded(words_piece("a", 0), "accepted")]
+    assert words.deliver([4], "corrected") == [TextAdded(words_piece("é", 3, 4), "corrected")], "who completes a code point is its maker"
     assert texts(words.deliver(EMOJI[:3], "bonus")) == []
     assert texts(words.finish()) == ["\ufffd"], "an open code point at the end"
 
@@ -68,7 +68,7 @@ def words_piece(text: str, *ids: int) -> TextPiece:
 def test_a_prompt_that_ends_inside_a_code_point_is_gone_on_with() -> None:
     words = wording(opened="é".encode()[:1])
     assert texts(words.deliver([4], "draft")) == ["é"]
-    assert words.settle(1, "accepted") == [Settlement(1, 1, "accepted")]
+    assert words.settle(1, "accepted") == [TextCommitted(1, 1, "accepted")]
     assert texts(words.deliver([0], "draft")) == ["a"]
 
 
@@ -94,10 +94,10 @@ def test_drafts_are_shown_settled_and_taken_back() -> None:
     reader.take(words.deliver([0, 1, 2], "draft"))
     assert reader.text == "a bc"
     told = words.settle(2, "accepted")
-    assert told == [Settlement(2, 3, "accepted")]
+    assert told == [TextCommitted(2, 3, "accepted")]
     reader.take(told)
     told = words.retract(1)
-    assert told == [TakenBack(1, 1)]
+    assert told == [TextRetracted(1, 1)]
     reader.take(told)
     reader.take(words.deliver([6], "corrected"))
     assert reader.text == "a b\n"

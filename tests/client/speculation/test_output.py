@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from streamco.client.driver import Batch
-from streamco.client.speculation.incremental_text import Wording
-from streamco.client.speculation.output import Presentation, SpeculatedChunk
+from streamco.client.speculation.incremental_text import IncrementalText
+from streamco.client.speculation.output import SpeculatedChunk, SpeculativeOutput
 from streamco.core.delivery import Delivery
 from streamco.core.speculation.events import DeliverIds, Origin, RetractIds, SettleIds
 
@@ -14,9 +14,9 @@ NAMES: dict[Origin, str] = {"draft": "small", "accepted": "small", "device": "sm
 NAMES |= {"corrected": "large", "bonus": "large", "remote": "large"}
 
 
-def presentation(*, pace: float | None = None, stops: tuple[str, ...] = ()) -> Presentation:
-    wording = Wording(lambda token: f"w{token} ".encode(), stops)
-    return Presentation(wording, Delivery(pace, 10.0), NAMES, number="7", model="large-model")
+def presentation(*, pace: float | None = None, stops: tuple[str, ...] = ()) -> SpeculativeOutput:
+    wording = IncrementalText(lambda token: f"w{token} ".encode(), stops)
+    return SpeculativeOutput(wording, Delivery(pace, 10.0), NAMES, number="7", model="large-model")
 
 
 def texts(batches: list[Batch]) -> list[tuple[str, str]]:

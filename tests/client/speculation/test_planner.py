@@ -10,12 +10,12 @@ import pytest
 from streamco.client.client import Client
 from streamco.client.speculation.driver import SpeculationDriver
 from streamco.client.speculation.options import SpeculationOptions
-from streamco.client.speculation.planner import Prepared, _opener
+from streamco.client.speculation.planner import PreparedSpeculation, _opener
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
-from streamco.endpoints.verifiers.base import seed_behind
+from streamco.endpoints.verifiers.base import continuation_seed
 from streamco.policies.acceptance import Rule
 from streamco.testing import ScriptedVerifier, Stall
 from tests.client.helpers import server, tokens_text
@@ -120,11 +120,11 @@ async def test_a_server_that_goes_on_alone_throws_other_dice_than_at_the_beginni
     request = Request(messages=[], sampling=SamplingOptions(seed=-1, temperature=1.0))
     drafter: Any = SimpleNamespace(prompt_ids=(1, 2))
     remote = server()
-    open_stream = _opener(remote, Prepared(request, drafter, print, Rule(), True))
+    open_stream = _opener(remote, PreparedSpeculation(request, drafter, print, Rule(), True))
     for ids in [(), (5,), (5, 6)]:
         await open_stream(ids, 7).cancel()
     seeds = [stream.request.sampling.seed for stream in remote.streams]
-    assert seeds == [-1, seed_behind(-1, 1), seed_behind(-1, 2)]
+    assert seeds == [-1, continuation_seed(-1, 1), continuation_seed(-1, 2)]
     assert len(set(seeds)) == 3
 
 

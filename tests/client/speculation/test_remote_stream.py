@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streamco.client.speculation.remote_stream import StandIn, StandInEvent
+from streamco.client.speculation.remote_stream import RemoteStreamReader, StandInEvent
 from streamco.core.speculation.events import OpenRemote, RemoteEnded, RemoteFailed, RemoteTokensReceived
 from streamco.endpoints.base import EndpointStream
 from streamco.errors import EndpointConnectError, EndpointProtocolError
@@ -31,7 +31,9 @@ class Side:
         self.told: list[StandInEvent] = []
         self.asked: list[tuple[tuple[int, ...], int | None]] = []
         self.tasks: set[asyncio.Task[None]] = set()
-        self.stand_in = StandIn(self._open if opens else None, name="large", prompt_tokens=5, tell=self.told.append, spawn=self._spawn)
+        self.stand_in = RemoteStreamReader(
+            self._open if opens else None, name="large", prompt_tokens=5, tell=self.told.append, spawn=self._spawn
+        )
 
     def _open(self, tokens: tuple[int, ...], most: int | None) -> EndpointStream:
         from streamco.endpoints.base import Request

@@ -6,7 +6,7 @@ import pytest
 
 from streamco.client.client import Client
 from streamco.client.speculation.driver import SpeculationDriver
-from streamco.client.speculation.remote_stream import StandInPart
+from streamco.client.speculation.remote_stream import RemoteStreamPart
 from streamco.client.speculation.report import _cached
 from streamco.core.speculation.events import VerifierFailed
 from streamco.endpoints.base import TokenPrices
@@ -64,8 +64,8 @@ async def test_what_a_server_reads_once_more_to_go_on_alone_is_cached(world: Wor
 
 
 def test_what_a_server_had_from_before_is_what_it_told_or_else_all_it_was_given() -> None:
-    told = StandInPart(opened=0.0, read=20, cached=16, made=5, is_estimated=False)
-    first, second = StandInPart(opened=0.0, read=20, made=5), StandInPart(opened=1.0, read=30)
+    told = RemoteStreamPart(opened=0.0, read=20, cached=16, made=5, is_estimated=False)
+    first, second = RemoteStreamPart(opened=0.0, read=20, made=5), RemoteStreamPart(opened=1.0, read=30)
     assert _cached([told], was_asked=True, unread=0) == 16
     assert _cached([first, second], was_asked=True, unread=0) == 50
     assert _cached([first, second], was_asked=True, unread=4) == 42

@@ -9,11 +9,11 @@ import pytest
 from streamco.client.arguments import build_request
 from streamco.client.client import Client
 from streamco.client.request_facts import describe_request
-from streamco.client.speculation.eligibility import obstacle, resolve_sampling, rule_for
+from streamco.client.speculation.eligibility import acceptance_rule, resolve_sampling, why_not_speculable
 from streamco.client.speculation.options import SpeculationOptions
-from streamco.client.speculation.verifier_binding import Pairing, drafting
+from streamco.client.speculation.verifier_binding import VerifierBinding, drafting_engine_options
 from streamco.config import SamplingOptions
-from streamco.core.speculation.estimates import PairPrior
+from streamco.core.speculation.estimates import EstimatesPrior
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers import logprob as stock
@@ -36,7 +36,9 @@ OPTIONS = SpeculationOptions(threshold=0.4)
 
 def why_not(prompt: Any = "Why?", *, facts: VerifierFacts = FACTS, rule: Rule | None = None, **options: Any) -> str:
     request = build_request(prompt, **options)
-    return obstacle(request, describe_request(request, None, []), rule or Rule(), facts, context=800, models=frozenset({"large", "alias"}))
+    return why_not_speculable(
+        request, describe_request(request, None, []), rule or Rule(), facts, context=800, models=frozenset({"large", "alias"})
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,7 @@ def why_not(prompt: Any = "Why?", *, facts: VerifierFacts = FACTS, rule: Rule | 
     ],
 )
 def test_the_rule_follows_from_sampling_and_budget(options: dict[str, Any], budget: float, rule: Rule) -> None:
-    assert rule_for(resolve_sampling(SamplingOptions(**options)), budget, OPTIONS) == rule
+    assert acceptance_rule(resolve_sampling(SamplingOptions(**options)), budget, OPTIONS) == rule
 
 
 @pytest.mark.parametrize(
@@ -155,7 +157,7 @@ def test_a_client_refuses_settings_that_cant_be(options: dict[str, Any], message
 
 
 def test_a_pair_begins_with_what_another_one_knows() -> None:
-    options = SpeculationOptions(prior=PairPrior(acceptance=0.9, wait=0.3))
+    options = SpeculationOptions(prior=EstimatesPrior(acceptance=0.9, wait=0.3))
     pair = options.pair(1.0)
     assert pair.acceptance == pytest.approx(0.9)
     assert pair.wait == 0.3
@@ -165,24 +167,24 @@ def test_a_pair_begins_with_what_another_one_knows() -> None:
 
 
 def test_an_engine_that_drafts_has_places_and_below_budget_one_tells_attention() -> None:
-    engine = drafting(EngineOptions(threads=1), 1.0, 5)
+    engine = drafting_engine_options(EngineOptions(threads=1), 1.0, 5)
     assert (engine.threads, engine.held_sequences, engine.attention_layers) == (1, 5, ())
-    assert drafting(EngineOptions(), 0.5).attention_layers == LAYERS
+    assert drafting_engine_options(EngineOptions(), 0.5).attention_layers == LAYERS
 
 
 @pytest.mark.parametrize(("rule", "layers"), [("combined", LAYERS), ("importance", LAYERS), ("confidence", ()), ("random", ())])
 def test_attention_is_told_only_where_a_filter_asks_for_it(rule: OffloadRule, layers: tuple[int, ...]) -> None:
-    assert drafting(EngineOptions(), 0.5, offload=rule).attention_layers == layers
+    assert drafting_engine_options(EngineOptions(), 0.5, offload=rule).attention_layers == layers
 
 
 # Finding the verifier
 
 
-def asking(pairing: Pairing) -> bool:
+def asking(pairing: VerifierBinding) -> bool:
     return pairing._asking is not None
 
 
-async def problem_of(pairing: Pairing) -> str:
+async def problem_of(pairing: VerifierBinding) -> str:
     await pairing.start()
     await pairing.aclose()
     return pairing.problem
@@ -191,12 +193,12 @@ async def problem_of(pairing: Pairing) -> str:
 async def test_without_a_device_that_drafts_or_a_server_that_verifies_nothing_is_speculated() -> None:
     engine = FakeEngine()
     drafts = DeviceEndpoint(engine)
-    assert await problem_of(Pairing(None, None, [server()])) == "no device"
-    assert await problem_of(Pairing(None, device(), [server()])) == "device can't draft"
-    assert await problem_of(Pairing(None, drafts, [])) == "no verifier"
-    assert await problem_of(Pairing(None, drafts, [server()])) == "server can't verify"
+    assert await problem_of(VerifierBinding(None, None, [server()])) == "no device"
+    assert await problem_of(VerifierBinding(None, device(), [server()])) == "device can't draft"
+    assert await problem_of(VerifierBinding(None, drafts, [])) == "no verifier"
+    assert await problem_of(VerifierBinding(None, drafts, [server()])) == "server can't verify"
     unreachable = OpenAIEndpoint("m", base_url="http://127.0.0.1:9/v1")
-    assert "127.0.0.1:9" in await problem_of(Pairing(None, drafts, [unreachable]))
+    assert "127.0.0.1:9" in await problem_of(VerifierBinding(None, drafts, [unreachable]))
     await unreachable.aclose()
     engine.close()
 
@@ -207,7 +209,7 @@ async def test_a_verifier_that_comes_up_later_is_found_by_asking_again(monkeypat
     await scripted.start()
     url = scripted.url
     await scripted.aclose()
-    pairing = Pairing(url, DeviceEndpoint(world.engine), [])
+    pairing = VerifierBinding(url, DeviceEndpoint(world.engine), [])
     await pairing.start()
     assert "expected" in pairing.problem
     pairing.look_again()
@@ -227,7 +229,7 @@ async def test_a_verifier_that_comes_up_later_is_found_by_asking_again(monkeypat
 
 async def test_a_client_that_was_closed_asks_no_more() -> None:
     world = World()
-    pairing = Pairing("ws://127.0.0.1:9", DeviceEndpoint(world.engine), [])
+    pairing = VerifierBinding("ws://127.0.0.1:9", DeviceEndpoint(world.engine), [])
     with pytest.raises(AssertionError):
         _ = pairing.facts
     await pairing.aclose()

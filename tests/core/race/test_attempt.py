@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.core.race.attempt import Leg, LegState, Start
+from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState
 
 
-def make(state: LegState = LegState.WAITING, *, continues: bool = True) -> Leg:
-    leg = Leg(Start("device", 0.0, continues=continues, vocabulary="v"))
+def make(state: AttemptState = AttemptState.WAITING, *, continues: bool = True) -> Attempt:
+    leg = Attempt(AttemptPlan("device", 0.0, continues=continues, vocabulary="v"))
     leg.state = state
     return leg
 
@@ -76,37 +76,45 @@ def test_the_time_to_the_first_token_is_counted_from_opening() -> None:
 
 # Who may take over
 
-ABLE = {LegState.WAITING, LegState.OPEN, LegState.LOST, LegState.CANCELLED, LegState.SPARED, LegState.PREPARING, LegState.PREPARED}
+ABLE = {
+    AttemptState.WAITING,
+    AttemptState.OPEN,
+    AttemptState.LOST,
+    AttemptState.CANCELLED,
+    AttemptState.SPARED,
+    AttemptState.PREPARING,
+    AttemptState.PREPARED,
+}
 
 
-@pytest.mark.parametrize("state", LegState)
-def test_who_has_not_failed_and_does_not_write_may_take_over(state: LegState) -> None:
+@pytest.mark.parametrize("state", AttemptState)
+def test_who_has_not_failed_and_does_not_write_may_take_over(state: AttemptState) -> None:
     assert make(state).can_take_over is (state in ABLE)
     assert not make(state, continues=False).can_take_over
 
 
 def test_nobody_takes_over_twice() -> None:
-    leg = make(LegState.SPARED).succeed(10, 1.0)
-    assert leg.state is LegState.WON
-    for state in LegState:
+    leg = make(AttemptState.SPARED).succeed(10, 1.0)
+    assert leg.state is AttemptState.WON
+    for state in AttemptState:
         leg.state = state
         assert not leg.can_take_over
 
 
 def test_who_ended_may_take_over_if_it_had_something_to_say() -> None:
-    leg = make(LegState.ENDED)
+    leg = make(AttemptState.ENDED)
     assert not leg.can_take_over
     leg.count(1, 1.0)
     assert leg.can_take_over
 
 
 def test_who_failed_may_be_asked_at_last_if_it_only_read_ahead() -> None:
-    reading, unable = make(LegState.SPARED).prepare(1.0), make(LegState.SPARED, continues=False).prepare(1.0)
+    reading, unable = make(AttemptState.SPARED).prepare(1.0), make(AttemptState.SPARED, continues=False).prepare(1.0)
     writing = reading.succeed(10, 2.0)
     assert not reading.is_last_resort
     for leg in (reading, unable, writing):
-        leg.state = LegState.FAILED
-    assert [leg.is_last_resort for leg in (reading, unable, writing, make(LegState.FAILED))] == [True, False, False, False]
+        leg.state = AttemptState.FAILED
+    assert [leg.is_last_resort for leg in (reading, unable, writing, make(AttemptState.FAILED))] == [True, False, False, False]
     assert not reading.can_take_over
 
 
@@ -114,23 +122,23 @@ def test_who_failed_may_be_asked_at_last_if_it_only_read_ahead() -> None:
 
 
 def test_an_endpoints_next_part_knows_what_it_has_read_and_nothing_else() -> None:
-    leg = make(LegState.SPARED)
+    leg = make(AttemptState.SPARED)
     first = leg.prepare(1.0)
     first.copies = first.kept = 40
-    first.state = LegState.PREPARED
+    first.state = AttemptState.PREPARED
     first.count(1, 1.5)
-    for part, state in ((first.prepare(2.0), LegState.PREPARING), (first.succeed(60, 2.0), LegState.WON)):
+    for part, state in ((first.prepare(2.0), AttemptState.PREPARING), (first.succeed(60, 2.0), AttemptState.WON)):
         assert (part.source, part.state, part.opened, part.kept, part.vocabulary) == ("device", state, 2.0, 40, "v")
         assert (part.tokens, part.first_token, part.stopped, part.error, part.is_stopping) == (0, None, None, None, False)
     assert first.succeed(60, 2.0).takes_over_at == 60
     assert first.prepare(2.0).takes_over_at is None
 
 
-LIVE = {LegState.OPEN, LegState.WON, LegState.LOST, LegState.PREPARING}
+LIVE = {AttemptState.OPEN, AttemptState.WON, AttemptState.LOST, AttemptState.PREPARING}
 
 
-@pytest.mark.parametrize("state", LegState)
-def test_a_leg_lives_while_it_works_and_until_its_cancel_has_taken_effect(state: LegState) -> None:
+@pytest.mark.parametrize("state", AttemptState)
+def test_a_leg_lives_while_it_works_and_until_its_cancel_has_taken_effect(state: AttemptState) -> None:
     leg = make(state)
     assert leg.is_live is (state in LIVE)
     leg.is_stopping = True

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from streamco.core.race.attempt import Leg, LegState, Start
-from streamco.core.race.handover import Relay
-from streamco.core.race.migration import MigrationPlan, Mover, Prepare, Switch
+from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState
+from streamco.core.race.handover import Handover
+from streamco.core.race.migration import MigrationController, MigrationPlan, Prepare, Switch
 from streamco.errors import EndpointConnectError
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, ToolCallDelta
 from streamco.partial import Partial
@@ -18,40 +18,40 @@ DEAR = Terms(prompt=1e-9, completion=1e-6, setup=0.1, rate=50.0)
 CHEAP = Terms(prompt=1e-9, completion=1e-8, setup=0.1, rate=50.0)
 
 
-def make_mover(*, most: int = 1, **terms: Terms) -> Mover:
+def make_mover(*, most: int = 1, **terms: Terms) -> MigrationController:
     terms = terms or {"server": DEAR, "device": CHEAP}
     lengths = RemainingLength((400,), (0.0,))
-    return Mover(MigrationPlan(terms=terms, lengths=lengths, prompt_tokens=100, reader_rate=5.0, capacity=64, most=most))
+    return MigrationController(MigrationPlan(terms=terms, lengths=lengths, prompt_tokens=100, reader_rate=5.0, capacity=64, most=most))
 
 
-def make_legs(**states: LegState) -> dict[str, Leg]:
+def make_legs(**states: AttemptState) -> dict[str, Attempt]:
     legs = {}
     for name, state in states.items():
-        leg = Leg(Start(name, None if state is LegState.SPARED else 0.0, continues=True, vocabulary="v"))
+        leg = Attempt(AttemptPlan(name, None if state is AttemptState.SPARED else 0.0, continues=True, vocabulary="v"))
         leg.state = state
         legs[name] = leg
     return legs
 
 
-def begun(mover: Mover | None = None, *, fails_over: bool = True) -> Relay:
-    relay = Relay(mover, fails_over=fails_over)
+def begun(mover: MigrationController | None = None, *, fails_over: bool = True) -> Handover:
+    relay = Handover(mover, fails_over=fails_over)
     relay.add([text_chunk("a", ids=[7]), text_chunk("b", ids=[8])], 2, "v")
     return relay
 
 
-def find(relay: Relay, legs: dict[str, Leg]) -> str | None:
+def find(relay: Handover, legs: dict[str, Attempt]) -> str | None:
     heir = relay.find_heir(legs)
     return None if heir is None else heir.source
 
 
 def test_heirs_are_those_who_have_read_then_the_racing_then_the_stand_ins_and_at_last_those_that_failed_to_read() -> None:
     legs = make_legs(
-        writer=LegState.FAILED,
-        unread=LegState.FAILED,
-        first=LegState.SPARED,
-        second=LegState.SPARED,
-        racing=LegState.CANCELLED,
-        reading=LegState.PREPARED,
+        writer=AttemptState.FAILED,
+        unread=AttemptState.FAILED,
+        first=AttemptState.SPARED,
+        second=AttemptState.SPARED,
+        racing=AttemptState.CANCELLED,
+        reading=AttemptState.PREPARED,
     )
     legs["unread"].is_ahead = True
     order = []
@@ -62,21 +62,21 @@ def test_heirs_are_those_who_have_read_then_the_racing_then_the_stand_ins_and_at
 
 
 def test_nobody_who_already_took_over_does_so_again() -> None:
-    legs = make_legs(server=LegState.FAILED, device=LegState.CANCELLED)
+    legs = make_legs(server=AttemptState.FAILED, device=AttemptState.CANCELLED)
     legs["device"] = legs["device"].succeed(2, 1.0)
-    legs["device"].state = LegState.CANCELLED
+    legs["device"].state = AttemptState.CANCELLED
     assert find(begun(), legs) is None
 
 
 def test_without_failover_there_are_no_heirs() -> None:
-    assert find(begun(make_mover(), fails_over=False), make_legs(device=LegState.PREPARED)) is None
+    assert find(begun(make_mover(), fails_over=False), make_legs(device=AttemptState.PREPARED)) is None
 
 
 def test_half_a_tool_call_has_no_heirs_and_no_move() -> None:
     relay = begun(make_mover())
     call = ChoiceDelta(tool_calls=[ToolCallDelta(index=0, id="1")])
     relay.add([ChatCompletionChunk(choices=[ChunkChoice(delta=call)])], 1, "v")
-    legs = make_legs(server=LegState.WON, device=LegState.SPARED)
+    legs = make_legs(server=AttemptState.WON, device=AttemptState.SPARED)
     assert find(relay, legs) is None
     assert relay.consider_move(legs["server"], legs, buffered=99, now=1.0) is None
 
@@ -93,7 +93,7 @@ def test_half_a_tool_call_has_no_heirs_and_no_move() -> None:
 )
 def test_a_move_is_considered_only_behind_text_that_goes_on(choice: ChunkChoice) -> None:
     relay = begun(make_mover())
-    legs = make_legs(server=LegState.WON, device=LegState.SPARED)
+    legs = make_legs(server=AttemptState.WON, device=AttemptState.SPARED)
     relay.add([ChatCompletionChunk(choices=[choice])], 1, "v")
     assert relay.consider_move(legs["server"], legs, buffered=99, now=1.0) is None
     relay.add([text_chunk("c")], 1, "v")
@@ -102,7 +102,7 @@ def test_a_move_is_considered_only_behind_text_that_goes_on(choice: ChunkChoice)
 
 def test_without_a_mover_nothing_is_planned() -> None:
     relay = begun()
-    legs = make_legs(server=LegState.WON, device=LegState.SPARED)
+    legs = make_legs(server=AttemptState.WON, device=AttemptState.SPARED)
     assert not relay.may_move
     assert relay.consider_move(legs["server"], legs, buffered=99, now=1.0) is None
     assert relay.unread(legs["device"], 2) == 0
@@ -113,7 +113,7 @@ def test_without_a_mover_nothing_is_planned() -> None:
 
 def test_what_is_handed_over_and_where_is_noted() -> None:
     relay = begun(make_mover(most=1))
-    legs = make_legs(server=LegState.WON, device=LegState.SPARED)
+    legs = make_legs(server=AttemptState.WON, device=AttemptState.SPARED)
     assert relay.partial() == Partial(text="ab", ids=(7, 8), vocabulary="v", tokens=2)
     relay.move(legs["server"], legs["device"], at=1.5, buffered=3.6)
     assert not relay.may_move  # once was all
@@ -130,7 +130,7 @@ def test_what_is_handed_over_and_where_is_noted() -> None:
 
 def test_what_a_leg_has_read_is_not_unread() -> None:
     relay = begun(make_mover())
-    legs = make_legs(device=LegState.SPARED)
+    legs = make_legs(device=AttemptState.SPARED)
     assert relay.unread(legs["device"], 2) == 102
     legs["device"].kept = 2
     assert relay.unread(legs["device"], 2) == 0
@@ -139,10 +139,10 @@ def test_what_a_leg_has_read_is_not_unread() -> None:
 
 def test_how_long_a_reading_took_is_learned_where_nothing_was_known() -> None:
     relay = begun(make_mover(server=DEAR, device=Terms(prompt=0.0, completion=0.0, pre_copy="append")))
-    legs = make_legs(server=LegState.WON, device=LegState.SPARED)
+    legs = make_legs(server=AttemptState.WON, device=AttemptState.SPARED)
     assert relay.consider_move(legs["server"], legs, buffered=99, now=1.0) == Prepare("device")
     device = legs["device"] = legs["device"].prepare(1.0)
-    device.state, device.kept = LegState.PREPARED, 2
+    device.state, device.kept = AttemptState.PREPARED, 2
     relay.note_copied(device, tokens=102, seconds=0.5)
     assert relay.consider_move(legs["server"], legs, buffered=1, now=1.5) is None  # 5 x (0.15 + 0.1) is two tokens
     assert relay.consider_move(legs["server"], legs, buffered=2, now=1.5) == Switch("device")
@@ -152,10 +152,10 @@ def test_after_a_failure_a_move_is_looked_for_anew() -> None:
     """The answer was to move to the device; now the device writes it, and it may move on from there."""
     cheapest = Terms(prompt=0.0, completion=0.0, setup=0.1, rate=50.0)
     relay = begun(make_mover(server=DEAR, device=CHEAP, spare=cheapest))
-    legs = make_legs(server=LegState.WON, device=LegState.SPARED, spare=LegState.FAILED)
+    legs = make_legs(server=AttemptState.WON, device=AttemptState.SPARED, spare=AttemptState.FAILED)
     assert relay.consider_move(legs["server"], legs, buffered=0, now=1.0) is None  # the buffer is empty
     relay.fail_over(legs["server"], legs["device"], at=1.0, buffered=0.0)
-    legs["server"].state, legs["spare"].state = LegState.FAILED, LegState.SPARED
+    legs["server"].state, legs["spare"].state = AttemptState.FAILED, AttemptState.SPARED
     device = legs["device"] = legs["device"].succeed(2, 1.0)
     relay.add([text_chunk("c")] * 9, 9, "v")
     assert relay.consider_move(device, legs, buffered=9, now=2.0) == Switch("spare")

@@ -6,17 +6,17 @@ import random
 
 import pytest
 
-from streamco.core.race.attempt import LegState, Start
+from streamco.core.race.attempt import AttemptPlan, AttemptState
 from streamco.core.race.commands import CancelStream, Command, DeliverTokens, FailDelivery, FinishDelivery, OpenStream
-from streamco.core.race.machine import SessionMachine, SessionPlan
+from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.errors import AllEndpointsFailed, EndpointConnectError, EndpointProtocolError, EndpointStatusError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
 from streamco.openai_types import ChatCompletionChunk, CompletionUsage
 from streamco.testing.endpoint import text_chunk
 
 
-def make(*starts: tuple[str, float | None], pace: float | None = None, explore: bool = False) -> SessionMachine:
-    return SessionMachine(SessionPlan(starts=tuple(Start(name, wait) for name, wait in starts), pace=pace, explore=explore))
+def make(*starts: tuple[str, float | None], pace: float | None = None, explore: bool = False) -> RaceMachine:
+    return RaceMachine(RacePlan(starts=tuple(AttemptPlan(name, wait) for name, wait in starts), pace=pace, explore=explore))
 
 
 def tokens(source: str, *texts: str) -> TokensReceived:
@@ -33,7 +33,7 @@ def text_of(commands: list[Command]) -> str:
     )
 
 
-def state(machine: SessionMachine, source: str) -> LegState:
+def state(machine: RaceMachine, source: str) -> AttemptState:
     return machine.legs[source].state
 
 
@@ -60,9 +60,9 @@ def test_the_first_content_token_wins_and_the_loser_is_cancelled() -> None:
     machine.receive(tokens("device", "Hi"), now=0.2)
     assert machine.take_commands() == [CancelStream("server", "lost"), DeliverTokens("device", [text_chunk("Hi")])]
     assert machine.winner == "device"
-    assert state(machine, "server") is LegState.LOST
+    assert state(machine, "server") is AttemptState.LOST
     machine.receive(StreamCancelled("server"), now=0.25)
-    assert state(machine, "server") is LegState.CANCELLED
+    assert state(machine, "server") is AttemptState.CANCELLED
     assert machine.legs["server"].stopped == pytest.approx(0.25)
 
 
@@ -80,7 +80,7 @@ def test_an_endpoint_whose_wait_was_not_over_is_spared() -> None:
     machine = make(("server", 0.0), ("device", 5.0))
     machine.start(now=0.0)
     machine.receive(tokens("server", "Hi"), now=1.0)
-    assert state(machine, "device") is LegState.SPARED
+    assert state(machine, "device") is AttemptState.SPARED
     assert machine.next_deadline() is None
 
 
@@ -157,7 +157,7 @@ def test_a_single_endpoints_error_is_raised_as_it_is() -> None:
 
 def test_endpoints_that_could_take_no_part_are_told_when_the_others_fail() -> None:
     missing = EndpointConnectError("no such file", endpoint="device")
-    machine = SessionMachine(SessionPlan(starts=(Start("server", 0.0),), missing=(("device", missing),)))
+    machine = RaceMachine(RacePlan(starts=(AttemptPlan("server", 0.0),), missing=(("device", missing),)))
     machine.start(now=0.0)
     error = EndpointStatusError("bad key", status=401)
     machine.receive(StreamFailed("server", error), now=0.1)
@@ -265,7 +265,7 @@ def test_events_after_the_end_change_nothing() -> None:
     machine.receive(StreamCancelled("server"), now=0.3)
     machine.handle_deadline(now=1.0)
     assert machine.take_commands() == []
-    assert state(machine, "server") is LegState.ENDED
+    assert state(machine, "server") is AttemptState.ENDED
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -317,7 +317,7 @@ def test_whatever_happens_the_reader_gets_one_endpoints_text_in_order_and_one_en
 def test_the_short_way_does_what_receive_would_have_commanded(seed: int) -> None:
     rng = random.Random(seed)
     machines = [make(("server", 0.0), ("device", 0.0), pace=rng.choice([None, None, 5.0])) for _ in range(2)]
-    machines[1] = SessionMachine(machines[0].plan)
+    machines[1] = RaceMachine(machines[0].plan)
     for machine in machines:
         machine.start(now=0.0)
     delivered: list[str] = ["", ""]

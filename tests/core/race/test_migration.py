@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.core.race.attempt import Leg, LegState, Start
-from streamco.core.race.migration import MigrationPlan, Mover, Prepare, Release, Situation, Switch
+from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState
+from streamco.core.race.migration import MigrationController, MigrationPlan, MigrationState, Prepare, Release, Switch
 from streamco.policies.migration import Terms
 from streamco.profiles import RemainingLength
 
@@ -33,12 +33,12 @@ class World:
         targets = {name: settings.pop(name) for name in list(settings) if isinstance(settings[name], Terms)}
         terms = {"source": source, **targets}
         plan = {"reader_rate": 5.0, "capacity": 64, "lengths": RemainingLength((length,), (0.0,)), **settings}
-        self.mover = Mover(MigrationPlan(terms=terms, prompt_tokens=prompt_tokens, **plan))
-        self.legs = {name: Leg(Start(name, None, continues=True)) for name in terms}
-        self.legs["source"].state = LegState.WON
+        self.mover = MigrationController(MigrationPlan(terms=terms, prompt_tokens=prompt_tokens, **plan))
+        self.legs = {name: Attempt(AttemptPlan(name, None, continues=True)) for name in terms}
+        self.legs["source"].state = AttemptState.WON
 
     def look(self, position: int, buffered: float = 0.0, now: float = 1.0, *, source: str = "source") -> Prepare | Release | Switch | None:
-        return self.mover.consider(Situation(self.legs[source], self.legs, position, buffered, now))
+        return self.mover.consider(MigrationState(self.legs[source], self.legs, position, buffered, now))
 
     def read(self, target: str, position: int, *, now: float = 1.0) -> None:
         """The target begins to read ahead."""
@@ -47,7 +47,7 @@ class World:
 
     def has_read(self, target: str, seconds: float = 0.5) -> None:
         leg = self.legs[target]
-        leg.state, leg.kept = LegState.PREPARED, leg.copies
+        leg.state, leg.kept = AttemptState.PREPARED, leg.copies
         self.mover.note_copied(target, kept=leg.copies, seconds=seconds, tokens=leg.reads)
 
 
@@ -76,8 +76,8 @@ def test_nobody_is_chosen_who_saves_nothing_is_too_slow_or_takes_who_knows_how_l
     assert [world.look(position, 60) for position in range(1, 200)] == [None] * 199
 
 
-@pytest.mark.parametrize("state", [LegState.FAILED, LegState.ENDED])
-def test_nobody_is_chosen_who_cannot_take_over(state: LegState) -> None:
+@pytest.mark.parametrize("state", [AttemptState.FAILED, AttemptState.ENDED])
+def test_nobody_is_chosen_who_cannot_take_over(state: AttemptState) -> None:
     world = World(target=CHEAP)
     world.legs["target"].state = state
     assert world.look(10, 60) is None
@@ -85,15 +85,15 @@ def test_nobody_is_chosen_who_cannot_take_over(state: LegState) -> None:
 
 def test_a_source_that_the_plan_does_not_know_is_not_left() -> None:
     world = World(one=CHEAP, two=CHEAP)
-    world.legs["stranger"] = Leg(Start("stranger", 0.0))
+    world.legs["stranger"] = Attempt(AttemptPlan("stranger", 0.0))
     assert world.look(10, 60, source="stranger") is None
 
 
 def test_an_answer_that_need_not_move_is_looked_at_again_when_it_is_an_eighth_longer() -> None:
     world = World(target=CHEAP)
-    world.legs["target"].state = LegState.FAILED
+    world.legs["target"].state = AttemptState.FAILED
     assert world.look(80, 60) is None
-    world.legs["target"].state = LegState.SPARED
+    world.legs["target"].state = AttemptState.SPARED
     assert world.look(89, 60) is None
     assert world.look(90, 60) == Switch("target")
 
@@ -258,7 +258,7 @@ def test_a_target_that_fails_is_given_up_and_another_one_looked_for() -> None:
     world = World(STEADY, one=DEVICE, two=Terms(prompt=1e-9, completion=5e-7, setup=0.1))
     assert world.look(8) == Prepare("one")
     world.read("one", 8)
-    world.legs["one"].state = LegState.FAILED
+    world.legs["one"].state = AttemptState.FAILED
     assert world.look(9, 60) is None
     assert not world.mover.is_done
     assert world.look(10, 60) == Switch("two")
@@ -268,7 +268,7 @@ def test_when_nobody_is_left_no_move_will_come() -> None:
     world = World(target=DEVICE)
     world.look(8)
     world.read("target", 8)
-    world.legs["target"].state = LegState.FAILED
+    world.legs["target"].state = AttemptState.FAILED
     world.look(9)
     assert world.mover.is_done
     assert world.look(100, 60) is None
@@ -295,19 +295,19 @@ def test_at_the_switch_the_source_makes_nothing_more_however_long_the_reading_wo
 
 def test_a_target_that_still_is_cancelled_from_the_race_is_waited_for() -> None:
     world = World(target=CHEAP)
-    world.legs["target"].state, world.legs["target"].is_stopping = LegState.LOST, True
+    world.legs["target"].state, world.legs["target"].is_stopping = AttemptState.LOST, True
     assert [world.look(10 + step, 60, now=100.0 * step) for step in range(5)] == [None] * 5
-    world.legs["target"].state, world.legs["target"].is_stopping = LegState.CANCELLED, False
+    world.legs["target"].state, world.legs["target"].is_stopping = AttemptState.CANCELLED, False
     assert world.look(16, 60) == Switch("target")
 
 
 def test_a_target_that_explores_is_wanted_more_as_a_target() -> None:
     world = World(target=CHEAP)
-    world.legs["target"].state = LegState.LOST
+    world.legs["target"].state = AttemptState.LOST
     assert world.look(10, 60) == Release("target")
     world.legs["target"].is_stopping = True
     assert world.look(11, 60) is None
-    world.legs["target"].state, world.legs["target"].is_stopping = LegState.CANCELLED, False
+    world.legs["target"].state, world.legs["target"].is_stopping = AttemptState.CANCELLED, False
     assert world.look(12, 60) == Switch("target")
 
 
@@ -343,8 +343,8 @@ def test_after_a_change_that_was_not_planned_a_target_is_looked_for_anew() -> No
     world = World(one=Terms(prompt=1e-9, completion=1e-7, setup=0.1), two=CHEAP)
     assert world.look(8, 0) is None
     world.mover.reset()
-    world.legs["source"].state = LegState.FAILED
-    world.legs["two"].state = LegState.WON
+    world.legs["source"].state = AttemptState.FAILED
+    world.legs["two"].state = AttemptState.WON
     assert world.look(20, 60, source="two") is None  # nobody is cheaper
     assert not world.mover.is_done
 
@@ -375,7 +375,7 @@ def test_only_who_is_free_and_able_is_ever_asked(data: st.DataObject, source: Te
     settings: dict[str, Any] = {"rule": rule, **targets}
     world = World(source, **settings)
     position, now = 0, 0.0
-    states = st.sampled_from([LegState.SPARED, LegState.LOST, LegState.CANCELLED, LegState.FAILED, LegState.PREPARED])
+    states = st.sampled_from([AttemptState.SPARED, AttemptState.LOST, AttemptState.CANCELLED, AttemptState.FAILED, AttemptState.PREPARED])
     for name in targets:
         world.legs[name].state = data.draw(states)
     for _ in range(12):
@@ -383,7 +383,7 @@ def test_only_who_is_free_and_able_is_ever_asked(data: st.DataObject, source: Te
         now += data.draw(st.sampled_from([0.01, 1.0, 30.0]))
         step = world.look(position, data.draw(st.integers(0, position)), now)
         if step is None:
-            reading = [name for name in targets if world.legs[name].state is LegState.PREPARING]
+            reading = [name for name in targets if world.legs[name].state is AttemptState.PREPARING]
             if len(reading) == 1 and data.draw(st.booleans()):
                 world.has_read(reading[0], seconds=0.2)
             continue
@@ -395,7 +395,7 @@ def test_only_who_is_free_and_able_is_ever_asked(data: st.DataObject, source: Te
             leg.is_stopping = True
             continue
         if isinstance(step, Switch):
-            assert leg.state is LegState.PREPARING or not leg.is_live
+            assert leg.state is AttemptState.PREPARING or not leg.is_live
             return
         assert not leg.is_live
         assert targets[step.target].pre_copy != "none"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from streamco.core.race.restart import Departed, Overlap
+from streamco.core.race.restart import Diverged, RestartFilter
 from streamco.core.race.transcript import Transcript
 from streamco.events import TokensReceived
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
@@ -32,10 +32,10 @@ def event(*chunks: ChatCompletionChunk) -> TokensReceived:
     return TokensReceived("s", list(chunks), sum(len(choice.token_ids or (0,)) for choice in choices if choice.delta.content))
 
 
-def shown(overlap: Overlap, *chunks: ChatCompletionChunk) -> tuple[str, list[list[int] | None]]:
+def shown(overlap: RestartFilter, *chunks: ChatCompletionChunk) -> tuple[str, list[list[int] | None]]:
     """Text and ids of what comes through, one chunk an event."""
     passed = [overlap.feed(event(chunk)) for chunk in chunks]
-    assert not any(isinstance(new, Departed) for new in passed)
+    assert not any(isinstance(new, Diverged) for new in passed)
     choices = [choice for new in passed if isinstance(new, TokensReceived) for chunk in new.chunks for choice in chunk.choices]
     return "".join(choice.delta.content or "" for choice in choices), [choice.token_ids for choice in choices]
 
@@ -51,7 +51,7 @@ def cuts(answer: str, data: st.DataObject) -> list[str]:
 @given(texts, texts, st.data())
 def test_however_it_is_cut_the_reader_sees_the_whole_answer_once(begun: str, new: str, data: st.DataObject) -> None:
     for parts in (cuts(begun + new, data), list(begun + new)):
-        overlap = Overlap(Partial(text=begun))
+        overlap = RestartFilter(Partial(text=begun))
         assert shown(overlap, *map(text, parts))[0] == new
         assert not overlap.is_open
         assert overlap.end() is None
@@ -59,8 +59,8 @@ def test_however_it_is_cut_the_reader_sees_the_whole_answer_once(begun: str, new
 
 @given(texts, texts, st.data())
 def test_one_event_or_many_give_the_same(begun: str, new: str, data: st.DataObject) -> None:
-    passed = Overlap(Partial(text=begun)).feed(event(*map(text, cuts(begun + new, data))))
-    assert not isinstance(passed, Departed)
+    passed = RestartFilter(Partial(text=begun)).feed(event(*map(text, cuts(begun + new, data))))
+    assert not isinstance(passed, Diverged)
     chunks = passed.chunks if passed is not None else []
     assert "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices) == new
 
@@ -71,9 +71,9 @@ def test_an_answer_departs_at_the_same_place_however_it_is_cut(both: str, begun:
     assume(not made.startswith(begun))
     same = next((at for at, (one, other) in enumerate(zip(begun, made, strict=False)) if one != other), min(len(begun), len(made)))
     for parts in (cuts(made, data), list(made)):
-        overlap = Overlap(Partial(text=begun))
+        overlap = RestartFilter(Partial(text=begun))
         found = [new for part in parts if (new := overlap.feed(event(text(part)))) is not None]
-        assert all(isinstance(new, Departed) for new in found)
+        assert all(isinstance(new, Diverged) for new in found)
         departed = overlap.end()
         assert departed is not None
         assert found in ([], [departed] * len(found))
@@ -93,36 +93,36 @@ def test_an_answer_departs_at_the_same_place_however_it_is_cut(both: str, begun:
     ],
 )
 def test_real_repetition_is_never_taken_for_what_the_reader_has(begun: str, parts: list[str], new: str) -> None:
-    assert shown(Overlap(Partial(text=begun)), *map(text, parts))[0] == new
+    assert shown(RestartFilter(Partial(text=begun)), *map(text, parts))[0] == new
 
 
 def test_a_mark_behind_its_letter_is_new_and_another_spelling_departs() -> None:
-    assert shown(Overlap(Partial(text="caf e")), text("caf"), text(" e\u0301!"))[0] == "\u0301!"
-    assert Overlap(Partial(text="é")).feed(event(text("e\u0301"))) == Departed(0, "é", "e\u0301")
-    assert shown(Overlap(Partial(text="👩")), text("👩\u200d🚀"))[0] == "\u200d🚀"
+    assert shown(RestartFilter(Partial(text="caf e")), text("caf"), text(" e\u0301!"))[0] == "\u0301!"
+    assert RestartFilter(Partial(text="é")).feed(event(text("e\u0301"))) == Diverged(0, "é", "e\u0301")
+    assert shown(RestartFilter(Partial(text="👩")), text("👩\u200d🚀"))[0] == "\u200d🚀"
 
 
 def test_a_departure_says_where_and_what() -> None:
-    overlap = Overlap(Partial(text="The answer is forty-two, as everybody knows."))
+    overlap = RestartFilter(Partial(text="The answer is forty-two, as everybody knows."))
     assert overlap.feed(event(text("The answer "))) is None
     departed = overlap.feed(event(text("is "), text("forty"), text("-three, not less than that.")))
-    assert departed == Departed(21, "wo, as everybody kno", "hree, not less than ")
+    assert departed == Diverged(21, "wo, as everybody kno", "hree, not less than ")
     assert str(departed) == "answer made anew: expected 'wo, as everybody kno' at character 21, got 'hree, not less than '"
     assert overlap.feed(event(text("wo, as"))) is departed
     assert overlap.is_open
 
 
 def test_an_answer_that_ends_too_soon_departs() -> None:
-    overlap = Overlap(Partial(text="one two"))
+    overlap = RestartFilter(Partial(text="one two"))
     assert overlap.feed(event(text("one"))) is None
     departed = overlap.end()
-    assert departed == Departed(3, " two", "")
+    assert departed == Diverged(3, " two", "")
     assert str(departed).endswith("at character 3, got its end")
-    assert Overlap(Partial(text="one two")).feed(event(text("one", finish_reason="stop"))) == departed
+    assert RestartFilter(Partial(text="one two")).feed(event(text("one", finish_reason="stop"))) == departed
 
 
 def test_nothing_shown_means_nothing_to_take_out() -> None:
-    overlap = Overlap(Partial(text=""))
+    overlap = RestartFilter(Partial(text=""))
     first = event(text("", role="assistant"), text("a"))
     assert not overlap.is_open
     assert overlap.feed(first) is first
@@ -133,7 +133,7 @@ def test_nothing_shown_means_nothing_to_take_out() -> None:
 
 
 def test_roles_and_reasoning_before_the_overlaps_end_are_left_out() -> None:
-    overlap = Overlap(Partial(text="one"))
+    overlap = RestartFilter(Partial(text="one"))
     assert overlap.feed(event(text("", role="assistant"), text(reasoning_content="hm"), text(reasoning="hm"))) is None
     passed = overlap.feed(event(text("on"), text("e two", role="assistant", reasoning="hm"), text(reasoning="hm again")))
     assert isinstance(passed, TokensReceived)
@@ -149,15 +149,15 @@ def test_roles_and_reasoning_before_the_overlaps_end_are_left_out() -> None:
     ],
 )
 def test_a_call_or_a_refusal_in_place_of_the_text_departs(chunk: ChatCompletionChunk, got: str) -> None:
-    assert Overlap(Partial(text="one")).feed(event(chunk)) == Departed(0, "one", got)
-    overlap = Overlap(Partial(text="one"))
+    assert RestartFilter(Partial(text="one")).feed(event(chunk)) == Diverged(0, "one", got)
+    overlap = RestartFilter(Partial(text="one"))
     assert overlap.feed(event(text("one"))) is None
     behind = event(chunk)
     assert overlap.feed(behind) is behind
 
 
 def test_the_finish_of_an_answer_that_has_nothing_new_comes_through() -> None:
-    overlap = Overlap(Partial(text="one"))
+    overlap = RestartFilter(Partial(text="one"))
     usage = ChatCompletionChunk(usage=CompletionUsage(completion_tokens=1))
     passed = overlap.feed(event(text("one", [7], finish_reason="stop"), usage))
     assert isinstance(passed, TokensReceived)
@@ -168,42 +168,42 @@ def test_the_finish_of_an_answer_that_has_nothing_new_comes_through() -> None:
 def test_usage_in_the_overlaps_last_chunk_comes_through_and_its_logprobs_do_not() -> None:
     last = text("one")
     last.usage, last.choices[0].logprobs = CompletionUsage(completion_tokens=1), {"content": []}
-    passed = Overlap(Partial(text="one")).feed(event(last))
+    passed = RestartFilter(Partial(text="one")).feed(event(last))
     assert isinstance(passed, TokensReceived)
     assert [(chunk.usage, chunk.choices[0].logprobs) for chunk in passed.chunks] == [(last.usage, None)]
 
 
 def test_usage_before_the_overlaps_end_is_left_out() -> None:
-    assert Overlap(Partial(text="one")).feed(event(ChatCompletionChunk(usage=CompletionUsage(completion_tokens=1)))) is None
+    assert RestartFilter(Partial(text="one")).feed(event(ChatCompletionChunk(usage=CompletionUsage(completion_tokens=1)))) is None
 
 
 # Tokens
 
 
 def test_ids_stay_with_whole_chunks_and_leave_a_chunk_that_is_split() -> None:
-    assert shown(Overlap(Partial(text="one")), text("one", [1]), text(" two", [2])) == (" two", [[2]])
-    assert shown(Overlap(Partial(text="one")), text("one t", [1]), text("wo", [2])) == (" two", [None, [2]])
+    assert shown(RestartFilter(Partial(text="one")), text("one", [1]), text(" two", [2])) == (" two", [[2]])
+    assert shown(RestartFilter(Partial(text="one")), text("one t", [1]), text("wo", [2])) == (" two", [None, [2]])
 
 
 def test_tokens_are_counted_by_ids_or_by_their_share_of_the_text() -> None:
-    by_ids = Overlap(Partial(text="ab", ids=(1, 2), vocabulary=VOCABULARY), VOCABULARY).feed(event(text("abcde", [1, 2, 3, 4, 5])))
-    by_text = Overlap(Partial(text="ab")).feed(TokensReceived("s", [text("ab"), text("cdef"), text("gh")], 8))
-    straddling = Overlap(Partial(text="ab")).feed(event(text("a"), text("bc"), text("d")))
+    by_ids = RestartFilter(Partial(text="ab", ids=(1, 2), vocabulary=VOCABULARY), VOCABULARY).feed(event(text("abcde", [1, 2, 3, 4, 5])))
+    by_text = RestartFilter(Partial(text="ab")).feed(TokensReceived("s", [text("ab"), text("cdef"), text("gh")], 8))
+    straddling = RestartFilter(Partial(text="ab")).feed(event(text("a"), text("bc"), text("d")))
     assert [passed.tokens for passed in (by_ids, by_text, straddling) if isinstance(passed, TokensReceived)] == [3, 6, 2]
 
 
 def test_ids_of_one_vocabulary_split_a_chunk_between_tokens() -> None:
     begun = Partial(text="one two", ids=(1, 2), vocabulary=VOCABULARY)
-    assert shown(Overlap(begun, VOCABULARY), text("one two three", [1, 2, 3])) == (" three", [[3]])
-    assert shown(Overlap(begun, "other"), text("one two three", [1, 2, 3])) == (" three", [None])
-    assert shown(Overlap(begun), text("one two three", [1, 2, 3])) == (" three", [None])
+    assert shown(RestartFilter(begun, VOCABULARY), text("one two three", [1, 2, 3])) == (" three", [[3]])
+    assert shown(RestartFilter(begun, "other"), text("one two three", [1, 2, 3])) == (" three", [None])
+    assert shown(RestartFilter(begun), text("one two three", [1, 2, 3])) == (" three", [None])
 
 
 def test_a_token_without_a_whole_character_is_taken_out_too() -> None:
     begun = Partial(text="a", ids=(1, 2), vocabulary=VOCABULARY)  # 2 is the first half of an emoji
-    assert shown(Overlap(begun, VOCABULARY), text("a", [1]), text("", [2]), text("😀", [3]), text("b", [4])) == ("😀b", [[3], [4]])
-    assert shown(Overlap(begun, VOCABULARY), text("a😀", [1, 2, 3]), text("b", [4])) == ("😀b", [[3], [4]])
-    overlap = Overlap(begun, VOCABULARY)
+    assert shown(RestartFilter(begun, VOCABULARY), text("a", [1]), text("", [2]), text("😀", [3]), text("b", [4])) == ("😀b", [[3], [4]])
+    assert shown(RestartFilter(begun, VOCABULARY), text("a😀", [1, 2, 3]), text("b", [4])) == ("😀b", [[3], [4]])
+    overlap = RestartFilter(begun, VOCABULARY)
     assert overlap.feed(event(text("a", [1]))) is None
     assert overlap.is_open
     assert overlap.end() is None  # the reader has all there is
@@ -211,21 +211,21 @@ def test_a_token_without_a_whole_character_is_taken_out_too() -> None:
 
 def test_other_ids_below_the_same_text_are_no_departure() -> None:
     begun = Partial(text="haha", ids=(1, 1), vocabulary=VOCABULARY)
-    assert shown(Overlap(begun, VOCABULARY), text("haha", [5]), text("!", [6]), text("?", [7])) == ("!?", [None, [7]])
-    assert shown(Overlap(begun, VOCABULARY), text("ha", [1]), text("ha!", [6]), text("?", [7])) == ("!?", [None, [7]])
-    assert shown(Overlap(begun, VOCABULARY), text("haha"), text("!", [6]), text("?", [7])) == ("!?", [None, [7]])
+    assert shown(RestartFilter(begun, VOCABULARY), text("haha", [5]), text("!", [6]), text("?", [7])) == ("!?", [None, [7]])
+    assert shown(RestartFilter(begun, VOCABULARY), text("ha", [1]), text("ha!", [6]), text("?", [7])) == ("!?", [None, [7]])
+    assert shown(RestartFilter(begun, VOCABULARY), text("haha"), text("!", [6]), text("?", [7])) == ("!?", [None, [7]])
 
 
 def test_where_half_a_character_is_not_made_again_new_text_goes_on_without_ids() -> None:
     begun = Partial(text="a", ids=(1, 2), vocabulary=VOCABULARY)
-    assert shown(Overlap(begun, VOCABULARY), text("a", [1]), text("b", [4]), text("c", [5])) == ("bc", [None, [5]])
-    assert shown(Overlap(begun, VOCABULARY), text("ab", [1, 4]), text("c", [5])) == ("bc", [None, [5]])
-    assert shown(Overlap(begun, VOCABULARY), text("ab", [1]), text("c", [2])) == ("bc", [None, [2]])
+    assert shown(RestartFilter(begun, VOCABULARY), text("a", [1]), text("b", [4]), text("c", [5])) == ("bc", [None, [5]])
+    assert shown(RestartFilter(begun, VOCABULARY), text("ab", [1, 4]), text("c", [5])) == ("bc", [None, [5]])
+    assert shown(RestartFilter(begun, VOCABULARY), text("ab", [1]), text("c", [2])) == ("bc", [None, [2]])
 
 
 def test_new_ids_whose_text_is_still_held_back_are_not_lost_in_silence() -> None:
     begun = Partial(text="ab", ids=(1, 2), vocabulary=VOCABULARY)
-    assert shown(Overlap(begun, VOCABULARY), text("a", [1, 2, 3]), text("bc", [4]), text("d", [5])) == ("cd", [None, [5]])
+    assert shown(RestartFilter(begun, VOCABULARY), text("a", [1, 2, 3]), text("bc", [4]), text("d", [5])) == ("cd", [None, [5]])
 
 
 @given(st.binary(max_size=12), st.binary(max_size=12), st.data())
@@ -235,13 +235,13 @@ def test_by_bytes_as_tokens_text_and_ids_are_whole_behind_any_cut(begun: bytes, 
     stop = data.draw(st.integers(0, len(answer)))
     places = sorted({0, len(answer), *data.draw(st.lists(st.integers(0, len(answer)), max_size=6))})
     chunks = [text(whole(answer, start, end), list(answer[start:end])) for start, end in pairwise(places)]
-    overlap = Overlap(Partial(text=whole(answer, 0, stop), ids=tuple(answer[:stop]), vocabulary=VOCABULARY), VOCABULARY)
+    overlap = RestartFilter(Partial(text=whole(answer, 0, stop), ids=tuple(answer[:stop]), vocabulary=VOCABULARY), VOCABULARY)
     transcript = Transcript()
     transcript.add([text(whole(answer, 0, stop), list(answer[:stop]))], stop, VOCABULARY)
     tokens = stop
     for chunk in chunks:
         passed = overlap.feed(TokensReceived("s", [chunk], len(chunk.choices[0].token_ids or ())))
-        assert not isinstance(passed, Departed)
+        assert not isinstance(passed, Diverged)
         if passed is not None:
             transcript.add(passed.chunks, passed.tokens, VOCABULARY)
             tokens += passed.tokens
@@ -258,7 +258,7 @@ def whole(answer: bytes, start: int, stop: int) -> str:
 def test_chunks_that_were_fed_are_left_as_they_were() -> None:
     fed = event(text("on", [1]), text("e two", [2, 3], role="assistant"), text(" three", [4]))
     before = copy.deepcopy(fed)
-    passed = Overlap(Partial(text="one")).feed(fed)
+    passed = RestartFilter(Partial(text="one")).feed(fed)
     assert fed == before
     assert isinstance(passed, TokensReceived)
     assert passed.chunks[-1] is fed.chunks[-1]

@@ -6,30 +6,30 @@ import random
 
 import pytest
 
-from streamco.core.race.attempt import Leg, LegState, Start
-from streamco.core.race.switch_latency import Pace, SwitchLearner
+from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState
+from streamco.core.race.switch_latency import EndpointTiming, SwitchLearner
 from streamco.errors import EndpointConnectError
 from streamco.openai_types import CompletionUsage, PromptTokensDetails
 from streamco.policies.migration import UNKNOWN_SERVER_SETUP
 
 
-def takes(pace: Pace, tokens: int) -> float:
+def takes(pace: EndpointTiming, tokens: int) -> float:
     assert pace.start is not None
     setup, per_token = pace.start
     return setup + per_token * tokens
 
 
-def leg(source: str = "server", *, opened: float = 0.0, first_token: float | None = None, stopped: float | None = None) -> Leg:
-    made = Leg(Start(source, 0.0, continues=True))
+def leg(source: str = "server", *, opened: float = 0.0, first_token: float | None = None, stopped: float | None = None) -> Attempt:
+    made = Attempt(AttemptPlan(source, 0.0, continues=True))
     made.opened, made.first_token, made.stopped = opened, first_token, stopped
-    made.state = LegState.ENDED
+    made.state = AttemptState.ENDED
     return made
 
 
 def test_nothing_is_known_of_a_device_and_a_cautious_guess_of_a_server() -> None:
-    assert Pace(is_device=True).start is None
-    assert Pace(is_device=False).start == (UNKNOWN_SERVER_SETUP, 0.0)
-    assert Pace(is_device=True).rate is None
+    assert EndpointTiming(is_device=True).start is None
+    assert EndpointTiming(is_device=False).start == (UNKNOWN_SERVER_SETUP, 0.0)
+    assert EndpointTiming(is_device=True).rate is None
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -39,7 +39,7 @@ def test_a_device_seldom_takes_longer_than_was_learned(seed: int) -> None:
     def draw(tokens: int) -> float:
         return (0.02 + 0.004 * tokens) * rng.lognormvariate(0, 0.2)
 
-    pace = Pace(is_device=True)
+    pace = EndpointTiming(is_device=True)
     for _ in range(128):
         tokens = rng.randrange(5, 500)
         pace.observe_start(tokens, draw(tokens))
@@ -51,7 +51,7 @@ def test_a_device_seldom_takes_longer_than_was_learned(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_server_seldom_takes_longer_than_was_learned_though_its_slow_answers_were_cut_off(seed: int) -> None:
     rng = random.Random(seed)
-    pace = Pace(is_device=False)
+    pace = EndpointTiming(is_device=False)
     for _ in range(128):
         seconds, device = rng.lognormvariate(-0.7, 0.5), rng.uniform(0.3, 3.0)
         pace.observe_start(100, min(seconds, device), is_censored=device < seconds)
@@ -60,14 +60,14 @@ def test_a_server_seldom_takes_longer_than_was_learned_though_its_slow_answers_w
 
 
 def test_a_server_that_was_never_seen_to_answer_keeps_the_guess() -> None:
-    pace = Pace(is_device=False)
+    pace = EndpointTiming(is_device=False)
     pace.observe_start(10, 0.2, is_censored=True)
     assert pace.start == (UNKNOWN_SERVER_SETUP, 0.0)
 
 
 def test_a_server_whose_time_grows_with_length_is_seen_through_many_lengths() -> None:
     rng = random.Random(1)
-    pace = Pace(is_device=False)
+    pace = EndpointTiming(is_device=False)
     for _ in range(64):
         tokens = rng.randrange(100, 8000)
         pace.observe_start(tokens, 0.3 + 0.0005 * tokens + 0.1 * rng.random())
@@ -77,7 +77,7 @@ def test_a_server_whose_time_grows_with_length_is_seen_through_many_lengths() ->
 
 
 def test_few_samples_are_not_trusted() -> None:
-    once, often = Pace(is_device=False), Pace(is_device=False)
+    once, often = EndpointTiming(is_device=False), EndpointTiming(is_device=False)
     once.observe_start(10, 0.5)
     for _ in range(100):
         often.observe_start(10, 0.5)
@@ -86,13 +86,13 @@ def test_few_samples_are_not_trusted() -> None:
 
 
 def test_a_rate_is_one_that_is_reached_three_times_in_four() -> None:
-    pace = Pace(is_device=True)
+    pace = EndpointTiming(is_device=True)
     for rate in (10.0, 20.0, 30.0, 40.0):
         pace.observe_rate(rate)
     assert pace.rate == 20.0
 
 
-def learned(*legs: Leg, prompt_tokens: int = 100) -> SwitchLearner:
+def learned(*legs: Attempt, prompt_tokens: int = 100) -> SwitchLearner:
     learner = SwitchLearner()
     for _ in range(40):
         learner.learn(legs, frozenset({"device"}), prompt_tokens)
@@ -101,14 +101,14 @@ def learned(*legs: Leg, prompt_tokens: int = 100) -> SwitchLearner:
 
 def test_reading_ahead_shows_how_fast_a_device_reads() -> None:
     ahead = leg("device", opened=1.0, stopped=1.5).prepare(1.0)
-    ahead.state, ahead.stopped, ahead.reads = LegState.PREPARED, 1.5, 120
+    ahead.state, ahead.stopped, ahead.reads = AttemptState.PREPARED, 1.5, 120
     pace = learned(ahead).pace("device", is_device=True)
     assert takes(pace, 120) == pytest.approx(0.5, rel=0.3)
 
 
 def test_reading_ahead_that_was_cancelled_shows_nothing() -> None:
     ahead = leg("device").prepare(1.0)
-    ahead.state, ahead.stopped, ahead.reads = LegState.CANCELLED, 1.1, 120
+    ahead.state, ahead.stopped, ahead.reads = AttemptState.CANCELLED, 1.1, 120
     assert learned(ahead).pace("device", is_device=True).start is None
 
 
@@ -119,8 +119,8 @@ def test_a_leg_that_failed_shows_nothing() -> None:
 
 
 def test_who_takes_over_has_read_what_it_had_not_kept() -> None:
-    heir = Leg(Start("device", None, continues=True)).succeed(50, 2.0)
-    heir.kept, heir.first_token, heir.stopped, heir.state = 40, 2.1, 5.0, LegState.ENDED
+    heir = Attempt(AttemptPlan("device", None, continues=True)).succeed(50, 2.0)
+    heir.kept, heir.first_token, heir.stopped, heir.state = 40, 2.1, 5.0, AttemptState.ENDED
     heir.count(1, 2.1)
     pace = learned(heir).pace("device", is_device=True)
     assert takes(pace, 10) == pytest.approx(0.1, rel=0.6)

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from streamco.core.report import SpeculationReport
-from streamco.core.speculation.answer import Emit, Mirror, ProvisionalAnswer, Settling
+from streamco.core.speculation.answer import Emit, PeerPrefix, ProvisionalAnswer, Settling
 from streamco.core.speculation.draft import Round
 from streamco.core.speculation.events import (
     DeliverIds,
@@ -16,7 +16,7 @@ from streamco.core.speculation.events import (
     FinishAnswer,
     RetractIds,
     SettleIds,
-    SpeculatorCommand,
+    SpeculationCommand,
     VerdictReceived,
 )
 from streamco.errors import VerifierError
@@ -24,7 +24,7 @@ from streamco.errors import VerifierError
 
 class Told:
     def __init__(self, emit: Emit = "verified", max_tokens: int | None = None) -> None:
-        self.said: list[SpeculatorCommand] = []
+        self.said: list[SpeculationCommand] = []
         self.report = SpeculationReport()
         self.answer = ProvisionalAnswer(emit, frozenset({0}), max_tokens)
         self.settling = Settling(self.answer, self.report, self.said.append)
@@ -222,7 +222,7 @@ def test_a_reader_who_does_what_is_said_has_what_was_settled(seed: int) -> None:
 
 
 def test_a_mirror_meets_the_settled_tokens_where_it_holds_them() -> None:
-    mirror = Mirror()
+    mirror = PeerPrefix()
     assert mirror.meet([1, 2, 3]) == 0
     mirror.write(0, [1, 2, 9])
     assert mirror.meet([1, 2, 3]) == 2
@@ -235,4 +235,4 @@ def test_a_mirror_meets_the_settled_tokens_where_it_holds_them() -> None:
 
 def test_a_mirror_can_not_be_cut_to_more_than_it_holds() -> None:
     with pytest.raises(AssertionError, match="holds 0 tokens can't be cut to 2"):
-        Mirror().write(2, [1])
+        PeerPrefix().write(2, [1])

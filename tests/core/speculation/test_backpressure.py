@@ -7,23 +7,23 @@ from typing import Any
 
 import pytest
 
-from streamco.core.speculation.backpressure import Rest
-from streamco.core.speculation.estimates import Pair, PairPrior
+from streamco.core.speculation.backpressure import Backpressure
+from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstimates
 from streamco.core.speculation.events import (
     DeviceFailed,
     DraftToken,
     ReaderBehind,
     ReaderReady,
     SendDraft,
-    SpeculatorCommand,
-    SpeculatorEvent,
+    SpeculationCommand,
+    SpeculationEvent,
     TokensDrafted,
     VerdictReceived,
     VerifierConnected,
     VerifierFailed,
 )
-from streamco.core.speculation.fallback_stream import Ledger
-from streamco.core.speculation.machine import Speculator
+from streamco.core.speculation.fallback_stream import TimeAccount
+from streamco.core.speculation.machine import SpeculationMachine
 from streamco.core.speculation.options import SpeculatorOptions
 from streamco.errors import EngineError, VerifierError
 
@@ -32,21 +32,21 @@ class Run:
     """A speculator that is told things by hand."""
 
     def __init__(self, **options: Any) -> None:
-        self.pair = Pair(prior=PairPrior(remote_step=5.0))
-        self.machine = Speculator(self.pair, SpeculatorOptions(is_parallel=False, **options), Random(1))
+        self.pair = SpeculationEstimates(prior=EstimatesPrior(remote_step=5.0))
+        self.machine = SpeculationMachine(self.pair, SpeculatorOptions(is_parallel=False, **options), Random(1))
         self.machine.start(now=0.0)
         self.commands = self.machine.take_commands()
 
-    def tell(self, event: SpeculatorEvent, now: float) -> list[SpeculatorCommand]:
+    def tell(self, event: SpeculationEvent, now: float) -> list[SpeculationCommand]:
         self.machine.receive(event, now=now)
         self.commands = self.machine.take_commands()
         return self.commands
 
-    def draft(self, version: int, now: float) -> list[SpeculatorCommand]:
+    def draft(self, version: int, now: float) -> list[SpeculationCommand]:
         return self.tell(TokensDrafted(version, tuple(DraftToken(token, 0.9) for token in (1, 2, 3, 4))), now)
 
 
-def sent(commands: list[SpeculatorCommand]) -> bool:
+def sent(commands: list[SpeculationCommand]) -> bool:
     return any(isinstance(command, SendDraft) for command in commands)
 
 
@@ -108,9 +108,9 @@ def test_a_reader_who_catches_up_in_time_holds_nothing_back() -> None:
 
 
 def test_a_stream_that_isnt_read_on_is_not_thought_slow() -> None:
-    pair = Pair(prior=PairPrior(remote_step=0.05))
-    ledger = Ledger(pair)
-    rest = Rest(ledger)
+    pair = SpeculationEstimates(prior=EstimatesPrior(remote_step=0.05))
+    ledger = TimeAccount(pair)
+    rest = Backpressure(ledger)
     ledger.start(now=0.0)
     ledger.note_stream(1, is_first=True, now=1.0)
     rest.want(is_streaming=True, now=1.02)

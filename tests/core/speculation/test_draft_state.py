@@ -7,20 +7,28 @@ from itertools import count
 import pytest
 
 from streamco.core.report import SpeculationReport
-from streamco.core.speculation.draft_state import Drafting
-from streamco.core.speculation.estimates import Pair, PairPrior
-from streamco.core.speculation.events import AdoptBranch, DraftBranch, DraftToken, DraftTokens, DropDrafts, SpeculatorCommand, TokensDrafted
+from streamco.core.speculation.draft_state import DraftState
+from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstimates
+from streamco.core.speculation.events import (
+    AdoptBranch,
+    DraftBranch,
+    DraftToken,
+    DraftTokens,
+    DropDrafts,
+    SpeculationCommand,
+    TokensDrafted,
+)
 from streamco.policies.rejection import Branch
 
 
 class Device:
     def __init__(self) -> None:
-        self.pair = Pair(prior=PairPrior(step_times=(0.02, 0.03, 0.04)))
+        self.pair = SpeculationEstimates(prior=EstimatesPrior(step_times=(0.02, 0.03, 0.04)))
         self.report = SpeculationReport()
-        self.said: list[SpeculatorCommand] = []
-        self.drafting = Drafting(self.pair, self.report, self.said.append, count(1).__next__)
+        self.said: list[SpeculationCommand] = []
+        self.drafting = DraftState(self.pair, self.report, self.said.append, count(1).__next__)
 
-    def commands(self) -> list[SpeculatorCommand]:
+    def commands(self) -> list[SpeculationCommand]:
         said = self.said[:]
         self.said.clear()
         return said

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from streamco.core.report import SpeculationReport
-from streamco.core.speculation.estimates import Pair, PairPrior
+from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstimates
 from streamco.errors import ConfigError
 from streamco.policies.learned_window import Adaptive
 from streamco.policies.mode_switch import Predicted
 from streamco.policies.window import Confident, Dynamic, Stabiliser, Static
 
 
-def prior(**changes: object) -> PairPrior:
-    return PairPrior(**{"step_times": (0.02, 0.03), **changes})  # type: ignore[arg-type]
+def prior(**changes: object) -> EstimatesPrior:
+    return EstimatesPrior(**{"step_times": (0.02, 0.03), **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -27,16 +27,16 @@ def test_a_prior_that_can_not_be_is_refused(wrong: dict[str, object]) -> None:
 
 def test_a_budget_out_of_range_is_refused() -> None:
     with pytest.raises(ConfigError):
-        Pair(1.5)
+        SpeculationEstimates(1.5)
 
 
 def test_only_a_whole_budget_is_lossless() -> None:
-    assert Pair(1.0).is_lossless
-    assert not Pair(0.9).is_lossless
+    assert SpeculationEstimates(1.0).is_lossless
+    assert not SpeculationEstimates(0.9).is_lossless
 
 
 def test_what_is_believed_at_first_is_the_prior() -> None:
-    pair = Pair(prior=prior(acceptance=0.6, wait=0.2, remote_step=0.07, hit_rate=0.4))
+    pair = SpeculationEstimates(prior=prior(acceptance=0.6, wait=0.2, remote_step=0.07, hit_rate=0.4))
     conditions = pair.conditions()
     assert pair.acceptance == pytest.approx(0.6)
     assert (conditions.verify, conditions.remote_step, conditions.draft_step) == (0.2, 0.07, 0.02)
@@ -46,21 +46,21 @@ def test_what_is_believed_at_first_is_the_prior() -> None:
 
 
 def test_the_acceptance_rate_becomes_what_verdicts_show() -> None:
-    pair = Pair(prior=prior(acceptance=0.2))
+    pair = SpeculationEstimates(prior=prior(acceptance=0.2))
     for _ in range(200):
         pair.note_verdict([0.5] * 4, 4, is_hit=None)
     assert pair.acceptance > 0.98
 
 
 def test_tokens_behind_a_rejected_one_say_nothing() -> None:
-    pair = Pair(prior=prior(acceptance=0.5))
+    pair = SpeculationEstimates(prior=prior(acceptance=0.5))
     for _ in range(400):
         pair.note_verdict([0.5] * 8, 1, is_hit=None)
     assert pair.acceptance == pytest.approx(0.5, abs=0.02), "one held and one not, each time"
 
 
 def test_the_mean_confidence_is_measured() -> None:
-    pair = Pair()
+    pair = SpeculationEstimates()
     pair.note_verdict([0.9], 1, is_hit=None)
     assert pair.mean_confidence == pytest.approx(0.9)
     for _ in range(300):
@@ -69,7 +69,7 @@ def test_the_mean_confidence_is_measured() -> None:
 
 
 def test_hits_are_counted_where_there_were_branches() -> None:
-    pair = Pair(prior=prior(hit_rate=0.5))
+    pair = SpeculationEstimates(prior=prior(hit_rate=0.5))
     for _ in range(300):
         pair.note_verdict([], 0, is_hit=None)
     assert pair.conditions().hit_rate == pytest.approx(0.5)
@@ -79,7 +79,7 @@ def test_hits_are_counted_where_there_were_branches() -> None:
 
 
 def test_one_measured_step_says_something_about_batches_of_other_sizes() -> None:
-    pair = Pair(prior=prior(step_times=(0.02, 0.03, 0.04)))
+    pair = SpeculationEstimates(prior=prior(step_times=(0.02, 0.03, 0.04)))
     for _ in range(100):
         pair.note_draft(2, 10, 0.6)
     assert pair.step_times == pytest.approx([0.04, 0.06, 0.08], rel=0.01), "the prior's proportions"
@@ -96,7 +96,7 @@ def test_one_measured_step_says_something_about_batches_of_other_sizes() -> None
 
 
 def test_the_first_wait_is_taken_whole_and_later_ones_by_and_by() -> None:
-    pair = Pair(prior=prior(wait=0.5))
+    pair = SpeculationEstimates(prior=prior(wait=0.5))
     pair.note_wait(0.1, queue_depth=0.3, server_seconds=0.04)
     assert pair.wait == pytest.approx(0.1)
     assert pair.queue_depth == 0.3
@@ -105,7 +105,7 @@ def test_the_first_wait_is_taken_whole_and_later_ones_by_and_by() -> None:
 
 
 def test_the_remote_step_follows_the_stream() -> None:
-    pair = Pair(prior=prior(remote_step=0.05))
+    pair = SpeculationEstimates(prior=prior(remote_step=0.05))
     for _ in range(100):
         pair.note_remote(2, 0.04)
     assert pair.remote_step == pytest.approx(0.02, rel=0.01)
@@ -114,10 +114,10 @@ def test_the_remote_step_follows_the_stream() -> None:
 
 
 def test_the_window_is_the_policys_made_steady() -> None:
-    assert Pair(window=Static(6)).propose_window() == 6
-    pair = Pair(window=Dynamic(first=4), prior=prior(acceptance=0.95))
+    assert SpeculationEstimates(window=Static(6)).propose_window() == 6
+    pair = SpeculationEstimates(window=Dynamic(first=4), prior=prior(acceptance=0.95))
     assert [pair.propose_window() for _ in range(3)] == [5, 6, 7]
-    slow = Pair(window=Dynamic(first=4), stabiliser=Stabiliser(0.2), prior=prior(acceptance=0.95))
+    slow = SpeculationEstimates(window=Dynamic(first=4), stabiliser=Stabiliser(0.2), prior=prior(acceptance=0.95))
     assert [slow.propose_window() for _ in range(2)] == [5, 5]
 
 
@@ -129,7 +129,7 @@ def test_shares_of_nothing_are_not_known() -> None:
 
 
 def test_an_expected_wait_holds_until_one_was_measured() -> None:
-    pair = Pair(prior=prior(wait=0.1))
+    pair = SpeculationEstimates(prior=prior(wait=0.1))
     pair.expect_rtt(0.02)
     assert pair.wait == pytest.approx(0.02 + pair.remote_step), "a step of the large model, and the link"
     assert pair.conditions().verify == pair.wait
@@ -141,7 +141,7 @@ def test_an_expected_wait_holds_until_one_was_measured() -> None:
 
 
 def test_a_remote_step_is_looked_at_again_the_sooner_the_less_was_seen_of_it() -> None:
-    pair = Pair(prior=prior())
+    pair = SpeculationEstimates(prior=prior())
     pair.note_remote(3, 1.5)
     waits: list[int] = []
     for _ in range(5):
@@ -158,7 +158,7 @@ def test_a_remote_step_is_looked_at_again_the_sooner_the_less_was_seen_of_it() -
 
 
 def test_a_remote_step_that_was_told_is_looked_at_after_many_tokens() -> None:
-    pair = Pair(prior=PairPrior(remote_step=0.05))
+    pair = SpeculationEstimates(prior=EstimatesPrior(remote_step=0.05))
     pair.note_drafted(2047)
     seen = [pair.is_stale]
     pair.note_drafted(1)
@@ -171,7 +171,7 @@ def test_a_remote_step_that_was_told_is_looked_at_after_many_tokens() -> None:
 
 
 def test_the_first_measured_remote_step_counts_whole() -> None:
-    pair = Pair(prior=prior())
+    pair = SpeculationEstimates(prior=prior())
     known = [pair.knows_remote]
     pair.note_remote(4, 0.4)
     known.append(pair.knows_remote)
@@ -180,7 +180,7 @@ def test_the_first_measured_remote_step_counts_whole() -> None:
 
 
 def test_what_a_session_behind_a_stream_takes_to_open_is_learned() -> None:
-    pair = Pair()
+    pair = SpeculationEstimates()
     assert (pair.opening_share, pair.prompt_time) == (1.0, 0.0), "at first: as long as the prompt took"
     for _ in range(8):
         pair.note_opening(0.0)
@@ -192,8 +192,8 @@ def test_what_a_session_behind_a_stream_takes_to_open_is_learned() -> None:
 # Drafts that end before their window
 
 
-def confident() -> Pair:
-    pair = Pair(window=Confident(worth=2.0), prior=prior(acceptance=0.7, wait=0.08, step_times=(0.01, 0.011)))
+def confident() -> SpeculationEstimates:
+    pair = SpeculationEstimates(window=Confident(worth=2.0), prior=prior(acceptance=0.7, wait=0.08, step_times=(0.01, 0.011)))
     pair.propose_window()
     return pair
 
@@ -207,14 +207,14 @@ def test_a_draft_is_enough_when_it_will_hardly_be_accepted_whole() -> None:
 
 
 def test_a_static_draft_is_never_enough_before_its_window() -> None:
-    pair = Pair(window=Static(4))
+    pair = SpeculationEstimates(window=Static(4))
     pair.propose_window()
     assert not pair.is_enough([0.0] * 3)
     assert pair.usual_window == 4
 
 
 def test_a_draft_ahead_waits_for_another_token_while_that_costs_no_time_or_less_than_it_gives() -> None:
-    pair = Pair(prior=PairPrior(acceptance=0.8, remote_step=0.05, step_times=(0.02,)))
+    pair = SpeculationEstimates(prior=EstimatesPrior(acceptance=0.8, remote_step=0.05, step_times=(0.02,)))
     assert pair.is_worth_waiting([0.9], arrival=-0.03), "it would wait at the verifier"
     assert pair.is_worth_waiting([0.9], arrival=0.1)
     assert not pair.is_worth_waiting([0.1] * 8, arrival=0.1)
@@ -222,7 +222,7 @@ def test_a_draft_ahead_waits_for_another_token_while_that_costs_no_time_or_less_
 
 
 def test_drafts_sent_ahead_count_by_how_many_of_them_were_right() -> None:
-    pair = Pair(prior=PairPrior())
+    pair = SpeculationEstimates(prior=EstimatesPrior())
     pair.expect_rtt(0.08)
     assert pair.conditions().ahead == 0.0
     pair.expect_rounds(branches=6, ahead=3)
@@ -233,7 +233,7 @@ def test_drafts_sent_ahead_count_by_how_many_of_them_were_right() -> None:
 
 
 def test_without_branches_no_round_begins_with_one() -> None:
-    pair = Pair(prior=PairPrior(hit_rate=0.4))
+    pair = SpeculationEstimates(prior=EstimatesPrior(hit_rate=0.4))
     assert pair.conditions().hit_rate == pytest.approx(0.4)
     pair.expect_rounds(branches=0, ahead=3)
     assert pair.conditions().hit_rate == pair.conditions().ahead == 0.0
@@ -253,7 +253,7 @@ def test_the_usual_window_is_what_drafts_had_or_would_have_had() -> None:
 
 
 def test_what_rounds_give_is_measured() -> None:
-    pair = Pair(window=Static(4), prior=prior(acceptance=0.5))
+    pair = SpeculationEstimates(window=Static(4), prior=prior(acceptance=0.5))
     assert pair.conditions().round_tokens == pytest.approx(1.9375), "E(0.5, 4)"
     for _ in range(300):
         pair.note_verdict([0.5] * 4, 3, is_hit=None)
@@ -261,7 +261,10 @@ def test_what_rounds_give_is_measured() -> None:
 
 
 def test_the_forecast_is_learned_or_the_papers() -> None:
-    learned, paper = Pair(prior=prior(acceptance=0.7)), Pair(prior=prior(acceptance=0.7), forecast="geometric")
+    learned, paper = (
+        SpeculationEstimates(prior=prior(acceptance=0.7)),
+        SpeculationEstimates(prior=prior(acceptance=0.7), forecast="geometric"),
+    )
     for pair in (learned, paper):
         for _ in range(100):
             pair.note_verdict([0.9, 0.25], 1, is_hit=None)
@@ -271,11 +274,11 @@ def test_the_forecast_is_learned_or_the_papers() -> None:
 
 def test_only_a_policy_that_may_fuse_has_weighed_fused_mode() -> None:
     policies = (Adaptive(), Adaptive(may_fuse=False), Static(), Predicted())
-    assert [Pair(window=policy).has_weighed for policy in policies] == [True, False, False, False]
+    assert [SpeculationEstimates(window=policy).has_weighed for policy in policies] == [True, False, False, False]
 
 
 def test_with_the_learned_window_sure_drafts_go_on_and_doubtful_ones_end() -> None:
-    pair = Pair(window=Adaptive(may_fuse=False), prior=prior(acceptance=0.7, remote_step=0.05, wait=0.08))
+    pair = SpeculationEstimates(window=Adaptive(may_fuse=False), prior=prior(acceptance=0.7, remote_step=0.05, wait=0.08))
     first = pair.propose_window()
     assert not pair.is_enough([0.1]), "nobody knows yet what that means"
     for _ in range(60):
@@ -288,7 +291,7 @@ def test_with_the_learned_window_sure_drafts_go_on_and_doubtful_ones_end() -> No
 
 @pytest.mark.parametrize("acceptance", [0.7, 0.95])
 def test_where_everything_is_accepted_drafts_keep_their_length(acceptance: float) -> None:
-    pair = Pair(window=Adaptive(may_fuse=False), prior=prior(acceptance=acceptance, remote_step=0.05, wait=0.08))
+    pair = SpeculationEstimates(window=Adaptive(may_fuse=False), prior=prior(acceptance=acceptance, remote_step=0.05, wait=0.08))
     lengths = []
     for _ in range(80):
         window, draft = pair.propose_window(), [0.97]
@@ -301,7 +304,7 @@ def test_where_everything_is_accepted_drafts_keep_their_length(acceptance: float
 
 
 def test_a_draft_that_was_cut_short_says_nothing_of_how_long_drafts_are() -> None:
-    pair = Pair(window=Confident(), prior=prior(acceptance=0.9, remote_step=0.05, wait=0.08))
+    pair = SpeculationEstimates(window=Confident(), prior=prior(acceptance=0.9, remote_step=0.05, wait=0.08))
     for _ in range(20):
         pair.propose_window()
         pair.note_verdict([0.99] * 6, 6, is_hit=None)

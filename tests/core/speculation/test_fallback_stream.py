@@ -6,15 +6,15 @@ from itertools import count
 
 import pytest
 
-from streamco.core.speculation.estimates import Pair, PairPrior
-from streamco.core.speculation.events import CloseRemote, OpenRemote, SpeculatorCommand
-from streamco.core.speculation.fallback_stream import Ledger, StandIn
+from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstimates
+from streamco.core.speculation.events import CloseRemote, OpenRemote, SpeculationCommand
+from streamco.core.speculation.fallback_stream import RemoteStream, TimeAccount
 from streamco.errors import EndpointConnectError
 
 
 def test_a_stream_goes_on_behind_the_settled_tokens_and_is_closed_once() -> None:
-    said: list[SpeculatorCommand] = []
-    remote = StandIn(True, said.append, count(5).__next__)
+    said: list[SpeculationCommand] = []
+    remote = RemoteStream(True, said.append, count(5).__next__)
     remote.open([1, 2], 7)
     assert remote.version == 5
     remote.close()
@@ -24,16 +24,16 @@ def test_a_stream_goes_on_behind_the_settled_tokens_and_is_closed_once() -> None
 
 
 def test_a_remote_side_that_is_not_there_or_failed_is_not_able() -> None:
-    assert not StandIn(False, list[SpeculatorCommand]().append, count().__next__).is_able
-    remote = StandIn(True, list[SpeculatorCommand]().append, count().__next__)
+    assert not RemoteStream(False, list[SpeculationCommand]().append, count().__next__).is_able
+    remote = RemoteStream(True, list[SpeculationCommand]().append, count().__next__)
     assert remote.is_able
     remote.failure = EndpointConnectError("expected a connection, got none")
     assert not remote.is_able
 
 
-def ledger(**prior: float) -> tuple[Ledger, Pair]:
-    pair = Pair(prior=PairPrior(step_times=(0.01,), wait=0.1, remote_step=0.05, **prior))
-    made = Ledger(pair)
+def ledger(**prior: float) -> tuple[TimeAccount, SpeculationEstimates]:
+    pair = SpeculationEstimates(prior=EstimatesPrior(step_times=(0.01,), wait=0.1, remote_step=0.05, **prior))
+    made = TimeAccount(pair)
     made.start(now=10.0)
     return made, pair
 
@@ -82,8 +82,8 @@ def test_a_stream_that_failed_and_rounds_that_had_to_be_are_not_draftings_loss()
 
 
 def test_a_few_tokens_in_one_piece_say_nothing_of_the_remote_sides_pace() -> None:
-    pair = Pair(prior=PairPrior(step_times=(0.01,), wait=0.1))
-    account = Ledger(pair)
+    pair = SpeculationEstimates(prior=EstimatesPrior(step_times=(0.01,), wait=0.1))
+    account = TimeAccount(pair)
     account.note_opened(now=10.0)
     account.note_ended(7, now=13.0)
     assert not pair.knows_remote

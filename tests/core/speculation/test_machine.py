@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streamco.core.speculation.estimates import Pair, PairPrior
+from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstimates
 from streamco.core.speculation.events import (
     AdoptBranch,
     CloseRemote,
@@ -31,27 +31,27 @@ from streamco.core.speculation.events import (
     RetractIds,
     SendDraft,
     SettleIds,
-    SpeculatorCommand,
-    SpeculatorEvent,
+    SpeculationCommand,
+    SpeculationEvent,
     TokensDrafted,
     VerdictReceived,
     VerifierConnected,
     VerifierFailed,
     VerifierLost,
 )
-from streamco.core.speculation.machine import Speculator
+from streamco.core.speculation.machine import SpeculationMachine
 from streamco.core.speculation.options import SpeculatorOptions
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointConnectError, EngineError, VerifierError
 from streamco.events import ReaderLeft
 from streamco.policies.window import Static
 
-SLOW_STREAM = PairPrior(remote_step=10.0, wait=0.1, step_times=(0.02, 0.021, 0.022))
+SLOW_STREAM = EstimatesPrior(remote_step=10.0, wait=0.1, step_times=(0.02, 0.021, 0.022))
 """Drafting always pays."""
 
-FAST_STREAM = PairPrior(remote_step=0.001, wait=0.1, step_times=(0.02, 0.021, 0.022))
+FAST_STREAM = EstimatesPrior(remote_step=0.001, wait=0.1, step_times=(0.02, 0.021, 0.022))
 """It never does."""
 
-STREAM = PairPrior(remote_step=0.3, wait=0.1, step_times=(0.02, 0.021, 0.022))
+STREAM = EstimatesPrior(remote_step=0.3, wait=0.1, step_times=(0.02, 0.021, 0.022))
 """Drafting pays, and the stream doesn't stand still meanwhile."""
 
 REMOTE_ERROR = EndpointConnectError("expected a stream, got none", endpoint="remote")
@@ -62,25 +62,25 @@ DEVICE_ERROR = EngineError("expected a decode, got a failure")
 class Answer:
     """A speculator whose clock is set by hand."""
 
-    def __init__(self, budget: float = 1.0, *, prior: PairPrior = SLOW_STREAM, window: int = 3, **options: Any) -> None:
+    def __init__(self, budget: float = 1.0, *, prior: EstimatesPrior = SLOW_STREAM, window: int = 3, **options: Any) -> None:
         self.now = 0.0
-        self.pair = Pair(budget, window=Static(window), prior=prior)
-        self.speculator = Speculator(self.pair, SpeculatorOptions(**{"is_parallel": False, **options}), Random(1))
+        self.pair = SpeculationEstimates(budget, window=Static(window), prior=prior)
+        self.speculator = SpeculationMachine(self.pair, SpeculatorOptions(**{"is_parallel": False, **options}), Random(1))
         self.speculator.start(now=0.0)
 
     @property
     def report(self) -> Any:
         return self.speculator.report
 
-    def commands(self) -> list[SpeculatorCommand]:
+    def commands(self) -> list[SpeculationCommand]:
         return self.speculator.take_commands()
 
-    def told(self, event: SpeculatorEvent, *, after: float = 0.0) -> list[SpeculatorCommand]:
+    def told(self, event: SpeculationEvent, *, after: float = 0.0) -> list[SpeculationCommand]:
         self.now += after
         self.speculator.receive(event, now=self.now)
         return self.commands()
 
-    def wait(self, seconds: float) -> list[SpeculatorCommand]:
+    def wait(self, seconds: float) -> list[SpeculationCommand]:
         self.now += seconds
         self.speculator.handle_deadline(now=self.now)
         return self.commands()
@@ -91,7 +91,7 @@ class Answer:
 
     def drafts(
         self, version: int, *ids: int, confidence: float = 0.5, is_finished: bool = True, after: float = 0.0
-    ) -> list[SpeculatorCommand]:
+    ) -> list[SpeculationCommand]:
         tokens = tuple(DraftToken(token, confidence, ((token, confidence), (token + 50, 0.3))) for token in ids)
         return self.told(TokensDrafted(version, tokens, is_finished), after=after)
 
@@ -100,12 +100,12 @@ def verdict(number: int, accepted: int, token: int | None) -> VerdictReceived:
     return VerdictReceived(round=number, accepted=accepted, token=token)
 
 
-def only(commands: list[SpeculatorCommand], kind: type) -> Any:
+def only(commands: list[SpeculationCommand], kind: type) -> Any:
     (command,) = [command for command in commands if isinstance(command, kind)]
     return command
 
 
-def has(commands: list[SpeculatorCommand], kind: type) -> bool:
+def has(commands: list[SpeculationCommand], kind: type) -> bool:
     return any(isinstance(command, kind) for command in commands)
 
 
@@ -377,7 +377,7 @@ def test_a_stream_that_fails_is_taken_over_by_drafting() -> None:
 
 def test_when_drafting_pays_again_the_stream_is_closed_and_a_round_begins() -> None:
     answer = remote(window=1)
-    commands: list[SpeculatorCommand] = []
+    commands: list[SpeculationCommand] = []
     for token in range(250):
         commands += answer.told(RemoteTokensReceived(1, (token,)), after=8.0)
         if has(commands, ConnectVerifier):
@@ -397,15 +397,15 @@ def test_when_drafting_pays_again_the_stream_is_closed_and_a_round_begins() -> N
 
 
 def test_the_first_answer_begins_with_the_stream_so_that_it_is_known_what_drafting_has_to_beat() -> None:
-    answer = Answer(prior=PairPrior(wait=0.1, step_times=(0.02,)))
+    answer = Answer(prior=EstimatesPrior(wait=0.1, step_times=(0.02,)))
     assert answer.commands() == [OpenRemote(1, (), None)]
     answer.told(RemoteTokensReceived(1, (5,)), after=0.4)
     commands = answer.told(RemoteTokensReceived(1, (6, 7, 8, 9)), after=8.0)
     commands += answer.told(RemoteTokensReceived(1, (10, 11, 12, 13)), after=8.0)
     assert answer.pair.remote_step == pytest.approx(2.0)
     assert has(commands, ConnectVerifier), "it can be beaten"
-    assert Answer(prior=PairPrior(), has_remote=False).commands()[0] == ConnectVerifier(()), "where there is one"
-    assert Answer(prior=PairPrior(), is_adaptive=False).commands()[0] == ConnectVerifier(())
+    assert Answer(prior=EstimatesPrior(), has_remote=False).commands()[0] == ConnectVerifier(()), "where there is one"
+    assert Answer(prior=EstimatesPrior(), is_adaptive=False).commands()[0] == ConnectVerifier(())
 
 
 def test_an_answer_begins_with_the_stream_where_its_pace_was_seen_long_ago() -> None:
@@ -415,7 +415,7 @@ def test_an_answer_begins_with_the_stream_where_its_pace_was_seen_long_ago() -> 
     commands = answer.drafts(1, 5, 6, 7)
     commands += answer.told(verdict(1, 1, 9))
     assert not has(commands, OpenRemote), "an answer that is drafted goes on"
-    second = Speculator(answer.pair, SpeculatorOptions(is_parallel=False), Random(1))
+    second = SpeculationMachine(answer.pair, SpeculatorOptions(is_parallel=False), Random(1))
     second.start(now=0.0)
     assert second.take_commands() == [OpenRemote(1, (), None)]
     for place in range(4):
@@ -424,7 +424,7 @@ def test_an_answer_begins_with_the_stream_where_its_pace_was_seen_long_ago() -> 
 
 
 def test_a_stream_that_comes_in_bunches_is_left_too() -> None:
-    answer, commands = Answer(prior=PairPrior(wait=0.1, step_times=(0.02,))), list[SpeculatorCommand]()
+    answer, commands = Answer(prior=EstimatesPrior(wait=0.1, step_times=(0.02,))), list[SpeculationCommand]()
     answer.commands()
     answer.told(RemoteTokensReceived(1, (200,)), after=0.2)
     for start in range(0, 96, 16):
@@ -441,7 +441,7 @@ def test_a_stream_that_comes_in_bunches_is_left_too() -> None:
 
 
 def test_a_stream_in_one_piece_says_how_fast_the_remote_side_is() -> None:
-    answer = Answer(prior=PairPrior(wait=0.1, step_times=(0.02,)))
+    answer = Answer(prior=EstimatesPrior(wait=0.1, step_times=(0.02,)))
     answer.told(RemoteTokensReceived(1, tuple(range(10))), after=5.0)
     answer.told(RemoteEnded(1, "stop"))
     assert answer.pair.knows_remote
@@ -449,7 +449,7 @@ def test_a_stream_in_one_piece_says_how_fast_the_remote_side_is() -> None:
 
 
 def test_a_stream_is_not_opened_for_a_reader_who_is_far_behind() -> None:
-    answer = Answer(prior=PairPrior(wait=0.1, step_times=(0.02,), remote_step=10.0), link_patience=1.0)
+    answer = Answer(prior=EstimatesPrior(wait=0.1, step_times=(0.02,), remote_step=10.0), link_patience=1.0)
     answer.begin()
     answer.drafts(1, 5, 6, 7)
     answer.told(ReaderBehind())
@@ -469,9 +469,9 @@ def test_a_session_that_is_lost_beside_the_stream_is_made_again_when_it_is_neede
 
 
 def test_rounds_that_pay_no_more_end_in_the_stream() -> None:
-    answer = Answer(prior=PairPrior(remote_step=0.05, wait=0.04, step_times=(0.01,)))
+    answer = Answer(prior=EstimatesPrior(remote_step=0.05, wait=0.04, step_times=(0.01,)))
     answer.begin()
-    commands: list[SpeculatorCommand] = []
+    commands: list[SpeculationCommand] = []
     for number in range(1, 30):
         answer.drafts(number, 5, 6, 7)
         commands = answer.told(verdict(number, 0, 9), after=0.5)
@@ -513,7 +513,7 @@ def test_a_lossless_answer_goes_on_with_the_stream_when_patience_ends() -> None:
 
 def test_the_verifier_is_used_again_when_it_is_back() -> None:
     answer = after_a_lost_verifier()
-    commands: list[SpeculatorCommand] = []
+    commands: list[SpeculationCommand] = []
     for token in range(8):
         commands += answer.told(RemoteTokensReceived(2, (token,)), after=0.01)
         assert not has(commands, CloseRemote)
@@ -601,7 +601,7 @@ def test_a_session_that_is_refused_for_more_than_two_rounds_is_not_waited_for() 
     answer.begin()
     answer.drafts(1, 5, 6, 7)
     assert answer.told(VerifierLost(retry_after=0.5)) == [OpenRemote(2, (), None)]
-    said: list[list[SpeculatorCommand]] = []
+    said: list[list[SpeculationCommand]] = []
     for token in range(16):
         said.append(answer.told(RemoteTokensReceived(2, (token,)), after=0.1))
         for command in said[-1]:

@@ -9,31 +9,31 @@ import pytest
 
 from streamco.core.report import SpeculationReport
 from streamco.core.speculation.answer import ProvisionalAnswer
-from streamco.core.speculation.draft_state import Drafting
-from streamco.core.speculation.estimates import Pair, PairPrior
-from streamco.core.speculation.events import DraftRefused, DraftToken, SpeculatorCommand, VerdictReceived, VerifierConnected
-from streamco.core.speculation.fallback_stream import Ledger, StandIn
-from streamco.core.speculation.mode import Ways
+from streamco.core.speculation.draft_state import DraftState
+from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstimates
+from streamco.core.speculation.events import DraftRefused, DraftToken, SpeculationCommand, VerdictReceived, VerifierConnected
+from streamco.core.speculation.fallback_stream import RemoteStream, TimeAccount
+from streamco.core.speculation.mode import ModeSelector
 from streamco.core.speculation.options import SpeculatorOptions
-from streamco.core.speculation.verification import Judging
+from streamco.core.speculation.verification import VerifierChannel
 from streamco.errors import EngineError, VerifierError
 
-DRAFTING_PAYS = PairPrior(remote_step=10.0, wait=0.1, step_times=(0.02,))
-STREAM_PAYS = PairPrior(remote_step=0.001, wait=0.1, step_times=(0.02,))
-SLOW_ROUNDS = PairPrior(wait=30.0, step_times=(0.02,))
+DRAFTING_PAYS = EstimatesPrior(remote_step=10.0, wait=0.1, step_times=(0.02,))
+STREAM_PAYS = EstimatesPrior(remote_step=0.001, wait=0.1, step_times=(0.02,))
+SLOW_ROUNDS = EstimatesPrior(wait=30.0, step_times=(0.02,))
 
 
 class Parties:
-    def __init__(self, budget: float = 1.0, *, prior: PairPrior = DRAFTING_PAYS, **options: Any) -> None:
+    def __init__(self, budget: float = 1.0, *, prior: EstimatesPrior = DRAFTING_PAYS, **options: Any) -> None:
         made = SpeculatorOptions(**options)
-        said: list[SpeculatorCommand] = []
-        self.pair = Pair(budget, prior=prior)
+        said: list[SpeculationCommand] = []
+        self.pair = SpeculationEstimates(budget, prior=prior)
         self.answer = ProvisionalAnswer("verified", frozenset(), made.max_tokens)
-        self.drafting = Drafting(self.pair, SpeculationReport(), said.append, count(1).__next__)
-        self.judging = Judging(said.append, verdict_patience=5.0, prompt_patience=30.0)
-        self.remote = StandIn(made.has_remote, said.append, count(1).__next__)
-        self.ledger = Ledger(self.pair)
-        self.ways = Ways(
+        self.drafting = DraftState(self.pair, SpeculationReport(), said.append, count(1).__next__)
+        self.judging = VerifierChannel(said.append, verdict_patience=5.0, prompt_patience=30.0)
+        self.remote = RemoteStream(made.has_remote, said.append, count(1).__next__)
+        self.ledger = TimeAccount(self.pair)
+        self.ways = ModeSelector(
             self.pair, made, answer=self.answer, drafting=self.drafting, judging=self.judging, remote=self.remote, ledger=self.ledger
         )
 

@@ -8,7 +8,7 @@ from streamco.core.speculation.events import (
     DraftRefused,
     DraftTokens,
     DropDrafts,
-    Foreseen,
+    ExpectedVerdict,
     OpenRemote,
     ReaderBehind,
     SendDraft,
@@ -21,7 +21,7 @@ from tests.core.speculation.test_machine import branched, has, only, verdict
 def test_a_branch_that_is_whole_is_sent_before_its_verdict_and_that_is_the_next_round() -> None:
     answer, branches = branched(most_ahead=2)
     branch = next(branch for branch in branches if branch.length == 0)
-    assert answer.drafts(branch.version, 20, 21, 22) == [SendDraft(2, 1, (), (20, 21, 22), (), Foreseen(1, 0, 55))]
+    assert answer.drafts(branch.version, 20, 21, 22) == [SendDraft(2, 1, (), (20, 21, 22), (), ExpectedVerdict(1, 0, 55))]
     commands = answer.told(verdict(1, 0, 55))
     assert commands[:2] == [DeliverIds((55,), "corrected"), AdoptBranch(branch.version)]
     assert not has(commands, SendDraft), "it is there"
@@ -33,7 +33,7 @@ def test_a_branch_that_is_whole_is_sent_before_its_verdict_and_that_is_the_next_
 def test_the_models_own_next_token_is_what_a_draft_ahead_bets_on() -> None:
     answer, branches = branched(most_ahead=2)
     branch = next(branch for branch in branches if not branch.ids)
-    assert answer.drafts(branch.version, 8, 9, 10, 11) == [SendDraft(2, 4, (), (9, 10, 11), (), Foreseen(1, 3, 8))]
+    assert answer.drafts(branch.version, 8, 9, 10, 11) == [SendDraft(2, 4, (), (9, 10, 11), (), ExpectedVerdict(1, 3, 8))]
     assert AdoptBranch(branch.version) in answer.told(verdict(1, 3, 8))
 
 
@@ -45,7 +45,7 @@ def test_a_draft_is_sent_ahead_before_it_is_whole_when_the_next_token_would_come
     assert answer.drafts(branch.version, 20, confidence=0.4, is_finished=False, after=0.01) == []
     (sent,) = answer.drafts(branch.version, 21, confidence=0.4, is_finished=False, after=0.06)
     assert isinstance(sent, SendDraft)
-    assert (sent.ids, sent.behind) == ((20, 21), Foreseen(1, 0, 55))
+    assert (sent.ids, sent.behind) == ((20, 21), ExpectedVerdict(1, 0, 55))
 
 
 def test_what_the_device_drafts_behind_a_draft_ahead_bets_that_all_of_it_stays() -> None:
@@ -55,7 +55,7 @@ def test_what_the_device_drafts_behind_a_draft_ahead_bets_that_all_of_it_stays()
     own = only(answer.told(verdict(1, 0, 55)), DraftTokens)
     assert (own.length, own.ids) == (4, ())
     (sent,) = [command for command in answer.drafts(own.version, 23, 24, 25, 26) if isinstance(command, SendDraft)]
-    assert sent == SendDraft(3, 5, (), (24, 25, 26), (), Foreseen(2, 3, 23))
+    assert sent == SendDraft(3, 5, (), (24, 25, 26), (), ExpectedVerdict(2, 3, 23))
     commands = answer.told(verdict(2, 3, 23))
     assert not has(commands, AdoptBranch), "it is the device's own sequence already"
     assert answer.report.ahead == 2
@@ -127,7 +127,7 @@ def test_a_draft_that_is_being_written_goes_on_as_the_bet_that_what_was_sent_of_
     assert not has(answer.told(verdict(1, 0, 55)), DraftTokens), "it is still writing"
     own = only(answer.drafts(branch.version, 22), DraftTokens)
     assert (own.length, own.count) == (4, 3), "and then goes on"
-    assert only(answer.drafts(own.version, 23, 24, 25), SendDraft).behind == Foreseen(2, 2, 22)
+    assert only(answer.drafts(own.version, 23, 24, 25), SendDraft).behind == ExpectedVerdict(2, 2, 22)
 
 
 def test_where_the_server_alone_is_faster_a_round_that_was_sent_ahead_is_the_last_one() -> None:

@@ -7,24 +7,24 @@ from itertools import count
 import pytest
 
 from streamco.core.report import SpeculationReport
-from streamco.core.speculation.draft_state import Drafting
-from streamco.core.speculation.estimates import Pair, PairPrior
-from streamco.core.speculation.events import DraftToken, DraftTokens, SpeculatorCommand, TokensDrafted
-from streamco.core.speculation.shadow import Overhearing
+from streamco.core.speculation.draft_state import DraftState
+from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstimates
+from streamco.core.speculation.events import DraftToken, DraftTokens, SpeculationCommand, TokensDrafted
+from streamco.core.speculation.shadow import ShadowDrafter
 from streamco.policies.window import Static
 
 
 class Listener:
     """A device that drafts beside a stream of 0, 1, 2, ..."""
 
-    def __init__(self, window: int = 3, pair: Pair | None = None) -> None:
-        self.pair = pair or Pair(window=Static(window), prior=PairPrior(acceptance=0.5))
-        self.said: list[SpeculatorCommand] = []
-        self.drafting = Drafting(self.pair, SpeculationReport(), self.said.append, count(1).__next__)
-        self.overhearing = Overhearing(self.drafting, self.pair)
+    def __init__(self, window: int = 3, pair: SpeculationEstimates | None = None) -> None:
+        self.pair = pair or SpeculationEstimates(window=Static(window), prior=EstimatesPrior(acceptance=0.5))
+        self.said: list[SpeculationCommand] = []
+        self.drafting = DraftState(self.pair, SpeculationReport(), self.said.append, count(1).__next__)
+        self.overhearing = ShadowDrafter(self.drafting, self.pair)
         self.settled: list[int] = []
 
-    def stream(self, tokens: int) -> list[SpeculatorCommand]:
+    def stream(self, tokens: int) -> list[SpeculationCommand]:
         for _ in range(tokens):
             self.settled.append(len(self.settled))
             self.overhearing.follow(self.settled, 1, now=0.0)
@@ -66,7 +66,7 @@ def test_on_the_way_back_the_device_reads_up_to_the_stream() -> None:
 
 
 def test_drafts_become_rarer() -> None:
-    listener = Listener(pair=Pair(window=Static(3), prior=PairPrior(acceptance=0.5, remote_step=1.0)))
+    listener = Listener(pair=SpeculationEstimates(window=Static(3), prior=EstimatesPrior(acceptance=0.5, remote_step=1.0)))
     begun: list[int] = []
     for _ in range(400):
         for command in listener.stream(1):
@@ -77,7 +77,7 @@ def test_drafts_become_rarer() -> None:
 
 
 def test_where_drafting_cannot_pay_the_device_drafts_once_in_a_few_answers() -> None:
-    pair = Pair(window=Static(3), prior=PairPrior(acceptance=0.5, step_times=(0.05, 0.06), wait=0.2, remote_step=0.02))
+    pair = SpeculationEstimates(window=Static(3), prior=EstimatesPrior(acceptance=0.5, step_times=(0.05, 0.06), wait=0.2, remote_step=0.02))
     pair.note_draft(1, 8, 8 * 0.05)
     begun: list[int] = []
     for answer in range(6):
@@ -91,7 +91,7 @@ def test_where_drafting_cannot_pay_the_device_drafts_once_in_a_few_answers() -> 
 
 
 def test_where_drafting_may_pay_by_what_is_known_the_device_listens_at_once() -> None:
-    pair = Pair(window=Static(3), prior=PairPrior(acceptance=0.5, step_times=(0.05, 0.06), wait=0.2, remote_step=0.02))
+    pair = SpeculationEstimates(window=Static(3), prior=EstimatesPrior(acceptance=0.5, step_times=(0.05, 0.06), wait=0.2, remote_step=0.02))
     assert pair.may_pay(), "nobody knows how fast the device is"
     pair.note_draft(1, 8, 8 * 0.05)
     assert not pair.may_pay()

@@ -10,20 +10,20 @@ from streamco.core.speculation.events import (
     DraftRefused,
     DraftToken,
     SendDraft,
-    SpeculatorCommand,
+    SpeculationCommand,
     VerdictReceived,
     VerifierConnected,
 )
-from streamco.core.speculation.verification import Judging
+from streamco.core.speculation.verification import VerifierChannel
 from streamco.errors import VerifierError
 
 
 class Verifier:
     def __init__(self) -> None:
-        self.said: list[SpeculatorCommand] = []
-        self.judging = Judging(self.said.append, verdict_patience=5.0, prompt_patience=30.0)
+        self.said: list[SpeculationCommand] = []
+        self.judging = VerifierChannel(self.said.append, verdict_patience=5.0, prompt_patience=30.0)
 
-    def commands(self) -> list[SpeculatorCommand]:
+    def commands(self) -> list[SpeculationCommand]:
         said = self.said[:]
         self.said.clear()
         return said

@@ -9,8 +9,8 @@ import pytest
 from streamco.core.verifier.admission import Admission
 from streamco.core.verifier.load import MeasuredStep, PrefillPace
 from streamco.core.verifier.options import SchedulerOptions
-from streamco.core.verifier.sessions import HeldSession, Residency
-from streamco.policies.batching import Alternating, Kind, LinearStep, Situation, StrictPrefill, Waiting
+from streamco.core.verifier.sessions import HeldSession, SessionTable
+from streamco.policies.batching import Alternating, BatchContext, Kind, LinearStep, StrictPrefill, Waiting
 
 OPTIONS = SchedulerOptions(
     kv_tokens=1000, places=4, context_tokens=500, sessions=3, late_stretch=1.5, late_grace=0.03, draft_stretch=2.0, prefill_within=1.0
@@ -25,13 +25,13 @@ def work(session: str, kind: Kind = "verify", *, tokens: int = 5, since: float =
 
 class Desk:
     def __init__(self, policy: Alternating | StrictPrefill | None = None) -> None:
-        self.residency = Residency(tokens=1000, places=4, idle_after=5.0, forget_after=60.0)
+        self.residency = SessionTable(tokens=1000, places=4, idle_after=5.0, forget_after=60.0)
         self.pace = PrefillPace(0.01)
         self.admission = Admission(OPTIONS, policy or Alternating(batch_tokens=32), STEP, self.pace, self.residency)
 
     def until_verdict(self, *waiting: Waiting, now: float = 0.0, begins: float = 0.0) -> float | None:
         served = {each.device: 0.0 for each in waiting} | {"new": 0.0}
-        situation = Situation(now=begins, served=served, verified=1, step=STEP)
+        situation = BatchContext(now=begins, served=served, verified=1, step=STEP)
         return self.admission.until_verdict(work("new", since=9.0), waiting, situation, now=now)
 
 
@@ -59,9 +59,9 @@ def test_what_remains_of_the_batch_that_runs_counts() -> None:
 def test_a_device_that_was_served_little_does_not_wait_for_those_who_were_served_much() -> None:
     crowd = [work(f"s{number}", tokens=32) for number in range(8)]
     served = dict.fromkeys((each.device for each in crowd), 100.0) | {"new": 0.0}
-    situation = Situation(now=0.0, served=served, verified=1, step=STEP)
+    situation = BatchContext(now=0.0, served=served, verified=1, step=STEP)
     assert Desk().admission.until_verdict(work("new", since=9.0), crowd, situation, now=0.0) is None
-    situation = Situation(now=0.0, served=served | {"new": 200.0}, verified=1, step=STEP)
+    situation = BatchContext(now=0.0, served=served | {"new": 200.0}, verified=1, step=STEP)
     assert Desk().admission.until_verdict(work("new", since=9.0), crowd, situation, now=0.0) is not None
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from streamco.core.verifier.events import DraftReceived
-from streamco.core.verifier.sessions import HeldSession, Residency
+from streamco.core.verifier.sessions import HeldSession, SessionTable
 
 
 def session(name: str = "a", length: int = 10, *, now: float = 0.0, device: str = "device") -> HeldSession:
     return HeldSession(name, device, tuple(range(length)), now=now)
 
 
-def residency(*lengths: int, tokens: int = 100, places: int = 4) -> tuple[Residency, list[HeldSession]]:
-    held = Residency(tokens=tokens, places=places, idle_after=5.0, forget_after=60.0)
+def residency(*lengths: int, tokens: int = 100, places: int = 4) -> tuple[SessionTable, list[HeldSession]]:
+    held = SessionTable(tokens=tokens, places=places, idle_after=5.0, forget_after=60.0)
     sessions = [session(f"s{number}", length, now=float(number)) for number, length in enumerate(lengths)]
     for each in sessions:
         assert held.make_room(each, each.need, now=each.touched) == []

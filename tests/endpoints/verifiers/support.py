@@ -20,7 +20,7 @@ from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.policies.acceptance import Rule
 from streamco.testing import FakeDistribution, FakeEngine
 from streamco.testing.sequences import Successor
-from streamco.wire.verify.topk import Row
+from streamco.wire.verify.topk import TopK
 
 SIZE = 300  # ids
 
@@ -103,11 +103,11 @@ class Talk:
         assert told.length == len(self.answer)
         return told
 
-    def send(self, ids: Sequence[int], *, given: Sequence[int] = (), rows: Sequence[Row] = ()) -> None:
+    def send(self, ids: Sequence[int], *, given: Sequence[int] = (), rows: Sequence[TopK] = ()) -> None:
         self._round += 1
         self.session.run(SendDraft(self._round, len(self.answer), tuple(given), tuple(ids), tuple(rows)))
 
-    async def judged(self, ids: Sequence[int], *, given: Sequence[int] = (), rows: Sequence[Row] = ()) -> VerdictReceived:
+    async def judged(self, ids: Sequence[int], *, given: Sequence[int] = (), rows: Sequence[TopK] = ()) -> VerdictReceived:
         """A whole round; its outcome belongs to the answer."""
         self.send(ids, given=given, rows=rows)
         verdict = await self.next(VerdictReceived)

@@ -25,7 +25,7 @@ from streamco.core.speculation.events import (
 )
 from streamco.endpoints.base import Request
 from streamco.endpoints.openai import OpenAIEndpoint
-from streamco.endpoints.verifiers.logprob import StockVerifier
+from streamco.endpoints.verifiers.logprob import LogprobVerifier
 from streamco.endpoints.verifiers.logprob_session import judge
 from streamco.endpoints.verifiers.sglang import SGLangVerifier
 from streamco.endpoints.verifiers.vllm import VLLMVerifier
@@ -39,28 +39,28 @@ from streamco.errors import (
     VerifierError,
 )
 from streamco.policies.acceptance import Rule, RuleKind
-from streamco.testing import Answer, Cut, FakeEngine, Reset, ScriptedSGLang, ScriptedVLLM, Stall, json_answer
-from streamco.wire.prompt_logprobs import Place, Scores
+from streamco.testing import Cut, FakeEngine, Reset, ScriptedResponse, ScriptedSGLang, ScriptedVLLM, Stall, json_answer
+from streamco.wire.prompt_logprobs import PositionLogprobs, PromptLogprobs
 from streamco.wire.verify.topk import quantise
 from tests.endpoints.helpers import read_all
 from tests.endpoints.verifiers.support import DRAFTER, PROMPT, QUICK, TARGET, Talk, an_engine, greedy
 from tests.support.leaks import holding_nothing_new, settled
 
 ANSWER = greedy(TARGET, PROMPT, 24)
-Pair = tuple[type[ScriptedVLLM] | type[ScriptedSGLang], type[StockVerifier]]
+Pair = tuple[type[ScriptedVLLM] | type[ScriptedSGLang], type[LogprobVerifier]]
 BOTH: list[Pair] = [(ScriptedVLLM, VLLMVerifier), (ScriptedSGLang, SGLangVerifier)]
 
 
 class Bench:
     """A scripted server, and a verifier that was started for a draft model that reads as it does."""
 
-    def __init__(self, server: ScriptedVLLM | ScriptedSGLang, make: type[StockVerifier], engine: FakeEngine) -> None:
+    def __init__(self, server: ScriptedVLLM | ScriptedSGLang, make: type[LogprobVerifier], engine: FakeEngine) -> None:
         self.server = server
         self.make = partial(make, server.url)
         self.engine = engine
 
     @asynccontextmanager
-    async def verifier(self, **options: Any) -> AsyncIterator[StockVerifier]:
+    async def verifier(self, **options: Any) -> AsyncIterator[LogprobVerifier]:
         options.setdefault("timeouts", QUICK)
         verifier = self.make(name="stock", **options)
         await verifier.start(self.engine)
@@ -196,8 +196,10 @@ async def test_the_threshold_rule_looks_at_the_drafts_own_probability_however_un
             assert verdict.accepted == accepted
 
 
-@pytest.mark.parametrize("step", [Answer(steps=[b'{"choi', Cut()]), Answer(steps=[Reset()]), json_answer({}, status=500)])
-async def test_a_round_that_is_lost_is_told_and_the_next_one_goes_on(bench: Bench, step: Answer) -> None:
+@pytest.mark.parametrize(
+    "step", [ScriptedResponse(steps=[b'{"choi', Cut()]), ScriptedResponse(steps=[Reset()]), json_answer({}, status=500)]
+)
+async def test_a_round_that_is_lost_is_told_and_the_next_one_goes_on(bench: Bench, step: ScriptedResponse) -> None:
     async with bench.verifier() as verifier:
         talk = Talk(verifier)
         await talk.connect()
@@ -214,10 +216,10 @@ async def test_a_round_that_takes_too_long_is_lost(bench: Bench) -> None:
     async with bench.verifier(timeouts=Timeouts(connect=5, first_token=2, cancel=1)) as verifier:
         talk = Talk(verifier)
         await talk.connect()
-        bench.server.plan(Answer(steps=[Stall()]))
+        bench.server.plan(ScriptedResponse(steps=[Stall()]))
         talk.send(ANSWER[:2])
         await talk.next(VerifierLost)
-        bench.server.plan(Answer(steps=[Stall()]))
+        bench.server.plan(ScriptedResponse(steps=[Stall()]))
         with pytest.raises(EndpointTimeoutError):
             await verifier.score([1, 2], 1, top=1)
         await settled(lambda: bench.server.answers_abandoned == 2)
@@ -227,7 +229,7 @@ async def test_a_round_that_was_given_up_has_the_server_asked_before_it_counts_a
     async with bench.verifier() as verifier:
         talk = Talk(verifier)
         await talk.connect()
-        bench.server.plan(Answer(steps=[Stall()]))
+        bench.server.plan(ScriptedResponse(steps=[Stall()]))
         talk.send(ANSWER[:2])
         await bench.server.wait_for(lambda server: bench.server.scored == 2)
         asked = len(bench.server.requests)
@@ -257,7 +259,9 @@ async def test_a_busy_server_refuses_a_draft_and_says_when_to_come_back(bench: B
         (lambda body: [], VerifierError),
     ],
 )
-async def test_what_no_other_try_would_mend_is_a_failure(bench: Bench, step: Answer | Callable[[Any], Any], kind: type[Exception]) -> None:
+async def test_what_no_other_try_would_mend_is_a_failure(
+    bench: Bench, step: ScriptedResponse | Callable[[Any], Any], kind: type[Exception]
+) -> None:
     async with bench.verifier() as verifier:
         talk = Talk(verifier)
         await talk.connect()
@@ -336,7 +340,7 @@ async def test_closing_leaves_a_round_that_is_out(bench: Bench) -> None:
     async with bench.verifier() as verifier:
         talk = Talk(verifier)
         await talk.connect()
-        bench.server.plan(Answer(steps=[b"{", Stall()]))
+        bench.server.plan(ScriptedResponse(steps=[b"{", Stall()]))
         talk.send(ANSWER[:2])
         await bench.server.wait_for(lambda server: bench.server.scored == 2)
         talk.session.run(CloseVerifier())
@@ -381,7 +385,7 @@ async def test_connecting_again_takes_the_answer_as_it_is_then(bench: Bench) -> 
 
 
 def test_what_is_impossible_is_never_accepted_but_by_the_greedy_rule() -> None:
-    scores = Scores((Place(3, (3, 4), (0.0, float("-inf"))), Place(5, (5,), (-0.1,))))
+    scores = PromptLogprobs((PositionLogprobs(3, (3, 4), (0.0, float("-inf"))), PositionLogprobs(5, (5,), (-0.1,))))
     row = quantise([(4, 1.0)], is_whole=True)
     dice = Random(1)
     assert judge(Rule(RuleKind.SAMPLE, 1.0), [4], [row], scores, dice).token == 3
@@ -392,7 +396,7 @@ def test_what_is_impossible_is_never_accepted_but_by_the_greedy_rule() -> None:
 
 def test_filters_are_those_of_the_target() -> None:
     """Temperature first, then top_k, top_p and min_p, over the ids that were told of."""
-    place = Place(1, (1, 2, 3), (-0.5, -1.5, -2.5))
+    place = PositionLogprobs(1, (1, 2, 3), (-0.5, -1.5, -2.5))
     row = quantise([(9, 1.0)], is_whole=True)
     for rule, possible in (
         (Rule(RuleKind.SAMPLE, 1.0, top_k=1), {1}),
@@ -400,6 +404,6 @@ def test_filters_are_those_of_the_target() -> None:
         (Rule(RuleKind.SAMPLE, 1.0, min_p=0.3), {1, 2}),
         (Rule(RuleKind.SAMPLE, 5.0), {1, 2, 3}),
     ):
-        scores = Scores((place, place))
+        scores = PromptLogprobs((place, place))
         seen = {judge(rule, [9], [row], scores, Random(seed)).token for seed in range(80)}
         assert seen == possible

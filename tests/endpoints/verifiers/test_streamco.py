@@ -13,14 +13,14 @@ from streamco.core.speculation.events import (
     CloseVerifier,
     ConnectVerifier,
     DraftRefused,
-    Foreseen,
+    ExpectedVerdict,
     SendDraft,
     VerdictReceived,
     VerifierConnected,
     VerifierFailed,
     VerifierLost,
 )
-from streamco.endpoints.verifiers.base import seed_behind
+from streamco.endpoints.verifiers.base import continuation_seed
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.errors import (
     ConfigError,
@@ -229,8 +229,8 @@ async def test_a_draft_sent_ahead_is_judged_without_being_sent_again(server: Scr
         talk = Talk(verifier)
         await talk.connect()
         talk.session.run(SendDraft(0, 0, (), tuple(ANSWER[:2])))
-        talk.session.run(SendDraft(1, 2, (), (1,), (), Foreseen(0, 1, 99)))
-        talk.session.run(SendDraft(2, 3, (), tuple(ANSWER[3:5]), (), Foreseen(0, 2, ANSWER[2])))
+        talk.session.run(SendDraft(1, 2, (), (1,), (), ExpectedVerdict(0, 1, 99)))
+        talk.session.run(SendDraft(2, 3, (), tuple(ANSWER[3:5]), (), ExpectedVerdict(0, 2, ANSWER[2])))
         first, second = await talk.next(VerdictReceived), await talk.next(VerdictReceived)
         assert (first.round, first.accepted, first.token) == (0, 2, ANSWER[2])
         assert (second.round, second.accepted, second.token) == (2, 2, ANSWER[5])
@@ -245,8 +245,8 @@ async def test_a_draft_ahead_of_a_verdict_that_is_here_already_is_sent_if_it_is_
         talk = Talk(verifier)
         await talk.connect()
         await talk.judged(ANSWER[:2])
-        talk.session.run(SendDraft(7, 2, (), (1,), (), Foreseen(0, 1, 99)))
-        talk.session.run(SendDraft(8, 3, (), tuple(ANSWER[3:5]), (), Foreseen(0, 2, ANSWER[2])))
+        talk.session.run(SendDraft(7, 2, (), (1,), (), ExpectedVerdict(0, 1, 99)))
+        talk.session.run(SendDraft(8, 3, (), tuple(ANSWER[3:5]), (), ExpectedVerdict(0, 2, ANSWER[2])))
         verdict = await talk.next(VerdictReceived)
         assert (verdict.round, verdict.accepted) == (8, 2)
         assert len(server.drafts) == 2
@@ -259,12 +259,12 @@ async def test_what_was_sent_ahead_is_gone_with_its_round_and_with_its_connectio
         talk = Talk(verifier)
         await talk.connect()
         talk.session.run(SendDraft(0, 0, (), tuple(ANSWER[:2])))
-        talk.session.run(SendDraft(1, 3, (), tuple(ANSWER[3:5]), (), Foreseen(0, 2, ANSWER[2])))
+        talk.session.run(SendDraft(1, 3, (), tuple(ANSWER[3:5]), (), ExpectedVerdict(0, 2, ANSWER[2])))
         assert (await talk.next(DraftRefused)).round == 0
         talk.session.run(SendDraft(2, 0, (), tuple(ANSWER[:2])))
         assert (await talk.next(VerdictReceived)).round == 2
         talk.session.run(SendDraft(3, 3, (), tuple(ANSWER[3:5])))
-        talk.session.run(SendDraft(4, 6, (), (1,), (), Foreseen(3, 2, ANSWER[5])))
+        talk.session.run(SendDraft(4, 6, (), (1,), (), ExpectedVerdict(3, 2, ANSWER[5])))
         await talk.next(VerifierLost)
         talk.answer = list(ANSWER[:3])
         await talk.connect()
@@ -331,17 +331,17 @@ async def test_a_session_that_is_opened_anew_throws_other_dice(server: ScriptedV
         await talk.next(VerifierLost)
         await talk.connect()
         await talk.judged(ANSWER[4:6])
-        assert [rule.seed for rule in server.rules] == [seed_behind(3, 4)]
+        assert [rule.seed for rule in server.rules] == [continuation_seed(3, 4)]
 
 
 @pytest.mark.parametrize("seed", [0, 3, (1 << 32) - 1])
 def test_seeds_differ_by_the_length_of_the_answer_and_fit_their_place(seed: int) -> None:
-    seeds = [seed_behind(seed, tokens) for tokens in range(5000)]
+    seeds = [continuation_seed(seed, tokens) for tokens in range(5000)]
     assert seeds[0] == seed
     assert len(set(seeds)) == len(seeds)
     assert all(found is not None and 0 <= found < 1 << 32 for found in seeds)
-    assert seed_behind(None, 5) is None
-    assert seed_behind(-1, 0) == -1
+    assert continuation_seed(None, 5) is None
+    assert continuation_seed(-1, 0) == -1
 
 
 async def test_a_resume_that_is_never_answered_is_given_up_for_a_new_session(server: ScriptedVerifier) -> None:

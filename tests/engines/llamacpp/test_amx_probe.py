@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,11 +11,8 @@ from typing import Any
 
 import pytest
 
-from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp import amx_probe as probe
-from streamco.engines.llamacpp.amx_child import main
 from streamco.engines.llamacpp.amx_probe import advertises_amx, allows_repacking
-from streamco.engines.llamacpp.gguf import derived
 
 PLAIN = "processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu sse2 avx512f\n\nprocessor\t: 1\n"
 AMX = "processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu sse2 avx512f amx_bf16 amx_tile amx_int8\n\nprocessor\t: 1\n"
@@ -74,7 +70,7 @@ def test_the_childs_end_is_the_answer_and_it_is_remembered(model: Path, library:
     child = Child(status)
     for _ in range(3):
         assert allows_repacking(model, library, cpuinfo=cpu(tmp_path, AMX), run=child) is allowed
-    assert child.commands == [[sys.executable, "-m", "streamco.engines.llamacpp.amx_probe", str(model)]]
+    assert child.commands == [[sys.executable, "-m", "streamco.engines.llamacpp.amx_child", str(model)]]
 
 
 @pytest.mark.parametrize("status", [1, None])
@@ -127,17 +123,3 @@ def test_a_child_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(subprocess, "run", hang)
     assert probe._run(["python"]) is None
-
-
-@pytest.mark.model
-def test_the_childs_part_decodes_several_tokens(engine: LlamaEngine) -> None:
-    status = probe._run([sys.executable, "-m", "streamco.engines.llamacpp.amx_probe", str(engine.path)])
-    assert status == (0 if allows_repacking(engine.path, engine._model.library) else -signal.SIGSEGV)
-    assert status == 0 or advertises_amx(), "nothing else kills it"
-
-
-@pytest.mark.model
-def test_the_childs_part_runs_here_too(engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resource.setrlimit", lambda *_limits: None)
-    safe = allows_repacking(engine.path, engine._model.library)  # weights in 16 bits are not repacked
-    assert main([str(engine.path if safe else derived(engine.path, "F16"))]) == 0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from streamco.server.verify.address_limits import Peers
+from streamco.server.verify.address_limits import AddressLimits
 
 
-def some_peers(**changes: int) -> Peers:
-    return Peers(**({"connections": 3, "peer_connections": 2, "faults_per_minute": 4} | changes))
+def some_peers(**changes: int) -> AddressLimits:
+    return AddressLimits(**({"connections": 3, "peer_connections": 2, "faults_per_minute": 4} | changes))
 
 
 def test_an_address_has_so_many_connections_and_all_together_so_many() -> None:

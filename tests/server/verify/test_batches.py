@@ -12,9 +12,9 @@ import pytest
 from streamco.core.verifier.events import BatchFailed, BatchFinished, BatchPart, Judgement, RunBatch
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
-from streamco.server.verify.batches import BatchReport, Judge
-from streamco.server.verify.verdicts import Question
-from streamco.server.wakeup import Waker
+from streamco.server.verify.batches import BatchReport, BatchRunner
+from streamco.server.verify.verdicts import VerificationRequest
+from streamco.server.wakeup import WakeCoalescer
 from streamco.testing.engine import FakeEngine
 from streamco.testing.sequences import FakeDistribution
 from tests.engines import fakes
@@ -31,10 +31,10 @@ class Bench:
         self.reports: asyncio.Queue[BatchReport] = asyncio.Queue()
         self.drafts: dict[str, tuple[int, ...]] = {}
         now = asyncio.get_running_loop().time
-        self.judge = Judge(engine, Waker(), now, self.ask, self.reports.put_nowait, context_tokens=context_tokens)
+        self.judge = BatchRunner(engine, WakeCoalescer(), now, self.ask, self.reports.put_nowait, context_tokens=context_tokens)
 
-    def ask(self, session: str) -> Question:
-        return Question(draft=self.drafts[session], dice=Random(1))
+    def ask(self, session: str) -> VerificationRequest:
+        return VerificationRequest(draft=self.drafts[session], dice=Random(1))
 
     async def run(self, *parts: BatchPart, number: int = 1) -> BatchReport:
         self.judge.begin(RunBatch(number, "verify", parts))

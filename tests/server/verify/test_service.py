@@ -13,7 +13,7 @@ from streamco.policies.acceptance import Rule, RuleKind
 from streamco.server.verify.options import VerifyOptions
 from streamco.server.verify.service import PATH, STATS_PATH
 from streamco.testing.sequences import FakeDistribution
-from streamco.wire.verify.frames import Opened, Refusal, Verdict, VerifyLimits, Welcome
+from streamco.wire.verify.frames import Opened, Refusal, VerdictFrame, VerifyLimits, Welcome
 from streamco.wire.verify.topk import quantise
 from tests.server.verifying import GREEDY, PROMPT, SIZE, WholeText, connected, connecting, greedy_text, serving, target, write
 from tests.support.leaks import holding_nothing_new, settled
@@ -46,7 +46,7 @@ async def test_sessions_of_one_connection_are_judged_side_by_side() -> None:
             device.client.draft(session, len(texts[session]), ids)
         await device.say()
         while any(len(text) < len(PROMPT) + 30 for text in texts.values()):
-            verdict = await device.hear(Verdict)
+            verdict = await device.hear(VerdictFrame)
             session, text = verdict.session, texts[verdict.session]
             assert verdict.token is not None
             text += [*rounds[session][: verdict.accepted], verdict.token]
@@ -198,7 +198,7 @@ async def test_a_session_at_which_the_target_fails_costs_the_others_of_its_batch
             await settled(lambda: gate.is_set() or server.figures["waiting_rounds"])
             gate.set()
             told.append(await other.refused())
-            assert (await device.hear(Verdict)).accepted == 3
+            assert (await device.hear(VerdictFrame)).accepted == 3
         stepping.cancel()
         assert told == [("failed", broken, 0), ("failed", broken, 1), ("failed", broken, None)]
         assert server.figures["sessions"] == 1
@@ -303,10 +303,10 @@ async def test_opened_is_said_before_the_context_is_read() -> None:
         session, _ = await device.open()
         device.client.draft(session, 6, [1])
         await device.say()
-        while not any(isinstance(frame, Verdict) for frame in device.heard):
+        while not any(isinstance(frame, VerdictFrame) for frame in device.heard):
             engine.step()
             try:
-                device.heard.append(await asyncio.wait_for(device.hear(Verdict), 0.05))
+                device.heard.append(await asyncio.wait_for(device.hear(VerdictFrame), 0.05))
             except TimeoutError:
                 continue
         assert not any(isinstance(frame, Opened) for frame in device.heard)

@@ -14,12 +14,12 @@ import websockets
 
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.server.verify.options import VerifyOptions
-from streamco.server.verify.sessions import Host, make_scheduler
+from streamco.server.verify.sessions import SessionManager, make_scheduler
 from streamco.testing.engine import FakeEngine
 from streamco.wire.verify.checks import prefix_hash
 from streamco.wire.verify.codec import VerifyCodec
 from streamco.wire.verify.errors import EvictedError, NotResumableError, OverloadedError, VerifierFailedError
-from streamco.wire.verify.frames import ClientFrame, Draft, Extend, Hello, Open, Refusal, Resume, ServerFrame, Verdict
+from streamco.wire.verify.frames import ClientFrame, Draft, Extend, Hello, Open, Refusal, Resume, ServerFrame, VerdictFrame
 from streamco.wire.verify.server import VerifyServer
 from tests.server.verifying import PROMPT, SIZE, VOCABULARY, Device, Serving, WholeText, connected, greedy_text, serving, target
 from tests.support.leaks import holding_nothing_new, settled
@@ -31,14 +31,14 @@ class Cut(Exception):
     """The connection was lost."""
 
 
-async def hear_or_cut(device: Device, dice: Random) -> Verdict:
+async def hear_or_cut(device: Device, dice: Random) -> VerdictFrame:
     """A round, in the middle of which the connection may be lost."""
     await device.say()
     if dice.random() < 0.25:
         await asyncio.sleep(dice.choice([0.0, 0.001, 0.005]))
         device.socket.transport.abort()
         raise Cut
-    return await device.hear(Verdict)
+    return await device.hear(VerdictFrame)
 
 
 async def answer(server: Serving, number: int, count: int) -> None:
@@ -154,7 +154,7 @@ async def test_a_draft_that_is_sent_twice_is_refused_and_the_first_one_judged() 
             engine.step()
             await asyncio.sleep(0.001)
         judged = codec.decode_down(await verdict)  # type: ignore[arg-type]
-        assert isinstance(judged, Verdict)
+        assert isinstance(judged, VerdictFrame)
         assert judged.round_number == 0
         asked = asyncio.create_task(answer_once(other))
         while not asked.done():
@@ -171,7 +171,7 @@ async def answer_once(device: Device) -> int | None:
 
 async def test_a_draft_beside_one_that_is_out_is_refused_whatever_the_connection_let_through() -> None:
     engine = target(successor=SUCCESSOR, mode="manual")
-    host, line = Host(engine, VerifyOptions()), SomeLine()
+    host, line = SessionManager(engine, VerifyOptions()), SomeLine()
     line.hear(Hello(1, 1, VOCABULARY.fingerprint, SIZE))
     line.server.welcome()
     host.join(line)
@@ -184,7 +184,7 @@ async def test_a_draft_beside_one_that_is_out_is_refused_whatever_the_connection
     while not (told := line.told()):
         engine.step()
         await asyncio.sleep(0.001)
-    assert [(type(frame), frame.round_number) for frame in told if isinstance(frame, Verdict)] == [(Verdict, 0)]
+    assert [(type(frame), frame.round_number) for frame in told if isinstance(frame, VerdictFrame)] == [(VerdictFrame, 0)]
     host.close()
 
 

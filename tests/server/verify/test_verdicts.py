@@ -12,8 +12,8 @@ import pytest
 
 from streamco.errors import EngineError
 from streamco.policies.acceptance import Distribution, Rule, RuleKind
-from streamco.server.verify.verdicts import Question, Ruling, TargetRows
-from streamco.wire.verify.topk import Row, quantise
+from streamco.server.verify.verdicts import TargetRowCollector, VerificationRequest, VerificationResult
+from streamco.wire.verify.topk import TopK, quantise
 
 TARGET = (0.5, 0.3, 0.15, 0.05)
 
@@ -22,8 +22,8 @@ def logits(*shares: float) -> np.typing.NDArray[np.float32]:
     return np.log(np.array(shares, dtype=np.float64)).astype(np.float32)
 
 
-def ask(rows: Sequence[np.typing.NDArray[np.float32]], draft: tuple[int, ...], **options: Any) -> Ruling:
-    reader = TargetRows(Question(draft=draft, **({"dice": Random(1)} | options)))
+def ask(rows: Sequence[np.typing.NDArray[np.float32]], draft: tuple[int, ...], **options: Any) -> VerificationResult:
+    reader = TargetRowCollector(VerificationRequest(draft=draft, **({"dice": Random(1)} | options)))
     for place, row in enumerate(rows):
         token = draft[place] if place < len(draft) else None
         prediction = reader.judge(row, 10 + place, token)
@@ -33,13 +33,13 @@ def ask(rows: Sequence[np.typing.NDArray[np.float32]], draft: tuple[int, ...], *
 
 def test_the_greedy_rule_keeps_what_the_target_would_write() -> None:
     rows = [logits(0.1, 0.9), logits(0.8, 0.2), logits(0.4, 0.6)]
-    assert ask(rows, (1, 0)) == Ruling(2, 1)
-    assert ask(rows, (1, 1)) == Ruling(1, 0)
-    assert ask(rows[:1], ()) == Ruling(0, 1)
+    assert ask(rows, (1, 0)) == VerificationResult(2, 1)
+    assert ask(rows, (1, 1)) == VerificationResult(1, 0)
+    assert ask(rows[:1], ()) == VerificationResult(0, 1)
 
 
 def test_of_equal_tokens_the_lower_id_counts() -> None:
-    assert ask([logits(0.4, 0.4, 0.2), logits(0.2, 0.4, 0.4)], (1,)) == Ruling(0, 0)
+    assert ask([logits(0.4, 0.4, 0.2), logits(0.2, 0.4, 0.4)], (1,)) == VerificationResult(0, 0)
 
 
 def test_told_rows_are_the_targets_own_best_first() -> None:
@@ -69,7 +69,7 @@ def test_told_rows_of_a_sampled_session_have_its_temperature_and_not_its_filters
 )
 def test_what_is_sampled_has_the_targets_distribution_whatever_its_filters(filters: dict[str, Any], wanted: tuple[float, ...]) -> None:
     rule, dice, count = Rule(RuleKind.SAMPLE, temperature=1.0, **filters), Random(7), 4000
-    drawn_from: Row = quantise([(2, 0.4), (0, 0.3), (3, 0.3)], is_whole=True)
+    drawn_from: TopK = quantise([(2, 0.4), (0, 0.3), (3, 0.3)], is_whole=True)
     rows, tally = [logits(*TARGET)] * 2, [0] * 4
     for _ in range(count):
         token = drawn_from.distribution().draw(dice)
@@ -82,7 +82,7 @@ def test_what_is_sampled_has_the_targets_distribution_whatever_its_filters(filte
 
 
 def test_an_unfiltered_row_is_whole() -> None:
-    reader = TargetRows(Question(draft=(), rule=Rule(RuleKind.SAMPLE, temperature=2.0), dice=Random(1)))
+    reader = TargetRowCollector(VerificationRequest(draft=(), rule=Rule(RuleKind.SAMPLE, temperature=2.0), dice=Random(1)))
     reader.judge(logits(*TARGET), 0, None)
     kept: Distribution = reader._distributions[0]
     assert kept.is_whole
@@ -93,7 +93,7 @@ def test_an_unfiltered_row_is_whole() -> None:
 @pytest.mark.parametrize(("threshold", "accepted"), [(0.0, 3), (0.2, 2), (0.7, 1), (1.0, 1)])
 def test_the_threshold_rule_takes_what_is_so_likely(threshold: float, accepted: int) -> None:
     rule = Rule(RuleKind.THRESHOLD, threshold=threshold)
-    assert ask([logits(*TARGET)] * 4, (0, 1, 3), rule=rule) == Ruling(accepted, 0)
+    assert ask([logits(*TARGET)] * 4, (0, 1, 3), rule=rule) == VerificationResult(accepted, 0)
 
 
 @pytest.mark.parametrize("kind", RuleKind)

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from streamco.errors import ConfigError
 from streamco.sim.experiment.experiment import Experiment, read_experiment
 from streamco.sim.experiment.plots import check_matplotlib, draw_plots
-from streamco.sim.experiment.result_store import Ledger
+from streamco.sim.experiment.result_store import ResultStore
 from streamco.sim.experiment.runner import run_sweep
 from streamco.sim.experiment.scenario import KINDS
 from streamco.sim.experiment.tables import Point, summarise
@@ -51,7 +51,7 @@ def finish(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> tuple[Ex
     path = folder / "toy.yaml"
     path.write_text(text)
     experiment = read_experiment(path)
-    ledger = Ledger(folder / "done.jsonl", code="c")
+    ledger = ResultStore(folder / "done.jsonl", code="c")
     run_sweep(experiment.scenarios, ledger, jobs=1, progress=lambda _done, _total: None)
     return experiment, summarise(experiment, ledger)
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from streamco.errors import ConfigError
-from streamco.sim.experiment.result_store import Ledger, code_digest, name_of
+from streamco.sim.experiment.result_store import ResultStore, code_digest, name_of
 from streamco.sim.experiment.scenario import Outcome, Scenario
 from tests.sim.toys import PLACE
 
@@ -22,10 +22,10 @@ def toy(**changes: Any) -> Scenario:
 
 def test_what_was_added_is_there_now_and_later(tmp_path: Path) -> None:
     path = tmp_path / "done.jsonl"
-    first = Ledger(path, code="c")
+    first = ResultStore(path, code="c")
     first.add("a", outcome(1.0))
     first.add("b", outcome(2.0))
-    for ledger in (first, Ledger(path, code="c")):
+    for ledger in (first, ResultStore(path, code="c")):
         assert "a" in ledger
         assert "c" not in ledger
         assert (ledger.read("a").system, ledger.read("b").system) == ({"throughput": 1.0}, {"throughput": 2.0})
@@ -35,33 +35,33 @@ def test_what_was_added_is_there_now_and_later(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cut", range(1, 60, 7))
 def test_a_torn_last_line_is_cut_away_and_the_next_one_stands_alone(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "done.jsonl"
-    ledger = Ledger(path, code="c")
+    ledger = ResultStore(path, code="c")
     ledger.add("a", outcome(1.0))
     whole = path.stat().st_size
     ledger.add("b", outcome(2.0))
     path.write_bytes(path.read_bytes()[: whole + cut])
-    again = Ledger(path, code="c")
+    again = ResultStore(path, code="c")
     assert ("a" in again, "b" in again) == (True, False)
     again.add("b", outcome(3.0))
-    assert Ledger(path, code="c").read("b").system == {"throughput": 3.0}
+    assert ResultStore(path, code="c").read("b").system == {"throughput": 3.0}
     assert len(path.read_bytes().splitlines()) == 2
 
 
 def test_lines_of_other_code_count_only_where_that_is_wanted_and_never_before_our_own(tmp_path: Path) -> None:
     path = tmp_path / "done.jsonl"
-    Ledger(path, code="old").add("a", outcome(1.0))
-    assert "a" not in Ledger(path, code="new")
-    assert Ledger(path, code="new", takes_any=True).read("a").system == {"throughput": 1.0}
-    Ledger(path, code="new").add("a", outcome(2.0))
-    Ledger(path, code="old").add("a", outcome(3.0))
-    assert Ledger(path, code="new", takes_any=True).read("a").system == {"throughput": 2.0}
+    ResultStore(path, code="old").add("a", outcome(1.0))
+    assert "a" not in ResultStore(path, code="new")
+    assert ResultStore(path, code="new", takes_any=True).read("a").system == {"throughput": 1.0}
+    ResultStore(path, code="new").add("a", outcome(2.0))
+    ResultStore(path, code="old").add("a", outcome(3.0))
+    assert ResultStore(path, code="new", takes_any=True).read("a").system == {"throughput": 2.0}
 
 
 def test_a_file_that_is_no_ledger_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "done.jsonl"
     path.write_text("something else\nof somebody\n")
     with pytest.raises(ConfigError, match=r"done.jsonl, line 1: expected a finished scenario, got .* delete it"):
-        Ledger(path, code="c")
+        ResultStore(path, code="c")
     assert path.read_text() == "something else\nof somebody\n"
 
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 import pytest
 
 from streamco.errors import ConfigError, StreamcoError
-from streamco.sim.experiment.result_store import Ledger, name_of
+from streamco.sim.experiment.result_store import ResultStore, name_of
 from streamco.sim.experiment.runner import LOOK_EVERY, run_sweep
 from streamco.sim.experiment.scenario import Scenario
 from tests.sim.toys import PLACE
@@ -23,8 +23,8 @@ def toys(count: int = 6, **changes: Any) -> list[Scenario]:
     return [Scenario(**{"kind": "toy", "place": PLACE, "seed": seed, "world": {"devices": 2}, **changes}) for seed in range(count)]
 
 
-def ledger_in(folder: Path) -> Ledger:
-    return Ledger(folder / "done.jsonl", code="c")
+def ledger_in(folder: Path) -> ResultStore:
+    return ResultStore(folder / "done.jsonl", code="c")
 
 
 class Heard(list[tuple[int, int]]):

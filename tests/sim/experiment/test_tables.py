@@ -7,7 +7,7 @@ import pytest
 
 from streamco.sim.experiment.experiment import Experiment, read_experiment
 from streamco.sim.experiment.metrics import Figure
-from streamco.sim.experiment.result_store import Ledger
+from streamco.sim.experiment.result_store import ResultStore
 from streamco.sim.experiment.runner import run_sweep
 from streamco.sim.experiment.scenario import KINDS
 from streamco.sim.experiment.tables import Table, format_number, format_table, name_of_path, scale_of, summarise, table_of, write_results
@@ -29,11 +29,11 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(KINDS, "toy", PLACE)
 
 
-def finish(folder: Path, text: str = TOY, *, name: str = "toy", backwards: bool = False) -> tuple[Experiment, Ledger]:
+def finish(folder: Path, text: str = TOY, *, name: str = "toy", backwards: bool = False) -> tuple[Experiment, ResultStore]:
     path = folder / f"{name}.yaml"
     path.write_text(text)
     experiment = read_experiment(path)
-    ledger = Ledger(folder / f"{name}.jsonl", code="c")
+    ledger = ResultStore(folder / f"{name}.jsonl", code="c")
     scenarios = experiment.scenarios[::-1] if backwards else experiment.scenarios
     run_sweep(scenarios, ledger, jobs=1, progress=lambda _done, _total: None)
     return experiment, ledger

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from streamco.errors import ConfigError
-from streamco.policies.batching import CHUNK, Alternating, BatchPolicy, LinearStep, Patient, Portion, Situation, StrictPrefill, Waiting
+from streamco.policies.batching import CHUNK, Alternating, BatchContext, BatchPolicy, LinearStep, MayWait, Portion, StrictPrefill, Waiting
 from streamco.sim.fleet.batch_policies import BATCHING, ChunkedPrefill, Continuous, LengthAware, Windowed, batch_policy, padded_tokens
 
 STEP = LinearStep(setup=0.040, per_token=0.0002)
@@ -37,8 +37,8 @@ def draft(session: str, tokens: int = 5, *, judged: int = 5, since: float = 0.0,
     )
 
 
-def situation(now: float = 0.0, *, verified: int = 1) -> Situation:
-    return Situation(now=now, served={}, verified=verified, step=STEP)
+def situation(now: float = 0.0, *, verified: int = 1) -> BatchContext:
+    return BatchContext(now=now, served={}, verified=verified, step=STEP)
 
 
 def chosen(policy: BatchPolicy, *waiting: Waiting, now: float = 0.0, verified: int = 1) -> tuple[str, dict[str, int]]:
@@ -182,7 +182,7 @@ def test_a_batch_is_of_one_kind_fits_and_splits_nothing_that_is_judged(
     policy, waiting = small(name), arrived(drawn, 0.0, count())
     batch = policy.choose(waiting, situation(late, verified=verified))
     if batch is None:
-        assert isinstance(policy, Patient)
+        assert isinstance(policy, MayWait)
         ready_at = policy.ready_at(waiting, situation(late))
         assert ready_at is not None
         assert ready_at > late
@@ -211,7 +211,7 @@ def batches_until_read(policy: BatchPolicy, waiting: list[Waiting], stream: Sequ
     for number in range(1, most + 1):
         batch = policy.choose(waiting, situation(now, verified=verified))
         if batch is None:
-            assert isinstance(policy, Patient)
+            assert isinstance(policy, MayWait)
             now = policy.ready_at(waiting, situation(now)) or now
             batch = policy.choose(waiting, situation(now, verified=verified))
         assert batch is not None

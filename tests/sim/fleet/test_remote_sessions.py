@@ -14,7 +14,7 @@ from streamco.core.speculation.events import (
 )
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.sim.fleet.recorded_answer import RecordedAnswer
-from streamco.sim.fleet.remote_sessions import ServedRemote, ServedSession, Traffic
+from streamco.sim.fleet.remote_sessions import SimulatedRemoteStream, SimulatedVerifierSession, Traffic
 from streamco.sim.fleet.target_server import TargetServer
 from streamco.sim.hardware.links import ConstantLink
 from tests.sim.crowds import OPEN, RTT, STEP, flat, requests
@@ -32,8 +32,8 @@ class Parts:
     def hear(self, event: object) -> None:
         self.heard.append((round(self.env.now, 6), event))
 
-    def session(self, device: str = "d", answer: RecordedAnswer | None = None) -> ServedSession:
-        return ServedSession(
+    def session(self, device: str = "d", answer: RecordedAnswer | None = None) -> SimulatedVerifierSession:
+        return SimulatedVerifierSession(
             self.env,
             self.server,
             ConstantLink(RTT),
@@ -44,8 +44,8 @@ class Parts:
             on_verdict=self.judged.append,
         )
 
-    def remote(self) -> ServedRemote:
-        return ServedRemote(self.env, self.server, ConstantLink(RTT), traffic=self.traffic, answer=self.answer, emit=self.hear)
+    def remote(self) -> SimulatedRemoteStream:
+        return SimulatedRemoteStream(self.env, self.server, ConstantLink(RTT), traffic=self.traffic, answer=self.answer, emit=self.hear)
 
 
 def test_the_first_draft_goes_with_the_opening_and_its_verdict_comes_behind_the_prompt() -> None:

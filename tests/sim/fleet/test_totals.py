@@ -1,7 +1,7 @@
 import pytest
 
 from streamco.core.verifier.events import SendVerdict
-from streamco.sim.fleet.totals import Totals
+from streamco.sim.fleet.totals import FleetTotals
 from tests.sim.crowds import Small, requests
 
 
@@ -10,12 +10,12 @@ def verdict(queued: float, compute: float) -> SendVerdict:
 
 
 def test_of_nothing_there_are_no_figures() -> None:
-    assert Totals().figures(0) == {}
+    assert FleetTotals().figures(0) == {}
 
 
 def test_shares_are_of_what_they_say() -> None:
     small = Small(requests(5, acceptance=0.6), branches=6)
-    totals = Totals()
+    totals = FleetTotals()
     for answered in small.answered:
         totals.note(answered)
     for each in (verdict(0.1, 0.2), verdict(0.3, 0.2)):
@@ -34,7 +34,7 @@ def test_shares_are_of_what_they_say() -> None:
 
 
 def test_answers_of_the_server_alone_say_nothing_of_drafts() -> None:
-    totals = Totals()
+    totals = FleetTotals()
     for answered in Small(requests(3), execution="fused").answered:
         totals.note(answered)
     found = totals.figures(100)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from bench.hardware import FITTED, SHORT, errors, kernels, measured, packaged
 from streamco.errors import ConfigError
-from streamco.sim.hardware.forward_pass_times import Hardware, Op, Shape, describe, gpus, memory_tokens, predict, predictor
+from streamco.sim.hardware.forward_pass_times import ForwardPassShape, Hardware, Op, describe, gpus, memory_tokens, predict, predictor
 from streamco.sim.hardware.operators import MODELS, Gpu, all_reduce_seconds, forward_pass
 
 CLOUD = Hardware(model="llama2-70b", gpu="a100", tensor_parallel=4)
@@ -107,9 +107,9 @@ def test_more_of_anything_takes_longer(hardware: Hardware) -> None:
 def test_the_fast_form_says_what_predict_says(hardware: Hardware) -> None:
     seconds = predictor(hardware)
     for tokens in (1, 7, 130, 2048, 6000):
-        assert predict("decode", Shape(tokens=tokens, sequences=tokens, context=900), hardware) == seconds(tokens, 0, 900)
-        assert predict("prefill", Shape(tokens=tokens, context=900), hardware) == seconds(0, tokens, 900)
-        assert predict("prefill", Shape(tokens=tokens, sequences=(tokens + 1) // 2, context=900), hardware) == seconds(
+        assert predict("decode", ForwardPassShape(tokens=tokens, sequences=tokens, context=900), hardware) == seconds(tokens, 0, 900)
+        assert predict("prefill", ForwardPassShape(tokens=tokens, context=900), hardware) == seconds(0, tokens, 900)
+        assert predict("prefill", ForwardPassShape(tokens=tokens, sequences=(tokens + 1) // 2, context=900), hardware) == seconds(
             0, tokens, 900, (tokens + 1) // 2
         )
 
@@ -117,7 +117,7 @@ def test_the_fast_form_says_what_predict_says(hardware: Hardware) -> None:
 @pytest.mark.parametrize("model", ["llama2-70b", "qwen-72b", "llama2-7b", "llama3-8b"])
 @pytest.mark.parametrize("gpu", ["a100", "h100", "v100"])
 def test_two_gpus_read_a_prompt_sooner_than_one_and_graphs_are_never_slower(model: str, gpu: str) -> None:
-    one, prompt = Hardware(model=model, gpu=gpu), Shape(tokens=1024)
+    one, prompt = Hardware(model=model, gpu=gpu), ForwardPassShape(tokens=1024)
     two = replace(one, tensor_parallel=2)
     assert predict("prefill", prompt, replace(two, engine="graphs")) <= predict("prefill", prompt, two) < predict("prefill", prompt, one)
 
@@ -148,13 +148,13 @@ def test_unknown_hardware_is_an_error_that_lists_what_there_is(hardware: Hardwar
 @pytest.mark.parametrize(
     ("op", "shape"),
     [
-        ("decode", Shape(tokens=2)),
-        ("decode", Shape(tokens=0, sequences=0)),
-        ("prefill", Shape(tokens=2, sequences=3)),
-        ("prefill", Shape(tokens=2, context=-1)),
+        ("decode", ForwardPassShape(tokens=2)),
+        ("decode", ForwardPassShape(tokens=0, sequences=0)),
+        ("prefill", ForwardPassShape(tokens=2, sequences=3)),
+        ("prefill", ForwardPassShape(tokens=2, context=-1)),
     ],
 )
-def test_an_impossible_shape_is_an_error(op: Op, shape: Shape) -> None:
+def test_an_impossible_shape_is_an_error(op: Op, shape: ForwardPassShape) -> None:
     with pytest.raises(ConfigError, match=f"{op}: expected"):
         predict(op, shape, CLOUD)
 

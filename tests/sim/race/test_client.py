@@ -9,7 +9,7 @@ import pytest
 from streamco.client.race.dispatcher import Dispatcher, DispatchOptions
 from streamco.client.race.migration import MigrationOptions
 from streamco.profiles import Profile
-from streamco.sim.race.client import Ask, Client, Ran, throw_ask
+from streamco.sim.race.client import RaceOutcome, RequestDraw, SimulatedClient, draw_request
 from streamco.sim.race.endpoints import SimulatedAnswer
 from streamco.sim.race.lengths import ALPACA, TabledChats
 from streamco.sim.race.services import PHONES, PackagedService, Reply, price_of
@@ -20,21 +20,21 @@ CHATS = TabledChats(*ALPACA)
 PRICES = price_of("gpt-4o-mini")
 
 
-def client(policy: str = "auto", *, budget: float = 0.3, side: Any = "device", rate: float = 5.0, **settings: Any) -> Client:
+def client(policy: str = "auto", *, budget: float = 0.3, side: Any = "device", rate: float = 5.0, **settings: Any) -> SimulatedClient:
     profile = Profile(server_ttft=SERVICE.ttft, device=PHONE.speed, lengths=CHATS.prompts, prices=PRICES, shape=PHONE.shape)
     dispatcher = Dispatcher(DispatchOptions(constrained=side, exchange_rate=rate), budget=budget, policy=policy, profile=profile, seed=1)
-    return Client(dispatcher, PHONE.speed, prices=PRICES, shape=PHONE.shape, exchange_rate=rate, **{"pace": None, **settings})
+    return SimulatedClient(dispatcher, PHONE.speed, prices=PRICES, shape=PHONE.shape, exchange_rate=rate, **{"pace": None, **settings})
 
 
-def asks(count: int) -> list[Ask]:
-    return [throw_ask(f"test {number}", CHATS, SERVICE, 128) for number in range(count)]
+def asks(count: int) -> list[RequestDraw]:
+    return [draw_request(f"test {number}", CHATS, SERVICE, 128) for number in range(count)]
 
 
-def ask(prompt: int, tokens: int, reply: Reply) -> Ask:
-    return Ask(SimulatedAnswer(prompt_tokens=prompt, tokens=tokens), reply, "one")
+def ask(prompt: int, tokens: int, reply: Reply) -> RequestDraw:
+    return RequestDraw(SimulatedAnswer(prompt_tokens=prompt, tokens=tokens), reply, "one")
 
 
-def figures(ran: Ran) -> tuple[Any, ...]:
+def figures(ran: RaceOutcome) -> tuple[Any, ...]:
     return ran.machine.winner, round(ran.ttft, 9), ran.cost, ran.device.read, ran.device.made, ran.server.read, ran.server.made
 
 
@@ -93,7 +93,7 @@ def test_an_answer_moves_from_the_dear_device_to_the_cheap_server() -> None:
 
 def test_a_client_learns_what_it_was_not_told() -> None:
     dispatcher = Dispatcher(DispatchOptions(constrained="device"), budget=0.5, policy="auto", seed=1)
-    learner = Client(dispatcher, PHONE.speed, prices=None, shape=None, exchange_rate=5.0, pace=None, burst=1 << 20)
+    learner = SimulatedClient(dispatcher, PHONE.speed, prices=None, shape=None, exchange_rate=5.0, pace=None, burst=1 << 20)
     ran = [learner.run(each) for each in asks(150)]
     assert {each.dispatched.report().policy for each in ran[:10]} == {"both"}
     assert ran[-1].dispatched.report().policy == "device-constrained"

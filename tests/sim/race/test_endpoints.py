@@ -10,9 +10,9 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.core.race.attempt import Start
+from streamco.core.race.attempt import AttemptPlan
 from streamco.core.race.commands import ContinueStream, OpenStream, PrepareStream
-from streamco.core.race.machine import SessionMachine, SessionPlan
+from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.core.race.migration import MigrationPlan
 from streamco.errors import ConfigError
 from streamco.events import Event, StreamEnded, TokensReceived
@@ -20,7 +20,7 @@ from streamco.partial import Partial
 from streamco.policies.migration import Terms
 from streamco.profiles import DeviceSpeed, RemainingLength, TTFTDistribution
 from streamco.sim.race.endpoints import SimulatedAnswer, SimulatedDevice, SimulatedServer
-from streamco.sim.race.session import Opening, SimulatedSession
+from streamco.sim.race.session import Opening, SimulatedRace
 
 ANSWER = SimulatedAnswer(prompt_tokens=20, tokens=10)
 SPEED = DeviceSpeed(seconds_per_token=0.1, overhead=0.5, decode_tokens_per_s=10.0)
@@ -237,8 +237,8 @@ def test_a_session_moves_from_one_to_the_other_and_every_token_is_counted_once()
         "server": Terms(prompt=1e-6, completion=5e-6, setup=0.4, rate=40.0),
         "device": Terms(prompt=1e-7, completion=1e-7, setup=0.05, per_token=0.025, rate=12.0, pre_copy="append"),
     }
-    plan = SessionPlan(
-        starts=(Start("server", 0.0, continues=True), Start("device", None, continues=True)),
+    plan = RacePlan(
+        starts=(AttemptPlan("server", 0.0, continues=True), AttemptPlan("device", None, continues=True)),
         pace=4.8,
         max_tokens=80,
         migration=MigrationPlan(
@@ -246,8 +246,8 @@ def test_a_session_moves_from_one_to_the_other_and_every_token_is_counted_once()
         ),
     )
     env = simpy.Environment()
-    machine = SessionMachine(plan)
-    SimulatedSession(env, machine, sources).start()
+    machine = RaceMachine(plan)
+    SimulatedRace(env, machine, sources).start()
     env.run()
     (move,) = machine.hand_overs
     assert (move.source, move.target) == ("server", "device")

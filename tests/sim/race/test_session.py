@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import simpy
 
-from streamco.core.race.attempt import LegState, Start
+from streamco.core.race.attempt import AttemptPlan, AttemptState
 from streamco.core.race.commands import CancelStream, Command, DeliverTokens, FinishDelivery, OpenStream
-from streamco.core.race.machine import SessionMachine, SessionPlan
+from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.errors import AllEndpointsFailed, EndpointConnectError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
-from streamco.sim.race.session import Opening, ScriptedSource, SimulatedSession, SimulatedStream
+from streamco.sim.race.session import Opening, ScriptedSource, SimulatedRace, SimulatedStream
 from streamco.testing.endpoint import text_chunk
 
-BOTH = (Start("server", 0.0), Start("device", 0.0))
+BOTH = (AttemptPlan("server", 0.0), AttemptPlan("device", 0.0))
 
 
 def words(source: str, *times: float) -> list[tuple[float, Event]]:
@@ -27,11 +27,11 @@ def words(source: str, *times: float) -> list[tuple[float, Event]]:
 class World:
     """A session among scripted sources."""
 
-    def __init__(self, starts: tuple[Start, ...] = BOTH, *, pace: float | None = None, **sources: Any) -> None:
+    def __init__(self, starts: tuple[AttemptPlan, ...] = BOTH, *, pace: float | None = None, **sources: Any) -> None:
         self.env = simpy.Environment()
         self.log: list[tuple[float, Event | None, list[Command]]] = []
-        self.machine = SessionMachine(SessionPlan(starts=starts, pace=pace))
-        self.session = SimulatedSession(self.env, self.machine, sources, log=self.log)
+        self.machine = RaceMachine(RacePlan(starts=starts, pace=pace))
+        self.session = SimulatedRace(self.env, self.machine, sources, log=self.log)
 
     def run(self, until: float | None = None) -> World:
         self.session.start()
@@ -60,17 +60,17 @@ def test_the_faster_source_is_delivered_at_its_own_times() -> None:
 
 
 def test_a_source_starts_when_its_wait_is_over() -> None:
-    starts = (Start("server", 0.0), Start("device", 0.25))
+    starts = (AttemptPlan("server", 0.0), AttemptPlan("device", 0.25))
     world = World(starts, server=ScriptedSource(words("server", 5.0)), device=ScriptedSource(words("device", 0.1))).run()
     assert world.times_of(OpenStream) == [(0.0, "server"), (0.25, "device")]
     assert world.delivered == [(0.35, "device0 ")]
 
 
 def test_a_wait_that_is_not_needed_any_more_fires_nothing() -> None:
-    starts = (Start("server", 0.0), Start("device", 3.0))
+    starts = (AttemptPlan("server", 0.0), AttemptPlan("device", 3.0))
     world = World(starts, server=ScriptedSource(words("server", 0.1)), device=ScriptedSource(words("device", 0.1))).run()
     assert world.times_of(OpenStream) == [(0.0, "server")]
-    assert world.machine.legs["device"].state is LegState.SPARED
+    assert world.machine.legs["device"].state is AttemptState.SPARED
     assert world.log[-1][0] == pytest.approx(0.1), "the dropped deadline is no step"
 
 
@@ -85,7 +85,7 @@ def test_a_loser_emits_nothing_and_is_released_after_its_time() -> None:
 
 
 def test_paced_tokens_come_when_they_are_due() -> None:
-    starts = (Start("server", 0.0),)
+    starts = (AttemptPlan("server", 0.0),)
     world = World(starts, pace=10.0, server=ScriptedSource(words("server", *[0.1] * 5))).run()
     assert [time for time, _ in world.delivered] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
     assert world.log[-1][2][-1] == FinishDelivery()
@@ -128,12 +128,12 @@ def test_sessions_of_one_world_share_its_time() -> None:
     env = simpy.Environment()
     machines = []
 
-    def begin_at(time: float, session: SimulatedSession) -> None:
+    def begin_at(time: float, session: SimulatedRace) -> None:
         env.timeout(time).callbacks.append(lambda _: session.start())
 
     for number in range(50):
-        machine = SessionMachine(SessionPlan(starts=(Start("server", 0.0),)))
-        begin_at(number * 0.1, SimulatedSession(env, machine, {"server": ScriptedSource(words("server", 1.0, 2.0))}))
+        machine = RaceMachine(RacePlan(starts=(AttemptPlan("server", 0.0),)))
+        begin_at(number * 0.1, SimulatedRace(env, machine, {"server": ScriptedSource(words("server", 1.0, 2.0))}))
         machines.append(machine)
     env.run()
     assert [machine.finished for machine in machines] == pytest.approx([number * 0.1 + 2.0 for number in range(50)])
@@ -159,14 +159,14 @@ def test_a_source_may_decide_for_itself_what_happens_when() -> None:
             released()
 
     echo = Echo()
-    world = World((Start("server", 0.0),), server=echo).run()
+    world = World((AttemptPlan("server", 0.0),), server=echo).run()
     assert world.delivered == [(0.5, "hi")]
     assert world.machine.finished == 1.0
     assert echo.cancelled == 0
 
 
 def test_the_log_holds_every_step_and_its_commands() -> None:
-    world = World((Start("server", 0.0),), server=ScriptedSource(words("server", 0.5))).run()
+    world = World((AttemptPlan("server", 0.0),), server=ScriptedSource(words("server", 0.5))).run()
     kinds = [(now, type(event).__name__, [type(command).__name__ for command in commands]) for now, event, commands in world.log]
     assert kinds == [
         (0.0, "NoneType", ["OpenStream"]),

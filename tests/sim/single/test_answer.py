@@ -11,15 +11,15 @@ import simpy
 from msgspec.structs import replace
 
 from streamco.core.speculation.answer import Emit
-from streamco.core.speculation.estimates import Pair, PairPrior
-from streamco.core.speculation.events import ReaderBehind, ReaderReady, SpeculatorEvent
+from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstimates
+from streamco.core.speculation.events import ReaderBehind, ReaderReady, SpeculationEvent
 from streamco.core.speculation.options import SpeculatorOptions
 from streamco.policies.mode_switch import Predicted
 from streamco.policies.window import Dynamic, Static, WindowPolicy
 from streamco.sim.driver import call_at
 from streamco.sim.fleet.drafting_device import CertainModel, DraftingDevice, Successor, choose_token
 from streamco.sim.single.answer import SimulatedSpeculation, SpeculationOutcome, simulate_answer
-from streamco.sim.single.faulty_verifier import Fault, FaultKind, Faults, JudgingServer, Link
+from streamco.sim.single.faulty_verifier import Fault, FaultKind, Faults, FaultyLink, JudgingServer
 from streamco.testing.sequences import FakeDistribution
 
 _END = 0
@@ -63,7 +63,7 @@ def repeat_events(_: simpy.Environment, run: SimulatedSpeculation) -> None:
     """Whoever tells of rounds and connections says everything twice."""
     once = run.receive
 
-    def twice(event: SpeculatorEvent) -> None:
+    def twice(event: SpeculationEvent) -> None:
         once(event)
         once(event)
 
@@ -89,8 +89,8 @@ class Scenario:
         self.is_doomed = any(fail is not None for fail in fails)
         share = dice.choice((0.0, 0.0, 0.1, 0.5))
         self.window: WindowPolicy = Static(dice.randrange(1, 7)) if dice.random() < 0.6 else Dynamic()
-        prior = PairPrior(remote_step=dice.choice((0.01, 0.05, 0.2)), wait=dice.choice((0.02, 0.1, 0.5)))
-        self.pair = Pair(self.budget, window=self.window, prior=prior)
+        prior = EstimatesPrior(remote_step=dice.choice((0.01, 0.05, 0.2)), wait=dice.choice((0.02, 0.1, 0.5)))
+        self.pair = SpeculationEstimates(self.budget, window=self.window, prior=prior)
         emit: Emit = dice.choice(("verified", "draft"))
         self.options = SpeculatorOptions(
             end_ids=self.end_ids,
@@ -134,7 +134,7 @@ class Scenario:
             verifier_fails_at=fails[1],
             remote_fails_at=fails[2],
         )
-        self.link = Link(rtt=dice.choice((0.0, 0.03, 0.2)), bits_per_s=dice.choice((1e4, 1e8)))
+        self.link = FaultyLink(rtt=dice.choice((0.0, 0.03, 0.2)), bits_per_s=dice.choice((1e4, 1e8)))
         self.is_sampled = is_sampled
 
     def trouble(self, env: simpy.Environment, run: SimulatedSpeculation) -> None:
@@ -226,12 +226,14 @@ def scripted(agreement: float, seed: int) -> tuple[Successor, Successor]:
     return target, lambda ids: drafted(len(ids), ids[-1] if ids else 0)
 
 
-def answer_ratio(pair: Pair, *, rtt: float, agreement: float, step: float, draft_step: float, is_adaptive: bool = True) -> float:
+def answer_ratio(
+    pair: SpeculationEstimates, *, rtt: float, agreement: float, step: float, draft_step: float, is_adaptive: bool = True
+) -> float:
     """Tokens per second of an answer of 256 tokens, relative to the plain stream."""
     target, draft = scripted(agreement, 5)
     device = DraftingDevice(model=draft, step_times=tuple(draft_step * (1.0 + 0.05 * place) for place in range(6)))
     server = JudgingServer(model=target, step=step, prompt_time=0.2)
-    outcome = simulate_answer(pair, SpeculatorOptions(max_tokens=256, is_adaptive=is_adaptive), device, server, Link(rtt=rtt), seed=1)
+    outcome = simulate_answer(pair, SpeculatorOptions(max_tokens=256, is_adaptive=is_adaptive), device, server, FaultyLink(rtt=rtt), seed=1)
     assert outcome is not None
     assert len(outcome.ids) == 256
     return (rtt + server.prompt_time + 256 * step) / outcome.seconds
@@ -244,8 +246,10 @@ def test_a_lossless_answer_is_never_slower_than_95_percent_of_plain_remote(rtt: 
     for agreement in (0.0, 0.75, 0.9):
         for step in (0.02, 0.05, 0.1):
             for draft_step in (0.005, 0.02, 0.05):
-                prior = PairPrior(remote_step=step, wait=rtt + step) if is_calibrated else PairPrior()
-                ratio = answer_ratio(Pair(window=window, prior=prior), rtt=rtt, agreement=agreement, step=step, draft_step=draft_step)
+                prior = EstimatesPrior(remote_step=step, wait=rtt + step) if is_calibrated else EstimatesPrior()
+                ratio = answer_ratio(
+                    SpeculationEstimates(window=window, prior=prior), rtt=rtt, agreement=agreement, step=step, draft_step=draft_step
+                )
                 ratios[agreement, step, draft_step] = ratio
     worst = min(ratios, key=lambda place: ratios[place])
     assert ratios[worst] >= 0.95, f"{ratios[worst]} at {worst}"
@@ -255,27 +259,27 @@ def test_a_lossless_answer_is_never_slower_than_95_percent_of_plain_remote(rtt: 
 def test_a_long_prompt_on_the_device_makes_it_seem_no_slower() -> None:
     target, draft = scripted(0.8, 5)
     device = DraftingDevice(model=draft, step_times=(0.01,) * 6, prompt_time=2.0)
-    pair = Pair(prior=PairPrior(step_times=(0.02,) * 6))
+    pair = SpeculationEstimates(prior=EstimatesPrior(step_times=(0.02,) * 6))
     server = JudgingServer(model=target, step=0.06)
     options = SpeculatorOptions(max_tokens=6, has_remote=False)  # a round or two
-    assert simulate_answer(pair, options, device, server, Link(rtt=0.03), seed=1) is not None
+    assert simulate_answer(pair, options, device, server, FaultyLink(rtt=0.03), seed=1) is not None
     assert 0.01 <= pair.step_times[0] < 0.02
 
 
 def test_the_window_that_is_predicted_to_be_best_nearly_is() -> None:
     for rtt, draft_step in ((0.01, 0.02), (0.03, 0.01), (0.06, 0.005)):
-        prior = PairPrior(acceptance=0.75, remote_step=0.06, wait=rtt + 0.06)
+        prior = EstimatesPrior(acceptance=0.75, remote_step=0.06, wait=rtt + 0.06)
         rates: dict[str, float] = {}
         windows: list[WindowPolicy] = [Predicted(), *map(Static, (2, 3, 4, 6, 8, 12))]
         for window in windows:
-            pair = Pair(window=window, prior=prior)
+            pair = SpeculationEstimates(window=window, prior=prior)
             ratio = answer_ratio(pair, rtt=rtt, agreement=0.8, step=0.06, draft_step=draft_step, is_adaptive=False)
             rates[f"{window.name} {window.first}"] = ratio
         assert rates["predicted 4"] >= 0.9 * max(rates.values()), f"{rtt}, {draft_step}: {rates}"
 
 
 def test_where_drafting_was_thought_not_to_pay_it_is_found_that_it_does() -> None:
-    pair = Pair(prior=PairPrior(acceptance=0.2, remote_step=0.1, wait=0.13))
+    pair = SpeculationEstimates(prior=EstimatesPrior(acceptance=0.2, remote_step=0.1, wait=0.13))
     first = answer_ratio(pair, rtt=0.03, agreement=0.9, step=0.1, draft_step=0.01)
     second = answer_ratio(pair, rtt=0.03, agreement=0.9, step=0.1, draft_step=0.01)
     assert first > 1.2
@@ -289,8 +293,8 @@ def test_pre_drafted_branches_are_adopted_in_more_than_45_percent_of_the_rounds(
     rates: list[float] = []
     for most_branches, is_parallel in ((6, True), (1, True), (6, False)):
         options = SpeculatorOptions(max_tokens=400, is_adaptive=False, is_parallel=is_parallel, most_branches=most_branches)
-        pair = Pair(prior=PairPrior(acceptance=0.75))
-        outcome = simulate_answer(pair, options, device, JudgingServer(model=target), Link(rtt=0.06), seed=seed)
+        pair = SpeculationEstimates(prior=EstimatesPrior(acceptance=0.75))
+        outcome = simulate_answer(pair, options, device, JudgingServer(model=target), FaultyLink(rtt=0.06), seed=seed)
         assert outcome is not None
         assert outcome.report.acceptance is not None
         rates.append(outcome.report.hit_rate or 0.0)
@@ -308,8 +312,8 @@ def test_drafts_that_are_sent_ahead_spare_the_link(draft_step: float) -> None:
     rates: list[float] = []
     for most_ahead in (0, 3):
         options = SpeculatorOptions(max_tokens=400, is_adaptive=False, most_ahead=most_ahead)
-        pair = Pair(prior=PairPrior(acceptance=0.75))
-        outcome = simulate_answer(pair, options, device, JudgingServer(model=target), Link(rtt=0.12), seed=1)
+        pair = SpeculationEstimates(prior=EstimatesPrior(acceptance=0.75))
+        outcome = simulate_answer(pair, options, device, JudgingServer(model=target), FaultyLink(rtt=0.12), seed=1)
         assert outcome is not None
         rates.append(outcome.tokens_per_s)
         assert ((outcome.report.ahead_rate or 0.0) > 0.3) == (most_ahead > 0)
@@ -329,7 +333,9 @@ def test_answers_that_are_drawn_have_the_targets_distribution(most_ahead: int) -
     counts = dict.fromkeys(expected, 0)
     hits, ahead, runs = 0, 0, 4000
     for seed in range(runs):
-        outcome = simulate_answer(Pair(window=Static(1), prior=PairPrior(wait=0.1)), options, device, server, Link(), seed=seed)
+        outcome = simulate_answer(
+            SpeculationEstimates(window=Static(1), prior=EstimatesPrior(wait=0.1)), options, device, server, FaultyLink(), seed=seed
+        )
         assert outcome is not None
         counts[tuple(outcome.ids[:3])] += 1
         hits += outcome.report.hits
@@ -346,7 +352,7 @@ def test_an_answer_that_goes_to_the_stream_and_back_is_still_the_targets_own(par
     for seed in range(part * 50, part * 50 + 50):
         scenario = Scenario(seed, budget=1.0)
         scenario.most, scenario.end_ids = 150, frozenset()
-        scenario.pair = Pair(window=scenario.window, prior=PairPrior(remote_step=0.2, wait=0.05))
+        scenario.pair = SpeculationEstimates(window=scenario.window, prior=EstimatesPrior(remote_step=0.2, wait=0.05))
         scenario.options = replace(scenario.options, has_remote=True, max_tokens=150, end_ids=frozenset(), link_patience=0.2)
         scenario.device = replace(scenario.device, end_ids=frozenset(), context=None, fails_at=None, is_sampled=False)
         faults = random_faults(Random(seed), 0.2)

@@ -24,7 +24,7 @@ from streamco.core.speculation.events import (
     VerifierFailed,
     VerifierLost,
 )
-from streamco.sim.single.faulty_verifier import Fault, FaultKind, JudgingServer, Link, SimulatedRemote, SimulatedSession
+from streamco.sim.single.faulty_verifier import Fault, FaultKind, FaultyLink, FaultyVerifierSession, JudgingServer, SimulatedRemote
 
 
 def counting(ids: Sequence[int]) -> Mapping[int, float]:
@@ -36,8 +36,8 @@ class World:
         self.env = simpy.Environment()
         self.heard: list[tuple[float, Any]] = []
         server = JudgingServer(**{"model": counting, "step": 1.0, "prompt_time": 0.0, "connect_trips": 1.0, **settings})
-        self.session = SimulatedSession(self.env, server, Link(rtt=2.0), self.hear, Random(1))
-        self.remote = SimulatedRemote(self.env, server, Link(rtt=2.0), self.hear, Random(1))
+        self.session = FaultyVerifierSession(self.env, server, FaultyLink(rtt=2.0), self.hear, Random(1))
+        self.remote = SimulatedRemote(self.env, server, FaultyLink(rtt=2.0), self.hear, Random(1))
 
     def hear(self, event: Any) -> None:
         self.heard.append((round(self.env.now, 6), event))
@@ -67,8 +67,8 @@ def test_a_round_takes_the_link_and_a_step_and_leaves_the_context_behind_the_ver
 
 
 def test_a_slow_link_carries_bytes_in_its_time() -> None:
-    assert Link(rtt=0.1, bits_per_s=800.0).seconds(50) == pytest.approx(0.55)
-    assert Link(rtt=0.1).seconds(50) == 0.05
+    assert FaultyLink(rtt=0.1, bits_per_s=800.0).seconds(50) == pytest.approx(0.55)
+    assert FaultyLink(rtt=0.1).seconds(50) == 0.05
 
 
 def test_the_first_verdict_waits_for_the_prompt() -> None:

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.wire.verify.checks import check_answer, check_draft, check_rule, check_verdict, prefix_hash
 from streamco.wire.verify.errors import FrameSizeError, MalformedFrameError
-from streamco.wire.verify.frames import Draft, Verdict, VerifyLimits
-from streamco.wire.verify.topk import Row
+from streamco.wire.verify.frames import Draft, VerdictFrame, VerifyLimits
+from streamco.wire.verify.topk import TopK
 
 LIMITS = VerifyLimits(draft_tokens=4)
 DRAFT = Draft(7, 3, 10, (1, 2, 3, 4), 1)  # judges 2, 3 and 4
-ROW = Row((5, 6), (2, 1))
+ROW = TopK((5, 6), (2, 1))
 
 
 @given(st.lists(st.integers(0, (1 << 32) - 1), max_size=20))
@@ -45,34 +45,34 @@ def test_given_ids_count_for_nothing_against_the_limit_of_a_round() -> None:
 
 
 def test_a_verdict_accepts_no_more_than_can_be_drafted_and_names_a_token() -> None:
-    check_verdict(Verdict(1, 1, 4, 9), LIMITS, 10)
-    check_verdict(Verdict(1, 1, 4, None), LIMITS, 10)
-    for verdict in (Verdict(1, 1, 5, 9), Verdict(1, 1, 4, 10), Verdict(1, 1, 4, -1)):
+    check_verdict(VerdictFrame(1, 1, 4, 9), LIMITS, 10)
+    check_verdict(VerdictFrame(1, 1, 4, None), LIMITS, 10)
+    for verdict in (VerdictFrame(1, 1, 5, 9), VerdictFrame(1, 1, 4, 10), VerdictFrame(1, 1, 4, -1)):
         with pytest.raises(MalformedFrameError, match="verdict: expected"):
             check_verdict(verdict, LIMITS, 10)
 
 
 @pytest.mark.parametrize(("accepted", "token"), [(0, 9), (1, 2), (2, 3), (3, 4), (3, None)])
 def test_corrections_and_bonus_tokens_are_answers(accepted: int, token: int | None) -> None:
-    check_answer(Verdict(7, 3, accepted, token), DRAFT, 0)
+    check_answer(VerdictFrame(7, 3, accepted, token), DRAFT, 0)
 
 
 @pytest.mark.parametrize(
     ("verdict", "expected"),
     [
-        (Verdict(7, 3, 4, 9), "at most 3 accepted tokens, got 4"),
-        (Verdict(7, 3, 1, 3), "a correction of 3 at place 1, got 3"),
-        (Verdict(7, 3, 2, None), "a correction of 4 at place 2, got None"),
-        (Verdict(7, 3, 3, 9, rows=(ROW,)), "0 rows"),
+        (VerdictFrame(7, 3, 4, 9), "at most 3 accepted tokens, got 4"),
+        (VerdictFrame(7, 3, 1, 3), "a correction of 3 at place 1, got 3"),
+        (VerdictFrame(7, 3, 2, None), "a correction of 4 at place 2, got None"),
+        (VerdictFrame(7, 3, 3, 9, rows=(ROW,)), "0 rows"),
     ],
 )
-def test_what_cannot_be_a_verdict_on_the_draft_is_malformed(verdict: Verdict, expected: str) -> None:
+def test_what_cannot_be_a_verdict_on_the_draft_is_malformed(verdict: VerdictFrame, expected: str) -> None:
     with pytest.raises(MalformedFrameError, match=expected):
         check_answer(verdict, DRAFT, 0)
 
 
 def test_rows_are_there_for_every_place_where_they_were_asked_for() -> None:
-    check_answer(Verdict(7, 3, 0, 9, rows=(ROW,) * 4), DRAFT, 2)
-    for rows in ((), (ROW,) * 3, (ROW,) * 5, (ROW, ROW, ROW, Row((1, 2, 3), (3, 2, 1)))):
+    check_answer(VerdictFrame(7, 3, 0, 9, rows=(ROW,) * 4), DRAFT, 2)
+    for rows in ((), (ROW,) * 3, (ROW,) * 5, (ROW, ROW, ROW, TopK((1, 2, 3), (3, 2, 1)))):
         with pytest.raises(MalformedFrameError, match="expected 4 rows of at most 2 ids"):
-            check_answer(Verdict(7, 3, 0, 9, rows=rows), DRAFT, 2)
+            check_answer(VerdictFrame(7, 3, 0, 9, rows=rows), DRAFT, 2)

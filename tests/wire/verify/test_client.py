@@ -27,7 +27,7 @@ from streamco.wire.verify.frames import (
     Resume,
     Resumed,
     ServerFrame,
-    Verdict,
+    VerdictFrame,
     VerifyLimits,
     Welcome,
 )
@@ -69,7 +69,7 @@ def test_an_answer_is_made_round_by_round() -> None:
     assert client.draft(session, 3, (4, 5, 6, 7)) == 0
     assert up(client, server) == [Draft(session, 0, 3, (4, 5, 6, 7))]
     judge(server, session, 0, 2, 9)
-    assert down(server, client) == [Verdict(session, 0, 2, 9)]
+    assert down(server, client) == [VerdictFrame(session, 0, 2, 9)]
     assert client.length(session) == 6
     client.extend(session, 6, (10, 11))
     client.draft(session, 8, (12, 13), given=1)
@@ -91,10 +91,10 @@ def test_a_draft_sent_ahead_is_a_round_when_its_verdict_comes() -> None:
     assert up(client, server) == [Draft(session, 0, 3, (4, 5))], "the server keeps the others"
     judge(server, session, 0, 2, 9)
     assert server.take_begun() == [Draft(session, 1, 6, (10, 11))]
-    assert down(server, client) == [Verdict(session, 0, 2, 9)]
+    assert down(server, client) == [VerdictFrame(session, 0, 2, 9)]
     assert client.round_out(session) == 1
     judge(server, session, 1, 1, 20)
-    assert down(server, client) == [Verdict(session, 1, 1, 20)]
+    assert down(server, client) == [VerdictFrame(session, 1, 1, 20)]
     assert (client.round_out(session), client.length(session)) == (None, 8)
     client.draft(session, 8, (1,))
     assert up(client, server) == [Draft(session, 3, 8, (1,))]
@@ -154,7 +154,7 @@ def test_a_draft_that_the_context_has_no_room_for_is_refused_when_its_turn_comes
     judge(server, session, 0, 2, 9)
     assert server.take_begun() == []
     verdict, refusal = down(server, client)
-    assert verdict == Verdict(session, 0, 2, 9)
+    assert verdict == VerdictFrame(session, 0, 2, 9)
     assert isinstance(refusal, Refusal)
     assert (refusal.code, refusal.round_number) == ("context_full", 1)
     assert client.round_out(session) is None
@@ -186,7 +186,7 @@ def test_a_draft_may_follow_its_open_at_once() -> None:
     assert up(client, server) == [Open(session, SAMPLE, 4, 99, (1, 2)), Draft(session, 0, 2, (3,), 0, (a_row(3),))]
     assert server.send(Opened(session, KEY, 0))
     judge(server, session, 0, 1, 4, a_row(3, 1), a_row(4))
-    assert [type(frame) for frame in down(server, client)] == [Opened, Verdict]
+    assert [type(frame) for frame in down(server, client)] == [Opened, VerdictFrame]
 
 
 def test_sessions_of_one_connection_do_not_know_each_other() -> None:
@@ -197,7 +197,7 @@ def test_sessions_of_one_connection_do_not_know_each_other() -> None:
     up(client, server)
     judge(server, second, 0, 1, 7)
     judge(server, first, 0, 0, 8)
-    assert down(server, client) == [Verdict(second, 0, 1, 7), Verdict(first, 0, 0, 8)]
+    assert down(server, client) == [VerdictFrame(second, 0, 1, 7), VerdictFrame(first, 0, 0, 8)]
     assert (client.length(first), client.length(second)) == (2, 6)
 
 
@@ -236,7 +236,7 @@ def test_calls_out_of_order_are_the_callers_fault_and_say_nothing() -> None:
         client.draft(7, 0, ())
     with pytest.raises(UsageError, match="session 7: expected one that is open"):
         client.extend(7, 0, ())
-    hear(client, Verdict(0, 0, 2, 9))
+    hear(client, VerdictFrame(0, 0, 2, 9))
     with pytest.raises(UsageError, match="a base of 0 to 6, got 7"):
         client.draft(0, 7, ())
     assert said(client) == []
@@ -261,10 +261,10 @@ def test_what_the_server_would_refuse_for_its_size_is_not_sent() -> None:
 
 def test_verdicts_on_rounds_and_sessions_that_are_over_are_dropped() -> None:
     client = drafting()
-    assert hear(client, Verdict(0, 7, 0, 9)) is None
-    assert hear(client, Verdict(3, 0, 0, 9)) is None
-    hear(client, Verdict(0, 0, 0, 9))
-    assert hear(client, Verdict(0, 0, 0, 9)) is None
+    assert hear(client, VerdictFrame(0, 7, 0, 9)) is None
+    assert hear(client, VerdictFrame(3, 0, 0, 9)) is None
+    hear(client, VerdictFrame(0, 0, 0, 9))
+    assert hear(client, VerdictFrame(0, 0, 0, 9)) is None
     client.close(0)
     assert hear(client, Opened(0, KEY, 0)) is None
     assert hear(client, Resumed(0, 0, KEY)) is None
@@ -280,12 +280,12 @@ def test_a_refused_round_can_be_tried_again_under_the_next_number() -> None:
 
 def test_a_refusal_of_an_older_round_leaves_the_present_one_alone() -> None:
     client = drafting()
-    hear(client, Verdict(0, 0, 2, 9))
+    hear(client, VerdictFrame(0, 0, 2, 9))
     client.draft(0, 6, (4, 5))
     assert hear(client, Refusal("overloaded", "x", 0, 0)) is None
     assert hear(client, Refusal("stale_round", "x", 0, 9)) is None
     assert hear(client, Refusal("overloaded", "x", 3, 0)) is None
-    assert hear(client, Verdict(0, 1, 1, 9)) is not None
+    assert hear(client, VerdictFrame(0, 1, 1, 9)) is not None
     assert hear(client, Refusal("overloaded", "x", 0, 1)) is None
 
 
@@ -329,7 +329,7 @@ def test_a_server_that_holds_other_tokens_is_no_place_to_resume() -> None:
 # Verifiers that can't be believed
 
 
-@pytest.mark.parametrize("frame", [Verdict(0, 0, 0, 1), Opened(0, KEY, 0), Resumed(0, 0, KEY)])
+@pytest.mark.parametrize("frame", [VerdictFrame(0, 0, 0, 1), Opened(0, KEY, 0), Resumed(0, 0, KEY)])
 def test_nothing_comes_before_the_welcome(frame: ServerFrame) -> None:
     client = VerifyClient(codec(), VOCABULARY)
     with pytest.raises(UnexpectedFrameError, match="welcome first"):
@@ -345,15 +345,15 @@ def test_a_version_that_was_not_offered_is_none() -> None:
 @pytest.mark.parametrize(
     ("frame", "top_k"),
     [
-        (Verdict(0, 0, 3, 9), 0),
-        (Verdict(0, 0, 1, 5), 0),
-        (Verdict(0, 0, 1, None), 0),
-        (Verdict(0, 0, 2, 9, rows=(a_row(1),)), 0),
-        (Verdict(0, 0, 2, 9), 4),
-        (Verdict(0, 0, 2, 9, rows=(a_row(1, 2, 3, 4, 5),) * 3), 4),
+        (VerdictFrame(0, 0, 3, 9), 0),
+        (VerdictFrame(0, 0, 1, 5), 0),
+        (VerdictFrame(0, 0, 1, None), 0),
+        (VerdictFrame(0, 0, 2, 9, rows=(a_row(1),)), 0),
+        (VerdictFrame(0, 0, 2, 9), 4),
+        (VerdictFrame(0, 0, 2, 9, rows=(a_row(1, 2, 3, 4, 5),) * 3), 4),
     ],
 )
-def test_a_verdict_that_is_none_ends_the_connection(frame: Verdict, top_k: int) -> None:
+def test_a_verdict_that_is_none_ends_the_connection(frame: VerdictFrame, top_k: int) -> None:
     client = drafting(top_k=top_k)
     with pytest.raises(MalformedFrameError):
         hear(client, frame)

@@ -27,11 +27,11 @@ from streamco.wire.verify.frames import (
     Resume,
     Resumed,
     ServerFrame,
-    Verdict,
+    VerdictFrame,
     VerifyLimits,
     Welcome,
 )
-from streamco.wire.verify.topk import Row
+from streamco.wire.verify.topk import TopK
 from tests.wire.verify.test_topk import some_rows
 from tests.wire.verifying import KEY, SIZE, a_row, codec, msgpack
 
@@ -71,7 +71,9 @@ up_: st.SearchStrategy[ClientFrame] = st.one_of(
     st.builds(Close, number_),
 )
 limits_ = st.builds(VerifyLimits, frame_bytes=st.integers(1, 1 << 30), top_k=st.integers(1, 255))
-verdicts_ = st.builds(Verdict, number_, number_, st.integers(0, 8), st.none() | st.integers(0, SIZE - 1), number_, number_, number_, rows_)
+verdicts_ = st.builds(
+    VerdictFrame, number_, number_, st.integers(0, 8), st.none() | st.integers(0, SIZE - 1), number_, number_, number_, rows_
+)
 down_: st.SearchStrategy[ServerFrame] = st.one_of(
     st.builds(Welcome, st.integers(1, 9), name_, st.integers(0, 255), limits_, number_, st.booleans()),
     st.builds(Opened, number_, digest_, number_),
@@ -92,7 +94,7 @@ UP: list[ClientFrame] = [
 DOWN: list[ServerFrame] = [
     Welcome(1, "m", 7, VerifyLimits(), 60, True),
     Opened(1, KEY, 0),
-    Verdict(1, 2, 1, 5, 3, 400, 9000, (a_row(5),) * 3),
+    VerdictFrame(1, 2, 1, 5, 3, 400, 9000, (a_row(5),) * 3),
     Resumed(2, 5, KEY),
     Refusal("overloaded", "later", 1, 2, 500),
 ]
@@ -134,7 +136,7 @@ def test_the_number_of_ids_follows_from_the_bytes_at_every_width(size: int, data
         (Follow(1, 4, 3, 2, 500, (6, 7)), [7, 1, 4, 3, 2, 500, bytes.fromhex("06000700")]),
         (DOWN[0], [16, 1, "m", 7, [1 << 20, 1 << 17, 31, 64, 64], 60, True]),
         (DOWN[1], [17, 1, KEY, 0]),
-        (Verdict(1, 2, 1, 5, 3, 400, 9000), [18, 1, 2, 1, 5, 3, 400, 9000]),
+        (VerdictFrame(1, 2, 1, 5, 3, 400, 9000), [18, 1, 2, 1, 5, 3, 400, 9000]),
         (DOWN[3], [19, 2, 5, KEY]),
         (DOWN[4], [20, "overloaded", "later", 1, 2, 500]),
     ],
@@ -170,7 +172,7 @@ def test_a_greedy_round_of_four_tokens_is_under_a_hundred_bytes_up() -> None:
 
 
 def test_a_verdict_without_rows_is_as_small() -> None:
-    assert len(CODEC.encode(Verdict(1, 2000, 3, 49151, 12, 350, 90_000))) <= 30
+    assert len(CODEC.encode(VerdictFrame(1, 2000, 3, 49151, 12, 350, 90_000))) <= 30
 
 
 def test_four_sampled_tokens_save_more_than_995_of_1000_bytes_of_their_distributions() -> None:
@@ -314,7 +316,7 @@ def test_a_head_that_cannot_be_read_is_malformed() -> None:
         Extend(0, 0, (-1,)),
         Draft(0, 0, 0, (1,), 2),
         Draft(0, 0, 0, (1,), 0, (a_row(2),)),
-        Verdict(0, 0, 0, SIZE),
+        VerdictFrame(0, 0, 0, SIZE),
         Follow(0, 1, 1, 0, 5, (1,)),
         Follow(0, 1, 0, 0, SIZE, (1,)),
         Follow(0, 1, 0, 9, 5, (1,)),
@@ -328,7 +330,7 @@ def test_what_no_peer_could_read_is_not_written(frame: ClientFrame | ServerFrame
 
 def test_a_distribution_of_a_wider_vocabulary_is_not_written() -> None:
     with pytest.raises(MalformedFrameError):
-        CODEC.encode(Draft(0, 0, 0, (1,), 0, (Row((1, 70000), (2, 1)),)))
+        CODEC.encode(Draft(0, 0, 0, (1,), 0, (TopK((1, 70000), (2, 1)),)))
 
 
 def test_a_token_never_shows() -> None:

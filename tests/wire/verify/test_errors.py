@@ -15,7 +15,7 @@ from streamco.wire.verify.frames import Refusal
 from tests.wire.verifying import codec
 
 KINDS = VerifyProtocolError.__subclasses__()
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "verifier-protocol.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "verifier-protocol.md"
 
 
 def test_every_kind_has_a_code_of_its_own_and_is_public() -> None:

@@ -22,7 +22,7 @@ from streamco.wire.verify.frames import (
     Refusal,
     Resume,
     Resumed,
-    Verdict,
+    VerdictFrame,
     Welcome,
 )
 from streamco.wire.verify.server import VerifyServer
@@ -138,7 +138,7 @@ def test_a_session_is_opened_extended_drafted_judged_and_closed() -> None:
     assert say(server, Draft(0, 1, 5, (6, 7, 8), 2)) == [Draft(0, 1, 5, (6, 7, 8), 2)]
     assert judge(server, 0, 1, 1, None)  # full
     assert say(server, Extend(0, 8, (1,)), Close(0)) == [Extend(0, 8, (1,)), Close(0)]
-    assert [type(frame) for frame in answers(server)] == [Opened, Verdict, Verdict]
+    assert [type(frame) for frame in answers(server)] == [Opened, VerdictFrame, VerdictFrame]
     assert server.sessions == ()
 
 

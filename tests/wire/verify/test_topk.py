@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from streamco._native import pack, top_k
 from streamco.policies.acceptance import Distribution, verify_sampled
 from streamco.wire.verify.errors import FrameSizeError, MalformedFrameError
-from streamco.wire.verify.topk import HIGHEST_WEIGHT, Row, pack_rows, quantise, row_size, unpack_rows
+from streamco.wire.verify.topk import HIGHEST_WEIGHT, TopK, pack_rows, quantise, row_size, unpack_rows
 
 SIZE, BITS = 49152, 16
 
 
 @st.composite
-def some_rows(draw: st.DrawFn, size: int = SIZE) -> Row:
+def some_rows(draw: st.DrawFn, size: int = SIZE) -> TopK:
     ids = draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=20, unique=True))
     weights = sorted(draw(st.lists(st.integers(1, HIGHEST_WEIGHT), min_size=len(ids), max_size=len(ids))), reverse=True)
-    return Row(tuple(ids), tuple(weights), draw(st.integers(0, HIGHEST_WEIGHT)))
+    return TopK(tuple(ids), tuple(weights), draw(st.integers(0, HIGHEST_WEIGHT)))
 
 
 @st.composite
@@ -35,7 +35,7 @@ def shares(draw: st.DrawFn) -> list[tuple[int, float]]:
     return [(place * 3, share * scale) for place, share in enumerate(raw)]
 
 
-def read(data: bytes, max_rows: int = 8, max_ids: int = 255) -> tuple[Row, ...]:
+def read(data: bytes, max_rows: int = 8, max_ids: int = 255) -> tuple[TopK, ...]:
     return unpack_rows(data, BITS, vocabulary_size=SIZE, max_rows=max_rows, max_ids=max_ids)
 
 
@@ -49,7 +49,7 @@ def test_any_rows_of_any_vocabulary_come_back(size: int, data: st.DataObject) ->
 
 
 def test_a_row_is_as_written_down() -> None:
-    packed = pack_rows([Row((7, 258), (65535, 2), 9)], BITS)
+    packed = pack_rows([TopK((7, 258), (65535, 2), 9)], BITS)
     assert packed.hex() == "020900ffff020007000201"
 
 
@@ -76,7 +76,7 @@ def test_what_is_quantised_can_always_be_sent(pairs: list[tuple[int, float]], is
 
 
 @given(some_rows())
-def test_both_sides_mean_the_same_numbers(row: Row) -> None:
+def test_both_sides_mean_the_same_numbers(row: TopK) -> None:
     ours, theirs = row.distribution(), read(pack_rows([row], BITS))[0].distribution()
     assert ours.ids.tolist() == theirs.ids.tolist() == list(row.ids)
     assert ours.probabilities.tolist() == theirs.probabilities.tolist()
@@ -85,7 +85,7 @@ def test_both_sides_mean_the_same_numbers(row: Row) -> None:
 
 
 def test_a_probability_is_a_weight_of_all_weights() -> None:
-    row = Row((5, 3, 9), (3, 2, 1), 2).distribution()
+    row = TopK((5, 3, 9), (3, 2, 1), 2).distribution()
     assert [row.probability(token) for token in (5, 3, 9, 4)] == [0.375, 0.25, 0.125, 0]
 
 
@@ -125,7 +125,7 @@ def test_top_k_takes_off_at_least_995_of_1000_bytes(size: int, count: int) -> No
 
 @pytest.mark.parametrize("length", range(1, 11))
 def test_every_truncation_is_refused(length: int) -> None:
-    whole = pack_rows([Row((7, 258), (65535, 2), 9)], BITS)
+    whole = pack_rows([TopK((7, 258), (65535, 2), 9)], BITS)
     assert len(whole) == 11
     with pytest.raises(MalformedFrameError, match="row 0"):
         read(whole[:length])
@@ -157,7 +157,7 @@ def test_bits_behind_the_last_id_are_refused() -> None:
 
 
 def test_more_rows_or_ids_than_the_limit_are_refused() -> None:
-    row = Row((1, 2), (3, 3), 0)
+    row = TopK((1, 2), (3, 3), 0)
     with pytest.raises(FrameSizeError, match="at most 2 rows"):
         read(pack_rows([row] * 3, BITS), max_rows=2)
     with pytest.raises(FrameSizeError, match="at most 1 ids, got 2"):
@@ -167,13 +167,13 @@ def test_more_rows_or_ids_than_the_limit_are_refused() -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        Row((1,), (65536,), 0),
-        Row((1,), (1,), -1),
-        Row((1, 2), (1,), 0),
-        Row((65536,), (1,), 0),
-        Row(tuple(range(256)), (1,) * 256, 0),
+        TopK((1,), (65536,), 0),
+        TopK((1,), (1,), -1),
+        TopK((1, 2), (1,), 0),
+        TopK((65536,), (1,), 0),
+        TopK(tuple(range(256)), (1,) * 256, 0),
     ],
 )
-def test_what_does_not_fit_a_row_is_not_written(row: Row) -> None:
+def test_what_does_not_fit_a_row_is_not_written(row: TopK) -> None:
     with pytest.raises(MalformedFrameError, match="expected 1 to 255 ids"):
         pack_rows([row], BITS)
