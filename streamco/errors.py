@@ -44,7 +44,7 @@ __all__ = [
 
 
 def _rebuild(kind: type[StreamcoError], args: tuple[Any, ...], fields: dict[str, Any]) -> StreamcoError:
-    """An error as it was pickled; its own ``__init__`` takes keywords, which pickle doesn't know of."""
+    """Return an error as it was pickled; its own ``__init__`` takes keywords, which pickle doesn't know of."""
     error = kind.__new__(kind)
     error.args = args
     error.__dict__.update(fields)

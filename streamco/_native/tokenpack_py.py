@@ -68,7 +68,7 @@ def pack(ids: Any, bits: int, /) -> bytes:
 
 
 def unpack(data: Any, bits: int, count: int, /) -> list[int]:
-    """The ``count`` ids that ``pack`` wrote into data (anything bytes-like).
+    """Return the ``count`` ids that ``pack`` wrote into data (anything bytes-like).
 
     Raises:
         ValueError: bits is not 1 to 32, data isn't ``packed_size(count, bits)`` bytes long, or bits after the last id are set.
@@ -116,7 +116,7 @@ def _buffer(source: Any, name: str, wanted: str) -> memoryview:
 
 
 def _integers(source: Any, name: str) -> memoryview:
-    """The items of a one-dimensional buffer of integers."""
+    """Return the items of a one-dimensional buffer of integers."""
     view = _buffer(source, name, "a list, a tuple or a buffer of 16, 32 or 64-bit integers")
     if view.ndim != 1:
         raise TypeError(f"{name}: expected one dimension, got {view.ndim}")

@@ -25,7 +25,7 @@ _ORDERS = {"@", "=", "<"} if sys.byteorder == "little" else {"@", "=", ">", "!"}
 
 
 def row_at(address: int, length: int, /) -> memoryview[float]:
-    """The row of ``length`` float32 at an address, not copied: the memory must outlive the view.
+    """Return the row of ``length`` float32 at an address, not copied: the memory must outlive the view.
 
     Raises:
         ValueError: address 0, or a length below 1.
@@ -38,7 +38,7 @@ def row_at(address: int, length: int, /) -> memoryview[float]:
 
 
 def argmax(row: Any, /) -> int:
-    """The id of the highest logit.
+    """Return the id of the highest logit.
 
     Raises:
         ValueError: no logit is above -inf, or the row is empty.
@@ -69,7 +69,7 @@ def softmax_into(row: Any, out: Any, /) -> None:
 
 
 def top_k(row: Any, k: int, /) -> tuple[tuple[int, float], ...]:
-    """The ``k`` likeliest ids with their probabilities among all, best first; fewer where fewer have a probability.
+    """Return the ``k`` likeliest ids with their probabilities among all, best first; fewer where fewer have a probability.
 
     Raises:
         ValueError: as ``argmax``, or k is below 1.
@@ -84,7 +84,7 @@ def top_k(row: Any, k: int, /) -> tuple[tuple[int, float], ...]:
 
 
 def log_probability(row: Any, choice: int, /) -> float:
-    """The natural logarithm of one id's probability.
+    """Return the natural logarithm of one id's probability.
 
     Raises:
         ValueError: as ``argmax``, or the id is not in the row.
@@ -140,7 +140,7 @@ def sample_row(row: Any, temperature: float, top_k: int, top_p: float, min_p: fl
 
 
 def _best(logits: list[float], count: int) -> list[int]:
-    """The ids of the highest logits above -inf, best first."""
+    """Return the ids of the highest logits above -inf, best first."""
     return nsmallest(count, (place for place, logit in enumerate(logits) if logit > -inf), key=lambda place: (-logits[place], place))
 
 

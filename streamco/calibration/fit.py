@@ -67,7 +67,7 @@ def fit_pair(
     target: str = "",
     note: str = "",
 ) -> PairProfile:
-    """All figures of a pair.
+    """Return all figures of a pair.
 
     Args:
         rounds: drafts of up to ``window`` tokens, every one judged greedily.

@@ -286,7 +286,7 @@ class _Talk:
         raise VerifierError(f"{self._verifier.name}: expected a session that stays, got {_MOST_LOSSES} that were lost")
 
     async def drafted(self, version: int) -> tuple[list[DraftToken], float | None]:
-        """The whole draft of a command, and its importance."""
+        """Return the whole draft of a command, and its importance."""
         tokens: list[DraftToken] = []
         importance = None
         while True:
@@ -300,7 +300,7 @@ class _Talk:
                         return tokens, importance
 
     async def judge(self, text: Sequence[int], ids: Sequence[int]) -> tuple[VerdictReceived, float]:
-        """The verdict on a draft behind this text, and how long it took."""
+        """Return the verdict on a draft behind this text, and how long it took."""
         loop = asyncio.get_running_loop()
         for _ in range(_MOST_LOSSES):
             self._round += 1

@@ -27,7 +27,7 @@ _LARGEST = 1 << 20  # bytes
 
 
 def read_prompts(path: Path) -> list[str]:
-    """A file of prompts, one a line; empty lines are left out.
+    """Return a file of prompts, one a line; empty lines are left out.
 
     Raises:
         ConfigError: it can't be read, isn't UTF-8, is above 1 MiB, or holds none.

@@ -151,7 +151,7 @@ async def make_verifier(args: argparse.Namespace) -> Verifier:
 
 
 def format_pair(pair: PairProfile) -> str:
-    """The figures as a table for people."""
+    """Return the figures as a table for people."""
     from streamco.policies.acceptance import expected_tokens
 
     rows = [

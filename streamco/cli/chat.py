@@ -116,7 +116,7 @@ def _describe(args: argparse.Namespace, name: str, kind: str) -> str:
 
 
 def make_device(args: argparse.Namespace) -> Endpoint | None:
-    """The device side as the options name it.
+    """Return the device side as the options name it.
 
     Raises:
         ConfigError: it can't be used.
@@ -159,7 +159,7 @@ def default_threads() -> int:
 
 
 def make_server(args: argparse.Namespace) -> Endpoint | None:
-    """The server side as the options name it.
+    """Return the server side as the options name it.
 
     Raises:
         ConfigError: the key is not where it should be, or there is nobody at all.

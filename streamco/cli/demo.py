@@ -176,7 +176,7 @@ async def _client(args: argparse.Namespace) -> AsyncIterator[Client]:
 
 
 def _prior(latency: str) -> bytes:
-    """What a client would know after a while: the cloud's times to first token, and what prompts are like."""
+    """Return what a client would know after a while: the cloud's times to first token, and what prompts are like."""
     from streamco.profiles import LengthDistribution, Profile, TTFTDistribution
     from streamco.server.profiles import load_latency
 
@@ -206,7 +206,7 @@ async def _play(client: Client, args: argparse.Namespace, view: View) -> int:
 
 
 def _explain(report: Report) -> list[str]:
-    """What happened, in plain lines."""
+    """Return what happened, in plain lines."""
     if report.speculation is not None:
         return [f"  {line}" for line in _explain_drafts(report, report.speculation)]
     waits = {"device": report.dispatch.device_wait, "cloud": report.dispatch.server_wait}

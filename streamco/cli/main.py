@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command_in(words: Sequence[str]) -> str:
-    """The command's name, so that no other command has to be loaded to know the options."""
+    """Return the command's name, so that no other command has to be loaded to know the options."""
     return next((word for word in words if word in COMMANDS), "")
 
 

@@ -68,7 +68,7 @@ def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def budget_of(args: argparse.Namespace) -> float:
-    """The budget as it is meant: where none is given, all drafts are judged, and races have their usual share."""
+    """Return the budget as it is meant: where none is given, all drafts are judged, and races have their usual share."""
     return args.budget if args.budget is not None else 1.0 if args.mode == "speculate" else 0.3
 
 
@@ -80,7 +80,7 @@ def add_look_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def option(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """A parser of ours as an argparse type: its error becomes a usage error."""
+    """Return a parser of ours as an argparse type: its error becomes a usage error."""
 
     def convert(text: str) -> T:
         try:
@@ -92,7 +92,7 @@ def option(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def whole_number(text: str) -> int:
-    """A number of things, at least one.
+    """Return a number of things, at least one.
 
     Raises:
         ConfigError: it isn't.
@@ -103,7 +103,7 @@ def whole_number(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """A number that isn't negative.
+    """Return a number that isn't negative.
 
     Raises:
         ConfigError: it isn't.
@@ -131,7 +131,7 @@ def prices(text: str) -> TokenPrices:
 
 
 def api_key_of(variable: str | None) -> str | None:
-    """The key in that environment variable; None leaves it to the endpoint's own default.
+    """Return the key in that environment variable; None leaves it to the endpoint's own default.
 
     Raises:
         ConfigError: the variable isn't set, or that is no variable's name (the text is not repeated: it may be a key).
@@ -144,7 +144,7 @@ def api_key_of(variable: str | None) -> str | None:
 
 
 def device_path_of(path: str | None, *, has_server: bool) -> Path | None:
-    """The device model: the named file, else the packaged one; None where there is none and a server can do without.
+    """Return the device model: the named file, else the packaged one; None where there is none and a server can do without.
 
     Raises:
         ConfigError: the file isn't there, or there is neither model nor server.

@@ -105,7 +105,7 @@ async def _proxy(args: argparse.Namespace, config: ProxyConfig) -> int:
 
 
 def effective_config(args: argparse.Namespace) -> ProxyConfig:
-    """The file's settings with the options' before them; with neither, the packaged model alone.
+    """Return the file's settings with the options' before them; with neither, the packaged model alone.
 
     Raises:
         ConfigError: the file is wrong, or options contradict each other.
@@ -141,5 +141,5 @@ def effective_config(args: argparse.Namespace) -> ProxyConfig:
 
 
 def _given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """What the command line says; ``--pace off`` is something too."""
+    """Return what the command line says; ``--pace off`` is something too."""
     return {name: getattr(args, name) for name in names if name in args}

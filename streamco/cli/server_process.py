@@ -103,7 +103,7 @@ async def _terminate(process: asyncio.subprocess.Process) -> None:
 
 
 def _serve(options: Sequence[str]) -> int:
-    """The child: serve until told to stop, or until nobody is left who could tell."""
+    """Return the child: serve until told to stop, or until nobody is left who could tell."""
     from streamco.cli.main import main
 
     threading.Thread(target=_stop_with_parent, name="streamco-parent", daemon=True).start()

@@ -34,7 +34,7 @@ def build_request(
     extra_headers: Mapping[str, str] | None = None,
     **extra: Any,
 ) -> Request:
-    """One request from OpenAI's arguments; a plain text becomes a user message.
+    """Return one request from OpenAI's arguments; a plain text becomes a user message.
 
     Args:
         extra: other fields of OpenAI's request body (``tools``, ``response_format``, ``n`` ...); None means not given.
@@ -101,7 +101,7 @@ def _check_stop(stop: object) -> tuple[str, ...]:
 
 
 def check_mapping(name: str, value: object) -> Mapping[str, Any]:
-    """A mapping; None counts as an empty one.
+    """Return a mapping; None counts as an empty one.
 
     Raises:
         ConfigError: it is something else.

@@ -155,7 +155,7 @@ class Client:
         dispatch: DispatchOptions | None = None,
         limits: Limits | None = None,
     ) -> Client:
-        """A client with other settings over the same endpoints.
+        """Return a client with other settings over the same endpoints.
 
         What is learned and spent, ``totals`` included, is shared unless ``budget``, ``policy`` or ``dispatch`` is given: then the new
         client has an account of its own, which begins at nothing. A device that was loaded by a client in mode "race" can't draft.
@@ -178,7 +178,7 @@ class Client:
         return other
 
     def profile(self) -> bytes:
-        """What was learned so far, as JSON: the server's TTFT distribution, the device's speed, lengths of prompts and answers."""
+        """Return what was learned so far, as JSON: the server's TTFT distribution, the device's speed, lengths of prompts and answers."""
         return self._dispatcher.profile()
 
     @property

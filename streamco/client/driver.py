@@ -21,17 +21,17 @@ class AnswerDriver(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of it is at work any more."""
+        """True if nothing of it is at work any more."""
         ...
 
     @property
     def was_broken_off(self) -> bool:
-        """Whether it was left before its end."""
+        """True if it was left before its end."""
         ...
 
     @property
     def has_changed_hands(self) -> bool:
-        """Whether what its chunks say of usage is of a part of it alone."""
+        """True if what its chunks say of usage is of a part of it alone."""
         ...
 
     async def next_batch(self) -> Batch | None:
@@ -56,7 +56,7 @@ class AnswerDriver(Protocol):
 
 
 def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
-    """The system's, unless the loop has one of its own: uvloop's is truncated to milliseconds, asyncio's costs one more call."""
+    """Return the system's, unless the loop has one of its own: uvloop's is truncated to milliseconds, asyncio's costs one more call."""
     has_own = isinstance(loop, asyncio.BaseEventLoop) and type(loop).time is not asyncio.BaseEventLoop.time
     return loop.time if has_own else time.monotonic
 

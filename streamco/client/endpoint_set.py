@@ -57,7 +57,7 @@ class EndpointSet:
         self._lock = asyncio.Lock()
 
     def available(self) -> tuple[Endpoint | None, list[Endpoint]]:
-        """The device and the servers without those that could not start."""
+        """Return the device and the servers without those that could not start."""
         device = self.device if self.device is not None and self.device.name not in self.unavailable else None
         return device, [server for server in self.servers if server.name not in self.unavailable]
 
@@ -80,7 +80,7 @@ class EndpointSet:
             self.is_started = True
 
     def _sort_out(self, results: Sequence[BaseException | None]) -> dict[str, EndpointError]:
-        """The endpoints that could not start, unless none could."""
+        """Return the endpoints that could not start, unless none could."""
         failed: dict[str, EndpointError] = {}
         for name, result in zip(self.endpoints, results, strict=True):
             if isinstance(result, EndpointError):

@@ -11,7 +11,7 @@ __all__ = ["FailedStream", "translate", "with_partial"]
 
 
 def translate(error: Exception, source: str) -> EndpointError:
-    """An endpoint's error with the endpoint's name; anything else becomes a protocol error whose cause it is."""
+    """Return an endpoint's error with the endpoint's name; anything else becomes a protocol error whose cause it is."""
     if isinstance(error, EndpointError):
         error.endpoint = error.endpoint or source
         return error
@@ -22,7 +22,7 @@ def translate(error: Exception, source: str) -> EndpointError:
 
 
 def with_partial(error: StreamcoError, text: str, source: str) -> StreamcoError:
-    """An answer's error that keeps the text so far; the given one, which other answers may end with too, is its cause."""
+    """Return an answer's error that keeps the text so far; the given one, which other answers may end with too, is its cause."""
     kept: StreamcoError
     if isinstance(error, EndpointError):
         kept = copy(error)

@@ -70,7 +70,7 @@ class AnswerPreparation:
             await self.prepared.drafter.aclose()
 
     def report(self, driver: AnswerDriver) -> Report:
-        """The figures of the answer that has begun."""
+        """Return the figures of the answer that has begun."""
         match driver:
             case SpeculationDriver() if self.record is not None:
                 return speculation_report(driver, self.record, now=driver.now)

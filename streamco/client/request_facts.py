@@ -17,12 +17,12 @@ _SHORT = 4096  # characters; tokenising more takes over a millisecond
 
 
 def takes_long(request: Request) -> bool:
-    """Whether counting the prompt's tokens would hold up an event loop."""
+    """Return True if counting the prompt's tokens would hold up an event loop."""
     return len(_text_of(request)[0]) > _SHORT
 
 
 def describe_request(request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> RequestFacts:
-    """The facts; the prompt's length is the device's count, else the first server's, else an estimate. Thread-safe."""
+    """Return the facts; the prompt's length is the device's count, else the first server's, else an estimate. Thread-safe."""
     text, has_images = _text_of(request)
     shape = request.extra.get("response_format")
     return RequestFacts(
@@ -46,7 +46,7 @@ def _count_tokens(request: Request, device: Endpoint | None, servers: Sequence[E
 
 
 def _text_of(request: Request) -> tuple[str, bool]:
-    """All text of a request, and whether it holds anything else (images, audio, files)."""
+    """Return all text of a request, and whether it holds anything else (images, audio, files)."""
     if request.prompt is not None:
         return request.prompt, False
     texts, has_more = [], False

@@ -92,7 +92,7 @@ class PendingAnswer:
         self._abandon = abandon
 
     async def start(self) -> AnswerDriver:
-        """The session, begun if it was not.
+        """Return the session, begun if it was not.
 
         Raises:
             StreamClosed: the stream was closed before.
@@ -112,7 +112,7 @@ class PendingAnswer:
 
     @property
     def was_broken_off(self) -> bool:
-        """Whether it was ended before the answer had come to its end."""
+        """True if it was ended before the answer had come to its end."""
         return self.driver is not None and self.driver.was_broken_off
 
     async def aclose(self) -> None:

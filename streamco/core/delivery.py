@@ -24,7 +24,7 @@ class Delivery:
 
     @property
     def is_paced(self) -> bool:
-        """Whether tokens may be held back."""
+        """True if tokens may be held back."""
         return self._pacer is not None
 
     @property
@@ -34,7 +34,7 @@ class Delivery:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is held back, chunks without tokens included."""
+        """True if nothing is held back, chunks without tokens included."""
         return self.next_due() is None
 
     def next_due(self) -> float | None:
@@ -49,7 +49,7 @@ class Delivery:
         return 0.0 if first is None else max(0.0, self.meter.tokens - self.meter.rate * (now - first))
 
     def take(self, source: str, chunks: list[ChatCompletionChunk], tokens: int, *, now: float) -> list[DeliverTokens]:
-        """The answer goes on: what of it, and of what was held, is to be delivered now."""
+        """Return the answer goes on: what of it, and of what was held, is to be delivered now."""
         if self._pacer is None:
             if tokens:
                 self.meter.record(tokens, now=now)
@@ -58,7 +58,7 @@ class Delivery:
         return self.release(now=now)
 
     def release(self, *, now: float) -> list[DeliverTokens]:
-        """What is due."""
+        """Return what is due."""
         return [] if self._pacer is None else self._hand_out(self._pacer.release(now=now), now)
 
     def flush(self, *, now: float) -> list[DeliverTokens]:
@@ -74,7 +74,7 @@ class Delivery:
         return tokens
 
     def _hand_out(self, released: list[tuple[str, ChatCompletionChunk]], now: float) -> list[DeliverTokens]:
-        """One delivery for each run of chunks of one endpoint."""
+        """Return one delivery for each run of chunks of one endpoint."""
         deliveries: list[DeliverTokens] = []
         start = 0
         for end in range(1, len(released) + 1):

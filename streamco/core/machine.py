@@ -27,7 +27,7 @@ class Machine(Protocol[EventT_contra, CommandT]):
         ...
 
     def take_commands(self) -> list[CommandT]:
-        """What to do, in order; each command is handed out once."""
+        """Return what to do, in order; each command is handed out once."""
         ...
 
     def next_deadline(self) -> float | None:

@@ -66,7 +66,7 @@ class Meter:
         return self._times[-1] if self._times else None
 
     def delayed(self, start: int, stop: int | None = None) -> int:
-        """How many tokens from position ``start`` on, up to ``stop``, were delivered later than expected."""
+        """Return how many tokens from position ``start`` on, up to ``stop``, were delivered later than expected."""
         count = position = 0
         for time, tokens in zip(self._times, self._counts, strict=True):
             for place in range(max(position, start), position + tokens if stop is None else min(position + tokens, stop)):
@@ -75,7 +75,7 @@ class Meter:
         return count
 
     def quality(self) -> Quality:
-        """The figures so far."""
+        """Return the figures so far."""
         gaps: dict[float, int] = {}
         delayed = stalls = 0
         lost = 0.0
@@ -102,7 +102,7 @@ class Meter:
 
 
 def _quantile(gaps: dict[float, int], share: float) -> float | None:
-    """The smallest gap that at least ``share`` of all gaps do not exceed."""
+    """Return the smallest gap that at least ``share`` of all gaps do not exceed."""
     if not gaps:
         return None
     values = sorted(gaps)

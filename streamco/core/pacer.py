@@ -30,7 +30,7 @@ def _estimate(text: str) -> int:
 
 
 def weigh_chunk(chunk: ChatCompletionChunk) -> int:
-    """How many tokens of the reader's time a chunk takes; 0 when it has nothing to read."""
+    """Return how many tokens of the reader's time a chunk takes; 0 when it has nothing to read."""
     weight = 0
     for choice in chunk.choices:
         if choice.token_ids:

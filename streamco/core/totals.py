@@ -162,7 +162,7 @@ class TotalsRecorder:
         self._sums = self._sums.plus(bill)
 
     def totals(self) -> Totals:
-        """The sums so far, with the budget's share as it is now."""
+        """Return the sums so far, with the budget's share as it is now."""
         account = self.account
         if account is None:
             return self._sums

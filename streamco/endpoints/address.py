@@ -42,14 +42,14 @@ class Address(Struct, frozen=True):
         return urlsplit(self.base_url).netloc if self.provider is GENERIC else self.provider.name
 
     def url(self, path: str, *, model: str = "", base_url: str | None = None) -> str:
-        """The URL of ``path`` below the base URL; Azure names the deployment (here: the model) in it."""
+        """Return the URL of ``path`` below the base URL; Azure names the deployment (here: the model) in it."""
         base = base_url or self.base_url
         if self.provider.name == "azure" and base.endswith("/openai") and path != "/models":
             base += f"/deployments/{model}"
         return base + path + (f"?{self.query}" if self.query else "")
 
     def root_url(self, path: str) -> str:
-        """The URL of ``path`` beside the API, at the server's root."""
+        """Return the URL of ``path`` beside the API, at the server's root."""
         parts = urlsplit(self.base_url)
         return urlunsplit((parts.scheme, parts.netloc, parts.path.removesuffix("/v1") + path, "", ""))
 
@@ -57,7 +57,7 @@ class Address(Struct, frozen=True):
 def find_address(
     base_url: str | None, api_key: str | None, provider: str | None, environ: Mapping[str, str] = os.environ
 ) -> tuple[Address, str | None]:
-    """The address and the key to use there, None when there is none.
+    """Return the address and the key to use there, None when there is none.
 
     Without a base URL the provider's variable and default are used, without a provider ``OPENAI_BASE_URL`` or OpenAI itself. A key of the
     environment goes only where it belongs: each known provider has its own variable, and a loopback server given by argument gets none.
@@ -81,7 +81,7 @@ def find_address(
 
 
 def read_key(variable: str, *, setting: str, environ: Mapping[str, str] = os.environ) -> str:
-    """The key in that environment variable.
+    """Return the key in that environment variable.
 
     Args:
         variable: its name.

@@ -51,7 +51,7 @@ _ABOUT_TOKENS = {  # what is written and how much of it is told: nobody reads it
 
 
 def hand_over(request: Request, partial: Partial, can: Capabilities, *, codec: TokenCodec | None = None) -> tuple[Request, str]:
-    """The request that makes a server go on behind ``partial``, and the whitespace it will write again.
+    """Return the request that makes a server go on behind ``partial``, and the whitespace it will write again.
 
     Args:
         request: without its ``partial``; a text prompt for the chat API as the message it becomes.
@@ -75,7 +75,7 @@ def hand_over(request: Request, partial: Partial, can: Capabilities, *, codec: T
 
 
 def continue_request(request: Request, text: str, how: Continuation) -> Request:
-    """The same request with ``text`` as the beginning of its answer; the endpoint then sends what comes after it.
+    """Return the same request with ``text`` as the beginning of its answer; the endpoint then sends what comes after it.
 
     ``prefix``: the last message is the assistant's and marked (DeepSeek, where it goes to the beta URL, and Mistral).
     ``continue_final_message``: it is not closed by the chat template (vLLM, SGLang, llama.cpp's server). A text prompt simply grows.
@@ -97,7 +97,7 @@ def continue_request(request: Request, text: str, how: Continuation) -> Request:
 
 
 def prefill_request(request: Request, how: PreCopy) -> Request:
-    """The request that makes a server read what it holds and write as little as it can: one token, where it has to write at all.
+    """Return the request that makes a server read what it holds and write as little as it can: one token, where it has to write at all.
 
     ``append``: ``streamco serve`` is told to. ``warm``: the one token is what stock servers with a prefix cache are asked for. The limit
     goes to both: a server that doesn't know the field must not write a whole answer.
@@ -115,7 +115,7 @@ def prefill_request(request: Request, how: PreCopy) -> Request:
 
 
 def split_trailing_whitespace(text: str) -> tuple[str, str]:
-    """The text that is handed over, and the whitespace at its end that is not."""
+    """Return the text that is handed over, and the whitespace at its end that is not."""
     kept = text.rstrip()
     return kept, text[len(kept) :]
 
@@ -134,11 +134,11 @@ class BoundaryWhitespace:
 
     @property
     def is_open(self) -> bool:
-        """Whether something may still be taken out."""
+        """True if something may still be taken out."""
         return bool(self._left)
 
     def close(self, event: TokensReceived) -> TokensReceived:
-        """The event without what the reader has. The first character that differs ends it: from there on all of the text is new."""
+        """Return the event without what the reader has. The first character that differs ends it: from there on all of the text is new."""
         dropped = sum(self._trim(chunk.choices[:1]) for chunk in event.chunks)
         return TokensReceived(event.source, event.chunks, max(0, event.tokens - dropped))
 

@@ -398,7 +398,7 @@ def _holding(engine: Engine) -> HoldingEngine:
 
 
 def prompt_ids(engine: Engine, request: Request) -> list[int]:
-    """The prompt as the engine gets it: messages through the chat template, control tokens recognised.
+    """Return the prompt as the engine gets it: messages through the chat template, control tokens recognised.
 
     Raises:
         EngineError: the model has no chat template, or it refused these messages.
@@ -420,7 +420,7 @@ def prompt_ids(engine: Engine, request: Request) -> list[int]:
 
 
 def _partial_ids(engine: Engine, request: Request, partial: Partial) -> list[int]:
-    """The prompt with the answer's beginning behind it: ids where they are this vocabulary's, else the text up to its last spaces."""
+    """Return the prompt with the answer's beginning behind it: ids where they are this vocabulary's, else the text up to its last spaces."""
     begun = prompt_ids(engine, replace(request, partial=None))
     if _has_ids(engine, partial):
         return [*begun, *(partial.ids or ())]
@@ -433,7 +433,7 @@ def _has_ids(engine: Engine, partial: Partial) -> bool:
 
 
 def _seam_of(engine: Engine, partial: Partial | None) -> str:
-    """The spaces at the end of a text that was handed over."""
+    """Return the spaces at the end of a text that was handed over."""
     return "" if partial is None or _has_ids(engine, partial) else split_trailing_whitespace(partial.text)[1]
 
 

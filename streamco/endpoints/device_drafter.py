@@ -77,7 +77,7 @@ class _SequenceState:
         return self.asked is None and self.count > 0 and not self.is_lost
 
     def take(self) -> tuple[list[Prediction], TaskEnd | None]:
-        """What is new of the draft, and its end, where it is still wanted."""
+        """Return what is new of the draft, and its end, where it is still wanted."""
         asked = self.asked
         if asked is None:
             return [], None
@@ -225,7 +225,7 @@ class DeviceDrafter:
         self._branches[command.version] = _SequenceState(command.version, self._begin(command.length) + list(command.ids), command.count)
 
     def _begin(self, length: int) -> list[int]:
-        """The trunk's ids with so many tokens of the answer."""
+        """Return the trunk's ids with so many tokens of the answer."""
         has = len(self._trunk.wanted) - len(self.prompt_ids)
         if not 0 <= length <= has:
             raise UsageError(f"draft: expected a length of 0 to {has}, got {length}")
@@ -279,7 +279,7 @@ class DeviceDrafter:
         line.asked = _Asked(line.version, task, given)
 
     def _find_sequence(self, line: _SequenceState) -> TokenSequence | None:
-        """A new one, for a branch a fork of the trunk; None: the trunk drafts, and what waited behind that could be lost with it."""
+        """Return a new one, for a branch a fork of the trunk; None: the trunk drafts, and what waited behind that could be lost with it."""
         trunk = self._trunk
         if not trunk.count:
             trunk.take()  # its draft has been told to the end, or isn't wanted
@@ -338,7 +338,7 @@ class DeviceDrafter:
             raise failure
 
     def _mourn(self, line: _SequenceState, end: TaskEnd) -> EngineError | None:
-        """A draft that was wanted ended before its time; gives what the answer's drafts fail with.
+        """Return a draft that was wanted ended before its time; gives what the answer's drafts fail with.
 
         Evicted: others needed the memory. Cancelled: the trunk that it was to be forked from was given back, or the engine was closed,
         which the next question to it says. Error: there may have been no place or no memory left; so a branch is nothing to fail for,

@@ -36,7 +36,7 @@ _taken: ContextVar[list[asyncio.Transport]] = ContextVar("taken")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this host is the machine itself."""
+    """Return True if this host is the machine itself."""
     return host in {"localhost", "::1"} or host.endswith(".localhost") or host.startswith("127.")
 
 
@@ -158,7 +158,7 @@ class HttpClient:
             task.result()
 
     async def read(self, response: aiohttp.ClientResponse, most: int) -> bytes:
-        """The body, or its first ``most`` bytes; the connection is given back, or closed when there was more.
+        """Return the body, or its first ``most`` bytes; the connection is given back, or closed when there was more.
 
         Raises:
             EndpointProtocolError: the body was cut.
@@ -237,7 +237,7 @@ class HttpClient:
             await session.close()
 
     def scrub(self, error: EndpointError) -> EndpointError:
-        """The same error without the key, which some servers repeat in their answers."""
+        """Return the same error without the key, which some servers repeat in their answers."""
         if self._secret:
             error.args = tuple(arg.replace(self._secret, "***") if isinstance(arg, str) else arg for arg in error.args)
             if isinstance(error, EndpointStatusError):
@@ -255,7 +255,7 @@ class HttpClient:
             raise self.scrub(error) from root_cause(exc)
 
     async def _find_proxy(self, url: URL) -> URL | None:
-        """The proxy that the environment names for this host: looked up once, in a thread because the system's settings may be read."""
+        """Return the proxy that the environment names for this host: looked up once, in a thread because the system's settings may be read."""
         host = url.host or ""
         if host not in self._proxies:
             self._proxies[host] = None if is_loopback(host) else await asyncio.to_thread(_read_proxy, str(url.origin()))

@@ -11,7 +11,7 @@ __all__ = ["root_cause", "translate"]
 
 
 def root_cause(exc: Exception) -> BaseException:
-    """The TLS error inside one of aiohttp's, else the exception itself."""
+    """Return the TLS error inside one of aiohttp's, else the exception itself."""
     inner = getattr(exc, "certificate_error", None) or getattr(exc, "os_error", None)
     return inner if isinstance(inner, ssl.SSLError) else exc
 
@@ -50,7 +50,7 @@ def translate(exc: Exception, name: str, timeouts: Timeouts, *, partial: str = "
 
 
 def _explain_broken_answer(exc: Exception) -> str | None:
-    """What is wrong with bytes that should be an HTTP answer; None: the exception is about something else."""
+    """Return what is wrong with bytes that should be an HTTP answer; None: the exception is about something else."""
     import aiohttp
 
     match exc:

@@ -272,7 +272,7 @@ class OpenAIEndpoint:
             raise UsageError(f"request: expected values that have a JSON form, got {exc}") from exc
 
     async def _go_on(self, request: Request) -> tuple[Request, str]:
-        """The request without ``partial``, and what is held back at its end."""
+        """Return the request without ``partial``, and what is held back at its end."""
         if request.partial is None:
             return request, ""
         rest = msgspec.structs.replace(request, partial=None)
@@ -286,7 +286,7 @@ class OpenAIEndpoint:
         return hand_over(rest, request.partial, self._capabilities, codec=self._codec)
 
     def _takes_ids(self, request: Request, partial: Partial) -> bool:
-        """Whether the server's template and vocabulary are those of the model here, for this request."""
+        """Return True if the server's template and vocabulary are those of the model here, for this request."""
         can = self._capabilities
         is_same = can.takes_token_ids and can.vocabulary is not None and can.vocabulary == partial.vocabulary
         return is_same and request.prompt_ids is None and request.model in {None, self.model}
@@ -331,7 +331,7 @@ class OpenAIEndpoint:
         return await self._get_json(self._address.root_url(path), body)
 
     async def _get_json(self, url: str, body: Mapping[str, Any] | None = None) -> Any:
-        """A small JSON answer within the connect limit: to a GET, to a POST where there is a body.
+        """Return a small JSON answer within the connect limit: to a GET, to a POST where there is a body.
 
         Raises:
             EndpointError: no answer, an error status, or no JSON.
@@ -356,7 +356,7 @@ class OpenAIEndpoint:
 
 
 def _build_headers(address: Address, key: str | None, headers: Mapping[str, str] | None) -> dict[str, str]:
-    """The headers of every request; identity encoding because a compressing proxy holds events back."""
+    """Return the headers of every request; identity encoding because a compressing proxy holds events back."""
     built = {
         "Accept": "text/event-stream, application/json",
         "Accept-Encoding": "identity",

@@ -236,7 +236,7 @@ _BY_NAME = {provider.name: provider for provider in (GENERIC, *PROVIDERS)}
 
 
 def find_provider(name: str | None = None, *, host: str = "") -> Provider:
-    """The provider of this name, else the one known by this host, else ``GENERIC``.
+    """Return the provider of this name, else the one known by this host, else ``GENERIC``.
 
     Raises:
         ConfigError: no provider of this name.

@@ -21,7 +21,7 @@ _LASTING = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_act
 
 
 def is_transient(error: EndpointError) -> bool:
-    """Whether the same request may succeed a little later.
+    """Return True if the same request may succeed a little later.
 
     Yes: no connection, the connect limit, 408, 409, 425, 429, 5xx (529 included), an answer cut before its first content.
     No: other 4xx, a used-up quota, a certificate that is not trusted, a server that was silent for the whole first-token limit (waiting
@@ -94,7 +94,7 @@ class Backoff:
         self._tries = 0
 
     def next_wait(self, wished: float | None = None) -> float:
-        """The wait; what the server wishes goes first, up to a minute."""
+        """Return the wait; what the server wishes goes first, up to a minute."""
         self._tries += 1
         if wished is not None:
             return min(wished, _LONGEST_WISH)

@@ -78,7 +78,7 @@ class SharedVocabulary:
         return (engine.info.vocabulary, engine.info.vocabulary_size) if here == there else None
 
     async def hand_over(self, request: Request, partial: Partial, *, context_tokens: int | None) -> Request | None:
-        """The request as a prompt of ids with the answer's beginning behind it; None: text has to do.
+        """Return the request as a prompt of ids with the answer's beginning behind it; None: text has to do.
 
         Args:
             request: without its ``partial``.
@@ -118,14 +118,14 @@ def _extend(engine: Engine, request: Request, ids: tuple[int, ...], context_toke
 
 
 def _read(engine: Engine, request: Request) -> list[int]:
-    """A prompt's ids as servers read it: they take control tokens in a text for what they look like."""
+    """Return a prompt's ids as servers read it: they take control tokens in a text for what they look like."""
     if request.prompt is not None:
         return engine.tokenize(request.prompt, special=True, bos=True)
     return prompt_ids(engine, request)
 
 
 def _is_plain(request: Request) -> bool:
-    """Whether nothing is asked that only the chat API does: tools, images, a template's own options."""
+    """Return True if nothing is asked that only the chat API does: tools, images, a template's own options."""
     if request.extra.keys() - _IN_BOTH_APIS:
         return False
     return all(message.keys() <= {"role", "content"} and isinstance(message.get("content"), str) for message in request.messages or ())

@@ -38,7 +38,7 @@ _lock = threading.Lock()
 
 
 def load_encoding(model: str) -> tuple[tiktoken.Encoding, bool] | None:
-    """The vocabulary of this model and True, a related one and False, or None: no tiktoken, a model unknown to it, or no file here.
+    """Return the vocabulary of this model and True, a related one and False, or None: no tiktoken, a model unknown to it, or no file here.
 
     Takes a tenth to half a second the first time: call it in a thread. Never uses the network.
     """
@@ -67,7 +67,7 @@ def _load(model: str) -> tuple[tiktoken.Encoding, bool] | None:
 
 
 def _is_cached(encoding: str) -> bool:
-    """Whether tiktoken would find the file of this encoding in its cache; the rule is that of tiktoken/load.py."""
+    """Return True if tiktoken would find the file of this encoding in its cache; the rule is that of tiktoken/load.py."""
     default = Path(tempfile.gettempdir()) / "data-gym-cache"
     folder = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR", str(default)))
     key = hashlib.sha1(_URL.format(_FILES.get(encoding, encoding)).encode(), usedforsecurity=False).hexdigest()

@@ -117,7 +117,7 @@ class Generation(Protocol):
     """One running generation. ``take`` and ``cancel`` belong to one consumer thread (the event loop's)."""
 
     def take(self) -> tuple[list[TextPiece], GenerationEnd | None]:
-        """All pieces since the last call and, with the last of them, the end. Never blocks; empty list: nothing new yet."""
+        """Return all pieces since the last call and, with the last of them, the end. Never blocks; empty list: nothing new yet."""
         ...
 
     def cancel(self) -> None:
@@ -142,7 +142,7 @@ class Engine(Protocol):
         ...
 
     def apply_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """The chat template of the model, rendered; thread-safe.
+        """Return the chat template of the model, rendered; thread-safe.
 
         Raises:
             EngineError: the model has no chat template, or it refused these messages.
@@ -192,7 +192,7 @@ class RowReader(Protocol):
     """Reads the rows of one verification in place of the engine."""
 
     def judge(self, logits: NDArray[np.float32], position: int, token: int | None, /) -> Prediction:
-        """What a row says; called from the engine's thread with each row in turn, must be quick.
+        """Return what a row says; called from the engine's thread with each row in turn, must be quick.
 
         Args:
             logits: the model's, shape (vocabulary,); the next batch overwrites them.
@@ -226,7 +226,7 @@ class SequenceTask(Protocol):
     """Something asked of a token sequence. ``take`` and ``cancel`` belong to the consumer thread of its sequence."""
 
     def take(self) -> tuple[list[Prediction], TaskEnd | None]:
-        """All predictions since the last call and, with the last of them, the end. Never blocks; empty list: nothing new yet."""
+        """Return all predictions since the last call and, with the last of them, the end. Never blocks; empty list: nothing new yet."""
         ...
 
     def cancel(self) -> None:
@@ -273,7 +273,7 @@ class TokenSequence(Protocol):
         ...
 
     def fork(self, length: int | None = None) -> TokenSequence:
-        """A sequence that begins with the first ``length`` ids (None: all) as they are when the tasks asked for so far are done.
+        """Return a sequence that begins with the first ``length`` ids (None: all) as they are when the tasks asked for so far are done.
 
         It shares the memory of what they have in common (in exact mode: gets a copy) and takes a place of its own. Where every other
         place is at work, its tasks end with an error.
@@ -294,7 +294,7 @@ class TokenSequence(Protocol):
         sampling: SamplingOptions = ...,
         reader: RowReader | None = None,
     ) -> SequenceTask:
-        """What the model would have said in place of each id of a draft, and behind the last: one prediction more than the draft has ids.
+        """Return what the model would have said in place of each id of a draft, and behind the last: one prediction more than the draft has ids.
 
         One batch, up to 32 rows. The draft stays at the end of the sequence: ``truncate`` to what is accepted.
 
@@ -365,7 +365,7 @@ class HoldingEngine(Engine, Protocol):
         ...
 
     def hold(self, label: object = None) -> TokenSequence:
-        """A new, empty sequence. It takes one of ``held_sequences`` places with its first ids.
+        """Return a new, empty sequence. It takes one of ``held_sequences`` places with its first ids.
 
         When there is none left, the sequence that nobody has asked anything for the longest time is evicted: its tasks end with reason
         ``evicted`` from then on. Hold a new one and extend it by all ids; what has not been overwritten meanwhile is found again.

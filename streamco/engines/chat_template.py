@@ -43,7 +43,7 @@ class ChatTemplate:
             raise EngineError(f"chat template: expected Jinja that compiles, got {exc}") from exc
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """The prompt's text.
+        """Return the prompt's text.
 
         Raises:
             EngineError: the template refused these messages, or they hold something other than text.
@@ -56,7 +56,7 @@ class ChatTemplate:
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with their text parts joined, since templates of text models expect ``content`` to be a string.
+    """Return the messages with their text parts joined, since templates of text models expect ``content`` to be a string.
 
     Raises:
         EngineError: no messages, a message without a role, or a content part that isn't text.

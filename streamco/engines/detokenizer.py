@@ -33,7 +33,7 @@ class TextAssembler:
         self._is_clear = not opened
 
     def add(self, token: int, top: Top = None) -> TextPiece | None:
-        """The piece that this token completes; None while a code point is open or the tokens so far have no text."""
+        """Return the piece that this token completes; None while a code point is open or the tokens so far have no text."""
         data = self._token_bytes(token)
         if self._is_clear and data.isascii():
             if data:
@@ -49,7 +49,7 @@ class TextAssembler:
         return self._release(top)
 
     def flush(self) -> TextPiece | None:
-        """What is left at the end; an open code point becomes U+FFFD."""
+        """Return what is left at the end; an open code point becomes U+FFFD."""
         self._text += self._decoder.decode(b"", final=True)
         return self._release(None) if self._ids else None
 

@@ -78,7 +78,7 @@ class RunningGeneration:
     # The consumer's side
 
     def take(self) -> tuple[list[TextPiece], GenerationEnd | None]:
-        """All pieces since the last call and, with the last of them, the end. Never blocks."""
+        """Return all pieces since the last call and, with the last of them, the end. Never blocks."""
         pieces = self._ring.drain()  # before the end is read: an end set later than this wakes again
         end = self._end
         if end is not None:

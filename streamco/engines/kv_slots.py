@@ -30,7 +30,7 @@ class Memory(Protocol):
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens both begin with."""
+    """Return how many tokens both begin with."""
     limit = min(len(first), len(second))
     if first[:limit] == second[:limit]:
         return limit
@@ -90,7 +90,7 @@ class SlotTable:
         self._clock = 0
 
     def acquire(self, prompt: Sequence[int], owner: object = None) -> Slot:
-        """An idle slot, made busy, holding as much of the beginning of the prompt as can be had without its last token.
+        """Return an idle slot, made busy, holding as much of the beginning of the prompt as can be had without its last token.
 
         ``owner``: only what was read for the same one is had.
         """
@@ -111,7 +111,7 @@ class SlotTable:
         return slot
 
     def fork(self, source: Slot, ids: Sequence[int]) -> Slot:
-        """An idle slot, made busy, with as much of the beginning of these ids as the source's memory can give."""
+        """Return an idle slot, made busy, with as much of the beginning of these ids as the source's memory can give."""
         idle = [slot for slot in self._slots if not slot.is_busy]
         if not idle:
             raise AssertionError("fork was called without an idle slot")
@@ -147,7 +147,7 @@ class SlotTable:
         return best - has
 
     def _longest_shared(self, prompt: list[int], owner: object) -> tuple[int, Slot | None]:
-        """The longest beginning of the prompt that can be had, and the slot that has it (an idle one, if there is a choice)."""
+        """Return the longest beginning of the prompt that can be had, and the slot that has it (an idle one, if there is a choice)."""
         best, donor = 0, None
         for slot in self._slots:
             if slot.owner != owner or (slot.is_busy and not self._can_share):

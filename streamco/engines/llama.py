@@ -123,7 +123,7 @@ class LlamaEngine:
         return self._model.detokenize(ids)
 
     def apply_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """The prompt's text; see ``LlamaModel.apply_template``."""
+        """Return the prompt's text; see ``LlamaModel.apply_template``."""
         return self._model.apply_template(messages, add_generation_prompt=add_generation_prompt)
 
     def submit(self, request: GenerationRequest, wake: Callable[[], None]) -> Generation:
@@ -163,7 +163,7 @@ class LlamaEngine:
         return self._loop.together()
 
     def hold(self, label: object = None) -> TokenSequence:
-        """A new, empty sequence; see ``HoldingEngine.hold``.
+        """Return a new, empty sequence; see ``HoldingEngine.hold``.
 
         Raises:
             EngineError: the engine was loaded without ``held_sequences``.
@@ -216,7 +216,7 @@ def _check_options(options: EngineOptions) -> None:
 
 
 def _layers(options: EngineOptions, count: int) -> list[int]:
-    """The layers that are read, counted from 0; a model that has fewer than are counted from its end gives all of them."""
+    """Return the layers that are read, counted from 0; a model that has fewer than are counted from its end gives all of them."""
     for layer in options.attention_layers:
         if layer >= count:
             raise ConfigError(f"attention_layers: expected layers below {count}, got {layer}")

@@ -211,7 +211,7 @@ class EngineLoop:
             self._writing.append(work)
 
     def _follow(self, order: BatchOrder) -> bool:
-        """The batch that somebody else has chosen; False: it leaves the choice."""
+        """Return the batch that somebody else has chosen; False: it leaves the choice."""
         ready = [work for work in self._writing if not work.is_parked]
         match next_batch(order, {"decode": ready, "verify": self._verifying, "prefill": self._prefilling}):
             case None:
@@ -323,7 +323,7 @@ class EngineLoop:
             work.finish("error", error=exc)
 
     def _is_over(self, work: SequenceWork) -> bool:
-        """Whether it has ended; its slot is then free."""
+        """Return True if it has ended; its slot is then free."""
         if work.is_done:
             self._release(work)
         return work.is_done

@@ -37,7 +37,7 @@ class BatchOrder(Protocol):
 
 
 def next_batch(order: BatchOrder, work: Mapping[Kind, Sequence[SequenceWork]]) -> tuple[Kind, list[SequenceWork]] | None:
-    """What ``order`` chooses; None: nothing.
+    """Return what ``order`` chooses; None: nothing.
 
     Raises:
         EngineError: it chose jobs of several kinds, or ones that aren't there.

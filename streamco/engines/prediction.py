@@ -45,7 +45,7 @@ class Predictor:
         self._row_ids = row_ids
 
     def judge(self, logits: Logits, position: int, token: int | None) -> Prediction:
-        """What the model says where ``token`` stands.
+        """Return what the model says where ``token`` stands.
 
         Raises:
             EngineError: the logits are not numbers.
@@ -56,7 +56,7 @@ class Predictor:
         return self._tell(logits, position, token, ids, weights)
 
     def draw(self, logits: Logits, position: int) -> Prediction:
-        """What the model says, and the token that the dice choose of it.
+        """Return what the model says, and the token that the dice choose of it.
 
         Raises:
             EngineError: the logits are not numbers.

@@ -16,13 +16,13 @@ _SPAN = 8  # tokens looked at; an unfinished code point has at most three bytes,
 
 
 def with_begin(engine: Engine, ids: list[int]) -> list[int]:
-    """The ids behind the model's begin token, if it wants one; many chat templates write it themselves, and one is enough."""
+    """Return the ids behind the model's begin token, if it wants one; many chat templates write it themselves, and one is enough."""
     begin = engine.tokenize("", bos=True)
     return ids if ids[: len(begin)] == begin else begin + ids
 
 
 def answer_ids(engine: Engine, text: str, *, special: bool = False) -> list[int]:
-    """The tokens of an answer's beginning, for a place behind the prompt's.
+    """Return the tokens of an answer's beginning, for a place behind the prompt's.
 
     Some vocabularies (SentencePiece with a dummy prefix) put a space before a text's first word. Their ids are taken from behind a line
     break, where they don't.
@@ -43,7 +43,7 @@ def answer_ids(engine: Engine, text: str, *, special: bool = False) -> list[int]
 
 
 def open_bytes(engine: Engine, ids: Sequence[int]) -> bytes:
-    """The bytes at the end of these tokens that only begin a code point: its text comes with the tokens behind them; b"": none."""
+    """Return the bytes at the end of these tokens that only begin a code point: its text comes with the tokens behind them; b"": none."""
     tail = engine.detokenize(ids[-_SPAN:])[-3:]
     for length in range(1, len(tail) + 1):
         byte = tail[-length]

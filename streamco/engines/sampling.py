@@ -35,7 +35,7 @@ MIN_P = 0.05
 def candidates(
     logits: Logits, *, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The tokens that may be drawn, best first, and their probabilities, which sum to 1.
+    """Return the tokens that may be drawn, best first, and their probabilities, which sum to 1.
 
     Args:
         logits: one row, float32, shape (vocabulary,).
@@ -120,7 +120,7 @@ def _sorted(logits: Logits, ids: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def top_probabilities(logits: Logits, count: int) -> tuple[tuple[int, float], ...]:
-    """The ``count`` likeliest tokens with the model's own probabilities (temperature 1, nothing cut off), best first."""
+    """Return the ``count`` likeliest tokens with the model's own probabilities (temperature 1, nothing cut off), best first."""
     import numpy as np
 
     best = _highest(logits)
@@ -150,7 +150,7 @@ class Sampler:
         self.is_greedy = self._temperature == 0 or self._top_k == 1
 
     def draw(self, logits: Logits) -> int:
-        """The next token.
+        """Return the next token.
 
         Raises:
             EngineError: the logits are not numbers.
@@ -165,7 +165,7 @@ class Sampler:
         return self.draw_from(*self.distribution(logits))
 
     def distribution(self, logits: Logits) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The tokens that may be drawn, best first, and their probabilities; a single one when greedy.
+        """Return the tokens that may be drawn, best first, and their probabilities; a single one when greedy.
 
         Raises:
             EngineError: the logits are not numbers.
@@ -177,14 +177,14 @@ class Sampler:
         return candidates(logits, temperature=self._temperature, top_k=self._top_k, top_p=self._top_p, min_p=self._min_p)
 
     def draw_from(self, ids: NDArray[np.int64], weights: NDArray[np.float64]) -> int:
-        """The next token, from what ``distribution`` gave."""
+        """Return the next token, from what ``distribution`` gave."""
         if self.is_greedy:
             return int(ids[0])
         at = int(weights.cumsum().searchsorted(self._random.random(), side="right"))
         return int(ids[min(at, len(ids) - 1)])
 
     def draw_whole(self, ids: Sequence[int], weights: Sequence[int]) -> int:
-        """The next token, in proportion to whole numbers and to nothing else: whoever is told them knows what it was drawn from."""
+        """Return the next token, in proportion to whole numbers and to nothing else: whoever is told them knows what it was drawn from."""
         left = self._random.randrange(sum(weights))
         for token, weight in zip(ids, weights, strict=True):
             left -= weight

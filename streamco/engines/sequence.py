@@ -78,7 +78,7 @@ class HeldSequence:
         self._ask(Truncation(self, length))
 
     def fork(self, length: int | None = None) -> HeldSequence:
-        """A sequence that begins as this one does; see ``TokenSequence.fork``."""
+        """Return a sequence that begins as this one does; see ``TokenSequence.fork``."""
         child = HeldSequence(self._host, self._vocabulary, self.label, is_born=False)
         self._ask(Fork(self, child, length))
         return child
@@ -97,7 +97,7 @@ class HeldSequence:
         sampling: SamplingOptions = _DEFAULT,
         reader: RowReader | None = None,
     ) -> SequenceTask:
-        """What the model says in place of a draft; see ``TokenSequence.verify``."""
+        """Return what the model says in place of a draft; see ``TokenSequence.verify``."""
         reader = reader or Predictor(sampling, top)
         return self._ask(VerificationTask(self, wake, self._checked(draft_ids), reader, given=self._checked(given)))
 

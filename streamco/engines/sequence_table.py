@@ -57,7 +57,7 @@ class SequenceTable:
 
     @property
     def has_ready(self) -> bool:
-        """Whether ``begin_ready`` would begin anything."""
+        """True if ``begin_ready`` would begin anything."""
         return any(sequence.is_ready for sequence in self._asked)
 
     def begin_ready(self) -> list[Task]:
@@ -119,7 +119,7 @@ class SequenceTable:
             self._leave(child)
 
     def _claim(self, sequence: HeldSequence, ids: list[int], *, like: Slot | None = None, spared: HeldSequence | None = None) -> Slot:
-        """A slot for these ids; ``like``: one that has them."""
+        """Return a slot for these ids; ``like``: one that has them."""
         if len(self._holders) >= self._places and not self.evict(spared):
             raise EngineError(f"sequence: expected one of {self._places} places that nothing is asked of, got all at work")
         self._holders.add(sequence)

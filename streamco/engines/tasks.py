@@ -80,7 +80,7 @@ class Task:
     # The consumer's side
 
     def take(self) -> tuple[list[Prediction], TaskEnd | None]:
-        """All predictions since the last call and, with the last of them, the end. Never blocks."""
+        """Return all predictions since the last call and, with the last of them, the end. Never blocks."""
         predictions = self._ring.drain()  # before the end is read: an end set later than this wakes again
         ended = self.ended
         if ended is not None:

@@ -116,7 +116,7 @@ class Distribution:
         return float(self.probabilities[self.ids == token].sum())
 
     def draw(self, rng: Random) -> int:
-        """An id, in proportion to the probabilities that are known."""
+        """Return an id, in proportion to the probabilities that are known."""
         return _draw(self.ids, self.probabilities, rng)
 
     @property
@@ -206,7 +206,7 @@ def expected_tokens(acceptance: float, window: int) -> float:
 
 
 def solve_acceptance(rounds: Iterable[tuple[int, int]]) -> float | None:
-    """The alpha at which rounds with these windows are expected to give as many tokens as they gave.
+    """Return the alpha at which rounds with these windows are expected to give as many tokens as they gave.
 
     Args:
         rounds: (window, tokens) of each: draft tokens, and tokens that it gave, correction or bonus included.
@@ -241,7 +241,7 @@ def _check_rows(draft: Sequence[int], rows: int, name: str) -> None:
 
 
 def _correct(target: Distribution, drafted_from: Distribution, rejected: int, rng: Random) -> int:
-    """A draw from max(0, p - q), made to sum to 1; the rejected token has p < q, so it isn't in there."""
+    """Return a draw from max(0, p - q), made to sum to 1; the rejected token has p < q, so it isn't in there."""
     order = np.argsort(drafted_from.ids)
     shared = np.flatnonzero(np.isin(target.ids, drafted_from.ids))
     residual = target.probabilities.copy()

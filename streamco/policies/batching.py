@@ -126,7 +126,7 @@ class BatchPolicy(Protocol):
         ...
 
     def choose(self, waiting: Sequence[Waiting], situation: BatchContext) -> Batch | None:
-        """The next batch; None only if nothing waits. ``waiting`` is in the order of arrival."""
+        """Return the next batch; None only if nothing waits. ``waiting`` is in the order of arrival."""
         ...
 
 
@@ -215,7 +215,7 @@ class FirstCome(Struct, frozen=True, kw_only=True):
         _check_room(self.batch_tokens)
 
     def choose(self, waiting: Sequence[Waiting], situation: BatchContext) -> Batch | None:
-        """The head of the queue."""
+        """Return the head of the queue."""
         if not waiting:
             return None
         kind = waiting[0].kind
@@ -267,7 +267,7 @@ def _prefill(ordered: Sequence[Waiting], room: int) -> Batch:
 
 
 def _verify(ordered: Sequence[Waiting], room: int) -> Batch | None:
-    """A chunk of every verification there is room for."""
+    """Return a chunk of every verification there is room for."""
     portions = []
     for work in ordered:
         size = _chunk(work, room)

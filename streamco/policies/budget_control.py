@@ -100,7 +100,7 @@ class BudgetSteering:
         return self.spent_tokens / self.tokens if self.tokens else 0.0
 
     def allows(self, tokens: int) -> bool:
-        """Whether the constrained side might be started now for a prompt of ``tokens``; reserves nothing."""
+        """Return True if the constrained side might be started now for a prompt of ``tokens``; reserves nothing."""
         if self.budget <= 0.0 or self.budget >= 1.0:
             return self.budget >= 1.0
         spent = self.spent_tokens + self._reserved + tokens
@@ -175,7 +175,7 @@ class _Excess:
         self._size = 1  # entries; the last is the sum of everything so far
 
     def has_room(self, tokens: int, to_come: NDArray[np.float64], pending: int) -> bool:
-        """Whether every window that a request now would be part of can still keep the rule.
+        """Return True if every window that a request now would be part of can still keep the rule.
 
         Args:
             tokens: of the request, spent if it may.
@@ -267,7 +267,7 @@ class _Traffic:
 
 
 def steer(decision: Decision, constrained: Side, *, is_allowed: bool) -> Decision:
-    """The decision without the constrained side where it isn't allowed; it then still stands in when the other fails."""
+    """Return the decision without the constrained side where it isn't allowed; it then still stands in when the other fails."""
     if is_allowed or decision.wait(constrained) is None:
         return decision
     return one_side(decision, "server" if constrained == "device" else "device", f"budget spent: {constrained} not started")

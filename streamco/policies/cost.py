@@ -110,7 +110,7 @@ def device_costs(
 
 
 def constraint(prices: Prices | None, costs: DeviceCosts | None) -> Side:
-    """Which side must be spared (Algorithm 1): the device when its cheapest token costs more than the server's dearest.
+    """Return which side must be spared (Algorithm 1): the device when its cheapest token costs more than the server's dearest.
 
     Where one of the two isn't known it is the server: a bill is certain, the worth of a battery isn't.
     """
@@ -138,7 +138,7 @@ def request_cost(usage: Usage, prices: Prices | None, costs: DeviceCosts | None)
 
 
 def _base_flops(shape: ModelShape) -> float:
-    """What doesn't depend on the length: projections, feed-forward, norms, embedding and output."""
+    """Return what doesn't depend on the length: projections, feed-forward, norms, embedding and output."""
     width = float(shape.width)
     layer = 4 * width * width + 2 * width * shape.ffn_width + 2 * width
     return shape.layers * layer + 2 * width * shape.vocabulary

@@ -83,12 +83,12 @@ class DeviceConstrained(Struct, frozen=True, tag="device-constrained"):
         return cls((int(lengths.lengths[immediate - 1]), partial), (0.0, wait, last), spent + used)
 
     def outcomes(self, length: int) -> Outcomes:
-        """The one decision for this length."""
+        """Return the one decision for this length."""
         wait = self.waits[bisect_left(self.limits, length)]
         return ((1.0, Decision(wait, 0.0, "device-constrained", _reason(wait))),)
 
     def decide(self, length: int, rng: Random) -> Decision:
-        """The one decision for this length."""
+        """Return the one decision for this length."""
         wait = self.waits[bisect_left(self.limits, length)]
         return Decision(wait, 0.0, "device-constrained", _reason(wait))
 
@@ -143,14 +143,14 @@ class ProportionalWait(Struct, frozen=True, tag="proportional-wait"):
         return cls(threshold, high, latest, spent(high))
 
     def outcomes(self, length: int) -> Outcomes:
-        """The one decision for this length."""
+        """Return the one decision for this length."""
         wait = self.latest
         if wait is not None:
             wait = 0.0 if length <= self.threshold else min(self.seconds_per_token * length, wait)
         return ((1.0, Decision(wait, 0.0, "proportional-wait", _reason(wait))),)
 
     def decide(self, length: int, rng: Random) -> Decision:
-        """The one decision for this length."""
+        """Return the one decision for this length."""
         return self.outcomes(length)[0][1]
 
 

@@ -39,7 +39,7 @@ class Decision(Struct, frozen=True):
 
     @property
     def is_hedged(self) -> bool:
-        """Whether both sides may be started though none has failed."""
+        """True if both sides may be started though none has failed."""
         return self.device_wait is not None and self.server_wait is not None
 
 
@@ -55,11 +55,11 @@ class DispatchPolicy(Protocol):
         ...
 
     def outcomes(self, length: int) -> Outcomes:
-        """The decisions for a prompt of ``length`` tokens with their probabilities, which add up to 1."""
+        """Return the decisions for a prompt of ``length`` tokens with their probabilities, which add up to 1."""
         ...
 
     def decide(self, length: int, rng: Random) -> Decision:
-        """The decision for a prompt of ``length`` tokens; ``rng`` is asked only where there are several outcomes."""
+        """Return the decision for a prompt of ``length`` tokens; ``rng`` is asked only where there are several outcomes."""
         ...
 
 
@@ -120,7 +120,7 @@ class BothAtOnce(Struct, frozen=True, tag="both"):
 
 
 def one_side(decision: Decision, side: Side, reason: str) -> Decision:
-    """The decision turned into one that starts ``side`` alone and at once; the other still stands in when it fails."""
+    """Return the decision turned into one that starts ``side`` alone and at once; the other still stands in when it fails."""
     if side == "device":
         return Decision(0.0, None, decision.policy, reason)
     return Decision(None, 0.0, decision.policy, reason)

@@ -108,7 +108,7 @@ class Optimal(Struct, frozen=True, tag="optimal"):
         return cls(constraint, tuple(lengths.lengths.tolist()), waits[0], waits[1], share, planned[0], planned[1])
 
     def outcomes(self, length: int) -> Outcomes:
-        """One decision, or the two that the dice choose from."""
+        """Return one decision, or the two that the dice choose from."""
         index = min(bisect_left(self.limits, length), len(self.limits) - 1)
         low, high = self.waits[index], self.costlier_waits[index]
         if low == high:
@@ -116,7 +116,7 @@ class Optimal(Struct, frozen=True, tag="optimal"):
         return ((1.0 - self.costlier_share, self._decision(low)), (self.costlier_share, self._decision(high)))
 
     def decide(self, length: int, rng: Random) -> Decision:
-        """The decision for this length; dice only where the two sets differ."""
+        """Return the decision for this length; dice only where the two sets differ."""
         index = min(bisect_left(self.limits, length), len(self.limits) - 1)
         low, high = self.waits[index], self.costlier_waits[index]
         return self._decision(high if low != high and rng.random() < self.costlier_share else low)
@@ -180,7 +180,7 @@ def _server_joins(ttft: TTFTDistribution, times: Floats) -> _Table:
 
 
 def _choose_waits(table: _Table, weights: Floats, costs: Floats, budget: float, tail_weight: float) -> tuple[Choice, Choice, float]:
-    """The two sets of waits and the probability of the costlier one.
+    """Return the two sets of waits and the probability of the costlier one.
 
     With a tail weight the mean of the slowest share s is min over q of q + E[(TTFT - q)+] / s (Rockafellar and Uryasev 2000), so every
     q gives an ordinary problem. A coarse grid of q is tried, then a fine one around the best.
@@ -204,7 +204,7 @@ def _choose_waits(table: _Table, weights: Floats, costs: Floats, budget: float, 
 
 
 def _mix(values: Floats, rows: Choice, low: Choice, high: Choice, share: float) -> float:
-    """The sum of values when the second choice is taken with probability ``share``."""
+    """Return the sum of values when the second choice is taken with probability ``share``."""
     return float((1 - share) * values[low, rows].sum() + share * values[high, rows].sum())
 
 

@@ -70,7 +70,7 @@ class QualityGate(Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"quality gate: {field}: expected >= 0 or None, got {value!r}")
 
     def __call__(self, request: RequestFacts) -> bool:
-        """Whether the device model is good enough for this request."""
+        """Return True if the device model is good enough for this request."""
         if self.longest_prompt_tokens is not None and request.prompt_tokens > self.longest_prompt_tokens:
             return False
         if self.longest_prompt_chars is not None and (request.prompt_chars or 0) > self.longest_prompt_chars:
@@ -120,7 +120,7 @@ def check_eligibility(
 
 
 def restrict(decision: Decision, eligibility: Eligibility) -> Decision:
-    """The decision without what is not eligible.
+    """Return the decision without what is not eligible.
 
     Where both sides may serve but not at once, the one that would start first is kept (the server when both would at once). The caller
     must not let a side that is not eligible stand in for the other.

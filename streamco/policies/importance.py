@@ -28,7 +28,7 @@ Floats = NDArray[np.float64] | NDArray[np.float32]
 
 
 def column_sums(rows: Iterable[Floats]) -> NDArray[np.float64]:
-    """The importance of every token that a row can see.
+    """Return the importance of every token that a row can see.
 
     Args:
         rows: the attention of one token each, in order, shape (..., keys); axes in front of the keys (layers, heads) are averaged. Later
@@ -48,7 +48,7 @@ def column_sums(rows: Iterable[Floats]) -> NDArray[np.float64]:
 
 
 def chunk_importance(sums: NDArray[np.float64], start: int, count: int) -> float:
-    """The i of P_imp: mean importance of the draft tokens at positions ``start`` to ``start + count - 1``.
+    """Return the i of P_imp: mean importance of the draft tokens at positions ``start`` to ``start + count - 1``.
 
     A token whose own row was not read (the newest may not have been decoded yet) is left out; 0 where that leaves none.
 
@@ -62,7 +62,7 @@ def chunk_importance(sums: NDArray[np.float64], start: int, count: int) -> float
 
 
 def draft_importance(rows: Sequence[Floats]) -> float:
-    """The i of a draft that is being written: mean attention to those of its tokens whose own row is there.
+    """Return the i of a draft that is being written: mean attention to those of its tokens whose own row is there.
 
     Args:
         rows: what the row of each token of the draft, from the first on, pays to the draft's tokens up to itself, shape (layers, n).

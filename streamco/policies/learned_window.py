@@ -112,7 +112,7 @@ class WindowNet:
         self._room, self._ones = np.empty(width, dtype=np.float32), np.ones(width, dtype=np.float32)
 
     def reckon(self, inputs: Sequence[float]) -> tuple[float, float]:
-        """The verdict and the window for these inputs, tokens; a verdict of 0 is fused mode."""
+        """Return the verdict and the window for these inputs, tokens; a verdict of 0 is fused mode."""
         add, multiply, tanh = np.add, np.multiply, np.tanh
         held, inner, room, ones = self._held[:-1], self._inner[:-1], self._room, self._ones
         self._given[:-1] = [min(high, max(low, value)) for value, (low, high) in zip(inputs, self._bounds, strict=True)]
@@ -149,7 +149,7 @@ class Adaptive:
         self._net = WindowNet(weights or packaged_weights())
 
     def propose(self, state: WindowState) -> float:
-        """What the network says to the last rounds."""
+        """Return what the network says to the last rounds."""
         if state.acceptance is None or state.draft_step <= 0.0 or state.wait <= 0.0 or state.tpot <= 0.0:
             return float(self.first)
         verdict, window = self._net.reckon(inputs_of(state))
@@ -167,7 +167,7 @@ class Adaptive:
 
 
 def inputs_of(state: WindowState) -> tuple[float, ...]:
-    """What the network is given, in the order of ``INPUTS``; acceptance and times must be known."""
+    """Return what the network is given, in the order of ``INPUTS``; acceptance and times must be known."""
     assert state.acceptance is not None
     return (
         state.queue_depth,
@@ -182,7 +182,7 @@ def inputs_of(state: WindowState) -> tuple[float, ...]:
 
 @cache
 def packaged_weights() -> WindowWeights:
-    """The network's that comes with the package."""
+    """Return the network's that comes with the package."""
     return msgspec.json.decode((resources.files("streamco.policies") / "windownet.json").read_bytes(), type=WindowWeights)
 
 

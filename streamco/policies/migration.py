@@ -70,7 +70,7 @@ def cover(seconds: float, reader_rate: float) -> int:
 
 
 def keeps_up(terms: Terms, reader_rate: float) -> bool:
-    """Whether an endpoint decodes faster than the reader reads; one whose rate isn't known is believed to."""
+    """Return True if an endpoint decodes faster than the reader reads; one whose rate isn't known is believed to."""
     return terms.rate is None or terms.rate >= HEADROOM * reader_rate
 
 
@@ -127,7 +127,7 @@ def net_saving(
 
 
 def copy_pays(source: Terms, target: Terms, *, length: float, saved: float, saving: float, is_possible_without: bool) -> bool:
-    """Whether to let the target read ahead.
+    """Return True if to let the target read ahead.
 
     Where it keeps what it reads, that costs nothing: every token is read once. A cache that is warmed for money reads everything twice,
     the second time at the cached price, so it pays only if the tokens it saves the source are worth more, or, if there is no other way to

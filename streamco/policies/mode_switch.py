@@ -141,7 +141,7 @@ def predict_rates(conditions: RoundConditions) -> Rates:
 
 
 def best_window(conditions: RoundConditions, *, is_parallel: bool, longest: int = LONGEST) -> int:
-    """The window of 1 to ``longest`` tokens with the highest predicted rate; of equal ones the shortest."""
+    """Return the window of 1 to ``longest`` tokens with the highest predicted rate; of equal ones the shortest."""
 
     def rate(window: int) -> float:
         rates = predict_rates(replace(conditions, window=window, round_tokens=None))
@@ -190,7 +190,7 @@ class ModeSwitch:
         opening: float = 0.0,
         return_time: float = 0.0,
     ) -> Mode:
-        """The mode of the next round; while one side generates alone, ask every few tokens.
+        """Return the mode of the next round; while one side generates alone, ask every few tokens.
 
         Args:
             conditions: as measured lately.
@@ -215,7 +215,7 @@ class ModeSwitch:
         return "speculate" if self._is_drafting or self._is_probe else "remote"
 
     def _has_credit(self, conditions: RoundConditions, opening: float) -> bool:
-        """Whether a round may fail, and the stream be gone back to behind it."""
+        """Return True if a round may fail, and the stream be gone back to behind it."""
         way_back = max(0.0, conditions.wait - conditions.remote_step)  # until a stream's first token
         lost = self.lost_seconds + self._worst
         if not self._is_drafting and self.seconds:
@@ -240,7 +240,7 @@ class ModeSwitch:
             self.lost_seconds = max(-_SAVINGS * self._worst, lost)
 
     def _vote(self, mode: Mode, *, at_once: bool = False) -> Mode:
-        """The present mode until another was asked for twice in a row; the very first call is obeyed."""
+        """Return the present mode until another was asked for twice in a row; the very first call is obeyed."""
         if mode == self.mode:
             self._votes = 0
         else:
@@ -279,7 +279,7 @@ class Predicted(Struct, frozen=True, tag="predicted"):
         return "predicted"
 
     def propose(self, state: WindowState) -> float:
-        """The window with the highest predicted rate."""
+        """Return the window with the highest predicted rate."""
         if state.acceptance is None or state.draft_step <= 0.0 or state.wait <= 0.0 or state.tpot <= 0.0:
             return float(self.first)
         conditions = RoundConditions(

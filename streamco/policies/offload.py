@@ -183,7 +183,7 @@ class Offload(Struct, frozen=True, tag="offload"):
         return cls(budget, rule, c_th, i_th, _moved(steepness, confidence_threshold, c_th), slope, spill, budget)
 
     def decide(self, confidence: float, importance: float | None, rng: Random) -> OffloadDecision:
-        """Whether this chunk is sent.
+        """Return True if this chunk is sent.
 
         Args:
             confidence: c of the chunk, 0..1.
@@ -276,7 +276,7 @@ class OffloadSteering:
         return self.budget * self.tokens - self.offloaded_tokens - self.forgiven_tokens
 
     def decide(self, confidence: float, importance: float | None, tokens: int, rng: Random) -> OffloadDecision:
-        """Whether this chunk is sent; it is counted.
+        """Return True if this chunk is sent; it is counted.
 
         Args:
             confidence: c of the chunk, 0..1.
@@ -344,7 +344,7 @@ class OffloadSteering:
 
 
 def _moved(steepness: float, profiled: float, threshold: float) -> float:
-    """The k at which P_conf, moved below the profiled c_th, falls as fast as it did there: the formula would stretch it."""
+    """Return the k at which P_conf, moved below the profiled c_th, falls as fast as it did there: the formula would stretch it."""
     return steepness * (1.0 - threshold) / max(1.0 - profiled, 0.01) if threshold < profiled else steepness
 
 
@@ -355,7 +355,7 @@ def _sigmoid(exponent: Floats) -> Floats:
 
 
 def _highest(share: Callable[[float], float], low: float, high: float, budget: float) -> float:
-    """The highest argument at which a rising share is within the budget; ``low`` where none is."""
+    """Return the highest argument at which a rising share is within the budget; ``low`` where none is."""
     if share(high) <= budget:
         return high
     for _ in range(_ROUNDS):

@@ -66,7 +66,7 @@ class RejectionForecast(Struct, frozen=True):
         return max(range(len(outcomes)), key=lambda position: (outcomes[position], position))
 
     def draw(self, rng: Random) -> int:
-        """The paper's r*, sampled from the distribution; ``likeliest`` is right more often."""
+        """Return the paper's r*, sampled from the distribution; ``likeliest`` is right more often."""
         sums = list(accumulate((*self.rejections, self.accept_all)))
         return min(bisect_right(sums, rng.random() * sums[-1]), self.window)
 
@@ -112,7 +112,7 @@ class PreDraft(Struct, frozen=True):
 
 
 def forecast_rejection(acceptance: float, confidences: Sequence[float], mean_confidence: float | None = None) -> RejectionForecast:
-    """The confidence-adjusted capped geometric distribution of the first rejection.
+    """Return the confidence-adjusted capped geometric distribution of the first rejection.
 
     Args:
         acceptance: alpha, the probability that a draft token is accepted, 0..1.
@@ -135,7 +135,7 @@ def forecast_rejection(acceptance: float, confidences: Sequence[float], mean_con
 
 
 def chain_rejection(chances: Sequence[float]) -> RejectionForecast:
-    """The distribution of the first rejection where each token's chance to be accepted is known.
+    """Return the distribution of the first rejection where each token's chance to be accepted is known.
 
     Args:
         chances: of each draft token, if all in front of it are accepted, 0..1, shape (window,).
@@ -158,7 +158,7 @@ def rank_branches(
     acceptance: float,
     alternatives: int = ALTERNATIVES,
 ) -> list[Branch]:
-    """Every branch there is, likeliest first.
+    """Return every branch there is, likeliest first.
 
     A rejected token is replaced by another candidate of its position, in proportion to the draft model's probabilities. Behind an accepted
     draft the verifier adds a token of its own: the draft model's best with probability alpha, else another one, likewise.

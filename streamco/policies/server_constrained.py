@@ -60,13 +60,13 @@ class ServerConstrained(Struct, frozen=True, tag="server-constrained"):
         return cls(int(lengths.lengths[index]), part, float(budget))
 
     def outcomes(self, length: int) -> Outcomes:
-        """One decision, or two at the threshold."""
+        """Return one decision, or two at the threshold."""
         if length != self.threshold:
             return ((1.0, _BOTH if length > self.threshold else _DEVICE),)
         return ((self.share_at_threshold, _BOTH), (1.0 - self.share_at_threshold, _DEVICE))
 
     def decide(self, length: int, rng: Random) -> Decision:
-        """The decision for this length; dice only at the threshold."""
+        """Return the decision for this length; dice only at the threshold."""
         if length == self.threshold:
             return _BOTH if rng.random() < self.share_at_threshold else _DEVICE
         return _BOTH if length > self.threshold else _DEVICE

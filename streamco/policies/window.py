@@ -81,7 +81,7 @@ class WindowPolicy(Protocol):
         ...
 
     def propose(self, state: WindowState) -> float:
-        """The window of the next round, tokens, not yet rounded; 1 or less: fused mode."""
+        """Return the window of the next round, tokens, not yet rounded; 1 or less: fused mode."""
         ...
 
 
@@ -94,7 +94,7 @@ class DecidesFusedMode(Protocol):
 
     @property
     def may_fuse(self) -> bool:
-        """Whether it does so at present."""
+        """True if it does so at present."""
         ...
 
 
@@ -103,11 +103,11 @@ class EndsDraftsEarly(Protocol):
     """A policy that ends drafts where they are doubtful."""
 
     def longest_draft(self, state: WindowState, window: int) -> int:
-        """How far a draft goes that is never doubtful, tokens; ``window`` is rounded (``Stabiliser.settle``)."""
+        """Return how far a draft goes that is never doubtful, tokens; ``window`` is rounded (``Stabiliser.settle``)."""
         ...
 
     def least_chance(self, state: WindowState, window: float) -> float:
-        """A draft ends with the token from which on the chance that all of it is accepted is below this, 0..1; 0: no draft is doubtful.
+        """Return a draft ends with the token from which on the chance that all of it is accepted is below this, 0..1; 0: no draft is doubtful.
 
         ``window`` is smoothed, and not rounded (``Stabiliser.smoothed``).
         """
@@ -138,7 +138,7 @@ class Static(Struct, frozen=True, tag="static"):
         return self.window
 
     def propose(self, state: WindowState) -> float:
-        """The window."""
+        """Return the window."""
         return float(self.window)
 
 
@@ -172,7 +172,7 @@ class Dynamic(Struct, frozen=True, tag="dynamic"):
         return "dynamic"
 
     def propose(self, state: WindowState) -> float:
-        """The previous window, one more or one less."""
+        """Return the previous window, one more or one less."""
         change = 0
         if state.acceptance is not None:
             change = (state.acceptance > self.raise_above) - (state.acceptance < self.lower_below)
@@ -210,15 +210,15 @@ class Confident(Struct, frozen=True, tag="confident"):
         return "confident"
 
     def propose(self, state: WindowState) -> float:
-        """The longest, once the times are known."""
+        """Return the longest, once the times are known."""
         return float(self.longest if state.rate > 0.0 and state.draft_step > 0.0 else self.first)
 
     def longest_draft(self, state: WindowState, window: int) -> int:
-        """The window is a limit."""
+        """Return the window is a limit."""
         return window
 
     def least_chance(self, state: WindowState, window: float) -> float:
-        """What a step is worth in tokens."""
+        """Return what a step is worth in tokens."""
         return min(self.surest, self.worth * state.rate * state.draft_step)
 
 
@@ -247,14 +247,14 @@ class Stabiliser:
         self.smoothed: float | None = None
 
     def settle(self, proposal: float) -> int:
-        """The window to use, tokens."""
+        """Return the window to use, tokens."""
         clamped = min(float(self._longest), max(float(self._shortest), proposal))
         self.smoothed = clamped if self.smoothed is None else self._smoothing * clamped + (1.0 - self._smoothing) * self.smoothed
         return int(self.smoothed + 0.5)
 
 
 def is_fused(window: float) -> bool:
-    """Whether a window says that the remote side should generate alone (gamma <= 1)."""
+    """Return True if a window says that the remote side should generate alone (gamma <= 1)."""
     return window <= 1.0
 
 

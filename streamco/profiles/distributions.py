@@ -57,7 +57,7 @@ class TTFTDistribution:
 
     @classmethod
     def from_samples(cls, samples: Sequence[float] | Floats) -> TTFTDistribution:
-        """The distribution that gives each sample (seconds) the same probability.
+        """Return the distribution that gives each sample (seconds) the same probability.
 
         Raises:
             ConfigError: no samples, or one that is negative or not finite.
@@ -100,7 +100,7 @@ class TTFTDistribution:
         return 1.0 - self.survival_at(time)
 
     def quantile(self, share: float) -> float:
-        """The least time (seconds) within which ``share`` of the requests have their first token; 0 for no share, inf where none is."""
+        """Return the least time (seconds) within which ``share`` of the requests have their first token; 0 for no share, inf where none is."""
         if share <= _TIE:
             return 0.0
         if self._samples is not None and self._samples.size >= _MANY and share <= 1.0:
@@ -109,7 +109,7 @@ class TTFTDistribution:
         return float(self.times[index]) if index < self.times.size else math.inf
 
     def _select(self, samples: Floats, rank: int) -> float:
-        """The sample of this rank, found by radix: floats that are not negative are ordered as their bits are."""
+        """Return the sample of this rank, found by radix: floats that are not negative are ordered as their bits are."""
         if self._radix is None:
             buckets = samples.view(np.int64) >> _RADIX_SHIFT
             self._radix = buckets, np.cumsum(np.bincount(buckets))
@@ -181,7 +181,7 @@ class LengthDistribution:
 
     @classmethod
     def from_samples(cls, samples: Sequence[int] | Integers) -> LengthDistribution:
-        """The distribution of prompts seen (tokens each).
+        """Return the distribution of prompts seen (tokens each).
 
         Raises:
             ConfigError: none, or one below 1.

@@ -190,5 +190,5 @@ def _from_plain(kind: Any, value: Any) -> Any:
 
 
 def _is_number(value: object) -> bool:
-    """A finite number, not below zero."""
+    """Return a finite number, not below zero."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0

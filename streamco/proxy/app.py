@@ -57,11 +57,11 @@ class Proxy:
         return web.json_response({"status": "ok", "model": MODEL, "requests": self.admission.present})
 
     async def models(self, _request: web.Request) -> web.Response:
-        """The names that mean this client's models."""
+        """Return the names that mean this client's models."""
         return web.json_response({"object": "list", "data": [self._card(name) for name in (MODEL, *self.options.models)]})
 
     async def one_model(self, request: web.Request) -> web.Response:
-        """One of them."""
+        """Return one of them."""
         name = request.match_info["model"]
         if name not in {MODEL, *self.options.models}:
             known = ", ".join((MODEL, *self.options.models))
@@ -105,7 +105,7 @@ PROXY: web.AppKey[Proxy] = web.AppKey("proxy", Proxy)
 
 
 def make_app(client: Client, options: ProxyOptions | None = None) -> web.Application:
-    """The proxy as an aiohttp application; ``streamco.server.listening.make_runner`` runs it as it should be run.
+    """Return the proxy as an aiohttp application; ``streamco.server.listening.make_runner`` runs it as it should be run.
 
     Args:
         client: who answers; stays the caller's.

@@ -168,7 +168,7 @@ def load_config(path: Path) -> ProxyConfig:
 
 
 def parse_config(text: str, *, where: str = "config", folder: Path | None = None) -> ProxyConfig:
-    """A configuration from TOML.
+    """Return a configuration from TOML.
 
     Args:
         text: the file's.
@@ -237,7 +237,7 @@ def _absolute(path: str, folder: Path) -> str:
 
 
 def format_config(config: ProxyConfig) -> str:
-    """The configuration as TOML, defaults included; ``parse_config`` gives it back. What is not set is left out."""
+    """Return the configuration as TOML, defaults included; ``parse_config`` gives it back. What is not set is left out."""
     parts = [_table("[proxy]", config.proxy)]
     if config.device is not None:
         parts.append(_table("[device]", config.device))
@@ -268,5 +268,5 @@ def _format(value: Any) -> str:
 
 
 def _quote(text: str) -> str:
-    """A basic string: JSON's escapes are TOML's, and DEL needs one here only."""
+    """Return a basic string: JSON's escapes are TOML's, and DEL needs one here only."""
     return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")

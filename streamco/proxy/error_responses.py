@@ -27,7 +27,7 @@ _KEY_REFUSED = frozenset({401, 403, 407})  # about the proxy's key: passed on, t
 
 
 def explain(error: StreamcoError) -> RequestError:
-    """The refusal for an answer that failed; its text is the error's own, which names the endpoint."""
+    """Return the refusal for an answer that failed; its text is the error's own, which names the endpoint."""
     match error:
         case ConfigError():
             return refuse_setting(error)

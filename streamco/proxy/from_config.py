@@ -47,7 +47,7 @@ class ProbedEndpoint(OpenAIEndpoint):
 
 
 def build_client(config: ProxyConfig, environ: Mapping[str, str] = os.environ) -> Client:
-    """The client that a configuration describes, not started.
+    """Return the client that a configuration describes, not started.
 
     Raises:
         ConfigError: nobody to answer, a file or key that isn't there, a setting out of range.
@@ -89,7 +89,7 @@ def build_client(config: ProxyConfig, environ: Mapping[str, str] = os.environ) -
 
 
 def build_options(config: ProxyConfig, api_key: str | None = None, environ: Mapping[str, str] = os.environ) -> ProxyOptions:
-    """The options that a configuration describes.
+    """Return the options that a configuration describes.
 
     Args:
         config: the configuration.

@@ -12,7 +12,7 @@ _LONGEST = 500  # characters of one header; reasons quote limits, not prompts, b
 
 
 def headers(report: Report) -> dict[str, str]:
-    """The ``x-streamco-*`` headers of a whole answer; what is not known is left out."""
+    """Return the ``x-streamco-*`` headers of a whole answer; what is not known is left out."""
     cost = {} if report.cost_usd is None else {"x-streamco-cost-usd": f"{report.cost_usd:.9f}"}
     return opening_headers(report) | cost | _draft_headers(report.speculation)
 
@@ -26,7 +26,7 @@ def _draft_headers(figures: SpeculationFigures | None) -> dict[str, str]:
 
 
 def opening_headers(report: Report) -> dict[str, str]:
-    """Those that are known when the first token is there."""
+    """Return those that are known when the first token is there."""
     told = {
         "mode": report.mode,
         "winner": report.winner,
@@ -43,6 +43,6 @@ def comment(report: Report) -> bytes:
 
 
 def _plain(text: str) -> str:
-    """What a header can carry: printable ASCII; everything else as an escape."""
+    """Return what a header can carry: printable ASCII; everything else as an escape."""
     shown = "".join([character if character.isprintable() else f"\\u{ord(character):04x}" for character in text])
     return shown.encode("ascii", "backslashreplace").decode()[:_LONGEST]

@@ -39,7 +39,7 @@ class Asked(Struct, frozen=True, kw_only=True):
 
 
 def parse_chat(body: bytes, options: ProxyOptions) -> Asked:
-    """The body of ``/v1/chat/completions``.
+    """Return the body of ``/v1/chat/completions``.
 
     Raises:
         RequestError: 400, naming the field where one is at fault.
@@ -53,7 +53,7 @@ def parse_chat(body: bytes, options: ProxyOptions) -> Asked:
 
 
 def parse_completion(body: bytes, options: ProxyOptions) -> Asked:
-    """The body of ``/v1/completions``.
+    """Return the body of ``/v1/completions``.
 
     Raises:
         RequestError: 400, naming the field where one is at fault.
@@ -71,7 +71,7 @@ def parse_completion(body: bytes, options: ProxyOptions) -> Asked:
 
 
 def _decode(body: bytes) -> dict[str, Any]:
-    """The fields that were given; null is OpenAI's "not given"."""
+    """Return the fields that were given; null is OpenAI's "not given"."""
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

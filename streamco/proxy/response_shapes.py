@@ -26,15 +26,15 @@ class ResponseShape(Protocol):
     """One answer's shape."""
 
     def event(self, chunk: ChatCompletionChunk) -> bytes:
-        """The chunk as a server-sent event, b"" when it has nothing to say in this shape."""
+        """Return the chunk as a server-sent event, b"" when it has nothing to say in this shape."""
         ...
 
     def ending(self, reason: str | None) -> bytes:
-        """The end of a stream whose endpoint told its finish reason outside the chunks, b"" where the chunks had it."""
+        """Return the end of a stream whose endpoint told its finish reason outside the chunks, b"" where the chunks had it."""
         ...
 
     def whole(self, answer: ChatCompletion, reason: str | None) -> bytes:
-        """A whole answer as one JSON object; choices without a finish reason get ``reason``."""
+        """Return a whole answer as one JSON object; choices without a finish reason get ``reason``."""
         ...
 
 
@@ -85,7 +85,7 @@ class _Shape:
         return shaped
 
     def _begin(self, chunk: ChatCompletionChunk | ChatCompletion) -> Json:
-        """What all chunks of an answer say alike, though it may change hands: the first one's, completed."""
+        """Return what all chunks of an answer say alike, though it may change hands: the first one's, completed."""
         head: Json = {
             "id": chunk.id or f"{self.prefix}-{uuid.uuid4().hex}",
             "object": self.chunk_object,

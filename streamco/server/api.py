@@ -41,7 +41,7 @@ class Api(Protocol):
 
 
 def make_application(api: Api, options: ListenOptions, *, deferred: frozenset[str] = frozenset()) -> web.Application:
-    """The application: paths, the key or the guard against other names of this machine, errors in OpenAI's form.
+    """Return the application: paths, the key or the guard against other names of this machine, errors in OpenAI's form.
 
     Args:
         api: answers.

@@ -68,7 +68,7 @@ class Service:
         return web.json_response({"status": "ok", "model": self.model, "requests": self.admission.present})
 
     async def models(self, _request: web.Request) -> web.Response:
-        """The one model there is."""
+        """Return the one model there is."""
         return web.json_response({"object": "list", "data": [self._card()]})
 
     async def one_model(self, request: web.Request) -> web.Response:
@@ -158,7 +158,7 @@ VERIFY: web.AppKey[VerifyService] = web.AppKey("verify", VerifyService)
 
 
 def make_app(engine: Engine, options: ServeOptions | None = None, *, clock: Clock | None = None) -> web.Application:
-    """The server as an aiohttp application; ``make_runner`` runs it as it should be run.
+    """Return the server as an aiohttp application; ``make_runner`` runs it as it should be run.
 
     Args:
         engine: a loaded engine; stays the caller's. One that holds sequences verifies drafts, too.

@@ -58,11 +58,11 @@ def error_body(status: int, message: str, *, param: str | None = None, code: str
 
 
 def error_event(failure: RequestError) -> bytes:
-    """An event inside a stream, and no [DONE] after it: a client that ignores it sees an answer that was cut."""
+    """Return an event inside a stream, and no [DONE] after it: a client that ignores it sees an answer that was cut."""
     return b"data: %b\n\n" % error_body(failure.status, str(failure), param=failure.param, code=failure.code)
 
 
 def error_response(refusal: RequestError) -> web.Response:
-    """The answer for a refusal."""
+    """Return the answer for a refusal."""
     body = error_body(refusal.status, str(refusal), param=refusal.param, code=refusal.code)
     return web.Response(status=refusal.status, body=body, content_type="application/json", headers=refusal.headers)

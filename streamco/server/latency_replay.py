@@ -63,7 +63,7 @@ class LatencyProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def quantile(table: Sequence[float], share: float) -> float:
-    """The value below which ``share`` (0..1) of the distribution lies; linear between the table's evenly spaced points."""
+    """Return the value below which ``share`` (0..1) of the distribution lies; linear between the table's evenly spaced points."""
     position = share * (len(table) - 1)
     below = min(int(position), len(table) - 1)
     above = min(below + 1, len(table) - 1)
@@ -118,7 +118,7 @@ class LatencyReplay:
         return self._due if self._end.reason in {"stop", "length"} and not self._was_started else 0.0
 
     def pop(self, now: float) -> tuple[list[TextPiece], GenerationEnd | None]:
-        """What may leave by ``now``; the end comes with or after the last piece."""
+        """Return what may leave by ``now``; the end comes with or after the last piece."""
         ready: list[TextPiece] = []
         while self._bursts and self._bursts[0][0] <= now:
             ready += self._bursts.popleft()[1]

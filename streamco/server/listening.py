@@ -24,7 +24,7 @@ _logger.addFilter(_quotes_no_client)
 
 
 def make_runner(app: web.Application, options: ListenOptions) -> web.AppRunner:
-    """A runner for the application: a client that leaves is noticed at once, idle connections end, logs quote no requests."""
+    """Return a runner for the application: a client that leaves is noticed at once, idle connections end, logs quote no requests."""
     return web.AppRunner(
         app,
         handler_cancellation=True,

@@ -25,7 +25,7 @@ REASONS = {404: "path: expected a path of the API, got {path}", 405: "method: ex
 
 @web.middleware
 async def translate_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every error leaves in OpenAI's form; the unexpected ones are logged and told without details."""
+    """Return every error leaves in OpenAI's form; the unexpected ones are logged and told without details."""
     try:
         return await handler(request)
     except RequestError as refusal:
@@ -49,7 +49,7 @@ def _refusal_of(request: web.Request, error: web.HTTPException) -> RequestError:
 
 
 def authorize(options: ListenOptions, *, deferred: frozenset[str] = frozenset()) -> Middleware:
-    """A middleware that asks for the key; without one, it answers only clients who mean this machine.
+    """Return a middleware that asks for the key; without one, it answers only clients who mean this machine.
 
     Paths in ``deferred`` see to the key themselves.
 
@@ -86,13 +86,13 @@ def check_key(options: ListenOptions, request: web.Request) -> None:
 
 
 def means_loopback(host: str) -> bool:
-    """Whether the host of a request's header is this machine, by whatever name."""
+    """Return True if the host of a request's header is this machine, by whatever name."""
     name = host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
     return not host or is_loopback(name.lower())
 
 
 async def read_body(request: web.Request) -> bytes:
-    """The body of a JSON request.
+    """Return the body of a JSON request.
 
     Raises:
         RequestError: 415 another content type, 413 too large, 408 too slow, 400 broken in transit.

@@ -54,7 +54,7 @@ class ListenOptions(Struct, frozen=True, kw_only=True):
             raise ConfigError("api_key: expected printable ASCII that a header can carry, got other characters or spaces around it")
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """What a listening socket speaks TLS with; None: nothing.
+        """Return what a listening socket speaks TLS with; None: nothing.
 
         Raises:
             ConfigError: a file can't be read, or holds something else.
@@ -103,7 +103,7 @@ class ServeOptions(ListenOptions, frozen=True, kw_only=True):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens on ``host``."""
+    """Return True if only this machine can reach a server that listens on ``host``."""
     if host == "localhost":
         return True
     try:

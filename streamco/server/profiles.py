@@ -35,7 +35,7 @@ def packaged_names(kind: str) -> list[str]:
 
 
 def load_latency(name: str) -> LatencyProfile:
-    """The latency profile of a packaged name or of a JSON file.
+    """Return the latency profile of a packaged name or of a JSON file.
 
     Raises:
         ConfigError: no such name or file, or the file is not a latency profile.
@@ -44,7 +44,7 @@ def load_latency(name: str) -> LatencyProfile:
 
 
 def load_step_times(name: str) -> StepTimes:
-    """The step-time profile of a packaged name or of a JSON file.
+    """Return the step-time profile of a packaged name or of a JSON file.
 
     Raises:
         ConfigError: no such name or file, or the file is not a step-time profile.

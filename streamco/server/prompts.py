@@ -21,7 +21,7 @@ ApiRequest = ChatRequest | CompletionRequest
 
 
 async def build_generation(engine: Engine, request: ApiRequest, options: ServeOptions, body_bytes: int) -> GenerationRequest:
-    """What the engine is asked for.
+    """Return what the engine is asked for.
 
     Raises:
         RequestError: 400, naming the field that can't be served.
@@ -89,7 +89,7 @@ def _checked(engine: Engine, ids: list[int]) -> list[int]:
 
 
 def render(engine: Engine, request: ChatRequest) -> str:
-    """A request's messages through the chat template, without the content of a message to be continued.
+    """Return a request's messages through the chat template, without the content of a message to be continued.
 
     Raises:
         RequestError: 400 the template refuses them, or doesn't show the message to be continued.
@@ -103,7 +103,7 @@ def render(engine: Engine, request: ChatRequest) -> str:
 
 
 def _render_open(engine: Engine, request: ChatRequest) -> str:
-    """The template's text up to the last message's content: many trim contents, and an answer's beginning must stay as it was written."""
+    """Return the template's text up to the last message's content: many trim contents, and an answer's beginning must stay as it was written."""
     last = {**request.messages[-1], "content": _MARK}
     text, found, _ = engine.apply_template([*request.messages[:-1], last], add_generation_prompt=False).rpartition(_MARK)
     if not found:
@@ -112,7 +112,7 @@ def _render_open(engine: Engine, request: ChatRequest) -> str:
 
 
 def unpack_ids(engine: Engine, field: str, frame: bytes) -> list[int]:
-    """The ids of one frame.
+    """Return the ids of one frame.
 
     Args:
         engine: whose vocabulary they must be of.

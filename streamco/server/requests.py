@@ -56,12 +56,12 @@ class GenerateRequest(Struct, kw_only=True):
 
     @property
     def is_streamed(self) -> bool:
-        """Whether the answer comes as server-sent events."""
+        """True if the answer comes as server-sent events."""
         return bool(self.stream)
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream ends with a usage chunk; where there is no text it is all there is to tell."""
+        """True if a stream ends with a usage chunk; where there is no text it is all there is to tell."""
         return bool(self.prefill_only or (self.stream_options is not None and self.stream_options.include_usage))
 
     @property
@@ -75,7 +75,7 @@ class GenerateRequest(Struct, kw_only=True):
         raise NotImplementedError
 
     def sampling(self, max_tokens: int) -> SamplingOptions:
-        """The engine's sampling options, limited to ``max_tokens``."""
+        """Return the engine's sampling options, limited to ``max_tokens``."""
         top_k = None if self.top_k is None else max(0, self.top_k)
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return SamplingOptions(
@@ -202,7 +202,7 @@ class CompletionRequest(GenerateRequest, kw_only=True):
 
 
 def parse(body: bytes, shape: type[T]) -> T:
-    """A request body as its fields, checked.
+    """Return a request body as its fields, checked.
 
     Raises:
         RequestError: 400, naming the field where one is at fault.

@@ -22,7 +22,7 @@ Detokenize = Callable[[Sequence[int]], bytes]
 
 
 def event(data: Json) -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     return b"data: %b\n\n" % _encode(data)
 
 
@@ -40,7 +40,7 @@ class ResponseFormat(Protocol):
     """One answer in the making; ``add`` keeps what a whole answer needs."""
 
     def opening(self) -> bytes:
-        """What comes before the first piece of a stream."""
+        """Return what comes before the first piece of a stream."""
         ...
 
     def add(self, pieces: Sequence[TextPiece]) -> None:
@@ -48,15 +48,15 @@ class ResponseFormat(Protocol):
         ...
 
     def events(self, pieces: Sequence[TextPiece]) -> bytes:
-        """The pieces as events, one a piece."""
+        """Return the pieces as events, one a piece."""
         ...
 
     def closing(self, finish_reason: str, timings: GenerationTimings) -> bytes:
-        """The last events of a stream: finish reason, usage when asked for, [DONE]."""
+        """Return the last events of a stream: finish reason, usage when asked for, [DONE]."""
         ...
 
     def whole(self, finish_reason: str, timings: GenerationTimings) -> bytes:
-        """The answer as one JSON object."""
+        """Return the answer as one JSON object."""
         ...
 
 
@@ -172,7 +172,7 @@ class ChatResponse(_Answer):
     whole_object = "chat.completion"
 
     def opening(self) -> bytes:
-        """The role, as OpenAI sends it."""
+        """Return the role, as OpenAI sends it."""
         chunk = self._chunk([self._choice({"delta": {"role": "assistant", "content": ""}})])
         if self._wants_ids:
             chunk["prompt_token_ids"] = self._prompt_ids

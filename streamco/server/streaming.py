@@ -40,7 +40,7 @@ class EventStream:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the status line is out."""
+        """True if the status line is out."""
         return self._response.prepared
 
     async def write(self, data: bytes) -> None:
@@ -136,7 +136,7 @@ async def answer_whole(
 
 
 def _failure(work: GenerationReader, end: GenerationEnd | None) -> RequestError | None:
-    """What went wrong, if anything did."""
+    """Return what went wrong, if anything did."""
     if work.stopped_by is not None:
         return RequestError(503, f"server: expected to finish the answer, got {work.stopped_by}", code="shutdown")
     if end is None or end.reason in {"stop", "length"}:

@@ -94,7 +94,7 @@ class WakeCoalescer:
         self._is_scheduled = False
 
     def bind(self, bell: Wakeable) -> Callable[[], None]:
-        """A ``wake`` for ``Engine.submit`` that rings this bell."""
+        """Return a ``wake`` for ``Engine.submit`` that rings this bell."""
 
         def wake() -> None:
             self._rung.append(bell)
@@ -149,7 +149,7 @@ class GenerationReader:
         return self._stopped_by
 
     async def receive(self, deadline: float | None) -> tuple[list[TextPiece], GenerationEnd | None] | None:
-        """The next burst; the end comes with or after the last one, and nothing after it.
+        """Return the next burst; the end comes with or after the last one, and nothing after it.
 
         Safe to cancel: nothing is lost.
 
@@ -174,7 +174,7 @@ class GenerationReader:
             self._bell.ring()
 
     def _collect(self) -> tuple[list[TextPiece], GenerationEnd | None, float | None]:
-        """What may leave now, and when there will be more that may."""
+        """Return what may leave now, and when there will be more that may."""
         holdback = self._holdback
         if holdback is None:
             return *self._take(), None

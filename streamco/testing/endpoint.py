@@ -18,7 +18,7 @@ ScriptItem = str | ChatCompletionChunk | EndpointError | None
 
 
 def text_chunk(text: str, *, finish_reason: str | None = None, ids: list[int] | None = None) -> ChatCompletionChunk:
-    """A chunk with this content."""
+    """Return a chunk with this content."""
     delta = ChoiceDelta(content=text) if text else ChoiceDelta()
     return ChatCompletionChunk(
         id="chatcmpl-scripted", model="scripted", choices=[ChunkChoice(delta=delta, finish_reason=finish_reason, token_ids=ids)]
@@ -45,7 +45,7 @@ class ScriptedStream:
         self._stop = loop.create_future()
 
     async def receive(self) -> TokensReceived | StreamEnded:
-        """The next scripted item, when its time has come."""
+        """Return the next scripted item, when its time has come."""
         if self.request.prefill_only:
             return await self._prepare()
         script = self._endpoint.script
@@ -189,7 +189,7 @@ class ScriptedEndpoint:
         return stream
 
     def count_tokens(self, request: Request) -> int | None:
-        """The scripted prompt length."""
+        """Return the scripted prompt length."""
         return self._tokens
 
     def count_prompt(self, request: Request) -> int:
@@ -197,7 +197,7 @@ class ScriptedEndpoint:
         return (self._tokens or 0) + (request.partial.tokens if request.partial is not None else 0)
 
     def count_kept(self, request: Request) -> int:
-        """How many of them were read by requests with ``prefill_only``."""
+        """Return how many of them were read by requests with ``prefill_only``."""
         return min(self._kept, self.count_prompt(request))
 
     def keep(self, request: Request) -> None:

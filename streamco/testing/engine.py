@@ -49,7 +49,7 @@ class FakeVocabulary:
         return [self.id_of(word) for word in re.findall(r"\s*\S+|\s+$", text)]
 
     def id_of(self, word: str) -> int:
-        """The id of one token's text, new or known."""
+        """Return the id of one token's text, new or known."""
         with self._lock:
             known = self._ids.get(word)
             if known is None:
@@ -60,7 +60,7 @@ class FakeVocabulary:
             return known
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids.
+        """Return the text of token ids.
 
         Raises:
             EngineError: an id that no word has.
@@ -161,7 +161,7 @@ class FakeEngine:
         return self.vocabulary.encode(text)
 
     def detokenize(self, ids: Sequence[int]) -> bytes:
-        """The words of the ids; the end token has none."""
+        """Return the words of the ids; the end token has none."""
         return self.vocabulary.decode([token for token in ids if token != self.end_id]).encode()
 
     def apply_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
@@ -194,7 +194,7 @@ class FakeEngine:
         return self.sequences.together()
 
     def hold(self, label: object = None) -> HeldSequence:
-        """A new, empty sequence.
+        """Return a new, empty sequence.
 
         Raises:
             EngineError: the engine is closed.
@@ -207,7 +207,7 @@ class FakeEngine:
         return {script[said] if said < len(script) else self.end_id: 1.0}
 
     def count_kept(self, ids: Sequence[int]) -> int:
-        """How many tokens at the beginning of a prompt are kept; never its last one, whose successor is asked for."""
+        """Return how many tokens at the beginning of a prompt are kept; never its last one, whose successor is asked for."""
         return min(max((common_prefix(kept, list(ids)) for kept in self.kept), default=0), len(ids) - 1)
 
     def _pieces(self, request: GenerationRequest) -> list[str]:
@@ -251,7 +251,7 @@ class FakeGeneration:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the consumer asked it to stop."""
+        """True if the consumer asked it to stop."""
         return self._is_cancelled
 
     def begin(self, mode: Mode) -> None:
@@ -263,7 +263,7 @@ class FakeGeneration:
             self.write(len(self._script) + 1)
 
     def take(self) -> tuple[list[TextPiece], GenerationEnd | None]:
-        """All pieces since the last call and, with the last of them, the end."""
+        """Return all pieces since the last call and, with the last of them, the end."""
         with self._changed:
             pieces, self._ready = self._ready, []
             self._is_awaited = True

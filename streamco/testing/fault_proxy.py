@@ -230,5 +230,5 @@ class _Relay:
 
 
 def _framed(piece: bytes, *, is_chunked: bool) -> bytes:
-    """A piece of a body as it is sent; nothing stays nothing: an empty chunk would be the end."""
+    """Return a piece of a body as it is sent; nothing stays nothing: an empty chunk would be the end."""
     return b"%x\r\n%b\r\n" % (len(piece), piece) if is_chunked and piece else piece

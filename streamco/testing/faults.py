@@ -188,7 +188,7 @@ class FaultPlan:
         self._faults: list[Faults] = []
 
     def __call__(self) -> Faults:
-        """The next connection's."""
+        """Return the next connection's."""
         is_calm = self._rng.random() < self._calm
         kind = self._rng.choice(self._kinds)
         faults = draw_faults(kind, self._rng, events=self._events, seconds=self._seconds)

@@ -40,7 +40,7 @@ class AnswerReader:
         return parts
 
     def _step(self, parts: list[Part]) -> bool:
-        """One part, or one line of framing; False: more bytes are needed."""
+        """Return one part, or one line of framing; False: more bytes are needed."""
         match self._state:
             case _State.HEAD:
                 return self._read_head(parts)
@@ -123,7 +123,7 @@ class PlaceFinder:
         self._after_line_feed = False
 
     def find(self, piece: bytes) -> int | None:
-        """How many bytes of this piece are before the place; None: all of them, and the place is not reached."""
+        """Return how many bytes of this piece are before the place; None: all of them, and the place is not reached."""
         at = 0
         while self._events:
             if self._after_line_feed and piece[at : at + 1] == b"\n":

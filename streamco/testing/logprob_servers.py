@@ -144,7 +144,7 @@ class ScriptedVLLM(_ScoringServer):
         return self._give({"id": "cmpl-1", "object": "text_completion", "model": self.model, "choices": [choice]})
 
     def _entries(self, row: _Row, own: int, count: int) -> dict[str, Any]:
-        """The prompt's own token comes first with its true rank; where it is among the best, their ranks hold."""
+        """Return the prompt's own token comes first with its true rank; where it is among the best, their ranks hold."""
         rank = next((place for place, (token, _) in enumerate(row, 1) if token == own), len(row) + 1)
         value = dict(row).get(own, -math.inf)
         listed = [(rank, own, value), *((place, *pair) for place, pair in enumerate(row[:count], 1))]

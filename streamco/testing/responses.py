@@ -73,7 +73,7 @@ class RecordedRequest(Struct, frozen=True):
     body: bytes
 
     def json(self) -> Any:
-        """The body as JSON."""
+        """Return the body as JSON."""
         return json.loads(self.body)
 
 
@@ -81,7 +81,7 @@ Responder = Callable[[RecordedRequest], ScriptedResponse]
 
 
 def sse_event(data: Mapping[str, Any] | str) -> bytes:
-    """One SSE event with this data."""
+    """Return one SSE event with this data."""
     text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return f"data: {text}\n\n".encode()
 
@@ -89,7 +89,7 @@ def sse_event(data: Mapping[str, Any] | str) -> bytes:
 def chunk_event(
     content: str | None = None, *, finish_reason: str | None = None, usage: Mapping[str, int] | None = None, **delta: Any
 ) -> bytes:
-    """One ``chat.completion.chunk`` event. With ``usage`` alone its ``choices`` are empty, as OpenAI sends it."""
+    """Return one ``chat.completion.chunk`` event. With ``usage`` alone its ``choices`` are empty, as OpenAI sends it."""
     if content is not None:
         delta["content"] = content
     choices = [{"index": 0, "delta": delta, "finish_reason": finish_reason}]
@@ -111,7 +111,7 @@ def stream_answer(
     first: float = 0.0,
     joined: bool = False,
 ) -> ScriptedResponse:
-    """A proper streamed chat answer.
+    """Return a proper streamed chat answer.
 
     Args:
         texts: content of the chunks.
@@ -140,7 +140,7 @@ def stream_answer(
 
 
 def json_answer(body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None, steps: Sequence[Step] = ()) -> ScriptedResponse:
-    """A plain JSON answer, after ``steps``."""
+    """Return a plain JSON answer, after ``steps``."""
     everything = [*steps, json.dumps(body).encode()]
     return ScriptedResponse(
         status=status, headers={"Content-Type": "application/json", **(headers or {})}, steps=everything, framing="length"

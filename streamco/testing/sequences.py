@@ -51,7 +51,7 @@ class FakeDistribution:
         self._spread = spread
 
     def __call__(self, ids: Sequence[int]) -> dict[int, float]:
-        """The distribution behind these ids."""
+        """Return the distribution behind these ids."""
         place = f"{self._seed} {list(ids[-2:])}"
         dice, noise = Random(place), Random(f"noise {place}")
         logits = [self._spread * dice.gauss(0, 1) + self._noise * noise.gauss(0, 1) for _ in range(self._size)]
@@ -113,7 +113,7 @@ class FakeHost:
         return self._table.held
 
     def hold(self, label: object = None) -> HeldSequence:
-        """A new, empty sequence.
+        """Return a new, empty sequence.
 
         Raises:
             EngineError: it is closed.

@@ -69,7 +69,7 @@ class ScriptedServer(Listener):
         self._routes[path] = answer
 
     def count(self, path: str) -> int:
-        """How many requests this path (without query) has had."""
+        """Return how many requests this path (without query) has had."""
         return Counter(urlsplit(request.path).path for request in self.requests)[path]
 
     async def wait_for(self, condition: Callable[[ScriptedServer], bool], *, limit: float = 10.0) -> None:

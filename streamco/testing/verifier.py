@@ -372,7 +372,7 @@ class _Connection:
 
 
 def judge(target: Successor, ids: Sequence[int], draft: Draft, rule: Rule, *, top_k: int = 0, rng: Random | None = None) -> VerdictFrame:
-    """What a target says of a draft behind these ids, as ``streamco serve`` would.
+    """Return what a target says of a draft behind these ids, as ``streamco serve`` would.
 
     Raises:
         ConfigError: rule sample without rows.

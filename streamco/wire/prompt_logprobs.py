@@ -93,7 +93,7 @@ _decode_row = msgspec.json.Decoder(dict[str, _Entry]).decode
 
 
 def vllm_request(model: str, ids: Sequence[int], pending: int, top: int, *, salt: str | None = None) -> dict[str, Any]:
-    """The body that asks vLLM about the last ``pending`` of these ids.
+    """Return the body that asks vLLM about the last ``pending`` of these ids.
 
     Args:
         model: its name at the server.
@@ -120,7 +120,7 @@ def vllm_request(model: str, ids: Sequence[int], pending: int, top: int, *, salt
 
 
 def read_vllm(answer: bytes, ids: Sequence[int], pending: int) -> PromptLogprobs:
-    """What vLLM answered to ``vllm_request``.
+    """Return what vLLM answered to ``vllm_request``.
 
     Raises:
         EndpointProtocolError: rows are missing, belong to other tokens or are none.
@@ -140,7 +140,7 @@ def read_vllm(answer: bytes, ids: Sequence[int], pending: int) -> PromptLogprobs
 
 
 def sglang_request(ids: Sequence[int], pending: int, top: int) -> dict[str, Any]:
-    """The body that asks SGLang about the last ``pending`` of these ids; see ``vllm_request``."""
+    """Return the body that asks SGLang about the last ``pending`` of these ids; see ``vllm_request``."""
     return {
         "input_ids": list(ids),
         "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True, "skip_special_tokens": False},
@@ -153,7 +153,7 @@ def sglang_request(ids: Sequence[int], pending: int, top: int) -> dict[str, Any]
 
 
 def read_sglang(answer: bytes, ids: Sequence[int], pending: int) -> PromptLogprobs:
-    """What SGLang answered to ``sglang_request``.
+    """Return what SGLang answered to ``sglang_request``.
 
     Raises:
         EndpointProtocolError: rows are missing, belong to other tokens, were read from a cache or are none.
@@ -200,7 +200,7 @@ def _read_sglang_row(own: tuple[float | None, int, Any], top: list[tuple[float |
 
 
 def _behind(token: int, listed: list[tuple[int, float]]) -> PositionLogprobs:
-    """The place behind the draft; what was written there is the best, also where another is as good."""
+    """Return the place behind the draft; what was written there is the best, also where another is as good."""
     if not any(known == token for known, _ in listed):
         listed = [(token, 0.0 if not listed else max(value for _, value in listed)), *listed]
     return _place(token, listed, "the last row")
@@ -217,7 +217,7 @@ def _place(best: int, listed: list[tuple[int, float]], where: str) -> PositionLo
 
 
 def _finite(value: float | None) -> float:
-    """A log-probability; JSON has no minus infinity, so SGLang writes null and vLLM -9999."""
+    """Return a log-probability; JSON has no minus infinity, so SGLang writes null and vLLM -9999."""
     return -math.inf if value is None or value <= IMPOSSIBLE else value
 
 

@@ -135,7 +135,7 @@ class TokenCodec:
         return _IDS + packed_size(count, self.bits)
 
     def encode(self, ids: Sequence[int]) -> bytes:
-        """The frame of some ids (a list, a tuple or a buffer of integers).
+        """Return the frame of some ids (a list, a tuple or a buffer of integers).
 
         Raises:
             TokenCountError: more than ``max_tokens``.
@@ -151,7 +151,7 @@ class TokenCodec:
         return header + _CHECKSUM.pack(zlib.crc32(packed, zlib.crc32(header))) + packed
 
     def decode(self, frame: bytes | bytearray | memoryview) -> list[int]:
-        """The ids of one whole frame.
+        """Return the ids of one whole frame.
 
         Raises:
             TokenFrameError: the subclass says what is wrong with it.

@@ -54,7 +54,7 @@ class ShownAnswer(Struct, kw_only=True):
         return 130 if self.is_stopped else 1 if self.error is not None else 0
 
     def to_json(self) -> str:
-        """One JSON object: the text, the whole report, and what ended it early."""
+        """Return one JSON object: the text, the whole report, and what ended it early."""
         error = None if self.error is None else {"type": type(self.error).__name__, "message": str(self.error)}
         shape = {"text": self.text, "is_stopped": self.is_stopped, "error": error, "report": self.report}
         return msgspec.json.encode(shape).decode()

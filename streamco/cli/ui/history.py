@@ -45,12 +45,12 @@ class Conversation:
         self.turns.clear()
 
     def messages(self) -> list[Mapping[str, str]]:
-        """The conversation in OpenAI's shape."""
+        """Return the conversation in OpenAI's shape."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *({"role": turn.role, "content": turn.content} for turn in self.turns)]
 
     def to_markdown(self) -> str:
-        """The conversation as a document for a reader."""
+        """Return the conversation as a document for a reader."""
         sections = [f"## System\n\n{self.system}\n"] if self.system else []
         for turn in self.turns:
             title = "You" if turn.role == "user" else "Answer (stopped)" if turn.is_stopped else "Answer"
@@ -59,7 +59,7 @@ class Conversation:
 
 
 def state_path(name: str) -> Path:
-    """A file in the user's state folder (XDG Base Directory: ``$XDG_STATE_HOME``, by default ``~/.local/state``).
+    """Return a file in the user's state folder (XDG Base Directory: ``$XDG_STATE_HOME``, by default ``~/.local/state``).
 
     The folder is made, readable by its user alone: prompts are private.
 

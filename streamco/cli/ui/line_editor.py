@@ -27,7 +27,7 @@ class CommandCompleter(Completer):
     """Completes commands, their words, and file names after ``/save``."""
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        """What could stand at the cursor."""
+        """Return what could stand at the cursor."""
         line = document.text_before_cursor
         if not line.startswith("/") or "\n" in line:
             return
@@ -88,7 +88,7 @@ class Editor:
         )
 
     async def read(self) -> str:
-        """The next prompt.
+        """Return the next prompt.
 
         Raises:
             EOFError: Ctrl-D on an empty line.

@@ -34,7 +34,7 @@ class Region:
         self._drawn: list[Row] = []
 
     def draw(self, rows: Sequence[Row], *, above: Sequence[Row] = ()) -> str:
-        """What to write so that ``above`` is there for good and ``rows`` are below it; "" when nothing changed."""
+        """Return what to write so that ``above`` is there for good and ``rows`` are below it; "" when nothing changed."""
         wanted = [*above, *rows]
         drawn = self._drawn
         same = 0
@@ -46,12 +46,12 @@ class Region:
         return f"{BEGIN_UPDATE}{self._rewrite(wanted, len(drawn), same)}{END_UPDATE}"
 
     def close(self) -> str:
-        """What to write when the rows are final: the cursor goes to a line of its own."""
+        """Return what to write when the rows are final: the cursor goes to a line of its own."""
         rows, self._drawn = self._drawn, []
         return "\r\n" if rows else ""
 
     def reflow(self, width: int) -> str:
-        """What to write after the terminal became ``width`` cells wide: the rows are wiped, wherever wrapping has moved them."""
+        """Return what to write after the terminal became ``width`` cells wide: the rows are wiped, wherever wrapping has moved them."""
         heights = [max(1, -(-row.cells // width)) for row in self._drawn]
         self._drawn = []
         return f"{_up(sum(heights) - 1)}{ERASE_BELOW}" if heights else ""

@@ -37,7 +37,7 @@ def parse(text: str) -> list[Token]:
 
 
 def blocks(text: str) -> list[str]:
-    """The top-level blocks of a text, each as its own source; joined, they are the text."""
+    """Return the top-level blocks of a text, each as its own source; joined, they are the text."""
     starts = _block_starts(text)
     bounds = [0, *starts[1:], len(text)] if text else []
     return [text[begin:end] for begin, end in pairwise(bounds)]
@@ -55,7 +55,7 @@ def _block_starts(text: str) -> list[int]:
 
 
 def complete(text: str) -> str:
-    """The open block as if it ended well; what is shown while more is on its way."""
+    """Return the open block as if it ended well; what is shown while more is on its way."""
     head, _, last = text.rpartition("\n")
     if is_in_fence(text):
         is_closing = last.strip() in {"`", "``", "~", "~~"}  # most likely the first two of three
@@ -67,7 +67,7 @@ def complete(text: str) -> str:
 
 
 def is_in_fence(text: str) -> bool:
-    """Whether a fenced code block is open at the end of the text."""
+    """Return True if a fenced code block is open at the end of the text."""
     fence = ""
     for line in text.split("\n"):
         match = _FENCE.match(line)

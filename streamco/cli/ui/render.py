@@ -97,7 +97,7 @@ class AnswerRenderer:
         self._source += text
 
     def frame(self, room: int) -> Frame:
-        """What to show with at most ``room`` open rows; closed blocks, and rows that don't fit, are done."""
+        """Return what to show with at most ``room`` open rows; closed blocks, and rows that don't fit, are done."""
         done: list[Row] = []
         shown = self._source
         if self._mode == "content":
@@ -121,7 +121,7 @@ class AnswerRenderer:
         self._width = self._console.width
 
     def finish(self) -> list[Row]:
-        """The rest of the rows, all final. More may be fed after it."""
+        """Return the rest of the rows, all final. More may be fed after it."""
         return self._close(len(self._source))
 
     def _close(self, end: int) -> list[Row]:
@@ -174,7 +174,7 @@ def _last_maker(source: str, before: str) -> str:
 
 
 def markdown_styles(theme: Theme) -> rich.theme.Theme:
-    """The theme's styles for Markdown, under rich's names."""
+    """Return the theme's styles for Markdown, under rich's names."""
     styles = {
         "markdown.h1": f"{theme.title} underline",
         "markdown.h2": theme.title,
@@ -193,12 +193,12 @@ def markdown_styles(theme: Theme) -> rich.theme.Theme:
 
 
 def make_console(theme: Theme, *, color: bool = True) -> Console:
-    """A console for stdout. ``color`` False, a theme without tints, or ``NO_COLOR`` in the environment: no colours."""
+    """Return a console for stdout. ``color`` False, a theme without tints, or ``NO_COLOR`` in the environment: no colours."""
     return Console(theme=markdown_styles(theme), no_color=None if color and theme.device else True, highlight=False)
 
 
 def rows_of(console: Console, renderable: RenderableType) -> list[Row]:
-    """What rich makes of it, as rows that fit the terminal with one cell to spare (a full row would wrap)."""
+    """Return what rich makes of it, as rows that fit the terminal with one cell to spare (a full row would wrap)."""
     with console.capture() as capture:
         console.print(renderable, width=min(console.width - 1, WIDEST), highlight=False, soft_wrap=False)
     rows = [_row(line) for line in capture.get().split("\n")]

@@ -32,14 +32,14 @@ class Section(Struct, frozen=True):
 
 
 def format_seconds(seconds: float | None) -> str:
-    """A time for people; "-" for none."""
+    """Return a time for people; "-" for none."""
     if seconds is None:
         return "-"
     return f"{seconds * 1000:.0f} ms" if seconds < 0.9995 else f"{seconds:.2f} s"
 
 
 def format_usd(dollars: float | None) -> str:
-    """A cost for people: two digits that mean something, however small it is; "unknown" for none."""
+    """Return a cost for people: two digits that mean something, however small it is; "unknown" for none."""
     if dollars is None:
         return "unknown"
     if dollars >= 0.01:
@@ -57,7 +57,7 @@ def _share(share: float | None) -> str:
 
 
 def summary(report: Report, *, ending: str = "") -> str:
-    """The answer in one line. ``ending``: stopped | failed, "" when it is whole."""
+    """Return the answer in one line. ``ending``: stopped | failed, "" when it is whole."""
     parts = [f"{report.winner or 'nobody'} answered"]
     parts += [_change(report, change) for change in report.hand_overs]
     if drafts := speculation_summary(report):
@@ -75,7 +75,7 @@ def summary(report: Report, *, ending: str = "") -> str:
 
 
 def speculation_summary(report: Report) -> str:
-    """What became of the drafts: ``72% of drafts accepted · 30% judged``; "" where there were none."""
+    """Return what became of the drafts: ``72% of drafts accepted · 30% judged``; "" where there were none."""
     figures = report.speculation
     if figures is None or figures.acceptance is None:
         return ""
@@ -93,7 +93,7 @@ def _change(report: Report, change: HandOver) -> str:
 
 
 def saved_share(report: Report, change: HandOver) -> float | None:
-    """What a planned hand-over saved, of what the answer would have cost without any; None: not known."""
+    """Return what a planned hand-over saved, of what the answer would have cost without any; None: not known."""
     if change.saved_usd is None or report.unified_cost_usd is None:
         return None
     without = report.unified_cost_usd + sum(each.saved_usd or 0.0 for each in report.hand_overs)
@@ -101,7 +101,7 @@ def saved_share(report: Report, change: HandOver) -> float | None:
 
 
 def report_sections(report: Report) -> list[Section]:
-    """The whole report as tables."""
+    """Return the whole report as tables."""
     drafts = [] if report.speculation is None else [_speculation_section(report.speculation)]
     return [_answer_section(report), *drafts, _dispatch_section(report), _endpoint_section(report.endpoints)]
 
@@ -137,7 +137,7 @@ def _change_rows(report: Report, change: HandOver) -> list[tuple[str, str]]:
 
 
 def format_saving(dollars: float | None) -> str:
-    """A difference of costs for people; one below zero was a loss."""
+    """Return a difference of costs for people; one below zero was a loss."""
     return f"-{format_usd(-dollars)}" if dollars is not None and dollars < 0 else format_usd(dollars)
 
 

@@ -76,7 +76,7 @@ ALIASES = {"exit": "quit", "bye": "quit", "q": "quit", "?": "help", "reset": "ne
 
 
 def parse_line(line: str) -> SlashCall | None:
-    """The command a line holds, or None when it is a prompt. ``//text`` is a prompt that begins with a slash.
+    """Return the command a line holds, or None when it is a prompt. ``//text`` is a prompt that begins with a slash.
 
     Any unambiguous beginning of a name will do.
 
@@ -117,7 +117,7 @@ def help_lines() -> list[tuple[str, str]]:
 
 
 def parse_pace_text(text: str) -> Pace:
-    """A pace as people type it: ``off``, ``reading``, ``listening`` or tokens per second.
+    """Return a pace as people type it: ``off``, ``reading``, ``listening`` or tokens per second.
 
     Raises:
         ConfigError: none of these.
@@ -137,12 +137,12 @@ def parse_pace_text(text: str) -> Pace:
 
 
 def pace_text(pace: Pace) -> str:
-    """A pace for people."""
+    """Return a pace for people."""
     return "off" if pace is None else pace if isinstance(pace, str) else f"{pace:g} tokens/s"
 
 
 def parse_budget(text: str) -> float:
-    """A budget as people type it: ``0.3`` or ``30%``.
+    """Return a budget as people type it: ``0.3`` or ``30%``.
 
     Raises:
         ConfigError: not a share from 0 to 1.
@@ -158,7 +158,7 @@ def parse_budget(text: str) -> float:
 
 
 def parse_mode(text: str) -> Literal["race", "speculate", "auto"]:
-    """A mode's name.
+    """Return a mode's name.
 
     Raises:
         ConfigError: there is no such mode.
@@ -174,7 +174,7 @@ def parse_mode(text: str) -> Literal["race", "speculate", "auto"]:
 
 
 def parse_policy(text: str) -> str:
-    """A policy's name; underscores will do for hyphens.
+    """Return a policy's name; underscores will do for hyphens.
 
     Raises:
         ConfigError: there is no such policy.

@@ -45,12 +45,12 @@ class Progress:
         return (self.tokens - 1) / (self.last - self.first)
 
     def waiting_line(self, asked: Sequence[str], *, now: float) -> str:
-        """The status line before the first token. ``asked``: endpoints that work on it."""
+        """Return the status line before the first token. ``asked``: endpoints that work on it."""
         who = " and ".join(asked) or "an answer"
         return f"{self._spin(now)} waiting for {who} · {now - self.began:.1f} s · Ctrl-C stops"
 
     def line(self, *, now: float, drafts: str = "", cost: str = "") -> str:
-        """The status line. ``drafts``: what became of them so far, and ``cost``: what it costs so far, as text."""
+        """Return the status line. ``drafts``: what became of them so far, and ``cost``: what it costs so far, as text."""
         first = format_seconds(None if self.first is None else self.first - self.began)
         parts = [f"{self._spin(now)} {self._makers()}", f"first token {first}"]
         if self.rate is not None:

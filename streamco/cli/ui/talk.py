@@ -30,7 +30,7 @@ KEYS = "/help: commands · Alt-Enter: new line · Ctrl-C stops an answer · Ctrl
 
 
 def is_interactive(args: argparse.Namespace) -> bool:
-    """Whether a person sits at both ends."""
+    """Return True if a person sits at both ends."""
     return args.prompt is None and sys.stdin.isatty() and _is_live()
 
 
@@ -39,12 +39,12 @@ def _is_live() -> bool:
 
 
 def settings_of(args: argparse.Namespace) -> AnswerSettings:
-    """What prompts are sent with."""
+    """Return what prompts are sent with."""
     return AnswerSettings(pace=args.pace, max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
 
 
 def migration_of(args: argparse.Namespace) -> MigrationOptions:
-    """How answers move. Who reads at a terminal is a person, whose eyes are behind the text even where no pace holds it back."""
+    """Return how answers move. Who reads at a terminal is a person, whose eyes are behind the text even where no pace holds it back."""
     return MigrationOptions(most=0 if args.no_migration else 1, unpaced=_is_live() and not args.json)
 
 

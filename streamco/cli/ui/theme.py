@@ -30,7 +30,7 @@ class Theme(Struct, frozen=True, kw_only=True):
         return {"device": self.device, "server": self.server, "local": self.local}.get(kind, "")
 
     def fit(self, colors: str | None) -> Theme:
-        """The theme for a terminal with so many colours (rich's name for it): with 16 of them, soft tints would all become white."""
+        """Return the theme for a terminal with so many colours (rich's name for it): with 16 of them, soft tints would all become white."""
         if colors in {"truecolor", "256"} or not self.device:
             return self
         return structs.replace(self, device="green", server="cyan", local="yellow")
@@ -44,7 +44,7 @@ THEMES = {
 
 
 def pick_theme(name: str) -> Theme:
-    """The theme of that name; ``auto`` asks the terminal's ``COLORFGBG`` (rxvt's "foreground;background") and else takes dark.
+    """Return the theme of that name; ``auto`` asks the terminal's ``COLORFGBG`` (rxvt's "foreground;background") and else takes dark.
 
     Raises:
         ConfigError: there is no such theme.

@@ -99,7 +99,7 @@ class DispatchRecord:
         self._note = note
 
     def report(self) -> DispatchReport:
-        """What was decided."""
+        """Return what was decided."""
         reason = self._decision.reason or ", ".join(start.source for start in self.starts)
         return DispatchReport(
             policy=self._decision.policy,
@@ -113,7 +113,7 @@ class DispatchRecord:
         )
 
     def may_write(self, kind: Kind) -> bool:
-        """Whether planned moves may give the answer to this side: not to the constrained one where the budget has left it out."""
+        """Return True if planned moves may give the answer to this side: not to the constrained one where the budget has left it out."""
         return kind != self.plan.constrained or self._decision.wait(kind) is not None
 
     def cost(self, endpoint: Endpoint, prompt: int, completion: int, cached: int) -> RequestCost:
@@ -169,7 +169,7 @@ class Dispatcher:
         self._pair = None if profile is None else profile.pair
 
     def copy(self, options: DispatchOptions, *, budget: float | None, policy: str | None) -> Dispatcher:
-        """A dispatcher with other settings that begins with what this one knows; it keeps an account of its own."""
+        """Return a dispatcher with other settings that begins with what this one knows; it keeps an account of its own."""
         other = Dispatcher(
             options,
             budget=self._learner.budget if budget is None else budget,
@@ -182,7 +182,7 @@ class Dispatcher:
         return other
 
     def profile(self) -> bytes:
-        """What is known now, as JSON."""
+        """Return what is known now, as JSON."""
         return replace(self._learner.profile(), answers=self._migration.answers, pair=self._pair).to_json()
 
     # Deciding
@@ -245,7 +245,7 @@ class Dispatcher:
         )
 
     def costs(self, device: Endpoint | None, servers: Sequence[Endpoint]) -> CostOf:
-        """What tokens cost at these endpoints, for answers that are not dispatched."""
+        """Return what tokens cost at these endpoints, for answers that are not dispatched."""
         self._note_costs(device, servers)
         return partial(_cost, self._costs)
 
@@ -275,7 +275,7 @@ class Dispatcher:
         capacity: int,
         limit: int | None,
     ) -> MigrationPlan | None:
-        """What planned moves of an answer rest on; None: it does not move.
+        """Return what planned moves of an answer rest on; None: it does not move.
 
         Args:
             endpoints: by name.
@@ -372,7 +372,7 @@ def _prices(endpoint: Endpoint) -> Prices | None:
 
 
 def _shape(device: Endpoint | None) -> ModelShape | None:
-    """The device model's shape, where the endpoint has an engine that tells."""
+    """Return the device model's shape, where the endpoint has an engine that tells."""
     info = getattr(getattr(device, "engine", None), "info", None)
     if info is None:
         return None

@@ -92,17 +92,17 @@ class RaceDriver(TaskOwner):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of this session is at work any more."""
+        """True if nothing of this session is at work any more."""
         return self._is_over
 
     @property
     def was_broken_off(self) -> bool:
-        """Whether it was left before its answer had come to an end."""
+        """True if it was left before its answer had come to an end."""
         return self._has_left and not self._has_finished
 
     @property
     def has_changed_hands(self) -> bool:
-        """Whether a second endpoint went on with the answer: what that one says of usage is not all."""
+        """True if a second endpoint went on with the answer: what that one says of usage is not all."""
         return bool(self.machine.hand_overs)
 
     @property
@@ -381,7 +381,7 @@ class RaceDriver(TaskOwner):
 
 
 def _continued(request: Request, partial: Partial) -> Request:
-    """The request as somebody gets it who goes on with its answer; an answer of which nothing was seen begins anew."""
+    """Return the request as somebody gets it who goes on with its answer; an answer of which nothing was seen begins anew."""
     if not partial.text and not partial.ids:
         return request
     limit = request.sampling.max_tokens

@@ -68,7 +68,7 @@ class MigrationPlanner:
         return self._lengths.estimate().compress() if len(self._lengths) else self._prior
 
     def copy(self) -> MigrationPlanner:
-        """A desk that begins with what this one knows, and learns by itself from there."""
+        """Return a desk that begins with what this one knows, and learns by itself from there."""
         return deepcopy(self)
 
     def plan(
@@ -84,7 +84,7 @@ class MigrationPlanner:
         limit: int | None,
         rationed: Kind | None = None,
     ) -> MigrationPlan | None:
-        """What an answer's moves rest on; None: it does not move.
+        """Return what an answer's moves rest on; None: it does not move.
 
         Args:
             endpoints: that may write this answer.

@@ -24,7 +24,7 @@ __all__ = ["build_bill", "build_report", "describe_hand_overs", "describe_leg", 
 def build_report(
     machine: RaceMachine, dispatched: DispatchRecord, endpoints: Mapping[str, Endpoint], *, now: float, was_left: bool = False
 ) -> Report:
-    """The figures of an answer, finished or not.
+    """Return the figures of an answer, finished or not.
 
     Args:
         now: on the machine's clock, seconds.
@@ -58,7 +58,7 @@ def build_report(
 def build_bill(
     machine: RaceMachine, dispatched: DispatchRecord, endpoints: Mapping[str, Endpoint], *, was_left: bool = False
 ) -> AnswerCost:
-    """What the answer has taken so far; costs nothing for each token, as its quality does."""
+    """Return what the answer has taken so far; costs nothing for each token, as its quality does."""
     legs = _all_legs(machine)
     waste = _waste(machine, legs, dispatched.prompt_tokens)
     parts = [describe_leg(leg, endpoints[leg.source], dispatched, *wasted) for leg, wasted in zip(legs, waste, strict=True)]
@@ -80,7 +80,7 @@ def build_bill(
 
 
 def describe_hand_overs(machine: RaceMachine, dispatched: DispatchRecord, endpoints: Mapping[str, Endpoint]) -> list[HandOver]:
-    """The hand-overs with what the reader noticed of them, and what the planned ones saved."""
+    """Return the hand-overs with what the reader noticed of them, and what the planned ones saved."""
     described = []
     source, since = next((leg for leg in _all_legs(machine) if leg.has_won), None), 0.0
     for at, hand_over in enumerate(machine.hand_overs):
@@ -108,7 +108,7 @@ def _readings(machine: RaceMachine, name: str, since: float, until: float) -> li
 
 
 def _taker(machine: RaceMachine, hand_over: HandOver) -> Attempt | None:
-    """The leg that went on."""
+    """Return the leg that went on."""
     legs = _all_legs(machine)
     return next((leg for leg in legs if leg.source == hand_over.target and leg.takes_over_at == hand_over.position), None)
 
@@ -161,7 +161,7 @@ def _told(usage: CompletionUsage) -> AnswerUsage:
 
 
 def describe_leg(leg: Attempt, endpoint: Endpoint, dispatched: DispatchRecord, wasted_prompt: int = 0, wasted: int = 0) -> EndpointReport:
-    """One endpoint's part; usage it did not report is estimated from the prompt's length and the tokens that came.
+    """Return one endpoint's part; usage it did not report is estimated from the prompt's length and the tokens that came.
 
     Args:
         wasted_prompt: of the prompt's tokens, those that were read for nothing.
@@ -207,13 +207,13 @@ def _count(leg: Attempt, prompt_tokens: int) -> _Count:
 
 
 def _total(costs: list[float | None]) -> float | None:
-    """The sum, unless a part of it is not known."""
+    """Return the sum, unless a part of it is not known."""
     known = [cost for cost in costs if cost is not None]
     return sum(known) if len(known) == len(costs) else None
 
 
 def _has_worked(leg: Attempt) -> bool:
-    """Whether it did anything that is paid for; whoever refuses a connection or a request did not."""
+    """Return True if it did anything that is paid for; whoever refuses a connection or a request did not."""
     if leg.opened is None:
         return False
     return bool(leg.tokens) or not isinstance(leg.error, EndpointConnectError | EndpointStatusError)
@@ -240,12 +240,12 @@ def _outcome(leg: Attempt) -> Outcome:
 
 
 def _has_written(leg: Attempt) -> bool:
-    """Whether its tokens went to the reader."""
+    """Return True if its tokens went to the reader."""
     return _outcome(leg) in {"won", "took over"}
 
 
 def _waste(machine: RaceMachine, legs: Sequence[Attempt], prompt_tokens: int) -> list[tuple[int, int]]:
-    """What each leg read and made for nothing: (prompt tokens, completion tokens)."""
+    """Return what each leg read and made for nothing: (prompt tokens, completion tokens)."""
     writers = {leg.source for leg in legs if _has_written(leg)}
     unread = _unread(machine, [leg for leg in legs if _has_written(leg)], prompt_tokens)
     waste = []

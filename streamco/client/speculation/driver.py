@@ -142,12 +142,12 @@ class SpeculationDriver(TaskOwner):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of this answer is at work any more."""
+        """True if nothing of this answer is at work any more."""
         return self._is_over
 
     @property
     def was_broken_off(self) -> bool:
-        """Whether it was left before its answer had come to an end."""
+        """True if it was left before its answer had come to an end."""
         return self._mailbox.has_left and not self._mailbox.has_finished
 
     @property
@@ -401,7 +401,7 @@ class SpeculationDriver(TaskOwner):
 
 
 def _describe(error: BaseException, text: str) -> StreamcoError:
-    """What broke, as an answer's end."""
+    """Return what broke, as an answer's end."""
     if isinstance(error, StreamcoError):
         return with_partial(error, text, "speculation")
     failure = EndpointProtocolError(f"expected events it can handle, got {error!r}", endpoint="speculation", partial=text)

@@ -39,7 +39,7 @@ def resolve_sampling(sampling: SamplingOptions) -> SamplingOptions:
 
 
 def acceptance_rule(sampling: SamplingOptions, budget: float, options: SpeculationOptions) -> Rule:
-    """How drafts of a request are judged.
+    """Return how drafts of a request are judged.
 
     Args:
         sampling: as ``resolve_sampling`` gives it.

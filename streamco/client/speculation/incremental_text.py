@@ -75,18 +75,18 @@ class IncrementalText:
         return self._tell(self._settle(ids, origin))
 
     def settle(self, count: int, origin: Origin) -> list[Words]:
-        """The oldest ``count`` provisional tokens are final."""
+        """Return the oldest ``count`` provisional tokens are final."""
         ids = self._provisional[:count]
         del self._provisional[:count]
         return self._tell(self._settle(ids, origin))
 
     def retract(self, count: int) -> list[Words]:
-        """The newest ``count`` provisional tokens are gone."""
+        """Return the newest ``count`` provisional tokens are gone."""
         del self._provisional[len(self._provisional) - count :]
         return self._tell([])
 
     def finish(self) -> list[Words]:
-        """The answer has ended: what was held comes, what is provisional goes."""
+        """Return the answer has ended: what was held comes, what is provisional goes."""
         self._provisional.clear()
         if self.is_stopped:
             return self._tell([])
@@ -116,7 +116,7 @@ class IncrementalText:
         return said
 
     def _tell(self, said: list[TextAdded]) -> list[Words]:
-        """The difference between what the reader has and what is so now."""
+        """Return the difference between what the reader has and what is so now."""
         same = _common(self._shown, [each.piece for each in said])
         told: list[Words] = []
         for origin, group in groupby(said[:same], key=lambda each: each.origin):
@@ -133,7 +133,7 @@ class IncrementalText:
         return told
 
     def _preview(self) -> list[TextPiece]:
-        """What the provisional tokens would say."""
+        """Return what the provisional tokens would say."""
         if not self._provisional:
             return []
         assembler, matcher = TextAssembler(self._token_bytes, self._opened), StopMatcher(self._stops)
@@ -148,5 +148,5 @@ class IncrementalText:
 
 
 def _common(left: Sequence[TextPiece], right: Sequence[TextPiece]) -> int:
-    """How many pieces at the beginning are the same."""
+    """Return how many pieces at the beginning are the same."""
     return next((place for place, (one, other) in enumerate(zip(left, right, strict=False)) if one != other), min(len(left), len(right)))

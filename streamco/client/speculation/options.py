@@ -116,7 +116,7 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
         )
 
     def pair(self, budget: float, known: SpeculationEstimates | None = None) -> SpeculationEstimates:
-        """A pair of which nothing was measured, or that begins with what is known of one with another budget."""
+        """Return a pair of which nothing was measured, or that begins with what is known of one with another budget."""
         prior = self.prior
         if known is not None:
             conditions = known.conditions()
@@ -142,7 +142,7 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
 
 
 def _window(setting: object, budget: float, *, may_fuse: bool = True) -> WindowPolicy:
-    """The policy that a setting names. ``may_fuse``: the server may generate alone."""
+    """Return the policy that a setting names. ``may_fuse``: the server may generate alone."""
     match setting:
         case None:
             return Confident() if budget >= 1.0 else Static()

@@ -70,7 +70,7 @@ class SpeculativeOutput:
         return "".join(self._texts)
 
     def show(self, command: DeliverIds | SettleIds | RetractIds, *, now: float) -> list[Batch]:
-        """What the reader gets of this."""
+        """Return what the reader gets of this."""
         match command:
             case DeliverIds(ids, origin):
                 words = self._wording.deliver(ids, origin)
@@ -81,7 +81,7 @@ class SpeculativeOutput:
         return [batch for word in words for batch in self._say(word, now)]
 
     def finish(self, reason: str | None, *, now: float) -> list[Batch]:
-        """The end; ``reason`` None: it failed."""
+        """Return the end; ``reason`` None: it failed."""
         batches = [batch for word in self._wording.finish() for batch in self._say(word, now)]
         if reason is not None:
             last = self._chunk([ChunkChoice(finish_reason="stop" if self.is_stopped else reason)], None)
@@ -89,7 +89,7 @@ class SpeculativeOutput:
         return batches
 
     def release(self, *, now: float) -> list[Batch]:
-        """What is due."""
+        """Return what is due."""
         return self._batches(self.delivery.release(now=now), now)
 
     def flush(self, *, now: float) -> list[Batch]:

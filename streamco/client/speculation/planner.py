@@ -117,7 +117,7 @@ class SpeculationPlanner:
         self._raced = 0  # answers since one was speculated
 
     def copy(self, *, mode: Mode | None, emit: Emit | None, budget: float | None, options: SpeculationOptions | None) -> SpeculationPlanner:
-        """A desk with other settings over the same pair; what is learned is shared where neither budget nor options are given."""
+        """Return a desk with other settings over the same pair; what is learned is shared where neither budget nor options are given."""
         told = None if options is None else options.budget
         other = SpeculationPlanner(
             self.pairing,
@@ -135,7 +135,7 @@ class SpeculationPlanner:
     # Before an answer
 
     async def prepare(self, request: Request, facts: RequestFacts) -> PreparedSpeculation | str:
-        """All that the answer needs, or why it races; "": nobody asked for anything else."""
+        """Return all that the answer needs, or why it races; "": nobody asked for anything else."""
         if self.mode == "race":
             return ""
         pairing = self.pairing
@@ -167,7 +167,7 @@ class SpeculationPlanner:
         return min(self.options.most_ahead, self.pairing.facts.ahead) if self.pair.is_lossless else 0
 
     def _pays(self) -> bool:
-        """Whether drafting is faster than what a race gives, by what was measured; now and then it is tried all the same."""
+        """Return True if drafting is faster than what a race gives, by what was measured; now and then it is tried all the same."""
         rates = predict_rates(self.pair.conditions())
         least = rates.remote if self.pair.is_lossless else min(self.pair.switch.least_rate, rates.device)
         self._raced += 1
@@ -209,7 +209,7 @@ class SpeculationPlanner:
         limits: Limits,
         on_over: Callable[[SpeculationDriver], None],
     ) -> SpeculationDriver:
-        """The answer's driver, not started.
+        """Return the answer's driver, not started.
 
         Args:
             pace: tokens per second at the reader.

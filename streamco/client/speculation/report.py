@@ -36,7 +36,7 @@ class SpeculationRecord(Struct):
 
 
 def speculation_report(driver: SpeculationDriver, record: SpeculationRecord, *, now: float) -> Report:
-    """The figures of an answer, finished or not; ``now`` on the driver's clock, seconds."""
+    """Return the figures of an answer, finished or not; ``now`` on the driver's clock, seconds."""
     meter, bill = driver.presentation.delivery.meter, speculation_bill(driver, record)
     first = driver.presentation.first
     span = (meter.last - meter.first) if meter.first is not None and meter.last is not None else 0.0
@@ -79,7 +79,7 @@ def speculation_usage(driver: SpeculationDriver, record: SpeculationRecord) -> A
 
 
 def speculation_bill(driver: SpeculationDriver, record: SpeculationRecord) -> AnswerCost:
-    """What the answer has taken so far."""
+    """Return what the answer has taken so far."""
     parts = [_device_part(driver, record), _verifier_part(driver, record)]
     costs = [part.cost_usd for part in parts]
     unified = [part.unified_cost_usd for part in parts]
@@ -121,7 +121,7 @@ def _device_part(driver: SpeculationDriver, record: SpeculationRecord) -> Endpoi
 
 
 def _verifier_part(driver: SpeculationDriver, record: SpeculationRecord) -> EndpointReport:
-    """The prompt counts once, and as cached whenever the server went on alone; every token computed is one made.
+    """Return the prompt counts once, and as cached whenever the server went on alone; every token computed is one made.
 
     Tokens of the answer that were only given count with the prompt.
     """
@@ -194,7 +194,7 @@ def _figures(driver: SpeculationDriver, record: SpeculationRecord) -> Speculatio
 def speculation_figures(
     report: SpeculationReport, *, budget: float, bytes_up: int, bytes_down: int, retracted: int, is_exact: bool
 ) -> SpeculationFigures:
-    """What a speculator reports, as users see it; ``is_exact``: it was to be the verifier's own answer."""
+    """Return what a speculator reports, as users see it; ``is_exact``: it was to be the verifier's own answer."""
     return SpeculationFigures(
         acceptance=report.acceptance,
         offloaded_share=report.offloaded_share,
@@ -229,6 +229,6 @@ def _ending(driver: SpeculationDriver) -> Ending | None:
 
 
 def _total(costs: list[float | None]) -> float | None:
-    """The sum, unless a part of it is not known."""
+    """Return the sum, unless a part of it is not known."""
     known = [cost for cost in costs if cost is not None]
     return sum(known) if len(known) == len(costs) else None

@@ -34,7 +34,7 @@ _ASK_AGAIN = 30.0  # seconds after which a verifier that could not be used is as
 def drafting_engine_options(
     options: EngineOptions, budget: float, places: int = HELD_SEQUENCES, *, offload: OffloadRule = "combined"
 ) -> EngineOptions:
-    """An engine's options with what drafting needs: places for drafts and, where attention chooses what is judged, its layers."""
+    """Return an engine's options with what drafting needs: places for drafts and, where attention chooses what is judged, its layers."""
     layers = LAYERS if budget < 1.0 and offload in {"combined", "importance"} else ()
     return replace(options, held_sequences=places, attention_layers=layers)
 
@@ -136,7 +136,7 @@ class VerifierBinding:
             _log.warning("answers are not speculated: %s", problem)
 
     async def _find(self) -> str:
-        """What is wrong; "": nothing."""
+        """Return what is wrong; "": nothing."""
         if not isinstance(self._device, DeviceEndpoint):
             return "no device" if self._device is None else f"{self._device.name} can't draft"
         if self._device.engine is None:
@@ -164,7 +164,7 @@ def _make_verifier(setting: VerifierSetting) -> Verifier | None:
 
 
 async def _ask_server(server: OpenAIEndpoint) -> Verifier | None:
-    """The verifier behind a server's API; None: it is of another kind.
+    """Return the verifier behind a server's API; None: it is of another kind.
 
     Raises:
         EndpointError: it doesn't answer.

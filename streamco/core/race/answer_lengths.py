@@ -58,7 +58,7 @@ _TAIL_STEPS = 20  # half an octave each: to a million tokens
 
 
 def _typical() -> RemainingLength:
-    """The curve through the quantiles, linear between them, and a Pareto tail of index 2 from where the trace was cut."""
+    """Return the curve through the quantiles, linear between them, and a Pareto tail of index 2 from where the trace was cut."""
     shares, tokens = np.array(QUANTILES, dtype=np.float64).T
     middles = (np.arange(_POINTS) + 0.5) / _POINTS
     spread = (tokens[:-1, None] + np.diff(tokens)[:, None] * middles).round()
@@ -105,7 +105,7 @@ class AnswerLengths:
         self._estimate = None
 
     def estimate(self) -> RemainingLength:
-        """The curve now; made anew only after new answers (1000 of them: 0.3 ms)."""
+        """Return the curve now; made anew only after new answers (1000 of them: 0.3 ms)."""
         if self._estimate is None:
             self._estimate = self._make() if self._tokens else self._prior
         return self._estimate

@@ -94,19 +94,19 @@ class Attempt:
         self._seen: tuple[int, float] | None = None  # tokens and time of the last of the first few
 
     def succeed(self, position: int, opened: float) -> Attempt:
-        """The same endpoint's new part, as the one who goes on with the answer from ``position`` (tokens)."""
+        """Return the same endpoint's new part, as the one who goes on with the answer from ``position`` (tokens)."""
         leg = Attempt(self.start)
         leg.state, leg.takes_over_at, leg.opened, leg.kept = AttemptState.WON, position, opened, self.kept
         return leg
 
     def begin_anew(self, partial: Partial, opened: float) -> Attempt:
-        """The same endpoint's new part, as the one who makes the answer anew; what ``partial`` holds is taken out."""
+        """Return the same endpoint's new part, as the one who makes the answer anew; what ``partial`` holds is taken out."""
         leg = self.succeed(partial.tokens, opened)
         leg.is_anew, leg.overlap = True, RestartFilter(partial, self.vocabulary)
         return leg
 
     def prepare(self, opened: float) -> Attempt:
-        """The same endpoint's new part, as one that reads ahead."""
+        """Return the same endpoint's new part, as one that reads ahead."""
         leg = Attempt(self.start)
         leg.state, leg.opened, leg.kept, leg.is_ahead = AttemptState.PREPARING, opened, self.kept, True
         return leg
@@ -121,7 +121,7 @@ class Attempt:
 
     @property
     def is_new(self) -> bool:
-        """Whether its rate is still being found out."""
+        """True if its rate is still being found out."""
         return self.tokens <= _RATE_TOKENS
 
     @property
@@ -139,12 +139,12 @@ class Attempt:
 
     @property
     def can_take_over(self) -> bool:
-        """Whether it may still go on with the answer; nobody does twice, nor who had nothing to say."""
+        """True if it may still go on with the answer; nobody does twice, nor who had nothing to say."""
         return self.continues and self._is_left
 
     @property
     def can_begin_anew(self) -> bool:
-        """Whether it can't go on with the answer, but may still be asked for all of it."""
+        """True if it can't go on with the answer, but may still be asked for all of it."""
         return not self.continues and self._is_left
 
     @property
@@ -155,17 +155,17 @@ class Attempt:
 
     @property
     def is_last_resort(self) -> bool:
-        """Whether it could go on but for a failure while it read ahead, which nobody had asked for."""
+        """True if it could go on but for a failure while it read ahead, which nobody had asked for."""
         return self.continues and self.is_ahead and self.state is AttemptState.FAILED
 
     @property
     def is_exploring(self) -> bool:
-        """Whether it has lost and goes on to its first token, to show how long that takes."""
+        """True if it has lost and goes on to its first token, to show how long that takes."""
         return self.state is AttemptState.LOST and not self.is_stopping
 
     @property
     def is_live(self) -> bool:
-        """Whether the endpoint still works on it, or is being cancelled."""
+        """True if the endpoint still works on it, or is being cancelled."""
         return self.is_stopping or self.state in _LIVE
 
     @property

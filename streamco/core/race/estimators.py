@@ -57,7 +57,7 @@ class ProductLimit:
         self.events += not is_censored
 
     def estimate(self, prior: TTFTDistribution | None = None) -> TTFTDistribution | None:
-        """The distribution now; the prior itself while no answer was seen, None when there is neither."""
+        """Return the distribution now; the prior itself while no answer was seen, None when there is neither."""
         if not self.events:
             return prior
         seconds, was_censored = np.array(self._seconds), np.array(self._is_censored)
@@ -93,7 +93,7 @@ class DeviceFit:
         self._seconds.append(seconds)
 
     def estimate(self, prior: DeviceSpeed | None = None) -> DeviceSpeed | None:
-        """The line now, with how samples stray from it; the prior while there are no samples, None when there is neither."""
+        """Return the line now, with how samples stray from it; the prior while there are no samples, None when there is neither."""
         if not self._tokens:
             return prior
         tokens, seconds = np.array(self._tokens, dtype=np.float64), np.array(self._seconds)
@@ -129,7 +129,7 @@ class LengthWindow:
         self._lengths.append(max(1, tokens))
 
     def estimate(self, prior: LengthDistribution | None = None, prior_weight: float = 20.0) -> LengthDistribution | None:
-        """The distribution now, the prior counting as ``prior_weight`` prompts; None when there is neither."""
+        """Return the distribution now, the prior counting as ``prior_weight`` prompts; None when there is neither."""
         if not self._lengths:
             return prior
         seen = LengthDistribution.from_samples(np.array(self._lengths))
@@ -141,7 +141,7 @@ class LengthWindow:
 
 
 def is_burst(tokens: int, ttft: float, spread: float) -> bool:
-    """Whether an answer was held back by a proxy and came in one piece, so that its times say nothing about the server.
+    """Return True if an answer was held back by a proxy and came in one piece, so that its times say nothing about the server.
 
     Args:
         tokens: of the answer.
@@ -169,7 +169,7 @@ def product_limit(values: Floats, was_censored: NDArray[np.bool_], weights: Floa
 
 
 def _add_tail(times: Floats, survival: Floats, longest: float, prior: TTFTDistribution | None) -> tuple[Floats, Floats]:
-    """The curve continued to zero beyond its last event; ``longest`` is the longest time anybody waited."""
+    """Return the curve continued to zero beyond its last event; ``longest`` is the longest time anybody waited."""
     left = float(survival[-1])
     if left <= 1e-12:
         return times, np.append(survival[:-1], 0.0)
@@ -183,7 +183,7 @@ def _add_tail(times: Floats, survival: Floats, longest: float, prior: TTFTDistri
 
 
 def _blend(times: Floats, survival: Floats, samples: int, prior: TTFTDistribution, weight: float) -> TTFTDistribution:
-    """The mixture of a curve worth ``samples`` and a prior worth ``weight`` of them."""
+    """Return the mixture of a curve worth ``samples`` and a prior worth ``weight`` of them."""
     merged = np.union1d(times, prior.times)
 
     def at(step_times: Floats, steps: Floats) -> Floats:

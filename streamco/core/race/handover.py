@@ -36,7 +36,7 @@ class Handover:
 
     @property
     def may_move(self) -> bool:
-        """Whether a planned move may come."""
+        """True if a planned move may come."""
         return self._mover is not None and not self._mover.is_done
 
     def add(self, chunks: list[ChatCompletionChunk], tokens: int, vocabulary: str | None) -> None:
@@ -59,7 +59,7 @@ class Handover:
     def consider_move(
         self, source: Attempt, legs: Mapping[str, Attempt], *, buffered: float, now: float
     ) -> Prepare | Release | Switch | None:
-        """What the mover wants; nothing while there is no text to be handed over, or a tool call."""
+        """Return what the mover wants; nothing while there is no text to be handed over, or a tool call."""
         if self._mover is None or not self.transcript.ends_in_text:
             return None
         return self._mover.consider(MigrationState(source, legs, self.transcript.tokens, buffered, now))
@@ -101,5 +101,5 @@ class Handover:
         )
 
     def partial(self) -> Partial:
-        """What the target gets."""
+        """Return what the target gets."""
         return self.transcript.partial()

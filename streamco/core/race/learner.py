@@ -99,7 +99,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     basis: str = ""
 
     def decide(self, length: int, rng: Random) -> Decision:
-        """The decision for a prompt of ``length`` tokens."""
+        """Return the decision for a prompt of ``length`` tokens."""
         decision = self.policy.decide(length, rng)
         if self.explore and decision.is_hedged and rng.random() < self.explore:
             return Decision(decision.device_wait, decision.server_wait, decision.policy, decision.reason, explore=True)
@@ -232,7 +232,7 @@ class Learner:
         return self._plan
 
     def profile(self, name: str = "learned") -> Profile:
-        """What is known now, prior included, to be saved and given to the next learner."""
+        """Return what is known now, prior included, to be saved and given to the next learner."""
         ttft = self._server.estimate(self._prior.server_ttft)
         return msgspec.structs.replace(
             self._prior,
@@ -259,7 +259,7 @@ class Learner:
     def _plan_from(
         self, ttft: TTFTDistribution | None, lengths: LengthDistribution | None, device: DeviceSpeed | None
     ) -> DeviceConstrained | Optimal | ProportionalWait | ServerConstrained | None:
-        """The policy that is asked for; None: something it needs isn't known yet."""
+        """Return the policy that is asked for; None: something it needs isn't known yet."""
         name = f"{self.constrained}-constrained" if self.policy == "auto" else self.policy
         if lengths is None:
             return None

@@ -103,7 +103,7 @@ class RaceMachine:
                 self._receive_reader_left(now)
 
     def pass_on(self, event: TokensReceived, *, now: float) -> bool:
-        """The short way for most tokens: counts the event and says that its chunks go to the reader as they are, now.
+        """Return the short way for most tokens: counts the event and says that its chunks go to the reader as they are, now.
 
         True where ``receive`` would have commanded just that and asked for no deadline; False: nothing was done, use ``receive``.
         """
@@ -121,12 +121,12 @@ class RaceMachine:
         return True
 
     def take_commands(self) -> list[Command]:
-        """What to do, in order."""
+        """Return what to do, in order."""
         commands, self._commands = self._commands, []
         return commands
 
     def next_deadline(self) -> float | None:
-        """The next leg's start or the next token's release, whichever comes first."""
+        """Return the next leg's start or the next token's release, whichever comes first."""
         deadline = self._delivery.next_due()
         if self.winner is None and self.finished is None:
             for leg in self.legs.values():
@@ -161,7 +161,7 @@ class RaceMachine:
 
     @property
     def is_direct(self) -> bool:
-        """Whether all that can happen now is that the winner goes on: nothing is timed and nobody else works."""
+        """True if all that can happen now is that the winner goes on: nothing is timed and nobody else works."""
         winning = self._winning
         if self._delivery.is_paced or winning is None or winning.state is not AttemptState.WON or self._may_move:
             return False
@@ -169,7 +169,7 @@ class RaceMachine:
 
     @property
     def is_over(self) -> bool:
-        """Whether the reader has everything and nobody works any more."""
+        """True if the reader has everything and nobody works any more."""
         return self.finished is not None and not any(leg.is_live for leg in self.legs.values())
 
     @property
@@ -367,14 +367,14 @@ class RaceMachine:
             self._commands.append(OpenStream(leg.source))
 
     def _replace(self, leg: Attempt, new: Attempt) -> Attempt:
-        """An endpoint's next part; the one before is kept for the report."""
+        """Return an endpoint's next part; the one before is kept for the report."""
         if leg.opened is not None:
             self.past_legs.append(leg)
         self.legs[leg.source] = new
         return new
 
     def _combine_mid_errors(self, last: EndpointError) -> StreamcoError:
-        """One endpoint's own error, or all of them where several have tried."""
+        """Return one endpoint's own error, or all of them where several have tried."""
         if self._relay is None or not self._relay.hand_overs:
             return last
         errors = {leg.source: leg.error for leg in self.legs.values() if leg.error is not None}
@@ -474,7 +474,7 @@ class RaceMachine:
 
 
 def _make_relay(plan: RacePlan) -> Handover | None:
-    """What hands the answer over, where that may happen at all."""
+    """Return what hands the answer over, where that may happen at all."""
     fails_over = plan.on_failure != "raise"
     if len(plan.starts) < 2 or not (fails_over or plan.migration is not None):
         return None

@@ -115,11 +115,11 @@ class MigrationController:
 
     @property
     def is_done(self) -> bool:
-        """Whether no move will come any more."""
+        """True if no move will come any more."""
         return self._moves >= self._plan.most or len(self._terms) < 2
 
     def consider(self, situation: MigrationState) -> Prepare | Release | Switch | None:
-        """What should be done now."""
+        """Return what should be done now."""
         if self.is_done or situation.source.source not in self._terms:
             return None
         if self._target is None:
@@ -154,7 +154,7 @@ class MigrationController:
     # Looking
 
     def _choose(self, situation: MigrationState) -> str | None:
-        """The target that saves most, if any does."""
+        """Return the target that saves most, if any does."""
         savings = {}
         for name in self._terms:
             leg = situation.legs.get(name)
@@ -237,7 +237,7 @@ class MigrationController:
         return Prepare(target.source)
 
     def _is_covered(self, situation: MigrationState, target: Attempt) -> bool:
-        """Whether the target could go on now without the reader's notice."""
+        """Return True if the target could go on now without the reader's notice."""
         seconds = self._terms[target.source].takes(self.to_read(target, situation.position))
         return seconds is not None and situation.buffered >= cover(seconds, self._plan.reader_rate)
 
@@ -263,7 +263,7 @@ class MigrationController:
         return estimate is not None and now - since > _PATIENCE * estimate
 
     def _reads_ahead(self, situation: MigrationState, target: Attempt) -> bool:
-        """Whether the target should read (on) while the source goes on."""
+        """Return True if the target should read (on) while the source goes on."""
         plan, terms, has_read = self._plan, self._terms[target.source], target.kept is not None
         if plan.rule != "pre-copy" or self._rounds >= _ROUNDS or (has_read and terms.pre_copy == "warm"):
             return False

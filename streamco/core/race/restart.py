@@ -68,7 +68,7 @@ class RestartFilter:
 
     @property
     def is_open(self) -> bool:
-        """Whether events are still to be fed; False: what comes from now on is passed on as it is."""
+        """True if events are still to be fed; False: what comes from now on is passed on as it is."""
         return self._lacks_text or self._lacks_ids or self._is_uncertain
 
     @property
@@ -80,7 +80,7 @@ class RestartFilter:
         return self._is_exact and self._id_position < len(self._ids)
 
     def feed(self, event: TokensReceived) -> TokensReceived | Diverged | None:
-        """What is new of an event; None: nothing; ``Diverged``: there will never be anything."""
+        """Return what is new of an event; None: nothing; ``Diverged``: there will never be anything."""
         if not self.is_open:
             return event
         taken = [self._take(chunk) if self.is_open else chunk for chunk in event.chunks]
@@ -90,13 +90,13 @@ class RestartFilter:
         return TokensReceived(event.source, passed, _count(event, taken)) if passed else None
 
     def end(self) -> Diverged | None:
-        """The stream has ended: departed, if that was before the end of what the reader has."""
+        """Return the stream has ended: departed, if that was before the end of what the reader has."""
         if self._departed is None and self._lacks_text:
             self._depart("")
         return self._departed
 
     def _take(self, chunk: ChatCompletionChunk) -> ChatCompletionChunk | None:
-        """The chunk without what the reader has; None: nothing is left of it."""
+        """Return the chunk without what the reader has; None: nothing is left of it."""
         if self._departed is not None or not chunk.choices:
             return None if self._lacks_text else chunk
         choice = chunk.choices[0]
@@ -119,7 +119,7 @@ class RestartFilter:
         return replace(chunk, choices=[replace(choice, delta=delta, token_ids=ids, logprobs=logprobs), *chunk.choices[1:]])
 
     def _take_text(self, choice: ChunkChoice) -> int | None:
-        """How many code points of a choice the reader has; None: it departs."""
+        """Return how many code points of a choice the reader has; None: it departs."""
         delta = choice.delta
         text = delta.content or ""
         wanted = self._text[self._position : self._position + len(text)]
@@ -134,7 +134,7 @@ class RestartFilter:
         return same
 
     def _take_ids(self, choice: ChunkChoice, taken: int, new: str) -> list[int] | None:
-        """The ids of what is new in a choice; None: there are none, or they would not be its own."""
+        """Return the ids of what is new in a choice; None: there are none, or they would not be its own."""
         given = choice.token_ids or []
         if not self._is_exact:
             return None if taken or self._is_uncertain else choice.token_ids
@@ -165,7 +165,7 @@ def _count(event: TokensReceived, taken: list[ChatCompletionChunk | None]) -> in
 
 
 def _share(choice: ChunkChoice, left: ChunkChoice) -> float:
-    """How much of a choice is left."""
+    """Return how much of a choice is left."""
     if choice.token_ids and left.token_ids:
         return len(left.token_ids) / len(choice.token_ids)
     return _size(left.delta) / _size(choice.delta) if _size(choice.delta) else 0.0

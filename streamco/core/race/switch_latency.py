@@ -105,7 +105,7 @@ class SwitchLearner:
         self._paces: dict[str, EndpointTiming] = {}
 
     def pace(self, name: str, *, is_device: bool) -> EndpointTiming:
-        """What is known of an endpoint."""
+        """Return what is known of an endpoint."""
         if name not in self._paces:
             self._paces[name] = EndpointTiming(is_device=is_device)
         return self._paces[name]

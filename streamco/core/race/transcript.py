@@ -35,12 +35,12 @@ class Transcript:
 
     @property
     def has_calls(self) -> bool:
-        """Whether a tool call has begun: half of one can't be handed over."""
+        """True if a tool call has begun: half of one can't be handed over."""
         return any(choice.delta.tool_calls or choice.delta.function_call for _, choice in self._choices())
 
     @property
     def ends_in_text(self) -> bool:
-        """Whether what came last is the answer's own text: thoughts that go on, half a tool call or its last words can't be handed over."""
+        """True if what came last is the answer's own text: thoughts that go on, half a tool call or its last words can't be handed over."""
         newest = [choice for chunk in (self._batches[-1][1] if self._batches else []) for choice in chunk.choices[:1]]
         return any(choice.delta.content for choice in newest) and not any(
             choice.delta.tool_calls or choice.delta.function_call or choice.finish_reason for choice in newest
@@ -52,7 +52,7 @@ class Transcript:
         return "".join(choice.delta.content or "" for _, choice in self._choices())
 
     def partial(self) -> Partial:
-        """What a target needs."""
+        """Return what a target needs."""
         ids: list[int] = []
         vocabularies: set[str | None] = set()
         ahead = self._ahead()

@@ -61,7 +61,7 @@ class ProvisionalAnswer:
         return None if self._max_tokens is None else self._max_tokens - len(self.ids)
 
     def take_commands(self) -> list[DeliverIds | SettleIds | RetractIds]:
-        """What the reader is to be told, in order."""
+        """Return what the reader is to be told, in order."""
         commands, self._commands = self._commands, []
         return commands
 
@@ -131,7 +131,7 @@ class PeerPrefix:
         self._same = 0  # so many are known to be the settled ones, which never change
 
     def meet(self, settled: Sequence[int]) -> int:
-        """How many of the settled tokens it holds: where it is to be cut."""
+        """Return how many of the settled tokens it holds: where it is to be cut."""
         self._same += _common(self.ids, settled, self._same)
         return self._same
 
@@ -144,7 +144,7 @@ class PeerPrefix:
 
 
 def _common(left: Sequence[int], right: Sequence[int], start: int = 0) -> int:
-    """How many tokens are the same, from ``start`` on."""
+    """Return how many tokens are the same, from ``start`` on."""
     end = min(len(left), len(right))
     return next((place for place in range(start, end) if left[place] != right[place]), end) - start
 
@@ -175,7 +175,7 @@ class Settling:
         return kept
 
     def judge(self, waiting: Round, event: VerdictReceived) -> int:
-        """A round got its verdict; gives how many tokens are settled by it."""
+        """Return a round got its verdict; gives how many tokens are settled by it."""
         report, size = self._report, len(waiting.draft)
         report.rounds += 1
         report.branched_rounds += waiting.branches > 0

@@ -33,13 +33,13 @@ class Backpressure:
             self._since = now
 
     def begins(self, *, now: float) -> bool:
-        """A chunk is drafted, or none is needed: whether it waits."""
+        """Return a chunk is drafted, or none is needed: whether it waits."""
         if self.is_wanted and self._since is None:
             self._since = now
         return self.is_wanted
 
     def end(self, *, now: float) -> bool:
-        """The reader has caught up; gives whether anything waited."""
+        """Return the reader has caught up; gives whether anything waited."""
         since, self._since, self.is_wanted = self._since, None, False
         if since is not None:
             self._ledger.skip(since, now=now)

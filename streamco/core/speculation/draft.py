@@ -104,7 +104,7 @@ class DraftSequence:
         self.is_timed = self.is_paced = True
 
     def fits(self, accepted: int, token: int | None) -> bool:
-        """Whether a verdict is what it bets on; a guess that is the model's own next token must be there by now.
+        """Return True if a verdict is what it bets on; a guess that is the model's own next token must be there by now.
 
         Args:
             accepted: draft tokens that stay.
@@ -117,7 +117,7 @@ class DraftSequence:
         return bool(self.tokens) and self.tokens[0].id == token
 
     def foresees(self) -> tuple[int, list[DraftToken]] | None:
-        """The token that the verdict ends with, as it bets, and its draft behind that; None: it doesn't know yet."""
+        """Return the token that the verdict ends with, as it bets, and its draft behind that; None: it doesn't know yet."""
         if self.guess is None or not self.tokens:
             return None
         if self.guess.token is None:
@@ -215,7 +215,7 @@ def plan_branches(
     end_ids: frozenset[int],
     alternatives: int = ALTERNATIVES,
 ) -> PreDraft:
-    """Which branches to draft while this draft is judged, and how far.
+    """Return which branches to draft while this draft is judged, and how far.
 
     Args:
         draft: that is judged.

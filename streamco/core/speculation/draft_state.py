@@ -75,7 +75,7 @@ class DraftState:
         self._say(DraftTokens(line.version, len(self._mirror.ids), (), count))
 
     def bet_on(self, judged: int, count: int, *, now: float) -> DraftSequence | None:
-        """The trunk's first tokens are being judged, and it goes on for ``count`` behind them: a bet that all stay. None: it can't."""
+        """Return the trunk's first tokens are being judged, and it goes on for ``count`` behind them: a bet that all stay. None: it can't."""
         line, self.trunk = self.trunk, None
         if line is None or line.is_out_of_room:
             return None
@@ -150,11 +150,11 @@ class DraftState:
         self.trunk = None
 
     def held(self, settled: Sequence[int]) -> int:
-        """How many of the settled tokens the device's own sequence has, or is being given."""
+        """Return how many of the settled tokens the device's own sequence has, or is being given."""
         return self._mirror.meet(settled)
 
     def find(self, accepted: int, token: int | None) -> DraftSequence | None:
-        """The branch that foresaw this verdict; None: none did."""
+        """Return the branch that foresaw this verdict; None: none did."""
         return next((line for line in self.branches.values() if line.fits(accepted, token)), None)
 
     def adopt(self, line: DraftSequence, settled: Sequence[int], token: int | None) -> None:

@@ -144,7 +144,7 @@ class SpeculationEstimates:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether everything is judged."""
+        """True if everything is judged."""
         return self.steering.budget >= 1.0
 
     @property
@@ -183,11 +183,11 @@ class SpeculationEstimates:
         return forecast_rejection(self.acceptance, confidences, self.mean_confidence)
 
     def is_enough(self, confidences: Sequence[float]) -> bool:
-        """Whether a draft that begins with these tokens should end with them."""
+        """Return True if a draft that begins with these tokens should end with them."""
         return bool(self._least_chance) and prod(self._chances.of(confidence) for confidence in confidences) < self._least_chance
 
     def is_worth_waiting(self, confidences: Sequence[float], *, arrival: float) -> bool:
-        """Whether a draft that could be sent ahead had better have another token.
+        """Return True if a draft that could be sent ahead had better have another token.
 
         Args:
             confidences: of the tokens it has.
@@ -238,7 +238,7 @@ class SpeculationEstimates:
         return self._fusing is not None and self._fusing.may_fuse
 
     def conditions(self) -> RoundConditions:
-        """What the mode is chosen by; the wait counts as a whole."""
+        """Return what the mode is chosen by; the wait counts as a whole."""
         first, *more = self._step_times
         return RoundConditions(
             acceptance=self.acceptance,
@@ -254,7 +254,7 @@ class SpeculationEstimates:
         )
 
     def may_pay(self) -> bool:
-        """Whether drafting would be faster than the plain stream if what was seen of the acceptance rate had been bad luck.
+        """Return True if drafting would be faster than the plain stream if what was seen of the acceptance rate had been bad luck.
 
         It may while nobody has measured how fast the device drafts.
         """
@@ -350,5 +350,5 @@ class SpeculationEstimates:
 
     @property
     def is_stale(self) -> bool:
-        """Whether ``remote_step`` should be looked at again, by ``_SAMPLE`` tokens of a stream: sooner if few have been seen."""
+        """True if ``remote_step`` should be looked at again, by ``_SAMPLE`` tokens of a stream: sooner if few have been seen."""
         return self._unlooked >= min(_STALE[0] * self._streamed, _STALE[1])

@@ -100,7 +100,7 @@ class SpeculationMachine:
         self._go_on(now)
 
     def take_commands(self) -> list[SpeculationCommand]:
-        """What to do, in order; each command is handed out once."""
+        """Return what to do, in order; each command is handed out once."""
         commands = self._commands[:]
         self._commands.clear()
         return commands

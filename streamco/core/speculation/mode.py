@@ -51,7 +51,7 @@ class ModeSelector:
         self._ledger = ledger
 
     def choose(self, *, now: float) -> GenerationMode | None:
-        """The way of the next draft; None: nobody can go on. Asked once a settled boundary, for the mode switch counts."""
+        """Return the way of the next draft; None: nobody can go on. Asked once a settled boundary, for the mode switch counts."""
         can_draft, can_judge = not self._drafting.is_out, self._can_ask and self._judging.state != "gone"
         if not self._pair.is_lossless:
             if can_draft:
@@ -75,7 +75,7 @@ class ModeSelector:
         return self._mode() == "speculate"
 
     def is_promising(self, now: float) -> bool:
-        """Whether a draft would soon be judged. A connection is opened with the first one, for the server reads the prompt for it."""
+        """Return True if a draft would soon be judged. A connection is opened with the first one, for the server reads the prompt for it."""
         judging = self._judging
         if judging.state == "closed":
             return self._can_ask and now >= judging.refused_until
@@ -105,7 +105,7 @@ class ModeSelector:
         return min(self._options.link_patience, _TOLD * self._pair.wait)
 
     def is_refused_too_long(self, now: float) -> bool:
-        """Whether somebody else goes on at once, for the verifier says that it takes nothing until patience has ended."""
+        """Return True if somebody else goes on at once, for the verifier says that it takes nothing until patience has ended."""
         since = self._judging.trouble_since
         return self.has_help and self._judging.refused_until >= (now if since is None else since) + self.patience
 
@@ -126,11 +126,11 @@ class ModeSelector:
 
     @property
     def _must_look(self) -> bool:
-        """Whether the stream, which drafting has to be faster than, is to be measured first; not where an answer is drafted already."""
+        """True if the stream, which drafting has to be faster than, is to be measured first; not where an answer is drafted already."""
         return not self._pair.knows_remote or (self._pair.is_stale and (not self._ledger.is_begun or self._remote.version is not None))
 
     def _mode(self) -> GenerationMode:
-        """What pays."""
+        """Return what pays."""
         self._pair.propose_window()
         if not self._options.is_adaptive:
             return "speculate"

@@ -90,7 +90,7 @@ class PreDrafter:
             self._judging.send_ahead(draft, accepted, token, self._answer.ids, now=now)
 
     def _bet_on_all(self, waiting: Round, window: int, now: float) -> DraftSequence | None:
-        """The device drafts on behind what is judged; None: nothing comes there."""
+        """Return the device drafts on behind what is judged; None: nothing comes there."""
         room = min(window, self._room(len(waiting.draft)))
         if room < 1 or waiting.draft[-1].id in self._options.end_ids:
             self._drafting.rest(now=now)

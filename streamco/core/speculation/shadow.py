@@ -62,7 +62,7 @@ class ShadowDrafter:
             self._next = length + self._pause
 
     def has_caught_up(self, settled: Sequence[int]) -> bool:
-        """Whether the device has read nearly all of the answer."""
+        """Return True if the device has read nearly all of the answer."""
         return not self._is_reading and len(settled) - self._drafting.held(settled) <= _NEAR
 
     def catch_up(self, settled: Sequence[int], *, now: float) -> None:

@@ -75,7 +75,7 @@ class VerifierChannel:
         self._say(ConnectVerifier(self._named))
 
     def connected(self, event: VerifierConnected, settled: Sequence[int], *, now: float) -> bool:
-        """The session is there; gives False where none was asked for."""
+        """Return the session is there; gives False where none was asked for."""
         if self.state != "connecting":
             return False
         self.state = "open"
@@ -117,7 +117,7 @@ class VerifierChannel:
         self._say(SendDraft(ahead.number, len(settled) + accepted + 1, (), ahead.ids, _rows(draft), foreseen))
 
     def accept(self, event: VerdictReceived, settled: Sequence[int]) -> Round | None:
-        """A verdict came; gives its round, which is over, or None where that was over before. ``settled``: without the verdict.
+        """Return a verdict came; gives its round, which is over, or None where that was over before. ``settled``: without the verdict.
 
         The next round is out already where a draft was sent ahead for just this verdict.
         """
@@ -135,7 +135,7 @@ class VerifierChannel:
         return waiting
 
     def refuse(self, event: DraftRefused, *, now: float) -> bool:
-        """A draft was refused; gives False where its round was over before."""
+        """Return a draft was refused; gives False where its round was over before."""
         waiting = self.round
         if waiting is None or waiting.state != "out" or waiting.number != event.round:
             return False

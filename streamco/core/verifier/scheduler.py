@@ -118,7 +118,7 @@ class VerificationScheduler:
         self._run_next(now)
 
     def take_commands(self) -> list[SchedulerCommand]:
-        """What to do, in order; each command is handed out once."""
+        """Return what to do, in order; each command is handed out once."""
         commands, self._commands = self._commands, []
         return commands
 
@@ -149,7 +149,7 @@ class VerificationScheduler:
         return self._residency.reserved
 
     def text(self, name: str) -> tuple[int, ...] | None:
-        """What both sides hold for settled, to compare when a device resumes; None: the session is not known."""
+        """Return what both sides hold for settled, to compare when a device resumes; None: the session is not known."""
         session = self._residency.get(name)
         return None if session is None or session.is_closed else tuple(session.text)
 
@@ -276,7 +276,7 @@ class VerificationScheduler:
         self._enqueue(session, now)
 
     def _objection(self, session: HeldSession, event: DraftReceived) -> Reason | None:
-        """What is wrong with a draft, whatever the load."""
+        """Return what is wrong with a draft, whatever the load."""
         if session.pending is not None:
             return "busy"
         if event.round <= session.round:
@@ -289,7 +289,7 @@ class VerificationScheduler:
         return None
 
     def _until_verdict(self, session: HeldSession, event: DraftReceived, now: float) -> tuple[float | None, float]:
-        """How long to wait before asking, None: not at all; and when the verdict is late."""
+        """Return how long to wait before asking, None: not at all; and when the verdict is late."""
         length = event.base + len(event.given)
         if not session.room:
             return self._admission.until_prefilled(self._waiting(), length), math.inf
@@ -325,7 +325,7 @@ class VerificationScheduler:
         session.since = now
 
     def _lifted(self, device: str) -> float:
-        """A device's counter: who was away has no credit for it.
+        """Return a device's counter: who was away has no credit for it.
 
         Newcomers begin where the most served of those present is: begun with the least, an endless row of them would keep out whoever was
         served once.
@@ -335,7 +335,7 @@ class VerificationScheduler:
         return own if device in present else max([own, *(self._served[each] for each in present)])
 
     def _waiting(self) -> list[Waiting]:
-        """What is to be read, the running batch counted as done."""
+        """Return what is to be read, the running batch counted as done."""
         return sorted((work for session in self._busy.values() if (work := session.work()) is not None), key=_since)
 
     def _run_next(self, now: float) -> None:

@@ -77,7 +77,7 @@ class HeldSession:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nothing is to be done for it."""
+        """True if nothing is to be done for it."""
         return self.pending is None and not self.is_running and (not self.room or self.cached >= self.prompt_end)
 
     @property
@@ -86,7 +86,7 @@ class HeldSession:
         return max(1, len(self.text))
 
     def work(self) -> Waiting | None:
-        """What is to be read next, what runs counted as done."""
+        """Return what is to be read next, what runs counted as done."""
         missing = self.prompt_end - self.cached
         if self.room and missing > 0:
             return Waiting(
@@ -118,7 +118,7 @@ class HeldSession:
         return len(self.text) + (len(self.pending.draft) if self.pending is not None else 0) - self.cached
 
     def read(self, tokens: int) -> tuple[int, ...]:
-        """The next ids, counted as cached."""
+        """Return the next ids, counted as cached."""
         start, end = self.cached, self.cached + tokens
         ids = tuple(self.text[start:end])
         if end > len(self.text):
@@ -185,7 +185,7 @@ class SessionTable:
         return iter(self._sessions.values())
 
     def get(self, name: str) -> HeldSession | None:
-        """The session of that name."""
+        """Return the session of that name."""
         return self._sessions.get(name)
 
     def add(self, session: HeldSession) -> None:

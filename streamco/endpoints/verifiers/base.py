@@ -34,7 +34,7 @@ Emit = Callable[[VerifierEvent], None]
 
 
 def continuation_seed(seed: int | None, tokens: int) -> int | None:
-    """The seed of whoever goes on behind so many tokens of an answer: the dice that these fell by aren't thrown once more."""
+    """Return the seed of whoever goes on behind so many tokens of an answer: the dice that these fell by aren't thrown once more."""
     return seed if seed is None or not tokens else (seed + 0x9E3779B9 * tokens) & 0xFFFFFFFF
 
 
@@ -62,7 +62,7 @@ class VerifierFacts(Struct, frozen=True, kw_only=True):
     ahead: int = 0
 
     def is_exact(self, rule: Rule) -> bool:
-        """Whether answers made by this rule are the target's own: token for token where greedy, in distribution where sampled."""
+        """Return True if answers made by this rule are the target's own: token for token where greedy, in distribution where sampled."""
         match rule.kind:
             case RuleKind.GREEDY:
                 return True
@@ -140,7 +140,7 @@ class Verifier(Protocol):
         ...
 
     def open(self, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int = 0, reserve: int = 0) -> VerifierSession:
-        """A session for one answer; nothing happens before its first ``ConnectVerifier``. Comes behind ``start``.
+        """Return a session for one answer; nothing happens before its first ``ConnectVerifier``. Comes behind ``start``.
 
         Args:
             prompt_ids: the context without the answer.

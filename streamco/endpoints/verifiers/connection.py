@@ -103,7 +103,7 @@ async def connect_link(address: LinkAddress, client: VerifyClient, *, timeouts: 
 
 
 def is_lasting(error: StreamcoError) -> bool:
-    """Whether another connection would meet the same: what the server has against us, or isn't."""
+    """Return True if another connection would meet the same: what the server has against us, or isn't."""
     match error:
         case VerifyProtocolError():
             return error.code != "shutting_down"
@@ -163,7 +163,7 @@ class VerifierConnection:
         return size
 
     async def check(self) -> bool:
-        """Whether the other side still answers; if it doesn't, the connection is dropped."""
+        """Return True if the other side still answers; if it doesn't, the connection is dropped."""
         if self.is_over:
             return False
         try:
@@ -333,7 +333,7 @@ def _translate(exc: Exception, name: str) -> EndpointError | None:
 
 
 def _scrubbed(error: StreamcoError, token: str | None) -> StreamcoError:
-    """The same error without the token, which a server may repeat."""
+    """Return the same error without the token, which a server may repeat."""
     if token:
         error.args = tuple(arg.replace(token, "***") if isinstance(arg, str) else arg for arg in error.args)
         if isinstance(error, EndpointStatusError):

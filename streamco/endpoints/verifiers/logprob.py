@@ -120,7 +120,7 @@ class LogprobVerifier(ABC):
 
     @abstractmethod
     def _read(self, answer: bytes, ids: Sequence[int], pending: int) -> PromptLogprobs:
-        """What was answered."""
+        """Return what was answered."""
 
     def _make_remote(self, model: str, **options: Any) -> OpenAIEndpoint:
         return OpenAIEndpoint(model, **options)
@@ -178,7 +178,7 @@ class LogprobVerifier(ABC):
         return await asyncio.shield(self._probing)
 
     def open(self, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int = 0, reserve: int = 0) -> LogprobSession:
-        """A session for one answer; see ``Verifier.open``. There is nothing to reserve.
+        """Return a session for one answer; see ``Verifier.open``. There is nothing to reserve.
 
         Raises:
             UsageError: it was not started, or the prompt is empty.
@@ -202,7 +202,7 @@ class LogprobVerifier(ABC):
         self._rtt = asyncio.get_running_loop().time() - begun
 
     async def score(self, ids: Sequence[int], pending: int, *, top: int) -> tuple[PromptLogprobs, int, int]:
-        """What it says of the last ``pending`` ids and of what follows; bytes sent and received.
+        """Return what it says of the last ``pending`` ids and of what follows; bytes sent and received.
 
         Raises:
             EndpointError: it doesn't answer, or refuses.

@@ -60,7 +60,7 @@ class Scorer(Protocol):
         ...
 
     async def score(self, ids: Sequence[int], pending: int, *, top: int) -> tuple[PromptLogprobs, int, int]:
-        """What it says of the last ids; bytes sent and received. Raises EndpointError and VerifierError."""
+        """Return what it says of the last ids; bytes sent and received. Raises EndpointError and VerifierError."""
         ...
 
 
@@ -213,7 +213,7 @@ class LogprobSession:
 
 
 def judge(rule: Rule, draft: Sequence[int], rows: Sequence[TopK], scores: PromptLogprobs, rng: random.Random) -> Verdict:
-    """What a rule makes of a target's scores.
+    """Return what a rule makes of a target's scores.
 
     Args:
         rule: how to judge.
@@ -238,7 +238,7 @@ def judge(rule: Rule, draft: Sequence[int], rows: Sequence[TopK], scores: Prompt
 
 
 def _drawable(place: PositionLogprobs, rule: Rule) -> Distribution:
-    """What may be drawn there, whole: the target's filters over the ids that it told of."""
+    """Return what may be drawn there, whole: the target's filters over the ids that it told of."""
     import numpy as np
 
     logits = np.array([max(value, -1e4) for value in place.logprobs], dtype=np.float32)
@@ -247,7 +247,7 @@ def _drawable(place: PositionLogprobs, rule: Rule) -> Distribution:
 
 
 def _tell(place: PositionLogprobs, rule: Rule, count: int) -> Candidates:
-    """The likeliest ids; with another temperature than 1 their shares among those that were told of."""
+    """Return the likeliest ids; with another temperature than 1 their shares among those that were told of."""
     if rule.kind is RuleKind.SAMPLE and rule.temperature != 1.0:
         told = _drawable(place, Rule(RuleKind.SAMPLE, rule.temperature))
         return tuple(zip(told.ids.tolist(), told.probabilities.tolist(), strict=True))[:count]

@@ -53,7 +53,7 @@ class Links(Protocol):
     """Where sessions get their connection from."""
 
     async def find(self) -> VerifierConnection:
-        """The connection, a new one where there is none.
+        """Return the connection, a new one where there is none.
 
         Raises:
             EndpointError: there is none to be had.
@@ -251,7 +251,7 @@ class RemoteVerifierSession:
             await asyncio.sleep(backoff.next_wait(wished))
 
     def _may_go_on(self, error: StreamcoError) -> bool:
-        """Whether another try may help: to connect, about this session, or after the server's good-bye."""
+        """Return True if another try may help: to connect, about this session, or after the server's good-bye."""
         match error:
             case VerifyProtocolError():
                 return error.code == "shutting_down" or (not error.is_fatal and self._is_worth_a_try(error))

@@ -168,7 +168,7 @@ class VerifierEndpoint:
         return _read_welcome(link.welcome)
 
     def open(self, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int = 0, reserve: int = 0) -> RemoteVerifierSession:
-        """A session for one answer; see ``Verifier.open``.
+        """Return a session for one answer; see ``Verifier.open``.
 
         Raises:
             UsageError: it was not started.
@@ -190,7 +190,7 @@ class VerifierEndpoint:
         return session
 
     async def find(self) -> VerifierConnection:
-        """The connection; all who want one while there is none wait for the same.
+        """Return the connection; all who want one while there is none wait for the same.
 
         Raises:
             EndpointError: there is none to be had.
@@ -239,7 +239,7 @@ class VerifierEndpoint:
 
 
 async def _open_session(tls: ssl.SSLContext) -> aiohttp.ClientSession:
-    """One that trusts what the verifier's connection does."""
+    """Return one that trusts what the verifier's connection does."""
     await asyncio.to_thread(importlib.import_module, "aiohttp")
     import aiohttp
 

@@ -14,7 +14,7 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The child's part: load with repacking and decode several tokens at once. Exit status 0: nothing bad happened."""
+    """Return the child's part: load with repacking and decode several tokens at once. Exit status 0: nothing bad happened."""
     from streamco.engines.llamacpp.context import LlamaContext
     from streamco.engines.llamacpp.model import LlamaModel
 

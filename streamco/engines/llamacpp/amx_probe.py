@@ -29,7 +29,7 @@ Run = Callable[[Sequence[str]], int | None]
 
 
 def advertises_amx(cpuinfo: Path = CPUINFO) -> bool:
-    """Whether the CPU's flags hold any of AMX's; False where that can't be read (no x86 Linux)."""
+    """Return True if the CPU's flags hold any of AMX's; False where that can't be read (no x86 Linux)."""
     try:
         with cpuinfo.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
@@ -41,7 +41,7 @@ def advertises_amx(cpuinfo: Path = CPUINFO) -> bool:
 
 
 def allows_repacking(path: Path, library: Any, *, cpuinfo: Path = CPUINFO, run: Run | None = None) -> bool:
-    """Whether this model may be loaded with ``use_extra_bufts``.
+    """Return True if this model may be loaded with ``use_extra_bufts``.
 
     Args:
         path: the model.
@@ -75,7 +75,7 @@ def _run(command: Sequence[str]) -> int | None:
 
 
 def _key(path: Path, library: Any, cpuinfo: Path) -> str:
-    """What the answer depends on: the machine, the build and the file."""
+    """Return what the answer depends on: the machine, the build and the file."""
     package = Path(library.__file__).parent
     builds = [(item.name, item.stat().st_size, item.stat().st_mtime_ns) for item in sorted((package / "lib").glob("*ggml*"))]
     model = path.resolve()

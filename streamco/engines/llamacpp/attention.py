@@ -126,7 +126,7 @@ class AttentionTap:
         return 0 if self._own_cells is None else sequence
 
     def _note(self, cell: int, waiting: dict[int, list[int]], sequences: Sequence[int], positions: Sequence[int]) -> int:
-        """Which row of the batch is written to this cell of all there are: the next one of its sequence."""
+        """Return which row of the batch is written to this cell of all there are: the next one of its sequence."""
         group, own = (0, cell) if self._own_cells is None else divmod(cell, self._own_cells)
         queue = waiting.get(group)
         if not queue:
@@ -139,7 +139,7 @@ class AttentionTap:
         return row
 
     def weights(self, row: int) -> NDArray[np.float32]:
-        """What a row of the last batch pays to each token of its sequence up to itself.
+        """Return what a row of the last batch pays to each token of its sequence up to itself.
 
         Returns:
             Shape (layers, tokens): the mean over the heads, in the order of positions; a row of it sums to 1.

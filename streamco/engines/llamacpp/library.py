@@ -31,7 +31,7 @@ _ERROR_LEVEL = 4  # GGML_LOG_LEVEL_ERROR; GGML_LOG_LEVEL_CONT (5) goes on with t
 
 
 def native_function(name: str) -> Any:
-    """A function of the C library, for use as a callback that needs no Python."""
+    """Return a function of the C library, for use as a callback that needs no Python."""
     return getattr(ctypes.cdll.msvcrt if sys.platform == "win32" else ctypes.CDLL(None), name)
 
 
@@ -52,7 +52,7 @@ def library_address(library: Any, name: str) -> int:
 
 
 def load_library() -> Any:
-    """The module ``llama_cpp``, its backend initialised and its logging silenced.
+    """Return the module ``llama_cpp``, its backend initialised and its logging silenced.
 
     Raises:
         EngineError: llama-cpp-python is not installed, or its shared library does not load.

@@ -84,7 +84,7 @@ class LlamaModel:
         return b"".join(map(self.token_bytes, ids))
 
     def apply_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """The prompt's text.
+        """Return the prompt's text.
 
         Raises:
             EngineError: the model has no chat template, or it refused these messages.
@@ -95,7 +95,7 @@ class LlamaModel:
 
     @property
     def can_share_prefixes(self) -> bool:
-        """Whether a prefix of a sequence's memory is that prefix's memory: not with recurrent states or sliding windows."""
+        """True if a prefix of a sequence's memory is that prefix's memory: not with recurrent states or sliding windows."""
         library, handle = self.library, self.handle
         return not (library.llama_model_is_recurrent(handle) or library.llama_model_is_hybrid(handle) or library.llama_model_n_swa(handle))
 
@@ -158,7 +158,7 @@ class LlamaModel:
         return ChatTemplate(source.decode("utf-8", "replace"), bos=bos, eos=eos)
 
     def _entry(self, token: int) -> str:
-        """The vocabulary's text of a token, "" for none (-1)."""
+        """Return the vocabulary's text of a token, "" for none (-1)."""
         text = self.library.llama_vocab_get_text(self._vocab, token) if token >= 0 else b""
         return (text or b"").decode("utf-8", "replace")
 

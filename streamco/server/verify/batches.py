@@ -42,7 +42,7 @@ class DraftLookup(Protocol):
     """Knows what to judge."""
 
     def __call__(self, session: str, /) -> VerificationRequest:
-        """The question that the session's pending draft is."""
+        """Return the question that the session's pending draft is."""
         ...
 
 
@@ -209,7 +209,7 @@ class _Running:
 
 
 def _defect(session: str, cause: Exception) -> EngineError:
-    """What must not happen ends its own part and nothing else: the scheduler waits for the end of every batch."""
+    """Return what must not happen ends its own part and nothing else: the scheduler waits for the end of every batch."""
     error = EngineError(f"{session}: expected it to be judged, got {type(cause).__name__}")
     error.__cause__ = cause
     return error

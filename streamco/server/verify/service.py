@@ -115,7 +115,7 @@ class VerifyService:
         return self._host
 
     def make_server(self) -> VerifyServer:
-        """The protocol's end of a new connection."""
+        """Return the protocol's end of a new connection."""
         options, info = self.options, self._engine.info
         limits = VerifyLimits(
             frame_bytes=options.frame_bytes,
@@ -128,7 +128,7 @@ class VerifyService:
         return VerifyServer(codec, info.vocabulary, model=self._model[:256], resume_s=options.resume_s, is_exact=True)
 
     def is_authorised(self, token: str | None, *, by_header: bool) -> bool:
-        """Whether a hello's token, with or without a right header, is enough."""
+        """Return True if a hello's token, with or without a right header, is enough."""
         key = self._listen.api_key
         if key is None:
             return True
@@ -219,7 +219,7 @@ class _Connection:
                 await self._room.wait(None)
 
     async def _receive(self) -> bytes | str | None:
-        """The next message; None: there is none any more."""
+        """Return the next message; None: there is none any more."""
         limit = None if self._is_welcome else self._service.options.hello_timeout
         try:
             async with asyncio.timeout(limit):

@@ -175,7 +175,7 @@ class SessionManager:
         self._judge.close()
 
     def figures(self) -> dict[str, object]:
-        """What there is to see."""
+        """Return what there is to see."""
         return {
             "connections": len(self._lines),
             "sessions": len(self._sessions),
@@ -247,7 +247,7 @@ class SessionManager:
         line.flush()
 
     def _is_other_text(self, session: _Hosted, frame: Resume) -> bool:
-        """Whether the device holds other tokens, as far as that can be told here."""
+        """Return True if the device holds other tokens, as far as that can be told here."""
         text = self._scheduler.text(session.name)
         return text is None or (frame.base <= len(text) and prefix_hash(text[: frame.base]) != frame.prefix)
 
@@ -414,7 +414,7 @@ class SessionManager:
 
 
 def make_scheduler(engine: HoldingEngine, options: VerifyOptions) -> VerificationScheduler:
-    """The scheduler of what this engine can hold."""
+    """Return the scheduler of what this engine can hold."""
     context = engine.info.context_tokens
     bounds = SchedulerOptions(
         kv_tokens=max(engine.held_tokens, context) + 1,

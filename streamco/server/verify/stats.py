@@ -51,7 +51,7 @@ class VerifyStats:
         self._refused[reason] += 1
 
     def figures(self) -> dict[str, object]:
-        """All of it, for JSON."""
+        """Return all of it, for JSON."""
         return {
             "opened": self.opened,
             "resumed": self.resumed,

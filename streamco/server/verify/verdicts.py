@@ -103,7 +103,7 @@ class TargetRowCollector:
         return Prediction(position=position, greedy=best, token=token)
 
     def rule(self) -> VerificationResult:
-        """What becomes of the draft.
+        """Return what becomes of the draft.
 
         Raises:
             EngineError: not all of its rows were read.

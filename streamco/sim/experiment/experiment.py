@@ -89,7 +89,7 @@ class Experiment:
         return [dict(zip(self._names, (value.label for value in values), strict=True)) for values in self._combinations()]
 
     def describe(self, where: Mapping[str, Label] = MappingProxyType({})) -> str:
-        """A line that says what is simulated; what differs between the points is told with all its values.
+        """Return a line that says what is simulated; what differs between the points is told with all its values.
 
         Args:
             where: of the points that have these values.
@@ -157,7 +157,7 @@ class Experiment:
         return self.file.table or tuple(dict.fromkeys([*drawn, *self.kind.columns]))
 
     def _shorten(self, file: ExperimentFile) -> ExperimentFile:
-        """One repeat, and few requests."""
+        """Return one repeat, and few requests."""
         workload = next(field.type for field in msgspec.structs.fields(self.kind.options) if field.name == "workload")
         told = file.workload.get("requests")
         fields = getattr(workload, "__struct_fields__", ())
@@ -166,7 +166,7 @@ class Experiment:
         return msgspec.structs.replace(file, repeats=1)
 
     def _thin(self, axis: Axis) -> Axis:
-        """The first value, one in the middle and the last; those that a plot holds fast stay."""
+        """Return the first value, one in the middle and the last; those that a plot holds fast stay."""
         kept = {label_of(plot.where[axis.name]) for plot in self.plots if axis.name in plot.where}
         last = len(axis.values) - 1
         places = {round(last * step / (QUICK_VALUES - 1)) for step in range(QUICK_VALUES)}
@@ -191,7 +191,7 @@ def merge(texts: Sequence[str]) -> str:
 
 
 def _alternatives(words: Sequence[str]) -> str:
-    """What all of them begin or end with, a bracket or a comma, is told once."""
+    """Return what all of them begin or end with, a bracket or a comma, is told once."""
     if len(words) == 1:
         return words[0]
     begin = "(" if all(word.startswith("(") for word in words) else ""

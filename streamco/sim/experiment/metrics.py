@@ -118,7 +118,7 @@ class Quantiles:
         return self.total / self.count
 
     def quantile(self, share: float) -> float:
-        """The number that ``share`` of all are at most as large as (nearest rank); there is one at least."""
+        """Return the number that ``share`` of all are at most as large as (nearest rank); there is one at least."""
         rank = max(1, math.ceil(share * self.count))
         for place, count in enumerate(self._counts):
             rank -= count
@@ -166,7 +166,7 @@ class Sink:
             self._tpot.add(row.tpot)
 
     def figures(self) -> dict[str, float]:
-        """Those of ``STANDARD`` that are known; a figure that nothing was measured of is not there."""
+        """Return those of ``STANDARD`` that are known; a figure that nothing was measured of is not there."""
         span = max(0.0, self._last - self._first)
         found = {"completed": float(self._completed), "failed": float(self._failed), "span": span}
         if span > 0.0:
@@ -187,7 +187,7 @@ class Sink:
 
 
 def round_figure(value: float) -> float:
-    """A figure to nine significant digits, as it is written down."""
+    """Return a figure to nine significant digits, as it is written down."""
     return float(f"{value:.{DIGITS}g}")
 
 

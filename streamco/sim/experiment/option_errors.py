@@ -106,7 +106,7 @@ def _explain(text: str, data: Any, kind: type[Struct], where: Callable[[Place], 
 
 
 def _hint_at(hint: Any, place: Place) -> Any:
-    """The type of what is at a place; ``Any`` where types don't tell."""
+    """Return the type of what is at a place; ``Any`` where types don't tell."""
     for name in place:
         if isinstance(name, int):
             hint = next((args[0] for one in _parts(hint) if get_origin(one) in {tuple, list} and (args := get_args(one))), Any)
@@ -127,7 +127,7 @@ def _value_at(data: Any, place: Place) -> Any:
 
 
 def _describe(hint: Any) -> str:
-    """A type in words."""
+    """Return a type in words."""
     words = [word for part in _parts(hint) if part is not type(None) for word in _words(part)]
     return f"{', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else "".join(words) or "nothing"
 

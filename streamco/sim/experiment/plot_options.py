@@ -43,7 +43,7 @@ class PlotOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 def read_plots(
     document: Document, told: PlotOptions | tuple[PlotOptions, ...] | None, axes: Sequence[Axis], kind: Kind
 ) -> tuple[PlotOptions, ...]:
-    """The pictures, with all their panels.
+    """Return the pictures, with all their panels.
 
     Args:
         told: what the file says.
@@ -59,7 +59,7 @@ def read_plots(
 
 
 def _usual(axes: Sequence[Axis], kind: Kind) -> tuple[PlotOptions, ...]:
-    """The sweep with most numbers is x, the longest other one the lines."""
+    """Return the sweep with most numbers is x, the longest other one the lines."""
     names = [axis.name for axis in sorted(axes, key=lambda axis: (-axis.is_numeric, -len(axis.values)))]
     if not 1 <= len(names) <= 3:
         return ()

@@ -118,7 +118,7 @@ def _draw_panel(ax: Axes, plot: PlotOptions, axes: dict[str, Axis], points: Sequ
 
 
 def _reach(spreads: Sequence[Spread], factor: float) -> list[list[float]] | None:
-    """How far down and up whiskers go; None: there are none."""
+    """Return how far down and up whiskers go; None: there are none."""
     if all(spread.low == spread.high for spread in spreads):
         return None
     return [[(each.mean - each.low) * factor for each in spreads], [(each.high - each.mean) * factor for each in spreads]]

@@ -66,11 +66,11 @@ class ResultStore:
             file.write(line)
 
     def read(self, key: str) -> Outcome:
-        """An outcome that is there; its rows are as they came from JSON."""
+        """Return an outcome that is there; its rows are as they came from JSON."""
         return msgspec.json.decode(self.read_json(key), type=Outcome)
 
     def read_json(self, key: str) -> bytes:
-        """The same as it was given."""
+        """Return the same as it was given."""
         begin, length = self._found[key]
         with self._path.open("rb") as file:
             file.seek(begin)
@@ -94,7 +94,7 @@ class ResultStore:
 
 
 def name_of(scenario: Scenario) -> str:
-    """The key of a line: what the scenario says, and what is in the files that it names."""
+    """Return the key of a line: what the scenario says, and what is in the files that it names."""
     files = sorted(_digest(path) for text in _texts(scenario.settings) if (path := _file_named(scenario, text)) is not None)
     return hashlib.sha256("\n".join([scenario.key, *files]).encode()).hexdigest()[:32]
 

@@ -114,7 +114,7 @@ def _check_processes(executor: Executor) -> None:
 
 
 def _run(scenario: Scenario) -> bytes:
-    """The outcome as JSON; errors say which point they are of."""
+    """Return the outcome as JSON; errors say which point they are of."""
     where = ", ".join([*(f"{name} {value}" for name, value in scenario.point.items()), f"seed {scenario.seed}"])
     try:
         return msgspec.json.encode(run_scenario(scenario))

@@ -66,7 +66,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()[:32]
 
     def locate(self, path: str) -> Path:
-        """A file that an option names: ``~`` and ``$VARIABLES`` are replaced, relative ones lie beside the experiment."""
+        """Return a file that an option names: ``~`` and ``$VARIABLES`` are replaced, relative ones lie beside the experiment."""
         return Path(self.folder) / Path(os.path.expandvars(path)).expanduser()
 
 
@@ -115,11 +115,11 @@ class Kind(Protocol):
         ...
 
     def describe(self, options: Any) -> str:
-        """A line for people who haven't seen the file: what was simulated, how much of it."""
+        """Return a line for people who haven't seen the file: what was simulated, how much of it."""
         ...
 
     def names(self, options: Any, scenario: Scenario) -> Iterable[Named]:
-        """What the options name and can't check by themselves; it is looked up once before anything is run."""
+        """Return what the options name and can't check by themselves; it is looked up once before anything is run."""
         ...
 
     def run(self, options: Any, scenario: Scenario, sink: Sink) -> Mapping[str, float]:
@@ -151,7 +151,7 @@ def kind_place(name: str) -> str:
 
 
 def load_kind(place: str) -> Kind:
-    """The kind at a place, ``module:NAME``.
+    """Return the kind at a place, ``module:NAME``.
 
     Raises:
         ConfigError: it needs a package that isn't installed.
@@ -167,7 +167,7 @@ def load_kind(place: str) -> Kind:
 
 
 def figures_of(kind: Kind) -> dict[str, Figure]:
-    """All figures that a scenario of this kind may have, by name."""
+    """Return all figures that a scenario of this kind may have, by name."""
     return {**STANDARD, **kind.figures}
 
 

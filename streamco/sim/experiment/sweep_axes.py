@@ -46,7 +46,7 @@ class Axis(Struct, frozen=True):
 
 
 def read_axes(document: Document, sweep: Mapping[str, Any]) -> tuple[Axis, ...]:
-    """The axes of a file's ``sweep``.
+    """Return the axes of a file's ``sweep``.
 
     Raises:
         ConfigError: a path that doesn't begin with a part, values that are none, the same value twice.
@@ -55,7 +55,7 @@ def read_axes(document: Document, sweep: Mapping[str, Any]) -> tuple[Axis, ...]:
 
 
 def change(settings: Mapping[str, Any], value: Value, document: Document) -> dict[str, Any]:
-    """A copy of an experiment's settings with those of a value; what isn't on the way to them is shared.
+    """Return a copy of an experiment's settings with those of a value; what isn't on the way to them is shared.
 
     Raises:
         ConfigError: a path leads through something that has no settings.
@@ -71,12 +71,12 @@ def change(settings: Mapping[str, Any], value: Value, document: Document) -> dic
 
 
 def label_of(value: Any) -> Label:
-    """What people call a value: itself, or its JSON."""
+    """Return what people call a value: itself, or its JSON."""
     return value if isinstance(value, str | float | int) else msgspec.json.encode(value).decode()
 
 
 def dotted(place: Place) -> str:
-    """A place as people write it."""
+    """Return a place as people write it."""
     return ".".join(str(part) for part in place)
 
 
@@ -110,7 +110,7 @@ def _path(document: Document, text: str, written: Place) -> Place:
 
 
 def _with(data: Any, place: Place, value: Any) -> Any:
-    """A copy of nested mappings and lists in which one place has another value; mappings that aren't there are made."""
+    """Return a copy of nested mappings and lists in which one place has another value; mappings that aren't there are made."""
     if not place:
         return value
     name, rest = place[0], place[1:]

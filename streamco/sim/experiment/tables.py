@@ -76,7 +76,7 @@ class Table(Struct, frozen=True):
 
 
 def summarise(experiment: Experiment, ledger: ResultStore) -> list[Point]:
-    """Every point of a finished experiment, repeats put together."""
+    """Return every point of a finished experiment, repeats put together."""
     repeats = experiment.file.repeats
     points = []
     for begin in range(0, len(experiment.scenarios), repeats):
@@ -97,7 +97,7 @@ def write_results(path: Path, experiment: Experiment, ledger: ResultStore) -> No
 
 
 def table_of(experiment: Experiment, points: Sequence[Point]) -> Table:
-    """The table of the experiment's columns; means where there are repeats."""
+    """Return the table of the experiment's columns; means where there are repeats."""
     known = figures_of(experiment.kind)
     names = [name for name in experiment.columns if any(name in point.figures for point in points)]
     heads, columns = [], []
@@ -113,7 +113,7 @@ def table_of(experiment: Experiment, points: Sequence[Point]) -> Table:
 
 
 def format_table(table: Table, room: int | None = None) -> str:
-    """A table as text: heads and labels in as many lines as they need, numbers to the right.
+    """Return a table as text: heads and labels in as many lines as they need, numbers to the right.
 
     Args:
         room: characters of a line; the last figures are left out where there are fewer than it takes. None: any number.
@@ -140,7 +140,7 @@ class _Column:
 
 
 def _block(cells: Sequence[list[str]], columns: Sequence[_Column], *, is_head: bool) -> list[str]:
-    """The lines of a row: a head stands on its last line, a row on its first."""
+    """Return the lines of a row: a head stands on its last line, a row on its first."""
     depth = max(map(len, cells))
     padded = [[*[""] * (depth - len(cell)), *cell] if is_head else [*cell, *[""] * (depth - len(cell))] for cell in cells]
     return [
@@ -152,7 +152,7 @@ def _block(cells: Sequence[list[str]], columns: Sequence[_Column], *, is_head: b
 
 
 def name_of_path(path: str) -> str:
-    """A setting's path as people read it: ``world.link.rtt_ms`` is "round trip of the link (ms)"."""
+    """Return a setting's path as people read it: ``world.link.rtt_ms`` is "round trip of the link (ms)"."""
     name = path.rpartition(".")[2]
     if name in WORDS:
         return WORDS[name]
@@ -163,7 +163,7 @@ def name_of_path(path: str) -> str:
 
 
 def scale_of(figure: Figure, values: Sequence[float]) -> tuple[str, float]:
-    """The unit to tell such values in, and what to multiply them with: seconds below one are told in milliseconds."""
+    """Return the unit to tell such values in, and what to multiply them with: seconds below one are told in milliseconds."""
     if figure.unit == "s" and values and 0.0 < max(values) < 1.0:
         return "ms", 1e3
     return figure.unit, 1.0

@@ -57,7 +57,7 @@ class LengthAware(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"length-aware: expected tolerance >= 0 and requests >= 1, got {self.tolerance} and {self.requests}")
 
     def choose(self, waiting: Sequence[Waiting], situation: BatchContext) -> Batch | None:
-        """The head, and who is like it, in the order of arrival."""
+        """Return the head, and who is like it, in the order of arrival."""
         if not waiting:
             return None
         head = waiting[0]
@@ -133,7 +133,7 @@ class Windowed(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"windowed: expected requests >= 1 and window >= 0 seconds, got {self.requests} and {self.window}")
 
     def choose(self, waiting: Sequence[Waiting], situation: BatchContext) -> Batch | None:
-        """The line that is ready; None: none is, see ``ready_at``."""
+        """Return the line that is ready; None: none is, see ``ready_at``."""
         ready = [line for line in _lines(waiting) if self._ready_at(line) <= situation.now]
         if not ready:
             return None
@@ -162,7 +162,7 @@ BATCHING: Mapping[str, type[FirstCome | Windowed | LengthAware | Continuous | Ch
 
 
 def batch_policy(name: str, **options: object) -> BatchPolicy:
-    """A policy by its name.
+    """Return a policy by its name.
 
     Args:
         options: fields of its class.
@@ -183,7 +183,7 @@ def batch_policy(name: str, **options: object) -> BatchPolicy:
 
 
 def padded_tokens(portions: Iterable[Portion]) -> int:
-    """What a batch costs where all its sequences are made as long as the longest: so many tokens are computed (DSD 5.3)."""
+    """Return what a batch costs where all its sequences are made as long as the longest: so many tokens are computed (DSD 5.3)."""
     lengths = [portion.tokens for portion in portions]
     return len(lengths) * max(lengths, default=0)
 

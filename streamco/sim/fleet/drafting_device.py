@@ -69,12 +69,12 @@ class CertainModel:
         self.said = said
 
     def __call__(self, ids: Sequence[int]) -> Mapping[int, float]:
-        """What comes next, with certainty."""
+        """Return what comes next, with certainty."""
         return {self.said(len(ids), ids[-1] if ids else 0): 1.0}
 
 
 def choose_token(model: Mapping[int, float], dice: Random | None) -> int:
-    """A draw; without dice the likeliest, of equal ones the lowest."""
+    """Return a draw; without dice the likeliest, of equal ones the lowest."""
     if dice is None:
         return max(model, key=lambda token: (model[token], -token))
     return dice.choices(list(model), list(model.values()))[0]

@@ -61,7 +61,7 @@ class SpeculateOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def device_model(pool: DevicePool) -> DeviceModel:
-    """How fast the devices of a pool are.
+    """Return how fast the devices of a pool are.
 
     Raises:
         ConfigError: there is no such hardware.
@@ -285,7 +285,7 @@ class _World:
 
 
 def _describe_workload(workload: WorkloadOptions) -> str:
-    """How many requests of what, and when, for people."""
+    """Return how many requests of what, and when, for people."""
     what = f"of {Path(workload.trace).stem}" if workload.trace is not None else "of generated lengths"
     if workload.system_prompt:
         what += f" behind a system prompt of {workload.system_prompt} tokens"

@@ -48,11 +48,11 @@ class RecordedAnswer:
         self._drafted: list[DraftToken | None] = [None] * self.tokens
 
     def right(self, place: int) -> int:
-        """The target's token."""
+        """Return the target's token."""
         return place * _STRIDE + 1 if place + 1 < self.tokens else END
 
     def judge(self, draft: Sequence[int], place: int) -> tuple[int, int]:
-        """How many tokens of a draft that begins at ``place`` are the target's, and the target's behind them."""
+        """Return how many tokens of a draft that begins at ``place`` are the target's, and the target's behind them."""
         accepted = 0
         for token in draft:
             if token != self.right(place + accepted):
@@ -61,11 +61,11 @@ class RecordedAnswer:
         return accepted, self.right(place + accepted)
 
     def draft(self, ids: Sequence[int]) -> Mapping[int, float]:
-        """What the draft model says behind these ids of the answer."""
+        """Return what the draft model says behind these ids of the answer."""
         return dict(self.write(ids).alternatives)
 
     def write(self, ids: Sequence[int]) -> DraftToken:
-        """The draft model's token behind these ids of the answer."""
+        """Return the draft model's token behind these ids of the answer."""
         place = min(len(ids), self.tokens - 1)
         token = self._drafted[place]
         if token is None:
@@ -91,7 +91,7 @@ class RecordedAnswer:
         return sure, second, min(0.5 * second, left - second)
 
     def _rank(self, place: int) -> int:
-        """The place of the target's token among the draft model's choices; 3: further behind."""
+        """Return the place of the target's token among the draft model's choices; 3: further behind."""
         request = self.request
         if request.accepted[place]:
             return 0

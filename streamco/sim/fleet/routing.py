@@ -25,7 +25,7 @@ class RoutingPolicy(Protocol):
         ...
 
     def choose(self, loads: Sequence[int], dice: Random) -> int:
-        """The index of the server.
+        """Return the index of the server.
 
         Args:
             loads: requests that each server has, of one server at least.
@@ -40,7 +40,7 @@ class RandomChoice:
     name = "random"
 
     def choose(self, loads: Sequence[int], dice: Random) -> int:
-        """A throw of dice."""
+        """Return a throw of dice."""
         return int(dice.random() * len(loads))
 
 
@@ -53,7 +53,7 @@ class RoundRobin:
         self._next = 0
 
     def choose(self, loads: Sequence[int], dice: Random) -> int:
-        """The one behind the last."""
+        """Return the one behind the last."""
         index = self._next % len(loads)
         self._next = index + 1
         return index
@@ -68,7 +68,7 @@ class ShortestQueue:
     name = "join-shortest-queue"
 
     def choose(self, loads: Sequence[int], dice: Random) -> int:
-        """One of the least loaded."""
+        """Return one of the least loaded."""
         least = min(loads)
         index, equals = loads.index(least), loads.count(least)
         if equals > 1:
@@ -83,7 +83,7 @@ class TwoChoices:
     name = "power-of-two-choices"
 
     def choose(self, loads: Sequence[int], dice: Random) -> int:
-        """The less loaded of two; of equals the first that was named."""
+        """Return the less loaded of two; of equals the first that was named."""
         servers = len(loads)
         if servers == 1:
             return 0
@@ -97,7 +97,7 @@ ROUTING: Mapping[str, Callable[[], RoutingPolicy]] = {kind.name: kind for kind i
 
 
 def routing_policy(name: str) -> RoutingPolicy:
-    """A policy by its name, at its beginning.
+    """Return a policy by its name, at its beginning.
 
     Raises:
         ConfigError: there is none of that name.

@@ -241,7 +241,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         call_at(self._env, seconds, end)
 
     def _next_batch(self) -> RunBatch | None:
-        """The scheduler's, if there is one; where a stream's prompt waits, every other pass is for that."""
+        """Return the scheduler's, if there is one; where a stream's prompt waits, every other pass is for that."""
         batch = None if self._reading and self._was_batch else self._batch
         self._was_batch = batch is not None
         return batch

@@ -85,7 +85,7 @@ def describe_topology(topology: Topology) -> str:
 
 
 def _sizes(what: str, pools: Sequence[DevicePool | ServerPool], total: int) -> list[int]:
-    """How many each pool has."""
+    """Return how many each pool has."""
     if not pools:
         raise ConfigError(f"{what}_pools: expected one pool or more, got none")
     sizes = [pool.count or 0 for pool in pools]
@@ -107,7 +107,7 @@ def _shares(told: Sequence[float | None]) -> list[float]:
 
 
 def _deal(sizes: Sequence[int]) -> list[int]:
-    """The pool of each number: each pool spread evenly over all."""
+    """Return the pool of each number: each pool spread evenly over all."""
     places = sorted(((one + 0.5) / size, pool) for pool, size in enumerate(sizes) for one in range(size))
     return [pool for _, pool in places]
 

@@ -82,7 +82,7 @@ def predict(op: Op, shape: ForwardPassShape, hardware: Hardware) -> float:
 
 @cache
 def predictor(hardware: Hardware) -> PassSeconds:
-    """The same for the inner loop: a function of (decode rows, other new tokens, context tokens, sequences of the other tokens = 1).
+    """Return the same for the inner loop: a function of (decode rows, other new tokens, context tokens, sequences of the other tokens = 1).
 
     Returns:
         Seconds of one forward pass over all of it, 0.0 for nothing; nothing is checked. The context is that of all sequences, decoding or
@@ -115,7 +115,7 @@ def memory_tokens(hardware: Hardware, *, usable: float = 0.9) -> int:
 
 
 def describe(hardware: Hardware) -> str:
-    """What of the prediction was measured, where, and what stands in for what wasn't.
+    """Return what of the prediction was measured, where, and what stands in for what wasn't.
 
     Raises:
         ConfigError: no such hardware.
@@ -127,7 +127,7 @@ def describe(hardware: Hardware) -> str:
 
 
 def gpus() -> Mapping[str, Gpu]:
-    """The packaged GPUs by name."""
+    """Return the packaged GPUs by name."""
     return _gpus()
 
 

@@ -67,7 +67,7 @@ class Trace:
         self._times = array("d", ((place + (one + 0.5) / count) * width for place, one, count in places))
 
     def first(self, at: float) -> int:
-        """The number of the first opportunity at ``at`` seconds or later."""
+        """Return the number of the first opportunity at ``at`` seconds or later."""
         rounds, rest = divmod(at, self.period)
         return int(rounds) * len(self._times) + bisect_left(self._times, rest)
 
@@ -79,7 +79,7 @@ class Trace:
 
 @cache
 def read_trace(path: Path) -> Trace:
-    """A recording, read once however many links share it.
+    """Return a recording, read once however many links share it.
 
     Raises:
         ConfigError: no file, or not such a recording.

@@ -86,7 +86,7 @@ class SimulatedLink(Protocol):
 
 
 def simulated_link(options: LinkOptions, dice: Random) -> SimulatedLink:
-    """The simplest link that does what the options say.
+    """Return the simplest link that does what the options say.
 
     Args:
         dice: for jitter, losses and where a recording begins.

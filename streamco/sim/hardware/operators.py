@@ -140,7 +140,7 @@ class Gpu(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def all_reduce_seconds(gpu: Gpu, message: float, ways: int) -> float:
-    """One all-reduce of so many bytes among so many GPUs, its latency left out."""
+    """Return one all-reduce of so many bytes among so many GPUs, its latency left out."""
     if ways == 1:
         return 0.0
     points = [(0.0, 0.0), *((size, size / share) for size, share in gpu.all_reduce)]

@@ -49,7 +49,7 @@ class RequestDraw(NamedTuple):
 
 
 def draw_request(seed: str, chats: Chats, service: ServiceModel, max_tokens: int | None) -> RequestDraw:
-    """One request: a prompt with its answer meets a fate of the service by chance."""
+    """Return one request: a prompt with its answer meets a fate of the service by chance."""
     dice = Random(seed)
     prompt, tokens = chats.draw(dice)
     reply = service.draw(dice)
@@ -154,7 +154,7 @@ class SimulatedClient:
         self.endpoints: Mapping[str, Any] = {"device": self._device, "server": self._server}
 
     def run(self, ask: RequestDraw) -> RaceOutcome:
-        """One answer, to its end and that of all work for it; the client learns from it."""
+        """Return one answer, to its end and that of all work for it; the client learns from it."""
         answer = ask.answer
         request = Request(prompt_ids=range(answer.prompt_tokens))
         dispatched = self.dispatcher.decide(request, self._device, [self._server], {})
@@ -208,7 +208,7 @@ class SimulatedClient:
 
 
 def _engine(shape: ModelShape | None) -> object:
-    """What tells a dispatcher the shape of the device's model."""
+    """Return what tells a dispatcher the shape of the device's model."""
     if shape is None:
         return None
     info = SimpleNamespace(

@@ -68,7 +68,7 @@ class RaceKind:
     columns = ("ttft_mean", "ttft_p99", "budget_share", "cost_per_1000", "tbt_p99", "delayed_mean", "moves_mean")
 
     def describe(self, options: RaceOptions) -> str:
-        """What they race for; who they are is varied more often than not, and the file has it."""
+        """Return what they race for; who they are is varied more often than not, and the file has it."""
         workload = options.workload
         lengths = "Alpaca prompts" if workload.lengths == "alpaca" else f"prompts as long as those of {workload.lengths}"
         limit = "" if workload.max_tokens is None else f", answers of {workload.max_tokens} tokens at most"
@@ -81,7 +81,7 @@ class RaceKind:
         yield Named(("workload", "lengths"), lengths, partial(find_chats, lengths, scenario))
 
     def run(self, options: RaceOptions, scenario: Scenario, sink: Sink) -> Mapping[str, float]:
-        """The client's requests, one by one."""
+        """Return the client's requests, one by one."""
         race = Race(options, scenario)
         for number in range(options.workload.warm_up):
             race.client.run(race.throw(f"warm-up {number}"))
@@ -118,7 +118,7 @@ class Race:
         self.client = self._client(policy)
 
     def throw(self, name: str) -> RequestDraw:
-        """One request, whoever races."""
+        """Return one request, whoever races."""
         return draw_request(f"{self._seed} {name}", self.chats, self.service, self._max_tokens)
 
     def _client(self, policy: RacePolicy) -> SimulatedClient:
@@ -185,7 +185,7 @@ class Tally:
         self._delayed_by_move: list[int] = []
 
     def add(self, race: Race, ask: RequestDraw, ran: RaceOutcome, number: int) -> RaceRow:
-        """One answer more."""
+        """Return one answer more."""
         machine, dispatched = ran.machine, ran.dispatched
         constrained = dispatched.plan.constrained
         legs = (*machine.past_legs, *machine.legs.values())
@@ -234,7 +234,7 @@ class Tally:
         self._gaps[gap] = self._gaps.get(gap, 0) + count
 
     def figures(self) -> dict[str, float]:
-        """Those that the sink can't know."""
+        """Return those that the sink can't know."""
         found = {
             "budget_share": self._spent / self._tokens,
             "device_wins": self._device_wins / self._answers,
@@ -254,7 +254,7 @@ class Tally:
 
 
 def _quantile(counts: Mapping[int, int], share: float) -> int:
-    """The smallest value that at least this share of all do not exceed."""
+    """Return the smallest value that at least this share of all do not exceed."""
     left = math.ceil(share * sum(counts.values()))
     for value in sorted(counts):
         left -= counts[value]

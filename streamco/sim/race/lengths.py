@@ -101,7 +101,7 @@ class RecordedChats:
 
     @classmethod
     def halves(cls, rows: Sequence[tuple[int, int]]) -> RecordedChats:
-        """The first half is known."""
+        """Return the first half is known."""
         return cls(rows[: len(rows) // 2], rows[len(rows) // 2 :])
 
     @property
@@ -115,7 +115,7 @@ class RecordedChats:
         return _remaining([answer for _, answer in self.known])
 
     def draw(self, dice: Random) -> tuple[int, int]:
-        """One row by chance."""
+        """Return one row by chance."""
         return dice.choice(self.rows)
 
 

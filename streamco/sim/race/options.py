@@ -164,7 +164,7 @@ class RaceOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 def find_phone(device: str | DeviceOptions) -> Phone:
-    """The device.
+    """Return the device.
 
     Raises:
         ConfigError: the name is not known.
@@ -178,7 +178,7 @@ def find_phone(device: str | DeviceOptions) -> Phone:
 
 
 def find_service(service: str | TraceOptions, scenario: Scenario) -> ServiceModel:
-    """The service.
+    """Return the service.
 
     Raises:
         ConfigError: the name is not known, or the file is not there or has no such rows.
@@ -203,7 +203,7 @@ def find_chats(lengths: str, scenario: Scenario) -> Chats:
 
 
 def find_prices(world: RaceWorld) -> Prices | None:
-    """What the service charges; None: not known.
+    """Return what the service charges; None: not known.
 
     Raises:
         ConfigError: the name is not on the list.

@@ -90,7 +90,7 @@ PRICES: Mapping[str, Prices] = {
 
 
 def price_of(name: str) -> Prices:
-    """A listed price.
+    """Return a listed price.
 
     Raises:
         ConfigError: the name is not on the list.
@@ -128,7 +128,7 @@ class ServiceModel(Protocol):
         ...
 
     def draw(self, dice: Random) -> Reply:
-        """One request's fate."""
+        """Return one request's fate."""
         ...
 
 
@@ -183,7 +183,7 @@ class RecordedService:
 
     @classmethod
     def halves(cls, rows: Sequence[tuple[float, float]]) -> RecordedService:
-        """The first half is known."""
+        """Return the first half is known."""
         return cls(rows[: len(rows) // 2], rows[len(rows) // 2 :])
 
     @property
@@ -243,7 +243,7 @@ def _rate(row: Mapping[str, Any], ttft: float) -> float:
 
 @cache
 def _packaged(name: str) -> LatencyProfile:
-    """A sweep asks for the same few thousands of times."""
+    """Return a sweep asks for the same few thousands of times."""
     return load_latency(name)
 
 

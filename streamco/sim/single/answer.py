@@ -212,7 +212,7 @@ def simulate_answer(
     log: Log | None = None,
     before: Callable[[simpy.Environment, SimulatedSpeculation], None] | None = None,
 ) -> SpeculationOutcome | None:
-    """One answer from its beginning to its end; None: nothing more happened and it hadn't ended.
+    """Return one answer from its beginning to its end; None: nothing more happened and it hadn't ended.
 
     Args:
         pair: told what the answer shows.

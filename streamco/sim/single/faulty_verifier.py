@@ -48,7 +48,7 @@ class FaultyLink(Struct, frozen=True, kw_only=True):
     bits_per_s: float = math.inf
 
     def seconds(self, payload: int) -> float:
-        """One way, for so many bytes."""
+        """Return one way, for so many bytes."""
         return self.rtt / 2.0 + 8.0 * payload / self.bits_per_s
 
 
@@ -239,7 +239,7 @@ class FaultyVerifierSession:
             self._tell(seconds + fault.seconds, VerifierLost(), lose)
 
     def _verdict(self, command: SendDraft) -> tuple[Verdict, list[int]]:
-        """What becomes of a draft, and the context behind it."""
+        """Return what becomes of a draft, and the context behind it."""
         before = [*self.ids[: command.base], *command.given]
         models = [self._server.model([*before, *command.ids[:place]]) for place in range(len(command.ids) + 1)]
         if self._server.is_sampled:

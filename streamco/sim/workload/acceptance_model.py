@@ -86,7 +86,7 @@ def _rank(options: AcceptanceOptions, drawn: float) -> int:
 
 
 def draw_accepted(options: AcceptanceOptions, tokens: int, dice: Random) -> bytes:
-    """An acceptance sequence, run by run."""
+    """Return an acceptance sequence, run by run."""
     mean, spread = options.mean, options.concentration
     if spread is not None and 0.0 < mean < 1.0:
         mean = dice.betavariate(mean * spread, (1.0 - mean) * spread)
@@ -142,7 +142,7 @@ class AcceptanceFigures(Struct, frozen=True, kw_only=True):
 
 
 def describe(sequences: Sequence[bytes], *, distances: int = 4, windows: Iterable[int] = (2, 4, 8, 12)) -> AcceptanceFigures:
-    """The figures of sequences of 0 and 1.
+    """Return the figures of sequences of 0 and 1.
 
     Raises:
         ConfigError: there is no token.
@@ -226,7 +226,7 @@ def fit_acceptance(sequences: Iterable[bytes]) -> AcceptanceOptions:
 
 
 def _transitions(sequence: bytes) -> list[int]:
-    """How often: accepted first; rejected first; accepted, and rejected, behind accepted; accepted, and rejected, behind rejected."""
+    """Return how often: accepted first; rejected first; accepted, and rejected, behind accepted; accepted, and rejected, behind rejected."""
     pairs = [2 * first + second for first, second in pairwise(sequence)]
     return [sequence[0], 1 - sequence[0], pairs.count(3), pairs.count(2), pairs.count(1), pairs.count(0)]
 

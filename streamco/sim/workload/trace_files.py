@@ -88,7 +88,7 @@ def _packaged() -> dict[str, Traversable]:
 
 
 def read_about(trace: str) -> Mapping[str, str]:
-    """What a trace's first line says of it: ``about``, ``target``, ``draft``, ``recorded``, ``how``; empty where it says nothing.
+    """Return what a trace's first line says of it: ``about``, ``target``, ``draft``, ``recorded``, ``how``; empty where it says nothing.
 
     Raises:
         ConfigError: there is no such trace.

@@ -46,7 +46,7 @@ class CompletionAssembler:
             parts.add(choice)
 
     def completion(self) -> ChatCompletion:
-        """The answer so far, its choices by index."""
+        """Return the answer so far, its choices by index."""
         first = self._first or ChatCompletionChunk()
         return ChatCompletion(
             id=first.id,
@@ -60,7 +60,7 @@ class CompletionAssembler:
 
 
 def assemble(chunks: Iterable[ChatCompletionChunk]) -> ChatCompletion:
-    """The whole answer in ``chunks``."""
+    """Return the whole answer in ``chunks``."""
     assembler = CompletionAssembler()
     for chunk in chunks:
         assembler.add(chunk)

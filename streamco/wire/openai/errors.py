@@ -72,7 +72,7 @@ _STATUS_BY_NAME = {
 def status_error(
     status: int, headers: Mapping[str, str], body: bytes, *, now: float | None = None, endpoint: str = ""
 ) -> EndpointStatusError:
-    """The error for an answer whose HTTP status is not 2xx.
+    """Return the error for an answer whose HTTP status is not 2xx.
 
     Args:
         status: the HTTP status.
@@ -95,7 +95,7 @@ def status_error(
 
 
 def stream_error(value: Any) -> EndpointStatusError:
-    """The error for an error object inside a stream that began with status 200.
+    """Return the error for an error object inside a stream that began with status 200.
 
     Args:
         value: the decoded event: an object with an ``error``.
@@ -112,7 +112,7 @@ def stream_error(value: Any) -> EndpointStatusError:
 
 
 def find_error(value: Any) -> Any:
-    """The error in a decoded event or body: at the top, in a choice (OpenRouter) or in x_groq; None when there is none."""
+    """Return the error in a decoded event or body: at the top, in a choice (OpenRouter) or in x_groq; None when there is none."""
     if isinstance(value, list):
         return next((found for item in value if (found := find_error(item)) is not None), None)
     if not isinstance(value, dict):
@@ -123,7 +123,7 @@ def find_error(value: Any) -> Any:
 
 
 def find_message(value: Any) -> str:
-    """The human text of an error body in any of the known shapes, "" when there is none."""
+    """Return the human text of an error body in any of the known shapes, "" when there is none."""
     if isinstance(value, str):
         return _shorten(value)
     if isinstance(value, list):
@@ -138,7 +138,7 @@ def find_message(value: Any) -> str:
 
 
 def find_status(value: Any) -> int:
-    """The HTTP status that an error object stands for: its number, else what its code, status or type name means; 500 if unknown."""
+    """Return the HTTP status that an error object stands for: its number, else what its code, status or type name means; 500 if unknown."""
     found = _find_status(value)
     return found if found is not None else 500
 
@@ -161,7 +161,7 @@ def _fold(name: Any) -> str:
 
 
 def _read_number(value: Any) -> int | None:
-    """An HTTP error status written as 429, 429.0 or "429"."""
+    """Return an HTTP error status written as 429, 429.0 or "429"."""
     if isinstance(value, str) and len(value) == 3 and value.isascii() and value.isdigit():
         value = int(value)
     return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and 400 <= value <= 599 else None

@@ -41,7 +41,7 @@ _decode_text = msgspec.json.Decoder(_TextChunk).decode
 
 
 def decode_text_chunk(payload: bytes) -> ChatCompletionChunk:
-    """A legacy text completion event in a chat chunk's shape: ``text`` is ``delta.content``; raises as ``decode_chat_chunk``."""
+    """Return a legacy text completion event in a chat chunk's shape: ``text`` is ``delta.content``; raises as ``decode_chat_chunk``."""
     event = _decode_text(payload)
     return ChatCompletionChunk(
         id=event.id,

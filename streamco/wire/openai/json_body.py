@@ -50,12 +50,12 @@ class JSONBody:
         return rest
 
     def take(self) -> bytes:
-        """The whole body."""
+        """Return the whole body."""
         return bytes(self._data)
 
 
 def decode_body(body: bytes) -> Any:
-    """The JSON in a body; blank lines before it (DeepSeek sends them while the request waits) are skipped.
+    """Return the JSON in a body; blank lines before it (DeepSeek sends them while the request waits) are skipped.
 
     Raises:
         EndpointProtocolError: it is not JSON.
@@ -67,7 +67,7 @@ def decode_body(body: bytes) -> Any:
 
 
 def split_answer(value: Any) -> list[ChatCompletionChunk]:
-    """A whole answer as two chunks: everything it says, then finish_reason and usage.
+    """Return a whole answer as two chunks: everything it says, then finish_reason and usage.
 
     Raises:
         EndpointProtocolError: it has no choices.
@@ -84,7 +84,7 @@ def split_answer(value: Any) -> list[ChatCompletionChunk]:
 
 
 def is_json(data: bytes) -> bool:
-    """Whether ``data`` is one complete JSON value."""
+    """Return True if ``data`` is one complete JSON value."""
     try:
         decode_object(data)
     except ValueError:
@@ -93,6 +93,6 @@ def is_json(data: bytes) -> bool:
 
 
 def excerpt(data: bytes, size: int = 80) -> str:
-    """The beginning of ``data`` for an error's text, and how long it is."""
+    """Return the beginning of ``data`` for an error's text, and how long it is."""
     text = data[:size].decode("utf-8", "replace")
     return repr(text) if len(data) <= size else f"{text!r} ... ({len(data)} bytes)"

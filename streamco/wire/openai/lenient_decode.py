@@ -47,7 +47,7 @@ def decode_object(data: bytes) -> Any:
 
 
 def _decode_sound(data: bytes) -> Any:
-    """The value, None where it is null or where there is a fault in it."""
+    """Return the value, None where it is null or where there is a fault in it."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -89,7 +89,7 @@ def _mend(value: Any) -> Any:
 
 
 def build_chunk(value: dict[str, Any]) -> ChatCompletionChunk:
-    """The chunk in a decoded object. Chat deltas, whole messages and the ``text`` of legacy completions all become deltas."""
+    """Return the chunk in a decoded object. Chat deltas, whole messages and the ``text`` of legacy completions all become deltas."""
     choices = value.get("choices")
     return ChatCompletionChunk(
         id=_text(value.get("id")) or "",
@@ -103,7 +103,7 @@ def build_chunk(value: dict[str, Any]) -> ChatCompletionChunk:
 
 
 def find_usage(value: dict[str, Any]) -> CompletionUsage | None:
-    """The token counts of a decoded chunk: its ``usage``, else Groq's under ``x_groq``."""
+    """Return the token counts of a decoded chunk: its ``usage``, else Groq's under ``x_groq``."""
     return build_usage(value.get("usage")) or build_usage(_get(value.get("x_groq"), "usage"))
 
 
@@ -198,14 +198,14 @@ def _build_function(value: Any) -> FunctionDelta | None:
 
 
 def _text(value: Any) -> str | None:
-    """A string; numbers and booleans where a string should be are written as JSON; anything else is None."""
+    """Return a string; numbers and booleans where a string should be are written as JSON; anything else is None."""
     if isinstance(value, str):
         return value
     return msgspec.json.encode(value).decode() if isinstance(value, bool | int | float) else None
 
 
 def _count(value: Any) -> int:
-    """A whole number out of 3, 3.0 or "3"; 0 for anything else, and for what no counter reaches."""
+    """Return a whole number out of 3, 3.0 or "3"; 0 for anything else, and for what no counter reaches."""
     if isinstance(value, str) and len(value) <= _SAFE_DIGITS and value.isascii() and value.isdigit():
         return int(value)
     return int(value) if isinstance(value, int | float) and abs(value) < 10**_SAFE_DIGITS else 0
@@ -226,7 +226,7 @@ class CumulativeText:
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything was given of the first choice."""
+        """True if anything was given of the first choice."""
         return 0 in self._given
 
     def begin(self, text: str) -> None:

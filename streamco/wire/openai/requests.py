@@ -26,7 +26,7 @@ def build_chat_request(
     include_usage: bool = True,
     max_tokens_field: MaxTokensField = "max_tokens",
 ) -> dict[str, Any]:
-    """The body of ``POST /v1/chat/completions``: a new dict; the caller's objects are not changed.
+    """Return the body of ``POST /v1/chat/completions``: a new dict; the caller's objects are not changed.
 
     Args:
         messages: the conversation, passed on as it is.
@@ -53,7 +53,7 @@ def build_completion_request(
     extra: Mapping[str, Any] | None = None,
     include_usage: bool = True,
 ) -> dict[str, Any]:
-    """The body of ``POST /v1/completions``, the prompt as text or token ids; otherwise as ``build_chat_request``."""
+    """Return the body of ``POST /v1/completions``, the prompt as text or token ids; otherwise as ``build_chat_request``."""
     body: dict[str, Any] = {"prompt": prompt if isinstance(prompt, str) else list(prompt)}
     if model is not None:
         body["model"] = model
@@ -62,7 +62,7 @@ def build_completion_request(
 
 
 def encode_request(body: Mapping[str, Any]) -> bytes:
-    """A body as JSON bytes.
+    """Return a body as JSON bytes.
 
     Raises:
         TypeError: a value has no JSON form.

@@ -108,7 +108,7 @@ class ChatStreamParser:
         return self._sse.comments
 
     def partial_text(self) -> str:
-        """The text of the first choice in all chunks given so far, reasoning not included."""
+        """Return the text of the first choice in all chunks given so far, reasoning not included."""
         return "".join(self._text)
 
     def feed(self, data: bytes) -> list[ChatCompletionChunk]:
@@ -249,7 +249,7 @@ class ChatStreamParser:
         return chunk
 
     def _read_odd(self, payload: bytes) -> ChatCompletionChunk | None:
-        """An event that the typed decoder refused; None when there is nothing to give for it."""
+        """Return an event that the typed decoder refused; None when there is nothing to give for it."""
         payload = payload.strip()
         if payload == _DONE:
             self.is_done = True
@@ -262,7 +262,7 @@ class ChatStreamParser:
         return self._read_rest(build_chunk(value), payload, is_built=True)
 
     def _read_rest(self, chunk: ChatCompletionChunk, payload: bytes, *, is_built: bool = False) -> ChatCompletionChunk | None:
-        """An event that is not plain content: account for it; look without types at one that seems empty. None: drop it.
+        """Return an event that is not plain content: account for it; look without types at one that seems empty. None: drop it.
 
         ``is_built``: the chunk came from ``build_chunk``, not from the typed decoder.
         """
@@ -287,7 +287,7 @@ class ChatStreamParser:
         return chunk if is_known and not (is_empty and self.error is not None) else None
 
     def _decode_freely(self, payload: bytes) -> dict[str, Any]:
-        """An event's object without types; empty when it is none, and ``error`` is set when it isn't JSON."""
+        """Return an event's object without types; empty when it is none, and ``error`` is set when it isn't JSON."""
         try:
             value = decode_object(payload)
         except ValueError:

@@ -75,7 +75,7 @@ class VerifyClient:
         return self.codec.limits
 
     def take_messages(self) -> list[bytes]:
-        """What to send, in order; each message is handed out once."""
+        """Return what to send, in order; each message is handed out once."""
         messages, self._messages = self._messages, []
         return messages
 
@@ -88,7 +88,7 @@ class VerifyClient:
         return self._find(session).length
 
     def round_out(self, session: int) -> int | None:
-        """The number of a session's round that is out; None: none is, or there is no such session."""
+        """Return the number of a session's round that is out; None: none is, or there is no such session."""
         held = self._sessions.get(session)
         return None if held is None or held.draft is None else held.draft.round_number
 
@@ -179,7 +179,7 @@ class VerifyClient:
             self._say(Close(session))
 
     def receive(self, message: bytes | str) -> ServerFrame | None:
-        """What the server said, None where it is about something that is over.
+        """Return what the server said, None where it is about something that is over.
 
         Raises:
             VerifyProtocolError: it is against the protocol; the connection is to be closed.

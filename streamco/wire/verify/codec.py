@@ -115,7 +115,7 @@ _decode_down = msgspec.msgpack.Decoder(Welcome | Opened | _Verdict | Resumed | R
 
 
 def frame_number(message: bytes) -> int:
-    """Which frame some bytes begin, as far as they say.
+    """Return which frame some bytes begin, as far as they say.
 
     Raises:
         MalformedFrameError: no msgpack array that begins with a number.
@@ -127,7 +127,7 @@ def frame_number(message: bytes) -> int:
 
 
 def hello_versions(message: bytes) -> tuple[int, int]:
-    """The versions that a hello of any version offers, first and last.
+    """Return the versions that a hello of any version offers, first and last.
 
     Raises:
         MalformedFrameError: they can't be read.
@@ -164,7 +164,7 @@ class VerifyCodec:
             raise ConfigError(f"frame_bytes: expected at least {LEAST_FRAME_BYTES}, got {self.limits.frame_bytes}")
 
     def within(self, limits: VerifyLimits) -> VerifyCodec:
-        """The same with the smaller of each limit, as far as a codec may be small."""
+        """Return the same with the smaller of each limit, as far as a codec may be small."""
         ours = self.limits
         smaller = VerifyLimits(
             frame_bytes=max(LEAST_FRAME_BYTES, min(ours.frame_bytes, limits.frame_bytes)),
@@ -176,7 +176,7 @@ class VerifyCodec:
         return VerifyCodec(self.vocabulary_size, smaller)
 
     def encode(self, frame: ClientFrame | ServerFrame) -> bytes:
-        """The message of one frame."""
+        """Return the message of one frame."""
         match frame:
             case Draft():
                 check_draft(frame, self.limits)
@@ -204,7 +204,7 @@ class VerifyCodec:
         return message
 
     def decode_up(self, message: bytes) -> ClientFrame:
-        """The client's frame in a message."""
+        """Return the client's frame in a message."""
         self._check_size(message)
         try:
             frame: Hello | _Open | _Extend | _Draft | _Follow | Resume | Close = _decode_up(message)
@@ -222,7 +222,7 @@ class VerifyCodec:
                 return frame
 
     def decode_down(self, message: bytes) -> ServerFrame:
-        """The server's frame in a message."""
+        """Return the server's frame in a message."""
         self._check_size(message)
         try:
             frame: Welcome | Opened | _Verdict | Resumed | Refusal = _decode_down(message)
@@ -237,7 +237,7 @@ class VerifyCodec:
         return verdict
 
     def _read_round(self, frame: _Draft | _Follow) -> Draft | Follow:
-        """What is to be judged, now or behind a verdict; what is wrong with it is about its round."""
+        """Return what is to be judged, now or behind a verdict; what is wrong with it is about its round."""
         try:
             ids = self._unpack(frame.ids)
             rows = self._unpack_rows(frame.rows, self.limits.draft_tokens)

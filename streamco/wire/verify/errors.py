@@ -221,7 +221,7 @@ _BY_CODE = {kind.code: kind for kind in VerifyProtocolError.__subclasses__()}
 def error_for(
     code: str, message: str, *, session: int | None = None, round_number: int | None = None, retry_after: float | None = None
 ) -> VerifyProtocolError:
-    """The error that a code stands for; an unknown code gives the root class with that ``code``."""
+    """Return the error that a code stands for; an unknown code gives the root class with that ``code``."""
     error = _BY_CODE.get(code, VerifyProtocolError)(message, session=session, round_number=round_number, retry_after=retry_after)
     error.code = code
     return error

@@ -137,11 +137,11 @@ class Follow(Struct, frozen=True, gc=False):
     rows: tuple[TopK, ...] = ()
 
     def is_met(self, verdict: VerdictFrame) -> bool:
-        """Whether this verdict is what it bets on."""
+        """Return True if this verdict is what it bets on."""
         return (verdict.round_number, verdict.accepted, verdict.token) == (self.after, self.accepted, self.token)
 
     def behind(self, base: int) -> Draft:
-        """The round that it is where its bet is won, behind a context of ``base`` tokens."""
+        """Return the round that it is where its bet is won, behind a context of ``base`` tokens."""
         return Draft(self.session, self.round_number, base, self.ids, 0, self.rows)
 
 
@@ -215,13 +215,13 @@ class Refusal(Struct, frozen=True, array_like=True, tag=20):
 
     @classmethod
     def of(cls, error: VerifyProtocolError) -> Refusal:
-        """The frame that tells an error."""
+        """Return the frame that tells an error."""
         wait = None if error.retry_after is None else min(max(0, round(error.retry_after * 1000)), (1 << 32) - 1)
         message = str(error)[:1024].encode(errors="replace").decode()
         return cls(error.code, message, error.session, error.round_number, wait)
 
     def error(self) -> VerifyProtocolError:
-        """The error that was told."""
+        """Return the error that was told."""
         wait = None if self.retry_after_ms is None else self.retry_after_ms / 1000
         return error_for(self.code, self.message, session=self.session, round_number=self.round_number, retry_after=wait)
 

@@ -126,7 +126,7 @@ class ServerSessions:
         session.last_round, session.draft, session.verdict = turn, draft, None
 
     def follow(self, frame: Follow) -> Draft | None:
-        """A draft comes ahead of the verdict it bets on, or as that is on its way; gives the round that it is already."""
+        """Return a draft comes ahead of the verdict it bets on, or as that is on its way; gives the round that it is already."""
         number, turn = frame.session, frame.round_number
         session, _ = self._find(number, turn)
         _check_turn(session, frame)
@@ -143,7 +143,7 @@ class ServerSessions:
         return None
 
     def _begin_met(self, session: _Session, follows: Sequence[Follow]) -> Draft | None:
-        """The round of the draft that won its bet on the last verdict; None: none did."""
+        """Return the round of the draft that won its bet on the last verdict; None: none did."""
         verdict = session.verdict
         met = None if verdict is None else next((follow for follow in follows if follow.is_met(verdict)), None)
         if met is None or session.length is None:
@@ -153,7 +153,7 @@ class ServerSessions:
         return session.draft
 
     def end_round(self, verdict: VerdictFrame) -> bool:
-        """The context is what the verdict says, and ``begin_met`` may follow; False where nobody waits for it any more."""
+        """Return the context is what the verdict says, and ``begin_met`` may follow; False where nobody waits for it any more."""
         session = self._by_number.get(verdict.session)
         draft = None if session is None else session.draft
         if session is None or draft is None or draft.round_number != verdict.round_number:
@@ -186,7 +186,7 @@ class ServerSessions:
             raise SessionLimitError(f"session {number}: expected at most {self._limits.sessions} at once, got one more", session=number)
 
     def _find(self, number: int, turn: int | None) -> tuple[_Session, int]:
-        """A session that is open, and how long its context is."""
+        """Return a session that is open, and how long its context is."""
         session = self._by_number.get(number)
         if session is None:
             raise UnknownSessionError(f"session {number}: expected one that is open, got none", session=number)
@@ -196,7 +196,7 @@ class ServerSessions:
         return session, session.length
 
     def _find_idle(self, number: int, base: int, turn: int | None) -> _Session:
-        """A session that may be added to at ``base``."""
+        """Return a session that may be added to at ``base``."""
         session, length = self._find(number, turn)
         if session.draft is not None:
             message = f"session {number}: expected nothing before the verdict of round {session.draft.round_number}, got a frame"
@@ -275,7 +275,7 @@ class VerifyServer:
         return self._sessions.numbers()
 
     def take_messages(self) -> list[bytes]:
-        """What to send, in order; each message is handed out once. Where ``is_closed``, close the connection behind them."""
+        """Return what to send, in order; each message is handed out once. Where ``is_closed``, close the connection behind them."""
         messages, self._messages = self._messages, []
         return messages
 
@@ -285,7 +285,7 @@ class VerifyServer:
         return begun
 
     def receive(self, message: bytes | str) -> Told | None:
-        """The frame to act upon, None where there is nothing to do; a session that ended by a fault of the client's is told as ``Close``.
+        """Return the frame to act upon, None where there is nothing to do; a session that ended by a fault of the client's is told as ``Close``.
 
         A ``Follow`` is kept here until its verdict is sent, and told as the ``Draft`` that it then is.
 

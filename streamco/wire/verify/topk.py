@@ -48,7 +48,7 @@ class TopK(Struct, frozen=True, gc=False):
     rest: int = 0
 
     def distribution(self) -> Distribution:
-        """What it says; whole where nothing is left over. Both sides get the same one, bit by bit."""
+        """Return what it says; whole where nothing is left over. Both sides get the same one, bit by bit."""
         from streamco.policies.acceptance import Distribution
 
         total = sum(self.weights) + self.rest
@@ -92,7 +92,7 @@ def pack_rows(rows: Sequence[TopK], bits: int) -> bytes:
 
 
 def unpack_rows(data: bytes, bits: int, *, vocabulary_size: int, max_rows: int, max_ids: int) -> tuple[TopK, ...]:
-    """The rows in some bytes, nothing left over.
+    """Return the rows in some bytes, nothing left over.
 
     Raises:
         FrameSizeError: more rows, or more ids in a row, than the limits.

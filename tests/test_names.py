@@ -1,0 +1,216 @@
+"""Names and words: every file stem, class name and docstring keeps the rules that CONTRIBUTING.md states.
+
+Each rule is a function over source text that returns what it found, so that a test can show it failing on a bad example.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+MODULES = sorted(path for path in (ROOT / "streamco").rglob("*.py") if "__pycache__" not in path.parts)
+NATIVE = sorted((ROOT / "streamco" / "_native").glob("*.pyx"))
+
+ROLES = frozenset({"__init__", "base", "driver", "errors", "events", "kind", "machine", "options", "report"})
+"""File names that say a role and not a subject: each folder may have one."""
+
+BANNED: Mapping[str, str] = {
+    r"anew": "again, from the start",
+    r"behind": "after",
+    r"bets?|betting": "pre-draft, branch",
+    r"borne?": "tolerate, allow",
+    r"but for": "except",
+    r"clouds?": "server, verifier, target model or remote stream",
+    r"desk": "planner",
+    r"dice": "rng, random draws",
+    r"had better": "should",
+    r"heed(?:s|ed)?": "follow, record",
+    r"hears?|heard": "receive",
+    r"judg(?:e|es|ed|ing|ement|ements)": "verify, check",
+    r"likewise": "say it again",
+    r"nobody|somebody|whoever|whom": "name the endpoint, task or caller",
+    r"stand-ins?|stands? in for|stood in for": "fallback, remote stream",
+    r"told|tells?|telling": "given, reported, sent",
+    r"who|whose": "which, that; name it",
+}
+"""Words that docstrings and comments don't use, and what they say instead (docs/glossary.md)."""
+
+HEADLESS = frozenset(
+    {"As", "At", "Because", "Behind", "By", "For", "From", "If", "In", "It", "Its", "Likewise", "Of", "So", "Somebody", "Something"}
+    | {"That", "Their", "They", "Those", "To", "Until", "When", "Where", "Whether", "Which", "Who", "Whom", "Whose", "With"}
+)
+"""First words of a docstring whose subject stands elsewhere."""
+
+FEWEST_WORDS = 3
+MOST_LINES = 500
+MOST_ATTRIBUTES = 20
+MOST_NAMES = 20
+
+
+def repeated_stems(paths: Iterable[str]) -> list[str]:
+    """Return the file stems that a layer (the first folder below the package) uses twice, except those that name a role."""
+    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for path in paths:
+        parts = Path(path).parts
+        stem = Path(path).stem
+        if stem not in ROLES:
+            found[parts[1] if len(parts) > 2 else "", stem].append(path)
+    return [f"{stem}: {' and '.join(where)}" for (_, stem), where in sorted(found.items()) if len(where) > 1]
+
+
+def repeated_classes(sources: Mapping[str, str]) -> list[str]:
+    """Return the public class names that are defined more than once."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found[node.name].append(path)
+    return [f"{name}: {' and '.join(where)}" for name, where in sorted(found.items()) if len(where) > 1]
+
+
+def prose(source: str) -> Iterator[tuple[int, str]]:
+    """Yield (line, text) of each comment, docstring and other bare string."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            for offset, line in enumerate(node.value.value.split("\n")):
+                yield node.lineno + offset, line
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+def banned_words(source: str) -> list[str]:
+    """Return the banned words in docstrings and comments; what stands in backticks or quotation marks is exempt."""
+    found = []
+    for line, text in prose(source):
+        plain = re.sub(r'``?[^`]*``?|"[^"]*"', "", text)
+        for pattern, instead in BANNED.items():
+            found += [f"{line}: {word!r}: {instead}" for word in re.findall(rf"\b(?:{pattern})\b", plain, re.IGNORECASE)]
+    return found
+
+
+def headless_docstrings(source: str) -> list[str]:
+    """Return the docstrings of public names that begin with a word of ``HEADLESS`` or have fewer than ``FEWEST_WORDS`` words."""
+    found = []
+    for node, name in documented(ast.parse(source)):
+        text = ast.get_docstring(node)
+        if not text:
+            continue
+        words = text.split("\n\n")[0].split()
+        if words[0] in HEADLESS:
+            found.append(f"{name}: begins with {words[0]!r}")
+        elif len(words) < FEWEST_WORDS:
+            found.append(f"{name}: {text.splitlines()[0]!r} has fewer than {FEWEST_WORDS} words")
+    return found
+
+
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def documented(tree: ast.Module) -> Iterator[tuple[Documented, str]]:
+    """Yield the module and each public class, function and method with its dotted name; overridden dunders are left out."""
+    yield tree, "module"
+    pending: list[tuple[ast.AST, str]] = [(tree, "")]
+    while pending:
+        parent, prefix = pending.pop()
+        for node in ast.iter_child_nodes(parent):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+                yield node, prefix + node.name
+                if isinstance(node, ast.ClassDef):
+                    pending.append((node, f"{prefix}{node.name}."))
+
+
+def missing_pages(source: str, root: Path) -> list[str]:
+    """Return the docs/ paths that a source mentions and that don't exist."""
+    return [page for page in sorted(set(re.findall(r"\bdocs/[\w./-]+\.(?:md|svg|png|csv)", source))) if not (root / page).is_file()]
+
+
+def is_store_on_self(node: ast.Attribute) -> bool:
+    """Return True for the target of ``self.name = ...``."""
+    return isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+def large_classes(source: str) -> list[str]:
+    """Return the classes that store more than ``MOST_ATTRIBUTES`` attributes on ``self``."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef):
+            names = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute) and is_store_on_self(each)}
+            if len(names) > MOST_ATTRIBUTES:
+                found.append(f"{node.name}: {len(names)} attributes")
+    return found
+
+
+def test_a_file_stem_is_used_once_in_a_layer() -> None:
+    assert not repeated_stems(str(path.relative_to(ROOT)) for path in MODULES)
+    assert repeated_stems(["streamco/server/failures.py", "streamco/server/verify/failures.py", "streamco/wire/failures.py"])
+
+
+def test_a_public_class_name_is_used_once_in_the_package() -> None:
+    assert not repeated_classes({str(path.relative_to(ROOT)): path.read_text() for path in MODULES})
+    assert repeated_classes({"a.py": "class Line: ...\n", "b.py": "class Line: ...\n"})
+
+
+@pytest.mark.parametrize("path", [*MODULES, *NATIVE], ids=lambda path: str(path.relative_to(ROOT / "streamco")))
+def test_docstrings_and_comments_use_plain_words(path: Path) -> None:
+    source = path.read_text()
+    assert not (pyx_banned_words(source) if path.suffix == ".pyx" else banned_words(source))
+
+
+def pyx_banned_words(source: str) -> list[str]:
+    """``banned_words`` for Cython: its comments and triple-quoted strings."""
+    texts = re.findall(r'''""".*?"""|#.*?$''', source, re.DOTALL | re.MULTILINE)
+    return [word for text in texts for word in banned_words(text + "\n")]
+
+
+@pytest.mark.parametrize("source", ['"""It waits behind the other."""\n', "x = 1  # whoever comes first\n", 'def f():\n    """A bet."""\n'])
+def test_a_banned_word_is_found(source: str) -> None:
+    assert banned_words(source)
+
+
+def test_a_banned_word_in_backticks_or_quotation_marks_is_a_name() -> None:
+    assert not banned_words('"""The field ``behind`` of the frame, "told" in the paper."""\n')
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT / "streamco")))
+def test_a_docstring_has_a_head(path: Path) -> None:
+    assert not headless_docstrings(path.read_text())
+
+
+@pytest.mark.parametrize("docstring", ["Of the draft.", "Seconds.", "For the next round, if there is one.", "Its figures."])
+def test_a_headless_docstring_is_found(docstring: str) -> None:
+    assert headless_docstrings(f'"""The module of drafts."""\n\n\nclass Draft:\n    """{docstring}"""\n')
+
+
+def test_each_page_that_code_mentions_exists() -> None:
+    missing = {str(path.relative_to(ROOT)): pages for path in MODULES if (pages := missing_pages(path.read_text(), ROOT))}
+    assert not missing
+    assert missing_pages("see docs/engine.md", ROOT) == ["docs/engine.md"]
+
+
+def test_no_file_is_longer_than_500_lines() -> None:
+    assert not [f"{path.relative_to(ROOT)}: {size}" for path in MODULES if (size := len(path.read_text().splitlines())) > MOST_LINES]
+
+
+def test_no_class_has_more_than_20_attributes() -> None:
+    assert not {str(path.relative_to(ROOT)): found for path in MODULES if (found := large_classes(path.read_text()))}
+    assert large_classes("class Pair:\n    def __init__(self):\n" + "".join(f"        self.x{index} = 0\n" for index in range(21)))
+
+
+def test_no_folder_lists_more_than_20_names() -> None:
+    folders = {path.parent for path in MODULES}
+    sizes = {str(folder.relative_to(ROOT)): len([each for each in folder.iterdir() if is_listed(each)]) for folder in folders}
+    assert not {folder: size for folder, size in sizes.items() if size > MOST_NAMES}
+
+
+def is_listed(path: Path) -> bool:
+    """Return True for a module or folder that has a name to be found by: no package marker, no build product, no cache."""
+    return not path.name.startswith("__") and path.suffix not in {".so", ".pyd", ".c", ".typed"}
