@@ -420,7 +420,7 @@ def prompt_ids(engine: Engine, request: Request) -> list[int]:
 
 
 def _partial_ids(engine: Engine, request: Request, partial: Partial) -> list[int]:
-    """Return the prompt with the answer's beginning behind it: ids where they are this vocabulary's, else the text up to its last spaces."""
+    """Return the prompt and the answer so far: ids if they belong to this vocabulary, else the text up to its last spaces."""
     begun = prompt_ids(engine, replace(request, partial=None))
     if _has_ids(engine, partial):
         return [*begun, *(partial.ids or ())]

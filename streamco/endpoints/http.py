@@ -255,7 +255,7 @@ class HttpClient:
             raise self.scrub(error) from root_cause(exc)
 
     async def _find_proxy(self, url: URL) -> URL | None:
-        """Return the proxy that the environment names for this host: looked up once, in a thread because the system's settings may be read."""
+        """Return the proxy that the environment names for this host; looked up once, in a thread, because it may read system settings."""
         host = url.host or ""
         if host not in self._proxies:
             self._proxies[host] = None if is_loopback(host) else await asyncio.to_thread(_read_proxy, str(url.origin()))

@@ -294,7 +294,7 @@ class TokenSequence(Protocol):
         sampling: SamplingOptions = ...,
         reader: RowReader | None = None,
     ) -> SequenceTask:
-        """Return what the model would have said in place of each id of a draft, and behind the last: one prediction more than the draft has ids.
+        """Predict in place of each id of a draft, and after the last one: one prediction more than the draft has ids.
 
         One batch, up to 32 rows. The draft stays at the end of the sequence: ``truncate`` to what is accepted.
 

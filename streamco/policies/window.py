@@ -107,7 +107,7 @@ class EndsDraftsEarly(Protocol):
         ...
 
     def least_chance(self, state: WindowState, window: float) -> float:
-        """Return a draft ends with the token from which on the chance that all of it is accepted is below this, 0..1; 0: no draft is doubtful.
+        """Return the chance of full acceptance, 0..1, below which a draft ends with its last token; 0: no draft ends early.
 
         ``window`` is smoothed, and not rounded (``Stabiliser.smoothed``).
         """

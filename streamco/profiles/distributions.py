@@ -100,7 +100,7 @@ class TTFTDistribution:
         return 1.0 - self.survival_at(time)
 
     def quantile(self, share: float) -> float:
-        """Return the least time (seconds) within which ``share`` of the requests have their first token; 0 for no share, inf where none is."""
+        """Return the time (seconds) within which ``share`` of the requests have their first token; 0 for no share, inf if never."""
         if share <= _TIE:
             return 0.0
         if self._samples is not None and self._samples.size >= _MANY and share <= 1.0:

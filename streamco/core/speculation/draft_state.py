@@ -75,7 +75,7 @@ class DraftState:
         self._say(DraftTokens(line.version, len(self._mirror.ids), (), count))
 
     def bet_on(self, judged: int, count: int, *, now: float) -> DraftSequence | None:
-        """Return the trunk's first tokens are being judged, and it goes on for ``count`` behind them: a bet that all stay. None: it can't."""
+        """Return a branch of ``count`` tokens after the trunk, for the case that all of the trunk is accepted; None if it can't be drafted."""
         line, self.trunk = self.trunk, None
         if line is None or line.is_out_of_room:
             return None

@@ -75,7 +75,7 @@ class ModeSelector:
         return self._mode() == "speculate"
 
     def is_promising(self, now: float) -> bool:
-        """Return True if a draft would soon be judged. A connection is opened with the first one, for the server reads the prompt for it."""
+        """Return True if a draft would soon be verified: the first one opens the connection, because the server reads the prompt for it."""
         judging = self._judging
         if judging.state == "closed":
             return self._can_ask and now >= judging.refused_until

@@ -48,7 +48,7 @@ class Rows(Protocol):
 
 
 def largest_exact_batch(context: Rows, most: int) -> int:
-    """Return the most rows, up to ``most``, whose logits are bit by bit those of rows that are decoded one by one, each beside its neighbour's.
+    """Return the largest batch, up to ``most`` rows, whose logits are bit by bit those of the same rows decoded one by one.
 
     Raises:
         EngineError: the model does not run.

@@ -226,7 +226,7 @@ def fit_acceptance(sequences: Iterable[bytes]) -> AcceptanceOptions:
 
 
 def _transitions(sequence: bytes) -> list[int]:
-    """Return how often: accepted first; rejected first; accepted, and rejected, behind accepted; accepted, and rejected, behind rejected."""
+    """Return the counts of: accepted first, rejected first, accepted and rejected after accepted, accepted and rejected after rejected."""
     pairs = [2 * first + second for first, second in pairwise(sequence)]
     return [sequence[0], 1 - sequence[0], pairs.count(3), pairs.count(2), pairs.count(1), pairs.count(0)]
 

@@ -285,7 +285,7 @@ class VerifyServer:
         return begun
 
     def receive(self, message: bytes | str) -> Told | None:
-        """Return the frame to act upon, None where there is nothing to do; a session that ended by a fault of the client's is told as ``Close``.
+        """Return the frame to act upon; None if nothing is to be done. A session that a client's fault ended is given as ``Close``.
 
         A ``Follow`` is kept here until its verdict is sent, and told as the ``Draft`` that it then is.
 
