@@ -103,7 +103,7 @@ def render(engine: Engine, request: ChatRequest) -> str:
 
 
 def _render_open(engine: Engine, request: ChatRequest) -> str:
-    """Return the template's text up to the last message's content; many templates trim contents, and a partial answer must stay as it is."""
+    """Return the template's text up to the last message's content; many templates trim contents, which a partial answer must keep."""
     last = {**request.messages[-1], "content": _MARK}
     text, found, _ = engine.apply_template([*request.messages[:-1], last], add_generation_prompt=False).rpartition(_MARK)
     if not found:

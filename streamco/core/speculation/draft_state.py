@@ -75,7 +75,7 @@ class DraftState:
         self._say(DraftTokens(line.version, len(self._mirror.ids), (), count))
 
     def bet_on(self, judged: int, count: int, *, now: float) -> DraftSequence | None:
-        """Return a branch of ``count`` tokens after the trunk, for the case that all of the trunk is accepted; None if it can't be drafted."""
+        """Return a branch of ``count`` tokens after the trunk, for a trunk accepted whole; None: it can't be drafted."""
         line, self.trunk = self.trunk, None
         if line is None or line.is_out_of_room:
             return None
