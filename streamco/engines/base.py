@@ -371,7 +371,7 @@ class HoldingEngine(Engine, Protocol):
         ``evicted`` from then on. Hold a new one and extend it by all ids; what has not been overwritten meanwhile is found again.
 
         Args:
-            label: what a ``BatchOrder`` (engines/order.py) is told it is, and its forks; in private mode whose it is.
+            label: in private mode the owner of the sequence and its forks: sequences of the same label share what they have read.
 
         Raises:
             EngineError: the engine is closed, or holds no sequences (``EngineOptions.held_sequences``).

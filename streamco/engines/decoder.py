@@ -33,11 +33,6 @@ class SequenceWork(Protocol):
     late_s: float  # by which its batches took longer than they were to
 
     @property
-    def label(self) -> object:
-        """What its owner calls it."""
-        ...
-
-    @property
     def slot(self) -> Slot | None:
         """Where its tokens lie; None while it waits."""
         ...

@@ -51,7 +51,6 @@ class RunningGeneration:
     ) -> None:
         self.request = request
         self.prompt = list(request.prompt_ids)
-        self.label: object = None
         self.slot: Slot | None = None
         self.asked_at = perf_counter()
         self.late_s = 0.0

@@ -20,7 +20,6 @@ from streamco.engines.llamacpp.attention import has_readable_attention
 from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.loop import EngineLoop
-from streamco.engines.order import BatchOrder
 from streamco.engines.sequence import HeldSequence
 from streamco.engines.step_emulation import StepEmulator, StepTime
 from streamco.engines.threads import budget
@@ -42,7 +41,6 @@ class LlamaEngine:
         on_progress: called with 0.0 to 1.0 while it loads.
         step_time: seconds that one step of (decode rows, prefill tokens) takes at least, to behave like a larger model. The rows of
             verifications are prefill tokens.
-        order: who decides what the next batch holds; None: generations and drafts, verifications and prompts take turns.
 
     Raises:
         EngineError: llama-cpp-python is missing, the file can't be loaded, or there is not enough memory.
@@ -56,7 +54,6 @@ class LlamaEngine:
         on_progress: Callable[[float], None] | None = None,
         *,
         step_time: StepTime | None = None,
-        order: BatchOrder | None = None,
     ) -> None:
         self.path = Path(path)
         self.options = options = options or EngineOptions()
@@ -71,7 +68,7 @@ class LlamaEngine:
             self._share.release()
             raise
         tokens = self.info.context_tokens
-        self._loop = EngineLoop(self._context, self._slots, options, self._share, StepEmulator(step_time), tokens=tokens, order=order)
+        self._loop = EngineLoop(self._context, self._slots, options, self._share, StepEmulator(step_time), tokens=tokens)
         self._thread = threading.Thread(target=self._run, name=f"streamco-{self._model.info.name}", daemon=True)
         self._is_warm = threading.Event()
         self._thread.start()

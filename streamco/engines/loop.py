@@ -1,7 +1,7 @@
 """What an engine's thread does: who is decoded next, together with whom, and who is stopped.
 
 Each round is one decode of all sequences that are writing (generations and drafts), then one batch of verifications, then one chunk of one
-prompt, unless somebody else orders the batches. Prompts are never mixed into the batch of others: a prefill batch holds one sequence alone,
+prompt. Prompts are never mixed into the batch of others: a prefill batch holds one sequence alone,
 so that aborting it hurts nobody else, and a lost race stops inside its chunk. On a CPU this costs next to nothing (a chunk of 32 takes as
 long as ten decodes).
 
@@ -21,7 +21,6 @@ from streamco.engines.decoder import Decoder, SequenceWork, slot_of
 from streamco.engines.generation import RunningGeneration
 from streamco.engines.kv_slots import SlotTable
 from streamco.engines.llamacpp.context import LlamaContext
-from streamco.engines.order import BatchOrder, next_batch
 from streamco.engines.sequence_table import SequenceTable
 from streamco.engines.step_emulation import StepEmulator
 from streamco.engines.tasks import DraftTask, ReadingTask, Task, VerificationTask
@@ -43,7 +42,6 @@ class EngineLoop:
         share: how many threads compute.
         pacer: imposed step times.
         tokens: a sequence may have.
-        order: who decides what the next batch holds; None: all kinds take turns.
     """
 
     def __init__(
@@ -55,13 +53,11 @@ class EngineLoop:
         pacer: StepEmulator,
         *,
         tokens: int,
-        order: BatchOrder | None = None,
     ) -> None:
         self._context = context
         self._slots = slots
         self._options = options
         self._pacer = pacer
-        self._order = order
         self._held = SequenceTable(slots, options.held_sequences, tokens, is_private=options.private)
         self._decoder = Decoder(context, slots, share, pacer, exact=options.exact, wait=self._wait, make_room=self._make_room)
         self.interrupt = self._decoder.interrupt
@@ -113,12 +109,11 @@ class EngineLoop:
         while self._collect():
             self._reap()
             self._admit()
-            if self._order is None or not self._follow(self._order):
-                self._gather()
-                self._decode_writing([work for work in self._writing if not work.is_parked])
-                self._verify(self._verifying)
-                if self._prefilling:
-                    self._prefill(self._prefilling[0])
+            self._gather()
+            self._decode_writing([work for work in self._writing if not work.is_parked])
+            self._verify(self._verifying)
+            if self._prefilling:
+                self._prefill(self._prefilling[0])
 
     def end(self, failure: BaseException | None) -> None:
         """End everybody; nothing is taken in any more."""
@@ -209,21 +204,6 @@ class EngineLoop:
             self._prefilling.append(work)
         else:
             self._writing.append(work)
-
-    def _follow(self, order: BatchOrder) -> bool:
-        """Return the batch that somebody else has chosen; False: it leaves the choice."""
-        ready = [work for work in self._writing if not work.is_parked]
-        match next_batch(order, {"decode": ready, "verify": self._verifying, "prefill": self._prefilling}):
-            case None:
-                return False
-            case ("decode", batch):
-                self._decode_writing(batch)
-            case ("verify", batch):
-                self._verify(batch)
-            case (_, batch):
-                for work in batch:
-                    self._prefill(work)
-        return True
 
     def _gather(self) -> None:
         """Where nobody writes, a single row is judged in one batch with the others."""

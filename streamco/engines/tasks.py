@@ -30,7 +30,6 @@ _WHOLE = ("done", "stop")
 class Owner(Protocol):
     """The part of a held sequence that its tasks need."""
 
-    label: object
     ids: list[int]
     slot: Slot | None
 
@@ -96,11 +95,6 @@ class Task:
             self.owner.nudge()
 
     # The engine's side
-
-    @property
-    def label(self) -> object:
-        """What the sequence's owner calls it."""
-        return self.owner.label
 
     @property
     def slot(self) -> Slot | None:

@@ -10,7 +10,6 @@ import pytest
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
-from streamco.engines.order import BatchOrder
 from streamco.engines.step_emulation import StepTime
 from streamco.errors import EngineError
 from tests.engines import fakes
@@ -24,8 +23,8 @@ def make_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeEngine]:
     fakes.install(monkeypatch)
     made: list[tuple[LlamaEngine, fakes.FakeContext]] = []
 
-    def make(step_time: StepTime | None = None, order: BatchOrder | None = None, **changes: Any) -> LlamaEngine:
-        engine = LlamaEngine("bytes.gguf", fakes.options(**changes), step_time=step_time, order=order)
+    def make(step_time: StepTime | None = None, **changes: Any) -> LlamaEngine:
+        engine = LlamaEngine("bytes.gguf", fakes.options(**changes), step_time=step_time)
         made.append((engine, fakes.FakeContext.last))
         fakes.FakeContext.last.batches.clear()  # the warm-up
         while fakes.FakeContext.last.entered.acquire(blocking=False):

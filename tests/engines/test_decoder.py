@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from streamco.engines.base import SequenceTask
+from streamco.engines.decoder import Decoder, SequenceWork
 from streamco.engines.llama import LlamaEngine
-from streamco.engines.order import BatchJob
 from tests.engines.asking import Answer, asked, draft, extend
 from tests.engines.conftest import MakeEngine
 from tests.engines.fakes import FakeContext, start
 
 
 class Meddler:
-    """An order that leaves the choice to the engine, and does something before the first batch for which so many wait."""
+    """Does something once, just before the first batch that holds rows of ``size`` tasks is decoded."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.meddle: Callable[[], None] | None = None
-        self.jobs = 0
+        self.size = 0
+        compute = Decoder.compute
 
-    def choose(self, jobs: Sequence[BatchJob]) -> Sequence[int]:
-        if self.meddle is not None and len(jobs) == self.jobs:
-            meddle, self.meddle = self.meddle, None
-            meddle()
-        return []
+        def meddle_and_compute(decoder: Decoder, batch: Sequence[SequenceWork], **options: Any) -> bool:
+            if self.meddle is not None and len(batch) == self.size:
+                meddle, self.meddle = self.meddle, None
+                meddle()
+            return compute(decoder, batch, **options)
+
+        monkeypatch.setattr(Decoder, "compute", meddle_and_compute)
 
 
 def hold_decodes() -> FakeContext:
@@ -120,11 +124,11 @@ def test_a_generation_and_a_draft_in_one_batch_stop_it_together(make_engine: Mak
     assert context.abort.times_set == 1
 
 
-def test_who_was_cancelled_before_the_batch_is_not_waited_for(make_engine: MakeEngine) -> None:
-    order = Meddler()
-    pair = Pair(make_engine(order=order, held_sequences=2))
+def test_who_was_cancelled_before_the_batch_is_not_waited_for(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    meddler = Meddler(monkeypatch)
+    pair = Pair(make_engine(held_sequences=2))
     context = hold_decodes()
-    order.jobs, order.meddle = 2, pair.cancel_trunk
+    meddler.size, meddler.meddle = 2, pair.cancel_trunk
     pair.begin()
     assert context.entered.acquire(timeout=10)
     assert len(context.batches[0]) == 2  # its row was in the batch already
@@ -134,12 +138,12 @@ def test_who_was_cancelled_before_the_batch_is_not_waited_for(make_engine: MakeE
     assert context.abort.times_set == 1
 
 
-def test_a_batch_for_nobody_is_not_decoded(make_engine: MakeEngine) -> None:
-    order = Meddler()
-    pair = Pair(make_engine(order=order, held_sequences=2))
+def test_a_batch_for_nobody_is_not_decoded(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    meddler = Meddler(monkeypatch)
+    pair = Pair(make_engine(held_sequences=2))
     context = FakeContext.last
     context.batches.clear()
-    order.jobs, order.meddle = 2, pair.cancel_both
+    meddler.size, meddler.meddle = 2, pair.cancel_both
     pair.begin()
     assert pair.reasons() == ["cancelled"] * 2
     assert context.batches == []
@@ -147,14 +151,14 @@ def test_a_batch_for_nobody_is_not_decoded(make_engine: MakeEngine) -> None:
     assert draft(pair.trunk, 2).tokens == list(b"de")
 
 
-def test_a_batch_for_nobody_leaves_the_next_one_s_attention_unread(make_engine: MakeEngine) -> None:
-    order = Meddler()
-    engine = make_engine(order=order, held_sequences=1, attention_layers=[0])
+def test_a_batch_for_nobody_leaves_the_next_one_s_attention_unread(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    meddler = Meddler(monkeypatch)
+    engine = make_engine(held_sequences=1, attention_layers=[0])
     context = hold_decodes()
     task, answer = asked(engine.hold(), "draft", 9, ids=b"abc")
-    order.jobs = 1
+    meddler.size = 1
     assert context.entered.acquire(timeout=10)
-    order.meddle = task.cancel  # before the second batch, which would read
+    meddler.meddle = task.cancel  # before the second batch, which would read
     context.allow()
     assert answer.read(task).reason == "cancelled"
     assert len(context.batches) == 1
