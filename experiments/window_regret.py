@@ -5,7 +5,7 @@
 A policy's tokens a second, over those of the best window of the same world and text, found by trying all: an oracle that stays with one
 window from the first token to the last. It is above 1 where a policy does better by changing. *Windows alone*: nobody falls back to the
 server, and the best of 2 to 12 counts. *With the mode switch*: as the client runs, and fused mode throughout is one of the choices. Worlds
-whose number leaves 0 by 6 are looked at, which ``experiments.train_window`` does not read.
+whose number leaves 0 by 6 are looked at, which ``tools.train_window`` does not read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Profiles by name or by file: the tables that let a small local server behave like a large remote one.
 
 A profile is a small JSON file of derived figures (quantiles, medians) that names its source and licence. The packaged ones lie in
-``streamco/server/profiles``; ``bench/make_latency_profiles.py`` makes them from recorded measurements.
+``streamco/server/profiles``; ``tools/make_latency_profiles.py`` makes them from recorded measurements.
 """
 
 from __future__ import annotations

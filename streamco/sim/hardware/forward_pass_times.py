@@ -1,6 +1,6 @@
 """How long a large model takes on given GPUs: the one API ``predict(op, shape, hardware)`` of DSD section 3.1, and a fast form of it.
 
-``streamco.sim.hardware.operators`` has the theory; the packaged tables in ``sim/profiles`` are made by ``bench/make_gpu_profiles.py``. How
+``streamco.sim.hardware.operators`` has the theory; the packaged tables in ``sim/profiles`` are made by ``tools/make_gpu_profiles.py``. How
 far predictions are from measured times is in docs/hardware.md, with what stands in for models and GPUs that nobody measured.
 """
 

@@ -1,6 +1,6 @@
 """Make the packaged latency and step-time profiles from recorded measurements.
 
-    python -m bench.make_latency_profiles [--data DIR] [--out DIR]
+    python -m tools.make_latency_profiles [--data DIR] [--out DIR]
 
 Reads ``$STREAMCO_DATA`` (by default ``../shared/data``) and writes small tables of derived figures, never the rows themselves:
 

@@ -1,7 +1,7 @@
 """Trains the network that says how far to draft, and writes its weights (DSD sections 4.1 and 4.3).
 
-    python -m experiments.train_window /tmp/windows.jsonl /tmp/crowds.jsonl --compare
-    python -m experiments.train_window /tmp/windows.jsonl /tmp/crowds.jsonl --write streamco/policies/windownet.json
+    python -m tools.train_window /tmp/windows.jsonl /tmp/crowds.jsonl --compare
+    python -m tools.train_window /tmp/windows.jsonl /tmp/crowds.jsonl --write streamco/policies/windownet.json
 
 The paper's network says one figure, the window, and fused mode where it is 1 or less. That is the verdict here, and there is a second
 figure: the window if drafting it is. Between worlds that want fused mode and worlds that want ten tokens the first passes through windows
@@ -185,7 +185,7 @@ def main() -> int:
         compare(trained, checked, seeds=options.seeds)
     if options.write:
         made = {
-            "by": "python -m experiments.train_window DATA --write THIS",
+            "by": "python -m tools.train_window DATA --write THIS",
             "data": "python -m experiments.window_data --out DATA, and with --crowds",
             "worlds": [len(path.read_bytes().splitlines()) for path in options.data],
             "rows": len(trained.worlds),

@@ -1,7 +1,7 @@
 """Record which tokens of a target's answers a draft model would have proposed: real acceptance sequences for the simulator.
 
-    python -m experiments.record_acceptance DIR --tasks gsm8k:60 humaneval:60 cnn_dailymail:30 --drafts Q4_0 Q2_K pruned
-    python -m experiments.record_acceptance DIR --package
+    python -m tools.record_acceptance DIR --tasks gsm8k:60 humaneval:60 cnn_dailymail:30 --drafts Q4_0 Q2_K pruned
+    python -m tools.record_acceptance DIR --package
 
 The target (SmolLM2-135M-Instruct in Q8_0) answers each prompt greedily, in its chat template, with up to 128 tokens, the end token counted.
 Every draft model then reads prompt and answer in one prefill with logits on each of the answer's rows: what it would have said behind the
@@ -196,7 +196,7 @@ def package(folder: Path, most: int) -> None:
             "target": f"{MODEL} {TARGET}",
             "draft": f"{MODEL} {draft if draft != 'pruned' else f'{TARGET}, layers 24 to 26 of 30 left out'}",
             "recorded": str(recorded),
-            "how": "experiments/record_acceptance.py: llama.cpp, exact mode; no prompt and no text is in here",
+            "how": "tools/record_acceptance.py: llama.cpp, exact mode; no prompt and no text is in here",
         }
         name = task if draft == "Q4_0" else f"{task}_{draft.lower()}"
         data = (json.dumps(about) + "\n" + rows).encode("ascii")

@@ -1,6 +1,6 @@
 """Make the table of answer lengths that ``streamco.core.race.answer_lengths`` begins with from a recorded trace.
 
-    python -m bench.make_answer_lengths [--data DIR]
+    python -m tools.make_answer_lengths [--data DIR]
 
 Reads ``$STREAMCO_DATA`` (by default ``../shared/data``) and prints quantiles, never the rows themselves: tokens generated for the requests
 of Azure's conversation service, cut off at 1000 there (AzurePublicDataset, CC-BY 4.0).

@@ -1,6 +1,6 @@
 """Make the packaged GPU profiles from measured operators and whole passes.
 
-    python -m bench.make_gpu_profiles [--out DIR]
+    python -m tools.make_gpu_profiles [--out DIR]
 
 Reads ``$STREAMCO_DATA`` (by default ``../shared/data``) and writes small tables of derived figures, never the rows themselves:
 
