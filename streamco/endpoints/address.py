@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from collections.abc import Mapping
@@ -9,13 +10,27 @@ from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from msgspec import Struct
 
-from streamco.endpoints.http import is_loopback
 from streamco.endpoints.providers import GENERIC, Provider, find_provider
 from streamco.errors import ConfigError
 
-__all__ = ["Address", "find_address", "read_key"]
+__all__ = ["Address", "find_address", "is_loopback", "read_key"]
 
 _AZURE_VERSION = "2024-10-21"  # the first stable version with stream_options
+_LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if this host is certainly the machine itself: "localhost", 127.0.0.0/8 or ::1, with or without brackets.
+
+    Every other name may resolve to any address, "127.0.0.1.example.com" and "api.localhost" included.
+    """
+    if host == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return any(address in network for network in _LOOPBACK)
 
 
 class Address(Struct, frozen=True):

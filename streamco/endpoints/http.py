@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from streamco.config import Timeouts
+from streamco.endpoints.address import is_loopback
 from streamco.endpoints.http_errors import root_cause, translate
 from streamco.errors import EndpointError, EndpointProtocolError, EndpointStatusError, StreamClosed
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     import aiohttp
     from yarl import URL
 
-__all__ = ["HttpClient", "is_loopback"]
+__all__ = ["HttpClient"]
 
 _READ_BUFFER = 1 << 16  # bytes; aiohttp pauses the socket at twice this, so a slow reader holds the server back
 _KEEP_ALIVE = 60.0  # seconds an idle connection is kept; the usual limit of the servers in front of APIs is 60 to 75
@@ -33,11 +34,6 @@ _LINGER = 2.0  # seconds for the formal end of a complete answer where no limit 
 _LARGE_BODY = 1 << 20  # bytes; aiohttp wants larger ones as a file, to write them in pieces
 
 _taken: ContextVar[list[asyncio.Transport]] = ContextVar("taken")
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if this host is the machine itself."""
-    return host in {"localhost", "::1"} or host.endswith(".localhost") or host.startswith("127.")
 
 
 class HttpClient:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import ssl
 
 from msgspec import Struct
 
+from streamco.endpoints.address import is_loopback
 from streamco.errors import ConfigError
 from streamco.server.latency_replay import LatencyProfile
 from streamco.server.verify.options import VerifyOptions
 
-__all__ = ["ListenOptions", "ServeOptions", "is_loopback"]
+__all__ = ["ListenOptions", "ServeOptions"]
 
 _LAST_PORT = 65535  # uvloop takes larger ones modulo 65536
 
@@ -100,13 +100,3 @@ class ServeOptions(ListenOptions, frozen=True, kw_only=True):
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise ConfigError(f"{field}: expected at least 1, got {value}")
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if only this machine can reach a server that listens on ``host``."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False  # a name may resolve to anything

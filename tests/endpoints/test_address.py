@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from streamco.endpoints.address import Address, find_address, read_key
+from streamco.endpoints.address import Address, find_address, is_loopback, read_key
 from streamco.endpoints.providers import PROVIDERS, find_provider
 from streamco.errors import ConfigError
 
@@ -22,6 +22,20 @@ def find(
     base_url: str | None = None, api_key: str | None = None, provider: str | None = None, environ: Mapping[str, str] = KEYS
 ) -> tuple[Address, str | None]:
     return find_address(base_url, api_key, provider, environ)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.9.1", "127.255.255.255", "::1", "[::1]"])
+def test_the_machine_itself_is_loopback(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["", "0.0.0.0", "::", "10.0.0.1", "128.0.0.1", "1127.0.0.1", "127.1", "::2", "fe80::1", "example.com",
+     "127.0.0.1.example.com", "127.example.com", "localhost.example.com", "api.localhost"],
+)  # fmt: skip
+def test_another_host_is_not_loopback(host: str) -> None:
+    assert not is_loopback(host)
 
 
 def test_without_anything_it_is_openai_with_its_key() -> None:
@@ -69,7 +83,7 @@ def test_an_unknown_remote_server_gets_openais_key_and_needs_one() -> None:
         find("https://llm.example.com/v1", environ={})
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:8080/v1", "http://localhost:8080/v1", "http://[::1]:8080/v1", "http://a.localhost/v1"])
+@pytest.mark.parametrize("url", ["http://127.0.0.1:8080/v1", "http://localhost:8080/v1", "http://[::1]:8080/v1"])
 def test_a_loopback_server_needs_no_key_and_gets_none_unasked(url: str) -> None:
     assert find(url)[1] is None
     assert find(url, environ={})[1] is None

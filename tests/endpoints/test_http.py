@@ -12,7 +12,7 @@ from yarl import URL
 
 from streamco.config import Timeouts
 from streamco.endpoints import http
-from streamco.endpoints.http import HttpClient, is_loopback
+from streamco.endpoints.http import HttpClient
 from streamco.errors import (
     EndpointConnectError,
     EndpointProtocolError,
@@ -34,16 +34,6 @@ async def client() -> AsyncIterator[HttpClient]:
 
 async def get(client: HttpClient, server: ScriptedServer) -> aiohttp.ClientResponse:
     return await client.request("GET", URL(server.url), headers={})
-
-
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.8.9.1", "::1", "api.localhost"])
-def test_the_machine_itself_is_loopback(host: str) -> None:
-    assert is_loopback(host)
-
-
-@pytest.mark.parametrize("host", ["", "0.0.0.0", "10.0.0.1", "localhost.example.com", "example.com", "1127.0.0.1"])
-def test_other_hosts_are_not(host: str) -> None:
-    assert not is_loopback(host)
 
 
 # Bodies and connections

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from streamco.config import Timeouts
-from streamco.endpoints.http import is_loopback
+from streamco.endpoints.address import is_loopback
 from streamco.errors import (
     EndpointConnectError,
     EndpointError,

@@ -19,8 +19,8 @@ from weakref import WeakSet
 from msgspec.structs import replace
 
 from streamco.config import Timeouts
+from streamco.endpoints.address import is_loopback
 from streamco.endpoints.base import Endpoint, TokenPrices
-from streamco.endpoints.http import is_loopback
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.probe import STREAMCO
 from streamco.endpoints.providers import find_provider

@@ -745,9 +745,13 @@ def test_a_url_that_is_none_is_refused_without_telling_its_password(url: str) ->
     assert "secret" not in str(caught.value)
 
 
-def test_plain_text_beyond_this_machine_has_to_be_meant() -> None:
+@pytest.mark.parametrize("url", ["ws://10.0.0.3:8000", "ws://127.0.0.1.example.com", "http://127.example.com", "ws://api.localhost"])
+def test_plain_text_beyond_this_machine_has_to_be_meant(url: str) -> None:
     with pytest.raises(ConfigError, match="is_plain"):
-        VerifierEndpoint("ws://10.0.0.3:8000")
+        VerifierEndpoint(url, token="secret")
+
+
+def test_plain_text_that_is_meant_is_allowed() -> None:
     assert "10.0.0.3" in VerifierEndpoint("ws://10.0.0.3:8000", is_plain=True).name
 
 
