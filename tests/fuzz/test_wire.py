@@ -87,9 +87,9 @@ def cut(body: bytes, rng: random.Random) -> list[bytes]:
     return [body[a:b] for a, b in zip([0, *borders], [*borders, len(body)], strict=True)]
 
 
-def read(pieces: list[bytes], api: Api, cumulative: bool) -> tuple[list[ChatCompletionChunk], type[EndpointError] | None]:
+def read(pieces: list[bytes], api: Api) -> tuple[list[ChatCompletionChunk], type[EndpointError] | None]:
     """What a stream says, and what its failure is; the parser's promises are checked on the way."""
-    parser = ChatStreamParser(limits=LIMITS, api=api, cumulative=cumulative)
+    parser = ChatStreamParser(limits=LIMITS, api=api)
     chunks = [found for piece in pieces for found in parser.feed(piece)]
     with suppress(EndpointError):
         chunks += parser.close()
@@ -104,11 +104,11 @@ def test_no_stream_raises_anything_but_its_error_and_all_cuts_say_the_same(seed:
     for number in range(STREAMS):
         body = grow_stream(rng)
         apis: list[Api] = ["chat", "completions"]
-        api, cumulative = rng.choice(apis), rng.random() < 0.2
-        chunks, failure = read([body], api, cumulative)
+        api = rng.choice(apis)
+        chunks, failure = read([body], api)
         msgspec.json.encode(chunks)
         msgspec.json.encode(assemble(chunks))
-        again = read(cut(body, rng), api, cumulative)
+        again = read(cut(body, rng), api)
         assert msgspec.json.encode(again[0]) == msgspec.json.encode(chunks), (seed, number, body)
         assert again[1] == failure, (seed, number, body)
 

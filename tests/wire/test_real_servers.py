@@ -355,12 +355,6 @@ def test_text_that_grows_in_every_event_is_given_once() -> None:
         assert text_of(chunks) == expected
 
 
-def test_growing_deltas_are_cut_where_the_profile_says_so() -> None:
-    for recording in recordings(apis=("chat",), provider="perplexity"):
-        body = growing_messages(recording).replace(b'"message":', b'"delta":')
-        _, chunks = read(body, cumulative=True)
-        assert text_of(chunks).strip() == answer_slowly(recording.body).text.strip()
-
 
 # Usage
 

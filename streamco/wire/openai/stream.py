@@ -63,11 +63,9 @@ class ChatStreamParser:
         endpoint: name for errors.
         limits: ``event_bytes``, ``answer_bytes`` and, for a body that turns out to be JSON instead of events, ``body_bytes``.
         api: "chat", or "completions": legacy text completions come out as chat chunks with the text as ``delta.content``.
-        cumulative: every delta repeats the text so far: give out only what is new. Servers that send a growing ``message`` beside proper
-            deltas (Perplexity) don't need it, and a growing ``message`` without deltas is recognised by itself.
     """
 
-    def __init__(self, *, endpoint: str = "", limits: Limits = _LIMITS, api: Api = "chat", cumulative: bool = False) -> None:
+    def __init__(self, *, endpoint: str = "", limits: Limits = _LIMITS, api: Api = "chat") -> None:
         self.endpoint = endpoint
         self.limits = limits
         self.tokens = 0
@@ -80,9 +78,7 @@ class ChatStreamParser:
         """The server said that nothing more comes ([DONE])."""
         self.error: EndpointError | None = None
         """Why the answer can't go on: an error event, malformed bytes, a limit."""
-        self._is_cumulative = cumulative
-        self._decode_typed = decode_chat_chunk if api == "chat" else decode_text_chunk
-        self._decode = self._decode_cumulative if cumulative else self._decode_typed
+        self._decode = decode_chat_chunk if api == "chat" else decode_text_chunk
         self._sse = SSEParser(limit_bytes=limits.event_bytes)
         self._answer_bytes = limits.answer_bytes  # what is left of the limit
         self._text: list[str] = []  # content of the first choice
@@ -243,10 +239,6 @@ class ChatStreamParser:
             self.is_done = False
             self._fail(EndpointProtocolError(f"expected chunks with choices before [DONE], got {self.events} events without"))
 
-    def _decode_cumulative(self, payload: bytes) -> ChatCompletionChunk:
-        chunk = self._decode_typed(payload)
-        self._cumulative.keep_new(chunk)
-        return chunk
 
     def _read_odd(self, payload: bytes) -> ChatCompletionChunk | None:
         """Return an event that the typed decoder refused; None when there is nothing to give for it."""
@@ -267,9 +259,9 @@ class ChatStreamParser:
         ``is_built``: the chunk came from ``build_chunk``, not from the typed decoder.
         """
         is_whole = bool(chunk.choices) and b'"delta"' not in payload and b'"message"' in payload
-        if is_whole and not is_built:
-            chunk = build_chunk(self._decode_freely(payload))
-        if is_whole or (is_built and self._is_cumulative):
+        if is_whole:
+            if not is_built:
+                chunk = build_chunk(self._decode_freely(payload))
             if not self._cumulative.has_begun:
                 self._cumulative.begin(self.partial_text())
             self._cumulative.keep_new(chunk)

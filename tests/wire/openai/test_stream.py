@@ -361,27 +361,26 @@ def test_a_json_body_larger_than_its_limit_is_refused_while_it_grows() -> None:
 # Cumulative servers
 
 
-def test_cumulative_deltas_become_increments() -> None:
-    parser, chunks = read(chunk("The") + chunk("The cat") + chunk("The cat sat", finish="stop"), cumulative=True)
+def message(text: str, *, finish: str | None = None, created: float = 1) -> bytes:
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": finish}
+    return event({"id": "1", "choices": [choice], "created": created})
+
+
+def test_growing_messages_become_increments() -> None:
+    parser, chunks = read(message("The") + message("The cat") + message("The cat sat", finish="stop"))
     assert [c.choices[0].delta.content for c in chunks] == ["The", " cat", " sat"]
     assert (parser.partial_text(), parser.tokens) == ("The cat sat", 3)
 
 
-def test_cumulative_legacy_text_and_odd_chunks_become_increments() -> None:
-    texts = [event({"choices": [{"text": text, "index": 0}], "created": created}) for text, created in (("a", 1), ("ab", 1.5), ("abc", 2))]
-    parser, _ = read(*texts, api="completions", cumulative=True)
+def test_growing_messages_of_other_types_become_increments_too() -> None:
+    parser, _ = read(message("a"), message("ab", created=1.5), message("abc", created=2))
     assert parser.partial_text() == "abc"
 
 
-def test_a_growing_message_without_delta_is_recognised() -> None:
-    def message(text: str) -> bytes:
-        return event({"id": "1", "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": None}]})
-
-    odd = event({"created": 1.5, "choices": [{"index": 0, "message": {"content": "The cat sat down"}}]})
-    for is_cumulative in (True, False):
-        parser, chunks = read(chunk("The") + message("The cat") + message("The cat sat") + odd, cumulative=is_cumulative)
-        assert text_of(chunks) == "The cat sat down" == parser.partial_text()
-        assert parser.tokens == 4
+def test_growing_messages_go_on_after_a_delta() -> None:
+    parser, chunks = read(chunk("The") + message("The cat") + message("The cat sat") + message("The cat sat down", created=1.5))
+    assert text_of(chunks) == "The cat sat down" == parser.partial_text()
+    assert parser.tokens == 4
 
 
 # Anything, cut anywhere
