@@ -130,7 +130,6 @@ class TokenCodec:
         self.max_tokens = max_tokens
         self._mark = sha256(vocabulary.encode()).digest()[:8]
 
-
     def encode(self, ids: Sequence[int]) -> bytes:
         """Return the frame of some ids (a list, a tuple or a buffer of integers).
 

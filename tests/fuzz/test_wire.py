@@ -23,7 +23,7 @@ from streamco.wire.openai.assembler import CompletionAssembler, assemble
 from streamco.wire.openai.errors import status_error
 from streamco.wire.openai.stream import Api, ChatStreamParser
 from streamco.wire.token_frames import TokenCodec, TokenFrameError
-from tests.wire.events import chunk, event, text_of
+from tests.wire.openai.events import chunk, event, text_of
 
 SEEDS = range(20)
 STREAMS = 150  # a seed

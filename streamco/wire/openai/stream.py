@@ -239,7 +239,6 @@ class ChatStreamParser:
             self.is_done = False
             self._fail(EndpointProtocolError(f"expected chunks with choices before [DONE], got {self.events} events without"))
 
-
     def _read_odd(self, payload: bytes) -> ChatCompletionChunk | None:
         """Return an event that the typed decoder refused; None when there is nothing to give for it."""
         payload = payload.strip()

@@ -18,7 +18,7 @@ from streamco.openai_types import (
 )
 from streamco.wire.openai.assembler import CompletionAssembler, assemble
 from streamco.wire.openai.json_body import split_answer
-from tests.wire.events import chunk, read, usage_chunk
+from tests.wire.openai.events import chunk, read, usage_chunk
 
 
 def of(*pieces: bytes) -> ChatCompletion:

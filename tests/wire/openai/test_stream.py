@@ -17,7 +17,7 @@ from streamco.errors import EndpointProtocolError, EndpointStatusError
 from streamco.openai_types import ChoiceDelta, FunctionDelta, ToolCallDelta
 from streamco.wire.openai.assembler import assemble
 from streamco.wire.openai.stream import ONE_TOKEN, ChatStreamParser, estimate_delta, estimate_tokens
-from tests.wire.events import DONE, USAGE, chunk, event, read, text_of, usage_chunk
+from tests.wire.openai.events import DONE, USAGE, chunk, event, read, text_of, usage_chunk
 from tests.wire.recorded import OPENAI_APIS, Recording, answer_slowly, cuts, random_cuts, recordings
 
 HELLO = chunk("", role="assistant") + chunk("Hel") + chunk("lo") + chunk(finish="stop")

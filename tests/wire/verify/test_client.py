@@ -31,7 +31,7 @@ from streamco.wire.verify.frames import (
     VerifyLimits,
     Welcome,
 )
-from tests.wire.verifying import GREEDY, KEY, LIMITS, SAMPLE, VOCABULARY, a_row, codec, down, judge, linked, opened, up
+from tests.wire.verify.peers import GREEDY, KEY, LIMITS, SAMPLE, VOCABULARY, a_row, codec, down, judge, linked, opened, up
 
 WELCOME = Welcome(1, "target", 7, LIMITS, 60, True)
 

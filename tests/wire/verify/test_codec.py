@@ -32,8 +32,8 @@ from streamco.wire.verify.frames import (
     Welcome,
 )
 from streamco.wire.verify.topk import TopK
+from tests.wire.verify.peers import KEY, SIZE, a_row, codec, msgpack
 from tests.wire.verify.test_topk import some_rows
-from tests.wire.verifying import KEY, SIZE, a_row, codec, msgpack
 
 CODEC = codec()
 ids_ = st.lists(st.integers(0, SIZE - 1), max_size=30).map(tuple)

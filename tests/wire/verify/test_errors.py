@@ -12,7 +12,7 @@ from streamco.errors import VerifierError
 from streamco.wire.verify import errors as verify_errors
 from streamco.wire.verify.errors import MalformedFrameError, OverloadedError, Scope, VerifyProtocolError, VersionError, error_for
 from streamco.wire.verify.frames import Refusal
-from tests.wire.verifying import codec
+from tests.wire.verify.peers import codec
 
 KINDS = VerifyProtocolError.__subclasses__()
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "verifier-protocol.md"

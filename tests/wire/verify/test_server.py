@@ -26,7 +26,7 @@ from streamco.wire.verify.frames import (
     Welcome,
 )
 from streamco.wire.verify.server import VerifyServer
-from tests.wire.verifying import GREEDY, HELLO, KEY, LIMITS, SAMPLE, SIZE, VOCABULARY, a_row, codec, judge, msgpack, some_server
+from tests.wire.verify.peers import GREEDY, HELLO, KEY, LIMITS, SAMPLE, SIZE, VOCABULARY, a_row, codec, judge, msgpack, some_server
 
 
 def welcomed(rules: Iterable[RuleKind] = RuleKind) -> VerifyServer:

@@ -13,7 +13,7 @@ from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.errors import NotResumableError, OverloadedError
 from streamco.wire.verify.frames import Close, Draft, Extend, Hello, Open, Opened, Refusal, Resume, Resumed, VerdictFrame
 from streamco.wire.verify.server import VerifyServer
-from tests.wire.verifying import GREEDY, VOCABULARY, codec, some_server
+from tests.wire.verify.peers import GREEDY, VOCABULARY, codec, some_server
 
 PROMPT: tuple[int, ...] = (11, 12, 13)
 LENGTH = 80

@@ -12,7 +12,7 @@ from streamco.config import Limits
 from streamco.errors import EndpointProtocolError, EndpointStatusError
 from streamco.wire.openai.assembler import assemble
 from streamco.wire.openai.stream import ChatStreamParser
-from tests.wire.events import DONE, USAGE, chunk, event, read, text_of, usage_chunk
+from tests.wire.openai.events import DONE, USAGE, chunk, event, read, text_of, usage_chunk
 from tests.wire.recorded import Recording, answer_slowly, cuts, recordings
 
 LIMITS = Limits(event_bytes=4096)
@@ -353,7 +353,6 @@ def test_text_that_grows_in_every_event_is_given_once() -> None:
         assert parser.is_complete
         _, chunks = read(recording.body)  # both: the deltas are taken, the messages left
         assert text_of(chunks) == expected
-
 
 
 # Usage

@@ -12,9 +12,9 @@ from streamco.wire.verify.errors import VerifyProtocolError
 from streamco.wire.verify.frames import ClientFrame, Opened, Refusal, Resumed, VerdictFrame, VerifyLimits, Welcome
 from streamco.wire.verify.server import VerifyServer
 from streamco.wire.verify.topk import pack_rows, unpack_rows
-from tests.wire.verifying import SIZE, VOCABULARY
+from tests.wire.verify.peers import SIZE, VOCABULARY
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "verifier-protocol.md").read_text()
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "verifier-protocol.md").read_text()
 CODEC = VerifyCodec(SIZE)
 LINES = re.findall(r"^([><]) ((?:[0-9a-f]{2} ?)+)", PAGE, flags=re.MULTILINE)
 
@@ -75,4 +75,5 @@ def test_the_limits_and_numbers_of_the_page_are_those_of_the_code() -> None:
     ):
         assert re.search(rf"^\| `{name}` \|.* {value:,} \|$", PAGE, flags=re.MULTILINE), name
     for frame in (*ClientFrame.__args__, Welcome, Opened, VerdictFrame, Resumed, Refusal):
-        assert re.search(rf"^### \d+ {frame.__name__.lower()}$", PAGE, flags=re.MULTILINE), frame
+        name = frame.__name__.removesuffix("Frame").lower()
+        assert re.search(rf"^### \d+ {name}$", PAGE, flags=re.MULTILINE), frame
