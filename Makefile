@@ -8,7 +8,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 CASES ?= 10000000
 
-.PHONY: demo test fuzz pure style types imports sanitize bench docs vllm native clean
+.PHONY: demo test thorough picture fuzz pure style types imports sanitize bench docs vllm native clean
 .DEFAULT_GOAL := test
 
 # What `make demo` needs: the package, llama.cpp, the terminal parts and the packaged model.
@@ -35,6 +35,10 @@ native: $(VENV)/.dev
 test: $(VENV)/.dev
 	$(PYTEST) -q
 
+# The same with ten times as many examples of each property, and more random scenarios.
+thorough: $(VENV)/.dev
+	HYPOTHESIS_PROFILE=thorough $(PYTEST) -q
+
 # Ten million hostile messages and calls, on both twins: some minutes.
 fuzz: $(VENV)/.dev
 	PYTHONPATH=. $(BIN)/python -m tests.fuzz.verify --cases $(CASES)
@@ -53,6 +57,9 @@ types: $(VENV)/.dev
 
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports
+
+picture: $(VENV)/.dev
+	$(BIN)/python -m tools.draw_architecture
 
 sanitize: $(VENV)/.dev
 	sh tests/native/sanitize.sh $(BIN)/python

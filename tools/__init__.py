@@ -1,1 +1,1 @@
-"""Generators of the data files that the package contains: profiles, tables, traces and the weights of the window network."""
+"""Programs that make files of this repository: data files of the package, weights of the window network, the picture of the imports."""
