@@ -197,11 +197,11 @@ async def answer(endpoint: Endpoint, request: Request) -> Answer:
 
 async def run_session(endpoints: Sequence[Endpoint], request: Request) -> tuple[Answer, RaceMachine]:
     """An answer through these endpoints, each behind the one before it."""
-    starts = tuple(
+    attempts = tuple(
         AttemptPlan(each.name, None if number else 0.0, continues=True, vocabulary=each.capabilities.vocabulary)
         for number, each in enumerate(endpoints)
     )
-    machine = RaceMachine(RacePlan(starts=starts, on_failure="migrate", max_tokens=request.sampling.max_tokens))
+    machine = RaceMachine(RacePlan(attempts=attempts, on_failure="migrate", max_tokens=request.sampling.max_tokens))
     driver = RaceDriver(machine, {each.name: each for each in endpoints}, request)
     driver.start()
     chunks: list[ChatCompletionChunk] = []

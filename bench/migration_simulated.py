@@ -80,7 +80,7 @@ class World:
         self.writers = [self._writer(name, self._spelling_of(spellings), breaks=name != names[-1]) for name in names]
         waits = [0.0, *(dice.choice([None, None, 0.0, dice.uniform(0, 1)]) for _ in names[2:]), None]
         self.plan = RacePlan(
-            starts=tuple(
+            attempts=tuple(
                 AttemptPlan(writer.name, wait, continues=True, vocabulary=writer.spelling.vocabulary if writer.tells_ids else None)
                 for writer, wait in zip(self.writers, waits, strict=True)
             ),

@@ -26,7 +26,7 @@ Releases = Callable[[float, int], AsyncIterator[float]]
 
 async def streamco(rate: float, count: int) -> AsyncIterator[float]:
     endpoint = ScriptedEndpoint("server", [(0.0, f"w{index} ") for index in range(count)])
-    plan = RacePlan(starts=(AttemptPlan("server", 0.0),), pace=rate)
+    plan = RacePlan(attempts=(AttemptPlan("server", 0.0),), pace=rate)
     driver = RaceDriver(RaceMachine(plan), {"server": endpoint}, Request(prompt="p"))
     driver.start()
     is_first = True

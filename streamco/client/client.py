@@ -275,7 +275,7 @@ class Client:
         on_failure, limit = _failure_rule(self._on_failure, dispatched.facts), request.sampling.max_tokens
         ahead = None if rate is None else self._limits.tokens_ahead(rate)
         plan = RacePlan(
-            starts=dispatched.starts,
+            attempts=dispatched.attempts,
             pace=rate,
             explore=dispatched.explore,
             reader_rate=rate or self._dispatch.reader_rate,

@@ -34,7 +34,7 @@ class Scenario:
         names = ["server", "device", "spare"][: rng.choice([1, 2, 3])]
         waits = [0.0, rng.choice([0.0, rng.randrange(512) * TICK, None]), None]
         self.plan = RacePlan(
-            starts=tuple(AttemptPlan(name, wait) for name, wait in zip(names, waits, strict=False)),
+            attempts=tuple(AttemptPlan(name, wait) for name, wait in zip(names, waits, strict=False)),
             pace=rng.choice([None, 2.0, 4.0, 16.0]),
             explore=rng.random() < 0.3,
             reader_rate=rng.choice([None, 3.5, 20.0]),

@@ -37,7 +37,7 @@ class Scenario:
         names = ["server", "device", "spare"][: rng.choice([2, 3])]
         waits = [0.0, rng.choice([0.0, rng.uniform(0, 2), None]), None]
         self.plan = RacePlan(
-            starts=tuple(AttemptPlan(name, wait) for name, wait in zip(names, waits, strict=False)),
+            attempts=tuple(AttemptPlan(name, wait) for name, wait in zip(names, waits, strict=False)),
             pace=rng.choice([None, rng.uniform(2, 40)]),
             explore=rng.random() < 0.3,
         )
@@ -111,7 +111,7 @@ class MovingScenario(Scenario):
         self.pre_copy = {name: rng.choice(kinds) for name in names}
         self.prefill_s = {name: rng.choice([0.001, 0.02]) for name in names}
         self.plan = RacePlan(
-            starts=tuple(
+            attempts=tuple(
                 AttemptPlan(name, None if index and rng.random() < 0.6 else 0.0, continues=True) for index, name in enumerate(names)
             ),
             pace=pace,

@@ -17,12 +17,12 @@ from streamco.testing import text_chunk
 CUT = EndpointConnectError("cut", endpoint="server", partial="ab")
 
 
-def make(*starts: AttemptPlan, pace: float | None = None, max_tokens: int | None = None) -> RaceMachine:
-    starts = starts or (
+def make(*attempts: AttemptPlan, pace: float | None = None, max_tokens: int | None = None) -> RaceMachine:
+    attempts = attempts or (
         AttemptPlan("server", 0.0, continues=True, vocabulary="v"),
         AttemptPlan("device", None, continues=True, vocabulary="v"),
     )
-    return RaceMachine(RacePlan(starts=starts, pace=pace, on_failure="migrate", max_tokens=max_tokens))
+    return RaceMachine(RacePlan(attempts=attempts, pace=pace, on_failure="migrate", max_tokens=max_tokens))
 
 
 def tokens(source: str, *pieces: str, first: int = 0) -> TokensReceived:
@@ -63,7 +63,7 @@ def test_nobody_is_asked_who_cannot_continue() -> None:
 
 
 def test_without_migration_the_error_is_raised() -> None:
-    plan = RacePlan(starts=(AttemptPlan("server", 0.0, continues=True), AttemptPlan("device", None, continues=True)), on_failure="raise")
+    plan = RacePlan(attempts=(AttemptPlan("server", 0.0, continues=True), AttemptPlan("device", None, continues=True)), on_failure="raise")
     machine = begun(RaceMachine(plan))
     machine.take_commands()
     machine.receive(StreamFailed("server", CUT), now=0.2)
@@ -82,7 +82,9 @@ def test_a_loser_that_is_being_cancelled_goes_on_once_it_is_free() -> None:
 
 def test_an_exploring_loser_is_cancelled_first() -> None:
     plan = RacePlan(
-        starts=(AttemptPlan("server", 0.0, continues=True), AttemptPlan("device", 0.0, continues=True)), explore=True, on_failure="migrate"
+        attempts=(AttemptPlan("server", 0.0, continues=True), AttemptPlan("device", 0.0, continues=True)),
+        explore=True,
+        on_failure="migrate",
     )
     machine = begun(RaceMachine(plan))
     machine.take_commands()
@@ -150,8 +152,8 @@ def test_hand_overs_at_random_points_lose_and_repeat_nothing(seed: int) -> None:
     rng = random.Random(seed)
     words = [f"w{index} " for index in range(rng.randrange(3, 40))]
     names = [f"e{index}" for index in range(rng.randrange(2, 6))]
-    starts = [AttemptPlan(name, 0.0 if not index else None, continues=True, vocabulary="v") for index, name in enumerate(names)]
-    machine = make(*starts, pace=rng.choice([None, 3.0]))
+    attempts = [AttemptPlan(name, 0.0 if not index else None, continues=True, vocabulary="v") for index, name in enumerate(names)]
+    machine = make(*attempts, pace=rng.choice([None, 3.0]))
     now = 0.0
     log: list[Command] = []
     at: dict[str, int] = {}
@@ -166,7 +168,7 @@ def test_hand_overs_at_random_points_lose_and_repeat_nothing(seed: int) -> None:
                 assert command.partial.text == "".join(words[: command.partial.tokens]), f"seed {seed}"
                 assert command.partial.ids == tuple(range(command.partial.tokens)), f"seed {seed}"
                 at[command.source] = command.partial.tokens
-        live = [name for name, leg in machine.legs.items() if leg.state in {AttemptState.OPEN, AttemptState.WON}]
+        live = [name for name, attempt in machine.attempts.items() if attempt.state in {AttemptState.OPEN, AttemptState.WON}]
         deadline = machine.next_deadline()
         if not live or (deadline is not None and rng.random() < 0.3):
             if deadline is None:

@@ -66,13 +66,13 @@ class Play:
         can_continue: set[str] | None = None,
         **changes: Any,
     ) -> None:
-        starts = tuple(
+        attempts = tuple(
             AttemptPlan(name, 0.0 if race or not index else None, continues=can_continue is None or name in can_continue, vocabulary="v")
             for index, name in enumerate(terms)
         )
         migration = plan_moves(terms, limit=max_tokens, **changes)
         plan = RacePlan(
-            starts=starts, pace=pace, reader_rate=5.0, explore=explore, on_failure="migrate", max_tokens=max_tokens, migration=migration
+            attempts=attempts, pace=pace, reader_rate=5.0, explore=explore, on_failure="migrate", max_tokens=max_tokens, migration=migration
         )
         self.machine = RaceMachine(plan)
         self.now = 0.0
@@ -98,9 +98,9 @@ class Play:
             chunks.append(ChatCompletionChunk(choices=[ChunkChoice(finish_reason=finish)]))
         self.at[source] += count
         writing = self.machine.writing
-        leg = self.machine.legs[source]
-        is_first = writing is None and leg.state is AttemptState.OPEN and self.machine.finished is None
-        if count and (is_first or (writing == source and leg.state is AttemptState.WON)) and not self.has_left:
+        attempt = self.machine.attempts[source]
+        is_first = writing is None and attempt.state is AttemptState.OPEN and self.machine.finished is None
+        if count and (is_first or (writing == source and attempt.state is AttemptState.WON)) and not self.has_left:
             assert first == self.made, f"{source} writes from {first} where {self.made} are made"
             self.made += count
         return self._tell(TokensReceived(source, chunks, count), now)
@@ -200,7 +200,7 @@ class Play:
 
     def assert_over(self) -> None:
         assert self.machine.is_over
-        assert not any(leg.is_live for leg in self.machine.legs.values())
+        assert not any(attempt.is_live for attempt in self.machine.attempts.values())
         assert not self.working
         assert not self.stopping
         assert self.machine.next_deadline() is None
@@ -218,12 +218,12 @@ def test_a_target_reads_ahead_while_the_source_writes_then_what_came_meanwhile_t
     play = Play({"server": DEAR_SERVER, "device": SLOW_DEVICE}, pace=20.0, reader_rate=20.0)
     first = play.write("server", 1, now=0.5)
     assert kinds(first) == ["DeliverTokens", "PrepareStream"]
-    assert play.machine.legs["device"].reads == 201
+    assert play.machine.attempts["device"].reads == 201
     assert play.write_steadily("server", 25.0, until=2.5) == []  # 50 tokens, of which 10 are ahead of the reader; the device still reads
     again = play.end("device", reason=None)
     assert kinds(again) == ["PrepareStream"]
-    leg = play.machine.legs["device"]
-    assert (leg.kept, leg.copies, leg.reads) == (1, play.made, play.made - 1)
+    attempt = play.machine.attempts["device"]
+    assert (attempt.kept, attempt.copies, attempt.reads) == (1, play.made, play.made - 1)
     play.write("server", 3)
     switch = play.end("device", reason=None, now=play.now + 0.3)
     assert kinds(switch) == ["ContinueStream", "CancelStream"]
@@ -236,8 +236,8 @@ def test_a_target_reads_ahead_while_the_source_writes_then_what_came_meanwhile_t
     play.assert_complete(position + 5)
     (hand_over,) = play.machine.hand_overs
     assert (hand_over.source, hand_over.target, hand_over.position, hand_over.is_planned) == ("server", "device", position, True)
-    assert [(leg.source, leg.state) for leg in play.machine.past_legs] == [("device", AttemptState.PREPARED)] * 2
-    assert play.machine.legs["device"].takes_over_at == position
+    assert [(attempt.source, attempt.state) for attempt in play.machine.past_attempts] == [("device", AttemptState.PREPARED)] * 2
+    assert play.machine.attempts["device"].takes_over_at == position
 
 
 def test_an_exploring_loser_is_cancelled_when_it_is_wanted_as_the_target() -> None:
@@ -326,7 +326,7 @@ def test_a_move_that_is_not_worth_it_commands_nothing_at_all(source: Terms, targ
     play.end("source")
     play.assert_complete(play.made)
     assert kinds([command for command in play.log if not isinstance(command, DeliverTokens)]) == ["OpenStream", "FinishDelivery"]
-    assert play.machine.legs["target"].state is AttemptState.SPARED
+    assert play.machine.attempts["target"].state is AttemptState.SPARED
 
 
 def test_who_cannot_continue_is_no_target() -> None:
@@ -515,7 +515,7 @@ def test_a_cancel_that_takes_effect_late_does_not_hit_the_endpoints_next_work(ha
     assert (play.end("device", reason=None) if happens == "ends" else play.fail("device")) == []
     assert kinds(play.release("device", now=0.7)) == ["ContinueStream"]
     play.write("device", 2)
-    assert play.machine.legs["device"].is_live
+    assert play.machine.attempts["device"].is_live
     play.end("device")
     play.assert_complete(4)
 
@@ -526,9 +526,9 @@ def test_who_has_read_ahead_but_is_still_being_cancelled_is_given_nothing_new() 
     play.write("server", 2, now=0.5)  # the others have lost, and are free later
     assert play.release("spare", now=0.6) == []
     assert kinds(play.release("device", now=0.6)) == ["PrepareStream"]
-    play.machine.legs["device"].continues = False  # so that the spare one takes over
+    play.machine.attempts["device"].continues = False  # so that the spare one takes over
     assert [type(command) for command in play.fail("server", now=0.7)] == [CancelStream, ContinueStream]
-    play.machine.legs["device"].continues = True
+    play.machine.attempts["device"].continues = True
     assert play.end("device", now=0.8, reason=None) == []
     assert kinds(play.write("spare", 10, now=0.8)) == ["DeliverTokens"]
     assert "ContinueStream" in kinds(play.release("device", now=0.9))
@@ -581,7 +581,7 @@ def test_a_source_is_stopped_before_the_target_has_read_to_the_end_where_the_buf
     else:
         play.write("server", 2, now=2.1)  # nobody reads it
     assert kinds(play.end("device", now=2.5, reason=None)) == ["ContinueStream"]
-    assert play.machine.legs["device"].kept == 1
+    assert play.machine.attempts["device"].kept == 1
     if released == "after":
         play.release("server", now=2.6)
     play.write("device", 3)
@@ -734,7 +734,7 @@ class Walk:
 
 
 def play_state(play: Play, name: str) -> AttemptState:
-    return play.machine.legs[name].state
+    return play.machine.attempts[name].state
 
 
 @pytest.mark.parametrize("first", range(0, 1000, 100))
@@ -752,9 +752,11 @@ def test_random_moves_lose_and_repeat_nothing_and_leave_nobody_at_work(first: in
                 else:
                     assert play.ids == list(range(play.made))
                     assert play.failed, "an answer fails only where an endpoint did"
-                    assert not [leg.source for leg in play.machine.legs.values() if leg.can_take_over or leg.is_last_resort]
+                    assert not [
+                        attempt.source for attempt in play.machine.attempts.values() if attempt.can_take_over or attempt.is_last_resort
+                    ]
             opened = [command for command in play.log if isinstance(command, OpenStream | ContinueStream | PrepareStream)]
-            legs = [leg for leg in (*play.machine.past_legs, *play.machine.legs.values()) if leg.opened is not None]
-            assert len(legs) == len(opened), "each piece of work is in the books once"
+            attempts = [attempt for attempt in (*play.machine.past_attempts, *play.machine.attempts.values()) if attempt.opened is not None]
+            assert len(attempts) == len(opened), "each piece of work is in the books once"
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error

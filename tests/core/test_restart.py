@@ -16,9 +16,9 @@ from streamco.testing import text_chunk
 CUT = EndpointConnectError("cut", endpoint="server", partial="ha ha ")
 
 
-def make(*starts: AttemptPlan, on_failure: OnFailure = "restart", pace: float | None = None) -> RaceMachine:
-    starts = starts or (AttemptPlan("server", 0.0), AttemptPlan("spare", None))
-    return RaceMachine(RacePlan(starts=starts, on_failure=on_failure, pace=pace))
+def make(*attempts: AttemptPlan, on_failure: OnFailure = "restart", pace: float | None = None) -> RaceMachine:
+    attempts = attempts or (AttemptPlan("server", 0.0), AttemptPlan("spare", None))
+    return RaceMachine(RacePlan(attempts=attempts, on_failure=on_failure, pace=pace))
 
 
 def tokens(source: str, *pieces: str) -> TokensReceived:
@@ -46,8 +46,8 @@ def test_the_reader_gets_what_is_new_and_real_repetition_stays() -> None:
     commands = machine.take_commands()
     assert text_of(commands) == "ha end"
     assert commands[-1] == FinishDelivery()
-    leg = machine.legs["spare"]
-    assert (leg.tokens, leg.late, leg.given) == (4, 2, 0)
+    attempt = machine.attempts["spare"]
+    assert (attempt.tokens, attempt.late, attempt.given) == (4, 2, 0)
     assert machine.is_over
 
 

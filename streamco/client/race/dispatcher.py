@@ -62,7 +62,7 @@ class DispatchRecord:
     """One request's decision and its place in the account.
 
     Attributes:
-        starts: the session's legs.
+        attempts: the session's attempts.
         device: name of the device endpoint.
         facts: what of the request decided who can serve it.
         prompt_tokens: as the device counts them where it can.
@@ -71,7 +71,7 @@ class DispatchRecord:
     def __init__(
         self,
         decision: Decision,
-        starts: tuple[AttemptPlan, ...],
+        attempts: tuple[AttemptPlan, ...],
         *,
         device: str | None,
         plan: Plan,
@@ -83,7 +83,7 @@ class DispatchRecord:
         costs: DeviceCosts | None,
         note: str,
     ) -> None:
-        self.starts = starts
+        self.attempts = attempts
         self.device = device
         self.explore = decision.explore
         self.facts = facts
@@ -100,7 +100,7 @@ class DispatchRecord:
 
     def report(self) -> DispatchReport:
         """Return what was decided."""
-        reason = self._decision.reason or ", ".join(start.source for start in self.starts)
+        reason = self._decision.reason or ", ".join(each.source for each in self.attempts)
         return DispatchReport(
             policy=self._decision.policy,
             constraint=self.plan.constrained,
@@ -229,10 +229,10 @@ class Dispatcher:
         reservation = self._steering.reserve(length, wanted=is_wanted)
         if is_wanted:
             decision = steer(decision, plan.constrained, is_allowed=reservation.is_allowed)
-        starts = _starts(decision, eligibility, device, able)
+        attempts = _attempts(decision, eligibility, device, able)
         return DispatchRecord(
             decision,
-            starts,
+            attempts,
             device=device.name if device is not None else None,
             plan=plan,
             facts=facts,
@@ -287,7 +287,7 @@ class Dispatcher:
             return None
         return self._migration.plan(
             options,
-            [endpoints[start.source] for start in dispatched.starts if dispatched.may_write(endpoints[start.source].kind)],
+            [endpoints[each.source] for each in dispatched.attempts if dispatched.may_write(endpoints[each.source].kind)],
             dispatched.cost,
             prompt_tokens=dispatched.prompt_tokens,
             pace=pace,
@@ -301,25 +301,27 @@ class Dispatcher:
 
     def settle(self, dispatched: DispatchRecord, machine: RaceMachine) -> None:
         """A session is over: close its account and learn from its times."""
-        legs = [leg for leg in (*machine.legs.values(), *machine.past_legs) if leg.opened is not None]
-        sides = {leg.source: "device" if leg.source == dispatched.device else "server" for leg in legs}
-        constrained = [leg for leg in legs if sides[leg.source] == dispatched.plan.constrained]
-        was_planned = any(leg.wait is not None and leg.takes_over_at is None and not leg.is_ahead for leg in constrained)
+        attempts = [attempt for attempt in (*machine.attempts.values(), *machine.past_attempts) if attempt.opened is not None]
+        sides = {attempt.source: "device" if attempt.source == dispatched.device else "server" for attempt in attempts}
+        constrained = [attempt for attempt in attempts if sides[attempt.source] == dispatched.plan.constrained]
+        was_planned = any(attempt.wait is not None and attempt.takes_over_at is None and not attempt.is_ahead for attempt in constrained)
         is_outage = bool(constrained) and not was_planned
         if not dispatched.reservation.is_settled:
             dispatched.steering.settle(dispatched.reservation, started=bool(constrained), exempt=dispatched.is_exempt or is_outage)
         self._learner.observe(PromptLength(dispatched.prompt_tokens))
         self._migration.learn(machine, frozenset([dispatched.device] if dispatched.device else []), dispatched.prompt_tokens)
-        for leg in legs:
-            self._learn(leg, sides[leg.source], dispatched)
+        for attempt in attempts:
+            self._learn(attempt, sides[attempt.source], dispatched)
 
-    def _learn(self, leg: Attempt, side: str, dispatched: DispatchRecord) -> None:
-        if leg.opened is None or leg.takes_over_at is not None or leg.is_ahead or leg.error is not None:
+    def _learn(self, attempt: Attempt, side: str, dispatched: DispatchRecord) -> None:
+        if attempt.opened is None or attempt.takes_over_at is not None or attempt.is_ahead or attempt.error is not None:
             return
-        if leg.ttft is not None:
-            self._learner.observe(_device_sample(leg, leg.ttft, dispatched) if side == "device" else _server_sample(leg, leg.ttft))
-        elif side == "server" and leg.stopped is not None and not leg.has_won:
-            self._learner.observe(ServerTTFT(leg.stopped - leg.opened, is_censored=True))
+        if attempt.ttft is not None:
+            self._learner.observe(
+                _device_sample(attempt, attempt.ttft, dispatched) if side == "device" else _server_sample(attempt, attempt.ttft)
+            )
+        elif side == "server" and attempt.stopped is not None and not attempt.has_won:
+            self._learner.observe(ServerTTFT(attempt.stopped - attempt.opened, is_censored=True))
 
 
 def _cost(costs: DeviceCosts | None, endpoint: Endpoint, prompt: int, completion: int, cached: int) -> RequestCost:
@@ -329,28 +331,30 @@ def _cost(costs: DeviceCosts | None, endpoint: Endpoint, prompt: int, completion
     return request_cost(usage, _prices(endpoint), None)
 
 
-def _device_sample(leg: Attempt, ttft: float, dispatched: DispatchRecord) -> DeviceTTFT:
-    details = leg.usage.prompt_tokens_details if leg.usage else None
+def _device_sample(attempt: Attempt, ttft: float, dispatched: DispatchRecord) -> DeviceTTFT:
+    details = attempt.usage.prompt_tokens_details if attempt.usage else None
     fresh = dispatched.prompt_tokens - ((details.cached_tokens or 0) if details else 0)
     return DeviceTTFT(max(1, fresh), ttft)
 
 
-def _server_sample(leg: Attempt, ttft: float) -> ServerTTFT:
-    if leg.state is not AttemptState.ENDED or leg.first_token is None or leg.stopped is None:
+def _server_sample(attempt: Attempt, ttft: float) -> ServerTTFT:
+    if attempt.state is not AttemptState.ENDED or attempt.first_token is None or attempt.stopped is None:
         return ServerTTFT(ttft)
-    return ServerTTFT(ttft, is_burst=is_burst(leg.tokens, ttft, leg.stopped - leg.first_token))
+    return ServerTTFT(ttft, is_burst=is_burst(attempt.tokens, ttft, attempt.stopped - attempt.first_token))
 
 
-def _starts(decision: Decision, eligibility: Eligibility, device: Endpoint | None, servers: Sequence[Endpoint]) -> tuple[AttemptPlan, ...]:
-    starts = []
+def _attempts(
+    decision: Decision, eligibility: Eligibility, device: Endpoint | None, servers: Sequence[Endpoint]
+) -> tuple[AttemptPlan, ...]:
+    attempts = []
     if servers:
-        starts.append(_start(servers[0], decision.server_wait))
+        attempts.append(_attempt(servers[0], decision.server_wait))
     if device is not None and eligibility.device:
-        starts.append(_start(device, decision.device_wait))
-    return (*starts, *(_start(server, None) for server in servers[1:]))
+        attempts.append(_attempt(device, decision.device_wait))
+    return (*attempts, *(_attempt(server, None) for server in servers[1:]))
 
 
-def _start(endpoint: Endpoint, wait: float | None) -> AttemptPlan:
+def _attempt(endpoint: Endpoint, wait: float | None) -> AttemptPlan:
     can = endpoint.capabilities
     return AttemptPlan(endpoint.name, wait, continues=can.continuation != "none", vocabulary=can.vocabulary)
 

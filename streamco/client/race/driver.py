@@ -41,7 +41,7 @@ class RaceDriver(TaskOwner):
 
     Args:
         machine: not started yet.
-        endpoints: by name, every leg of the machine's plan.
+        endpoints: by name, every attempt of the machine's plan.
         request: what they are asked.
         unread: chunks delivered and not read, or tokens held for the pace, beyond which endpoints are not read on.
         ahead: tokens held for the pace beyond which a device is not read on; None: ``unread``. A server that is not read is cut off in the
@@ -278,7 +278,7 @@ class RaceDriver(TaskOwner):
     def _open(self, source: str, request: Request) -> EndpointStream:
         try:
             return self._endpoints[source].open(request)
-        except Exception as error:  # noqa: BLE001  it should not fail; if it does, it is this leg that failed
+        except Exception as error:  # noqa: BLE001  it should not fail; if it does, it is this attempt that failed
             return FailedStream(translate(error, source))
 
     def _begin_cancel(self, source: str) -> None:
@@ -290,7 +290,7 @@ class RaceDriver(TaskOwner):
             await asyncio.wait([pump])
         try:
             await stream.cancel()
-        except Exception as error:  # noqa: BLE001  the leg must end all the same
+        except Exception as error:  # noqa: BLE001  the attempt must end all the same
             self._step(StreamFailed(source, translate(error, source)))
         self._step(StreamCancelled(source))
 
@@ -377,7 +377,7 @@ class RaceDriver(TaskOwner):
     async def _wait_for_room(self) -> None:
         if self._room is None or self._room.done():
             self._room = self._loop.create_future()
-        await asyncio.shield(self._room)  # shared by the legs: cancelling one of them must not cancel it
+        await asyncio.shield(self._room)  # shared by the attempts: cancelling one of them must not cancel it
 
 
 def _continued(request: Request, partial: Partial) -> Request:

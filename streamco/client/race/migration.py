@@ -116,7 +116,7 @@ class MigrationPlanner:
 
     def learn(self, machine: RaceMachine, devices: frozenset[str], prompt_tokens: int) -> None:
         """A session is over."""
-        self._switching.learn((*machine.past_legs, *machine.legs.values()), devices, prompt_tokens)
+        self._switching.learn((*machine.past_attempts, *machine.attempts.values()), devices, prompt_tokens)
         tokens = machine.meter.tokens + machine.dropped
         if tokens and machine.finish_reason in {"stop", "length", None}:
             self._lengths.observe(tokens, is_censored=machine.finish_reason != "stop")

@@ -18,7 +18,7 @@ from streamco.openai_types import CompletionUsage
 if TYPE_CHECKING:
     from streamco.client.race.dispatcher import DispatchRecord
 
-__all__ = ["build_bill", "build_report", "describe_hand_overs", "describe_leg", "describe_usage"]
+__all__ = ["build_bill", "build_report", "describe_hand_overs", "describe_attempt", "describe_usage"]
 
 
 def build_report(
@@ -59,9 +59,11 @@ def build_bill(
     machine: RaceMachine, dispatched: DispatchRecord, endpoints: Mapping[str, Endpoint], *, was_left: bool = False
 ) -> AnswerCost:
     """Return what the answer has taken so far; costs nothing for each token, as its quality does."""
-    legs = _all_legs(machine)
-    waste = _waste(machine, legs, dispatched.prompt_tokens)
-    parts = [describe_leg(leg, endpoints[leg.source], dispatched, *wasted) for leg, wasted in zip(legs, waste, strict=True)]
+    attempts = _all_attempts(machine)
+    waste = _waste(machine, attempts, dispatched.prompt_tokens)
+    parts = [
+        describe_attempt(attempt, endpoints[attempt.source], dispatched, *wasted) for attempt, wasted in zip(attempts, waste, strict=True)
+    ]
     for name, error in machine.plan.missing:
         parts.append(EndpointReport(name=name, kind=endpoints[name].kind, outcome="failed", error=str(error)))
     worked = [part for part in parts if part.opened is not None]
@@ -82,7 +84,7 @@ def build_bill(
 def describe_hand_overs(machine: RaceMachine, dispatched: DispatchRecord, endpoints: Mapping[str, Endpoint]) -> list[HandOver]:
     """Return the hand-overs with what the reader noticed of them, and what the planned ones saved."""
     described = []
-    source, since = next((leg for leg in _all_legs(machine) if leg.has_won), None), 0.0
+    source, since = next((attempt for attempt in _all_attempts(machine) if attempt.has_won), None), 0.0
     for at, hand_over in enumerate(machine.hand_overs):
         later = machine.hand_overs[at + 1].position if at + 1 < len(machine.hand_overs) else None
         target = _taker(machine, hand_over)
@@ -97,27 +99,29 @@ def describe_hand_overs(machine: RaceMachine, dispatched: DispatchRecord, endpoi
     return described
 
 
-def _all_legs(machine: RaceMachine) -> list[Attempt]:
-    return [*machine.past_legs, *machine.legs.values()]
+def _all_attempts(machine: RaceMachine) -> list[Attempt]:
+    return [*machine.past_attempts, *machine.attempts.values()]
 
 
 def _readings(machine: RaceMachine, name: str, since: float, until: float) -> list[Attempt]:
     """Where this endpoint read ahead, between two times."""
-    readings = [leg for leg in _all_legs(machine) if leg.is_ahead and leg.source == name]
-    return [leg for leg in readings if leg.opened is not None and since <= leg.opened <= until]
+    readings = [attempt for attempt in _all_attempts(machine) if attempt.is_ahead and attempt.source == name]
+    return [attempt for attempt in readings if attempt.opened is not None and since <= attempt.opened <= until]
 
 
 def _taker(machine: RaceMachine, hand_over: HandOver) -> Attempt | None:
-    """Return the leg that went on."""
-    legs = _all_legs(machine)
-    return next((leg for leg in legs if leg.source == hand_over.target and leg.takes_over_at == hand_over.position), None)
+    """Return the attempt that went on."""
+    attempts = _all_attempts(machine)
+    return next(
+        (attempt for attempt in attempts if attempt.source == hand_over.target and attempt.takes_over_at == hand_over.position), None
+    )
 
 
 def _saved(
     machine: RaceMachine, source: Attempt, parts: Sequence[Attempt], dispatched: DispatchRecord, endpoints: Mapping[str, Endpoint]
 ) -> float | None:
     """US dollars that a planned hand-over saved; ``parts``: what the target read ahead, and at last what it wrote."""
-    counts = [_count(leg, dispatched.prompt_tokens) for leg in parts]
+    counts = [_count(attempt, dispatched.prompt_tokens) for attempt in parts]
     written = counts[-1].completion - _late(parts[-1], counts[-1])
     behind = _late(source, _count(source, dispatched.prompt_tokens))
     without = dispatched.cost(endpoints[source.source], 0, written - behind, 0).total
@@ -135,7 +139,7 @@ def describe_usage(machine: RaceMachine, prompt_tokens: int) -> AnswerUsage:
     Args:
         prompt_tokens: of the request, where no endpoint tells.
     """
-    last = None if machine.writing is None else machine.legs[machine.writing]
+    last = None if machine.writing is None else machine.attempts[machine.writing]
     begun = machine.hand_overs[-1].position if machine.hand_overs else 0
     if last is not None and machine.hand_overs and last.takes_over_at is None:
         last = None  # chosen to go on, but it never did
@@ -160,30 +164,32 @@ def _told(usage: CompletionUsage) -> AnswerUsage:
     )
 
 
-def describe_leg(leg: Attempt, endpoint: Endpoint, dispatched: DispatchRecord, wasted_prompt: int = 0, wasted: int = 0) -> EndpointReport:
+def describe_attempt(
+    attempt: Attempt, endpoint: Endpoint, dispatched: DispatchRecord, wasted_prompt: int = 0, wasted: int = 0
+) -> EndpointReport:
     """Return one endpoint's part; usage it did not report is estimated from the prompt's length and the tokens that came.
 
     Args:
         wasted_prompt: of the prompt's tokens, those that were read for nothing.
         wasted: of the tokens it made, those that nobody read.
     """
-    count = _count(leg, dispatched.prompt_tokens)
+    count = _count(attempt, dispatched.prompt_tokens)
     cost = dispatched.cost(endpoint, count.prompt, count.completion, count.cached)
     return EndpointReport(
-        name=leg.source,
+        name=attempt.source,
         kind=endpoint.kind,
-        outcome=_outcome(leg),
-        opened=leg.opened,
-        ttft=leg.ttft,
+        outcome=_outcome(attempt),
+        opened=attempt.opened,
+        ttft=attempt.ttft,
         prompt_tokens=count.prompt,
         completion_tokens=count.completion,
         wasted_prompt_tokens=wasted_prompt,
         wasted_tokens=wasted,
-        is_estimated=leg.usage is None and _has_worked(leg),
+        is_estimated=attempt.usage is None and _has_worked(attempt),
         cost_usd=cost.server,
         energy_j=cost.device_joules if endpoint.kind == "device" else None,
         unified_cost_usd=cost.total,
-        error=None if leg.error is None else str(leg.error),
+        error=None if attempt.error is None else str(attempt.error),
     )
 
 
@@ -195,15 +201,15 @@ class _Count(NamedTuple):
     completion: int
 
 
-def _count(leg: Attempt, prompt_tokens: int) -> _Count:
+def _count(attempt: Attempt, prompt_tokens: int) -> _Count:
     """As the endpoint told it, or estimated."""
-    if not _has_worked(leg):
+    if not _has_worked(attempt):
         return _Count(0, 0, 0)
-    if (usage := leg.usage) is not None:
+    if (usage := attempt.usage) is not None:
         details = usage.prompt_tokens_details
         return _Count(usage.prompt_tokens, (details.cached_tokens or 0) if details else 0, usage.completion_tokens)
-    length = prompt_tokens + leg.given
-    return _Count(length, 0 if leg.kept is None else min(length, prompt_tokens + leg.kept), leg.tokens)
+    length = prompt_tokens + attempt.given
+    return _Count(length, 0 if attempt.kept is None else min(length, prompt_tokens + attempt.kept), attempt.tokens)
 
 
 def _total(costs: list[float | None]) -> float | None:
@@ -212,11 +218,11 @@ def _total(costs: list[float | None]) -> float | None:
     return sum(known) if len(known) == len(costs) else None
 
 
-def _has_worked(leg: Attempt) -> bool:
+def _has_worked(attempt: Attempt) -> bool:
     """Return True if it did anything that is paid for; whoever refuses a connection or a request did not."""
-    if leg.opened is None:
+    if attempt.opened is None:
         return False
-    return bool(leg.tokens) or not isinstance(leg.error, EndpointConnectError | EndpointStatusError)
+    return bool(attempt.tokens) or not isinstance(attempt.error, EndpointConnectError | EndpointStatusError)
 
 
 def _ending(machine: RaceMachine, *, was_left: bool) -> Ending | None:
@@ -227,50 +233,50 @@ def _ending(machine: RaceMachine, *, was_left: bool) -> Ending | None:
     return None if machine.finished is None else "complete"
 
 
-def _outcome(leg: Attempt) -> Outcome:
-    if leg.opened is None:
+def _outcome(attempt: Attempt) -> Outcome:
+    if attempt.opened is None:
         return "not started"
-    if leg.has_won:
+    if attempt.has_won:
         return "won"
-    if leg.takes_over_at is not None and leg.tokens:
+    if attempt.takes_over_at is not None and attempt.tokens:
         return "took over"
-    if leg.state is AttemptState.FAILED:
+    if attempt.state is AttemptState.FAILED:
         return "failed"
-    return "read ahead" if leg.copies else "lost"
+    return "read ahead" if attempt.copies else "lost"
 
 
-def _has_written(leg: Attempt) -> bool:
+def _has_written(attempt: Attempt) -> bool:
     """Return True if its tokens went to the reader."""
-    return _outcome(leg) in {"won", "took over"}
+    return _outcome(attempt) in {"won", "took over"}
 
 
-def _waste(machine: RaceMachine, legs: Sequence[Attempt], prompt_tokens: int) -> list[tuple[int, int]]:
-    """Return what each leg read and made for nothing: (prompt tokens, completion tokens)."""
-    writers = {leg.source for leg in legs if _has_written(leg)}
-    unread = _unread(machine, [leg for leg in legs if _has_written(leg)], prompt_tokens)
+def _waste(machine: RaceMachine, attempts: Sequence[Attempt], prompt_tokens: int) -> list[tuple[int, int]]:
+    """Return what each attempt read and made for nothing: (prompt tokens, completion tokens)."""
+    writers = {attempt.source for attempt in attempts if _has_written(attempt)}
+    unread = _unread(machine, [attempt for attempt in attempts if _has_written(attempt)], prompt_tokens)
     waste = []
-    for leg in legs:
-        count = _count(leg, prompt_tokens)
-        if leg in unread:
-            waste.append((0, unread[leg]))
+    for attempt in attempts:
+        count = _count(attempt, prompt_tokens)
+        if attempt in unread:
+            waste.append((0, unread[attempt]))
         else:  # what was read ahead served whoever took over
-            waste.append((0 if leg.copies and leg.source in writers else count.prompt, count.completion))
+            waste.append((0 if attempt.copies and attempt.source in writers else count.prompt, count.completion))
     return waste
 
 
-def _unread(machine: RaceMachine, legs: Sequence[Attempt], prompt_tokens: int) -> dict[Attempt, int]:
+def _unread(machine: RaceMachine, attempts: Sequence[Attempt], prompt_tokens: int) -> dict[Attempt, int]:
     """Of the tokens of those who wrote, how many never reached the reader."""
-    counts = {leg: _count(leg, prompt_tokens).completion for leg in legs}
-    unread = {leg: _late(leg, _count(leg, prompt_tokens)) for leg in legs}
+    counts = {attempt: _count(attempt, prompt_tokens).completion for attempt in attempts}
+    unread = {attempt: _late(attempt, _count(attempt, prompt_tokens)) for attempt in attempts}
     if machine.dropped:  # held for a reader who left: the newest ones
         held = round((sum(counts.values()) - sum(unread.values())) * machine.dropped / (machine.meter.tokens + machine.dropped))
-        for leg in sorted(legs, key=lambda leg: leg.takes_over_at or 0, reverse=True):
-            more = min(held, counts[leg] - unread[leg])
-            unread[leg] += more
+        for attempt in sorted(attempts, key=lambda attempt: attempt.takes_over_at or 0, reverse=True):
+            more = min(held, counts[attempt] - unread[attempt])
+            unread[attempt] += more
             held -= more
     return unread
 
 
-def _late(leg: Attempt, count: _Count) -> int:
+def _late(attempt: Attempt, count: _Count) -> int:
     """Of what it made, what came behind the hand-over, or when the reader had left."""
-    return min(leg.late, count.completion)
+    return min(attempt.late, count.completion)

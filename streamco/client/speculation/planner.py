@@ -188,13 +188,13 @@ class SpeculationPlanner:
     def learn(self, machine: RaceMachine) -> None:
         """An answer that raced shows how fast the server writes by itself."""
         server = self.pairing.server
-        for leg in (*machine.past_legs, *machine.legs.values()):
-            if server is None or leg.source != server.name or leg.state is not AttemptState.ENDED or leg.ttft is None:
+        for attempt in (*machine.past_attempts, *machine.attempts.values()):
+            if server is None or attempt.source != server.name or attempt.state is not AttemptState.ENDED or attempt.ttft is None:
                 continue
-            if leg.first_token is not None and leg.stopped is not None and leg.tokens > 1:
-                span = leg.stopped - leg.first_token
-                if not is_burst(leg.tokens, leg.ttft, span):
-                    self.pair.note_remote(leg.tokens - 1, span)
+            if attempt.first_token is not None and attempt.stopped is not None and attempt.tokens > 1:
+                span = attempt.stopped - attempt.first_token
+                if not is_burst(attempt.tokens, attempt.ttft, span):
+                    self.pair.note_remote(attempt.tokens - 1, span)
 
     # An answer
 

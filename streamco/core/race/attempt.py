@@ -1,9 +1,9 @@
 """One endpoint's part in an answer.
 
-The life of a leg::
+The life of an attempt::
 
-    waiting ──▶ open ──▶ won ──▶ ended | failed | lost   (the answer moved on, planned: the rest of it is a new leg's)
-       │          ├────▶ lost ──▶ cancelled              (another leg had the first content token)
+    waiting ──▶ open ──▶ won ──▶ ended | failed | lost   (the answer moved on, planned: the rest of it is a new attempt's)
+       │          ├────▶ lost ──▶ cancelled              (another attempt had the first content token)
        │          └────▶ failed
        └─────▶ spared                                    (never started)
 
@@ -25,12 +25,12 @@ __all__ = ["Attempt", "AttemptState", "AttemptPlan"]
 
 
 class AttemptPlan(Struct, frozen=True):
-    """When a leg starts, and what it can do.
+    """When an attempt starts, and what it can do.
 
     Args:
         source: the endpoint's name.
         wait: seconds after the request; None: only if the others fail.
-        continues: it can go on with an answer that another leg has begun.
+        continues: it can go on with an answer that another attempt has begun.
         vocabulary: fingerprint of its tokenizer; None: not known.
     """
 
@@ -41,7 +41,7 @@ class AttemptPlan(Struct, frozen=True):
 
 
 class AttemptState(Enum):
-    """Where a leg stands."""
+    """Where an attempt stands."""
 
     WAITING = auto()
     OPEN = auto()
@@ -95,21 +95,21 @@ class Attempt:
 
     def succeed(self, position: int, opened: float) -> Attempt:
         """Return the same endpoint's new part, as the one who goes on with the answer from ``position`` (tokens)."""
-        leg = Attempt(self.start)
-        leg.state, leg.takes_over_at, leg.opened, leg.kept = AttemptState.WON, position, opened, self.kept
-        return leg
+        attempt = Attempt(self.start)
+        attempt.state, attempt.takes_over_at, attempt.opened, attempt.kept = AttemptState.WON, position, opened, self.kept
+        return attempt
 
     def begin_anew(self, partial: Partial, opened: float) -> Attempt:
         """Return the same endpoint's new part, as the one who makes the answer anew; what ``partial`` holds is taken out."""
-        leg = self.succeed(partial.tokens, opened)
-        leg.is_anew, leg.overlap = True, RestartFilter(partial, self.vocabulary)
-        return leg
+        attempt = self.succeed(partial.tokens, opened)
+        attempt.is_anew, attempt.overlap = True, RestartFilter(partial, self.vocabulary)
+        return attempt
 
     def prepare(self, opened: float) -> Attempt:
         """Return the same endpoint's new part, as one that reads ahead."""
-        leg = Attempt(self.start)
-        leg.state, leg.opened, leg.kept, leg.is_ahead = AttemptState.PREPARING, opened, self.kept, True
-        return leg
+        attempt = Attempt(self.start)
+        attempt.state, attempt.opened, attempt.kept, attempt.is_ahead = AttemptState.PREPARING, opened, self.kept, True
+        return attempt
 
     def count(self, tokens: int, at: float) -> None:
         """Content tokens have come ``at`` (seconds since the request)."""

@@ -43,35 +43,39 @@ class Handover:
         """The answer goes on."""
         self.transcript.add(chunks, tokens, vocabulary)
 
-    def find_heir(self, legs: Mapping[str, Attempt]) -> Attempt | None:
-        """Who can go on after a failure: who has read ahead, then the racing legs, then the stand-ins, in their order; nobody twice.
+    def find_heir(self, attempts: Mapping[str, Attempt]) -> Attempt | None:
+        """Who can go on after a failure: who has read ahead, then the racing attempts, then the stand-ins, in their order; nobody twice.
 
         Then those that failed to read ahead: an answer is not lost for what was to make it cheaper. At last, with the caller's consent,
         those that can't go on with an answer and have to make it anew.
         """
         if not self._fails_over or self.transcript.has_calls:
             return None
-        able = [leg for leg in legs.values() if leg.can_take_over or leg.is_last_resort]
+        able = [attempt for attempt in attempts.values() if attempt.can_take_over or attempt.is_last_resort]
         if not able and self._begins_anew:
-            able = [leg for leg in legs.values() if leg.can_begin_anew]
-        return min(able, key=lambda leg: (leg.is_last_resort, leg.state is not AttemptState.PREPARED, leg.wait is None), default=None)
+            able = [attempt for attempt in attempts.values() if attempt.can_begin_anew]
+        return min(
+            able,
+            key=lambda attempt: (attempt.is_last_resort, attempt.state is not AttemptState.PREPARED, attempt.wait is None),
+            default=None,
+        )
 
     def consider_move(
-        self, source: Attempt, legs: Mapping[str, Attempt], *, buffered: float, now: float
+        self, source: Attempt, attempts: Mapping[str, Attempt], *, buffered: float, now: float
     ) -> Prepare | Release | Switch | None:
         """Return what the mover wants; nothing while there is no text to be handed over, or a tool call."""
         if self._mover is None or not self.transcript.ends_in_text:
             return None
-        return self._mover.consider(MigrationState(source, legs, self.transcript.tokens, buffered, now))
+        return self._mover.consider(MigrationState(source, attempts, self.transcript.tokens, buffered, now))
 
-    def note_copied(self, leg: Attempt, *, tokens: int, seconds: float) -> None:
-        """A leg has read ahead."""
-        if self._mover is not None and leg.kept is not None:
-            self._mover.note_copied(leg.source, kept=leg.kept, tokens=tokens, seconds=seconds)
+    def note_copied(self, attempt: Attempt, *, tokens: int, seconds: float) -> None:
+        """An attempt has read ahead."""
+        if self._mover is not None and attempt.kept is not None:
+            self._mover.note_copied(attempt.source, kept=attempt.kept, tokens=tokens, seconds=seconds)
 
-    def unread(self, leg: Attempt, position: int) -> int:
-        """Tokens of prompt and answer that a leg would have to read to go on at ``position``."""
-        return 0 if self._mover is None else self._mover.to_read(leg, position)
+    def unread(self, attempt: Attempt, position: int) -> int:
+        """Tokens of prompt and answer that an attempt would have to read to go on at ``position``."""
+        return 0 if self._mover is None else self._mover.to_read(attempt, position)
 
     def move(self, source: Attempt, target: Attempt, *, at: float, buffered: float) -> None:
         """A planned move is made."""
@@ -81,7 +85,7 @@ class Handover:
         self._note(source, target, at=at, buffered=buffered, reason="cheaper", is_planned=True)
 
     def fail_over(self, source: Attempt, target: Attempt, *, at: float, buffered: float) -> None:
-        """A failed leg is replaced."""
+        """A failed attempt is replaced."""
         if self._mover is not None:
             self._mover.reset()
         self._note(source, target, at=at, buffered=buffered, reason=type(source.error).__name__, is_planned=False)

@@ -53,7 +53,7 @@ class ServerTTFT(Struct, frozen=True):
     """The server's time to first token.
 
     Args:
-        seconds: from the start of its leg; censored: until it was cancelled.
+        seconds: from the start of its attempt; censored: until it was cancelled.
         is_censored: the first token had not come by then.
         is_burst: a proxy held the answer back (``estimators.is_burst``); nothing is learned from it.
     """

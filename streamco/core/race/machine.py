@@ -1,6 +1,6 @@
 """One answer from several endpoints: who starts when, who wins, what the reader gets (DiSCo 4.2, section "Race").
 
-The first *content* token wins: role deltas, empty choices and usage don't count, but the winner's are delivered in their place. A leg
+The first *content* token wins: role deltas, empty choices and usage don't count, but the winner's are delivered in their place. An attempt
 that fails before anybody won lets the next one start at once, whatever its wait. When nobody is left the reader gets the error, after all
 text that came. An answer whose endpoint fails in the middle, or writes at too high a price, goes on at another (``core.relay``).
 """
@@ -33,16 +33,16 @@ class RacePlan(Struct, frozen=True, kw_only=True):
     """Everything a session is told at its beginning; with the events it reproduces the session.
 
     Args:
-        starts: the legs; those without a wait stand in for failed ones, in this order. pace: tokens per second at the reader, None:
-        deliver at once. explore: let a losing leg run to its first token, to learn how long that takes. reader_rate: tokens per second of
-        the virtual reader that quality is measured with; None: the pace, or the reading speed. on_failure: what becomes of an answer
-        whose endpoint fails in the middle: another leg that can goes on with it, or the error is raised; "restart": if none can, one makes
-        it anew. max_tokens: limit of the
-        answer's length; a leg that takes over gets what is left of it. missing: endpoints that could take no part, with their errors;
-        told to the reader when those that could fail too. migration: what planned moves rest on; None: there are none.
+        attempts: the attempts; those without a wait stand in for failed ones, in this order. pace: tokens per second at the reader, None:
+        deliver at once. explore: let a losing attempt run to its first token, to learn how long that takes. reader_rate: tokens per second
+        of the virtual reader that quality is measured with; None: the pace, or the reading speed. on_failure: what becomes of an answer
+        whose endpoint fails in the middle: another attempt that can goes on with it, or the error is raised; "restart": if none can, one
+        makes it anew. max_tokens: limit of the answer's length; an attempt that takes over gets what is left of it. missing: endpoints that
+        could take no part, with their errors; told to the reader when those that could fail too. migration: what planned moves rest on;
+        None: there are none.
     """
 
-    starts: tuple[AttemptPlan, ...]
+    attempts: tuple[AttemptPlan, ...]
     pace: float | None = None
     explore: bool = False
     reader_rate: float | None = None
@@ -60,11 +60,11 @@ class RaceMachine:
     """
 
     def __init__(self, plan: RacePlan) -> None:
-        if not plan.starts:
-            raise AssertionError("a session needs a leg")
+        if not plan.attempts:
+            raise AssertionError("a session needs an attempt")
         self.plan = plan
-        self.legs = {start.source: Attempt(start) for start in plan.starts}
-        self.past_legs: list[Attempt] = []  # earlier parts of endpoints that have taken over since
+        self.attempts = {start.source: Attempt(start) for start in plan.attempts}
+        self.past_attempts: list[Attempt] = []  # earlier parts of endpoints that have taken over since
         self._delivery = Delivery(plan.pace, plan.reader_rate or plan.pace or READING)
         self.meter = self._delivery.meter
         self.winner: str | None = None
@@ -82,14 +82,14 @@ class RaceMachine:
     # The machine protocol
 
     def start(self, *, now: float) -> None:
-        """Open the legs that wait for nothing."""
+        """Open the attempts that wait for nothing."""
         self.began = now
         self._start_due(now)
-        if not any(leg.wait is not None for leg in self.legs.values()):
+        if not any(attempt.wait is not None for attempt in self.attempts.values()):
             self._start_next(now)
 
     def receive(self, event: Event, *, now: float) -> None:
-        """Take note of what an endpoint or the reader did; late news from legs that are out is only counted."""
+        """Take note of what an endpoint or the reader did; late news from attempts that are out is only counted."""
         match event:
             case TokensReceived():
                 self._receive_tokens(event, now)
@@ -107,15 +107,15 @@ class RaceMachine:
 
         True where ``receive`` would have commanded just that and asked for no deadline; False: nothing was done, use ``receive``.
         """
-        leg = self._winning
-        if leg is None or leg.source != event.source or leg.state is not AttemptState.WON or leg.first_token is None:
+        attempt = self._winning
+        if attempt is None or attempt.source != event.source or attempt.state is not AttemptState.WON or attempt.first_token is None:
             return False
-        if self._delivery.is_paced or self.finished is not None or leg.is_new or leg.overlap is not None or self._may_move:
+        if self._delivery.is_paced or self.finished is not None or attempt.is_new or attempt.overlap is not None or self._may_move:
             return False
         tokens = event.tokens
-        leg.tokens += tokens
+        attempt.tokens += tokens
         if self._relay is not None:
-            self._relay.add(event.chunks, tokens, leg.vocabulary)
+            self._relay.add(event.chunks, tokens, attempt.vocabulary)
         if tokens:
             self.meter.record(tokens, now=now)
         return True
@@ -126,16 +126,16 @@ class RaceMachine:
         return commands
 
     def next_deadline(self) -> float | None:
-        """Return the next leg's start or the next token's release, whichever comes first."""
+        """Return the next attempt's start or the next token's release, whichever comes first."""
         deadline = self._delivery.next_due()
         if self.winner is None and self.finished is None:
-            for leg in self.legs.values():
-                if leg.state is AttemptState.WAITING and leg.wait is not None:
-                    deadline = self.began + leg.wait if deadline is None else min(deadline, self.began + leg.wait)
+            for attempt in self.attempts.values():
+                if attempt.state is AttemptState.WAITING and attempt.wait is not None:
+                    deadline = self.began + attempt.wait if deadline is None else min(deadline, self.began + attempt.wait)
         return deadline
 
     def handle_deadline(self, *, now: float) -> None:
-        """Start the legs whose wait is over and release the tokens that are due."""
+        """Start the attempts whose wait is over and release the tokens that are due."""
         if self.finished is not None:
             return
         if self.winner is None:
@@ -165,12 +165,12 @@ class RaceMachine:
         winning = self._winning
         if self._delivery.is_paced or winning is None or winning.state is not AttemptState.WON or self._may_move:
             return False
-        return not any(leg.is_live for leg in self.legs.values() if leg is not winning)
+        return not any(attempt.is_live for attempt in self.attempts.values() if attempt is not winning)
 
     @property
     def is_over(self) -> bool:
         """True if the reader has everything and nobody works any more."""
-        return self.finished is not None and not any(leg.is_live for leg in self.legs.values())
+        return self.finished is not None and not any(attempt.is_live for attempt in self.attempts.values())
 
     @property
     def _may_move(self) -> bool:
@@ -179,64 +179,64 @@ class RaceMachine:
     # Tokens
 
     def _receive_tokens(self, event: TokensReceived, now: float) -> None:
-        leg = self._winning
-        if leg is not None and event.source == leg.source:
+        attempt = self._winning
+        if attempt is not None and event.source == attempt.source:
             if event.tokens:
-                leg.count(event.tokens, now - self.began)
-            if leg.state is AttemptState.WON and self.finished is None:
-                self._receive_answer(leg, event, now)
+                attempt.count(event.tokens, now - self.began)
+            if attempt.state is AttemptState.WON and self.finished is None:
+                self._receive_answer(attempt, event, now)
             else:
-                leg.late += event.tokens
+                attempt.late += event.tokens
             return
-        leg = self.legs[event.source]
-        if event.tokens and leg.opened is not None:
-            leg.count(event.tokens, now - self.began)
-        if leg.state is AttemptState.LOST:
-            leg.late += event.tokens
+        attempt = self.attempts[event.source]
+        if event.tokens and attempt.opened is not None:
+            attempt.count(event.tokens, now - self.began)
+        if attempt.state is AttemptState.LOST:
+            attempt.late += event.tokens
             if event.tokens and self.plan.explore:
-                self._stop(leg, "explored")
-        elif leg.state is AttemptState.OPEN:
-            leg.held += event.chunks
+                self._stop(attempt, "explored")
+        elif attempt.state is AttemptState.OPEN:
+            attempt.held += event.chunks
             if event.tokens and self.finished is None:
-                self._win(leg, event.tokens, now)
+                self._win(attempt, event.tokens, now)
 
-    def _receive_answer(self, leg: Attempt, event: TokensReceived, now: float) -> None:
+    def _receive_answer(self, attempt: Attempt, event: TokensReceived, now: float) -> None:
         """The answer goes on; whoever makes it anew first makes what the reader has."""
         new: TokensReceived | Diverged | None = event
-        if leg.overlap is not None:
-            new = leg.overlap.feed(event)
-            leg.late += event.tokens - (new.tokens if isinstance(new, TokensReceived) else 0)
-            if not leg.overlap.is_open:
-                leg.overlap = None
+        if attempt.overlap is not None:
+            new = attempt.overlap.feed(event)
+            attempt.late += event.tokens - (new.tokens if isinstance(new, TokensReceived) else 0)
+            if not attempt.overlap.is_open:
+                attempt.overlap = None
         if isinstance(new, Diverged):
-            self._stop(leg, "departed")
-            self._depart(leg, new, now)
+            self._stop(attempt, "departed")
+            self._depart(attempt, new, now)
         elif new is not None:
             self._deliver(new.source, new.chunks, new.tokens, now)
             self._consider_moving(now)
 
-    def _depart(self, leg: Attempt, departed: Diverged, now: float) -> None:
-        """A leg that makes the answer anew makes another one: it is of no use."""
-        error = EndpointProtocolError(str(departed), endpoint=leg.source)
-        leg.state, leg.stopped, leg.error = AttemptState.FAILED, now - self.began, error
-        self._fail_over(leg, error, now)
+    def _depart(self, attempt: Attempt, departed: Diverged, now: float) -> None:
+        """An attempt that makes the answer anew makes another one: it is of no use."""
+        error = EndpointProtocolError(str(departed), endpoint=attempt.source)
+        attempt.state, attempt.stopped, attempt.error = AttemptState.FAILED, now - self.began, error
+        self._fail_over(attempt, error, now)
 
-    def _win(self, leg: Attempt, tokens: int, now: float) -> None:
-        self.winner, self._winning, leg.state, leg.has_won = leg.source, leg, AttemptState.WON, True
-        for other in self.legs.values():
+    def _win(self, attempt: Attempt, tokens: int, now: float) -> None:
+        self.winner, self._winning, attempt.state, attempt.has_won = attempt.source, attempt, AttemptState.WON, True
+        for other in self.attempts.values():
             if other.state is AttemptState.WAITING:
                 other.state = AttemptState.SPARED
             elif other.state is AttemptState.OPEN:
                 other.state = AttemptState.LOST
                 if not self.plan.explore:
                     self._stop(other, "lost")
-        held, leg.held = leg.held, []
-        self._deliver(leg.source, held, tokens, now)
+        held, attempt.held = attempt.held, []
+        self._deliver(attempt.source, held, tokens, now)
         self._consider_moving(now)
 
     def _deliver(self, source: str, chunks: list[ChatCompletionChunk], tokens: int, now: float) -> None:
         if self._relay is not None:
-            self._relay.add(chunks, tokens, self.legs[source].vocabulary)
+            self._relay.add(chunks, tokens, self.attempts[source].vocabulary)
         self._commands += self._delivery.take(source, chunks, tokens, now=now)
         self._finish_if_empty(now)
 
@@ -247,24 +247,24 @@ class RaceMachine:
     # Ends
 
     def _receive_end(self, event: StreamEnded, now: float) -> None:
-        leg = self.legs[event.source]
-        if not leg.is_live:
+        attempt = self.attempts[event.source]
+        if not attempt.is_live:
             return
-        was, leg.state, leg.stopped = leg.state, AttemptState.ENDED, now - self.began
-        leg.usage, leg.finish_reason = event.usage, event.finish_reason
+        was, attempt.state, attempt.stopped = attempt.state, AttemptState.ENDED, now - self.began
+        attempt.usage, attempt.finish_reason = event.usage, event.finish_reason
         if was is AttemptState.WON:
-            departed = leg.overlap.end() if leg.overlap is not None else None
+            departed = attempt.overlap.end() if attempt.overlap is not None else None
             if departed is not None:
-                self._depart(leg, departed, now)
+                self._depart(attempt, departed, now)
             else:
-                self._complete(leg, now)
+                self._complete(attempt, now)
         elif was is AttemptState.PREPARING:
-            self._receive_prepared(leg, now)
+            self._receive_prepared(attempt, now)
         elif was is AttemptState.OPEN:
             self._settle_without_winner(now)
 
-    def _complete(self, leg: Attempt, now: float) -> None:
-        self.finish_reason = leg.finish_reason
+    def _complete(self, attempt: Attempt, now: float) -> None:
+        self.finish_reason = attempt.finish_reason
         self._is_complete = True
         self._stop_preparing()
         self._finish_if_empty(now)
@@ -280,14 +280,14 @@ class RaceMachine:
             self._commands.append(FinishDelivery())
 
     def _receive_failure(self, event: StreamFailed, now: float) -> None:
-        leg = self.legs[event.source]
-        if not leg.is_live:
+        attempt = self.attempts[event.source]
+        if not attempt.is_live:
             return
-        was, leg.state, leg.stopped, leg.error = leg.state, AttemptState.FAILED, now - self.began, event.error
+        was, attempt.state, attempt.stopped, attempt.error = attempt.state, AttemptState.FAILED, now - self.began, event.error
         if was is AttemptState.WON:
-            self._fail_over(leg, event.error, now)
+            self._fail_over(attempt, event.error, now)
         elif was is AttemptState.PREPARING:
-            self._go_on_after_reading(leg, now)
+            self._go_on_after_reading(attempt, now)
         elif was is AttemptState.OPEN:
             self._start_next(now)
             self._settle_without_winner(now)
@@ -301,36 +301,36 @@ class RaceMachine:
         self._commands.append(FailDelivery(error))
 
     def _receive_cancelled(self, event: StreamCancelled, now: float) -> None:
-        leg = self.legs[event.source]
-        leg.is_stopping = False
-        if leg.is_live:
-            leg.state, leg.stopped = AttemptState.CANCELLED, now - self.began
-        if leg is self._heir:
-            self._take_over(leg, now)
+        attempt = self.attempts[event.source]
+        attempt.is_stopping = False
+        if attempt.is_live:
+            attempt.state, attempt.stopped = AttemptState.CANCELLED, now - self.began
+        if attempt is self._heir:
+            self._take_over(attempt, now)
         else:
             self._consider_moving(now)
 
     def _receive_reader_left(self, now: float) -> None:
         if self.finished is None:
             self.finished = now
-        for leg in self.legs.values():
-            if leg.state is AttemptState.WAITING:
-                leg.state = AttemptState.SPARED
-            elif leg.is_live:
-                self._stop(leg, "reader left")
+        for attempt in self.attempts.values():
+            if attempt.state is AttemptState.WAITING:
+                attempt.state = AttemptState.SPARED
+            elif attempt.is_live:
+                self._stop(attempt, "reader left")
         self.dropped += self._delivery.drop()
 
-    def _stop(self, leg: Attempt, reason: str) -> None:
-        """Have a leg cancelled, once: further reasons change nothing."""
-        if not leg.is_stopping:
-            leg.is_stopping = True
-            self._commands.append(CancelStream(leg.source, reason))
+    def _stop(self, attempt: Attempt, reason: str) -> None:
+        """Have an attempt cancelled, once: further reasons change nothing."""
+        if not attempt.is_stopping:
+            attempt.is_stopping = True
+            self._commands.append(CancelStream(attempt.source, reason))
 
     # Hand-over
 
     def _fail_over(self, failed: Attempt, error: EndpointError, now: float) -> None:
-        """The leg that was writing is out: let another go on from the last good token, or tell the reader."""
-        heir = self._relay.find_heir(self.legs) if self._relay is not None else None
+        """The attempt that was writing is out: let another go on from the last good token, or tell the reader."""
+        heir = self._relay.find_heir(self.attempts) if self._relay is not None else None
         if heir is None or self._relay is None or self.finished is not None:
             self._fail(self._combine_mid_errors(error), now)
             return
@@ -348,7 +348,7 @@ class RaceMachine:
         else:
             self._take_over(heir, now)
 
-    def _take_over(self, leg: Attempt, now: float) -> None:
+    def _take_over(self, attempt: Attempt, now: float) -> None:
         assert self._relay is not None, "only handed-over answers have heirs"
         self._heir = None
         if self.finished is not None:
@@ -359,25 +359,25 @@ class RaceMachine:
             self.finish_reason, self._is_complete = "length", True
             self._finish_if_empty(now)
             return
-        if leg.continues:
-            self._winning = self._replace(leg, leg.succeed(partial.tokens, now - self.began))
-            self._commands.append(ContinueStream(leg.source, partial))
+        if attempt.continues:
+            self._winning = self._replace(attempt, attempt.succeed(partial.tokens, now - self.began))
+            self._commands.append(ContinueStream(attempt.source, partial))
         else:
-            self._winning = self._replace(leg, leg.begin_anew(partial, now - self.began))
-            self._commands.append(OpenStream(leg.source))
+            self._winning = self._replace(attempt, attempt.begin_anew(partial, now - self.began))
+            self._commands.append(OpenStream(attempt.source))
 
-    def _replace(self, leg: Attempt, new: Attempt) -> Attempt:
+    def _replace(self, attempt: Attempt, new: Attempt) -> Attempt:
         """Return an endpoint's next part; the one before is kept for the report."""
-        if leg.opened is not None:
-            self.past_legs.append(leg)
-        self.legs[leg.source] = new
+        if attempt.opened is not None:
+            self.past_attempts.append(attempt)
+        self.attempts[attempt.source] = new
         return new
 
     def _combine_mid_errors(self, last: EndpointError) -> StreamcoError:
         """Return one endpoint's own error, or all of them where several have tried."""
         if self._relay is None or not self._relay.hand_overs:
             return last
-        errors = {leg.source: leg.error for leg in self.legs.values() if leg.error is not None}
+        errors = {attempt.source: attempt.error for attempt in self.attempts.values() if attempt.error is not None}
         return AllEndpointsFailed(errors, partial=self._relay.transcript.text)
 
     # Planned moves
@@ -387,36 +387,36 @@ class RaceMachine:
         source = self._winning
         if self._relay is None or source is None or source.state is not AttemptState.WON or self.finished is not None:
             return
-        match self._relay.consider_move(source, self.legs, buffered=self._delivery.ahead(now=now), now=now - self.began):
+        match self._relay.consider_move(source, self.attempts, buffered=self._delivery.ahead(now=now), now=now - self.began):
             case Release(target):
-                self._stop(self.legs[target], "wanted")
+                self._stop(self.attempts[target], "wanted")
             case Prepare(target):
-                self._prepare(self.legs[target], now)
+                self._prepare(self.attempts[target], now)
             case Switch(target, waits):
-                self._move(source, self.legs[target], now, waits=waits)
+                self._move(source, self.attempts[target], now, waits=waits)
 
-    def _prepare(self, leg: Attempt, now: float) -> None:
-        """Let a leg read ahead; its next round is the same leg's."""
+    def _prepare(self, attempt: Attempt, now: float) -> None:
+        """Let an attempt read ahead; its next round is the same attempt's."""
         assert self._relay is not None, "only a mover prepares"
         partial = self._relay.partial()
-        new = self._replace(leg, leg.prepare(now - self.began))
+        new = self._replace(attempt, attempt.prepare(now - self.began))
         new.reads = self._relay.unread(new, partial.tokens)
         new.copies = partial.tokens
-        self._commands.append(PrepareStream(leg.source, partial))
+        self._commands.append(PrepareStream(attempt.source, partial))
 
-    def _receive_prepared(self, leg: Attempt, now: float) -> None:
+    def _receive_prepared(self, attempt: Attempt, now: float) -> None:
         assert self._relay is not None, "only a mover prepares"
-        leg.state, leg.kept = AttemptState.PREPARED, leg.copies
-        if leg.opened is not None and leg.stopped is not None:
-            self._relay.note_copied(leg, tokens=leg.reads, seconds=leg.stopped - leg.opened)
-        self._go_on_after_reading(leg, now)
+        attempt.state, attempt.kept = AttemptState.PREPARED, attempt.copies
+        if attempt.opened is not None and attempt.stopped is not None:
+            self._relay.note_copied(attempt, tokens=attempt.reads, seconds=attempt.stopped - attempt.opened)
+        self._go_on_after_reading(attempt, now)
 
-    def _go_on_after_reading(self, leg: Attempt, now: float) -> None:
+    def _go_on_after_reading(self, attempt: Attempt, now: float) -> None:
         """A reading ahead is over: who was awaited takes over, whether it could read or not, for nobody writes any more."""
-        if leg is not self._heir:
+        if attempt is not self._heir:
             self._consider_moving(now)
-        elif not leg.is_stopping:
-            self._take_over(leg, now)
+        elif not attempt.is_stopping:
+            self._take_over(attempt, now)
 
     def _move(self, source: Attempt, target: Attempt, now: float, *, waits: bool) -> None:
         """The target goes on, the source stops; what it makes until then nobody reads."""
@@ -427,46 +427,46 @@ class RaceMachine:
         self._stop(source, "handed over")
 
     def _stop_preparing(self, but: Attempt | None = None) -> None:
-        for leg in self.legs.values():
-            if leg.state is AttemptState.PREPARING and leg is not but:
-                self._stop(leg, "not needed")
+        for attempt in self.attempts.values():
+            if attempt.state is AttemptState.PREPARING and attempt is not but:
+                self._stop(attempt, "not needed")
 
     # Starts
 
     def _start_due(self, now: float) -> None:
-        for leg in self.legs.values():
-            if leg.state is AttemptState.WAITING and leg.wait is not None and self.began + leg.wait <= now:
-                self._open(leg, now)
+        for attempt in self.attempts.values():
+            if attempt.state is AttemptState.WAITING and attempt.wait is not None and self.began + attempt.wait <= now:
+                self._open(attempt, now)
 
     def _start_next(self, now: float) -> None:
         """Somebody failed: open whoever has not been tried, first those that only wait, then the stand-ins, one at a time."""
-        waiting = [leg for leg in self.legs.values() if leg.state is AttemptState.WAITING]
+        waiting = [attempt for attempt in self.attempts.values() if attempt.state is AttemptState.WAITING]
         if waiting:
-            self._open(min(waiting, key=lambda leg: (leg.wait is None, leg.wait or 0.0)), now)
+            self._open(min(waiting, key=lambda attempt: (attempt.wait is None, attempt.wait or 0.0)), now)
 
-    def _open(self, leg: Attempt, now: float) -> None:
-        leg.state, leg.opened = AttemptState.OPEN, now - self.began
-        self._commands.append(OpenStream(leg.source))
+    def _open(self, attempt: Attempt, now: float) -> None:
+        attempt.state, attempt.opened = AttemptState.OPEN, now - self.began
+        self._commands.append(OpenStream(attempt.source))
 
     def _settle_without_winner(self, now: float) -> None:
-        """Nobody has won and a leg is out: wait for the others, or take an empty answer, or give up."""
-        legs = self.legs.values()
-        if self.finished is not None or any(leg.state is AttemptState.OPEN for leg in legs):
+        """Nobody has won and an attempt is out: wait for the others, or take an empty answer, or give up."""
+        attempts = self.attempts.values()
+        if self.finished is not None or any(attempt.state is AttemptState.OPEN for attempt in attempts):
             return
-        empty = next((leg for leg in legs if leg.state is AttemptState.ENDED), None)
+        empty = next((attempt for attempt in attempts if attempt.state is AttemptState.ENDED), None)
         if empty is not None:
-            for leg in legs:
-                if leg.state is AttemptState.WAITING:
-                    leg.state = AttemptState.SPARED
+            for attempt in attempts:
+                if attempt.state is AttemptState.WAITING:
+                    attempt.state = AttemptState.SPARED
             self.winner, self._winning, empty.has_won = empty.source, empty, True
             if empty.held:
                 self._deliver(empty.source, empty.held, 0, now)
             self._complete(empty, now)
             return
-        self._fail(self._combine_errors(list(legs)), now)
+        self._fail(self._combine_errors(list(attempts)), now)
 
-    def _combine_errors(self, legs: Sequence[Attempt]) -> StreamcoError:
-        failed = {leg.source: leg.error for leg in legs if leg.error is not None}
+    def _combine_errors(self, attempts: Sequence[Attempt]) -> StreamcoError:
+        failed = {attempt.source: attempt.error for attempt in attempts if attempt.error is not None}
         if not failed:
             return EndpointProtocolError("expected an answer or an error, got neither")
         errors = {**dict(self.plan.missing), **failed}
@@ -476,7 +476,7 @@ class RaceMachine:
 def _make_relay(plan: RacePlan) -> Handover | None:
     """Return what hands the answer over, where that may happen at all."""
     fails_over = plan.on_failure != "raise"
-    if len(plan.starts) < 2 or not (fails_over or plan.migration is not None):
+    if len(plan.attempts) < 2 or not (fails_over or plan.migration is not None):
         return None
     mover = MigrationController(plan.migration) if plan.migration is not None else None
     return Handover(mover, fails_over=fails_over, begins_anew=plan.on_failure == "restart")

@@ -64,15 +64,15 @@ class MigrationState(Struct, frozen=True):
     """An answer under way.
 
     Args:
-        source: the leg that writes.
-        legs: all legs, by endpoint.
+        source: the attempt that writes.
+        attempts: all attempts, by endpoint.
         position: tokens made.
         buffered: of those, tokens the reader has not come to.
         now: seconds since the request.
     """
 
     source: Attempt
-    legs: Mapping[str, Attempt]
+    attempts: Mapping[str, Attempt]
     position: int
     buffered: float
     now: float
@@ -129,7 +129,7 @@ class MigrationController:
             self._target = self._choose(situation)
             if self._target is None:
                 return None
-        return self._advance(situation, situation.legs[self._target])
+        return self._advance(situation, situation.attempts[self._target])
 
     def note_copied(self, target: str, *, kept: int, seconds: float, tokens: int) -> None:
         """The target has read ``tokens`` ahead in ``seconds``, up to the ``kept``-th of the answer."""
@@ -157,17 +157,19 @@ class MigrationController:
         """Return the target that saves most, if any does."""
         savings = {}
         for name in self._terms:
-            leg = situation.legs.get(name)
-            if leg is None or leg is situation.source or not leg.can_take_over or not self._may_start(situation, name):
+            attempt = situation.attempts.get(name)
+            if attempt is None or attempt is situation.source or not attempt.can_take_over or not self._may_start(situation, name):
                 continue
-            saving = self._saving(situation, leg)
+            saving = self._saving(situation, attempt)
             if saving > 0:
                 savings[name] = saving
         return max(savings, key=lambda name: savings[name], default=None)
 
     def _may_start(self, situation: MigrationState, name: str) -> bool:
         rationed = self._plan.rationed
-        return name not in rationed or any(leg.opened is not None for leg in situation.legs.values() if leg.source in rationed)
+        return name not in rationed or any(
+            attempt.opened is not None for attempt in situation.attempts.values() if attempt.source in rationed
+        )
 
     def _saving(self, situation: MigrationState, target: Attempt) -> float:
         """US dollars that moving there saves."""

@@ -110,35 +110,35 @@ class SwitchLearner:
             self._paces[name] = EndpointTiming(is_device=is_device)
         return self._paces[name]
 
-    def learn(self, legs: Iterable[Attempt], devices: frozenset[str], prompt_tokens: int) -> None:
-        """Take what the legs of an answer that is over have shown; ``devices``: names of the endpoints that are devices."""
-        for leg in legs:
-            if leg.opened is not None and leg.error is None:
-                self._learn(leg, self.pace(leg.source, is_device=leg.source in devices), prompt_tokens)
+    def learn(self, attempts: Iterable[Attempt], devices: frozenset[str], prompt_tokens: int) -> None:
+        """Take what the attempts of an answer that is over have shown; ``devices``: names of the endpoints that are devices."""
+        for attempt in attempts:
+            if attempt.opened is not None and attempt.error is None:
+                self._learn(attempt, self.pace(attempt.source, is_device=attempt.source in devices), prompt_tokens)
 
-    def _learn(self, leg: Attempt, pace: EndpointTiming, prompt_tokens: int) -> None:
-        assert leg.opened is not None, "only legs that were opened show something"
-        if leg.is_ahead:
-            if leg.state is AttemptState.PREPARED and leg.stopped is not None:
-                pace.observe_start(leg.reads, leg.stopped - leg.opened)
+    def _learn(self, attempt: Attempt, pace: EndpointTiming, prompt_tokens: int) -> None:
+        assert attempt.opened is not None, "only attempts that were opened show something"
+        if attempt.is_ahead:
+            if attempt.state is AttemptState.PREPARED and attempt.stopped is not None:
+                pace.observe_start(attempt.reads, attempt.stopped - attempt.opened)
             return
-        if leg.ttft is None:
-            if leg.stopped is not None:
-                pace.observe_start(_read(leg, prompt_tokens), leg.stopped - leg.opened, is_censored=True)
+        if attempt.ttft is None:
+            if attempt.stopped is not None:
+                pace.observe_start(_read(attempt, prompt_tokens), attempt.stopped - attempt.opened, is_censored=True)
             return
-        spread = 0.0 if leg.stopped is None or leg.first_token is None else leg.stopped - leg.first_token
-        if leg.state is AttemptState.ENDED and is_burst(leg.tokens, leg.ttft, spread):
+        spread = 0.0 if attempt.stopped is None or attempt.first_token is None else attempt.stopped - attempt.first_token
+        if attempt.state is AttemptState.ENDED and is_burst(attempt.tokens, attempt.ttft, spread):
             return
-        pace.observe_start(_read(leg, prompt_tokens), leg.ttft)
-        if leg.rate is not None:
-            pace.observe_rate(leg.rate)
+        pace.observe_start(_read(attempt, prompt_tokens), attempt.ttft)
+        if attempt.rate is not None:
+            pace.observe_rate(attempt.rate)
 
 
-def _read(leg: Attempt, prompt_tokens: int) -> int:
-    """Tokens a leg had to read before its first one: what its cache had is not among them."""
-    details = leg.usage.prompt_tokens_details if leg.usage else None
-    if leg.usage and details and details.cached_tokens is not None:
-        return max(1, leg.usage.prompt_tokens - details.cached_tokens)
-    if leg.takes_over_at is None or leg.is_anew:
+def _read(attempt: Attempt, prompt_tokens: int) -> int:
+    """Tokens an attempt had to read before its first one: what its cache had is not among them."""
+    details = attempt.usage.prompt_tokens_details if attempt.usage else None
+    if attempt.usage and details and details.cached_tokens is not None:
+        return max(1, attempt.usage.prompt_tokens - details.cached_tokens)
+    if attempt.takes_over_at is None or attempt.is_anew:
         return prompt_tokens
-    return max(1, leg.takes_over_at - leg.kept) if leg.kept is not None else prompt_tokens + leg.takes_over_at
+    return max(1, attempt.takes_over_at - attempt.kept) if attempt.kept is not None else prompt_tokens + attempt.takes_over_at

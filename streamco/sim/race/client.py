@@ -159,7 +159,7 @@ class SimulatedClient:
         request = Request(prompt_ids=range(answer.prompt_tokens))
         dispatched = self.dispatcher.decide(request, self._device, [self._server], {})
         plan = RacePlan(
-            starts=dispatched.starts,
+            attempts=dispatched.attempts,
             pace=self._pace,
             explore=dispatched.explore,
             reader_rate=self._reader_rate,

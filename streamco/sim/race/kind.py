@@ -188,8 +188,10 @@ class Tally:
         """Return one answer more."""
         machine, dispatched = ran.machine, ran.dispatched
         constrained = dispatched.plan.constrained
-        legs = (*machine.past_legs, *machine.legs.values())
-        is_spent = any(leg.source == constrained and leg.opened is not None for leg in legs)  # as the client's account has it
+        attempts = (*machine.past_attempts, *machine.attempts.values())
+        is_spent = any(
+            attempt.source == constrained and attempt.opened is not None for attempt in attempts
+        )  # as the client's account has it
         delayed = self._see(race.times(ask, ran), machine.meter.tokens, 1.0 / race.rate)
         moves = [move.delayed_tokens for move in describe_hand_overs(machine, dispatched, race.client.endpoints) if move.is_planned]
         self._answers += 1

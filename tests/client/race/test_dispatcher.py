@@ -48,7 +48,7 @@ def play(
     usage: CompletionUsage | None = None,
 ) -> RaceMachine:
     """A session whose sides have their first token so many seconds after they open; None: never (cancelled at the end)."""
-    machine = RaceMachine(RacePlan(starts=dispatched.starts, explore=dispatched.explore))
+    machine = RaceMachine(RacePlan(attempts=dispatched.attempts, explore=dispatched.explore))
     machine.start(now=0.0)
     due = {"server": server_at, "device": device_at}
     now = 0.0
@@ -59,9 +59,9 @@ def play(
         if machine.is_over:
             break
         coming = [
-            (leg.opened + at, leg.source)
-            for leg in machine.legs.values()
-            if leg.is_live and leg.opened is not None and (at := due[leg.source]) is not None
+            (attempt.opened + at, attempt.source)
+            for attempt in machine.attempts.values()
+            if attempt.is_live and attempt.opened is not None and (at := due[attempt.source]) is not None
         ]
         deadline = machine.next_deadline()
         if coming and (deadline is None or min(coming)[0] <= deadline):
@@ -80,7 +80,7 @@ def play(
 
 def test_while_nothing_is_known_both_start_at_once() -> None:
     dispatched = decide(make(budget=1.0), local=device(), remote=server())
-    assert dispatched.starts == (AttemptPlan("server", 0.0), AttemptPlan("device", 0.0))
+    assert dispatched.attempts == (AttemptPlan("server", 0.0), AttemptPlan("device", 0.0))
     report = dispatched.report()
     assert (report.policy, report.device_wait, report.server_wait) == ("both", 0.0, 0.0)
     assert report.prompt_tokens == 10
@@ -89,19 +89,19 @@ def test_while_nothing_is_known_both_start_at_once() -> None:
 
 
 def test_a_side_alone_is_always_started() -> None:
-    assert decide(make(budget=0.0), remote=server()).starts == (AttemptPlan("server", 0.0),)
-    assert decide(make(budget=0.0), local=device()).starts == (AttemptPlan("device", 0.0),)
+    assert decide(make(budget=0.0), remote=server()).attempts == (AttemptPlan("server", 0.0),)
+    assert decide(make(budget=0.0), local=device()).attempts == (AttemptPlan("device", 0.0),)
 
 
 def test_further_servers_stand_in_behind_both_sides() -> None:
     servers: list[Endpoint] = [server(name=name) for name in ("a", "b", "c")]
     dispatched = decide(make(budget=1.0), local=device(), remote=servers)
-    assert dispatched.starts == (AttemptPlan("a", 0.0), AttemptPlan("device", 0.0), AttemptPlan("b", None), AttemptPlan("c", None))
+    assert dispatched.attempts == (AttemptPlan("a", 0.0), AttemptPlan("device", 0.0), AttemptPlan("b", None), AttemptPlan("c", None))
 
 
 def test_a_side_over_its_budget_stands_in_only() -> None:
     dispatched = decide(make(budget=0.0, policy="both", constrained="server"), local=device(), remote=server())
-    assert dispatched.starts == (AttemptPlan("server", None), AttemptPlan("device", 0.0))
+    assert dispatched.attempts == (AttemptPlan("server", None), AttemptPlan("device", 0.0))
     assert "budget" in dispatched.report().reason
 
 
@@ -110,7 +110,7 @@ def test_a_side_asked_for_by_name_is_not_limited_by_the_budget(policy: str, side
     dispatcher = make(budget=0.0, policy=policy, constrained=side)
     for _ in range(5):
         dispatched = decide(dispatcher, local=device(), remote=server())
-        assert [start.source for start in dispatched.starts if start.wait is not None] == [side]
+        assert [start.source for start in dispatched.attempts if start.wait is not None] == [side]
         play(dispatcher, dispatched, server_at=0.2, device_at=0.3)
     assert dispatcher._steering.requests == 0
 
@@ -118,11 +118,11 @@ def test_a_side_asked_for_by_name_is_not_limited_by_the_budget(policy: str, side
 def test_endpoints_that_could_not_start_are_left_out_and_told() -> None:
     gone: dict[str, EndpointError] = {"device": EngineError("no such file", endpoint="device")}
     dispatched = decide(make(), local=device(), remote=server(), unavailable=gone)
-    assert dispatched.starts == (AttemptPlan("server", 0.0),)
+    assert dispatched.attempts == (AttemptPlan("server", 0.0),)
     assert dispatched.report().reason.endswith("; left out: device: no such file")
     first: dict[str, EndpointError] = {"a": EndpointConnectError("refused", endpoint="a")}
     servers: list[Endpoint] = [server(name=name) for name in ("a", "b")]
-    assert decide(make(), remote=servers, unavailable=first).starts == (AttemptPlan("b", 0.0),)
+    assert decide(make(), remote=servers, unavailable=first).attempts == (AttemptPlan("b", 0.0),)
 
 
 def test_a_request_nobody_can_serve_is_refused_with_each_ones_reason() -> None:
@@ -149,7 +149,7 @@ def test_tools_count_as_prompt_and_need_a_side_that_has_them() -> None:
     plain = decide(make(), remote=server(), request=build_request("hi"))
     dispatched = decide(make(), local=device(tokens=None), remote=server(), request=request)
     assert dispatched.prompt_tokens > plain.prompt_tokens
-    assert [start.source for start in dispatched.starts] == ["server"]
+    assert [start.source for start in dispatched.attempts] == ["server"]
     assert dispatched.report().reason == "device: tools"
 
 
@@ -157,13 +157,13 @@ def test_tools_count_as_prompt_and_need_a_side_that_has_them() -> None:
 def test_anything_but_text_is_for_sides_that_take_images(kind: str) -> None:
     request = build_request([{"role": "user", "content": [{"type": "text", "text": "look"}, {"type": kind}]}])
     dispatched = decide(make(), local=device(), remote=server(), request=request)
-    assert [start.source for start in dispatched.starts] == ["server"]
+    assert [start.source for start in dispatched.attempts] == ["server"]
 
 
 def test_text_in_parts_is_text() -> None:
     request = build_request([{"role": "user", "content": [{"type": "text", "text": "x" * 100}, {"type": "text", "text": "y" * 100}]}])
     dispatched = decide(make(), local=device(tokens=None), remote=server(), request=request)
-    assert len(dispatched.starts) == 2
+    assert len(dispatched.attempts) == 2
     assert dispatched.prompt_tokens == pytest.approx(55, abs=1)
 
 
@@ -171,7 +171,7 @@ def test_decisions_depend_on_the_seed_and_the_requests_number_alone() -> None:
     def decisions(seed: int) -> list[tuple[AttemptPlan, ...]]:
         dispatcher = make(policy="stochastic", budget=0.5, seed=seed)
         made = [decide(dispatcher, local=device(), remote=server()) for _ in range(50)]
-        return [dispatched.starts for dispatched in made]
+        return [dispatched.attempts for dispatched in made]
 
     assert decisions(1) == decisions(1)
     assert decisions(1) != decisions(2)
@@ -211,7 +211,7 @@ def test_a_server_that_lost_is_a_censored_sample_and_one_that_failed_is_none() -
 
 def machine_of_failure(dispatcher: Dispatcher) -> None:
     dispatched = decide(dispatcher, remote=server())
-    machine = RaceMachine(RacePlan(starts=dispatched.starts))
+    machine = RaceMachine(RacePlan(attempts=dispatched.attempts))
     machine.start(now=0.0)
     machine.receive(TokensReceived("server", [text_chunk("x")], 1), now=0.4)
     machine.receive(StreamFailed("server", EndpointConnectError("cut")), now=0.5)
@@ -231,7 +231,7 @@ def test_the_devices_speed_is_learned_without_the_tokens_its_cache_had() -> None
 def test_an_outage_is_exempt_from_the_budget() -> None:
     dispatcher = make(budget=0.0, policy="server-constrained")
     dispatched = decide(dispatcher, local=device(), remote=server())
-    machine = RaceMachine(RacePlan(starts=dispatched.starts))
+    machine = RaceMachine(RacePlan(attempts=dispatched.attempts))
     machine.start(now=0.0)
     machine.receive(StreamFailed("device", EngineError("broken")), now=0.1)
     machine.receive(TokensReceived("server", [text_chunk("x")], 1), now=0.2)
@@ -320,7 +320,7 @@ def test_capabilities_are_asked_for_at_each_request() -> None:
     with pytest.raises(ConfigError):
         decide(dispatcher, remote=remote, request=request)
     remote.capabilities = Capabilities(choices=True)
-    assert decide(dispatcher, remote=remote, request=request).starts == (AttemptPlan("server", 0.0),)
+    assert decide(dispatcher, remote=remote, request=request).attempts == (AttemptPlan("server", 0.0),)
 
 
 def test_wrong_options_are_refused() -> None:

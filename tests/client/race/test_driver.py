@@ -31,9 +31,9 @@ def begin(
     on_over: Callable[[RaceDriver], None] | None = None,
     own_clock: bool = False,
 ) -> RaceDriver:
-    starts = tuple(AttemptPlan(e.name, w) for e, w in zip(endpoints, waits or (0.0,) * len(endpoints), strict=True))
+    attempts = tuple(AttemptPlan(e.name, w) for e, w in zip(endpoints, waits or (0.0,) * len(endpoints), strict=True))
     driver = RaceDriver(
-        RaceMachine(RacePlan(starts=starts, pace=pace)),
+        RaceMachine(RacePlan(attempts=attempts, pace=pace)),
         {endpoint.name: endpoint for endpoint in endpoints},
         Request(prompt="p"),
         unread=unread,
@@ -76,7 +76,7 @@ def test_the_winner_alone_is_read_in_the_readers_own_task() -> None:
         await asyncio.sleep(0)
         assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("streamco read")]
         await asyncio.sleep(10)
-        assert driver.machine.legs["server"].tokens == 1, "nobody reads ahead of the reader"
+        assert driver.machine.attempts["server"].tokens == 1, "nobody reads ahead of the reader"
         assert await read_all(driver) == "w1 w2 "
 
     run_in_virtual_time(main())
@@ -200,7 +200,7 @@ def test_a_reader_that_pauses_pauses_the_endpoint(pace: float | None) -> None:
         rival = ScriptedEndpoint("rival", [(0.05, None)], cancel_takes=1e6)  # keeps the session from reading directly
         driver = begin(server, rival, pace=pace, unread=50)
         await asyncio.sleep(100)
-        assert driver.machine.legs["server"].tokens <= 103, "at most the limit unread, the limit paced, and one batch each"
+        assert driver.machine.attempts["server"].tokens <= 103, "at most the limit unread, the limit paced, and one batch each"
         text = ""
         while text.count("w") < 500:
             batch = await driver.next_batch()
@@ -250,7 +250,7 @@ def test_on_over_is_called_once_when_even_the_losers_are_released() -> None:
         server, device = ScriptedEndpoint("server", words(0.5)), ScriptedEndpoint("device", words(0.1), cancel_takes=0.1)
         server.cancel_takes = 5.0
         driver = RaceDriver(
-            RaceMachine(RacePlan(starts=(AttemptPlan("server", 0.0), AttemptPlan("device", 0.0)))),
+            RaceMachine(RacePlan(attempts=(AttemptPlan("server", 0.0), AttemptPlan("device", 0.0)))),
             {"server": server, "device": device},
             Request(prompt="p"),
             on_over=lambda driver: calls.append(asyncio.get_running_loop().time()),
@@ -288,7 +288,7 @@ def test_an_endpoint_that_fails_to_open_is_a_leg_that_failed() -> None:
     async def main() -> None:
         driver = begin(Unopenable("server"), ScriptedEndpoint("device", words(0.1)))
         assert await read_all(driver) == "w0 "
-        error = driver.machine.legs["server"].error
+        error = driver.machine.attempts["server"].error
         assert isinstance(error, EndpointProtocolError)
         assert isinstance(error.__cause__, RuntimeError)
         alone = begin(Unopenable("server"))
@@ -318,7 +318,7 @@ def test_an_endpoint_that_fails_to_cancel_does_not_keep_the_session_alive() -> N
         await driver.aclose()
         assert driver.is_over
         assert calls == [driver]
-        assert "can't let go" in str(driver.machine.legs["server"].error)
+        assert "can't let go" in str(driver.machine.attempts["server"].error)
 
     run_in_virtual_time(main())
 
@@ -357,7 +357,7 @@ def test_a_machine_that_breaks_at_a_deadline_ends_the_answer_with_an_error() -> 
 
     async def main() -> None:
         endpoint = ScriptedEndpoint("server", [(9.0, "a")])
-        plan = RacePlan(starts=(AttemptPlan("server", 0.0), AttemptPlan("late", 1.0)))
+        plan = RacePlan(attempts=(AttemptPlan("server", 0.0), AttemptPlan("late", 1.0)))
         driver = RaceDriver(Brittle(plan), {"server": endpoint, "late": ScriptedEndpoint("late")}, Request(prompt="p"))
         driver.start()
         with pytest.raises(StreamcoError) as caught:
@@ -454,7 +454,7 @@ def test_a_log_holds_neither_the_prompt_nor_a_key() -> None:
         failing = ScriptedEndpoint("server", [(0.1, EndpointConnectError("refused", endpoint="server"))])
         device = ScriptedEndpoint("device", words(0.2, 0.3))
         driver = RaceDriver(
-            RaceMachine(RacePlan(starts=(AttemptPlan("server", 0.0), AttemptPlan("device", 0.0)))),
+            RaceMachine(RacePlan(attempts=(AttemptPlan("server", 0.0), AttemptPlan("device", 0.0)))),
             {"server": failing, "device": device},
             request,
             log=log,
@@ -494,11 +494,11 @@ def test_a_device_runs_ahead_of_a_paced_reader_only_so_far(kind: Kind, most: int
     async def main() -> None:
         endpoint = ScriptedEndpoint("it", words(*[0.1] * 500), kind=kind)
         driver = RaceDriver(
-            RaceMachine(RacePlan(starts=(AttemptPlan("it", 0.0),), pace=5.0)), {"it": endpoint}, Request(prompt="p"), ahead=20
+            RaceMachine(RacePlan(attempts=(AttemptPlan("it", 0.0),), pace=5.0)), {"it": endpoint}, Request(prompt="p"), ahead=20
         )
         driver.start()
         await asyncio.sleep(0.15)
-        assert driver.machine.legs["it"].tokens == most
+        assert driver.machine.attempts["it"].tokens == most
         assert (await read_all(driver)).count("w") == 500
 
     run_in_virtual_time(main())
@@ -508,7 +508,7 @@ def move(source: ScriptedEndpoint, target: ScriptedEndpoint, terms: Terms, *, pa
     """An answer that may move from one endpoint to the other."""
     dear = Terms(prompt=1e-9, completion=1e-6, setup=0.1)
     plan = RacePlan(
-        starts=(AttemptPlan(source.name, 0.0, continues=True), AttemptPlan(target.name, None, continues=True)),
+        attempts=(AttemptPlan(source.name, 0.0, continues=True), AttemptPlan(target.name, None, continues=True)),
         pace=pace,
         on_failure="migrate",
         migration=MigrationPlan(

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from streamco.client.arguments import build_request
 from streamco.client.client import Client
 from streamco.client.race.dispatcher import Dispatcher, DispatchOptions, DispatchRecord
-from streamco.client.race.report import build_bill, build_report, describe_leg, describe_usage
+from streamco.client.race.report import build_bill, build_report, describe_attempt, describe_usage
 from streamco.core.race.attempt import AttemptPlan, AttemptState
 from streamco.core.race.machine import OnFailure, RaceMachine, RacePlan
 from streamco.core.report import AnswerUsage, EndpointReport, Report
@@ -40,12 +40,12 @@ def tokens(source: str, count: int = 1) -> TokensReceived:
 
 def run(
     *events: tuple[float, Event],
-    starts: tuple[AttemptPlan, ...] = (AttemptPlan("server", 0.0), AttemptPlan("device", 0.0)),
+    attempts: tuple[AttemptPlan, ...] = (AttemptPlan("server", 0.0), AttemptPlan("device", 0.0)),
     pace: float | None = None,
     missing: tuple[tuple[str, EngineError], ...] = (),
     on_failure: OnFailure = "raise",
 ) -> RaceMachine:
-    machine = RaceMachine(RacePlan(starts=starts, pace=pace, missing=missing, on_failure=on_failure))
+    machine = RaceMachine(RacePlan(attempts=attempts, pace=pace, missing=missing, on_failure=on_failure))
     machine.start(now=100.0)
     for now, event in events:
         machine.receive(event, now=100.0 + now)
@@ -91,9 +91,9 @@ def test_an_answer_under_way_has_figures_so_far() -> None:
 
 
 def test_each_endpoint_has_its_outcome() -> None:
-    starts = (AttemptPlan("server", 0.0), AttemptPlan("device", 0.2), AttemptPlan("spare", None))
+    attempts = (AttemptPlan("server", 0.0), AttemptPlan("device", 0.2), AttemptPlan("spare", None))
     failed = StreamFailed("server", EndpointConnectError("refused", endpoint="server"))
-    report = report_on(run((0.1, failed), (0.6, tokens("device")), (0.7, StreamEnded("device", "stop")), starts=starts))
+    report = report_on(run((0.1, failed), (0.6, tokens("device")), (0.7, StreamEnded("device", "stop")), attempts=attempts))
     outcomes = {part.name: (part.outcome, part.opened, part.ttft) for part in report.endpoints}
     assert outcomes["server"] == ("failed", 0.0, None)
     assert outcomes["device"][0] == "won"
@@ -122,7 +122,7 @@ def test_a_loser_has_lost_and_its_tokens_are_waste() -> None:
 
 def test_an_endpoint_that_could_not_start_is_in_the_report() -> None:
     report = report_on(
-        run(WON[0], starts=(AttemptPlan("server", 0.0),), missing=(("device", EngineError("no such file", endpoint="device")),))
+        run(WON[0], attempts=(AttemptPlan("server", 0.0),), missing=(("device", EngineError("no such file", endpoint="device")),))
     )
     gone = part(report, "device")
     assert (gone.outcome, gone.opened, gone.kind) == ("failed", None, "device")
@@ -158,18 +158,18 @@ def test_costs_add_up_over_everybody_who_worked() -> None:
 
 
 def test_a_cost_that_is_not_known_makes_the_sum_unknown_but_only_if_it_was_incurred() -> None:
-    starts = (AttemptPlan("server", 0.0), AttemptPlan("spare", None))
-    spared = report_on(run((0.1, tokens("server")), (0.2, StreamEnded("server")), starts=starts))
+    attempts = (AttemptPlan("server", 0.0), AttemptPlan("spare", None))
+    spared = report_on(run((0.1, tokens("server")), (0.2, StreamEnded("server")), attempts=attempts))
     assert spared.cost_usd is not None
     failed = StreamFailed("server", EndpointConnectError("refused"))
-    used = report_on(run((0.1, failed), (0.2, tokens("spare")), (0.3, StreamEnded("spare")), starts=starts))
+    used = report_on(run((0.1, failed), (0.2, tokens("spare")), (0.3, StreamEnded("spare")), attempts=attempts))
     assert used.cost_usd is None
 
 
 def test_what_was_held_for_a_reader_who_left_is_waste() -> None:
     usage = CompletionUsage(prompt_tokens=10, completion_tokens=20, total_tokens=30)
-    starts = (AttemptPlan("server", 0.0),)
-    machine = run((0.0, tokens("server", 10)), (0.1, StreamEnded("server", "stop", usage)), starts=starts, pace=1.0)
+    attempts = (AttemptPlan("server", 0.0),)
+    machine = run((0.0, tokens("server", 10)), (0.1, StreamEnded("server", "stop", usage)), attempts=attempts, pace=1.0)
     machine.handle_deadline(now=104.0)
     assert report_on(machine).wasted_tokens == 0, "still to be delivered"
     machine.receive(ReaderLeft(), now=104.5)
@@ -180,7 +180,7 @@ def test_what_was_held_for_a_reader_who_left_is_waste() -> None:
 @pytest.mark.parametrize("pace", [None, 1000.0])
 def test_an_answer_that_was_read_whole_has_no_waste_however_its_tokens_were_estimated(pace: float | None) -> None:
     burst = TokensReceived("server", [text_chunk("a chunk that holds a good many words at once")], 3)
-    machine = run((0.0, burst), (0.1, StreamEnded("server", "stop")), starts=(AttemptPlan("server", 0.0),), pace=pace)
+    machine = run((0.0, burst), (0.1, StreamEnded("server", "stop")), attempts=(AttemptPlan("server", 0.0),), pace=pace)
     while (deadline := machine.next_deadline()) is not None:
         machine.handle_deadline(now=deadline)
     report = report_on(machine)
@@ -189,8 +189,8 @@ def test_an_answer_that_was_read_whole_has_no_waste_however_its_tokens_were_esti
 
 
 def test_a_leg_that_never_opened_costs_nothing() -> None:
-    machine = run((0.1, tokens("server")), starts=(AttemptPlan("server", 0.0), AttemptPlan("device", 9.0)))
-    described = describe_leg(machine.legs["device"], SIDES["device"], dispatched())
+    machine = run((0.1, tokens("server")), attempts=(AttemptPlan("server", 0.0), AttemptPlan("device", 9.0)))
+    described = describe_attempt(machine.attempts["device"], SIDES["device"], dispatched())
     assert (described.prompt_tokens, described.completion_tokens, described.cost_usd) == (0, 0, 0.0)
     assert not described.is_estimated
 
@@ -208,8 +208,8 @@ def test_a_report_is_figures_only_and_goes_to_json_and_back() -> None:
 
 @pytest.mark.parametrize("error", [EndpointConnectError("refused"), EndpointStatusError("too many", status=429)])
 def test_who_refused_has_read_nothing_and_costs_nothing_though_its_prices_are_not_known(error: EndpointConnectError) -> None:
-    starts = (AttemptPlan("spare", 0.0), AttemptPlan("server", None))
-    report = report_on(run((0.1, StreamFailed("spare", error)), (0.2, tokens("server")), (0.3, StreamEnded("server")), starts=starts))
+    attempts = (AttemptPlan("spare", 0.0), AttemptPlan("server", None))
+    report = report_on(run((0.1, StreamFailed("spare", error)), (0.2, tokens("server")), (0.3, StreamEnded("server")), attempts=attempts))
     gone = part(report, "spare")
     assert (gone.outcome, gone.prompt_tokens, gone.is_estimated, gone.cost_usd) == ("failed", 0, False, 0.0)
     assert report.cost_usd == part(report, "server").cost_usd
@@ -268,10 +268,10 @@ def test_usage_that_nobody_told_is_estimated_and_says_so() -> None:
 
 def test_usage_behind_a_hand_over_is_the_whole_answers_with_the_requests_own_prompt() -> None:
     going_on: list[tuple[float, Event]] = [(0.2, tokens("server", 3)), (0.3, CUT), (0.5, tokens("device", 2))]
-    under_way = run(*going_on, starts=BOTH_CAN, on_failure="migrate")
+    under_way = run(*going_on, attempts=BOTH_CAN, on_failure="migrate")
     assert describe_usage(under_way, 10) == AnswerUsage(10, 5, 15, is_estimated=True)
     theirs = CompletionUsage(prompt_tokens=10 + 3 + 4, completion_tokens=6, total_tokens=23)
-    whole = run(*going_on, (0.9, StreamEnded("device", "stop", theirs)), starts=BOTH_CAN, on_failure="migrate")
+    whole = run(*going_on, (0.9, StreamEnded("device", "stop", theirs)), attempts=BOTH_CAN, on_failure="migrate")
     assert describe_usage(whole, 10) == AnswerUsage(10, 3 + 6, 19, is_estimated=True)
     assert report_on(whole).usage.completion_tokens == 9
     assert [item.completion_tokens for item in report_on(whole).endpoints] == [3, 6], "each one's own work is in its part"
@@ -280,13 +280,15 @@ def test_usage_behind_a_hand_over_is_the_whole_answers_with_the_requests_own_pro
 def test_usage_counts_what_was_delivered_when_nobody_got_to_go_on() -> None:
     racing = (AttemptPlan("server", 0.0, continues=True), AttemptPlan("device", 0.0, continues=True))
     waiting: list[tuple[float, Event]] = [(0.2, tokens("server", 3)), (0.3, CUT), (0.31, tokens("device", 4))]
-    machine = run(*waiting, starts=racing, on_failure="migrate")
+    machine = run(*waiting, attempts=racing, on_failure="migrate")
     assert describe_usage(machine, 10) == AnswerUsage(10, 3, 13, is_estimated=True)
 
 
 def test_usage_leaves_out_what_was_held_for_a_reader_who_left() -> None:
     usage = CompletionUsage(prompt_tokens=12, completion_tokens=20, total_tokens=32)
-    machine = run((0.0, tokens("server", 10)), (0.1, StreamEnded("server", "stop", usage)), starts=(AttemptPlan("server", 0.0),), pace=1.0)
+    machine = run(
+        (0.0, tokens("server", 10)), (0.1, StreamEnded("server", "stop", usage)), attempts=(AttemptPlan("server", 0.0),), pace=1.0
+    )
     assert describe_usage(machine, 10) == AnswerUsage(12, 20, 32), "still to be delivered"
     machine.handle_deadline(now=104.0)
     machine.receive(ReaderLeft(), now=104.5)
@@ -299,14 +301,14 @@ def test_usage_leaves_out_what_was_held_for_a_reader_who_left() -> None:
 
 def handed_over(*more: tuple[float, Event]) -> RaceMachine:
     """The server wrote three tokens, the device goes on."""
-    return run((0.2, tokens("server", 3)), (0.3, CUT), (0.5, tokens("device", 2)), *more, starts=BOTH_CAN, on_failure="migrate")
+    return run((0.2, tokens("server", 3)), (0.3, CUT), (0.5, tokens("device", 2)), *more, attempts=BOTH_CAN, on_failure="migrate")
 
 
 def reading_ahead(machine: RaceMachine, *, of: int) -> RaceMachine:
     """The device read the prompt and ``of`` tokens of the answer ahead, in a part of its own."""
-    leg = machine.legs["device"].prepare(0.25)
-    leg.copies, leg.state = of, AttemptState.PREPARED
-    machine.past_legs.append(leg)
+    attempt = machine.attempts["device"].prepare(0.25)
+    attempt.copies, attempt.state = of, AttemptState.PREPARED
+    machine.past_attempts.append(attempt)
     return machine
 
 
@@ -318,7 +320,7 @@ def test_who_read_ahead_and_took_over_has_wasted_nothing() -> None:
 
 
 def test_who_read_ahead_and_was_not_needed_has_read_for_nothing() -> None:
-    report = report_on(reading_ahead(run(*WON[:1], starts=BOTH_CAN, on_failure="migrate"), of=2))
+    report = report_on(reading_ahead(run(*WON[:1], attempts=BOTH_CAN, on_failure="migrate"), of=2))
     assert [item.outcome for item in report.endpoints] == ["read ahead", "won", "not started"]
     assert (report.endpoints[0].wasted_prompt_tokens, report.wasted_prompt_tokens) == (12, 12)
 
@@ -326,7 +328,7 @@ def test_who_read_ahead_and_was_not_needed_has_read_for_nothing() -> None:
 def test_what_was_kept_from_reading_ahead_is_not_read_again() -> None:
     machine = handed_over()
     whole = part(report_on(machine), "device")
-    machine.legs["device"].kept = 3
+    machine.attempts["device"].kept = 3
     kept = part(report_on(machine), "device")
     assert whole.prompt_tokens == kept.prompt_tokens == 13
     assert whole.energy_j is not None
@@ -338,8 +340,8 @@ def test_what_was_kept_from_reading_ahead_is_not_read_again() -> None:
 
 def test_what_the_source_made_behind_the_hand_over_is_waste_and_not_in_the_answer() -> None:
     machine = handed_over()
-    machine.legs["server"].tokens += 2
-    machine.legs["server"].late += 2
+    machine.attempts["server"].tokens += 2
+    machine.attempts["server"].late += 2
     report = report_on(machine)
     assert part(report, "server").completion_tokens == 5
     assert (part(report, "server").wasted_tokens, report.wasted_tokens) == (2, 2)
@@ -354,7 +356,7 @@ def call_it_planned(machine: RaceMachine) -> None:
 
 def test_a_planned_hand_over_saves_what_the_source_would_have_taken_for_the_rest_less_what_the_target_took() -> None:
     machine = reading_ahead(handed_over(), of=2)
-    machine.legs["device"].kept = 2
+    machine.attempts["device"].kept = 2
     (unplanned,) = report_on(machine).hand_overs
     assert unplanned.saved_usd is None
     call_it_planned(machine)
@@ -364,8 +366,8 @@ def test_a_planned_hand_over_saves_what_the_source_would_have_taken_for_the_rest
     assert len(parts) == 2
     assert min(parts) > 0.0
     assert planned.saved_usd == pytest.approx(2 * 4e-6 - sum(parts))
-    machine.legs["server"].tokens += 2
-    machine.legs["server"].late += 2
+    machine.attempts["server"].tokens += 2
+    machine.attempts["server"].late += 2
     assert report_on(machine).hand_overs[0].saved_usd == pytest.approx(-sum(parts)), "the source had made the rest already"
 
 
@@ -378,7 +380,7 @@ def test_what_a_hand_over_saved_is_not_known_where_a_price_is_not() -> None:
 
 
 def test_what_was_held_for_a_reader_who_left_was_the_last_ones() -> None:
-    machine = RaceMachine(RacePlan(starts=BOTH_CAN, pace=1.0, on_failure="migrate"))
+    machine = RaceMachine(RacePlan(attempts=BOTH_CAN, pace=1.0, on_failure="migrate"))
     machine.start(now=100.0)
     machine.receive(tokens("server", 6), now=100.0)
     machine.receive(CUT, now=100.1)

@@ -10,68 +10,68 @@ from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState
 
 
 def make(state: AttemptState = AttemptState.WAITING, *, continues: bool = True) -> Attempt:
-    leg = Attempt(AttemptPlan("device", 0.0, continues=continues, vocabulary="v"))
-    leg.state = state
-    return leg
+    attempt = Attempt(AttemptPlan("device", 0.0, continues=continues, vocabulary="v"))
+    attempt.state = state
+    return attempt
 
 
 # Rate
 
 
 def test_the_rate_is_that_of_the_tokens_behind_the_first_ones() -> None:
-    leg = make()
-    leg.count(3, 1.0)  # a burst: it says nothing of the rate
-    leg.count(2, 1.1)
-    leg.count(2, 1.2)
-    assert leg.rate == pytest.approx(20.0)
+    attempt = make()
+    attempt.count(3, 1.0)  # a burst: it says nothing of the rate
+    attempt.count(2, 1.1)
+    attempt.count(2, 1.2)
+    assert attempt.rate == pytest.approx(20.0)
 
 
 @pytest.mark.parametrize("counts", [[], [5], [1, 3], [1, 1, 1, 1]])
 def test_too_few_tokens_tell_no_rate(counts: list[int]) -> None:
-    leg = make()
+    attempt = make()
     for index, count in enumerate(counts):
-        leg.count(count, 1.0 + index)
-    assert leg.rate is None
+        attempt.count(count, 1.0 + index)
+    assert attempt.rate is None
 
 
 def test_a_rate_that_all_at_once_would_give_is_none() -> None:
-    leg = make()
-    leg.count(1, 1.0)
-    leg.count(9, 1.0)
-    assert leg.rate is None
+    attempt = make()
+    attempt.count(1, 1.0)
+    attempt.count(9, 1.0)
+    assert attempt.rate is None
 
 
 def test_only_the_first_tokens_count_because_later_a_paced_reader_may_hold_the_endpoint_back() -> None:
-    leg = make()
+    attempt = make()
     for index in range(32):
-        assert leg.is_new
-        leg.count(1, index * 0.1)
-    assert leg.rate == pytest.approx(10.0)
+        assert attempt.is_new
+        attempt.count(1, index * 0.1)
+    assert attempt.rate == pytest.approx(10.0)
     for index in range(100):
-        leg.count(1, 10.0 + index)
-    assert leg.rate == pytest.approx(10.0)
-    assert leg.tokens == 132
-    assert not leg.is_new
+        attempt.count(1, 10.0 + index)
+    assert attempt.rate == pytest.approx(10.0)
+    assert attempt.tokens == 132
+    assert not attempt.is_new
 
 
 @given(st.lists(st.integers(1, 5), min_size=8, max_size=40), st.floats(0.5, 500.0))
 def test_steady_tokens_have_their_own_rate_whatever_comes_together(counts: list[int], rate: float) -> None:
-    leg = make()
+    attempt = make()
     made = 0
     for count in counts:
         made += count
-        leg.count(count, 2.0 + made / rate)
-    assert leg.rate == pytest.approx(rate)
+        attempt.count(count, 2.0 + made / rate)
+    assert attempt.rate == pytest.approx(rate)
 
 
 def test_the_time_to_the_first_token_is_counted_from_opening() -> None:
-    leg = make()
-    assert leg.ttft is None
-    leg.opened = 0.5
-    assert leg.ttft is None
-    leg.count(1, 1.25)
-    leg.count(1, 2.0)
-    assert leg.ttft == pytest.approx(0.75)
+    attempt = make()
+    assert attempt.ttft is None
+    attempt.opened = 0.5
+    assert attempt.ttft is None
+    attempt.count(1, 1.25)
+    attempt.count(1, 2.0)
+    assert attempt.ttft == pytest.approx(0.75)
 
 
 # Who may take over
@@ -94,27 +94,27 @@ def test_who_has_not_failed_and_does_not_write_may_take_over(state: AttemptState
 
 
 def test_nobody_takes_over_twice() -> None:
-    leg = make(AttemptState.SPARED).succeed(10, 1.0)
-    assert leg.state is AttemptState.WON
+    attempt = make(AttemptState.SPARED).succeed(10, 1.0)
+    assert attempt.state is AttemptState.WON
     for state in AttemptState:
-        leg.state = state
-        assert not leg.can_take_over
+        attempt.state = state
+        assert not attempt.can_take_over
 
 
 def test_who_ended_may_take_over_if_it_had_something_to_say() -> None:
-    leg = make(AttemptState.ENDED)
-    assert not leg.can_take_over
-    leg.count(1, 1.0)
-    assert leg.can_take_over
+    attempt = make(AttemptState.ENDED)
+    assert not attempt.can_take_over
+    attempt.count(1, 1.0)
+    assert attempt.can_take_over
 
 
 def test_who_failed_may_be_asked_at_last_if_it_only_read_ahead() -> None:
     reading, unable = make(AttemptState.SPARED).prepare(1.0), make(AttemptState.SPARED, continues=False).prepare(1.0)
     writing = reading.succeed(10, 2.0)
     assert not reading.is_last_resort
-    for leg in (reading, unable, writing):
-        leg.state = AttemptState.FAILED
-    assert [leg.is_last_resort for leg in (reading, unable, writing, make(AttemptState.FAILED))] == [True, False, False, False]
+    for attempt in (reading, unable, writing):
+        attempt.state = AttemptState.FAILED
+    assert [attempt.is_last_resort for attempt in (reading, unable, writing, make(AttemptState.FAILED))] == [True, False, False, False]
     assert not reading.can_take_over
 
 
@@ -122,8 +122,8 @@ def test_who_failed_may_be_asked_at_last_if_it_only_read_ahead() -> None:
 
 
 def test_an_endpoints_next_part_knows_what_it_has_read_and_nothing_else() -> None:
-    leg = make(AttemptState.SPARED)
-    first = leg.prepare(1.0)
+    attempt = make(AttemptState.SPARED)
+    first = attempt.prepare(1.0)
     first.copies = first.kept = 40
     first.state = AttemptState.PREPARED
     first.count(1, 1.5)
@@ -139,7 +139,7 @@ LIVE = {AttemptState.OPEN, AttemptState.WON, AttemptState.LOST, AttemptState.PRE
 
 @pytest.mark.parametrize("state", AttemptState)
 def test_a_leg_lives_while_it_works_and_until_its_cancel_has_taken_effect(state: AttemptState) -> None:
-    leg = make(state)
-    assert leg.is_live is (state in LIVE)
-    leg.is_stopping = True
-    assert leg.is_live
+    attempt = make(state)
+    assert attempt.is_live is (state in LIVE)
+    attempt.is_stopping = True
+    assert attempt.is_live

@@ -24,13 +24,13 @@ def make_mover(*, most: int = 1, **terms: Terms) -> MigrationController:
     return MigrationController(MigrationPlan(terms=terms, lengths=lengths, prompt_tokens=100, reader_rate=5.0, capacity=64, most=most))
 
 
-def make_legs(**states: AttemptState) -> dict[str, Attempt]:
-    legs = {}
+def make_attempts(**states: AttemptState) -> dict[str, Attempt]:
+    attempts = {}
     for name, state in states.items():
-        leg = Attempt(AttemptPlan(name, None if state is AttemptState.SPARED else 0.0, continues=True, vocabulary="v"))
-        leg.state = state
-        legs[name] = leg
-    return legs
+        attempt = Attempt(AttemptPlan(name, None if state is AttemptState.SPARED else 0.0, continues=True, vocabulary="v"))
+        attempt.state = state
+        attempts[name] = attempt
+    return attempts
 
 
 def begun(mover: MigrationController | None = None, *, fails_over: bool = True) -> Handover:
@@ -39,13 +39,13 @@ def begun(mover: MigrationController | None = None, *, fails_over: bool = True) 
     return relay
 
 
-def find(relay: Handover, legs: dict[str, Attempt]) -> str | None:
-    heir = relay.find_heir(legs)
+def find(relay: Handover, attempts: dict[str, Attempt]) -> str | None:
+    heir = relay.find_heir(attempts)
     return None if heir is None else heir.source
 
 
 def test_heirs_are_those_who_have_read_then_the_racing_then_the_stand_ins_and_at_last_those_that_failed_to_read() -> None:
-    legs = make_legs(
+    attempts = make_attempts(
         writer=AttemptState.FAILED,
         unread=AttemptState.FAILED,
         first=AttemptState.SPARED,
@@ -53,32 +53,32 @@ def test_heirs_are_those_who_have_read_then_the_racing_then_the_stand_ins_and_at
         racing=AttemptState.CANCELLED,
         reading=AttemptState.PREPARED,
     )
-    legs["unread"].is_ahead = True
+    attempts["unread"].is_ahead = True
     order = []
-    while (name := find(begun(), legs)) is not None:
+    while (name := find(begun(), attempts)) is not None:
         order.append(name)
-        del legs[name]
+        del attempts[name]
     assert order == ["reading", "racing", "first", "second", "unread"]
 
 
 def test_nobody_who_already_took_over_does_so_again() -> None:
-    legs = make_legs(server=AttemptState.FAILED, device=AttemptState.CANCELLED)
-    legs["device"] = legs["device"].succeed(2, 1.0)
-    legs["device"].state = AttemptState.CANCELLED
-    assert find(begun(), legs) is None
+    attempts = make_attempts(server=AttemptState.FAILED, device=AttemptState.CANCELLED)
+    attempts["device"] = attempts["device"].succeed(2, 1.0)
+    attempts["device"].state = AttemptState.CANCELLED
+    assert find(begun(), attempts) is None
 
 
 def test_without_failover_there_are_no_heirs() -> None:
-    assert find(begun(make_mover(), fails_over=False), make_legs(device=AttemptState.PREPARED)) is None
+    assert find(begun(make_mover(), fails_over=False), make_attempts(device=AttemptState.PREPARED)) is None
 
 
 def test_half_a_tool_call_has_no_heirs_and_no_move() -> None:
     relay = begun(make_mover())
     call = ChoiceDelta(tool_calls=[ToolCallDelta(index=0, id="1")])
     relay.add([ChatCompletionChunk(choices=[ChunkChoice(delta=call)])], 1, "v")
-    legs = make_legs(server=AttemptState.WON, device=AttemptState.SPARED)
-    assert find(relay, legs) is None
-    assert relay.consider_move(legs["server"], legs, buffered=99, now=1.0) is None
+    attempts = make_attempts(server=AttemptState.WON, device=AttemptState.SPARED)
+    assert find(relay, attempts) is None
+    assert relay.consider_move(attempts["server"], attempts, buffered=99, now=1.0) is None
 
 
 @pytest.mark.parametrize(
@@ -93,33 +93,33 @@ def test_half_a_tool_call_has_no_heirs_and_no_move() -> None:
 )
 def test_a_move_is_considered_only_behind_text_that_goes_on(choice: ChunkChoice) -> None:
     relay = begun(make_mover())
-    legs = make_legs(server=AttemptState.WON, device=AttemptState.SPARED)
+    attempts = make_attempts(server=AttemptState.WON, device=AttemptState.SPARED)
     relay.add([ChatCompletionChunk(choices=[choice])], 1, "v")
-    assert relay.consider_move(legs["server"], legs, buffered=99, now=1.0) is None
+    assert relay.consider_move(attempts["server"], attempts, buffered=99, now=1.0) is None
     relay.add([text_chunk("c")], 1, "v")
-    assert relay.consider_move(legs["server"], legs, buffered=99, now=1.0) == Switch("device")
+    assert relay.consider_move(attempts["server"], attempts, buffered=99, now=1.0) == Switch("device")
 
 
 def test_without_a_mover_nothing_is_planned() -> None:
     relay = begun()
-    legs = make_legs(server=AttemptState.WON, device=AttemptState.SPARED)
+    attempts = make_attempts(server=AttemptState.WON, device=AttemptState.SPARED)
     assert not relay.may_move
-    assert relay.consider_move(legs["server"], legs, buffered=99, now=1.0) is None
-    assert relay.unread(legs["device"], 2) == 0
-    relay.note_copied(legs["device"], tokens=9, seconds=1.0)  # is of no use to anybody
+    assert relay.consider_move(attempts["server"], attempts, buffered=99, now=1.0) is None
+    assert relay.unread(attempts["device"], 2) == 0
+    relay.note_copied(attempts["device"], tokens=9, seconds=1.0)  # is of no use to anybody
     with pytest.raises(AssertionError, match="only a mover plans moves"):
-        relay.move(legs["server"], legs["device"], at=1.0, buffered=3.0)
+        relay.move(attempts["server"], attempts["device"], at=1.0, buffered=3.0)
 
 
 def test_what_is_handed_over_and_where_is_noted() -> None:
     relay = begun(make_mover(most=1))
-    legs = make_legs(server=AttemptState.WON, device=AttemptState.SPARED)
+    attempts = make_attempts(server=AttemptState.WON, device=AttemptState.SPARED)
     assert relay.partial() == Partial(text="ab", ids=(7, 8), vocabulary="v", tokens=2)
-    relay.move(legs["server"], legs["device"], at=1.5, buffered=3.6)
+    relay.move(attempts["server"], attempts["device"], at=1.5, buffered=3.6)
     assert not relay.may_move  # once was all
-    legs["device"].error = EndpointConnectError("cut", endpoint="device")
+    attempts["device"].error = EndpointConnectError("cut", endpoint="device")
     relay.add([text_chunk("c", ids=[9])], 1, "v")
-    relay.fail_over(legs["device"], legs["server"], at=2.0, buffered=0.2)
+    relay.fail_over(attempts["device"], attempts["server"], at=2.0, buffered=0.2)
     planned, unplanned = relay.hand_overs
     assert (planned.source, planned.target, planned.position, planned.at) == ("server", "device", 2, 1.5)
     assert (planned.reason, planned.is_planned, planned.buffered) == ("cheaper", True, 4)
@@ -130,32 +130,32 @@ def test_what_is_handed_over_and_where_is_noted() -> None:
 
 def test_what_a_leg_has_read_is_not_unread() -> None:
     relay = begun(make_mover())
-    legs = make_legs(device=AttemptState.SPARED)
-    assert relay.unread(legs["device"], 2) == 102
-    legs["device"].kept = 2
-    assert relay.unread(legs["device"], 2) == 0
-    assert relay.unread(legs["device"], 9) == 7
+    attempts = make_attempts(device=AttemptState.SPARED)
+    assert relay.unread(attempts["device"], 2) == 102
+    attempts["device"].kept = 2
+    assert relay.unread(attempts["device"], 2) == 0
+    assert relay.unread(attempts["device"], 9) == 7
 
 
 def test_how_long_a_reading_took_is_learned_where_nothing_was_known() -> None:
     relay = begun(make_mover(server=DEAR, device=Terms(prompt=0.0, completion=0.0, pre_copy="append")))
-    legs = make_legs(server=AttemptState.WON, device=AttemptState.SPARED)
-    assert relay.consider_move(legs["server"], legs, buffered=99, now=1.0) == Prepare("device")
-    device = legs["device"] = legs["device"].prepare(1.0)
+    attempts = make_attempts(server=AttemptState.WON, device=AttemptState.SPARED)
+    assert relay.consider_move(attempts["server"], attempts, buffered=99, now=1.0) == Prepare("device")
+    device = attempts["device"] = attempts["device"].prepare(1.0)
     device.state, device.kept = AttemptState.PREPARED, 2
     relay.note_copied(device, tokens=102, seconds=0.5)
-    assert relay.consider_move(legs["server"], legs, buffered=1, now=1.5) is None  # 5 x (0.15 + 0.1) is two tokens
-    assert relay.consider_move(legs["server"], legs, buffered=2, now=1.5) == Switch("device")
+    assert relay.consider_move(attempts["server"], attempts, buffered=1, now=1.5) is None  # 5 x (0.15 + 0.1) is two tokens
+    assert relay.consider_move(attempts["server"], attempts, buffered=2, now=1.5) == Switch("device")
 
 
 def test_after_a_failure_a_move_is_looked_for_anew() -> None:
     """The answer was to move to the device; now the device writes it, and it may move on from there."""
     cheapest = Terms(prompt=0.0, completion=0.0, setup=0.1, rate=50.0)
     relay = begun(make_mover(server=DEAR, device=CHEAP, spare=cheapest))
-    legs = make_legs(server=AttemptState.WON, device=AttemptState.SPARED, spare=AttemptState.FAILED)
-    assert relay.consider_move(legs["server"], legs, buffered=0, now=1.0) is None  # the buffer is empty
-    relay.fail_over(legs["server"], legs["device"], at=1.0, buffered=0.0)
-    legs["server"].state, legs["spare"].state = AttemptState.FAILED, AttemptState.SPARED
-    device = legs["device"] = legs["device"].succeed(2, 1.0)
+    attempts = make_attempts(server=AttemptState.WON, device=AttemptState.SPARED, spare=AttemptState.FAILED)
+    assert relay.consider_move(attempts["server"], attempts, buffered=0, now=1.0) is None  # the buffer is empty
+    relay.fail_over(attempts["server"], attempts["device"], at=1.0, buffered=0.0)
+    attempts["server"].state, attempts["spare"].state = AttemptState.FAILED, AttemptState.SPARED
+    device = attempts["device"] = attempts["device"].succeed(2, 1.0)
     relay.add([text_chunk("c")] * 9, 9, "v")
-    assert relay.consider_move(device, legs, buffered=9, now=2.0) == Switch("spare")
+    assert relay.consider_move(device, attempts, buffered=9, now=2.0) == Switch("spare")

@@ -15,8 +15,8 @@ from streamco.openai_types import ChatCompletionChunk, CompletionUsage
 from streamco.testing.endpoint import text_chunk
 
 
-def make(*starts: tuple[str, float | None], pace: float | None = None, explore: bool = False) -> RaceMachine:
-    return RaceMachine(RacePlan(starts=tuple(AttemptPlan(name, wait) for name, wait in starts), pace=pace, explore=explore))
+def make(*attempts: tuple[str, float | None], pace: float | None = None, explore: bool = False) -> RaceMachine:
+    return RaceMachine(RacePlan(attempts=tuple(AttemptPlan(name, wait) for name, wait in attempts), pace=pace, explore=explore))
 
 
 def tokens(source: str, *texts: str) -> TokensReceived:
@@ -34,7 +34,7 @@ def text_of(commands: list[Command]) -> str:
 
 
 def state(machine: RaceMachine, source: str) -> AttemptState:
-    return machine.legs[source].state
+    return machine.attempts[source].state
 
 
 def kinds(commands: list[Command]) -> list[str]:
@@ -63,7 +63,7 @@ def test_the_first_content_token_wins_and_the_loser_is_cancelled() -> None:
     assert state(machine, "server") is AttemptState.LOST
     machine.receive(StreamCancelled("server"), now=0.25)
     assert state(machine, "server") is AttemptState.CANCELLED
-    assert machine.legs["server"].stopped == pytest.approx(0.25)
+    assert machine.attempts["server"].stopped == pytest.approx(0.25)
 
 
 def test_a_role_delta_does_not_win_but_is_delivered_before_the_winners_first_token() -> None:
@@ -91,7 +91,7 @@ def test_late_tokens_of_the_loser_are_counted_as_waste_and_not_delivered() -> No
     machine.take_commands()
     machine.receive(tokens("server", "Yo", "!"), now=0.11)
     assert machine.take_commands() == []
-    assert machine.legs["server"].tokens == 2
+    assert machine.attempts["server"].tokens == 2
 
 
 def test_an_exploring_session_lets_the_loser_run_to_its_first_token() -> None:
@@ -102,7 +102,7 @@ def test_an_exploring_session_lets_the_loser_run_to_its_first_token() -> None:
     assert not machine.is_direct
     machine.receive(tokens("server", "Yo"), now=0.7)
     assert machine.take_commands() == [CancelStream("server", "explored")]
-    assert machine.legs["server"].ttft == pytest.approx(0.7)
+    assert machine.attempts["server"].ttft == pytest.approx(0.7)
 
 
 def test_a_failure_before_the_first_token_starts_the_next_leg_at_once() -> None:
@@ -157,7 +157,7 @@ def test_a_single_endpoints_error_is_raised_as_it_is() -> None:
 
 def test_endpoints_that_could_take_no_part_are_told_when_the_others_fail() -> None:
     missing = EndpointConnectError("no such file", endpoint="device")
-    machine = RaceMachine(RacePlan(starts=(AttemptPlan("server", 0.0),), missing=(("device", missing),)))
+    machine = RaceMachine(RacePlan(attempts=(AttemptPlan("server", 0.0),), missing=(("device", missing),)))
     machine.start(now=0.0)
     error = EndpointStatusError("bad key", status=401)
     machine.receive(StreamFailed("server", error), now=0.1)
@@ -225,7 +225,7 @@ def test_the_answer_is_finished_when_the_paced_buffer_is_empty_not_when_the_endp
         machine.handle_deadline(now=deadline or 0.0)
     assert kinds(machine.take_commands()) == ["DeliverTokens", "DeliverTokens", "FinishDelivery"]
     assert machine.is_over
-    assert machine.legs["server"].usage == CompletionUsage(1, 3, 4)
+    assert machine.attempts["server"].usage == CompletionUsage(1, 3, 4)
 
 
 @pytest.mark.parametrize("pace", [None, 5.0])
@@ -340,8 +340,8 @@ def test_the_short_way_does_what_receive_would_have_commanded(seed: int) -> None
         assert delivered[0] == delivered[1], f"seed {seed}"
         assert machines[0].next_deadline() == machines[1].next_deadline()
         assert machines[0].meter.quality() == machines[1].meter.quality()
-        assert {name: (leg.state, leg.tokens) for name, leg in machines[0].legs.items()} == {
-            name: (leg.state, leg.tokens) for name, leg in machines[1].legs.items()
+        assert {name: (attempt.state, attempt.tokens) for name, attempt in machines[0].attempts.items()} == {
+            name: (attempt.state, attempt.tokens) for name, attempt in machines[1].attempts.items()
         }
 
 
@@ -353,5 +353,5 @@ def test_tokens_that_come_when_nobody_takes_them_any_more_are_counted_apart() ->
     machine.receive(tokens("server", "b"), now=0.3)
     machine.receive(ReaderLeft(), now=0.4)
     machine.receive(tokens("server", "c"), now=0.5)
-    assert [(leg.tokens, leg.late) for leg in machine.legs.values()] == [(3, 1), (2, 2)]
+    assert [(attempt.tokens, attempt.late) for attempt in machine.attempts.values()] == [(3, 1), (2, 2)]
     assert machine.meter.tokens == 2

@@ -23,7 +23,7 @@ UNKNOWN = Terms(prompt=1e-9, completion=1e-8, pre_copy="append")
 
 
 class World:
-    """A mover and the legs that it is shown.
+    """A mover and the attempts that it is shown.
 
     Args:
         targets: beside the source; all of them stand by.
@@ -34,21 +34,21 @@ class World:
         terms = {"source": source, **targets}
         plan = {"reader_rate": 5.0, "capacity": 64, "lengths": RemainingLength((length,), (0.0,)), **settings}
         self.mover = MigrationController(MigrationPlan(terms=terms, prompt_tokens=prompt_tokens, **plan))
-        self.legs = {name: Attempt(AttemptPlan(name, None, continues=True)) for name in terms}
-        self.legs["source"].state = AttemptState.WON
+        self.attempts = {name: Attempt(AttemptPlan(name, None, continues=True)) for name in terms}
+        self.attempts["source"].state = AttemptState.WON
 
     def look(self, position: int, buffered: float = 0.0, now: float = 1.0, *, source: str = "source") -> Prepare | Release | Switch | None:
-        return self.mover.consider(MigrationState(self.legs[source], self.legs, position, buffered, now))
+        return self.mover.consider(MigrationState(self.attempts[source], self.attempts, position, buffered, now))
 
     def read(self, target: str, position: int, *, now: float = 1.0) -> None:
         """The target begins to read ahead."""
-        leg = self.legs[target] = self.legs[target].prepare(now)
-        leg.reads, leg.copies = self.mover.to_read(leg, position), position
+        attempt = self.attempts[target] = self.attempts[target].prepare(now)
+        attempt.reads, attempt.copies = self.mover.to_read(attempt, position), position
 
     def has_read(self, target: str, seconds: float = 0.5) -> None:
-        leg = self.legs[target]
-        leg.state, leg.kept = AttemptState.PREPARED, leg.copies
-        self.mover.note_copied(target, kept=leg.copies, seconds=seconds, tokens=leg.reads)
+        attempt = self.attempts[target]
+        attempt.state, attempt.kept = AttemptState.PREPARED, attempt.copies
+        self.mover.note_copied(target, kept=attempt.copies, seconds=seconds, tokens=attempt.reads)
 
 
 # Looking
@@ -79,21 +79,21 @@ def test_nobody_is_chosen_who_saves_nothing_is_too_slow_or_takes_who_knows_how_l
 @pytest.mark.parametrize("state", [AttemptState.FAILED, AttemptState.ENDED])
 def test_nobody_is_chosen_who_cannot_take_over(state: AttemptState) -> None:
     world = World(target=CHEAP)
-    world.legs["target"].state = state
+    world.attempts["target"].state = state
     assert world.look(10, 60) is None
 
 
 def test_a_source_that_the_plan_does_not_know_is_not_left() -> None:
     world = World(one=CHEAP, two=CHEAP)
-    world.legs["stranger"] = Attempt(AttemptPlan("stranger", 0.0))
+    world.attempts["stranger"] = Attempt(AttemptPlan("stranger", 0.0))
     assert world.look(10, 60, source="stranger") is None
 
 
 def test_an_answer_that_need_not_move_is_looked_at_again_when_it_is_an_eighth_longer() -> None:
     world = World(target=CHEAP)
-    world.legs["target"].state = AttemptState.FAILED
+    world.attempts["target"].state = AttemptState.FAILED
     assert world.look(80, 60) is None
-    world.legs["target"].state = AttemptState.SPARED
+    world.attempts["target"].state = AttemptState.SPARED
     assert world.look(89, 60) is None
     assert world.look(90, 60) == Switch("target")
 
@@ -119,20 +119,20 @@ def test_a_source_that_is_no_faster_than_the_reader_never_fills_the_buffer() -> 
     assert World(source, target=DEVICE).look(10, 0) is None
     leg_is_faster = World(source, target=DEVICE)
     for token in range(8):
-        leg_is_faster.legs["source"].count(1, token * 0.125)
+        leg_is_faster.attempts["source"].count(1, token * 0.125)
     assert leg_is_faster.look(10, 0) == Prepare("target")  # measured now, it does
 
 
 def test_a_move_does_not_start_the_side_that_the_budget_limits() -> None:
     world = World(target=CHEAP, rationed=frozenset({"target"}))
     assert world.look(10, 60) is None
-    world.legs["target"].opened = 0.2  # it was in the race
+    world.attempts["target"].opened = 0.2  # it was in the race
     assert world.look(12, 60) == Switch("target")
 
 
 def test_within_the_side_that_the_budget_limits_an_answer_may_move() -> None:
     world = World(target=CHEAP, rationed=frozenset({"source", "target"}))
-    world.legs["source"].opened = 0.0
+    world.attempts["source"].opened = 0.0
     assert world.look(10, 60) == Switch("target")
 
 
@@ -179,7 +179,7 @@ def test_it_is_not_stopped_for_a_reading_that_is_late_or_is_being_cancelled() ->
     world.look(1, now=1.0)
     world.read("target", 1)
     assert world.look(5, 5, now=2.2) is None
-    world.legs["target"].is_stopping = True
+    world.attempts["target"].is_stopping = True
     assert world.look(5, 5, now=1.5) is None
 
 
@@ -258,7 +258,7 @@ def test_a_target_that_fails_is_given_up_and_another_one_looked_for() -> None:
     world = World(STEADY, one=DEVICE, two=Terms(prompt=1e-9, completion=5e-7, setup=0.1))
     assert world.look(8) == Prepare("one")
     world.read("one", 8)
-    world.legs["one"].state = AttemptState.FAILED
+    world.attempts["one"].state = AttemptState.FAILED
     assert world.look(9, 60) is None
     assert not world.mover.is_done
     assert world.look(10, 60) == Switch("two")
@@ -268,7 +268,7 @@ def test_when_nobody_is_left_no_move_will_come() -> None:
     world = World(target=DEVICE)
     world.look(8)
     world.read("target", 8)
-    world.legs["target"].state = AttemptState.FAILED
+    world.attempts["target"].state = AttemptState.FAILED
     world.look(9)
     assert world.mover.is_done
     assert world.look(100, 60) is None
@@ -295,19 +295,19 @@ def test_at_the_switch_the_source_makes_nothing_more_however_long_the_reading_wo
 
 def test_a_target_that_still_is_cancelled_from_the_race_is_waited_for() -> None:
     world = World(target=CHEAP)
-    world.legs["target"].state, world.legs["target"].is_stopping = AttemptState.LOST, True
+    world.attempts["target"].state, world.attempts["target"].is_stopping = AttemptState.LOST, True
     assert [world.look(10 + step, 60, now=100.0 * step) for step in range(5)] == [None] * 5
-    world.legs["target"].state, world.legs["target"].is_stopping = AttemptState.CANCELLED, False
+    world.attempts["target"].state, world.attempts["target"].is_stopping = AttemptState.CANCELLED, False
     assert world.look(16, 60) == Switch("target")
 
 
 def test_a_target_that_explores_is_wanted_more_as_a_target() -> None:
     world = World(target=CHEAP)
-    world.legs["target"].state = AttemptState.LOST
+    world.attempts["target"].state = AttemptState.LOST
     assert world.look(10, 60) == Release("target")
-    world.legs["target"].is_stopping = True
+    world.attempts["target"].is_stopping = True
     assert world.look(11, 60) is None
-    world.legs["target"].state, world.legs["target"].is_stopping = AttemptState.CANCELLED, False
+    world.attempts["target"].state, world.attempts["target"].is_stopping = AttemptState.CANCELLED, False
     assert world.look(12, 60) == Switch("target")
 
 
@@ -343,19 +343,19 @@ def test_after_a_change_that_was_not_planned_a_target_is_looked_for_anew() -> No
     world = World(one=Terms(prompt=1e-9, completion=1e-7, setup=0.1), two=CHEAP)
     assert world.look(8, 0) is None
     world.mover.reset()
-    world.legs["source"].state = AttemptState.FAILED
-    world.legs["two"].state = AttemptState.WON
+    world.attempts["source"].state = AttemptState.FAILED
+    world.attempts["two"].state = AttemptState.WON
     assert world.look(20, 60, source="two") is None  # nobody is cheaper
     assert not world.mover.is_done
 
 
 def test_the_tokens_a_target_has_to_read_are_those_behind_what_it_kept() -> None:
     world = World(target=DEVICE)
-    leg = world.legs["target"]
-    assert world.mover.to_read(leg, 7) == 107
-    leg.kept = 7
-    assert world.mover.to_read(leg, 7) == 0
-    assert world.mover.to_read(leg, 10) == 3
+    attempt = world.attempts["target"]
+    assert world.mover.to_read(attempt, 7) == 107
+    attempt.kept = 7
+    assert world.mover.to_read(attempt, 7) == 0
+    assert world.mover.to_read(attempt, 10) == 3
 
 
 terms = st.builds(
@@ -377,27 +377,27 @@ def test_only_who_is_free_and_able_is_ever_asked(data: st.DataObject, source: Te
     position, now = 0, 0.0
     states = st.sampled_from([AttemptState.SPARED, AttemptState.LOST, AttemptState.CANCELLED, AttemptState.FAILED, AttemptState.PREPARED])
     for name in targets:
-        world.legs[name].state = data.draw(states)
+        world.attempts[name].state = data.draw(states)
     for _ in range(12):
         position += data.draw(st.integers(1, 30))
         now += data.draw(st.sampled_from([0.01, 1.0, 30.0]))
         step = world.look(position, data.draw(st.integers(0, position)), now)
         if step is None:
-            reading = [name for name in targets if world.legs[name].state is AttemptState.PREPARING]
+            reading = [name for name in targets if world.attempts[name].state is AttemptState.PREPARING]
             if len(reading) == 1 and data.draw(st.booleans()):
                 world.has_read(reading[0], seconds=0.2)
             continue
-        leg = world.legs[step.target]
-        assert leg.can_take_over
+        attempt = world.attempts[step.target]
+        assert attempt.can_take_over
         assert step.target != "source"
         if isinstance(step, Release):
-            assert leg.is_exploring
-            leg.is_stopping = True
+            assert attempt.is_exploring
+            attempt.is_stopping = True
             continue
         if isinstance(step, Switch):
-            assert leg.state is AttemptState.PREPARING or not leg.is_live
+            assert attempt.state is AttemptState.PREPARING or not attempt.is_live
             return
-        assert not leg.is_live
+        assert not attempt.is_live
         assert targets[step.target].pre_copy != "none"
         assert rule == "pre-copy"
         world.read(step.target, position, now=now)

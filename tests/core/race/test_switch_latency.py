@@ -19,7 +19,7 @@ def takes(pace: EndpointTiming, tokens: int) -> float:
     return setup + per_token * tokens
 
 
-def leg(source: str = "server", *, opened: float = 0.0, first_token: float | None = None, stopped: float | None = None) -> Attempt:
+def attempt(source: str = "server", *, opened: float = 0.0, first_token: float | None = None, stopped: float | None = None) -> Attempt:
     made = Attempt(AttemptPlan(source, 0.0, continues=True))
     made.opened, made.first_token, made.stopped = opened, first_token, stopped
     made.state = AttemptState.ENDED
@@ -92,28 +92,28 @@ def test_a_rate_is_one_that_is_reached_three_times_in_four() -> None:
     assert pace.rate == 20.0
 
 
-def learned(*legs: Attempt, prompt_tokens: int = 100) -> SwitchLearner:
+def learned(*attempts: Attempt, prompt_tokens: int = 100) -> SwitchLearner:
     learner = SwitchLearner()
     for _ in range(40):
-        learner.learn(legs, frozenset({"device"}), prompt_tokens)
+        learner.learn(attempts, frozenset({"device"}), prompt_tokens)
     return learner
 
 
 def test_reading_ahead_shows_how_fast_a_device_reads() -> None:
-    ahead = leg("device", opened=1.0, stopped=1.5).prepare(1.0)
+    ahead = attempt("device", opened=1.0, stopped=1.5).prepare(1.0)
     ahead.state, ahead.stopped, ahead.reads = AttemptState.PREPARED, 1.5, 120
     pace = learned(ahead).pace("device", is_device=True)
     assert takes(pace, 120) == pytest.approx(0.5, rel=0.3)
 
 
 def test_reading_ahead_that_was_cancelled_shows_nothing() -> None:
-    ahead = leg("device").prepare(1.0)
+    ahead = attempt("device").prepare(1.0)
     ahead.state, ahead.stopped, ahead.reads = AttemptState.CANCELLED, 1.1, 120
     assert learned(ahead).pace("device", is_device=True).start is None
 
 
 def test_a_leg_that_failed_shows_nothing() -> None:
-    failed = leg(first_token=0.2, stopped=0.3)
+    failed = attempt(first_token=0.2, stopped=0.3)
     failed.error = EndpointConnectError("cut")
     assert learned(failed).pace("server", is_device=False).start == (UNKNOWN_SERVER_SETUP, 0.0)
 
@@ -128,12 +128,12 @@ def test_who_takes_over_has_read_what_it_had_not_kept() -> None:
 
 
 def test_what_the_cache_had_was_not_read() -> None:
-    told = leg("device", first_token=0.2, stopped=2.0)
+    told = attempt("device", first_token=0.2, stopped=2.0)
     told.usage = CompletionUsage(100, 5, 105, PromptTokensDetails(cached_tokens=90))
     assert takes(learned(told).pace("device", is_device=True), 100) > 1.5
 
 
 def test_an_answer_held_back_by_a_proxy_shows_nothing() -> None:
-    burst = leg(first_token=3.0, stopped=3.01)
+    burst = attempt(first_token=3.0, stopped=3.01)
     burst.tokens = 200
     assert learned(burst).pace("server", is_device=False).start == (UNKNOWN_SERVER_SETUP, 0.0)

@@ -238,7 +238,7 @@ def test_a_session_moves_from_one_to_the_other_and_every_token_is_counted_once()
         "device": Terms(prompt=1e-7, completion=1e-7, setup=0.05, per_token=0.025, rate=12.0, pre_copy="append"),
     }
     plan = RacePlan(
-        starts=(AttemptPlan("server", 0.0, continues=True), AttemptPlan("device", None, continues=True)),
+        attempts=(AttemptPlan("server", 0.0, continues=True), AttemptPlan("device", None, continues=True)),
         pace=4.8,
         max_tokens=80,
         migration=MigrationPlan(

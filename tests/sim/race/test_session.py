@@ -27,10 +27,10 @@ def words(source: str, *times: float) -> list[tuple[float, Event]]:
 class World:
     """A session among scripted sources."""
 
-    def __init__(self, starts: tuple[AttemptPlan, ...] = BOTH, *, pace: float | None = None, **sources: Any) -> None:
+    def __init__(self, attempts: tuple[AttemptPlan, ...] = BOTH, *, pace: float | None = None, **sources: Any) -> None:
         self.env = simpy.Environment()
         self.log: list[tuple[float, Event | None, list[Command]]] = []
-        self.machine = RaceMachine(RacePlan(starts=starts, pace=pace))
+        self.machine = RaceMachine(RacePlan(attempts=attempts, pace=pace))
         self.session = SimulatedRace(self.env, self.machine, sources, log=self.log)
 
     def run(self, until: float | None = None) -> World:
@@ -60,17 +60,17 @@ def test_the_faster_source_is_delivered_at_its_own_times() -> None:
 
 
 def test_a_source_starts_when_its_wait_is_over() -> None:
-    starts = (AttemptPlan("server", 0.0), AttemptPlan("device", 0.25))
-    world = World(starts, server=ScriptedSource(words("server", 5.0)), device=ScriptedSource(words("device", 0.1))).run()
+    attempts = (AttemptPlan("server", 0.0), AttemptPlan("device", 0.25))
+    world = World(attempts, server=ScriptedSource(words("server", 5.0)), device=ScriptedSource(words("device", 0.1))).run()
     assert world.times_of(OpenStream) == [(0.0, "server"), (0.25, "device")]
     assert world.delivered == [(0.35, "device0 ")]
 
 
 def test_a_wait_that_is_not_needed_any_more_fires_nothing() -> None:
-    starts = (AttemptPlan("server", 0.0), AttemptPlan("device", 3.0))
-    world = World(starts, server=ScriptedSource(words("server", 0.1)), device=ScriptedSource(words("device", 0.1))).run()
+    attempts = (AttemptPlan("server", 0.0), AttemptPlan("device", 3.0))
+    world = World(attempts, server=ScriptedSource(words("server", 0.1)), device=ScriptedSource(words("device", 0.1))).run()
     assert world.times_of(OpenStream) == [(0.0, "server")]
-    assert world.machine.legs["device"].state is AttemptState.SPARED
+    assert world.machine.attempts["device"].state is AttemptState.SPARED
     assert world.log[-1][0] == pytest.approx(0.1), "the dropped deadline is no step"
 
 
@@ -81,12 +81,12 @@ def test_a_loser_emits_nothing_and_is_released_after_its_time() -> None:
     released = [now for now, event, _ in world.log if isinstance(event, StreamCancelled)]
     assert released == [pytest.approx(0.25)]
     assert not any(isinstance(event, TokensReceived) and event.source == "server" for _, event, _ in world.log)
-    assert world.machine.legs["server"].stopped == pytest.approx(0.25)
+    assert world.machine.attempts["server"].stopped == pytest.approx(0.25)
 
 
 def test_paced_tokens_come_when_they_are_due() -> None:
-    starts = (AttemptPlan("server", 0.0),)
-    world = World(starts, pace=10.0, server=ScriptedSource(words("server", *[0.1] * 5))).run()
+    attempts = (AttemptPlan("server", 0.0),)
+    world = World(attempts, pace=10.0, server=ScriptedSource(words("server", *[0.1] * 5))).run()
     assert [time for time, _ in world.delivered] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
     assert world.log[-1][2][-1] == FinishDelivery()
 
@@ -132,7 +132,7 @@ def test_sessions_of_one_world_share_its_time() -> None:
         env.timeout(time).callbacks.append(lambda _: session.start())
 
     for number in range(50):
-        machine = RaceMachine(RacePlan(starts=(AttemptPlan("server", 0.0),)))
+        machine = RaceMachine(RacePlan(attempts=(AttemptPlan("server", 0.0),)))
         begin_at(number * 0.1, SimulatedRace(env, machine, {"server": ScriptedSource(words("server", 1.0, 2.0))}))
         machines.append(machine)
     env.run()
