@@ -33,9 +33,10 @@ from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.options import SpeculatorOptions
 from streamco.policies.mode_switch import RoundConditions, predict_rates
 from streamco.policies.window import LONGEST, Static
-from streamco.sim.fleet.drafting_device import CertainModel, DraftingDevice, Successor
+from streamco.sim.fleet.drafting_device import DraftingDevice
 from streamco.sim.single.answer import SpeculationOutcome, simulate_answer
 from streamco.sim.single.faulty_verifier import FaultyLink, JudgingServer
+from streamco.sim.workload.token_models import DeterministicModel, TokenModel
 
 __all__ = ["Cell", "main"]
 
@@ -105,13 +106,13 @@ class Found:
 
 
 @cache
-def models(acceptance: float, seed: int, *, is_blind: bool) -> tuple[Successor, Successor]:
+def models(acceptance: float, seed: int, *, is_blind: bool) -> tuple[TokenModel, TokenModel]:
     """A target, and a model that drafts for it."""
-    target = CertainModel(seed)
+    target = DeterministicModel(seed)
 
     @cache
     def drafted(length: int, last: int) -> Mapping[int, float]:
-        dice, right = Random(f"draft {seed} {length} {last}"), target.said(length, last)
+        dice, right = Random(f"draft {seed} {length} {last}"), target.next_token(length, last)
         chance = dice.betavariate(CONCENTRATION * acceptance, CONCENTRATION * (1.0 - acceptance))
         wrong, other = dice.sample(range(1000, 2000), 2)
         is_right, is_second = dice.random() < chance, dice.random() < 0.6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from streamco.sim.workload.token_models import FakeDistribution
 from streamco.testing.endpoint import ScriptedEndpoint, text_chunk
 from streamco.testing.engine import FakeEngine
 from streamco.testing.fault_proxy import FaultProxy
@@ -21,7 +22,6 @@ from streamco.testing.responses import (
     sse_event,
     stream_answer,
 )
-from streamco.testing.sequences import FakeDistribution
 from streamco.testing.server import ScriptedServer
 from streamco.testing.verifier import Forget, Refuse, ScriptedVerifier, Send
 from streamco.testing.virtual_clock import VirtualTimeLoop, run_in_virtual_time

@@ -21,7 +21,8 @@ from streamco.engines.base import (
 from streamco.engines.kv_slots import common_prefix
 from streamco.engines.sequence import HeldSequence
 from streamco.errors import ConfigError, EngineError
-from streamco.testing.sequences import FakeHost, Successor
+from streamco.sim.workload.token_models import TokenModel
+from streamco.testing.sequences import FakeHost
 
 __all__ = ["FakeEngine", "FakeGeneration", "FakeVocabulary"]
 
@@ -108,7 +109,7 @@ class FakeEngine:
         fail_after: int | None = None,
         context_tokens: int = 2048,
         vocabulary: FakeVocabulary | None = None,
-        successor: Successor | None = None,
+        successor: TokenModel | None = None,
         held_sequences: int = 16,
         step_time: Callable[[int, int], float] | None = None,
         name: str = "fake",

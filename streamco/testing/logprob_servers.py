@@ -11,8 +11,8 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from streamco.sim.workload.token_models import TokenModel
 from streamco.testing.responses import DONE, RecordedRequest, ScriptedResponse, json_answer, sse_event
-from streamco.testing.sequences import Successor
 from streamco.testing.server import ScriptedServer
 
 __all__ = ["ScriptedSGLang", "ScriptedVLLM"]
@@ -36,7 +36,7 @@ class _ScoringServer(ScriptedServer):
 
     def __init__(
         self,
-        target: Successor,
+        target: TokenModel,
         tokenize: Callable[[str], Sequence[int]],
         *,
         model: str = "scripted",

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from random import Random
 from statistics import median
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -17,46 +16,17 @@ from streamco.engines.sequence import HeldSequence
 from streamco.engines.sequence_table import SequenceTable
 from streamco.engines.tasks import DraftTask, Task
 from streamco.errors import EngineError
+from streamco.sim.workload.token_models import TokenModel
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["FakeDistribution", "FakeHost", "Successor"]
-
-Successor = Callable[[Sequence[int]], Mapping[int, float]]
-"""Ids so far -> what may come next, with its probability; what is missing to 1 is shared by all other ids."""
+__all__ = ["FakeHost"]
 
 _NEVER = -1e4  # a logit whose exponential is 0
 _NOTHING = 1e-6  # of probability: rounding
 _BATCHES = 9  # of which the median counts
-
-
-class FakeDistribution:
-    """What follows is drawn once for all from a seed: every two last ids have a distribution of their own.
-
-    Two of one ``seed`` with different ``noise`` are a target and a draft model: the more noise, the less they agree.
-
-    Args:
-        seed: gives the distributions.
-        size: ids go from 0 to ``size - 1``.
-        noise: standard deviation of what is added to the logits; 0: nothing.
-        spread: standard deviation of the logits; the larger, the surer the model.
-    """
-
-    def __init__(self, seed: int, size: int, *, noise: float = 0.0, spread: float = 2.0) -> None:
-        self._seed = seed
-        self._size = size
-        self._noise = noise
-        self._spread = spread
-
-    def __call__(self, ids: Sequence[int]) -> dict[int, float]:
-        """Return the distribution behind these ids."""
-        place = f"{self._seed} {list(ids[-2:])}"
-        dice, noise = Random(place), Random(f"noise {place}")
-        logits = [self._spread * dice.gauss(0, 1) + self._noise * noise.gauss(0, 1) for _ in range(self._size)]
-        weights = [math.exp(logit) for logit in logits]
-        return {token: weight / sum(weights) for token, weight in enumerate(weights)}
 
 
 class FakeHost:
@@ -80,7 +50,7 @@ class FakeHost:
 
     def __init__(
         self,
-        successor: Successor,
+        successor: TokenModel,
         *,
         vocabulary_size: int,
         places: int,

@@ -20,8 +20,8 @@ from msgspec import Struct
 from streamco.engines.sampling import candidates
 from streamco.errors import ConfigError
 from streamco.policies.acceptance import Distribution, Rule, RuleKind, verify_greedy, verify_sampled, verify_threshold
+from streamco.sim.workload.token_models import TokenModel
 from streamco.testing.responses import Cut, Pause, Reset, Stall
-from streamco.testing.sequences import Successor
 from streamco.wire.verify.checks import prefix_hash
 from streamco.wire.verify.codec import VerifyCodec
 from streamco.wire.verify.errors import NotResumableError, UnauthorisedError, UnknownSessionError, VerifyProtocolError
@@ -104,7 +104,7 @@ class ScriptedVerifier:
 
     def __init__(
         self,
-        target: Successor,
+        target: TokenModel,
         *,
         vocabulary: str,
         vocabulary_size: int,
@@ -371,7 +371,7 @@ class _Connection:
             await self._socket.close(1008)
 
 
-def judge(target: Successor, ids: Sequence[int], draft: Draft, rule: Rule, *, top_k: int = 0, rng: Random | None = None) -> VerdictFrame:
+def judge(target: TokenModel, ids: Sequence[int], draft: Draft, rule: Rule, *, top_k: int = 0, rng: Random | None = None) -> VerdictFrame:
     """Return what a target says of a draft behind these ids, as ``streamco serve`` would.
 
     Raises:

@@ -15,9 +15,9 @@ from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.endpoints.verifiers.vllm import VLLMVerifier
 from streamco.errors import ConfigError, EndpointError, EngineError
+from streamco.sim.workload.token_models import FakeDistribution
 from streamco.testing import Cut, FakeEngine, Pause, Refuse, ScriptedEndpoint, ScriptedVerifier, ScriptedVLLM
 from streamco.testing.engine import FakeVocabulary
-from streamco.testing.sequences import FakeDistribution
 from streamco.testing.virtual_clock import run_in_virtual_time
 from streamco.wire.verify.errors import OverloadedError
 from tests.endpoints.verifiers.support import DRAFTER, PROMPT, SIZE, TARGET

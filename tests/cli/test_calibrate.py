@@ -18,8 +18,8 @@ from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.errors import ConfigError, EndpointError
 from streamco.profiles import Link, PairProfile, Prices, Profile
+from streamco.sim.workload.token_models import FakeDistribution
 from streamco.testing import FakeEngine, ScriptedServer, json_answer
-from streamco.testing.sequences import FakeDistribution
 from tests.server.verifying import SIZE, VOCABULARY, serving, target
 
 PAIR = PairProfile(

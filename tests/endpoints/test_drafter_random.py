@@ -12,8 +12,8 @@ from streamco.config import SamplingOptions
 from streamco.core.speculation.events import AdoptBranch, DraftBranch, DraftTokens, DropDrafts, TokensDrafted
 from streamco.endpoints.device_drafter import DeviceDrafter, DrafterCommand, DrafterEvent
 from streamco.engines.base import HoldingEngine
+from streamco.sim.workload.token_models import FakeDistribution, TokenModel
 from streamco.testing.engine import FakeEngine, FakeVocabulary
-from streamco.testing.sequences import FakeDistribution, Successor
 from tests.engines.conftest import MakeEngine, make_engine  # noqa: F401
 
 SIZE = 40
@@ -99,7 +99,7 @@ def open_answer(engine: HoldingEngine, prompt: list[int], follow: Callable[[list
     return DeviceDrafter(engine, prompt, emit=model.receive, sampling=SamplingOptions(temperature=0), top=2), model
 
 
-def likeliest(distribution: Successor) -> Callable[[list[int]], int]:
+def likeliest(distribution: TokenModel) -> Callable[[list[int]], int]:
     def follow(ids: list[int]) -> int:
         shares = distribution(ids)
         return max(shares, key=lambda token: (shares[token], -token))

@@ -21,8 +21,8 @@ from streamco.config import SamplingOptions
 from streamco.core.speculation.events import AdoptBranch, DraftBranch, DraftToken, DraftTokens, DropDrafts, TokensDrafted
 from streamco.endpoints.device_drafter import DeviceDrafter, DrafterEvent
 from streamco.policies.acceptance import Distribution, Verdict, verify_sampled
+from streamco.sim.workload.token_models import FakeDistribution
 from streamco.testing.engine import FakeEngine, FakeVocabulary
-from streamco.testing.sequences import FakeDistribution
 from streamco.wire.verify.topk import TopK, pack_rows, unpack_rows
 from tests.support.surprise import surprise
 

@@ -20,9 +20,10 @@ from streamco.errors import ConfigError
 from streamco.policies.learned_window import INPUTS, Adaptive, Layer, WindowNet, WindowWeights, inputs_of, packaged_weights
 from streamco.policies.mode_switch import ModeSwitch, RoundConditions
 from streamco.policies.window import EndsDraftsEarly, Static, WindowPolicy, WindowState
-from streamco.sim.fleet.drafting_device import CertainModel, DraftingDevice
+from streamco.sim.fleet.drafting_device import DraftingDevice
 from streamco.sim.single.answer import SpeculationOutcome, simulate_answer
 from streamco.sim.single.faulty_verifier import Fault, FaultyLink, JudgingServer
+from streamco.sim.workload.token_models import DeterministicModel
 
 KNOWN = WindowState(previous=4, acceptance=0.75, rtt=0.02, tpot=0.05, draft_step=0.005, wait=0.08, hit_rate=0.4, slowdown=1.5)
 
@@ -137,11 +138,11 @@ class Texts:
     """A target, and a draft model that foresees seven of eight of its tokens."""
 
     def __init__(self) -> None:
-        target = self.target = CertainModel(1)
+        target = self.target = DeterministicModel(1)
 
         @cache
         def drafted(length: int, last: int) -> Mapping[int, float]:
-            right = target.said(length, last)
+            right = target.next_token(length, last)
             return {right if length % 8 else right + 1: 0.9}
 
         self.draft = lambda ids: drafted(len(ids), ids[-1] if ids else 0)

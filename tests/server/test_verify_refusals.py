@@ -14,8 +14,8 @@ import websockets
 
 from streamco.server.verify.options import VerifyOptions
 from streamco.server.verify.service import PATH, VerifyService
+from streamco.sim.workload.token_models import FakeDistribution
 from streamco.testing.engine import FakeEngine
-from streamco.testing.sequences import FakeDistribution
 from streamco.wire.verify.frames import SUBPROTOCOL, Refusal
 from tests.server.verifying import GREEDY, PROMPT, SIZE, Device, connected, connecting, greedy_text, serving, target
 from tests.support.leaks import holding_nothing_new, settled

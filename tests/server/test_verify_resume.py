@@ -15,7 +15,7 @@ import websockets
 
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.server.verify.options import VerifyOptions
-from streamco.testing.sequences import FakeDistribution
+from streamco.sim.workload.token_models import FakeDistribution
 from streamco.wire.verify.checks import prefix_hash
 from streamco.wire.verify.errors import NotResumableError, OverloadedError
 from streamco.wire.verify.frames import Resumed

@@ -16,8 +16,8 @@ from streamco.policies.acceptance import Rule
 from streamco.server.app import VERIFY, ServeOptions, make_app, make_runner
 from streamco.server.verify.options import VerifyOptions
 from streamco.server.verify.service import PATH, VerifyService
+from streamco.sim.workload.token_models import FakeDistribution, TokenModel
 from streamco.testing.engine import FakeEngine, FakeVocabulary
-from streamco.testing.sequences import FakeDistribution, Successor
 from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.codec import VerifyCodec
 from streamco.wire.verify.errors import OverloadedError
@@ -34,7 +34,7 @@ T = TypeVar("T", bound=ServerFrame)
 
 def target(seed: int = 1, **options: Any) -> FakeEngine:
     """An engine that verifies; instant unless told."""
-    successor: Successor = options.pop("successor", None) or FakeDistribution(seed, SIZE)
+    successor: TokenModel = options.pop("successor", None) or FakeDistribution(seed, SIZE)
     return FakeEngine(successor=successor, vocabulary=VOCABULARY, **{"context_tokens": 256} | options)
 
 
@@ -49,7 +49,7 @@ class WholeText:
         return {digest[0] % self._size: 0.5} | {digest[1] % self._size: 0.3}
 
 
-def greedy_text(successor: Successor, ids: Sequence[int], count: int) -> list[int]:
+def greedy_text(successor: TokenModel, ids: Sequence[int], count: int) -> list[int]:
     """What a model writes by itself."""
     text = list(ids)
     for _ in range(count):
@@ -168,7 +168,7 @@ async def connecting(
         yield device
 
 
-async def write(device: Device, session: int, ids: Sequence[int], draft: Successor, count: int) -> list[int]:
+async def write(device: Device, session: int, ids: Sequence[int], draft: TokenModel, count: int) -> list[int]:
     """A greedy answer of ``count`` tokens, drafted by another model."""
     text = list(ids)
     while len(text) < len(ids) + count:

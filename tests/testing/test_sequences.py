@@ -10,8 +10,8 @@ import pytest
 from streamco.config import SamplingOptions
 from streamco.engines.base import HoldingEngine
 from streamco.errors import EngineError
+from streamco.sim.workload.token_models import FakeDistribution
 from streamco.testing.engine import FakeEngine, FakeVocabulary
-from streamco.testing.sequences import FakeDistribution
 from tests.engines.asking import accepted, asked, draft, extend, verify
 
 SMALL = FakeVocabulary("small", size=12)
@@ -64,13 +64,6 @@ def test_probabilities_are_those_of_the_distribution() -> None:
         FakeDistribution(4, SMALL.size - 1)([3, 1, 5]), rel=1e-4
     )
     assert prediction.is_complete
-
-
-def test_equal_seeds_are_equal_models_and_noise_makes_another() -> None:
-    assert FakeDistribution(1, 9)([2, 3]) == FakeDistribution(1, 9)([7, 2, 3])
-    assert FakeDistribution(1, 9)([2, 3]) != FakeDistribution(2, 9)([2, 3])
-    assert FakeDistribution(1, 9)([2, 3]) != FakeDistribution(1, 9, noise=0.1)([2, 3])
-    assert sum(FakeDistribution(1, 9)([2, 3]).values()) == pytest.approx(1.0)
 
 
 def test_manual_sequences_move_when_told() -> None:

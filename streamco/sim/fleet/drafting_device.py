@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from random import Random
 
 import simpy
@@ -13,10 +12,9 @@ from msgspec import Struct
 from streamco.core.speculation.events import AdoptBranch, DeviceFailed, DraftBranch, DraftToken, DraftTokens, DropDrafts, TokensDrafted
 from streamco.errors import EngineError
 from streamco.sim.driver import call_at
+from streamco.sim.workload.token_models import TokenModel, choose_token
 
-__all__ = ["CertainModel", "DraftingDevice", "SimulatedDrafts", "Successor", "choose_token"]
-
-Successor = Callable[[Sequence[int]], Mapping[int, float]]  # ids so far -> what may come next, with its probability
+__all__ = ["DraftingDevice", "SimulatedDrafts"]
 
 
 class DraftingDevice(Struct, frozen=True, kw_only=True):
@@ -39,7 +37,7 @@ class DraftingDevice(Struct, frozen=True, kw_only=True):
         fails_at: when it fails; None: never.
     """
 
-    model: Successor
+    model: TokenModel
     writes: Callable[[Sequence[int]], DraftToken] | None = None
     step_times: tuple[float, ...] = (0.02, 0.021, 0.022, 0.023, 0.024, 0.025)
     read_time: float = 0.0
@@ -52,32 +50,6 @@ class DraftingDevice(Struct, frozen=True, kw_only=True):
     jitter: float = 0.0
     told_after: float = 0.0
     fails_at: float | None = None
-
-
-class CertainModel:
-    """A target that is sure of everything: each token follows from the place, the token before it and the seed.
-
-    Attributes:
-        said: the token at a place behind a token, by (length so far, last token or 0); for draft models that agree with it or don't.
-    """
-
-    def __init__(self, seed: int) -> None:
-        @cache
-        def said(length: int, last: int) -> int:
-            return Random(f"{seed} {length} {last}").randrange(1, 1000)
-
-        self.said = said
-
-    def __call__(self, ids: Sequence[int]) -> Mapping[int, float]:
-        """Return what comes next, with certainty."""
-        return {self.said(len(ids), ids[-1] if ids else 0): 1.0}
-
-
-def choose_token(model: Mapping[int, float], dice: Random | None) -> int:
-    """Return a draw; without dice the likeliest, of equal ones the lowest."""
-    if dice is None:
-        return max(model, key=lambda token: (model[token], -token))
-    return dice.choices(list(model), list(model.values()))[0]
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ from streamco.core.speculation.events import (
 from streamco.errors import EndpointConnectError, VerifierError
 from streamco.policies.acceptance import Distribution, Verdict, verify_greedy, verify_sampled
 from streamco.sim.driver import call_at
-from streamco.sim.fleet.drafting_device import Successor, choose_token
+from streamco.sim.workload.token_models import TokenModel, choose_token
 
 __all__ = ["Fault", "FaultKind", "Faults", "JudgingServer", "FaultyLink", "SimulatedRemote", "FaultyVerifierSession"]
 
@@ -88,7 +88,7 @@ class JudgingServer(Struct, frozen=True, kw_only=True):
         verifier_fails_at, remote_fails_at: when either is out; None: never.
     """
 
-    model: Successor
+    model: TokenModel
     step: float = 0.05
     read_time: float = 0.0
     prompt_time: float = 0.1

@@ -18,8 +18,8 @@ from streamco.core.speculation.events import (
 from streamco.endpoints.verifiers.base import Verifier, VerifierEvent, VerifierSession
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.policies.acceptance import Rule
+from streamco.sim.workload.token_models import TokenModel
 from streamco.testing import FakeDistribution, FakeEngine
-from streamco.testing.sequences import Successor
 from streamco.wire.verify.topk import TopK
 
 SIZE = 300  # ids
@@ -47,12 +47,12 @@ QUICK = Timeouts(connect=5, first_token=5, next_token=5, socket=5, cancel=1)
 Event = TypeVar("Event", bound=VerifierEvent)
 
 
-def best(model: Successor, ids: Sequence[int]) -> int:
+def best(model: TokenModel, ids: Sequence[int]) -> int:
     shares = model(ids)
     return max(shares, key=lambda token: (shares[token], -token))
 
 
-def greedy(model: Successor, ids: Sequence[int], count: int) -> list[int]:
+def greedy(model: TokenModel, ids: Sequence[int], count: int) -> list[int]:
     """What a model writes by itself behind these ids."""
     text = list(ids)
     for _ in range(count):

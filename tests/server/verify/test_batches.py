@@ -15,8 +15,8 @@ from streamco.engines.llama import LlamaEngine
 from streamco.server.verify.batches import BatchReport, BatchRunner
 from streamco.server.verify.verdicts import VerificationRequest
 from streamco.server.wakeup import WakeCoalescer
+from streamco.sim.workload.token_models import FakeDistribution
 from streamco.testing.engine import FakeEngine
-from streamco.testing.sequences import FakeDistribution
 from tests.engines import fakes
 from tests.server.verifying import SIZE, greedy_text, target
 

@@ -12,7 +12,7 @@ import pytest
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.server.verify.options import VerifyOptions
 from streamco.server.verify.service import PATH, STATS_PATH
-from streamco.testing.sequences import FakeDistribution
+from streamco.sim.workload.token_models import FakeDistribution
 from streamco.wire.verify.frames import Opened, Refusal, VerdictFrame, VerifyLimits, Welcome
 from streamco.wire.verify.topk import quantise
 from tests.server.verifying import GREEDY, PROMPT, SIZE, WholeText, connected, connecting, greedy_text, serving, target, write

@@ -10,7 +10,7 @@ import pytest
 import simpy
 
 from streamco.core.speculation.events import AdoptBranch, DeviceFailed, DraftBranch, DraftTokens, DropDrafts, TokensDrafted
-from streamco.sim.fleet.drafting_device import CertainModel, DraftingDevice, SimulatedDrafts, choose_token
+from streamco.sim.fleet.drafting_device import DraftingDevice, SimulatedDrafts
 
 
 def counting(ids: Sequence[int]) -> Mapping[int, float]:
@@ -148,18 +148,3 @@ def test_what_no_device_would_understand_is_refused() -> None:
         world.drafts.run(DraftTokens(2, 0, (7,), 1))
     with pytest.raises(KeyError):
         world.drafts.run(AdoptBranch(9))
-
-
-def test_tokens_are_drawn_or_the_likeliest_of_equal_ones_the_lowest() -> None:
-    assert choose_token({5: 0.4, 3: 0.4, 1: 0.2}, None) == 3
-    drawn = [choose_token({5: 0.4, 3: 0.6}, Random(seed)) for seed in range(500)]
-    assert 160 < drawn.count(5) < 240
-
-
-def test_a_certain_model_says_the_same_behind_the_same() -> None:
-    model = CertainModel(3)
-    ((token, share),) = model([5, 7]).items()
-    assert share == 1.0
-    assert token == model.said(2, 7) == CertainModel(3).said(2, 7)
-    assert {CertainModel(seed).said(2, 7) for seed in range(20)} != {token}
-    assert model([]) == {model.said(0, 0): 1.0}

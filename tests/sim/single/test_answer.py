@@ -17,17 +17,17 @@ from streamco.core.speculation.options import SpeculatorOptions
 from streamco.policies.mode_switch import Predicted
 from streamco.policies.window import Dynamic, Static, WindowPolicy
 from streamco.sim.driver import call_at
-from streamco.sim.fleet.drafting_device import CertainModel, DraftingDevice, Successor, choose_token
+from streamco.sim.fleet.drafting_device import DraftingDevice
 from streamco.sim.single.answer import SimulatedSpeculation, SpeculationOutcome, simulate_answer
 from streamco.sim.single.faulty_verifier import Fault, FaultKind, Faults, FaultyLink, JudgingServer
-from streamco.testing.sequences import FakeDistribution
+from streamco.sim.workload.token_models import DeterministicModel, FakeDistribution, TokenModel, choose_token
 
 _END = 0
 _KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
 
 @cache
-def model(seed: int, noise: float, size: int = 8) -> Successor:
+def model(seed: int, noise: float, size: int = 8) -> TokenModel:
     """Two last ids decide; each place is computed once."""
     distribution = FakeDistribution(seed, size, noise=noise)
     known: dict[tuple[int, ...], Mapping[int, float]] = {}
@@ -41,7 +41,7 @@ def model(seed: int, noise: float, size: int = 8) -> Successor:
     return successor
 
 
-def own_answer(target: Successor, end_ids: frozenset[int], most: int) -> list[int]:
+def own_answer(target: TokenModel, end_ids: frozenset[int], most: int) -> list[int]:
     """What the target says alone, greedily, the end included."""
     ids: list[int] = []
     while len(ids) < most and not (ids and ids[-1] in end_ids):
@@ -210,13 +210,13 @@ def test_a_selective_answer_settles_everything_once_whatever_happens(part: int) 
             raise AssertionError(f"seed {seed}: {error}") from error
 
 
-def scripted(agreement: float, seed: int) -> tuple[Successor, Successor]:
+def scripted(agreement: float, seed: int) -> tuple[TokenModel, TokenModel]:
     """A target that is sure of everything, and a draft model that agrees with it so often; its second choice is right as a rule."""
-    target = CertainModel(seed)
+    target = DeterministicModel(seed)
 
     @cache
     def drafted(length: int, last: int) -> Mapping[int, float]:
-        dice, right = Random(f"draft {seed} {length} {last}"), target.said(length, last)
+        dice, right = Random(f"draft {seed} {length} {last}"), target.next_token(length, last)
         wrong, other = dice.sample(range(1000, 2000), 2)
         sure = min(0.95, max(0.4, dice.gauss(agreement, 0.15)))
         if dice.random() < agreement:
