@@ -19,10 +19,10 @@ from streamco.proxy.config import MODEL, ProxyOptions
 from streamco.proxy.requests import Asked, parse_chat, parse_completion
 from streamco.proxy.response_shapes import ChatShape, CompletionShape
 from streamco.proxy.streaming import answer_whole, stream_answer
-from streamco.server.api import make_application
-from streamco.server.http_errors import RequestError
-from streamco.server.listening import listening
-from streamco.server.middleware import RequestAdmission, read_body
+from streamco.server.http.api import make_application
+from streamco.server.http.errors import RequestError
+from streamco.server.http.listening import listening
+from streamco.server.http.middleware import RequestAdmission, read_body
 
 __all__ = ["PROXY", "Proxy", "make_app", "serving"]
 
@@ -105,7 +105,7 @@ PROXY: web.AppKey[Proxy] = web.AppKey("proxy", Proxy)
 
 
 def make_app(client: Client, options: ProxyOptions | None = None) -> web.Application:
-    """Return the proxy as an aiohttp application; ``streamco.server.listening.make_runner`` runs it as it should be run.
+    """Return the proxy as an aiohttp application; ``streamco.server.http.listening.make_runner`` runs it as it should be run.
 
     Args:
         client: who answers; stays the caller's.

@@ -21,7 +21,7 @@ from streamco.endpoints.base import Capabilities
 from streamco.errors import ConfigError
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED
 from streamco.policies.migration import TransferRule
-from streamco.server.options import ListenOptions
+from streamco.server.http.options import ListenOptions
 
 __all__ = [
     "DeviceSection",

@@ -18,7 +18,7 @@ from streamco.errors import (
     StreamcoError,
 )
 from streamco.proxy.requests import refuse_setting
-from streamco.server.http_errors import RequestError
+from streamco.server.http.errors import RequestError
 from streamco.wire.openai.errors import find_error
 
 __all__ = ["explain"]

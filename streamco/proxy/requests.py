@@ -12,7 +12,7 @@ from streamco.client.arguments import build_request
 from streamco.endpoints.base import Request
 from streamco.errors import ConfigError
 from streamco.proxy.config import MODEL, ProxyOptions
-from streamco.server.http_errors import RequestError, invalid, unsupported
+from streamco.server.http.errors import RequestError, invalid, unsupported
 
 __all__ = ["Asked", "parse_chat", "parse_completion", "refuse_setting"]
 

@@ -7,19 +7,14 @@ say nothing), what it sends as null is sent (``finish_reason``, ``logprobs``), a
 from __future__ import annotations
 
 import time
-import uuid
-from typing import Any, Protocol
+from typing import Protocol
 
-import msgspec
 from msgspec.structs import replace
 
 from streamco.openai_types import ChatCompletion, ChatCompletionChunk, ChunkChoice
+from streamco.server.http.encoding import CHAT, COMPLETION, Json, ObjectNames, encode, event, make_choice
 
 __all__ = ["ChatShape", "CompletionShape", "ResponseShape"]
-
-_encode = msgspec.json.Encoder().encode
-
-Json = dict[str, Any]
 
 
 class ResponseShape(Protocol):
@@ -47,8 +42,7 @@ class _Shape:
         wants_ids: tell token ids.
     """
 
-    prefix: str
-    chunk_object: str
+    objects: ObjectNames
 
     def __init__(self, *, model: str, wants_usage: bool = False, wants_ids: bool = False) -> None:
         self._model = model
@@ -67,7 +61,7 @@ class _Shape:
         body = {**self._head, "choices": choices}
         if self._wants_usage:
             body["usage"] = chunk.usage
-        return b"data: %b\n\n" % _encode(body)
+        return event(body)
 
     def ending(self, reason: str | None) -> bytes:
         missing = sorted(self._begun - self._finished)
@@ -87,8 +81,8 @@ class _Shape:
     def _begin(self, chunk: ChatCompletionChunk | ChatCompletion) -> Json:
         """Return what all chunks of an answer say alike, though it may change hands: the first one's, completed."""
         head: Json = {
-            "id": chunk.id or f"{self.prefix}-{uuid.uuid4().hex}",
-            "object": self.chunk_object,
+            "id": chunk.id or self.objects.new_id(),
+            "object": self.objects.chunk,
             "created": chunk.created or int(time.time()),
             "model": chunk.model or self._model,
         }
@@ -104,8 +98,7 @@ class _Shape:
 class ChatShape(_Shape):
     """``/v1/chat/completions``."""
 
-    prefix = "chatcmpl"
-    chunk_object = "chat.completion.chunk"
+    objects = CHAT
 
     def whole(self, answer: ChatCompletion, reason: str | None) -> bytes:
         """``chat.completion``."""
@@ -113,44 +106,32 @@ class ChatShape(_Shape):
         for choice in answer.choices:
             said = {"role": choice.message.role, "content": choice.message.content, "refusal": choice.message.refusal}
             more = {name: value for name in ("reasoning_content", "tool_calls") if (value := getattr(choice.message, name)) is not None}
-            choices.append(
-                {
-                    "index": choice.index,
-                    "message": said | more,
-                    "logprobs": choice.logprobs,
-                    "finish_reason": choice.finish_reason or reason,
-                }
-            )
-        return _encode({**self._begin(answer), "object": "chat.completion", "choices": choices, "usage": answer.usage})
+            ended = choice.finish_reason or reason
+            choices.append(make_choice(choice.index, "message", said | more, logprobs=choice.logprobs, finish_reason=ended))
+        return encode({**self._begin(answer), "object": CHAT.whole, "choices": choices, "usage": answer.usage})
 
     def _choice(self, choice: ChunkChoice) -> Json:
         delta = choice.delta
         if choice.index not in self._begun and delta.role is None:
             delta = replace(delta, role="assistant")  # OpenAI's first delta has it, and frameworks build the message's class from it
-        return {"index": choice.index, "delta": delta, "logprobs": choice.logprobs, "finish_reason": choice.finish_reason}
+        return make_choice(choice.index, "delta", delta, logprobs=choice.logprobs, finish_reason=choice.finish_reason)
 
 
 class CompletionShape(_Shape):
     """``/v1/completions``. Reasoning, refusals and tool calls have no place in it."""
 
-    prefix = "cmpl"
-    chunk_object = "text_completion"
+    objects = COMPLETION
 
     def whole(self, answer: ChatCompletion, reason: str | None) -> bytes:
         """``text_completion``."""
         choices = [
-            {
-                "index": choice.index,
-                "text": choice.message.content or "",
-                "logprobs": None,
-                "finish_reason": choice.finish_reason or reason,
-            }
+            make_choice(choice.index, "text", choice.message.content or "", finish_reason=choice.finish_reason or reason)
             for choice in answer.choices
         ]
-        return _encode({**self._begin(answer), "choices": choices, "usage": answer.usage})
+        return encode({**self._begin(answer), "choices": choices, "usage": answer.usage})
 
     def _choice(self, choice: ChunkChoice) -> Json | None:
         text = choice.delta.content or ""
         if not text and choice.finish_reason is None:
             return None
-        return {"index": choice.index, "text": text, "logprobs": None, "finish_reason": choice.finish_reason}
+        return make_choice(choice.index, "text", text, finish_reason=choice.finish_reason)

@@ -15,9 +15,9 @@ from streamco.proxy.config import ProxyOptions
 from streamco.proxy.error_responses import explain
 from streamco.proxy.report_headers import comment, headers, opening_headers
 from streamco.proxy.response_shapes import ResponseShape
-from streamco.server.http_errors import RequestError, error_event
-from streamco.server.responses import DONE
-from streamco.server.streaming import KEEPALIVE, EventStream
+from streamco.server.http.encoding import DONE
+from streamco.server.http.errors import RequestError, error_event
+from streamco.server.http.event_stream import KEEPALIVE, EventStream
 from streamco.wire.openai.assembler import CompletionAssembler
 
 __all__ = ["answer_whole", "stream_answer"]

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
@@ -16,11 +15,11 @@ from aiohttp import web
 
 from streamco.engines.base import Engine, GenerationRequest, HoldingEngine
 from streamco.errors import EngineError
-from streamco.server.api import make_application
-from streamco.server.http_errors import RequestError
+from streamco.server.http.api import make_application
+from streamco.server.http.errors import RequestError
+from streamco.server.http.listening import listening, make_runner
+from streamco.server.http.middleware import RequestAdmission, read_body
 from streamco.server.latency_replay import LatencyReplay
-from streamco.server.listening import listening, make_runner
-from streamco.server.middleware import RequestAdmission, read_body
 from streamco.server.options import ServeOptions
 from streamco.server.prompts import ApiRequest, build_generation
 from streamco.server.requests import ChatRequest, CompletionRequest, parse
@@ -123,10 +122,9 @@ class Service:
         return LatencyReplay(self.options.latency, Random(f"{self.options.latency_seed}/{self._requests}"), arrived)
 
     def _shape(self, asked: ApiRequest, generation: GenerationRequest) -> ResponseFormat:
-        is_chat = isinstance(asked, ChatRequest)
-        shape = ChatResponse if is_chat else CompletionResponse
+        shape = ChatResponse if isinstance(asked, ChatRequest) else CompletionResponse
         return shape(
-            name=f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",
+            name=shape.objects.new_id(),
             model=self.model,
             created=int(time.time()),
             detokenize=self.engine.detokenize,

@@ -7,7 +7,7 @@ import asyncio
 from streamco.engines.base import Engine, GenerationRequest
 from streamco.engines.prompt_ids import answer_ids, open_bytes, with_begin
 from streamco.errors import EngineError
-from streamco.server.http_errors import RequestError, invalid
+from streamco.server.http.errors import RequestError, invalid
 from streamco.server.options import ServeOptions
 from streamco.server.requests import TOP_LOGPROBS, ChatRequest, CompletionRequest
 from streamco.wire.token_frames import TokenCodec, TokenFrameError, TokenVocabularyError

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from streamco.config import SamplingOptions
-from streamco.server.http_errors import RequestError, invalid, unsupported
+from streamco.server.http.errors import RequestError, invalid, unsupported
 
 __all__ = ["TOP_LOGPROBS", "ChatRequest", "CompletionRequest", "GenerateRequest", "StreamOptions", "parse"]
 

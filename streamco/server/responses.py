@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
-
-import msgspec
+from typing import Protocol
 
 from streamco.engines.base import GenerationTimings, TextPiece
+from streamco.server.http.encoding import CHAT, COMPLETION, DONE, Json, ObjectNames, encode, event, make_choice
 
-__all__ = ["DONE", "ChatResponse", "CompletionResponse", "ResponseFormat", "event", "usage_of"]
+__all__ = ["ChatResponse", "CompletionResponse", "ResponseFormat", "usage_of"]
 
-DONE = b"data: [DONE]\n\n"
 UNLIKELY = -9999.0  # what OpenAI tells for a token that is not among the most likely ones
 
-_encode = msgspec.json.Encoder().encode
-
-Json = dict[str, Any]
 Detokenize = Callable[[Sequence[int]], bytes]
-
-
-def event(data: Json) -> bytes:
-    """Return one server-sent event."""
-    return b"data: %b\n\n" % _encode(data)
 
 
 def usage_of(timings: GenerationTimings) -> Json:
@@ -74,8 +64,8 @@ class _Answer:
         prompt_ids: the prompt, told with the first chunk when ids are wanted.
     """
 
-    chunk_object: str
-    whole_object: str
+    objects: ObjectNames
+    chunk_field: str
 
     def __init__(
         self,
@@ -111,28 +101,23 @@ class _Answer:
         return last + DONE
 
     def whole(self, finish_reason: str, timings: GenerationTimings) -> bytes:
-        choice: Json = {"index": 0, "finish_reason": finish_reason, "logprobs": None, **self._whole_choice()}
-        if self._top is not None:
-            choice["logprobs"] = self._logprobs(self._pieces)
+        choice = self._whole_choice(None if self._top is None else self._logprobs(self._pieces), finish_reason)
         if self._wants_ids:
             choice["token_ids"] = [token for piece in self._pieces for token in piece.ids]
             choice["prompt_token_ids"] = self._prompt_ids
-        return _encode({**self._head, "object": self.whole_object, "choices": [choice], "usage": usage_of(timings)})
+        return encode({**self._head, "object": self.objects.whole, "choices": [choice], "usage": usage_of(timings)})
 
     def _text(self) -> str:
         return "".join([piece.text for piece in self._pieces])
 
     def _chunk(self, choices: list[Json]) -> Json:
-        chunk = {**self._head, "object": self.chunk_object, "choices": choices}
+        chunk = {**self._head, "object": self.objects.chunk, "choices": choices}
         if self._wants_usage:
             chunk["usage"] = None
         return chunk
 
-    def _choice(self, content: Json, finish_reason: str | None = None) -> Json:
-        return {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
-
     def _piece_choice(self, piece: TextPiece) -> Json:
-        choice = self._choice(self._piece_content(piece.text))
+        choice = make_choice(0, self.chunk_field, self._piece_content(piece.text))
         if self._top is not None:
             choice["logprobs"] = self._logprobs([piece])
         if piece.is_cut:  # its end is told with it: nobody who loses the connection in between goes on beyond the stop string
@@ -142,13 +127,13 @@ class _Answer:
             choice["token_ids"] = piece.ids
         return choice
 
-    def _piece_content(self, text: str) -> Json:
+    def _piece_content(self, text: str) -> object:
         raise NotImplementedError
 
     def _final_choice(self, finish_reason: str) -> Json:
         raise NotImplementedError
 
-    def _whole_choice(self) -> Json:
+    def _whole_choice(self, logprobs: Json | None, finish_reason: str) -> Json:
         raise NotImplementedError
 
     def _logprobs(self, pieces: Sequence[TextPiece]) -> Json:
@@ -168,24 +153,25 @@ class _Answer:
 class ChatResponse(_Answer):
     """``/v1/chat/completions``."""
 
-    chunk_object = "chat.completion.chunk"
-    whole_object = "chat.completion"
+    objects = CHAT
+    chunk_field = "delta"
 
     def opening(self) -> bytes:
         """Return the role, as OpenAI sends it."""
-        chunk = self._chunk([self._choice({"delta": {"role": "assistant", "content": ""}})])
+        chunk = self._chunk([make_choice(0, "delta", {"role": "assistant", "content": ""})])
         if self._wants_ids:
             chunk["prompt_token_ids"] = self._prompt_ids
         return event(chunk)
 
     def _piece_content(self, text: str) -> Json:
-        return {"delta": {"content": text}}
+        return {"content": text}
 
     def _final_choice(self, finish_reason: str) -> Json:
-        return self._choice({"delta": {}}, finish_reason)
+        return make_choice(0, "delta", {}, finish_reason=finish_reason)
 
-    def _whole_choice(self) -> Json:
-        return {"message": {"role": "assistant", "content": self._text(), "refusal": None}}
+    def _whole_choice(self, logprobs: Json | None, finish_reason: str) -> Json:
+        message = {"role": "assistant", "content": self._text(), "refusal": None}
+        return make_choice(0, "message", message, logprobs=logprobs, finish_reason=finish_reason)
 
     def _logprobs(self, pieces: Sequence[TextPiece]) -> Json:
         content = [
@@ -202,22 +188,22 @@ class ChatResponse(_Answer):
 class CompletionResponse(_Answer):
     """``/v1/completions``."""
 
-    chunk_object = "text_completion"
-    whole_object = "text_completion"
+    objects = COMPLETION
+    chunk_field = "text"
     _offset = 0
 
     def opening(self) -> bytes:
         """Nothing, unless the prompt's ids are wanted."""
-        return event({**self._chunk([self._choice({"text": ""})]), "prompt_token_ids": self._prompt_ids}) if self._wants_ids else b""
+        return event({**self._chunk([make_choice(0, "text", "")]), "prompt_token_ids": self._prompt_ids}) if self._wants_ids else b""
 
-    def _piece_content(self, text: str) -> Json:
-        return {"text": text}
+    def _piece_content(self, text: str) -> str:
+        return text
 
     def _final_choice(self, finish_reason: str) -> Json:
-        return self._choice({"text": ""}, finish_reason)
+        return make_choice(0, "text", "", finish_reason=finish_reason)
 
-    def _whole_choice(self) -> Json:
-        return {"text": self._text()}
+    def _whole_choice(self, logprobs: Json | None, finish_reason: str) -> Json:
+        return make_choice(0, "text", self._text(), logprobs=logprobs, finish_reason=finish_reason)
 
     def _logprobs(self, pieces: Sequence[TextPiece]) -> Json:
         tokens = self._tokens(pieces)

@@ -2,66 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 from aiohttp import web
 
 from streamco.engines.base import GenerationEnd
-from streamco.server.http_errors import RequestError, error_event
+from streamco.server.http.errors import RequestError, error_event
+from streamco.server.http.event_stream import KEEPALIVE, EventStream
 from streamco.server.options import ServeOptions
 from streamco.server.responses import ResponseFormat
 from streamco.server.wakeup import Clock, GenerationReader
 
 logger = logging.getLogger("streamco.server")
 
-__all__ = ["KEEPALIVE", "EventStream", "answer_whole", "stream_answer"]
-
-HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # nginx would gather events into bursts
-}
-KEEPALIVE = b": keep-alive\n\n"
-
-
-class EventStream:
-    """The response to a streamed request; its headers leave with its first bytes, so that an early failure can still have a status."""
-
-    def __init__(self, request: web.Request, reader_timeout: float | None) -> None:
-        self.request = request
-        self._timeout = reader_timeout
-        self._response = web.StreamResponse(headers=HEADERS)
-
-    @property
-    def response(self) -> web.StreamResponse:
-        """What the handler returns."""
-        return self._response
-
-    @property
-    def has_begun(self) -> bool:
-        """True if the status line is out."""
-        return self._response.prepared
-
-    async def write(self, data: bytes) -> None:
-        """Send; waits while the reader is behind.
-
-        Raises:
-            ConnectionError: the reader left, or did not read for too long.
-        """
-        if not self._response.prepared:
-            await self._response.prepare(self.request)
-        try:
-            async with asyncio.timeout(self._timeout):
-                await self._response.write(data)
-        except TimeoutError as error:
-            if self.request.transport is not None:
-                self.request.transport.abort()
-            raise ConnectionAbortedError(f"reader: expected it to read within {self._timeout:g} s") from error
-
-    async def close(self) -> None:
-        """End the response properly."""
-        await self._response.write_eof()
+__all__ = ["answer_whole", "stream_answer"]
 
 
 async def stream_answer(

@@ -22,7 +22,7 @@ from streamco.errors import EndpointStatusError, StreamcoError
 from streamco.events import TokensReceived
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.server.app import ServeOptions, make_app
-from streamco.server.listening import listening
+from streamco.server.http.listening import listening
 from streamco.server.verify.options import VerifyOptions
 from streamco.testing import FakeDistribution, FakeEngine, FaultProxy
 from streamco.wire.verify.errors import UnauthorisedError, VocabularyError

@@ -12,7 +12,7 @@ from aiohttp import web
 from streamco.client.client import Client
 from streamco.proxy.app import PROXY, Proxy, make_app
 from streamco.proxy.config import ProxyOptions
-from streamco.server.listening import make_runner
+from streamco.server.http.listening import make_runner
 from streamco.testing.endpoint import ScriptedEndpoint
 from tests.server.support import Running
 from tests.support.leaks import holding_nothing_new

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from streamco.proxy.config import ProxyOptions
 from streamco.proxy.requests import parse_chat, parse_completion
-from streamco.server.http_errors import RequestError
+from streamco.server.http.errors import RequestError
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 OPTIONS = ProxyOptions(models=("small",))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from streamco.errors import EngineError
-from streamco.server.http_errors import RequestError
+from streamco.server.http.errors import RequestError
 from streamco.server.options import ServeOptions
 from streamco.server.prompts import build_generation, prompt_ids, render, unpack_ids
 from streamco.server.requests import ChatRequest, CompletionRequest, parse

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.config import SamplingOptions
-from streamco.server.http_errors import RequestError
+from streamco.server.http.errors import RequestError
 from streamco.server.requests import ChatRequest, CompletionRequest, GenerateRequest, parse
 from streamco.wire.openai.requests import build_chat_request, build_completion_request, encode_request
 

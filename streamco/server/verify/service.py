@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from streamco.engines.base import HoldingEngine
-from streamco.server.http_errors import RequestError, overloaded
-from streamco.server.middleware import check_key, means_loopback
-from streamco.server.options import ListenOptions
+from streamco.server.http.errors import RequestError, overloaded
+from streamco.server.http.middleware import check_key, means_loopback
+from streamco.server.http.options import ListenOptions
 from streamco.server.verify.address_limits import AddressLimits
 from streamco.server.verify.options import VerifyOptions
 from streamco.server.verify.sessions import SessionManager

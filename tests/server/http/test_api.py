@@ -10,11 +10,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from streamco.server.api import make_application
-from streamco.server.http_errors import RequestError
-from streamco.server.listening import listening
-from streamco.server.middleware import read_body
-from streamco.server.options import ListenOptions
+from streamco.server.http.api import make_application
+from streamco.server.http.errors import RequestError
+from streamco.server.http.listening import listening
+from streamco.server.http.middleware import read_body
+from streamco.server.http.options import ListenOptions
 
 
 class Echo:

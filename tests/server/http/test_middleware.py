@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from streamco.server.http_errors import RequestError
-from streamco.server.middleware import RequestAdmission
+from streamco.server.http.errors import RequestError
+from streamco.server.http.middleware import RequestAdmission
 from streamco.server.options import ServeOptions
 from streamco.testing.engine import FakeEngine
 from tests.server.support import CHAT, HELLO, TEXT, Running, running, until

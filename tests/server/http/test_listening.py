@@ -11,8 +11,8 @@ from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage
 
 from streamco.errors import ConfigError
-from streamco.server.listening import listening, make_runner
-from streamco.server.options import ListenOptions
+from streamco.server.http.listening import listening, make_runner
+from streamco.server.http.options import ListenOptions
 from tests.support.certificates import client_context, write_certificate
 
 

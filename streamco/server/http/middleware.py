@@ -12,8 +12,8 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from streamco.endpoints.address import is_loopback
-from streamco.server.http_errors import RequestError, error_response, overloaded
-from streamco.server.options import ListenOptions
+from streamco.server.http.errors import RequestError, error_response, overloaded
+from streamco.server.http.options import ListenOptions
 
 __all__ = ["RequestAdmission", "authorize", "check_key", "means_loopback", "read_body", "translate_errors"]
 

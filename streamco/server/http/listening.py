@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from streamco.server.options import ListenOptions
+from streamco.server.http.options import ListenOptions
 
 __all__ = ["listening", "make_runner"]
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import msgspec
 from aiohttp import web
 
-__all__ = ["RequestError", "error_body", "error_event", "error_response", "invalid", "overloaded", "unsupported"]
+from streamco.server.http.encoding import encode
 
-_encode = msgspec.json.Encoder().encode
+__all__ = ["RequestError", "error_body", "error_event", "error_response", "invalid", "overloaded", "unsupported"]
 
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -54,7 +53,7 @@ def overloaded(message: str, wait: float) -> RequestError:
 def error_body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
     """OpenAI's error object as JSON: ``{"error": {"message", "type", "param", "code"}}``."""
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return _encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
+    return encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
 def error_event(failure: RequestError) -> bytes:

@@ -6,8 +6,8 @@ from typing import Protocol
 
 from aiohttp import web
 
-from streamco.server.middleware import authorize, translate_errors
-from streamco.server.options import ListenOptions
+from streamco.server.http.middleware import authorize, translate_errors
+from streamco.server.http.options import ListenOptions
 
 __all__ = ["Api", "make_application"]
 

@@ -1,0 +1,56 @@
+"""The response to a streamed request: server-sent events on their way to one HTTP reader."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+__all__ = ["EventStream", "KEEPALIVE"]
+
+HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # nginx would gather events into bursts
+}
+
+KEEPALIVE = b": keep-alive\n\n"
+
+
+class EventStream:
+    """The response to a streamed request; its headers leave with its first bytes, so that an early failure can still have a status."""
+
+    def __init__(self, request: web.Request, reader_timeout: float | None) -> None:
+        self.request = request
+        self._timeout = reader_timeout
+        self._response = web.StreamResponse(headers=HEADERS)
+
+    @property
+    def response(self) -> web.StreamResponse:
+        """What the handler returns."""
+        return self._response
+
+    @property
+    def has_begun(self) -> bool:
+        """True if the status line is out."""
+        return self._response.prepared
+
+    async def write(self, data: bytes) -> None:
+        """Send; waits while the reader is behind.
+
+        Raises:
+            ConnectionError: the reader left, or did not read for too long.
+        """
+        if not self._response.prepared:
+            await self._response.prepare(self.request)
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._response.write(data)
+        except TimeoutError as error:
+            if self.request.transport is not None:
+                self.request.transport.abort()
+            raise ConnectionAbortedError(f"reader: expected it to read within {self._timeout:g} s") from error
+
+    async def close(self) -> None:
+        """End the response properly."""
+        await self._response.write_eof()
