@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from random import Random
-from typing import Annotated
+from typing import Annotated, Protocol, assert_never
 
 import numpy as np
 from msgspec import Meta, Struct
@@ -33,9 +33,11 @@ __all__ = [
     "Distribution",
     "Rule",
     "RuleKind",
+    "TargetRow",
     "Verdict",
     "expected_tokens",
     "solve_acceptance",
+    "verify",
     "verify_greedy",
     "verify_sampled",
     "verify_threshold",
@@ -70,6 +72,10 @@ class Rule(Struct, frozen=True, array_like=True):
     min_p: _Share = 0.0
     threshold: _Share = 0.0
     seed: _Count | None = None  # None: the server's own dice
+
+
+UNCHANGED = Rule(RuleKind.SAMPLE, temperature=1.0)
+"""The rule under which a distribution is the model's own: temperature 1, nothing cut off."""
 
 
 class Verdict(Struct, frozen=True):
@@ -123,6 +129,43 @@ class Distribution:
     def best(self) -> int:
         """The likeliest id; of equal ones the first."""
         return int(self.ids[self.probabilities.argmax()])
+
+
+class TargetRow(Protocol):
+    """The target's logits at one position, in whatever form a verifier has them."""
+
+    @property
+    def best(self) -> int:
+        """The target's likeliest id."""
+        ...
+
+    def distribution(self, rule: Rule, /) -> Distribution:
+        """Return p, the distribution that the temperature and the filters of ``rule`` leave."""
+        ...
+
+
+def verify(rule: Rule, draft: Sequence[int], drafted_from: Sequence[Distribution], rows: Sequence[TargetRow], rng: Random) -> Verdict:
+    """Return the verdict that ``rule`` gives on a draft.
+
+    Args:
+        rule: how tokens are accepted.
+        draft: ids, shape (window,).
+        drafted_from: q at each position of the draft, shape (window,); only ``SAMPLE`` reads it.
+        rows: the target's row at each position of the draft and after it, shape (window + 1,).
+        rng: random draws of ``SAMPLE``; the other rules draw nothing.
+
+    Raises:
+        ConfigError: the shapes don't fit, or a draft token can't have been drawn from its q.
+    """
+    match rule.kind:
+        case RuleKind.GREEDY:
+            return verify_greedy(draft, [row.best for row in rows])
+        case RuleKind.SAMPLE:
+            return verify_sampled(draft, drafted_from, [row.distribution(rule) for row in rows], rng)
+        case RuleKind.THRESHOLD:
+            return verify_threshold(draft, [row.distribution(UNCHANGED) for row in rows], rule.threshold)
+        case _ as never:
+            assert_never(never)
 
 
 def verify_greedy(draft: Sequence[int], choices: Sequence[int]) -> Verdict:

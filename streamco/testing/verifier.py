@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Self
 from msgspec import Struct
 
 from streamco.engines.sampling import candidates
-from streamco.errors import ConfigError
-from streamco.policies.acceptance import Distribution, Rule, RuleKind, verify_greedy, verify_sampled, verify_threshold
+from streamco.policies.acceptance import Distribution, Rule, RuleKind, verify
 from streamco.sim.workload.token_models import TokenModel
 from streamco.testing.responses import Cut, Pause, Reset, Stall
 from streamco.wire.verify.checks import prefix_hash
@@ -377,24 +376,31 @@ def judge(target: TokenModel, ids: Sequence[int], draft: Draft, rule: Rule, *, t
     Raises:
         ConfigError: rule sample without rows.
     """
-    import numpy as np
-
     pending = draft.pending
     places = range(len(pending) + 1)
     logits = [_logits(target([*ids, *pending[:place]])) for place in places]
-    if rule.kind is RuleKind.SAMPLE:
-        if len(draft.rows) != len(pending):
-            raise ConfigError(f"verdict: expected a row for each of {len(pending)} draft tokens, got {len(draft.rows)}")
-        sampling = {"temperature": rule.temperature, "top_k": rule.top_k, "top_p": rule.top_p, "min_p": rule.min_p}
-        drawable = [Distribution(*candidates(row, **sampling)) for row in logits]  # type: ignore[arg-type]
-        result = verify_sampled(pending, [row.distribution() for row in draft.rows], drawable, rng or Random(rule.seed))
-    elif rule.kind is RuleKind.THRESHOLD:
-        result = verify_threshold(pending, [Distribution(*candidates(row, temperature=1.0)) for row in logits], rule.threshold)
-    else:
-        result = verify_greedy(pending, [int(np.argmax(row)) for row in logits])
+    drafted_from = [row.distribution() for row in draft.rows]
+    result = verify(rule, pending, drafted_from, [_LogitsRow(row) for row in logits], rng or Random(rule.seed))
     scale = rule.temperature if rule.kind is RuleKind.SAMPLE else 1.0
     rows = tuple(_row(row, scale, top_k) for row in logits) if top_k else ()
     return VerdictFrame(draft.session, draft.round_number, result.accepted, result.token, rows=rows)
+
+
+class _LogitsRow:
+    """The target's whole row at one position. Implements ``TargetRow``."""
+
+    def __init__(self, logits: NDArray[np.float32]) -> None:
+        self._logits = logits
+
+    @property
+    def best(self) -> int:
+        """The likeliest id; of equal ones the first."""
+        return int(self._logits.argmax())
+
+    def distribution(self, rule: Rule, /) -> Distribution:
+        """Return what the rule's temperature and filters leave."""
+        filtered = candidates(self._logits, temperature=rule.temperature, top_k=rule.top_k, top_p=rule.top_p, min_p=rule.min_p)
+        return Distribution(*filtered)
 
 
 def _logits(probabilities: Mapping[int, float]) -> NDArray[np.float32]:

@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 from streamco.errors import ConfigError
 from streamco.policies.acceptance import (
     Distribution,
+    Rule,
+    RuleKind,
     Verdict,
     expected_tokens,
     solve_acceptance,
+    verify,
     verify_greedy,
     verify_sampled,
     verify_threshold,
@@ -36,6 +39,59 @@ def whole(*probabilities: float) -> Distribution:
 
 def sure(token: int) -> Distribution:
     return Distribution([token], [1.0])
+
+
+class Logits:
+    """A target row of which ``verify`` asks what its rule needs. Implements ``TargetRow``."""
+
+    def __init__(self, *probabilities: float) -> None:
+        self.probabilities = probabilities
+        self.rules: list[Rule] = []
+
+    @property
+    def best(self) -> int:
+        return self.probabilities.index(max(self.probabilities))
+
+    def distribution(self, rule: Rule, /) -> Distribution:
+        self.rules.append(rule)
+        return whole(*(share ** (1 / rule.temperature) for share in self.probabilities))
+
+
+# Each rule
+
+
+def test_the_greedy_rule_compares_the_best_ids_and_no_distribution() -> None:
+    rows = [Logits(0.2, 0.8), Logits(0.6, 0.4)]
+    rng = Random(1)
+    assert verify(Rule(), [1], [], rows, rng) == verify_greedy([1], [1, 0]) == Verdict(1, 0)
+    assert not any(row.rules for row in rows)
+    assert rng.random() == Random(1).random()
+
+
+def test_the_sample_rule_compares_what_its_own_temperature_and_filters_leave() -> None:
+    rule = Rule(RuleKind.SAMPLE, temperature=0.5)
+    rows = [Logits(0.2, 0.8), Logits(0.6, 0.4)]
+    drafted_from = [whole(0.7, 0.3)]
+    filtered = [whole(0.04, 0.64), whole(0.36, 0.16)]
+    for seed in range(50):
+        verdict = verify(rule, [0], drafted_from, rows, Random(seed))
+        assert verdict == verify_sampled([0], drafted_from, filtered, Random(seed))
+    assert {*rows[0].rules, *rows[1].rules} == {rule}
+
+
+def test_the_threshold_rule_compares_the_targets_own_distribution_whatever_the_temperature() -> None:
+    rule = Rule(RuleKind.THRESHOLD, temperature=0.5, threshold=0.7)
+    rows = [Logits(0.3, 0.4, 0.3), Logits(0.1, 0.7, 0.2)]
+    assert verify(rule, [0], [], rows, Random(1)) == Verdict(1, 1, is_exact=False)  # at temperature 0.5: 0.09 of 0.16, and rejected
+    assert verify(rule, [0, 0], [], [*rows, rows[0]], Random(1)) == Verdict(1, 1, is_exact=False)
+    assert {each.temperature for row in rows for each in row.rules} == {1.0}
+    assert {(each.top_k, each.top_p, each.min_p) for row in rows for each in row.rules} == {(0, 1.0, 0.0)}
+
+
+@pytest.mark.parametrize("kind", RuleKind)
+def test_each_rule_needs_a_row_after_the_draft(kind: RuleKind) -> None:
+    with pytest.raises(ConfigError, match=r"expected 2 .* for 1 draft tokens, got 1"):
+        verify(Rule(kind, temperature=1.0), [0], [sure(0)], [Logits(0.5, 0.5)], Random(1))
 
 
 # Greedy

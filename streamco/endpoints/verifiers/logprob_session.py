@@ -23,11 +23,11 @@ from streamco.endpoints.retry import Backoff, is_transient
 from streamco.endpoints.verifiers.base import Emit, VerifierCommand, VerifierFacts
 from streamco.engines.sampling import candidates
 from streamco.errors import EndpointError, EndpointStatusError, EndpointTimeoutError, StreamcoError, UsageError, VerifierError
-from streamco.policies.acceptance import Distribution, Rule, RuleKind, Verdict, verify_greedy, verify_sampled, verify_threshold
+from streamco.policies.acceptance import Distribution, Rule, RuleKind, Verdict, verify
 from streamco.wire.prompt_logprobs import PositionLogprobs, PromptLogprobs
 from streamco.wire.verify.topk import TopK
 
-__all__ = ["Scorer", "LogprobSession", "judge"]
+__all__ = ["Scorer", "LogprobSession", "verify_logprobs"]
 
 _BACKOFF = (0.2, 5.0)  # seconds
 _BUSY = frozenset({408, 425, 429, 503})  # statuses that refuse a draft and keep the rest as it was
@@ -176,7 +176,7 @@ class LogprobSession:
             self.bytes_up += up
             self.bytes_down += down
             rows = [row for row in command.rows if isinstance(row, TopK)]
-            verdict = judge(self._rule, command.ids, rows, scores, self._rng)
+            verdict = verify_logprobs(self._rule, command.ids, rows, scores, self._rng)
         except EndpointError as error:
             self._take_error(error, command.round)
             return
@@ -212,29 +212,35 @@ class LogprobSession:
             self._fail(error)
 
 
-def judge(rule: Rule, draft: Sequence[int], rows: Sequence[TopK], scores: PromptLogprobs, rng: random.Random) -> Verdict:
-    """Return what a rule makes of a target's scores.
+def verify_logprobs(rule: Rule, draft: Sequence[int], rows: Sequence[TopK], scores: PromptLogprobs, rng: random.Random) -> Verdict:
+    """Return the verdict of ``policies.acceptance.verify`` from a target's log-probabilities.
 
     Args:
-        rule: how to judge.
+        rule: how tokens are accepted.
         draft: ids, shape (window,).
-        rows: what each was drawn from, for rule sample.
-        scores: shape (window + 1,).
-        rng: dice of rule sample.
+        rows: the row that each token was drawn from, shape (window,); only rule sample reads them.
+        scores: the target's, shape (window + 1,).
+        rng: random draws of rule sample.
 
     Raises:
         ConfigError: rule sample without rows.
     """
-    match rule.kind:
-        case RuleKind.GREEDY:
-            return verify_greedy(draft, [place.best for place in scores.places])
-        case RuleKind.THRESHOLD:
-            return verify_threshold(draft, [_drawable(place, Rule(temperature=1.0)) for place in scores.places], rule.threshold)
-        case RuleKind.SAMPLE:
-            drawable = [_drawable(place, rule) for place in scores.places]
-            return verify_sampled(draft, [row.distribution() for row in rows], drawable, rng)
-        case _ as never:
-            assert_never(never)
+    drafted_from = [row.distribution() for row in rows]
+    return verify(rule, draft, drafted_from, [_ScoredRow(place) for place in scores.places], rng)
+
+
+class _ScoredRow:
+    """The target's row at one position, as far as its server reports it. Implements ``TargetRow``."""
+
+    __slots__ = ("_place", "best")
+
+    def __init__(self, place: PositionLogprobs) -> None:
+        self.best = place.best
+        self._place = place
+
+    def distribution(self, rule: Rule, /) -> Distribution:
+        """Return the rule's distribution over the ids that the server reported."""
+        return _drawable(self._place, rule)
 
 
 def _drawable(place: PositionLogprobs, rule: Rule) -> Distribution:

@@ -7,7 +7,7 @@ where it is asked for. Nothing is cut before a rule sees it, so speculative samp
 from __future__ import annotations
 
 from random import Random
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -15,7 +15,7 @@ from streamco.config import SamplingOptions
 from streamco.engines.base import Prediction
 from streamco.engines.sampling import Sampler, top_probabilities
 from streamco.errors import ConfigError, EngineError
-from streamco.policies.acceptance import Distribution, Rule, RuleKind, verify_greedy, verify_sampled, verify_threshold
+from streamco.policies.acceptance import UNCHANGED, Distribution, Rule, RuleKind, verify
 from streamco.wire.verify.topk import TopK, quantise
 
 if TYPE_CHECKING:
@@ -59,14 +59,31 @@ class VerificationResult(Struct, frozen=True):
     rows: tuple[TopK, ...] = ()
 
 
+class _ReadRow(Struct, frozen=True):
+    """What a rule needs of one row. Implements ``TargetRow``.
+
+    Args:
+        best: the target's likeliest id.
+        compared: its distribution after the rule's temperature and filters; None where the rule compares none.
+    """
+
+    best: int
+    compared: Distribution | None
+
+    def distribution(self, _: Rule, /) -> Distribution:
+        """Return the distribution, made when the row was read: the logits are not kept."""
+        if self.compared is None:
+            raise AssertionError("a rule that compares distributions had them made of each row")
+        return self.compared
+
+
 class TargetRowCollector:
     """Implements ``RowReader``: takes of each row what its question needs, and rules when the last one was read."""
 
     def __init__(self, question: VerificationRequest) -> None:
         rule = question.rule
         self._question = question
-        self._choices: list[int] = []
-        self._distributions: list[Distribution] = []
+        self._read: list[_ReadRow] = []
         self._rows: list[TopK] = []
         self._is_unfiltered = not rule.top_k and rule.top_p >= 1.0 and not rule.min_p
         self._greedy = Sampler(SamplingOptions(temperature=0))
@@ -90,16 +107,17 @@ class TargetRowCollector:
 
         rule, top_k = self._question.rule, self._question.top_k
         best = self._greedy.draw(logits)
-        self._choices.append(best)
+        distribution = None
         is_sampled = rule.kind is RuleKind.SAMPLE
         with np.errstate(over="ignore", under="ignore"):
             if is_sampled and not self._is_unfiltered:
-                self._distributions.append(Distribution(*self._filtered.distribution(logits)))
+                distribution = Distribution(*self._filtered.distribution(logits))
             elif rule.kind is not RuleKind.GREEDY:
-                self._distributions.append(_whole(logits, best, rule.temperature if is_sampled else 1.0))
+                distribution = _whole(logits, best, rule.temperature if is_sampled else UNCHANGED.temperature)
             if top_k:
                 told = _at(logits, best, rule.temperature).astype(np.float32) if is_sampled else logits
                 self._rows.append(quantise(top_probabilities(told, top_k), is_whole=False))
+        self._read.append(_ReadRow(best, distribution))
         return Prediction(position=position, greedy=best, token=token)
 
     def rule(self) -> VerificationResult:
@@ -109,18 +127,10 @@ class TargetRowCollector:
             EngineError: not all of its rows were read.
         """
         question = self._question
-        if len(self._choices) != len(question.draft) + 1:
-            raise EngineError(f"verdict: expected {len(question.draft) + 1} rows, got {len(self._choices)}")
-        match question.rule.kind:
-            case RuleKind.GREEDY:
-                verdict = verify_greedy(question.draft, self._choices)
-            case RuleKind.SAMPLE:
-                drafted_from = [row.distribution() for row in question.drafted_from]
-                verdict = verify_sampled(question.draft, drafted_from, self._distributions, question.dice)
-            case RuleKind.THRESHOLD:
-                verdict = verify_threshold(question.draft, self._distributions, question.rule.threshold)
-            case _ as never:
-                assert_never(never)
+        if len(self._read) != len(question.draft) + 1:
+            raise EngineError(f"verdict: expected {len(question.draft) + 1} rows, got {len(self._read)}")
+        drafted_from = [row.distribution() for row in question.drafted_from]
+        verdict = verify(question.rule, question.draft, drafted_from, self._read, question.dice)
         return VerificationResult(verdict.accepted, verdict.token, tuple(self._rows))
 
 

@@ -26,11 +26,13 @@ from streamco.core.speculation.events import (
     VerifierLost,
 )
 from streamco.errors import EndpointConnectError, VerifierError
-from streamco.policies.acceptance import Distribution, Verdict, verify_greedy, verify_sampled
+from streamco.policies.acceptance import Distribution, Rule, RuleKind, Verdict, verify
 from streamco.sim.driver import call_at
 from streamco.sim.workload.token_models import TokenModel, choose_token
 
 __all__ = ["Fault", "FaultKind", "Faults", "JudgingServer", "FaultyLink", "SimulatedRemote", "FaultyVerifierSession"]
+
+_GREEDY, _SAMPLE = Rule(RuleKind.GREEDY), Rule(RuleKind.SAMPLE, temperature=1.0)
 
 Told = VerifierConnected | VerifierLost | VerifierFailed | VerdictReceived | DraftRefused
 Streamed = RemoteTokensReceived | RemoteEnded | RemoteFailed
@@ -242,11 +244,9 @@ class FaultyVerifierSession:
         """Return what becomes of a draft, and the context behind it."""
         before = [*self.ids[: command.base], *command.given]
         models = [self._server.model([*before, *command.ids[:place]]) for place in range(len(command.ids) + 1)]
-        if self._server.is_sampled:
-            rows = [_distribution(cast(Mapping[int, float], row)) for row in command.rows]
-            verdict = verify_sampled(command.ids, rows, [_distribution(model) for model in models], self._dice)
-        else:
-            verdict = verify_greedy(command.ids, [choose_token(model, None) for model in models])
+        rule = _SAMPLE if self._server.is_sampled else _GREEDY
+        drafted_from = [_distribution(cast(Mapping[int, float], row)) for row in command.rows] if self._server.is_sampled else []
+        verdict = verify(rule, command.ids, drafted_from, [_ModelRow(model) for model in models], self._dice)
         return verdict, [*before, *command.ids[: verdict.accepted], verdict.token]
 
     def _end_round(self) -> None:
@@ -332,6 +332,22 @@ class SimulatedRemote:
         version, self._version = self._version, None
         if version is not None:
             self._emit(RemoteFailed(version, EndpointConnectError("expected a stream, got a failure", endpoint="remote")))
+
+
+class _ModelRow:
+    """A model's row at one position; rules have temperature 1 and no filters. Implements ``TargetRow``."""
+
+    def __init__(self, model: Mapping[int, float]) -> None:
+        self._model = model
+
+    @property
+    def best(self) -> int:
+        """The likeliest id."""
+        return choose_token(self._model, None)
+
+    def distribution(self, _: Rule, /) -> Distribution:
+        """Return the model's own distribution."""
+        return _distribution(self._model)
 
 
 def _distribution(model: Mapping[int, float]) -> Distribution:

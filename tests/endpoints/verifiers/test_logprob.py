@@ -26,7 +26,7 @@ from streamco.core.speculation.events import (
 from streamco.endpoints.base import Request
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.logprob import LogprobVerifier
-from streamco.endpoints.verifiers.logprob_session import judge
+from streamco.endpoints.verifiers.logprob_session import verify_logprobs
 from streamco.endpoints.verifiers.sglang import SGLangVerifier
 from streamco.endpoints.verifiers.vllm import VLLMVerifier
 from streamco.errors import (
@@ -388,10 +388,10 @@ def test_what_is_impossible_is_never_accepted_but_by_the_greedy_rule() -> None:
     scores = PromptLogprobs((PositionLogprobs(3, (3, 4), (0.0, float("-inf"))), PositionLogprobs(5, (5,), (-0.1,))))
     row = quantise([(4, 1.0)], is_whole=True)
     dice = Random(1)
-    assert judge(Rule(RuleKind.SAMPLE, 1.0), [4], [row], scores, dice).token == 3
-    assert judge(Rule(RuleKind.THRESHOLD, threshold=0.0001), [4], [], scores, dice).token == 3
-    assert judge(Rule(), [4], [], scores, dice).token == 3
-    assert judge(Rule(), [3], [], scores, dice).token == 5
+    assert verify_logprobs(Rule(RuleKind.SAMPLE, 1.0), [4], [row], scores, dice).token == 3
+    assert verify_logprobs(Rule(RuleKind.THRESHOLD, threshold=0.0001), [4], [], scores, dice).token == 3
+    assert verify_logprobs(Rule(), [4], [], scores, dice).token == 3
+    assert verify_logprobs(Rule(), [3], [], scores, dice).token == 5
 
 
 def test_filters_are_those_of_the_target() -> None:
@@ -405,5 +405,5 @@ def test_filters_are_those_of_the_target() -> None:
         (Rule(RuleKind.SAMPLE, 5.0), {1, 2, 3}),
     ):
         scores = PromptLogprobs((place, place))
-        seen = {judge(rule, [9], [row], scores, Random(seed)).token for seed in range(80)}
+        seen = {verify_logprobs(rule, [9], [row], scores, Random(seed)).token for seed in range(80)}
         assert seen == possible

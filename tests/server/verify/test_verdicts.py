@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from streamco.errors import EngineError
-from streamco.policies.acceptance import Distribution, Rule, RuleKind
+from streamco.policies.acceptance import Rule, RuleKind
 from streamco.server.verify.verdicts import TargetRowCollector, VerificationRequest, VerificationResult
 from streamco.wire.verify.topk import TopK, quantise
 
@@ -84,7 +84,8 @@ def test_what_is_sampled_has_the_targets_distribution_whatever_its_filters(filte
 def test_an_unfiltered_row_is_whole() -> None:
     reader = TargetRowCollector(VerificationRequest(draft=(), rule=Rule(RuleKind.SAMPLE, temperature=2.0), dice=Random(1)))
     reader.judge(logits(*TARGET), 0, None)
-    kept: Distribution = reader._distributions[0]
+    kept = reader._read[0].compared
+    assert kept is not None
     assert kept.is_whole
     assert kept.ids.tolist() == [0, 1, 2, 3]
     assert kept.probabilities == pytest.approx(np.sqrt(TARGET) / np.sqrt(TARGET).sum(), rel=1e-5)
