@@ -17,7 +17,7 @@ from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.options import SpeculatorOptions
 from streamco.core.verifier.events import SendVerdict
 from streamco.core.verifier.options import SchedulerOptions
-from streamco.engines.kv_slots import common_prefix
+from streamco.partial import common_prefix_length
 from streamco.policies.batching import CHUNK, Alternating
 from streamco.profiles import PairProfile
 from streamco.server.step_times import StepTimes
@@ -195,7 +195,7 @@ class _World:
 
 def common_tokens(records: Sequence[Record]) -> int:
     """With which all of their prompts begin."""
-    return min(common_prefix(records[0].prompt, record.prompt) for record in records)
+    return min(common_prefix_length(records[0].prompt, record.prompt) for record in records)
 
 
 def simulate(cell: SimulatedCell) -> Run:

@@ -1,12 +1,13 @@
-"""The beginning of an answer that another endpoint goes on with, and what reading ahead does there."""
+"""The beginning of an answer that another endpoint continues, what reading ahead does there, and how much two beginnings share."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct
 
-__all__ = ["Partial", "PreCopy"]
+__all__ = ["Partial", "PreCopy", "common_prefix_length"]
 
 PreCopy = Literal["append", "warm", "none"]
 """What reading ahead does at an endpoint: it keeps what it reads, it warms a cache and bills for it, or nothing of use."""
@@ -26,3 +27,29 @@ class Partial(Struct, frozen=True, kw_only=True):
     ids: tuple[int, ...] | None = None
     vocabulary: str | None = None
     tokens: int = 0
+
+
+def common_prefix_length(first: Sequence[object], second: Sequence[object], start: int = 0) -> int:
+    """Return how many elements (token ids, characters, pieces of text) both sequences begin with.
+
+    Slices are compared and halved: a long prompt is compared at C speed, and nothing is looked at element by element.
+
+    Args:
+        first, second: two texts, or two sequences of elements.
+        start: number of elements that are known to be the same.
+    """
+    limit = min(len(first), len(second))
+    if start >= limit:
+        return limit
+    if type(first) is not type(second):  # a slice of a list never equals one of a tuple
+        first, second = list(first), list(second)
+    if first[start:limit] == second[start:limit]:
+        return limit
+    low, high = start, limit  # the first `low` are equal, the first `high` are not
+    while high - low > 1:
+        middle = (low + high) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -18,7 +18,7 @@ from streamco.endpoints.base import Capabilities, Continuation, PreCopy, Request
 from streamco.errors import UsageError
 from streamco.events import TokensReceived
 from streamco.openai_types import ChunkChoice
-from streamco.partial import Partial
+from streamco.partial import Partial, common_prefix_length
 from streamco.wire.token_frames import TokenCodec
 
 __all__ = [
@@ -149,15 +149,10 @@ class BoundaryWhitespace:
             text = choice.delta.content
             if not self._left or not text:
                 continue
-            same = _common(self._left, text)
+            same = common_prefix_length(self._left, text)
             self._left = "" if same < len(text) else self._left[same:]
             if same:
                 dropped += 0 if same < len(text) else len(choice.token_ids or (0,))
                 choice.delta.content = text[same:]
                 choice.token_ids = None
         return dropped
-
-
-def _common(left: str, right: str) -> int:
-    """Length of the beginning they share."""
-    return next((at for at, (one, other) in enumerate(zip(left, right, strict=False)) if one != other), min(len(left), len(right)))

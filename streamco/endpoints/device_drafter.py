@@ -21,8 +21,8 @@ from msgspec.structs import replace
 from streamco.config import SamplingOptions
 from streamco.core.speculation.events import AdoptBranch, DeviceFailed, DraftBranch, DraftToken, DraftTokens, DropDrafts, TokensDrafted
 from streamco.engines.base import HoldingEngine, Prediction, SequenceTask, TaskEnd, TokenSequence
-from streamco.engines.kv_slots import common_prefix
 from streamco.errors import EngineError, UsageError
+from streamco.partial import common_prefix_length
 from streamco.policies.rejection import ALTERNATIVES
 
 __all__ = ["DeviceDrafter", "DrafterCommand", "DrafterEvent"]
@@ -266,7 +266,7 @@ class DeviceDrafter:
         sequence = line.sequence or self._find_sequence(line)
         if sequence is None:
             return
-        shared = common_prefix(line.held, line.wanted)
+        shared = common_prefix_length(line.held, line.wanted)
         if shared < len(line.held):
             sequence.truncate(shared)
             line.held = line.held[:shared]
@@ -286,7 +286,7 @@ class DeviceDrafter:
         if line is trunk or trunk.sequence is None:
             line.sequence, line.is_born = self._engine.hold(self._name), True
         elif trunk.asked is None:
-            shared = common_prefix(trunk.held, line.wanted)
+            shared = common_prefix_length(trunk.held, line.wanted)
             line.sequence, line.source, line.is_born = trunk.sequence.fork(shared), trunk.sequence, False
             line.held = line.wanted[:shared]
         return line.sequence

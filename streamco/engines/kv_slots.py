@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-__all__ = ["Memory", "Slot", "SlotTable", "common_prefix"]
+from streamco.partial import common_prefix_length
+
+__all__ = ["Memory", "Slot", "SlotTable"]
 
 
 class Memory(Protocol):
@@ -27,21 +29,6 @@ class Memory(Protocol):
     def copy(self, source: int, target: int, stop: int) -> None:
         """Share the positions before ``stop``."""
         ...
-
-
-def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return how many tokens both begin with."""
-    limit = min(len(first), len(second))
-    if first[:limit] == second[:limit]:
-        return limit
-    low, high = 0, limit  # the first `low` are equal, the first `high` are not
-    while high - low > 1:
-        middle = (low + high) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 class Slot:
@@ -118,7 +105,7 @@ class SlotTable:
         slot = min(idle, key=lambda slot: (bool(slot.ids), slot.used))
         slot.is_busy, slot.owner = True, source.owner
         self.truncate(slot, 0)
-        shared = common_prefix(source.ids, ids) if self._can_fork else 0
+        shared = common_prefix_length(source.ids, ids) if self._can_fork else 0
         if shared:
             self._copy(source, slot, shared)
         return slot
@@ -135,7 +122,7 @@ class SlotTable:
             return 0
         for other in self._slots:
             if len(other.ids) > best and other.owner == slot.owner and other.ids[best] == prompt[best]:
-                shared = min(common_prefix(other.ids, prompt), limit)
+                shared = min(common_prefix_length(other.ids, prompt), limit)
                 if shared > best:
                     best, donor = shared, other
             if best == limit:
@@ -152,7 +139,8 @@ class SlotTable:
         for slot in self._slots:
             if slot.owner != owner or (slot.is_busy and not self._can_share):
                 continue
-            shared = min(common_prefix(slot.ids, prompt), len(prompt) - 1)  # the last token's logits are wanted: it is always decoded
+            # The last token's logits are wanted: it is always decoded.
+            shared = min(common_prefix_length(slot.ids, prompt), len(prompt) - 1)
             if shared > best or (shared == best and donor is not None and donor.is_busy and not slot.is_busy):
                 best, donor = shared, slot
         return best, donor

@@ -18,9 +18,9 @@ from streamco.engines.base import (
     ModelInfo,
     TextPiece,
 )
-from streamco.engines.kv_slots import common_prefix
 from streamco.engines.sequence import HeldSequence
 from streamco.errors import ConfigError, EngineError
+from streamco.partial import common_prefix_length
 from streamco.sim.workload.token_models import TokenModel
 from streamco.testing.sequences import FakeHost
 
@@ -209,7 +209,7 @@ class FakeEngine:
 
     def count_kept(self, ids: Sequence[int]) -> int:
         """Return how many tokens at the beginning of a prompt are kept; never its last one, whose successor is asked for."""
-        return min(max((common_prefix(kept, list(ids)) for kept in self.kept), default=0), len(ids) - 1)
+        return min(max((common_prefix_length(kept, list(ids)) for kept in self.kept), default=0), len(ids) - 1)
 
     def _pieces(self, request: GenerationRequest) -> list[str]:
         if request.prefill_only:

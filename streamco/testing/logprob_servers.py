@@ -11,6 +11,7 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from streamco.partial import common_prefix_length
 from streamco.sim.workload.token_models import TokenModel
 from streamco.testing.responses import DONE, RecordedRequest, ScriptedResponse, json_answer, sse_event
 from streamco.testing.server import ScriptedServer
@@ -166,8 +167,7 @@ class ScriptedSGLang(_ScoringServer):
         refusal = self._check(ids, 0)
         if refusal is not None:
             return refusal
-        shared = next((at for at, pair in enumerate(zip(ids, self._known, strict=False)) if pair[0] != pair[1]), None)
-        cached = min(len(ids) - 1, start, min(len(ids), len(self._known)) if shared is None else shared)
+        cached = min(len(ids) - 1, start, common_prefix_length(ids, self._known))
         self._known = ids
         own: list[Any] = [[None, ids[start], None]]
         top: list[Any] = [None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamco.engines.kv_slots import Slot, SlotTable, common_prefix
+from streamco.engines.kv_slots import Slot, SlotTable
 
 
 class Cells:
@@ -40,12 +40,6 @@ def run(table: SlotTable, cells: Cells, prompt: list[int], made: list[int]) -> i
     cells.fill(slot, prompt[reused:] + made)
     table.release(slot)
     return reused
-
-
-@given(st.lists(st.integers(0, 2)), st.lists(st.integers(0, 2)))
-def test_the_common_prefix_is_as_long_as_it_is(first: list[int], second: list[int]) -> None:
-    expected = next((index for index, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))
-    assert common_prefix(first, second) == expected
 
 
 def test_the_next_turn_finds_the_turn_before() -> None:

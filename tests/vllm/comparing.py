@@ -19,7 +19,7 @@ from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.base import VerifierEvent
 from streamco.endpoints.verifiers.logprob import LogprobVerifier
 from streamco.engines.base import HoldingEngine, TokenSequence
-from streamco.engines.kv_slots import common_prefix
+from streamco.partial import common_prefix_length
 from streamco.policies.acceptance import Rule
 
 __all__ = ["Comparison", "Difference", "Drafts", "OwnText", "compare", "write_alone"]
@@ -82,7 +82,7 @@ class Drafts:
     async def write(self, ids: Sequence[int], count: int) -> list[int]:
         """The next tokens behind these ids; fewer at the end of the text."""
         loop, done = asyncio.get_running_loop(), asyncio.Event()
-        known = min(common_prefix(self._held, ids), len(ids) - 1)
+        known = min(common_prefix_length(self._held, ids), len(ids) - 1)
         self._sequence.truncate(known)
 
         def wake() -> None:

@@ -15,6 +15,7 @@ from msgspec import Struct
 from streamco.core.speculation.events import Origin
 from streamco.engines.base import TextPiece
 from streamco.engines.detokenizer import StopMatcher, TextAssembler
+from streamco.partial import common_prefix_length
 
 __all__ = ["TextAdded", "TextCommitted", "TextRetracted", "IncrementalText", "Words"]
 
@@ -117,14 +118,14 @@ class IncrementalText:
 
     def _tell(self, said: list[TextAdded]) -> list[Words]:
         """Return the difference between what the reader has and what is so now."""
-        same = _common(self._shown, [each.piece for each in said])
+        same = common_prefix_length(self._shown, [each.piece for each in said])
         told: list[Words] = []
         for origin, group in groupby(said[:same], key=lambda each: each.origin):
             settled = list(group)
             told.append(TextCommitted(len(settled), sum(len(each.piece.text) for each in settled), origin))
         del self._shown[:same]
         wanted = [] if self.is_stopped else self._preview()
-        kept = _common(self._shown, wanted) if same == len(said) else 0
+        kept = common_prefix_length(self._shown, wanted) if same == len(said) else 0
         if gone := self._shown[kept:]:
             told.append(TextRetracted(len(gone), sum(len(piece.text) for piece in gone)))
         told += said[same:]
@@ -145,8 +146,3 @@ class IncrementalText:
                 if is_stopped:
                     break
         return shown
-
-
-def _common(left: Sequence[TextPiece], right: Sequence[TextPiece]) -> int:
-    """Return how many pieces at the beginning are the same."""
-    return next((place for place, (one, other) in enumerate(zip(left, right, strict=False)) if one != other), min(len(left), len(right)))

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from streamco.events import TokensReceived
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
-from streamco.partial import Partial
+from streamco.partial import Partial, common_prefix_length
 
 __all__ = ["Diverged", "RestartFilter"]
 
@@ -123,7 +123,7 @@ class RestartFilter:
         delta = choice.delta
         text = delta.content or ""
         wanted = self._text[self._position : self._position + len(text)]
-        same = len(wanted) if text.startswith(wanted) else _common(wanted, text)
+        same = len(wanted) if text.startswith(wanted) else common_prefix_length(wanted, text)
         self._position += same
         if same < len(wanted):
             self._depart(text[same:])
@@ -175,8 +175,3 @@ def _size(delta: ChoiceDelta) -> int:
     """Characters of a delta; a piece of a tool call counts as one."""
     texts = (delta.content, delta.reasoning_content or delta.reasoning, delta.refusal)
     return sum(len(text or "") for text in texts) + len(delta.tool_calls or ()) + bool(delta.function_call)
-
-
-def _common(left: str, right: str) -> int:
-    """Length of the beginning they share."""
-    return next((at for at, (one, other) in enumerate(zip(left, right, strict=False)) if one != other), min(len(left), len(right)))

@@ -19,6 +19,7 @@ from streamco.core.speculation.events import (
     VerdictReceived,
 )
 from streamco.errors import StreamcoError
+from streamco.partial import common_prefix_length
 
 __all__ = ["Emit", "PeerPrefix", "ProvisionalAnswer", "Settling"]
 
@@ -88,7 +89,7 @@ class ProvisionalAnswer:
 
     def _show(self, ids: list[int], origin: Origin) -> None:
         """Settle what the reader has already, take back what differs, deliver the rest."""
-        same = _common(self._shown, ids)
+        same = common_prefix_length(self._shown, ids)
         if same:
             self._commands.append(SettleIds(same, origin))
             del self._shown[:same]
@@ -104,7 +105,7 @@ class ProvisionalAnswer:
             return
         end = next((place for place, token in enumerate(ids) if token in self._end_ids), len(ids))
         wanted = list(ids[:end] if self.left is None else ids[: min(end, self.left)])
-        same = _common(self._shown, wanted)
+        same = common_prefix_length(self._shown, wanted)
         self.retract(same)
         if same < len(wanted):
             self._commands.append(DeliverIds(tuple(wanted[same:]), "draft"))
@@ -132,7 +133,7 @@ class PeerPrefix:
 
     def meet(self, settled: Sequence[int]) -> int:
         """Return how many of the settled tokens it holds: where it is to be cut."""
-        self._same += _common(self.ids, settled, self._same)
+        self._same = common_prefix_length(self.ids, settled, self._same)
         return self._same
 
     def write(self, length: int, ids: Sequence[int]) -> None:
@@ -141,12 +142,6 @@ class PeerPrefix:
             raise AssertionError(f"what holds {len(self.ids)} tokens can't be cut to {length}")
         self._same = min(self._same, length)
         self.ids[length:] = ids
-
-
-def _common(left: Sequence[int], right: Sequence[int], start: int = 0) -> int:
-    """Return how many tokens are the same, from ``start`` on."""
-    end = min(len(left), len(right))
-    return next((place for place in range(start, end) if left[place] != right[place]), end) - start
 
 
 class Settling:

@@ -26,6 +26,7 @@ from streamco.core.speculation.events import (
     VerifierLost,
 )
 from streamco.errors import EndpointConnectError, VerifierError
+from streamco.partial import common_prefix_length
 from streamco.policies.acceptance import Distribution, Rule, RuleKind, Verdict, verify
 from streamco.sim.driver import call_at
 from streamco.sim.workload.token_models import TokenModel, choose_token
@@ -166,8 +167,7 @@ class FaultyVerifierSession:
             self._connection += 1
         self._is_open, self._waiting = False, None
         self._ahead.clear()
-        same = next((place for place, pair in enumerate(zip(self.ids, ids, strict=False)) if pair[0] != pair[1]), None)
-        held = min(len(self.ids), len(ids)) if same is None else same
+        held = common_prefix_length(self.ids, ids)
         length = held if self._server.remembers else self._dice.choice((0, held, len(ids)))
         self.ids = list(ids[:length])
         if not self._is_out:
