@@ -258,7 +258,7 @@ class _TimedVerifier(VerifierEndpoint):
         run = session.run
 
         def timed(command: VerifierCommand) -> None:
-            if isinstance(command, SendDraft) and command.behind is None:
+            if isinstance(command, SendDraft) and command.if_verdict is None:
                 sent[command.round] = time.perf_counter()
             run(command)
 

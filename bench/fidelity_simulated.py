@@ -14,7 +14,7 @@ from bench.fidelity_paces import Pace
 from bench.fidelity_records import Record
 from streamco.client.speculation.options import SpeculationOptions
 from streamco.core.speculation.estimates import SpeculationEstimates
-from streamco.core.speculation.options import SpeculatorOptions
+from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.verifier.events import SendVerdict
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.partial import common_prefix_length
@@ -213,18 +213,18 @@ def recorded_member(number: int, law: DeviceLaw, rtt: float, pair: SpeculationEs
     return FleetDevice(number, model, ConstantLink(rtt), pair)
 
 
-def speculator_options(speculation: SpeculationOptions, tokens: int) -> SpeculatorOptions:
+def speculator_options(speculation: SpeculationOptions, tokens: int) -> SpeculationMachineOptions:
     """As the client makes them of its settings, for an answer of at most so many tokens."""
-    return SpeculatorOptions(
+    return SpeculationMachineOptions(
         end_ids=frozenset({END}),
         max_tokens=tokens,
         may_use_device=True,
         is_adaptive=speculation.is_adaptive,
-        is_parallel=speculation.is_parallel and speculation.most_branches > 0,
-        most_branches=speculation.most_branches,
-        most_ahead=speculation.most_ahead,
+        is_parallel=speculation.is_parallel and speculation.max_branches > 0,
+        max_branches=speculation.max_branches,
+        max_ahead=speculation.max_ahead,
         branch_kinds=speculation.branch_kinds,
-        most_draft=VerifyOptions().draft_tokens,
+        max_draft=VerifyOptions().draft_tokens,
         verdict_patience=speculation.verdict_patience,
         prompt_patience=speculation.prompt_patience,
         link_patience=speculation.link_patience,

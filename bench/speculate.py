@@ -72,7 +72,7 @@ LOSSLESS = {
     "only the accept-all branch": changed(UNADAPTIVE, branch_kinds=frozenset({"accept all"})),
     "only rejection branches": changed(UNADAPTIVE, branch_kinds=frozenset({"reject"})),
     "the paper's forecast": changed(UNADAPTIVE, forecast="geometric"),
-    "nothing sent ahead": changed(UNADAPTIVE, most_ahead=0),
+    "nothing sent ahead": changed(UNADAPTIVE, max_ahead=0),
     "no parallel drafting": changed(UNADAPTIVE, is_parallel=False),
 }
 WAITING = {
@@ -422,7 +422,7 @@ def drafted(figures: Sequence[streamco.SpeculationFigures]) -> dict[str, tuple[s
         "accepted": ("share", sum(each.accepted for each in figures) / judged if judged else 0.0),
         "drafted, not used": ("tokens/token", sum(each.wasted for each in figures) / tokens),
         "by the server alone": ("share", sum(each.remote for each in figures) / tokens),
-        "computed by the server": ("tokens/token", sum(each.cloud_tokens for each in figures) / tokens),
+        "computed by the server": ("tokens/token", sum(each.target_tokens for each in figures) / tokens),
         "sent": ("bytes/token", sum(each.bytes_up for each in figures) / tokens),
         "received": ("bytes/token", sum(each.bytes_down for each in figures) / tokens),
     }

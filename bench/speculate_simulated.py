@@ -30,7 +30,7 @@ from random import Random
 from bench.report import Row, add_arguments, emit, summarise
 from streamco import SpeculationOptions
 from streamco.core.speculation.estimates import SpeculationEstimates
-from streamco.core.speculation.options import SpeculatorOptions
+from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.policies.mode_switch import RoundConditions, predict_rates
 from streamco.policies.window import LONGEST, Static
 from streamco.sim.fleet.drafting_device import DraftingDevice
@@ -53,10 +53,10 @@ TOKENS = 256
 PROMPT_TIME = 0.2
 READING = 0.004  # of a server's step, for each token
 CONCENTRATION = 2.0  # of the chances around their mean: of the smallest, most are near 0 or 1
-AHEAD = SpeculationOptions().most_ahead
+AHEAD = SpeculationOptions().max_ahead
 TRIED = 4  # windows of draft-then-wait
 NEVER_BELOW = 0.95
-IN_TURN = SpeculatorOptions(max_tokens=TOKENS, is_adaptive=False, is_parallel=False)
+IN_TURN = SpeculationMachineOptions(max_tokens=TOKENS, is_adaptive=False, is_parallel=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Cell:
         """Seconds of the server's own stream."""
         return self.rtt + PROMPT_TIME + TOKENS * self.server_step
 
-    def run(self, pair: SpeculationEstimates, options: SpeculatorOptions, seed: int) -> SpeculationOutcome:
+    def run(self, pair: SpeculationEstimates, options: SpeculationMachineOptions, seed: int) -> SpeculationOutcome:
         """An answer; the seed says which."""
         target, draft = models(self.acceptance, seed, is_blind=self.is_blind)
         shape = NPU if self.draft_step < 0.001 else CORE
@@ -126,7 +126,7 @@ def models(acceptance: float, seed: int, *, is_blind: bool) -> tuple[TokenModel,
 
 def simulate(cell: Cell, *, seeds: int, answers: int) -> Found:
     """All of a cell: a new pair for every seed, so many answers of each."""
-    options = SpeculatorOptions(max_tokens=TOKENS, most_ahead=AHEAD)
+    options = SpeculationMachineOptions(max_tokens=TOKENS, max_ahead=AHEAD)
     outcomes = []
     for seed in range(seeds):
         pair = SpeculationOptions().pair(1.0)

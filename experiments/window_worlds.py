@@ -24,7 +24,7 @@ from msgspec.structs import replace as replaced
 
 from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstimates
 from streamco.core.speculation.events import DraftToken, VerdictReceived
-from streamco.core.speculation.options import SpeculatorOptions
+from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.verifier.events import FULL_QUEUE
 from streamco.policies.mode_switch import RoundConditions, best_window, predict_rates
 from streamco.policies.window import Stabiliser, WindowPolicy
@@ -233,8 +233,8 @@ def run_policy(
     prior = EstimatesPrior(remote_step=world.target_step)
     pair = SpeculationEstimates(window=policy, stabiliser=Stabiliser(smoothing, shortest=shortest), prior=prior)
     pair.expect_rtt(world.rtt)
-    most_ahead = _MOST_AHEAD if world.is_ahead else 0
-    options = SpeculatorOptions(max_tokens=TOKENS, is_adaptive=is_adaptive, is_parallel=world.is_parallel, most_ahead=most_ahead)
+    max_ahead = _MOST_AHEAD if world.is_ahead else 0
+    options = SpeculationMachineOptions(max_tokens=TOKENS, is_adaptive=is_adaptive, is_parallel=world.is_parallel, max_ahead=max_ahead)
     outcomes = []
     for number in range(ANSWERS):
         text, queue = _Text(world, number), _Queue(world, number)

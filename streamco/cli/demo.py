@@ -228,7 +228,7 @@ def _explain_drafts(report: Report, figures: SpeculationFigures) -> list[str]:
     lines = [
         made + "".join(f", {count} {what}" for count, what in others if count),
         f"{rounds}; in {_percent(figures.hit_rate)} of them the next draft was there with the verdict",
-        f"the cloud's own answer: {exact}; it computed {figures.cloud_tokens} tokens for {report.tokens} of the answer",
+        f"the cloud's own answer: {exact}; it computed {figures.target_tokens} tokens for {report.tokens} of the answer",
     ]
     if report.tokens_per_second:
         lines.append(f"speed: {report.tokens_per_second:.1f} tokens/s, {report.quality.stalls} stalls")

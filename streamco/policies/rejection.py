@@ -193,7 +193,7 @@ def rank_branches(
 
 
 def schedule_branches(
-    branches: Sequence[Branch], *, seconds: float, step_times: Sequence[float], window: int, rtt: float = 0.0, most_ahead: int = 0
+    branches: Sequence[Branch], *, seconds: float, step_times: Sequence[float], window: int, rtt: float = 0.0, max_ahead: int = 0
 ) -> PreDraft:
     """Choose which branches to draft, how far, and how many side by side.
 
@@ -207,7 +207,7 @@ def schedule_branches(
         step_times: seconds for one token on each of 1, 2, ... branches in one batch; as long as the most branches allowed.
         window: tokens of the next draft.
         rtt: seconds that a draft saves which is sent ahead.
-        most_ahead: so many are.
+        max_ahead: so many are.
 
     Raises:
         ConfigError: a step that takes no time.
@@ -216,11 +216,11 @@ def schedule_branches(
         raise ConfigError(f"branches: expected step times above 0 s, got {list(step_times)}")
     allowed = branches[: len(step_times)]
     best, most = PreDraft(), 0.0
-    for lead, width in product((0, 1) if most_ahead and rtt > 0.0 else (0,), range(1, len(allowed) + 1)):
+    for lead, width in product((0, 1) if max_ahead and rtt > 0.0 else (0,), range(1, len(allowed) + 1)):
         sizes = chain((lead,) if lead else (), repeat(width))
         steps, left = _steps(len(allowed), sizes, seconds, step_times, window)
         saved = sum(branch.probability * made for branch, made in zip(allowed, steps, strict=False))
-        spared = zip(allowed[:most_ahead], left, strict=False)
+        spared = zip(allowed[:max_ahead], left, strict=False)
         saved += sum(branch.probability * min(rtt, time) for branch, time in spared) / step_times[0]
         if saved > most + 1e-12:
             best, most = PreDraft(tuple(allowed[: len(steps)]), max(steps), width, lead), saved

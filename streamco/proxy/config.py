@@ -139,7 +139,7 @@ class SpeculateSection(Struct, frozen=True, kw_only=True):
     budget: float = 1.0  # share of the drafts that is judged
     window: int | Literal["dynamic", "adaptive", "predicted", "confident"] | None = None  # tokens of a draft; None: by the budget
     threshold: float = SpeculationOptions().threshold
-    most_branches: int = SpeculationOptions().most_branches
+    max_branches: int = SpeculationOptions().max_branches
     is_adaptive: bool = True
 
 

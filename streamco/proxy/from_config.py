@@ -73,7 +73,7 @@ def build_client(config: ProxyConfig, environ: Mapping[str, str] = os.environ) -
             budget=config.speculate.budget,
             window=config.speculate.window,
             threshold=config.speculate.threshold,
-            most_branches=config.speculate.most_branches,
+            max_branches=config.speculate.max_branches,
             is_adaptive=config.speculate.is_adaptive,
         ),
         migration=MigrationOptions(**asdict(config.migration)),
@@ -131,7 +131,7 @@ def _build_device(section: DeviceSection, speculate: SpeculateSection) -> Device
         raise ConfigError(f"device.model: expected a GGUF file, got nothing at {path}")
     options = EngineOptions(context_tokens=section.context, max_sequences=section.sequences, threads=section.threads)
     if speculate.mode != "race":
-        options = drafting_engine_options(options, speculate.budget, section.drafts * (2 + speculate.most_branches))
+        options = drafting_engine_options(options, speculate.budget, section.drafts * (2 + speculate.max_branches))
     return DeviceEndpoint(path, name=section.name, options=options)
 
 

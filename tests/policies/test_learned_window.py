@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from streamco.client.speculation.options import SpeculationOptions
 from streamco.core.speculation.estimates import EstimatesPrior
-from streamco.core.speculation.options import SpeculatorOptions
+from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.errors import ConfigError
 from streamco.policies.learned_window import INPUTS, Adaptive, Layer, WindowNet, WindowWeights, inputs_of, packaged_weights
 from streamco.policies.mode_switch import ModeSwitch, RoundConditions
@@ -161,7 +161,7 @@ def answers(late: Mapping[int, float], count: int) -> list[SpeculationOutcome]:
     pair = SpeculationOptions(window="adaptive", prior=EstimatesPrior(remote_step=0.05)).pair(1.0)
     outcomes = []
     for number in range(count):
-        outcome = simulate_answer(pair, SpeculatorOptions(max_tokens=256), device, server, FaultyLink(rtt=0.02), seed=number)
+        outcome = simulate_answer(pair, SpeculationMachineOptions(max_tokens=256), device, server, FaultyLink(rtt=0.02), seed=number)
         assert outcome is not None
         assert len(outcome.ids) == 256
         outcomes.append(outcome)

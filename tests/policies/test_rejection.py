@@ -211,10 +211,10 @@ def test_more_time_than_the_next_draft_needs_goes_to_more_branches() -> None:
 def test_where_drafts_are_sent_ahead_the_likeliest_branch_may_come_first() -> None:
     branches = [Branch(4, None, 0.4), *(Branch(0, token, 0.15) for token in (11, 12, 13))]
     times = [0.02, 0.03, 0.04, 0.05]
-    assert schedule_branches(branches, seconds=0.2, step_times=times, window=4, most_ahead=3) == schedule_branches(
+    assert schedule_branches(branches, seconds=0.2, step_times=times, window=4, max_ahead=3) == schedule_branches(
         branches, seconds=0.2, step_times=times, window=4
     )
-    plan = schedule_branches(branches, seconds=0.2, step_times=times, window=4, rtt=0.15, most_ahead=3)
+    plan = schedule_branches(branches, seconds=0.2, step_times=times, window=4, rtt=0.15, max_ahead=3)
     assert plan == PreDraft(tuple(branches), 4, width=3, lead=1)
 
 

@@ -72,13 +72,13 @@ def test_a_device_that_drafts_has_places_for_its_drafts_and_the_verifier_its_tok
         verifier = "ws://127.0.0.1:9"
         token_env = "VERIFIER_TOKEN"
         budget = 0.5
-        most_branches = 2
+        max_branches = 2
         '''
     client = build_client(parse_config(text), {"VERIFIER_TOKEN": "sk-2"})
     device, desk = client._shared.device, client._desk
     assert isinstance(device, DeviceEndpoint)
     assert device._options.held_sequences == 12
-    assert (desk.mode, desk.budget, desk.options.most_branches) == ("auto", 0.5, 2)
+    assert (desk.mode, desk.budget, desk.options.max_branches) == ("auto", 0.5, 2)
     assert desk.pairing.verifier is not None
     assert desk.pairing.verifier.name == "127.0.0.1:9"
     assert client.with_options(budget=0.1)._desk.budget == 0.1

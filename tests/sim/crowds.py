@@ -8,7 +8,7 @@ from random import Random
 import simpy
 
 from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstimates
-from streamco.core.speculation.options import SpeculatorOptions
+from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.policies.window import Static
 from streamco.sim.driver import call_at
@@ -73,12 +73,12 @@ class Small:
             servers=self.servers,
             routing=routing_policy("join-shortest-queue"),
             execution=execution,
-            options=SpeculatorOptions(
+            options=SpeculationMachineOptions(
                 end_ids=frozenset({END}),
                 has_remote=execution != "distributed",
                 is_adaptive=execution != "distributed",
                 is_parallel=branches > 0,
-                most_branches=branches,
+                max_branches=branches,
             ),
             dice=Random(1),
             on_answered=self.answered.append,

@@ -157,7 +157,7 @@ def _speculation_section(figures: SpeculationFigures) -> Section:
         ("next draft sent ahead of it", _share(figures.ahead_rate)),
         ("rounds, bytes up and down", f"{figures.rounds}, {figures.bytes_up} and {figures.bytes_down}"),
         ("drafted, of these not in the answer", f"{figures.drafted}, {figures.wasted}"),
-        ("computed by the server", f"{figures.cloud_tokens} tokens"),
+        ("computed by the server", f"{figures.target_tokens} tokens"),
         ("server alone, refusals, lost connections", f"{figures.fallbacks}, {figures.refusals}, {figures.losses}"),
         ("the server's own answer", "yes" if figures.is_exact else "no"),
     ]

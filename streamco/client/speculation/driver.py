@@ -21,6 +21,7 @@ from streamco.core.speculation.events import (
     AdoptBranch,
     CloseRemote,
     CloseVerifier,
+    CommitIds,
     ConnectVerifier,
     DeliverIds,
     DraftBranch,
@@ -29,11 +30,10 @@ from streamco.core.speculation.events import (
     FailAnswer,
     FinishAnswer,
     OpenRemote,
-    ReaderBehind,
-    ReaderReady,
+    ReaderCaughtUp,
+    ReaderFellBehind,
     RetractIds,
     SendDraft,
-    SettleIds,
     SpeculationCommand,
     SpeculationEvent,
     VerifierConnected,
@@ -265,11 +265,11 @@ class SpeculationDriver(TaskOwner):
         if not self._is_behind and (unread > self._unread_limit or held > self._ahead):
             self._is_behind = True
             self.stand_in.pause()
-            self.tell(ReaderBehind())
+            self.tell(ReaderFellBehind())
         elif self._is_behind and unread <= self._unread_limit // 2 and held <= self._ahead // 2:
             self._is_behind = False
             self.stand_in.resume()
-            self.tell(ReaderReady())
+            self.tell(ReaderCaughtUp())
 
     def _obey(self, command: SpeculationCommand, now: float) -> None:
         match command:
@@ -283,7 +283,7 @@ class SpeculationDriver(TaskOwner):
                 self.stand_in.begin(command, now=now)
             case CloseRemote(version):
                 self.stand_in.end(version)
-            case DeliverIds() | SettleIds() | RetractIds():
+            case DeliverIds() | CommitIds() | RetractIds():
                 if not self._is_complete:
                     self._mailbox.put(self.presentation.show(command, now=now))
                     if self.presentation.is_stopped:

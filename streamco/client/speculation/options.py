@@ -35,8 +35,8 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
             token is worth the step), or a ``streamco.policies.window.WindowPolicy``. None: "confident" where everything is judged, else 4.
         smoothing: of a window policy's proposals, 0..1; 1: none (DSD section 4.4, alpha). None: 0.4 for "adaptive", else 1.
         is_parallel: the device drafts on while the verdict is out (Synera section 4.4).
-        most_branches: drafted then, side by side or, where that is no faster, one after the other; 0: none.
-        most_ahead: of the next drafts, sent before the verdict that they bet on, so that the verifier goes on without waiting for the
+        max_branches: drafted then, side by side or, where that is no faster, one after the other; 0: none.
+        max_ahead: of the next drafts, sent before the verdict that they bet on, so that the verifier goes on without waiting for the
             link; 0: none. Not in the papers.
         forecast: of the verdict: "learned" (from how often tokens of such confidence were accepted) or "geometric" (Synera section 4.4).
         branch_kinds: which verdicts they may bet on: "accept all", "reject".
@@ -61,8 +61,8 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
     window: int | Literal["dynamic", "adaptive", "predicted", "confident"] | WindowPolicy | None = None
     smoothing: float | None = None
     is_parallel: bool = True
-    most_branches: int = 6
-    most_ahead: int = 3
+    max_branches: int = 6
+    max_ahead: int = 3
     branch_kinds: frozenset[BranchKind] = frozenset({"accept all", "reject"})
     forecast: Forecast = "learned"
     is_adaptive: bool = True
@@ -88,10 +88,10 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
         if self.smoothing is not None:
             check_share("speculation: smoothing", self.smoothing)
         patience = (self.link_patience, self.last_patience, self.prompt_patience, self.verdict_patience)
-        if min(self.most_branches, self.most_ahead) < 0 or not 1 <= self.row_tokens <= 64 or min(patience) <= 0:
+        if min(self.max_branches, self.max_ahead) < 0 or not 1 <= self.row_tokens <= 64 or min(patience) <= 0:
             raise ConfigError(
-                "speculation: expected most_branches and most_ahead >= 0, row_tokens of 1 to 64 and patience > 0 s, "
-                f"got {self.most_branches}, {self.most_ahead}, {self.row_tokens} and {', '.join(f'{seconds:g}' for seconds in patience)}"
+                "speculation: expected max_branches and max_ahead >= 0, row_tokens of 1 to 64 and patience > 0 s, "
+                f"got {self.max_branches}, {self.max_ahead}, {self.row_tokens} and {', '.join(f'{seconds:g}' for seconds in patience)}"
             )
 
     def measured(self, profile: PairProfile | None) -> SpeculationOptions:

@@ -13,7 +13,7 @@ from streamco.client.driver import Batch
 from streamco.client.speculation.incremental_text import IncrementalText, TextAdded, TextCommitted, TextRetracted, Words
 from streamco.core.delivery import Delivery
 from streamco.core.race.commands import DeliverTokens
-from streamco.core.speculation.events import DeliverIds, Origin, RetractIds, SettleIds
+from streamco.core.speculation.events import CommitIds, DeliverIds, Origin, RetractIds
 from streamco.engines.base import TextPiece
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
 
@@ -69,12 +69,12 @@ class SpeculativeOutput:
         """What is final so far, what is held for the pace with it."""
         return "".join(self._texts)
 
-    def show(self, command: DeliverIds | SettleIds | RetractIds, *, now: float) -> list[Batch]:
+    def show(self, command: DeliverIds | CommitIds | RetractIds, *, now: float) -> list[Batch]:
         """Return what the reader gets of this."""
         match command:
             case DeliverIds(ids, origin):
                 words = self._wording.deliver(ids, origin)
-            case SettleIds(count, origin):
+            case CommitIds(count, origin):
                 words = self._wording.settle(count, origin)
             case RetractIds(count):
                 words = self._wording.retract(count)

@@ -24,7 +24,7 @@ from streamco.core.speculation.answer import Emit
 from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.events import Origin, SpeculationEvent
 from streamco.core.speculation.machine import SpeculationMachine
-from streamco.core.speculation.options import SpeculatorOptions
+from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.endpoints.base import Endpoint, EndpointStream, Request
 from streamco.endpoints.device_drafter import DeviceDrafter
 from streamco.endpoints.verifiers.base import Verifier, VerifierSession, continuation_seed
@@ -150,7 +150,7 @@ class SpeculationPlanner:
         context = pairing.device.capabilities.context_tokens or 0
         if problem := why_not_speculable(request, facts, rule, pairing.facts, context=context, models=pairing.models):
             return problem
-        self.pair.expect_rounds(branches=self.options.most_branches if self.options.is_parallel else 0, ahead=self._most_ahead)
+        self.pair.expect_rounds(branches=self.options.max_branches if self.options.is_parallel else 0, ahead=self._max_ahead)
         if self.mode == "auto" and not self._pays():
             return "drafting doesn't pay now"
         relay, request = _EventBuffer(), replace(request, sampling=sampling)
@@ -163,8 +163,8 @@ class SpeculationPlanner:
         return PreparedSpeculation(request, drafter, relay, rule, pairing.facts.is_exact(rule))
 
     @property
-    def _most_ahead(self) -> int:
-        return min(self.options.most_ahead, self.pairing.facts.ahead) if self.pair.is_lossless else 0
+    def _max_ahead(self) -> int:
+        return min(self.options.max_ahead, self.pairing.facts.ahead) if self.pair.is_lossless else 0
 
     def _pays(self) -> bool:
         """Return True if drafting is faster than what a race gives, by what was measured; now and then it is tried all the same."""
@@ -227,18 +227,18 @@ class SpeculationPlanner:
         is_shown = shows_drafts and self.emit == "draft" and pace is None
         length = prepared.prompt_tokens
         room = max(1, self._room(engine) - length)
-        options = SpeculatorOptions(
+        options = SpeculationMachineOptions(
             end_ids=drafter.end_ids,
             max_tokens=room if sampling.max_tokens is None else min(sampling.max_tokens, room),
             emit="draft" if is_shown else "verified",
             has_remote=verifier.remote is not None,
             may_use_device=may_use_device,
             is_adaptive=self.options.is_adaptive,
-            is_parallel=self.options.is_parallel and self.options.most_branches > 0,
+            is_parallel=self.options.is_parallel and self.options.max_branches > 0,
             branch_kinds=self.options.branch_kinds,
-            most_branches=self.options.most_branches,
-            most_ahead=self._most_ahead,
-            most_draft=pairing.facts.draft_tokens,
+            max_branches=self.options.max_branches,
+            max_ahead=self._max_ahead,
+            max_draft=pairing.facts.draft_tokens,
             link_patience=self.options.link_patience,
             last_patience=self.options.last_patience,
             prompt_patience=self.options.prompt_patience,

@@ -132,7 +132,7 @@ def _verifier_part(driver: SpeculationDriver, record: SpeculationRecord) -> Endp
     if pairing.verifier is None:
         raise AssertionError("somebody verified")
     biller = _biller(pairing.verifier.remote, pairing.server)
-    cost = None if biller is None else record.cost(biller, prompt, report.cloud, cached)
+    cost = None if biller is None else record.cost(biller, prompt, report.target_tokens, cached)
     _, wasted = _waste(driver)
     return EndpointReport(
         name=pairing.verifier.name,
@@ -140,7 +140,7 @@ def _verifier_part(driver: SpeculationDriver, record: SpeculationRecord) -> Endp
         outcome="verified",
         opened=0.0,
         prompt_tokens=prompt,
-        completion_tokens=report.cloud,
+        completion_tokens=report.target_tokens,
         wasted_tokens=wasted,
         is_estimated=any(part.is_estimated for part in parts),
         cost_usd=None if cost is None else cost.server,
@@ -155,7 +155,7 @@ def _waste(driver: SpeculationDriver) -> tuple[int, int]:
     wasted = max(0, report.wasted) + driver.dropped
     drafted = min(report.drafted, wasted)
     kept = report.accepted + report.corrected + report.bonus + report.remote
-    return drafted, min(report.cloud, max(0, report.cloud - kept) + wasted - drafted)
+    return drafted, min(report.target_tokens, max(0, report.target_tokens - kept) + wasted - drafted)
 
 
 def _cached(parts: Sequence[RemoteStreamPart], *, was_asked: bool, unread: int) -> int:
@@ -211,7 +211,7 @@ def speculation_figures(
         bonus=report.bonus,
         device=report.device,
         remote=report.remote,
-        cloud_tokens=report.cloud,
+        target_tokens=report.target_tokens,
         fallbacks=report.fallbacks,
         refusals=report.refusals,
         losses=report.losses,

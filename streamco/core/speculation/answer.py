@@ -8,13 +8,13 @@ from typing import Literal
 from streamco.core.report import SpeculationReport
 from streamco.core.speculation.draft import Round
 from streamco.core.speculation.events import (
+    CommitIds,
     DeliverIds,
     DraftToken,
     FailAnswer,
     FinishAnswer,
     Origin,
     RetractIds,
-    SettleIds,
     SpeculationCommand,
     VerdictReceived,
 )
@@ -49,7 +49,7 @@ class ProvisionalAnswer:
         self._end_ids = end_ids
         self._max_tokens = max_tokens
         self._shown: list[int] = []  # provisional
-        self._commands: list[DeliverIds | SettleIds | RetractIds] = []
+        self._commands: list[DeliverIds | CommitIds | RetractIds] = []
 
     @property
     def length(self) -> int:
@@ -61,7 +61,7 @@ class ProvisionalAnswer:
         """Tokens until the limit; None: there is none."""
         return None if self._max_tokens is None else self._max_tokens - len(self.ids)
 
-    def take_commands(self) -> list[DeliverIds | SettleIds | RetractIds]:
+    def take_commands(self) -> list[DeliverIds | CommitIds | RetractIds]:
         """Return what the reader is to be told, in order."""
         commands, self._commands = self._commands, []
         return commands
@@ -91,7 +91,7 @@ class ProvisionalAnswer:
         """Settle what the reader has already, take back what differs, deliver the rest."""
         same = common_prefix_length(self._shown, ids)
         if same:
-            self._commands.append(SettleIds(same, origin))
+            self._commands.append(CommitIds(same, origin))
             del self._shown[:same]
         if same < len(ids):
             self.retract()
@@ -175,7 +175,7 @@ class Settling:
         report.rounds += 1
         report.branched_rounds += waiting.branches > 0
         report.judged += size
-        report.cloud += size + 1
+        report.target_tokens += size + 1
         report.given += waiting.given
         accepted = self._settle(waiting.ids[: event.accepted], "accepted")
         report.accepted += accepted
@@ -191,7 +191,7 @@ class Settling:
     def stream(self, ids: Sequence[int]) -> None:
         """The remote side generated these alone."""
         self._report.remote += self._settle(ids, "remote")
-        self._report.cloud += len(ids)
+        self._report.target_tokens += len(ids)
 
     def finish(self, reason: str) -> None:
         """The answer is complete; what was provisional is taken back."""

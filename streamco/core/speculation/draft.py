@@ -210,7 +210,7 @@ def plan_branches(
     window: int,
     most: int,
     seconds: float | None = None,
-    most_ahead: int = 0,
+    max_ahead: int = 0,
     kinds: frozenset[BranchKind],
     end_ids: frozenset[int],
     alternatives: int = ALTERNATIVES,
@@ -223,7 +223,7 @@ def plan_branches(
         window: tokens of the next draft.
         most: branches.
         seconds: until the verdict is expected; None: as long as verdicts take.
-        most_ahead: of the next drafts may be sent ahead of the verdict.
+        max_ahead: of the next drafts may be sent ahead of the verdict.
         kinds: of branches wanted.
         end_ids: nothing is drafted behind one of these.
         alternatives: of each position.
@@ -237,6 +237,6 @@ def plan_branches(
         and branch.token not in end_ids
         and not (branch.position == len(draft) and draft[-1].id in end_ids)
     ]
-    rtt = pair.rtt if most_ahead else 0.0
+    rtt = pair.rtt if max_ahead else 0.0
     seconds = pair.wait if seconds is None else seconds
-    return schedule_branches(branches, seconds=seconds, step_times=pair.step_times[:most], window=window, rtt=rtt, most_ahead=most_ahead)
+    return schedule_branches(branches, seconds=seconds, step_times=pair.step_times[:most], window=window, rtt=rtt, max_ahead=max_ahead)

@@ -14,10 +14,10 @@ from streamco.errors import StreamcoError
 from streamco.events import ReaderLeft
 
 __all__ = ["AdoptBranch", "CloseRemote", "CloseVerifier", "ConnectVerifier", "DeliverIds", "DeviceFailed", "DraftBranch", "DraftRefused"]
-__all__ += ["ReaderBehind", "ReaderReady"]
+__all__ += ["ReaderFellBehind", "ReaderCaughtUp"]
 __all__ += ["DraftToken", "DraftTokens", "DropDrafts", "FailAnswer", "FinishAnswer", "ExpectedVerdict", "OpenRemote", "Origin"]
 __all__ += ["RemoteEnded", "RemoteFailed"]
-__all__ += ["RemoteTokensReceived", "RetractIds", "SendDraft", "SettleIds", "SpeculationCommand", "SpeculationEvent", "TokensDrafted"]
+__all__ += ["RemoteTokensReceived", "RetractIds", "SendDraft", "CommitIds", "SpeculationCommand", "SpeculationEvent", "TokensDrafted"]
 __all__ += ["Candidates", "VerdictReceived", "VerifierConnected", "VerifierFailed", "VerifierLost"]
 
 Origin = Literal["draft", "accepted", "corrected", "bonus", "device", "remote"]
@@ -128,11 +128,11 @@ class DraftRefused(Struct, frozen=True):
     retry_after: float | None = None
 
 
-class ReaderBehind(Struct, frozen=True):
+class ReaderFellBehind(Struct, frozen=True):
     """The reader has far more before him than he has read: nothing new need be begun."""
 
 
-class ReaderReady(Struct, frozen=True):
+class ReaderCaughtUp(Struct, frozen=True):
     """The reader has caught up."""
 
 
@@ -168,8 +168,8 @@ SpeculationEvent = (
     | RemoteTokensReceived
     | RemoteEnded
     | RemoteFailed
-    | ReaderBehind
-    | ReaderReady
+    | ReaderFellBehind
+    | ReaderCaughtUp
     | ReaderLeft
 )
 
@@ -222,7 +222,7 @@ class SendDraft(Struct, frozen=True):
         given: tokens that it then reads as settled.
         ids: tokens to be judged behind them.
         rows: what each of those was drawn from, as ``DraftToken.row`` has it.
-        behind: sent ahead: to be judged as soon as that verdict has come to be, and not otherwise; the context is not cut. None: at once.
+        if_verdict: sent ahead: to be verified only if that verdict is reached; the context is not cut. None: at once.
     """
 
     round: int
@@ -230,7 +230,7 @@ class SendDraft(Struct, frozen=True):
     given: tuple[int, ...]
     ids: tuple[int, ...]
     rows: tuple[object | None, ...] = ()
-    behind: ExpectedVerdict | None = None
+    if_verdict: ExpectedVerdict | None = None
 
 
 class CloseVerifier(Struct, frozen=True):
@@ -258,7 +258,7 @@ class DeliverIds(Struct, frozen=True):
     origin: Origin
 
 
-class SettleIds(Struct, frozen=True):
+class CommitIds(Struct, frozen=True):
     """The oldest ``count`` provisional tokens are final, and this is who vouches for them."""
 
     count: int
@@ -294,7 +294,7 @@ SpeculationCommand = (
     | OpenRemote
     | CloseRemote
     | DeliverIds
-    | SettleIds
+    | CommitIds
     | RetractIds
     | FinishAnswer
     | FailAnswer

@@ -27,8 +27,8 @@ from streamco.core.speculation.events import (
     DeviceFailed,
     DraftRefused,
     DraftToken,
-    ReaderBehind,
-    ReaderReady,
+    ReaderCaughtUp,
+    ReaderFellBehind,
     RemoteEnded,
     RemoteFailed,
     RemoteTokensReceived,
@@ -42,7 +42,7 @@ from streamco.core.speculation.events import (
 )
 from streamco.core.speculation.fallback_stream import RemoteStream, TimeAccount
 from streamco.core.speculation.mode import GenerationMode, ModeSelector
-from streamco.core.speculation.options import SpeculatorOptions
+from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.speculation.predraft import PreDrafter
 from streamco.core.speculation.shadow import ShadowDrafter
 from streamco.core.speculation.verification import VerifierChannel
@@ -69,12 +69,12 @@ class SpeculationMachine:
         is_done: finished, failed or left; nothing more is said.
     """
 
-    def __init__(self, pair: SpeculationEstimates, options: SpeculatorOptions, rng: Random) -> None:
+    def __init__(self, pair: SpeculationEstimates, options: SpeculationMachineOptions, rng: Random) -> None:
         self.report = SpeculationReport()
         self.is_done = False
         self.answer = ProvisionalAnswer(options.emit, options.end_ids, options.max_tokens)
         self._pair = pair
-        pair.expect_rounds(branches=options.most_branches if options.is_parallel else 0, ahead=options.most_ahead)
+        pair.expect_rounds(branches=options.max_branches if options.is_parallel else 0, ahead=options.max_ahead)
         self._options = options
         self._rng = rng
         self._commands: list[SpeculationCommand] = []
@@ -127,16 +127,16 @@ class SpeculationMachine:
             case RemoteTokensReceived() | RemoteEnded() | RemoteFailed():
                 if event.version == self._remote.version:
                     self._on_remote(event, now)
-            case ReaderBehind() | ReaderReady() | ReaderLeft():
+            case ReaderFellBehind() | ReaderCaughtUp() | ReaderLeft():
                 self._on_reader(event, now)
             case _:
                 assert_never(event)
 
-    def _on_reader(self, event: ReaderBehind | ReaderReady | ReaderLeft, now: float) -> None:
+    def _on_reader(self, event: ReaderFellBehind | ReaderCaughtUp | ReaderLeft, now: float) -> None:
         match event:
-            case ReaderBehind():
+            case ReaderFellBehind():
                 self._rest.want(is_streaming=self._remote.version is not None, now=now)
-            case ReaderReady():
+            case ReaderCaughtUp():
                 is_idle = self._remote.version is None and self._judging.round is None
                 if not self._rest.end(now=now) or not is_idle:
                     return
@@ -227,7 +227,7 @@ class SpeculationMachine:
 
     def _next_window(self) -> int:
         """Lossless, the verifier adds a token of its own, for which there must be room."""
-        window, left = min(self._pair.window, self._options.most_draft), self.answer.left
+        window, left = min(self._pair.window, self._options.max_draft), self.answer.left
         return window if left is None else min(window, left - (self._ways.present == "speculate" and self._pair.is_lossless))
 
     def _on_trunk(self, now: float) -> None:
@@ -374,7 +374,7 @@ class SpeculationMachine:
         elif waiting.is_first and self._ledger.prompt_time > 0.0:
             self._pair.note_opening(max(0.0, now - waiting.sent - self._pair.wait) / self._ledger.prompt_time)
         self._pair.note_verdict(waiting.confidences, event.accepted, is_hit=line is not None if waiting.branches else None)
-        if self._options.most_ahead and waiting.branches:
+        if self._options.max_ahead and waiting.branches:
             self._pair.note_ahead(self._judging.round is not None)
         if self._remote.failure is None:
             self._ledger.note_round(tokens, now=now)

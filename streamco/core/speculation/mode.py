@@ -8,7 +8,7 @@ from streamco.core.speculation.answer import ProvisionalAnswer
 from streamco.core.speculation.draft_state import DraftState
 from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.fallback_stream import RemoteStream, TimeAccount
-from streamco.core.speculation.options import SpeculatorOptions
+from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.speculation.verification import VerifierChannel
 from streamco.policies.offload import is_past_exit
 
@@ -32,7 +32,7 @@ class ModeSelector:
     def __init__(
         self,
         pair: SpeculationEstimates,
-        options: SpeculatorOptions,
+        options: SpeculationMachineOptions,
         *,
         answer: ProvisionalAnswer,
         drafting: DraftState,

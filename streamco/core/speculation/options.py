@@ -9,10 +9,10 @@ from streamco.core.speculation.draft import BranchKind
 from streamco.errors import ConfigError
 from streamco.policies.rejection import ALTERNATIVES
 
-__all__ = ["SpeculatorOptions"]
+__all__ = ["SpeculationMachineOptions"]
 
 
-class SpeculatorOptions(Struct, frozen=True, kw_only=True):
+class SpeculationMachineOptions(Struct, frozen=True, kw_only=True):
     """How one answer is made; times in seconds.
 
     Args:
@@ -24,10 +24,10 @@ class SpeculatorOptions(Struct, frozen=True, kw_only=True):
         is_adaptive: False: speculate whether it pays or not.
         is_parallel: draft while the verdict is out.
         branch_kinds: which verdicts branches may bet on.
-        most_branches: side by side.
+        max_branches: side by side.
         alternatives: of each position.
-        most_ahead: drafts that may be sent before the verdict that they bet on, each round; 0: the verifier takes none.
-        most_draft: tokens that the verifier judges in one round.
+        max_ahead: drafts that may be sent before the verdict that they bet on, each round; 0: the verifier takes none.
+        max_draft: tokens that the verifier judges in one round.
         verdict_patience: until a verdict that doesn't come means a dead connection.
         prompt_patience: the same for the first verdict of a connection.
         link_patience: that trouble with the verifier may last before somebody else goes on. A selective answer, once it has begun, waits
@@ -44,10 +44,10 @@ class SpeculatorOptions(Struct, frozen=True, kw_only=True):
     is_adaptive: bool = True
     is_parallel: bool = True
     branch_kinds: frozenset[BranchKind] = frozenset({"accept all", "reject"})
-    most_branches: int = 6
+    max_branches: int = 6
     alternatives: int = ALTERNATIVES
-    most_ahead: int = 0
-    most_draft: int = 31
+    max_ahead: int = 0
+    max_draft: int = 31
     verdict_patience: float = 5.0
     prompt_patience: float = 30.0
     link_patience: float = 2.0
@@ -55,10 +55,10 @@ class SpeculatorOptions(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse what can't be."""
-        if min(self.most_branches, self.alternatives, self.most_ahead) < 0 or self.most_draft < 1:
+        if min(self.max_branches, self.alternatives, self.max_ahead) < 0 or self.max_draft < 1:
             raise ConfigError(
-                "speculator: expected most_branches, alternatives and most_ahead >= 0 and most_draft >= 1, "
-                f"got {self.most_branches}, {self.alternatives}, {self.most_ahead} and {self.most_draft}"
+                "speculator: expected max_branches, alternatives and max_ahead >= 0 and max_draft >= 1, "
+                f"got {self.max_branches}, {self.alternatives}, {self.max_ahead} and {self.max_draft}"
             )
         if min(self.verdict_patience, self.prompt_patience, self.link_patience, self.last_patience) <= 0.0:
             raise ConfigError("speculator: expected every patience above 0 s")

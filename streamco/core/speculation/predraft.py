@@ -12,7 +12,7 @@ from streamco.core.speculation.backpressure import Backpressure
 from streamco.core.speculation.draft import DraftSequence, Round, plan_branches
 from streamco.core.speculation.draft_state import DraftState
 from streamco.core.speculation.estimates import SpeculationEstimates
-from streamco.core.speculation.options import SpeculatorOptions
+from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.speculation.verification import VerifierChannel
 from streamco.policies.rejection import Branch
 
@@ -27,7 +27,7 @@ class PreDrafter:
     def __init__(
         self,
         pair: SpeculationEstimates,
-        options: SpeculatorOptions,
+        options: SpeculationMachineOptions,
         *,
         answer: ProvisionalAnswer,
         drafting: DraftState,
@@ -43,7 +43,7 @@ class PreDrafter:
 
     def begin(self, waiting: Round, *, now: float) -> None:
         """Draft on along the likeliest verdicts of this round."""
-        options, window = self._options, min(self._pair.reach(_FURTHER), self._options.most_draft)
+        options, window = self._options, min(self._pair.reach(_FURTHER), self._options.max_draft)
         if not waiting.draft or not options.is_parallel or self._drafting.is_out:
             return
         own = self._bet_on_all(waiting, window, now) if waiting.was_ahead else None
@@ -52,8 +52,8 @@ class PreDrafter:
             self._pair,
             seconds=self._expected(waiting) - now if waiting.was_ahead else None,
             window=window,
-            most=options.most_branches,
-            most_ahead=options.most_ahead,
+            most=options.max_branches,
+            max_ahead=options.max_ahead,
             kinds=options.branch_kinds,
             end_ids=options.end_ids,
             alternatives=options.alternatives,
@@ -71,7 +71,7 @@ class PreDrafter:
 
     def look_ahead(self, line: DraftSequence, *, now: float) -> None:
         """Send a branch's draft before the verdict is here, once another token would cost more time than it is worth."""
-        waiting, most = self._judging.round, self._options.most_ahead
+        waiting, most = self._judging.round, self._options.max_ahead
         if waiting is None or waiting.state != "out" or len(waiting.ahead) >= most or not self._pair.is_lossless:
             return
         foreseen = line.foresees()
@@ -99,7 +99,7 @@ class PreDrafter:
 
     def _room(self, accepted: int) -> int:
         """Tokens that a draft may have behind a verdict of so many and its own; lossless, the next verdict adds one. 0 or less: none."""
-        left, most = self._answer.left, self._options.most_draft
+        left, most = self._answer.left, self._options.max_draft
         return most if left is None else min(most, left - accepted - 1 - self._pair.is_lossless)
 
     def _expected(self, waiting: Round) -> float:

@@ -350,7 +350,7 @@ class RemoteVerifierSession:
         if link is None or not self._is_open:
             return  # it was lost, and that was told
         rows = tuple(row for row in command.rows if isinstance(row, TopK)) if self._rule.kind is RuleKind.SAMPLE else ()
-        behind, base = command.behind, len(self._prompt) + command.base
+        behind, base = command.if_verdict, len(self._prompt) + command.base
         try:
             if behind is not None and behind.round == self._round:
                 number = link.client.follow(self._number, behind.accepted, behind.token, command.ids, rows=rows)

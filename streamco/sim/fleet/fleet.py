@@ -20,6 +20,7 @@ from streamco.core.speculation.events import (
     AdoptBranch,
     CloseRemote,
     CloseVerifier,
+    CommitIds,
     ConnectVerifier,
     DeliverIds,
     DraftBranch,
@@ -32,12 +33,11 @@ from streamco.core.speculation.events import (
     RemoteTokensReceived,
     RetractIds,
     SendDraft,
-    SettleIds,
     SpeculationCommand,
     SpeculationEvent,
 )
 from streamco.core.speculation.machine import SpeculationMachine
-from streamco.core.speculation.options import SpeculatorOptions
+from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.verifier.events import SendVerdict
 from streamco.errors import StreamcoError
 from streamco.sim.driver import SimulatedMachine, call_at
@@ -147,7 +147,7 @@ class _Speculated(SimulatedMachine[SpeculationEvent, SpeculationCommand]):
         server: TargetServer,
         answer: RecordedAnswer,
         answered: AnswerOutcome,
-        options: SpeculatorOptions,
+        options: SpeculationMachineOptions,
     ) -> None:
         seed = answer.request.number
         speculator = SpeculationMachine(member.pair, options, Random(seed))
@@ -186,7 +186,7 @@ class _Speculated(SimulatedMachine[SpeculationEvent, SpeculationCommand]):
             case DraftTokens() | AdoptBranch() | DraftBranch() | DropDrafts():
                 self._drafts.run(command)
             case SendDraft():
-                if command.behind is None:
+                if command.if_verdict is None:
                     self._answered.windows.append(len(command.ids))
                 self._session.run(command)
             case ConnectVerifier() | CloseVerifier():
@@ -196,7 +196,7 @@ class _Speculated(SimulatedMachine[SpeculationEvent, SpeculationCommand]):
             case DeliverIds(ids, origin):
                 if origin != "draft":
                     self._crowd.note_tokens(self._answered, len(ids))
-            case SettleIds(count):
+            case CommitIds(count):
                 self._crowd.note_tokens(self._answered, count)
             case RetractIds():
                 pass
@@ -247,7 +247,7 @@ class Fleet:
         servers: Sequence[TargetServer],
         routing: RoutingPolicy,
         execution: Execution,
-        options: SpeculatorOptions,
+        options: SpeculationMachineOptions,
         dice: Random,
         on_answered: Callable[[AnswerOutcome], None],
         on_verdict: Callable[[SendVerdict], None] = lambda _: None,

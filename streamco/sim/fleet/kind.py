@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from streamco.client.speculation.options import SpeculationOptions
 from streamco.core.speculation.estimates import EstimatesPrior
-from streamco.core.speculation.options import SpeculatorOptions
+from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.server.profiles import load_step_times
 from streamco.sim.driver import call_at
@@ -268,15 +268,15 @@ class _World:
             members.append(FleetDevice(device.number, model, link, pair))
         return members
 
-    def _speculator_options(self) -> SpeculatorOptions:
+    def _speculator_options(self) -> SpeculationMachineOptions:
         policy = self._options.policy
-        return SpeculatorOptions(
+        return SpeculationMachineOptions(
             end_ids=frozenset({END}),
             has_remote=policy.execution != "distributed",
             is_adaptive=policy.execution != "distributed",
             is_parallel=policy.branches > 0,
-            most_branches=min(policy.branches, _SEQUENCES),
-            most_ahead=policy.ahead,
+            max_branches=min(policy.branches, _SEQUENCES),
+            max_ahead=policy.ahead,
             verdict_patience=_PATIENCE,
             prompt_patience=_PATIENCE,
             link_patience=_PATIENCE,

@@ -15,6 +15,7 @@ from streamco.core.speculation.events import (
     AdoptBranch,
     CloseRemote,
     CloseVerifier,
+    CommitIds,
     ConnectVerifier,
     DeliverIds,
     DraftBranch,
@@ -26,12 +27,11 @@ from streamco.core.speculation.events import (
     Origin,
     RetractIds,
     SendDraft,
-    SettleIds,
     SpeculationCommand,
     SpeculationEvent,
 )
 from streamco.core.speculation.machine import SpeculationMachine
-from streamco.core.speculation.options import SpeculatorOptions
+from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.errors import StreamcoError
 from streamco.sim.driver import SimulatedMachine
 from streamco.sim.fleet.drafting_device import DraftingDevice, SimulatedDrafts
@@ -58,7 +58,7 @@ class SimulatedReader:
         self.times: list[float] = []
         self.shown = self.retracted = 0
 
-    def hear(self, command: DeliverIds | SettleIds | RetractIds, *, now: float) -> None:
+    def hear(self, command: DeliverIds | CommitIds | RetractIds, *, now: float) -> None:
         """Take a command in.
 
         Raises:
@@ -71,7 +71,7 @@ class SimulatedReader:
                 if self.provisional:
                     raise AssertionError(f"final tokens can't come behind the provisional {self.provisional}")
                 self.final += [(token, origin) for token in ids]
-            case SettleIds(count, origin):
+            case CommitIds(count, origin):
                 if not 0 < count <= len(self.provisional):
                     raise AssertionError(f"of {len(self.provisional)} provisional tokens {count} can't be settled")
                 self.final += [(token, origin) for token in self.provisional[:count]]
@@ -159,13 +159,13 @@ class SimulatedSpeculation(SimulatedMachine[SpeculationEvent, SpeculationCommand
                 self.session.run(command)
             case SendDraft():
                 self.session.run(command)
-                if command.behind is None:
+                if command.if_verdict is None:
                     self._check("the verifier's context", [*self.session.ids[: command.base], *command.given, *command.ids])
                     if not self._drafts.is_out:  # what was sent ahead may be sent again without the device
                         self._check_draft(command.ids)
             case OpenRemote() | CloseRemote():
                 self._remote.run(command)
-            case DeliverIds() | SettleIds() | RetractIds():
+            case DeliverIds() | CommitIds() | RetractIds():
                 self.reader.hear(command, now=self._env.now)
             case FinishAnswer(reason):
                 self._end(reason, None)
@@ -203,7 +203,7 @@ class SimulatedSpeculation(SimulatedMachine[SpeculationEvent, SpeculationCommand
 
 def simulate_answer(
     pair: SpeculationEstimates,
-    options: SpeculatorOptions,
+    options: SpeculationMachineOptions,
     device: DraftingDevice,
     server: JudgingServer,
     link: FaultyLink,

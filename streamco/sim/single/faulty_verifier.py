@@ -182,8 +182,8 @@ class FaultyVerifierSession:
         payload = 20 + 2 * (len(command.given) + len(command.ids)) + 20 * len(command.rows)
         self.bytes_up += payload
         there = self._link.seconds(payload)
-        if command.behind is not None:
-            if self._waiting != command.behind.round or command.round <= self._last_round:
+        if command.if_verdict is not None:
+            if self._waiting != command.if_verdict.round or command.round <= self._last_round:
                 raise AssertionError(f"a session that waits for {self._waiting} can't take {command}")
             self._last_round = command.round
             self._ahead.append((command, self._env.now + there))
@@ -226,7 +226,7 @@ class FaultyVerifierSession:
 
         def end_round() -> None:
             self.ids = context
-            won = next((each for each in self._ahead if each[0].behind == event.outcome), None)
+            won = next((each for each in self._ahead if each[0].if_verdict == event.outcome), None)
             self._end_round()
             if won is not None:
                 self._begin(won[0], max(decided, won[1]) - self._env.now)

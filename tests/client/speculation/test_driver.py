@@ -172,7 +172,7 @@ async def test_with_a_budget_of_nothing_the_device_writes_alone_and_nobody_is_as
         await tokens_text(stream)
         figures = stream.report.speculation
         assert figures is not None
-        assert (figures.device, figures.rounds, figures.bytes_up, figures.cloud_tokens) == (20, 0, 0, 0)
+        assert (figures.device, figures.rounds, figures.bytes_up, figures.target_tokens) == (20, 0, 0, 0)
         assert stream.report.winner == "device"
         assert not verifier.drafts
         part = next(part for part in stream.report.endpoints if part.outcome == "verified")

@@ -8,7 +8,7 @@ import pytest
 
 from streamco.client.speculation.incremental_text import IncrementalText, TextAdded, TextCommitted, TextRetracted, Words
 from streamco.core.speculation.answer import ProvisionalAnswer
-from streamco.core.speculation.events import DeliverIds, RetractIds, SettleIds
+from streamco.core.speculation.events import CommitIds, DeliverIds, RetractIds
 from streamco.engines.base import TextPiece
 
 BYTES = {0: b"a", 1: b" b", 2: b"c", 3: "é".encode()[:1], 4: "é".encode()[1:], 5: b"", 6: b"\n", 7: b"ST", 8: b"OP", 9: "🙂".encode()}
@@ -147,7 +147,7 @@ def test_a_reader_who_follows_ends_with_the_text_of_the_settled_tokens(emit: str
                 match command:
                     case DeliverIds(ids, origin):
                         reader.take(words.deliver(ids, origin))
-                    case SettleIds(count, origin):
+                    case CommitIds(count, origin):
                         reader.take(words.settle(count, origin))
                     case RetractIds(count):
                         reader.take(words.retract(count))

@@ -8,7 +8,7 @@ from streamco.client.driver import Batch
 from streamco.client.speculation.incremental_text import IncrementalText
 from streamco.client.speculation.output import SpeculatedChunk, SpeculativeOutput
 from streamco.core.delivery import Delivery
-from streamco.core.speculation.events import DeliverIds, Origin, RetractIds, SettleIds
+from streamco.core.speculation.events import CommitIds, DeliverIds, Origin, RetractIds
 
 NAMES: dict[Origin, str] = {"draft": "small", "accepted": "small", "device": "small"}
 NAMES |= {"corrected": "large", "bonus": "large", "remote": "large"}
@@ -45,7 +45,7 @@ def test_quality_counts_what_stayed_at_the_time_it_was_first_shown() -> None:
     shown.show(DeliverIds((1, 2, 3), "draft"), now=1.0)
     assert shown.delivery.meter.tokens == 0
     assert shown.first == 1.0
-    shown.show(SettleIds(2, "accepted"), now=2.0)
+    shown.show(CommitIds(2, "accepted"), now=2.0)
     shown.show(RetractIds(1), now=2.0)
     shown.show(DeliverIds((9,), "corrected"), now=2.0)
     meter = shown.delivery.meter
@@ -56,7 +56,7 @@ def test_quality_counts_what_stayed_at_the_time_it_was_first_shown() -> None:
 def test_retractions_and_settlements_are_chunks_without_choices() -> None:
     shown = presentation()
     shown.show(DeliverIds((1, 2), "draft"), now=1.0)
-    batches = [*shown.show(SettleIds(1, "accepted"), now=1.0), *shown.show(RetractIds(1), now=1.0)]
+    batches = [*shown.show(CommitIds(1, "accepted"), now=1.0), *shown.show(RetractIds(1), now=1.0)]
     chunks = [chunk for _, chunks, _ in batches for chunk in chunks]
     assert all(isinstance(chunk, SpeculatedChunk) and not chunk.choices for chunk in chunks)
     assert [(chunk.settled, chunk.retracted) for chunk in chunks if isinstance(chunk, SpeculatedChunk)] == [(3, 0), (0, 3)]
@@ -77,7 +77,7 @@ def test_a_stop_string_makes_it_a_stop(origin: Origin) -> None:
     shown.show(DeliverIds((1, 2), origin), now=1.0)
     if origin == "draft":
         assert not shown.is_stopped, "nobody has judged it"
-        shown.show(SettleIds(2, "accepted"), now=1.0)
+        shown.show(CommitIds(2, "accepted"), now=1.0)
     assert shown.is_stopped
     assert shown.finish("length", now=1.0)[-1][1][-1].choices[0].finish_reason == "stop"
     assert shown.text == "w1 "

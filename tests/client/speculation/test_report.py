@@ -29,7 +29,7 @@ async def test_costs_are_the_servers_prices_for_what_it_computed(world: World) -
             report = stream.report
             figures = report.speculation
             assert figures is not None
-            assert report.cost_usd == pytest.approx(len(world.prompt_ids()) * 1e-6 + figures.cloud_tokens * 1e-5)
+            assert report.cost_usd == pytest.approx(len(world.prompt_ids()) * 1e-6 + figures.target_tokens * 1e-5)
             assert figures.accepted + figures.corrected + figures.bonus >= report.tokens
             assert figures.bytes_up > 0
             assert figures.bytes_down > 0
@@ -60,7 +60,7 @@ async def test_what_a_server_reads_once_more_to_go_on_alone_is_cached(world: Wor
             assert report.speculation is not None
             prompt = len(world.prompt_ids())
             assert part.read > prompt
-            assert report.cost_usd == pytest.approx(prompt * 1e-3 + part.read * 1e-7 + report.speculation.cloud_tokens * 1e-5)
+            assert report.cost_usd == pytest.approx(prompt * 1e-3 + part.read * 1e-7 + report.speculation.target_tokens * 1e-5)
 
 
 def test_what_a_server_had_from_before_is_what_it_told_or_else_all_it_was_given() -> None:
@@ -119,7 +119,7 @@ async def test_a_verifier_beside_a_server_is_billed_at_its_own_prices(world: Wor
             await tokens_text(stream)
             figures = stream.report.speculation
             assert figures is not None
-            assert stream.report.cost_usd == pytest.approx(len(world.prompt_ids()) * 2e-6 + figures.cloud_tokens * 3e-6)
+            assert stream.report.cost_usd == pytest.approx(len(world.prompt_ids()) * 2e-6 + figures.target_tokens * 3e-6)
 
 
 async def test_what_the_device_kept_alone_is_read_and_not_made_by_the_server(world: World) -> None:
@@ -134,8 +134,8 @@ async def test_what_the_device_kept_alone_is_read_and_not_made_by_the_server(wor
             machine = stream._work.driver.machine.report
             assert figures is not None
             assert machine.given > 0
-            assert figures.cloud_tokens == machine.judged + machine.rounds + machine.remote
+            assert figures.target_tokens == machine.judged + machine.rounds + machine.remote
             assert part.prompt_tokens == len(world.prompt_ids()) + machine.given
-            assert part.completion_tokens == figures.cloud_tokens
-            assert part.wasted_tokens == figures.cloud_tokens - figures.accepted - figures.corrected - figures.bonus
-            assert part.cost_usd == pytest.approx(part.prompt_tokens * 2e-6 + figures.cloud_tokens * 3e-6)
+            assert part.completion_tokens == figures.target_tokens
+            assert part.wasted_tokens == figures.target_tokens - figures.accepted - figures.corrected - figures.bonus
+            assert part.cost_usd == pytest.approx(part.prompt_tokens * 2e-6 + figures.target_tokens * 3e-6)

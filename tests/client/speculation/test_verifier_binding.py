@@ -119,7 +119,7 @@ def test_what_a_network_proposes_is_smoothed_and_always_leaves_a_draft() -> None
         {"window": True},
         {"threshold": 2},
         {"row_tokens": 0},
-        {"most_branches": -1},
+        {"max_branches": -1},
         {"link_patience": 0.0},
         {"prompt_patience": 0.0},
         {"verdict_patience": -1.0},

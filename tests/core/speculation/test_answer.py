@@ -10,12 +10,12 @@ from streamco.core.report import SpeculationReport
 from streamco.core.speculation.answer import Emit, PeerPrefix, ProvisionalAnswer, Settling
 from streamco.core.speculation.draft import Round
 from streamco.core.speculation.events import (
+    CommitIds,
     DeliverIds,
     DraftToken,
     FailAnswer,
     FinishAnswer,
     RetractIds,
-    SettleIds,
     SpeculationCommand,
     VerdictReceived,
 )
@@ -40,7 +40,7 @@ def test_a_correction_is_settled_behind_what_was_accepted() -> None:
     assert told.said == [DeliverIds((1,), "accepted"), DeliverIds((9,), "corrected")]
     report = told.report
     assert (report.rounds, report.branched_rounds, report.judged, report.accepted, report.corrected) == (1, 1, 3, 1, 1)
-    assert (report.cloud, report.given) == (4, 4), "what is only given is read, not computed"
+    assert (report.target_tokens, report.given) == (4, 4), "what is only given is read, not computed"
 
 
 def test_a_bonus_is_settled_behind_a_whole_draft() -> None:
@@ -69,7 +69,7 @@ def test_whoever_makes_tokens_alone_is_counted_for_them() -> None:
     assert told.settling.keep([DraftToken(1), DraftToken(2)]) == 2
     told.settling.stream([3, 4, 5])
     assert told.said == [DeliverIds((1, 2), "device"), DeliverIds((3, 4), "remote")]
-    assert (told.report.device, told.report.remote, told.report.cloud) == (2, 2, 3)
+    assert (told.report.device, told.report.remote, told.report.target_tokens) == (2, 2, 3)
 
 
 def test_the_end_takes_back_what_was_provisional() -> None:
@@ -77,7 +77,7 @@ def test_the_end_takes_back_what_was_provisional() -> None:
     told.settling.propose([1, 2])
     told.settling.keep([DraftToken(1)])
     told.settling.finish("length")
-    assert told.said == [DeliverIds((1, 2), "draft"), SettleIds(1, "device"), RetractIds(1), FinishAnswer("length")]
+    assert told.said == [DeliverIds((1, 2), "draft"), CommitIds(1, "device"), RetractIds(1), FinishAnswer("length")]
     assert told.report.retracted == 1
 
 
@@ -120,7 +120,7 @@ def test_a_draft_is_shown_at_once_and_settled_where_it_holds() -> None:
     assert answer.take_commands() == [
         DeliverIds((1,), "draft"),
         DeliverIds((2, 3), "draft"),
-        SettleIds(2, "accepted"),
+        CommitIds(2, "accepted"),
         RetractIds(1),
         DeliverIds((9,), "corrected"),
     ]
@@ -146,7 +146,7 @@ def test_tokens_that_turn_out_right_are_settled_one_by_one_without_a_flicker() -
     answer.take_commands()
     answer.settle([1], "remote")
     answer.settle([2], "remote")
-    assert answer.take_commands() == [SettleIds(1, "remote"), SettleIds(1, "remote")]
+    assert answer.take_commands() == [CommitIds(1, "remote"), CommitIds(1, "remote")]
 
 
 def test_nothing_comes_behind_the_end_of_the_text_which_is_settled_and_not_delivered() -> None:
@@ -157,14 +157,14 @@ def test_nothing_comes_behind_the_end_of_the_text_which_is_settled_and_not_deliv
     assert answer.ended == "stop"
     assert answer.settle([3], "bonus") == 0
     answer.propose([4])
-    assert answer.take_commands() == [DeliverIds((1,), "draft"), SettleIds(1, "accepted")]
+    assert answer.take_commands() == [DeliverIds((1,), "draft"), CommitIds(1, "accepted")]
 
 
 def test_what_was_shown_behind_the_end_is_taken_back() -> None:
     answer = ProvisionalAnswer("draft", frozenset({0}), None)
     answer.propose([1, 2, 3])
     answer.settle([1, 0], "remote")
-    assert answer.take_commands() == [DeliverIds((1, 2, 3), "draft"), SettleIds(1, "remote"), RetractIds(2)]
+    assert answer.take_commands() == [DeliverIds((1, 2, 3), "draft"), CommitIds(1, "remote"), RetractIds(2)]
 
 
 def test_an_answer_ends_at_its_limit() -> None:
@@ -174,7 +174,7 @@ def test_an_answer_ends_at_its_limit() -> None:
     assert answer.settle([1, 2, 3, 4], "accepted") == 3
     assert answer.ended == "length"
     assert answer.left == 0
-    assert answer.take_commands() == [DeliverIds((1, 2, 3), "draft"), SettleIds(3, "accepted")]
+    assert answer.take_commands() == [DeliverIds((1, 2, 3), "draft"), CommitIds(3, "accepted")]
     assert ProvisionalAnswer("draft", NO_END, 0).ended == "length"
 
 
@@ -212,7 +212,7 @@ def test_a_reader_who_does_what_is_said_has_what_was_settled(seed: int) -> None:
                 case DeliverIds(more):
                     assert not shown, f"seed {seed}"
                     final += more
-                case SettleIds(count):
+                case CommitIds(count):
                     final += shown[:count]
                     del shown[:count]
                 case RetractIds(count):

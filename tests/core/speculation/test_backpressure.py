@@ -12,8 +12,8 @@ from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstim
 from streamco.core.speculation.events import (
     DeviceFailed,
     DraftToken,
-    ReaderBehind,
-    ReaderReady,
+    ReaderCaughtUp,
+    ReaderFellBehind,
     SendDraft,
     SpeculationCommand,
     SpeculationEvent,
@@ -24,7 +24,7 @@ from streamco.core.speculation.events import (
 )
 from streamco.core.speculation.fallback_stream import TimeAccount
 from streamco.core.speculation.machine import SpeculationMachine
-from streamco.core.speculation.options import SpeculatorOptions
+from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.errors import EngineError, VerifierError
 
 
@@ -33,7 +33,7 @@ class Run:
 
     def __init__(self, **options: Any) -> None:
         self.pair = SpeculationEstimates(prior=EstimatesPrior(remote_step=5.0))
-        self.machine = SpeculationMachine(self.pair, SpeculatorOptions(is_parallel=False, **options), Random(1))
+        self.machine = SpeculationMachine(self.pair, SpeculationMachineOptions(is_parallel=False, **options), Random(1))
         self.machine.start(now=0.0)
         self.commands = self.machine.take_commands()
 
@@ -53,11 +53,11 @@ def sent(commands: list[SpeculationCommand]) -> bool:
 def test_a_whole_chunk_waits_until_the_reader_has_caught_up() -> None:
     run = Run()
     run.tell(VerifierConnected(), 0.1)
-    assert not sent(run.tell(ReaderBehind(), 0.2))
+    assert not sent(run.tell(ReaderFellBehind(), 0.2))
     assert not sent(run.draft(1, 0.3))
     assert run.machine.next_deadline() is None, "nobody waits for anything"
     seconds = run.pair.switch.seconds
-    assert sent(run.tell(ReaderReady(), 60.0))
+    assert sent(run.tell(ReaderCaughtUp(), 60.0))
     run.tell(VerdictReceived(round=1, accepted=4, token=5), 60.1)
     assert run.machine.answer.ids == [1, 2, 3, 4, 5]
     assert run.pair.switch.seconds - seconds < 1.0, "the minute of rest is nobody's"
@@ -67,24 +67,24 @@ def test_a_round_that_is_out_is_finished_and_the_next_one_waits() -> None:
     run = Run()
     run.tell(VerifierConnected(), 0.0)
     assert sent(run.draft(1, 0.1))
-    run.tell(ReaderBehind(), 0.15)
+    run.tell(ReaderFellBehind(), 0.15)
     run.tell(VerdictReceived(round=1, accepted=4, token=5), 0.2)
     assert len(run.machine.answer.ids) == 5
     version = next(command.version for command in run.commands if hasattr(command, "version"))
     assert not sent(run.draft(version, 0.3))
-    assert sent(run.tell(ReaderReady(), 9.0))
+    assert sent(run.tell(ReaderCaughtUp(), 9.0))
 
 
 def test_a_verifier_that_gives_token_by_token_waits_too() -> None:
     run = Run(has_remote=False)
     run.tell(VerifierConnected(), 0.0)
     assert sent(run.tell(DeviceFailed(EngineError("expected a decode, got a failure")), 0.1))
-    run.tell(ReaderBehind(), 0.15)
+    run.tell(ReaderFellBehind(), 0.15)
     assert not sent(run.tell(VerdictReceived(round=1, accepted=0, token=5), 0.2))
     assert run.machine.next_deadline() is None
-    assert run.tell(ReaderReady(), 60.0) == [SendDraft(2, 1, (), ())]
-    assert run.tell(ReaderReady(), 60.1) == []
-    run.tell(ReaderBehind(), 60.2)
+    assert run.tell(ReaderCaughtUp(), 60.0) == [SendDraft(2, 1, (), ())]
+    assert run.tell(ReaderCaughtUp(), 60.1) == []
+    run.tell(ReaderFellBehind(), 60.2)
     run.tell(VerdictReceived(round=2, accepted=0, token=6), 60.3)
     run.tell(VerifierFailed(VerifierError("expected a verdict, got a failure")), 60.4)
     assert run.machine.is_done, "nobody is left, whether the reader is behind or not"
@@ -94,16 +94,16 @@ def test_a_last_token_that_needs_no_draft_waits_too() -> None:
     run = Run(max_tokens=6)
     run.tell(VerifierConnected(), 0.0)
     assert sent(run.draft(1, 0.1))
-    run.tell(ReaderBehind(), 0.15)
+    run.tell(ReaderFellBehind(), 0.15)
     assert not sent(run.tell(VerdictReceived(round=1, accepted=4, token=5), 0.2))
-    assert run.tell(ReaderReady(), 60.0) == [SendDraft(2, 5, (), ())]
+    assert run.tell(ReaderCaughtUp(), 60.0) == [SendDraft(2, 5, (), ())]
 
 
 def test_a_reader_who_catches_up_in_time_holds_nothing_back() -> None:
     run = Run()
     run.tell(VerifierConnected(), 0.0)
-    run.tell(ReaderBehind(), 0.05)
-    assert run.tell(ReaderReady(), 0.06) == []
+    run.tell(ReaderFellBehind(), 0.05)
+    assert run.tell(ReaderCaughtUp(), 0.06) == []
     assert sent(run.draft(1, 0.1))
 
 

@@ -12,6 +12,7 @@ from streamco.core.speculation.events import (
     AdoptBranch,
     CloseRemote,
     CloseVerifier,
+    CommitIds,
     ConnectVerifier,
     DeliverIds,
     DeviceFailed,
@@ -23,14 +24,13 @@ from streamco.core.speculation.events import (
     FailAnswer,
     FinishAnswer,
     OpenRemote,
-    ReaderBehind,
-    ReaderReady,
+    ReaderCaughtUp,
+    ReaderFellBehind,
     RemoteEnded,
     RemoteFailed,
     RemoteTokensReceived,
     RetractIds,
     SendDraft,
-    SettleIds,
     SpeculationCommand,
     SpeculationEvent,
     TokensDrafted,
@@ -40,7 +40,7 @@ from streamco.core.speculation.events import (
     VerifierLost,
 )
 from streamco.core.speculation.machine import SpeculationMachine
-from streamco.core.speculation.options import SpeculatorOptions
+from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointConnectError, EngineError, VerifierError
 from streamco.events import ReaderLeft
 from streamco.policies.window import Static
@@ -65,7 +65,7 @@ class Answer:
     def __init__(self, budget: float = 1.0, *, prior: EstimatesPrior = SLOW_STREAM, window: int = 3, **options: Any) -> None:
         self.now = 0.0
         self.pair = SpeculationEstimates(budget, window=Static(window), prior=prior)
-        self.speculator = SpeculationMachine(self.pair, SpeculatorOptions(**{"is_parallel": False, **options}), Random(1))
+        self.speculator = SpeculationMachine(self.pair, SpeculationMachineOptions(**{"is_parallel": False, **options}), Random(1))
         self.speculator.start(now=0.0)
 
     @property
@@ -126,7 +126,7 @@ def test_a_draft_is_judged_and_the_next_one_stands_behind_the_verdict() -> None:
     assert answer.told(verdict(2, 3, 4)) == [DeliverIds((1, 2, 3), "accepted"), DeliverIds((4,), "bonus"), DraftTokens(3, 5, (4,), 3)]
     assert answer.speculator.answer.ids == [5, 9, 1, 2, 3, 4]
     report = answer.report
-    assert (report.rounds, report.judged, report.accepted, report.corrected, report.bonus, report.cloud) == (2, 6, 4, 1, 1, 8)
+    assert (report.rounds, report.judged, report.accepted, report.corrected, report.bonus, report.target_tokens) == (2, 6, 4, 1, 1, 8)
 
 
 def test_tokens_that_come_one_by_one_are_judged_when_they_are_enough() -> None:
@@ -185,7 +185,7 @@ def test_a_verifier_without_room_ends_the_answer() -> None:
 
 
 def test_a_draft_is_no_longer_than_the_verifier_takes() -> None:
-    answer = Answer(window=9, most_draft=4)
+    answer = Answer(window=9, max_draft=4)
     assert only(answer.commands(), DraftTokens).count == 4
 
 
@@ -211,7 +211,7 @@ def test_a_reader_who_leaves_stops_everybody() -> None:
 
 
 def branched(**options: Any) -> tuple[Answer, list[DraftBranch]]:
-    answer = Answer(is_parallel=True, most_branches=3, **options)
+    answer = Answer(is_parallel=True, max_branches=3, **options)
     answer.begin()
     commands = answer.drafts(1, 5, 6, 7)
     assert has(commands, SendDraft)
@@ -245,7 +245,7 @@ def test_the_branch_that_foresaw_the_verdict_is_adopted_and_judged_at_once_if_it
 
 
 def test_a_branch_that_was_right_and_is_not_gone_on_with_is_no_hit() -> None:
-    answer = Answer(is_parallel=True, most_branches=3)
+    answer = Answer(is_parallel=True, max_branches=3)
     answer.begin()
     branches = [command for command in answer.drafts(1, 5, 6, 7) if isinstance(command, DraftBranch)]
     answer.told(DeviceFailed(DEVICE_ERROR))
@@ -300,7 +300,7 @@ def test_branches_leave_room_for_the_verdict_at_the_end_of_the_answer() -> None:
     assert all(branch.length + 2 + branch.count <= 5 for branch in branches)
 
 
-@pytest.mark.parametrize("options", [{"is_parallel": False}, {"most_branches": 0}, {"branch_kinds": frozenset()}])
+@pytest.mark.parametrize("options", [{"is_parallel": False}, {"max_branches": 0}, {"branch_kinds": frozenset()}])
 def test_drafting_in_parallel_can_be_left_out(options: dict[str, Any]) -> None:
     answer = Answer(**{"is_parallel": True, **options})
     answer.begin()
@@ -315,7 +315,7 @@ def test_a_reader_of_drafts_sees_them_at_once_and_what_was_wrong_is_taken_back()
     answer.begin()
     assert answer.drafts(1, 5, is_finished=False) == [DeliverIds((5,), "draft")]
     assert answer.drafts(1, 6, 7)[0] == DeliverIds((6, 7), "draft")
-    assert answer.told(verdict(1, 1, 9))[:3] == [SettleIds(1, "accepted"), RetractIds(2), DeliverIds((9,), "corrected")]
+    assert answer.told(verdict(1, 1, 9))[:3] == [CommitIds(1, "accepted"), RetractIds(2), DeliverIds((9,), "corrected")]
     assert answer.report.retracted == 2
     answer.drafts(2, 1, 2, is_finished=False)
     assert RetractIds(2) in answer.told(VerifierFailed(VERIFIER_ERROR)) + answer.told(RemoteTokensReceived(3, (4,)))
@@ -345,7 +345,7 @@ def test_where_drafting_does_not_pay_the_remote_side_streams() -> None:
     assert answer.told(RemoteTokensReceived(1, (3, 4))) == [DeliverIds((3, 4), "remote")]
     assert answer.told(RemoteTokensReceived(1, (5,)), after=0.001) == [DeliverIds((5,), "remote")]
     assert answer.told(RemoteEnded(1, "stop")) == [FinishAnswer("stop")]
-    assert (answer.report.remote, answer.report.cloud, answer.report.fallbacks) == (3, 3, 0)
+    assert (answer.report.remote, answer.report.target_tokens, answer.report.fallbacks) == (3, 3, 0)
 
 
 def test_news_of_another_stream_is_dropped() -> None:
@@ -415,7 +415,7 @@ def test_an_answer_begins_with_the_stream_where_its_pace_was_seen_long_ago() -> 
     commands = answer.drafts(1, 5, 6, 7)
     commands += answer.told(verdict(1, 1, 9))
     assert not has(commands, OpenRemote), "an answer that is drafted goes on"
-    second = SpeculationMachine(answer.pair, SpeculatorOptions(is_parallel=False), Random(1))
+    second = SpeculationMachine(answer.pair, SpeculationMachineOptions(is_parallel=False), Random(1))
     second.start(now=0.0)
     assert second.take_commands() == [OpenRemote(1, (), None)]
     for place in range(4):
@@ -452,10 +452,10 @@ def test_a_stream_is_not_opened_for_a_reader_who_is_far_behind() -> None:
     answer = Answer(prior=EstimatesPrior(wait=0.1, step_times=(0.02,), remote_step=10.0), link_patience=1.0)
     answer.begin()
     answer.drafts(1, 5, 6, 7)
-    answer.told(ReaderBehind())
+    answer.told(ReaderFellBehind())
     answer.told(VerifierFailed(VERIFIER_ERROR), after=0.5)
     assert answer.commands() == []
-    assert has(answer.told(ReaderReady(), after=30.0), OpenRemote)
+    assert has(answer.told(ReaderCaughtUp(), after=30.0), OpenRemote)
     answer.told(RemoteTokensReceived(2, (5,)), after=0.5)
     assert answer.pair.switch.lost_seconds < 2.0, "nobody was at work in between"
 
@@ -879,8 +879,8 @@ def test_a_full_device_ends_a_selective_answer_where_nobody_else_goes_on() -> No
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"most_branches": -1}, {"alternatives": -1}, {"most_draft": 0}, {"link_patience": 0.0}, {"verdict_patience": -1.0}]
+    "wrong", [{"max_branches": -1}, {"alternatives": -1}, {"max_draft": 0}, {"link_patience": 0.0}, {"verdict_patience": -1.0}]
 )
 def test_options_that_can_not_be_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
-        SpeculatorOptions(**wrong)
+        SpeculationMachineOptions(**wrong)

@@ -14,7 +14,7 @@ from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstim
 from streamco.core.speculation.events import DraftRefused, DraftToken, SpeculationCommand, VerdictReceived, VerifierConnected
 from streamco.core.speculation.fallback_stream import RemoteStream, TimeAccount
 from streamco.core.speculation.mode import ModeSelector
-from streamco.core.speculation.options import SpeculatorOptions
+from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.speculation.verification import VerifierChannel
 from streamco.errors import EngineError, VerifierError
 
@@ -25,7 +25,7 @@ SLOW_ROUNDS = EstimatesPrior(wait=30.0, step_times=(0.02,))
 
 class Parties:
     def __init__(self, budget: float = 1.0, *, prior: EstimatesPrior = DRAFTING_PAYS, **options: Any) -> None:
-        made = SpeculatorOptions(**options)
+        made = SpeculationMachineOptions(**options)
         said: list[SpeculationCommand] = []
         self.pair = SpeculationEstimates(budget, prior=prior)
         self.answer = ProvisionalAnswer("verified", frozenset(), made.max_tokens)

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from streamco.core.speculation.answer import Emit
 from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstimates
-from streamco.core.speculation.events import ReaderBehind, ReaderReady, SpeculationEvent
-from streamco.core.speculation.options import SpeculatorOptions
+from streamco.core.speculation.events import ReaderCaughtUp, ReaderFellBehind, SpeculationEvent
+from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.policies.mode_switch import Predicted
 from streamco.policies.window import Dynamic, Static, WindowPolicy
 from streamco.sim.driver import call_at
@@ -92,7 +92,7 @@ class Scenario:
         prior = EstimatesPrior(remote_step=dice.choice((0.01, 0.05, 0.2)), wait=dice.choice((0.02, 0.1, 0.5)))
         self.pair = SpeculationEstimates(self.budget, window=self.window, prior=prior)
         emit: Emit = dice.choice(("verified", "draft"))
-        self.options = SpeculatorOptions(
+        self.options = SpeculationMachineOptions(
             end_ids=self.end_ids,
             max_tokens=self.most,
             emit=emit,
@@ -100,12 +100,12 @@ class Scenario:
             may_use_device=dice.random() < 0.3,
             is_adaptive=dice.random() < 0.7,
             is_parallel=dice.random() < 0.8,
-            most_branches=dice.randrange(1, 6),
+            max_branches=dice.randrange(1, 6),
             verdict_patience=dice.choice((0.2, 1.0, 5.0)),
             prompt_patience=dice.choice((1.0, 5.0)),
             link_patience=dice.choice((0.1, 1.0)),
             last_patience=dice.choice((5.0, 30.0)),
-            most_ahead=Random(f"ahead {seed}").choice((0, 1, 3)) if self.budget == 1.0 else 0,
+            max_ahead=Random(f"ahead {seed}").choice((0, 1, 3)) if self.budget == 1.0 else 0,
         )
         step = dice.choice((0.001, 0.02, 0.05))
         self.device = DraftingDevice(
@@ -144,9 +144,9 @@ class Scenario:
         at = 0.0
         while dice.random() < 0.6 and self.seed % 3 == 0:
             at += dice.random()
-            call_at(env, at, lambda: run.receive(ReaderBehind()))
+            call_at(env, at, lambda: run.receive(ReaderFellBehind()))
             at += dice.random()
-            call_at(env, at, lambda: run.receive(ReaderReady()))
+            call_at(env, at, lambda: run.receive(ReaderCaughtUp()))
 
     def run(self) -> SpeculationOutcome:
         outcome = simulate_answer(self.pair, self.options, self.device, self.server, self.link, seed=self.seed, before=self.trouble)
@@ -233,7 +233,9 @@ def answer_ratio(
     target, draft = scripted(agreement, 5)
     device = DraftingDevice(model=draft, step_times=tuple(draft_step * (1.0 + 0.05 * place) for place in range(6)))
     server = JudgingServer(model=target, step=step, prompt_time=0.2)
-    outcome = simulate_answer(pair, SpeculatorOptions(max_tokens=256, is_adaptive=is_adaptive), device, server, FaultyLink(rtt=rtt), seed=1)
+    outcome = simulate_answer(
+        pair, SpeculationMachineOptions(max_tokens=256, is_adaptive=is_adaptive), device, server, FaultyLink(rtt=rtt), seed=1
+    )
     assert outcome is not None
     assert len(outcome.ids) == 256
     return (rtt + server.prompt_time + 256 * step) / outcome.seconds
@@ -261,7 +263,7 @@ def test_a_long_prompt_on_the_device_makes_it_seem_no_slower() -> None:
     device = DraftingDevice(model=draft, step_times=(0.01,) * 6, prompt_time=2.0)
     pair = SpeculationEstimates(prior=EstimatesPrior(step_times=(0.02,) * 6))
     server = JudgingServer(model=target, step=0.06)
-    options = SpeculatorOptions(max_tokens=6, has_remote=False)  # a round or two
+    options = SpeculationMachineOptions(max_tokens=6, has_remote=False)  # a round or two
     assert simulate_answer(pair, options, device, server, FaultyLink(rtt=0.03), seed=1) is not None
     assert 0.01 <= pair.step_times[0] < 0.02
 
@@ -291,8 +293,8 @@ def test_pre_drafted_branches_are_adopted_in_more_than_45_percent_of_the_rounds(
     target, draft = scripted(0.75, seed)
     device = DraftingDevice(model=draft, step_times=tuple(0.015 * (1.0 + 0.1 * place) for place in range(6)))
     rates: list[float] = []
-    for most_branches, is_parallel in ((6, True), (1, True), (6, False)):
-        options = SpeculatorOptions(max_tokens=400, is_adaptive=False, is_parallel=is_parallel, most_branches=most_branches)
+    for max_branches, is_parallel in ((6, True), (1, True), (6, False)):
+        options = SpeculationMachineOptions(max_tokens=400, is_adaptive=False, is_parallel=is_parallel, max_branches=max_branches)
         pair = SpeculationEstimates(prior=EstimatesPrior(acceptance=0.75))
         outcome = simulate_answer(pair, options, device, JudgingServer(model=target), FaultyLink(rtt=0.06), seed=seed)
         assert outcome is not None
@@ -310,18 +312,18 @@ def test_drafts_that_are_sent_ahead_spare_the_link(draft_step: float) -> None:
     target, draft = scripted(0.75, 1)
     device = DraftingDevice(model=draft, step_times=tuple(draft_step * (1.0 + 0.1 * place) for place in range(6)))
     rates: list[float] = []
-    for most_ahead in (0, 3):
-        options = SpeculatorOptions(max_tokens=400, is_adaptive=False, most_ahead=most_ahead)
+    for max_ahead in (0, 3):
+        options = SpeculationMachineOptions(max_tokens=400, is_adaptive=False, max_ahead=max_ahead)
         pair = SpeculationEstimates(prior=EstimatesPrior(acceptance=0.75))
         outcome = simulate_answer(pair, options, device, JudgingServer(model=target), FaultyLink(rtt=0.12), seed=1)
         assert outcome is not None
         rates.append(outcome.tokens_per_s)
-        assert ((outcome.report.ahead_rate or 0.0) > 0.3) == (most_ahead > 0)
+        assert ((outcome.report.ahead_rate or 0.0) > 0.3) == (max_ahead > 0)
     assert rates[1] > 1.1 * rates[0]
 
 
-@pytest.mark.parametrize("most_ahead", [0, 3])
-def test_answers_that_are_drawn_have_the_targets_distribution(most_ahead: int) -> None:
+@pytest.mark.parametrize("max_ahead", [0, 3])
+def test_answers_that_are_drawn_have_the_targets_distribution(max_ahead: int) -> None:
     """Chi-square over the first three tokens, with branches, retractions and all; the bound is passed by chance once in 1,000 times."""
     target, draft = model(3, 0.0, size=3), model(3, 1.0, size=3)
     expected: dict[tuple[int, ...], float] = {(): 1.0}
@@ -329,7 +331,7 @@ def test_answers_that_are_drawn_have_the_targets_distribution(most_ahead: int) -
         expected = {(*ids, token): share * p for ids, share in expected.items() for token, p in target(ids).items()}
     device = DraftingDevice(model=draft, is_sampled=True, step_times=(0.01, 0.011, 0.012))
     server = JudgingServer(model=target, is_sampled=True, prompt_time=0.0)
-    options = SpeculatorOptions(max_tokens=3 + most_ahead, is_adaptive=False, emit="draft", most_ahead=most_ahead)
+    options = SpeculationMachineOptions(max_tokens=3 + max_ahead, is_adaptive=False, emit="draft", max_ahead=max_ahead)
     counts = dict.fromkeys(expected, 0)
     hits, ahead, runs = 0, 0, 4000
     for seed in range(runs):
@@ -343,7 +345,7 @@ def test_answers_that_are_drawn_have_the_targets_distribution(most_ahead: int) -
     square = sum((counts[ids] - runs * share) ** 2 / (runs * share) for ids, share in expected.items())
     assert square < 54.1, f"26 degrees of freedom, {square}"
     assert hits > runs / 4
-    assert (ahead > runs / 4) == (most_ahead > 0)
+    assert (ahead > runs / 4) == (max_ahead > 0)
 
 
 @pytest.mark.parametrize("part", range(3))
