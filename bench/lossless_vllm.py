@@ -18,7 +18,7 @@ from bench.prompts import real_prompts
 from bench.report import Row, add_arguments, emit
 from streamco.config import Timeouts
 from streamco.endpoints.base import Request
-from streamco.endpoints.device import prompt_ids
+from streamco.endpoints.device import request_ids
 from streamco.endpoints.verifiers.vllm import VLLMVerifier
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
@@ -69,7 +69,7 @@ async def measure(url: str, prompts: Sequence[tuple[str, str]]) -> Comparison:
     try:
         await verifier.start(engine)
         await verifier.probe()
-        asked = [(name, prompt_ids(engine, Request(messages=[{"role": "user", "content": text}]))) for name, text in prompts]
+        asked = [(name, request_ids(engine, Request(messages=[{"role": "user", "content": text}]))) for name, text in prompts]
         return await compare(verifier, engine, asked, tokens=TOKENS)
     finally:
         await verifier.aclose()

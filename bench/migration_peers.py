@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from bench.migration_live import PROMPTS, Answer, Breaking, answer, load, run_session
 from streamco.config import RetryPolicy, SamplingOptions, Timeouts
 from streamco.endpoints.base import Capabilities, Endpoint, Request
-from streamco.endpoints.device import DeviceEndpoint, prompt_ids
+from streamco.endpoints.device import DeviceEndpoint, request_ids
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.context import LlamaContext
@@ -179,7 +179,7 @@ async def measure_shapes(path: Path, judge: Judge, prompts: int) -> dict[str, fl
     try:
         for text in PROMPTS[:prompts]:
             request = Request(messages=[{"role": "user", "content": text}], sampling=SamplingOptions(temperature=0, max_tokens=64))
-            prompt = prompt_ids(engine, request)
+            prompt = request_ids(engine, request)
             ids = [*prompt, *(await answer(DeviceEndpoint(engine), request)).ids]
             for shape, difference in judge.shape_differences(ids, len(prompt) - 1).items():
                 largest[shape] = max(largest[shape], difference)
@@ -216,7 +216,7 @@ class _Run:
     async def one(self, request: Request, cuts: int) -> None:
         """One request: both uninterrupted answers, then the hand-overs."""
         ours, theirs = await answer(self._device, request), await answer(self._peer, request)
-        prompt = prompt_ids(self._engine, request)
+        prompt = request_ids(self._engine, request)
         references = {
             "ours": Reference(prompt, ours.ids, ours.text, ours.finish_reason),
             "theirs": Reference(prompt, answer_ids(self._engine, theirs.text), theirs.text, theirs.finish_reason),

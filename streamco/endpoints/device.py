@@ -27,7 +27,7 @@ from streamco.engines.base import (
     HoldingEngine,
     TextPiece,
 )
-from streamco.engines.prompt_ids import answer_ids, open_bytes, with_begin
+from streamco.engines.prompt_ids import answer_ids, open_bytes, prompt_ids
 from streamco.errors import ConfigError, EndpointError, EngineError, StreamClosed, StreamConsumed, UsageError
 from streamco.events import StreamEnded, TokensReceived
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, PromptTokensDetails
@@ -201,10 +201,10 @@ class DeviceEndpoint:
             return None  # opening it tells why
 
     def prompt_ids(self, engine: Engine, request: Request) -> list[int]:
-        """``prompt_ids`` of the module, remembered for the last request: it is counted first and opened then."""
+        """``request_ids`` of the module, remembered for the last request: it is counted first and opened then."""
         known = self._tokenized
         if known is None or known[0] is not request:
-            self._tokenized = known = (request, prompt_ids(engine, request))
+            self._tokenized = known = (request, request_ids(engine, request))
         return known[1]
 
     async def aclose(self) -> None:
@@ -397,7 +397,7 @@ def _holding(engine: Engine) -> HoldingEngine:
     return cast("HoldingEngine", engine)
 
 
-def prompt_ids(engine: Engine, request: Request) -> list[int]:
+def request_ids(engine: Engine, request: Request) -> list[int]:
     """Return the prompt as the engine gets it: messages through the chat template, control tokens recognised.
 
     Raises:
@@ -412,16 +412,16 @@ def prompt_ids(engine: Engine, request: Request) -> list[int]:
     if request.prompt_ids is not None:
         return list(request.prompt_ids)
     if request.prompt is not None:
-        return engine.tokenize(request.prompt, bos=True)
+        return prompt_ids(engine, request.prompt)
     if request.messages is None:
         raise AssertionError("one of the three is given")
     text = engine.apply_template(request.messages)
-    return with_begin(engine, engine.tokenize(text, special=True))
+    return prompt_ids(engine, text, special=True)
 
 
 def _partial_ids(engine: Engine, request: Request, partial: Partial) -> list[int]:
     """Return the prompt and the answer so far: ids if they belong to this vocabulary, else the text up to its last spaces."""
-    begun = prompt_ids(engine, replace(request, partial=None))
+    begun = request_ids(engine, replace(request, partial=None))
     if _has_ids(engine, partial):
         return [*begun, *(partial.ids or ())]
     text, _ = split_trailing_whitespace(partial.text)

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from streamco.endpoints.base import Request
-from streamco.endpoints.device import DeviceEndpoint, prompt_ids
+from streamco.endpoints.device import DeviceEndpoint, request_ids
 from streamco.endpoints.providers import Reading
 from streamco.engines.base import Engine
 from streamco.engines.prompt_ids import open_bytes
@@ -121,7 +121,7 @@ def _read(engine: Engine, request: Request) -> list[int]:
     """Return a prompt's ids as servers read it: they take control tokens in a text for what they look like."""
     if request.prompt is not None:
         return engine.tokenize(request.prompt, special=True, bos=True)
-    return prompt_ids(engine, request)
+    return request_ids(engine, request)
 
 
 def _is_plain(request: Request) -> bool:

@@ -1,7 +1,7 @@
-"""What stands before an answer, as tokens: its prompt, and its own beginning when somebody else made that.
+"""Token ids of what stands before the next token: the prompt, and the beginning of an answer that another model wrote.
 
-A model writes its answer behind the prompt's last token; nothing of the two is ever merged into one token. So an answer's beginning that
-comes as text is tokenised by itself and not together with the prompt: that gives the ids the model would have written.
+A model writes its answer after the prompt's last token, and no token holds parts of both. So the beginning of an answer that comes as text
+is tokenised by itself and not together with the prompt. That gives the ids that the model would have written.
 """
 
 from __future__ import annotations
@@ -10,25 +10,34 @@ from collections.abc import Sequence
 
 from streamco.engines.base import Engine
 
-__all__ = ["answer_ids", "open_bytes", "with_begin"]
+__all__ = ["answer_ids", "open_bytes", "prompt_ids"]
 
 _SPAN = 8  # tokens looked at; an unfinished code point has at most three bytes, and most tokens at least one
 
 
-def with_begin(engine: Engine, ids: list[int]) -> list[int]:
-    """Return the ids behind the model's begin token, if it wants one; many chat templates write it themselves, and one is enough."""
+def prompt_ids(engine: Engine, text: str, *, special: bool = False) -> list[int]:
+    """Return the token ids of a prompt's text, the model's begin token first if the model wants one. Thread-safe.
+
+    Args:
+        engine: the engine whose vocabulary is used.
+        text: the prompt, or what a chat template made of the messages.
+        special: take the text of control tokens for the tokens. Many chat templates write the begin token: it then comes once.
+    """
+    if not special:
+        return engine.tokenize(text, bos=True)
+    ids = engine.tokenize(text, special=True)
     begin = engine.tokenize("", bos=True)
     return ids if ids[: len(begin)] == begin else begin + ids
 
 
 def answer_ids(engine: Engine, text: str, *, special: bool = False) -> list[int]:
-    """Return the tokens of an answer's beginning, for a place behind the prompt's.
+    """Return the tokens of an answer's beginning, to be put after the prompt's.
 
-    Some vocabularies (SentencePiece with a dummy prefix) put a space before a text's first word. Their ids are taken from behind a line
-    break, where they don't.
+    Some vocabularies (SentencePiece with a dummy prefix) put a space before a text's first word, but not after a line break. With these
+    the text is tokenised after a line break, and the ids of the line break are left out.
 
     Args:
-        engine: whose vocabulary.
+        engine: the engine whose vocabulary is used.
         text: whole code points, leading spaces included.
         special: take the text of control tokens for the tokens.
     """
@@ -37,13 +46,16 @@ def answer_ids(engine: Engine, text: str, *, special: bool = False) -> list[int]
     if engine.detokenize(ids) == data:
         return ids
     begin = engine.tokenize("\n", special=special)
-    behind = engine.tokenize("\n" + text, special=special)
-    rest = behind[len(begin) :]
-    return rest if behind[: len(begin)] == begin and engine.detokenize(rest) == data else ids
+    whole = engine.tokenize("\n" + text, special=special)
+    rest = whole[len(begin) :]
+    return rest if whole[: len(begin)] == begin and engine.detokenize(rest) == data else ids
 
 
 def open_bytes(engine: Engine, ids: Sequence[int]) -> bytes:
-    """Return the bytes at the end of these tokens that only begin a code point: its text comes with the tokens behind them; b"": none."""
+    """Return the bytes at the end of these tokens that begin a code point and don't end it; b"": none.
+
+    The text of that code point comes with the tokens that follow.
+    """
     tail = engine.detokenize(ids[-_SPAN:])[-3:]
     for length in range(1, len(tail) + 1):
         byte = tail[-length]

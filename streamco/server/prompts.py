@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from streamco.engines.base import Engine, GenerationRequest
-from streamco.engines.prompt_ids import answer_ids, open_bytes, with_begin
+from streamco.engines.prompt_ids import answer_ids, open_bytes, prompt_ids
 from streamco.errors import EngineError
 from streamco.server.http.errors import RequestError, invalid
 from streamco.server.options import ServeOptions
@@ -27,9 +27,9 @@ async def build_generation(engine: Engine, request: ApiRequest, options: ServeOp
         RequestError: 400, naming the field that can't be served.
     """
     if body_bytes <= INLINE_BYTES:
-        ids = prompt_ids(engine, request)
+        ids = tokenize_request(engine, request)
     else:
-        ids = await asyncio.to_thread(prompt_ids, engine, request)
+        ids = await asyncio.to_thread(tokenize_request, engine, request)
     field = "messages" if isinstance(request, ChatRequest) else "prompt"
     top = request.wanted_top
     return GenerationRequest(
@@ -54,9 +54,10 @@ def _limit(engine: Engine, request: ApiRequest, options: ServeOptions, field: st
     return min(wanted or context, options.max_tokens or context, context - length)
 
 
-def prompt_ids(engine: Engine, request: ApiRequest) -> list[int]:
-    """Token ids of the prompt, and of the answer's beginning where there is one; control tokens in text are recognised, as at llama-server
-    and vLLM. Thread-safe.
+def tokenize_request(engine: Engine, request: ApiRequest) -> list[int]:
+    """Return the token ids of a request's prompt and of the beginning of its answer, if there is one. Thread-safe.
+
+    Control tokens in text are recognised, as at llama-server and vLLM.
 
     Raises:
         RequestError: 400 no tokens, foreign ids, a frame that can't be read, or messages the model's chat template refuses.
@@ -68,7 +69,7 @@ def prompt_ids(engine: Engine, request: ApiRequest) -> list[int]:
 
 
 def _chat_ids(engine: Engine, request: ChatRequest) -> list[int]:
-    ids = with_begin(engine, engine.tokenize(render(engine, request), special=True))
+    ids = prompt_ids(engine, render(engine, request), special=True)
     return ids + answer_ids(engine, request.messages[-1]["content"], special=True) if request.continue_final_message else ids
 
 
@@ -76,7 +77,7 @@ def _text_ids(engine: Engine, request: CompletionRequest) -> list[int]:
     if request.prompt_tokens_packed is not None:
         return unpack_ids(engine, "prompt_tokens_packed", request.prompt_tokens_packed)
     prompt = request.single_prompt
-    return with_begin(engine, engine.tokenize(prompt, special=True)) if isinstance(prompt, str) else prompt
+    return prompt_ids(engine, prompt, special=True) if isinstance(prompt, str) else prompt
 
 
 def _checked(engine: Engine, ids: list[int]) -> list[int]:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Endpoint, Request, TokenPrices
-from streamco.endpoints.device import DeviceEndpoint, DeviceStream, prompt_ids
+from streamco.endpoints.device import DeviceEndpoint, DeviceStream, request_ids
 from streamco.engines.base import Engine, EngineOptions
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.errors import EngineError, StreamClosed, StreamConsumed, UsageError
@@ -242,7 +242,7 @@ async def test_a_prompt_that_does_not_fit_fails_with_the_numbers() -> None:
 @pytest.mark.parametrize("request_", [Request(), Request(prompt="a", prompt_ids=[1])])
 async def test_not_exactly_one_prompt_is_the_callers_fault(request_: Request) -> None:
     with pytest.raises(UsageError, match="expected exactly one of messages, prompt and prompt_ids"):
-        prompt_ids(FakeEngine(), request_)
+        request_ids(FakeEngine(), request_)
     async with device(FakeEngine()) as endpoint:
         with pytest.raises(UsageError):
             await endpoint.open(request_).receive()

@@ -22,7 +22,7 @@ from streamco.core.race.attempt import AttemptPlan
 from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.core.race.transcript import Transcript
 from streamco.endpoints.base import Endpoint, Request
-from streamco.endpoints.device import DeviceEndpoint, prompt_ids
+from streamco.endpoints.device import DeviceEndpoint, request_ids
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
@@ -268,7 +268,7 @@ async def test_from_device_to_xllamacpp_by_plain_ids(engines: tuple[LlamaEngine,
                     partial = whole.partial(cut, device.capabilities.vocabulary)
                     call = await peer._prepare(replace(request, partial=partial))
                     assert call.api == "completions"
-                    ids = [*prompt_ids(engines[0], request), *(partial.ids or ())]
+                    ids = [*request_ids(engines[0], request), *(partial.ids or ())]
                     left = replace(request.sampling, max_tokens=TOKENS - partial.tokens)
                     anew = await answer(peer, Request(prompt_ids=ids, sampling=left))
                     rest = await go_on(peer, request, partial)
@@ -394,13 +394,13 @@ async def test_between_vocabularies_by_text(engines: tuple[LlamaEngine, LlamaEng
     whole = await answer(source, request)
     for cut in places(whole, 3, text)[:-1]:
         partial = whole.partial(cut, first.info.vocabulary)
-        seen = second.detokenize(prompt_ids(second, replace(request, partial=partial))).decode()
+        seen = second.detokenize(request_ids(second, replace(request, partial=partial))).decode()
         assert seen == text + partial.text.rstrip()
         rest = await go_on(target, request, partial)
         check_seam(text + partial.text + rest.text, text + partial.text)
         held = (text + partial.text)[len(seen) :]
         anew = Request(
-            prompt_ids=prompt_ids(second, replace(request, partial=partial)), sampling=replace(GREEDY, max_tokens=TOKENS - partial.tokens)
+            prompt_ids=request_ids(second, replace(request, partial=partial)), sampling=replace(GREEDY, max_tokens=TOKENS - partial.tokens)
         )
         fresh = await answer(target, anew)
         same = next((at for at in range(len(held)) if fresh.text[at : at + 1] != held[at]), len(held))
@@ -413,11 +413,11 @@ async def test_into_a_chat_from_another_vocabulary(engines: tuple[LlamaEngine, L
     base = DeviceEndpoint(gemma)
     whole = await answer(base, Request(prompt=question, sampling=GREEDY))
     request = Request(messages=[{"role": "user", "content": question}], sampling=GREEDY)
-    opening = prompt_ids(engines[0], request)
+    opening = request_ids(engines[0], request)
     async with served(engines[1]) as server:
         for cut in places(whole, 2, question)[:-1]:
             partial = whole.partial(cut, gemma.info.vocabulary)
-            ids = prompt_ids(engines[0], replace(request, partial=partial))
+            ids = request_ids(engines[0], replace(request, partial=partial))
             assert ids[: len(opening)] == opening
             assert engines[0].detokenize(ids[len(opening) :]).decode() == partial.text.rstrip()
             by_device = await go_on(DeviceEndpoint(engines[0]), request, partial)

@@ -19,7 +19,7 @@ from streamco.config import SamplingOptions
 from streamco.core.race.transcript import Transcript
 from streamco.endpoints.base import Capabilities, Endpoint, Request
 from streamco.endpoints.continuation import BoundaryWhitespace, hand_over, split_trailing_whitespace
-from streamco.endpoints.device import DeviceEndpoint, prompt_ids
+from streamco.endpoints.device import DeviceEndpoint, request_ids
 from streamco.engines.base import EngineOptions, TextPiece
 from streamco.engines.detokenizer import TextAssembler
 from streamco.engines.llama import LlamaEngine
@@ -136,10 +136,10 @@ def test_the_target_reads_the_same_bytes_at_every_place(way: tuple[LlamaEngine, 
     if target.info.has_chat_template:
         requests.append(Request(messages=[{"role": "user", "content": "Say it."}]))
     for request in requests:
-        opening = prompt_ids(target, request)
+        opening = request_ids(target, request)
         for cut in range(len(CORPUS[name]) + 1):
             text = CORPUS[name][:cut]
-            ids = prompt_ids(target, replace(request, partial=begun(text, source)))
+            ids = request_ids(target, replace(request, partial=begun(text, source)))
             assert ids[: len(opening)] == opening
             assert target.detokenize(ids[len(opening) :]).decode() == text.rstrip(), f"cut behind {cut} characters"
 
@@ -180,7 +180,7 @@ async def test_real_models_go_on_as_they_would_behind_that_text(way: tuple[Llama
     request = Request(prompt="Copy: ", sampling=SamplingOptions(temperature=0, max_tokens=TOKENS))
     for cut in (dice.randint(1, len(text) - 1), len(text)):
         continued = replace(request, partial=begun(text[:cut], source))
-        anew = Request(prompt_ids=prompt_ids(target, continued), sampling=request.sampling)
+        anew = Request(prompt_ids=request_ids(target, continued), sampling=request.sampling)
         await generate(endpoint, anew)  # leaves the prompt in the cache, so that the two below are computed alike
         rest, fresh = await generate(endpoint, continued), await generate(endpoint, anew)
         held = split_trailing_whitespace(text[:cut])[1]

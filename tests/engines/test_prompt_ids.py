@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
-from streamco.engines.prompt_ids import answer_ids, open_bytes, with_begin
+from streamco.engines.prompt_ids import answer_ids, open_bytes, prompt_ids
 from streamco.testing import FakeEngine
 
 
@@ -41,9 +41,14 @@ class Bytes(FakeEngine):
 
 def test_a_begin_token_comes_once() -> None:
     engine = Bytes()
-    assert with_begin(engine, [65]) == [256, 65]
-    assert with_begin(engine, [256, 65]) == [256, 65]
-    assert with_begin(FakeEngine(), [3]) == [3]
+    assert prompt_ids(engine, "A", special=True) == [256, 65]
+    assert prompt_ids(engine, "<s>A", special=True) == [256, 65]
+    plain = FakeEngine()
+    assert prompt_ids(plain, "Hello", special=True) == plain.tokenize("Hello")
+
+
+def test_a_plain_text_has_no_control_tokens() -> None:
+    assert prompt_ids(Bytes(), "<s>A") == [256, *b"<s>A"]
 
 
 @pytest.mark.parametrize("dummy", [False, True])

@@ -12,7 +12,7 @@ import pytest
 from streamco.errors import EngineError
 from streamco.server.http.errors import RequestError
 from streamco.server.options import ServeOptions
-from streamco.server.prompts import build_generation, prompt_ids, render, unpack_ids
+from streamco.server.prompts import build_generation, render, tokenize_request, unpack_ids
 from streamco.server.requests import ChatRequest, CompletionRequest, parse
 from streamco.testing import FakeEngine
 from streamco.wire.token_frames import TokenCodec
@@ -55,7 +55,7 @@ def chat(*contents: str, **fields: Any) -> ChatRequest:
 
 
 def shown(engine: FakeEngine, request: ChatRequest | CompletionRequest) -> str:
-    return engine.detokenize(prompt_ids(engine, request)).decode()
+    return engine.detokenize(tokenize_request(engine, request)).decode()
 
 
 async def limit(request: ChatRequest | CompletionRequest, **options: Any) -> int | None:
@@ -95,29 +95,29 @@ def test_a_final_message_that_the_template_leaves_out_cannot_be_continued() -> N
 def test_text_and_ids_are_the_same_prompt() -> None:
     engine = FakeEngine()
     ids = engine.tokenize("Hello there")
-    assert prompt_ids(engine, text("Hello there")) == prompt_ids(engine, text(ids)) == ids
+    assert tokenize_request(engine, text("Hello there")) == tokenize_request(engine, text(ids)) == ids
 
 
 def test_a_begin_token_comes_first_and_once() -> None:
     engine = BosEngine()
     ids = FakeEngine().tokenize("Hello there")
-    assert prompt_ids(engine, text("Hello there")) == [7, *ids]
-    assert prompt_ids(engine, chat("Hello"))[0] == 7
+    assert tokenize_request(engine, text("Hello there")) == [7, *ids]
+    assert tokenize_request(engine, chat("Hello"))[0] == 7
     engine.begin = ids[0]
-    assert prompt_ids(engine, text("Hello there")) == ids
-    assert prompt_ids(engine, text([5, 6])) == [5, 6]
+    assert tokenize_request(engine, text("Hello there")) == ids
+    assert tokenize_request(engine, text([5, 6])) == [5, 6]
 
 
 @pytest.mark.parametrize("prompt", ["", [[]], [-1, 5], [5, 1 << 16]])
 def test_no_tokens_and_foreign_ids_are_refused(prompt: Any) -> None:
     with pytest.raises(RequestError, match="prompt") as caught:
-        prompt_ids(FakeEngine(), text(prompt))
+        tokenize_request(FakeEngine(), text(prompt))
     assert caught.value.status == 400
 
 
 def test_messages_the_template_refuses_are_the_clients_fault() -> None:
     with pytest.raises(RequestError, match="alternating roles") as caught:
-        prompt_ids(RefusingEngine(), chat("Hello"))
+        tokenize_request(RefusingEngine(), chat("Hello"))
     assert (caught.value.status, caught.value.param) == (400, "messages")
 
 

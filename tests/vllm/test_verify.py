@@ -11,7 +11,7 @@ import pytest
 from streamco.client.client import Client
 from streamco.client.speculation.options import SpeculationOptions
 from streamco.core.speculation.events import ConnectVerifier, VerifierFailed, VerifierLost
-from streamco.endpoints.device import DeviceEndpoint, prompt_ids
+from streamco.endpoints.device import DeviceEndpoint, request_ids
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.vllm import VLLMVerifier
 from streamco.engines.base import EngineOptions
@@ -59,7 +59,7 @@ async def verifier_at(server: Server, engine: LlamaEngine | FakeEngine, top_k: i
 
 
 def story(engine: LlamaEngine) -> list[int]:
-    return prompt_ids(engine, type(ASKED[0])(messages=STORY))
+    return request_ids(engine, type(ASKED[0])(messages=STORY))
 
 
 async def test_probing_finds_what_it_allows(server: Server, engine: LlamaEngine) -> None:
@@ -78,7 +78,7 @@ async def test_another_vocabulary_is_refused(server: Server) -> None:
 async def test_greedy_drafts_give_its_own_answer_but_where_two_tokens_are_nearly_as_good(server: Server, engine: LlamaEngine) -> None:
     async with verifier_at(server, engine) as verifier:
         await verifier.probe()
-        prompts = [(str(number), prompt_ids(engine, request)) for number, request in enumerate(ASKED)]
+        prompts = [(str(number), request_ids(engine, request)) for number, request in enumerate(ASKED)]
         found = await compare(verifier, engine, [*prompts, ("story", story(engine))], tokens=TOKENS)
     print(found)
     assert found.accepted > found.drafted / 2
@@ -95,7 +95,7 @@ async def test_a_client_speculates_on_it(server: Server, engine: LlamaEngine, is
     speculation = SpeculationOptions(is_adaptive=is_adaptive)
     async with Client(DeviceEndpoint(engine), remote, mode="speculate", speculation=speculation, seed=1) as client:
         for request in ASKED[1:3]:
-            own = await write_alone(remote, prompt_ids(engine, request), TOKENS)
+            own = await write_alone(remote, request_ids(engine, request), TOKENS)
             stream = client.stream(list(request.messages or ()), temperature=0, max_tokens=TOKENS)
             text = "".join([token.text async for token in stream])
             figures = stream.report.speculation

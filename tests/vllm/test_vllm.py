@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from streamco.client.client import Client
 from streamco.config import SamplingOptions, Timeouts
 from streamco.endpoints.base import Request
-from streamco.endpoints.device import DeviceEndpoint, prompt_ids
+from streamco.endpoints.device import DeviceEndpoint, request_ids
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
@@ -101,7 +101,7 @@ async def test_an_answer_comes_with_its_ids_and_usage(server: Server, engine: Ll
             assert whole.end is not None
             assert whole.end.usage is not None
             assert len(whole.ids) == whole.end.usage.completion_tokens
-            assert whole.end.usage.prompt_tokens == len(prompt_ids(engine, request)), "the device counts its prompts exactly"
+            assert whole.end.usage.prompt_tokens == len(request_ids(engine, request)), "the device counts its prompts exactly"
             written = engine.detokenize(whole.ids).decode("utf-8", "ignore")
             assert written == whole.text
 
@@ -111,7 +111,7 @@ async def test_by_ids_an_answer_is_gone_on_with_as_if_it_had_not_been_cut(server
     async with endpoint_at(server, engine) as endpoint:
         for request in ASKED:
             whole = await answer(endpoint, request)
-            opening = prompt_ids(engine, request)
+            opening = request_ids(engine, request)
             for cut in range(2, len(whole.chunks), 2):
                 partial = whole.partial(cut, endpoint.capabilities.vocabulary)
                 if not partial.text or partial.tokens >= TOKENS:
@@ -136,7 +136,7 @@ async def test_by_text_an_answer_is_gone_on_with_behind_the_open_message(server:
         for asked in ASKED:
             request = replace(asked, extra={"return_token_ids": True})
             whole = await answer(endpoint, request)
-            opening = prompt_ids(engine, request)
+            opening = request_ids(engine, request)
             for cut in places(whole, 4, asked.messages)[:-1]:
                 partial = whole.partial(cut, None)
                 assert partial.ids is None
@@ -163,7 +163,7 @@ async def test_from_the_device_by_ids(server: Server, engine: LlamaEngine) -> No
             for cut in places(whole, 2, request.messages)[:-1]:
                 partial = whole.partial(cut, device.capabilities.vocabulary)
                 rest = await go_on(endpoint, request, partial)
-                ids = [*prompt_ids(engine, request), *(partial.ids or ())]
+                ids = [*request_ids(engine, request), *(partial.ids or ())]
                 limit = replace(request.sampling, max_tokens=TOKENS - partial.tokens)
                 anew = await answer(endpoint, Request(prompt_ids=ids, sampling=limit))
                 assert (rest.ids, rest.text) == (anew.ids, anew.text)
@@ -207,7 +207,7 @@ async def test_a_cache_that_was_warmed_answers_the_same(server: Server, engine: 
         assert warmed.end.usage is not None
         assert warmed.end.usage.completion_tokens == 1
         rest = await go_on(endpoint, ASKED[0], partial)
-        await check_same(endpoint, prompt_ids(engine, ASKED[0]), [*(partial.ids or ()), *rest.ids], whole.ids)
+        await check_same(endpoint, request_ids(engine, ASKED[0]), [*(partial.ids or ()), *rest.ids], whole.ids)
 
 
 async def test_a_race_is_won_by_one_side_and_the_other_is_released(server: Server, engine: LlamaEngine) -> None:
