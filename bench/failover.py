@@ -117,7 +117,7 @@ class Trial:
 
     def second(self) -> FaultPlan:
         """Of the second server."""
-        return FaultPlan(f"{SEED}/{self.number}/second", calm=0.8, events=WORDS)
+        return FaultPlan(f"{SEED}/{self.number}/second", faultless=0.8, events=WORDS)
 
 
 def respond(request: RecordedRequest) -> ScriptedResponse:

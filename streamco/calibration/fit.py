@@ -14,13 +14,13 @@ from streamco.policies.acceptance import solve_acceptance
 from streamco.policies.rejection import Branch, forecast_rejection, rank_branches, schedule_branches
 from streamco.profiles import PairProfile
 
-__all__ = ["BUDGETS", "JudgedRound", "fit_pair", "importance_thresholds", "predicted_share"]
+__all__ = ["BUDGETS", "VerifiedRound", "fit_pair", "importance_thresholds", "predicted_share"]
 
 BUDGETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-_MOST_CHUNKS = 256  # as many as the steering plans over
+_MAX_CHUNKS = 256  # as many as the steering plans over
 
 
-class JudgedRound(Struct, frozen=True, kw_only=True):
+class VerifiedRound(Struct, frozen=True, kw_only=True):
     """A draft and what became of it.
 
     Args:
@@ -56,7 +56,7 @@ class JudgedRound(Struct, frozen=True, kw_only=True):
 
 
 def fit_pair(
-    rounds: Sequence[JudgedRound],
+    rounds: Sequence[VerifiedRound],
     *,
     window: int,
     step_times: Sequence[float],
@@ -81,28 +81,28 @@ def fit_pair(
     Raises:
         ConfigError: no round with a time.
     """
-    judged = [each for each in rounds if each.ids]
-    waits = [each.wait for each in judged if each.wait is not None]
-    acceptance = solve_acceptance((len(each.ids), each.accepted + (each.token is not None)) for each in judged if each.token is not None)
+    verified = [each for each in rounds if each.ids]
+    waits = [each.wait for each in verified if each.wait is not None]
+    acceptance = solve_acceptance((len(each.ids), each.accepted + (each.token is not None)) for each in verified if each.token is not None)
     if not waits or acceptance is None:
-        raise ConfigError(f"calibration: expected judged drafts with times, got {len(judged)} drafts and {len(waits)} times")
+        raise ConfigError(f"calibration: expected judged drafts with times, got {len(verified)} drafts and {len(waits)} times")
     wait = median(waits)
-    servers = [each.server for each in judged if each.server is not None]
+    servers = [each.server for each in verified if each.server is not None]
     if rtt is None and servers:
         rtt = max(0.0, wait - median(servers))
-    whole = [each.confidence for each in judged if each.is_whole]
-    mean_confidence = fmean(confidence for each in judged for confidence in each.confidences)
+    whole = [each.confidence for each in verified if each.is_whole]
+    mean_confidence = fmean(confidence for each in verified for confidence in each.confidences)
     return PairProfile(
         draft=draft,
         target=target,
         window=window,
-        rounds=len(judged),
+        rounds=len(verified),
         acceptance=acceptance,
-        hit_rate=predicted_share(judged, acceptance, mean_confidence, wait=wait, step_times=step_times, window=window),
+        hit_rate=predicted_share(verified, acceptance, mean_confidence, wait=wait, step_times=step_times, window=window),
         mean_confidence=mean_confidence,
         confidence_threshold=fmean(whole) if whole else None,
-        importance_thresholds=importance_thresholds([each.importance for each in judged if each.importance is not None]),
-        chunks=tuple((each.confidence, each.importance) for each in judged[-_MOST_CHUNKS:]),
+        importance_thresholds=importance_thresholds([each.importance for each in verified if each.importance is not None]),
+        chunks=tuple((each.confidence, each.importance) for each in verified[-_MAX_CHUNKS:]),
         rtt=rtt,
         wait=wait,
         step_times=tuple(step_times),
@@ -124,7 +124,7 @@ def importance_thresholds(importances: Sequence[float]) -> tuple[tuple[float, fl
 
 
 def predicted_share(
-    rounds: Sequence[JudgedRound], acceptance: float, mean_confidence: float, *, wait: float, step_times: Sequence[float], window: int
+    rounds: Sequence[VerifiedRound], acceptance: float, mean_confidence: float, *, wait: float, step_times: Sequence[float], window: int
 ) -> float | None:
     """Share of rounds whose verdict one of the branches bets on that there is time for; None: nobody knows what came behind the drafts."""
     hits: list[bool] = []
@@ -137,6 +137,6 @@ def predicted_share(
     return fmean(hits) if hits else None
 
 
-def _is_met(branch: Branch, each: JudgedRound) -> bool:
+def _is_met(branch: Branch, each: VerifiedRound) -> bool:
     guess = each.next_id if branch.token is None else branch.token
     return branch.position == each.accepted and guess == each.token

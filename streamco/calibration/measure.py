@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import TypeVar
 
-from streamco.calibration.fit import JudgedRound, fit_pair
+from streamco.calibration.fit import VerifiedRound, fit_pair
 from streamco.config import SamplingOptions
 from streamco.core.speculation.events import (
     CloseVerifier,
@@ -39,7 +39,7 @@ GREEDY = SamplingOptions(temperature=0)
 
 _TURNS = 3  # of every time that is measured; the median counts
 _SIZES = (1, 2, 4, 8, 16)  # drafts whose verification is timed
-_MOST_LOSSES = 5  # of one answer's connection, one behind the other
+_MAX_LOSSES = 5  # of one answer's connection, one behind the other
 _RETRY = 0.05  # seconds, where a server that refuses doesn't say
 
 E = TypeVar("E")
@@ -81,25 +81,25 @@ async def calibrate_pair(
         raise EngineError(f"{device.name}: expected an engine that holds sequences")
     await verifier.start(engine)
     facts = await verifier.probe()
-    judged: list[JudgedRound] = []
+    verified: list[VerifiedRound] = []
     for number in range(rounds):  # an answer gives a round at least, if it gives any
-        if len(judged) >= rounds or (number >= len(requests) and not judged):
+        if len(verified) >= rounds or (number >= len(requests) and not verified):
             break
         request = requests[number % len(requests)]
-        judged += await measure_rounds(
-            device, verifier, request, window=min(window, facts.draft_tokens), rounds=rounds - len(judged), answer_tokens=answer_tokens
+        verified += await measure_rounds(
+            device, verifier, request, window=min(window, facts.draft_tokens), rounds=rounds - len(verified), answer_tokens=answer_tokens
         )
         if on_progress is not None:
-            on_progress(len(judged), rounds)
+            on_progress(len(verified), rounds)
     ids = device.prompt_ids(engine, requests[0])
     holding: HoldingEngine = engine  # type: ignore[assignment]
     notes: list[str] = []
     return fit_pair(
-        judged,
+        verified,
         window=min(window, facts.draft_tokens),
         step_times=await measure_step_times(holding, ids, sequences=sequences),
         rtt=verifier.rtt,
-        verify_times=await measure_verify_times(verifier, ids, judged, most=facts.draft_tokens),
+        verify_times=await measure_verify_times(verifier, ids, verified, max_drafted=facts.draft_tokens),
         remote_step=await _try_remote(verifier.remote, ids, notes),
         draft=engine.info.name,
         target=facts.model,
@@ -109,7 +109,7 @@ async def calibrate_pair(
 
 async def measure_rounds(
     device: DeviceEndpoint, verifier: Verifier, request: Request, *, window: int = 4, rounds: int = 16, answer_tokens: int = 64
-) -> list[JudgedRound]:
+) -> list[VerifiedRound]:
     """Draft, have it judged, wait, draft on: one answer, or its first ``rounds`` rounds.
 
     What the device would write behind a draft is drafted while the verdict is out; a verdict behind which a prompt was read has no time.
@@ -118,33 +118,35 @@ async def measure_rounds(
         EndpointError: one of the two failed.
         VerifierError: the verifier doesn't judge any more.
     """
-    talk = _Talk(verifier)
-    drafter = await device.drafter(_greedy(request), emit=talk.hear_device)
+    session = _CalibrationSession(verifier)
+    drafter = await device.drafter(_greedy(request), emit=session.record_device_event)
     try:
-        await talk.open(drafter.prompt_ids, reserve=len(drafter.prompt_ids) + answer_tokens + window + 1)
-        return await _answer(talk, drafter, window=window, rounds=rounds, most=answer_tokens)
+        await session.open(drafter.prompt_ids, reserve=len(drafter.prompt_ids) + answer_tokens + window + 1)
+        return await _answer(session, drafter, window=window, rounds=rounds, max_tokens=answer_tokens)
     finally:
         await drafter.aclose()
-        await talk.aclose()
+        await session.aclose()
 
 
-async def _answer(talk: _Talk, drafter: DeviceDrafter, *, window: int, rounds: int, most: int) -> list[JudgedRound]:
-    judged: list[JudgedRound] = []
+async def _answer(
+    session: _CalibrationSession, drafter: DeviceDrafter, *, window: int, rounds: int, max_tokens: int
+) -> list[VerifiedRound]:
+    verified: list[VerifiedRound] = []
     text: list[int] = []
     given: tuple[int, ...] = ()
-    while len(judged) < rounds and len(text) < most:
-        version = 2 * len(judged) + 1
+    while len(verified) < rounds and len(text) < max_tokens:
+        version = 2 * len(verified) + 1
         drafter.run(DraftTokens(version, len(text) - len(given), given, window))
-        tokens, importance = await talk.drafted(version)
+        tokens, importance = await session.drafted(version)
         if not tokens:
             break  # the device's context is full
         ends = tokens[-1].id in drafter.end_ids
         if not ends:
             drafter.run(DraftTokens(version + 1, len(text) + len(tokens), (), 1))
-        verdict, wait = await talk.judge(text, [token.id for token in tokens])
-        behind = [] if ends else (await talk.drafted(version + 1))[0]
-        judged.append(
-            JudgedRound(
+        verdict, wait = await session.verify(text, [token.id for token in tokens])
+        behind = [] if ends else (await session.drafted(version + 1))[0]
+        verified.append(
+            VerifiedRound(
                 ids=tuple(token.id for token in tokens),
                 confidences=tuple(token.confidence for token in tokens),
                 alternatives=tuple(token.alternatives for token in tokens),
@@ -152,8 +154,8 @@ async def _answer(talk: _Talk, drafter: DeviceDrafter, *, window: int, rounds: i
                 importance=importance,
                 accepted=verdict.accepted,
                 token=verdict.token,
-                wait=wait if judged else None,
-                server=verdict.queue_seconds + verdict.compute_seconds if judged else None,
+                wait=wait if verified else None,
+                server=verdict.queue_seconds + verdict.compute_seconds if verified else None,
             )
         )
         text += [token.id for token in tokens[: verdict.accepted]]
@@ -163,7 +165,7 @@ async def _answer(talk: _Talk, drafter: DeviceDrafter, *, window: int, rounds: i
         text += given
         if verdict.token in drafter.end_ids:
             break
-    return judged
+    return verified
 
 
 async def measure_step_times(
@@ -203,7 +205,7 @@ async def _step(engine: HoldingEngine, trunk: TokenSequence, count: int, tokens:
 
 
 async def measure_verify_times(
-    verifier: Verifier, prompt_ids: Sequence[int], judged: Sequence[JudgedRound], *, most: int, turns: int = _TURNS
+    verifier: Verifier, prompt_ids: Sequence[int], verified: Sequence[VerifiedRound], *, max_drafted: int, turns: int = _TURNS
 ) -> tuple[tuple[int, float], ...]:
     """(drafted tokens, seconds) of the verifier's batches for drafts of several lengths; () where it doesn't tell its times.
 
@@ -211,19 +213,19 @@ async def measure_verify_times(
         EndpointError: it failed.
         VerifierError: it doesn't judge any more.
     """
-    text = [token for each in judged for token in each.ids][: max(_SIZES)]
-    sizes = [size for size in _SIZES if size <= min(most, len(text))]
-    talk = _Talk(verifier)
+    text = [token for each in verified for token in each.ids][: max(_SIZES)]
+    sizes = [size for size in _SIZES if size <= min(max_drafted, len(text))]
+    session = _CalibrationSession(verifier)
     try:
-        await talk.open(prompt_ids, reserve=len(prompt_ids) + max(_SIZES) + 1)
-        await talk.judge([], text[:1])  # the prompt is read
+        await session.open(prompt_ids, reserve=len(prompt_ids) + max(_SIZES) + 1)
+        await session.verify([], text[:1])  # the prompt is read
         found: list[tuple[int, float]] = []
         for size in sizes:
-            verdicts = [(await talk.judge([], text[:size]))[0] for _ in range(turns)]
+            verdicts = [(await session.verify([], text[:size]))[0] for _ in range(turns)]
             found.append((size, median(verdict.compute_seconds for verdict in verdicts)))
         return tuple(found) if all(seconds > 0.0 for _, seconds in found) else ()
     finally:
-        await talk.aclose()
+        await session.aclose()
 
 
 async def measure_remote_step(remote: Endpoint, prompt_ids: Sequence[int], *, tokens: int = 24) -> float | None:
@@ -256,34 +258,34 @@ async def _try_remote(remote: Endpoint | None, prompt_ids: Sequence[int], notes:
         return None
 
 
-class _Talk:
+class _CalibrationSession:
     """A verifier's session whose answers are waited for, and the drafts that go there."""
 
     def __init__(self, verifier: Verifier) -> None:
         self._verifier = verifier
         self._session: VerifierSession | None = None
-        self._told: asyncio.Queue[VerifierEvent] = asyncio.Queue()
+        self._events: asyncio.Queue[VerifierEvent] = asyncio.Queue()
         self._drafts: asyncio.Queue[DrafterEvent] = asyncio.Queue()
         self._round = -1
 
-    def hear_device(self, event: DrafterEvent) -> None:
+    def record_device_event(self, event: DrafterEvent) -> None:
         """From the drafter."""
         self._drafts.put_nowait(event)
 
     async def open(self, prompt_ids: Sequence[int], *, reserve: int) -> None:
         """Begin a session, and wait for it."""
-        self._session = self._verifier.open(prompt_ids, self._told.put_nowait, rule=Rule(), reserve=reserve)
+        self._session = self._verifier.open(prompt_ids, self._events.put_nowait, rule=Rule(), reserve=reserve)
         await self._connect([])
 
     async def _connect(self, text: Sequence[int]) -> None:
-        for _ in range(_MOST_LOSSES):
+        for _ in range(_MAX_LOSSES):
             self._there.run(ConnectVerifier(tuple(text)))
-            match await self._told.get():
+            match await self._events.get():
                 case VerifierConnected():
                     return
                 case VerifierFailed(error=error):
                     raise error
-        raise VerifierError(f"{self._verifier.name}: expected a session that stays, got {_MOST_LOSSES} that were lost")
+        raise VerifierError(f"{self._verifier.name}: expected a session that stays, got {_MAX_LOSSES} that were lost")
 
     async def drafted(self, version: int) -> tuple[list[DraftToken], float | None]:
         """Return the whole draft of a command, and its importance."""
@@ -299,14 +301,14 @@ class _Talk:
                     if event.is_finished:
                         return tokens, importance
 
-    async def judge(self, text: Sequence[int], ids: Sequence[int]) -> tuple[VerdictReceived, float]:
+    async def verify(self, text: Sequence[int], ids: Sequence[int]) -> tuple[VerdictReceived, float]:
         """Return the verdict on a draft behind this text, and how long it took."""
         loop = asyncio.get_running_loop()
-        for _ in range(_MOST_LOSSES):
+        for _ in range(_MAX_LOSSES):
             self._round += 1
             sent = loop.time()
             self._there.run(SendDraft(self._round, len(text), (), tuple(ids)))
-            match await self._told.get():
+            match await self._events.get():
                 case VerdictReceived() as verdict:
                     return verdict, loop.time() - sent
                 case DraftRefused(retry_after=seconds):
@@ -315,7 +317,7 @@ class _Talk:
                     await self._connect(text)
                 case VerifierFailed(error=error):
                     raise error
-        raise VerifierError(f"{self._verifier.name}: expected a verdict, got {_MOST_LOSSES} refusals or losses")
+        raise VerifierError(f"{self._verifier.name}: expected a verdict, got {_MAX_LOSSES} refusals or losses")
 
     async def aclose(self) -> None:
         """End the session."""

@@ -11,7 +11,7 @@ from streamco.profiles import Profile
 
 __all__ = ["load_profile", "save_profile"]
 
-_LARGEST = 16 << 20  # bytes; a profile of a thousand steps takes 50 kB
+_MAX_BYTES = 16 << 20  # bytes; a profile of a thousand steps takes 50 kB
 
 
 def load_profile(path: str | os.PathLike[str]) -> Profile:
@@ -22,11 +22,11 @@ def load_profile(path: str | os.PathLike[str]) -> Profile:
     """
     try:
         with Path(path).open("rb") as file:
-            data = file.read(_LARGEST + 1)
+            data = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{os.fspath(path)}: expected a readable profile, got: {error.strerror or error}") from error
-    if len(data) > _LARGEST:
-        raise ConfigError(f"{os.fspath(path)}: expected a profile of at most {_LARGEST} bytes, got more")
+    if len(data) > _MAX_BYTES:
+        raise ConfigError(f"{os.fspath(path)}: expected a profile of at most {_MAX_BYTES} bytes, got more")
     return Profile.from_json(data, where=os.fspath(path))
 
 

@@ -23,7 +23,7 @@ PROMPTS = (
     "Rewrite this in plain words: the implementation was subsequently discontinued owing to insufficient utilisation.",
 )
 
-_LARGEST = 1 << 20  # bytes
+_MAX_BYTES = 1 << 20  # bytes
 
 
 def read_prompts(path: Path) -> list[str]:
@@ -34,11 +34,11 @@ def read_prompts(path: Path) -> list[str]:
     """
     try:
         with path.open("rb") as file:
-            data = file.read(_LARGEST + 1)
+            data = file.read(_MAX_BYTES + 1)
         text = data.decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: expected a text file of prompts, got: {error}") from error
     prompts = [line.strip() for line in text.splitlines() if line.strip()]
-    if len(data) > _LARGEST or not prompts:
-        raise ConfigError(f"{path}: expected 1 prompt or more in at most {_LARGEST} bytes, got {len(prompts)} in {len(data)}")
+    if len(data) > _MAX_BYTES or not prompts:
+        raise ConfigError(f"{path}: expected 1 prompt or more in at most {_MAX_BYTES} bytes, got {len(prompts)} in {len(data)}")
     return prompts

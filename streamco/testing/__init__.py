@@ -6,7 +6,7 @@ from streamco.sim.workload.token_models import FakeDistribution
 from streamco.testing.endpoint import ScriptedEndpoint, text_chunk
 from streamco.testing.engine import FakeEngine
 from streamco.testing.fault_proxy import FaultProxy
-from streamco.testing.faults import FAULT_KINDS, FaultPlan, Faults, Strike, draw_faults
+from streamco.testing.faults import FAULT_KINDS, BodyFault, FaultPlan, Faults, draw_faults
 from streamco.testing.link_proxy import LinkProxy
 from streamco.testing.logprob_servers import ScriptedSGLang, ScriptedVLLM
 from streamco.testing.responses import (
@@ -23,7 +23,7 @@ from streamco.testing.responses import (
     stream_answer,
 )
 from streamco.testing.server import ScriptedServer
-from streamco.testing.verifier import Forget, Refuse, ScriptedVerifier, Send
+from streamco.testing.verifier import Crash, Refuse, ScriptedVerifier, Send
 from streamco.testing.virtual_clock import VirtualTimeLoop, run_in_virtual_time
 
 __all__ = [
@@ -36,7 +36,7 @@ __all__ = [
     "FaultPlan",
     "FaultProxy",
     "Faults",
-    "Forget",
+    "Crash",
     "LinkProxy",
     "Pause",
     "RecordedRequest",
@@ -49,7 +49,7 @@ __all__ = [
     "ScriptedVerifier",
     "Send",
     "Stall",
-    "Strike",
+    "BodyFault",
     "VirtualTimeLoop",
     "chunk_event",
     "draw_faults",

@@ -35,7 +35,7 @@ class ScriptedStream:
         self._endpoint = endpoint
         self._position = request.partial.tokens if request.partial is not None else 0
         self._text = ""
-        self._has_told = False
+        self._has_sent = False
         self._cached = endpoint.count_kept(request)
         loop = asyncio.get_running_loop()
         skipped = 0.0
@@ -76,8 +76,8 @@ class ScriptedStream:
         if endpoint.prepare_error is not None:
             self._release()
             raise _copy(endpoint.prepare_error, "")
-        if pre_copy == "warm" and not self._has_told:
-            self._has_told = True
+        if pre_copy == "warm" and not self._has_sent:
+            self._has_sent = True
             return TokensReceived(endpoint.name, [text_chunk("warm", finish_reason="length")], 1)
         self._release()
         endpoint.prepared.append(self.request.partial)

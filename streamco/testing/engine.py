@@ -22,7 +22,7 @@ from streamco.engines.sequence import HeldSequence
 from streamco.errors import ConfigError, EngineError
 from streamco.partial import common_prefix_length
 from streamco.sim.workload.token_models import TokenModel
-from streamco.testing.sequences import FakeHost
+from streamco.testing.sequences import FakeSequenceEngine
 
 __all__ = ["FakeEngine", "FakeGeneration", "FakeVocabulary"]
 
@@ -132,7 +132,7 @@ class FakeEngine:
         self.batch_tokens = 128
         self.step_time = step_time
         self.end_id = self.vocabulary.size - 1
-        self.sequences = FakeHost(
+        self.sequences = FakeSequenceEngine(
             successor or self._follow,
             vocabulary_size=self.vocabulary.size,
             places=held_sequences,
@@ -204,8 +204,8 @@ class FakeEngine:
 
     def _follow(self, ids: Sequence[int]) -> Mapping[int, float]:
         script = [self.vocabulary.id_of(word) for word in self._pieces(GenerationRequest(prompt_ids=ids))]
-        said = next(count for count in range(min(len(script), len(ids)), -1, -1) if list(ids[len(ids) - count :]) == script[:count])
-        return {script[said] if said < len(script) else self.end_id: 1.0}
+        found = next(count for count in range(min(len(script), len(ids)), -1, -1) if list(ids[len(ids) - count :]) == script[:count])
+        return {script[found] if found < len(script) else self.end_id: 1.0}
 
     def count_kept(self, ids: Sequence[int]) -> int:
         """Return how many tokens at the beginning of a prompt are kept; never its last one, whose successor is asked for."""

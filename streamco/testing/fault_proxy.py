@@ -12,8 +12,8 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Callable
 
-from streamco.testing.faults import Faults, Strike
-from streamco.testing.http_framing import AnswerReader, PlaceFinder
+from streamco.testing.faults import BodyFault, Faults
+from streamco.testing.http_framing import BodyPositionFinder, ResponseReader
 from streamco.testing.listener import Listener
 from streamco.testing.server import ScriptedServer
 
@@ -130,28 +130,28 @@ class _Relay:
         except OSError:  # the server is gone: so is the connection
             self.reset()
             return
-        ways = [asyncio.create_task(self._pump(self._reader, server, None)), asyncio.create_task(self._downstream(server_reader))]
+        pipes = [asyncio.create_task(self._pump(self._reader, server, None)), asyncio.create_task(self._downstream(server_reader))]
         try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(pipes, return_when=asyncio.FIRST_COMPLETED)
             for writer in (server, self.client):
                 writer.close()
                 with contextlib.suppress(OSError):  # already lost
                     await writer.wait_closed()
         finally:
-            for way in ways:
-                way.cancel()
+            for pipe in pipes:
+                pipe.cancel()
             server.transport.abort()
             self.client.transport.abort()
-            await asyncio.gather(*ways, return_exceptions=True)
-        for way in ways:
-            if not way.cancelled():
-                way.result()
+            await asyncio.gather(*pipes, return_exceptions=True)
+        for pipe in pipes:
+            if not pipe.cancelled():
+                pipe.result()
 
     async def _downstream(self, reader: asyncio.StreamReader) -> None:
         faults = self._faults
-        if faults.strike is not None:
+        if faults.body_fault is not None:
             with contextlib.suppress(ConnectionError):
-                await self._struck(reader, faults.strike)
+                await self._relay_responses(reader, faults.body_fault)
             return
         was_limited = await self._pump(reader, self.client, faults.limit())
         if was_limited and faults.limit() == faults.reset_after:
@@ -183,19 +183,19 @@ class _Relay:
             writer.write(data[start : start + size])
             await writer.drain()
 
-    async def _struck(self, reader: asyncio.StreamReader, strike: Strike) -> None:
+    async def _relay_responses(self, reader: asyncio.StreamReader, body_fault: BodyFault) -> None:
         """Pass answers on, framed anew, until the strike ends it or the server does."""
-        answers = AnswerReader()
-        place = PlaceFinder(strike.events, strike.offset, in_character=strike.in_character)
-        spared, is_swallowing, is_over = strike.answers, False, False
+        answers = ResponseReader()
+        place = BodyPositionFinder(body_fault.events, body_fault.offset, in_character=body_fault.in_character)
+        spared, is_swallowing, is_over = body_fault.answers, False, False
         while data := await reader.read(65536):
             for part, piece in answers.feed(data):
                 at = place.find(piece) if part == "body" and not spared and not is_over else None
                 if at is not None:
                     is_over = True
-                    if not await self._strike(strike, piece, at, is_chunked=answers.is_chunked):
+                    if not await self._apply(body_fault, piece, at, is_chunked=answers.is_chunked):
                         return
-                    is_swallowing = strike.kind == "end"
+                    is_swallowing = body_fault.kind == "end"
                 elif part == "head":
                     await self._pass(self.client, piece)
                 elif part == "body" and not is_swallowing:
@@ -205,22 +205,22 @@ class _Relay:
                         await self._pass(self.client, b"0\r\n\r\n")
                     spared, is_swallowing = max(0, spared - 1), False
 
-    async def _strike(self, strike: Strike, piece: bytes, at: int, *, is_chunked: bool) -> bool:
+    async def _apply(self, body_fault: BodyFault, piece: bytes, at: int, *, is_chunked: bool) -> bool:
         """Do it behind so many bytes of a piece of the body; False: the connection is at its end."""
         before, rest = piece[:at], piece[at:]
-        if strike.kind in {"pause", "end"} or not rest:
+        if body_fault.kind in {"pause", "end"} or not rest:
             await self._pass(self.client, _framed(before, is_chunked=is_chunked))
-        elif before or strike.kind != "garbage":
+        elif before or body_fault.kind != "garbage":
             whole = _framed(piece, is_chunked=is_chunked)
             await self._pass(self.client, whole[: len(whole) - len(rest) - (2 if is_chunked else 0)])
-        await self._pass(self.client, strike.data if strike.kind == "garbage" else _framed(strike.data, is_chunked=is_chunked))
-        match strike.kind:
+        await self._pass(self.client, body_fault.data if body_fault.kind == "garbage" else _framed(body_fault.data, is_chunked=is_chunked))
+        match body_fault.kind:
             case "reset":
                 self.reset()
             case "stall":
                 await asyncio.get_running_loop().create_future()
             case "pause":
-                await asyncio.sleep(strike.seconds)
+                await asyncio.sleep(body_fault.seconds)
                 await self._pass(self.client, _framed(rest, is_chunked=is_chunked))
                 return True
             case "end" if is_chunked:

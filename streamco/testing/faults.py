@@ -11,10 +11,10 @@ from msgspec import Struct
 from streamco.errors import ConfigError
 from streamco.testing.responses import DONE, ScriptedResponse, json_answer, sse_event
 
-__all__ = ["FAULT_KINDS", "FaultPlan", "Faults", "Strike", "draw_faults"]
+__all__ = ["FAULT_KINDS", "FaultPlan", "Faults", "BodyFault", "draw_faults"]
 
 
-class Strike(Struct, frozen=True, kw_only=True):
+class BodyFault(Struct, frozen=True, kw_only=True):
     """A fault in the middle of an HTTP answer's body. Headers and chunk framing don't count for its place.
 
     Args:
@@ -57,7 +57,7 @@ class Faults(Struct, frozen=True, kw_only=True):
     reset_after: int | None = None
     stall_after: int | None = None
     refuse: bool = False
-    strike: Strike | None = None
+    body_fault: BodyFault | None = None
     answer: ScriptedResponse | None = None
 
     def limit(self) -> int | None:
@@ -65,7 +65,7 @@ class Faults(Struct, frozen=True, kw_only=True):
         return min((at for at in (self.cut_after, self.reset_after, self.stall_after) if at is not None), default=None)
 
 
-class _Dice:
+class _FaultDraws:
     """What the makers of faults draw from."""
 
     def __init__(self, rng: random.Random, events: int, seconds: float) -> None:
@@ -105,38 +105,40 @@ _IN_BAND: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-def _in_band(dice: _Dice) -> Faults:
-    name, body = dice.rng.choice(_IN_BAND)
-    data = name.encode() + sse_event(body) + dice.rng.choice([b"", DONE])
-    return Faults(strike=Strike(kind="end", events=dice.event(), data=data))
+def _in_band(draw: _FaultDraws) -> Faults:
+    name, body = draw.rng.choice(_IN_BAND)
+    data = name.encode() + sse_event(body) + draw.rng.choice([b"", DONE])
+    return Faults(body_fault=BodyFault(kind="end", events=draw.event(), data=data))
 
 
-def _before_the_body(dice: _Dice) -> Faults:
-    size = dice.few_bytes()
-    return dice.rng.choice([Faults(cut_after=size), Faults(reset_after=size), Faults(stall_after=size)])
+def _before_the_body(draw: _FaultDraws) -> Faults:
+    size = draw.few_bytes()
+    return draw.rng.choice([Faults(cut_after=size), Faults(reset_after=size), Faults(stall_after=size)])
 
 
-_MAKERS: dict[str, Callable[[_Dice], Faults]] = {
-    "delay": lambda dice: Faults(delay=dice.rng.uniform(0.0, dice.seconds / 10)),
-    "split": lambda dice: Faults(piece_bytes=dice.rng.randrange(3, 60)),
-    "pause": lambda dice: Faults(
-        strike=Strike(kind="pause", events=dice.event(), offset=dice.offset(), seconds=dice.rng.uniform(0.0, dice.seconds))
+_MAKERS: dict[str, Callable[[_FaultDraws], Faults]] = {
+    "delay": lambda draw: Faults(delay=draw.rng.uniform(0.0, draw.seconds / 10)),
+    "split": lambda draw: Faults(piece_bytes=draw.rng.randrange(3, 60)),
+    "pause": lambda draw: Faults(
+        body_fault=BodyFault(kind="pause", events=draw.event(), offset=draw.offset(), seconds=draw.rng.uniform(0.0, draw.seconds))
     ),
-    "stall": lambda dice: Faults(strike=Strike(kind="stall", events=dice.event(), offset=dice.offset())),
-    "cut": lambda dice: Faults(strike=Strike(kind="cut", events=dice.event(), offset=dice.offset())),
-    "cut between events": lambda dice: Faults(strike=Strike(kind="cut", events=dice.event())),
-    "cut in a character": lambda dice: Faults(strike=Strike(kind="cut", events=dice.event(), in_character=True)),
-    "cut in a chunk's size": lambda dice: Faults(strike=Strike(kind="garbage", events=dice.event(), data=b"1")),
-    "reset": lambda dice: Faults(strike=Strike(kind="reset", events=dice.event(), offset=dice.offset())),
-    "early end": lambda dice: Faults(strike=Strike(kind="end", events=dice.event(), offset=dice.maybe_offset())),
+    "stall": lambda draw: Faults(body_fault=BodyFault(kind="stall", events=draw.event(), offset=draw.offset())),
+    "cut": lambda draw: Faults(body_fault=BodyFault(kind="cut", events=draw.event(), offset=draw.offset())),
+    "cut between events": lambda draw: Faults(body_fault=BodyFault(kind="cut", events=draw.event())),
+    "cut in a character": lambda draw: Faults(body_fault=BodyFault(kind="cut", events=draw.event(), in_character=True)),
+    "cut in a chunk's size": lambda draw: Faults(body_fault=BodyFault(kind="garbage", events=draw.event(), data=b"1")),
+    "reset": lambda draw: Faults(body_fault=BodyFault(kind="reset", events=draw.event(), offset=draw.offset())),
+    "early end": lambda draw: Faults(body_fault=BodyFault(kind="end", events=draw.event(), offset=draw.maybe_offset())),
     "error event": _in_band,
-    "malformed event": lambda dice: Faults(strike=Strike(kind="end", events=dice.event(), data=b'data: {"choices": [{"delta"\n\n')),
-    "garbage": lambda dice: Faults(strike=Strike(kind="garbage", events=dice.event(), offset=dice.maybe_offset(), data=dice.noise())),
-    "429": lambda dice: _refusal(429, "too many requests"),
-    "429 with Retry-After": lambda dice: _refusal(429, "too many requests", dice.rng.choice([0.0, dice.seconds, 3600.0])),
-    "500": lambda dice: _refusal(500, "the engine died"),
-    "503": lambda dice: _refusal(503, "shutting down"),
-    "refused": lambda dice: Faults(refuse=True),
+    "malformed event": lambda draw: Faults(body_fault=BodyFault(kind="end", events=draw.event(), data=b'data: {"choices": [{"delta"\n\n')),
+    "garbage": lambda draw: Faults(
+        body_fault=BodyFault(kind="garbage", events=draw.event(), offset=draw.maybe_offset(), data=draw.noise())
+    ),
+    "429": lambda draw: _refusal(429, "too many requests"),
+    "429 with Retry-After": lambda draw: _refusal(429, "too many requests", draw.rng.choice([0.0, draw.seconds, 3600.0])),
+    "500": lambda draw: _refusal(500, "the engine died"),
+    "503": lambda draw: _refusal(503, "shutting down"),
+    "refused": lambda draw: Faults(refuse=True),
     "lost before the body": _before_the_body,
 }
 
@@ -158,7 +160,7 @@ def draw_faults(kind: str, rng: random.Random, *, events: int = 20, seconds: flo
     """
     if kind not in _MAKERS:
         raise ConfigError(f"kind: expected one of {', '.join(FAULT_KINDS)}, got {kind!r}")
-    return _MAKERS[kind](_Dice(rng, events, seconds))
+    return _MAKERS[kind](_FaultDraws(rng, events, seconds))
 
 
 class FaultPlan:
@@ -176,24 +178,24 @@ class FaultPlan:
     """
 
     def __init__(
-        self, seed: int | str, *, kinds: Sequence[str] = FAULT_KINDS, calm: float = 0.25, events: int = 20, seconds: float = 0.1
+        self, seed: int | str, *, kinds: Sequence[str] = FAULT_KINDS, faultless: float = 0.25, events: int = 20, seconds: float = 0.1
     ) -> None:
         self.seed = seed
         self.drawn: list[str] = []
         self._rng = random.Random(seed)
         self._kinds = tuple(kinds)
-        self._calm = calm
+        self._faultless = faultless
         self._events = events
         self._seconds = seconds
         self._faults: list[Faults] = []
 
     def __call__(self) -> Faults:
         """Return the next connection's."""
-        is_calm = self._rng.random() < self._calm
+        is_faultless = self._rng.random() < self._faultless
         kind = self._rng.choice(self._kinds)
         faults = draw_faults(kind, self._rng, events=self._events, seconds=self._seconds)
-        self.drawn.append("calm" if is_calm else kind)
-        self._faults.append(Faults() if is_calm else faults)
+        self.drawn.append("none" if is_faultless else kind)
+        self._faults.append(Faults() if is_faultless else faults)
         return self._faults[-1]
 
     def __repr__(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import Literal
 
-__all__ = ["AnswerReader", "Part", "PlaceFinder"]
+__all__ = ["ResponseReader", "Part", "BodyPositionFinder"]
 
 Part = tuple[Literal["head", "body", "end"], bytes]
 """A whole head, some bytes of a body without its framing, or the end of a body."""
@@ -21,7 +21,7 @@ class _State(Enum):
     ENDLESS = auto()
 
 
-class AnswerReader:
+class ResponseReader:
     """Takes HTTP/1.1 answers of one connection apart; answers to HEAD are beyond it."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class AnswerReader:
         return True
 
 
-class PlaceFinder:
+class BodyPositionFinder:
     """Finds a place in a body that comes in pieces.
 
     Args:

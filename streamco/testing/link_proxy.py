@@ -12,14 +12,14 @@ from collections import deque
 from streamco.errors import ConfigError
 from streamco.testing.listener import Listener
 
-__all__ = ["Lane", "LinkProxy"]
+__all__ = ["LinkDirection", "LinkProxy"]
 
 SEGMENT = 1460  # bytes of a TCP segment on Ethernet
 HEADERS = 40  # bytes of IPv4 and TCP headers a segment
 QUEUE = 262_144  # bytes under way; behind them the sender is slowed down, as a full socket buffer does
 
 
-class Lane:
+class LinkDirection:
     """One direction of a link. Times in seconds.
 
     Args:
@@ -63,7 +63,7 @@ class LinkProxy(Listener):
             raise ConfigError(f"link: expected rtt >= 0 s and mbps above 0, got {rtt} and {mbps}")
         self.rtt = rtt
         rate = None if mbps is None else mbps * 1e6 / 8
-        self._up, self._down = Lane(rtt / 2, rate), Lane(rtt / 2, rate)
+        self._up, self._down = LinkDirection(rtt / 2, rate), LinkDirection(rtt / 2, rate)
         self._target = port
         self._relays: set[asyncio.Task[None]] = set()
 
@@ -102,8 +102,8 @@ class LinkProxy(Listener):
             server_reader, server = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:  # the server is gone: so is the connection
             return
-        ways = (_Way(self._up, reader, server, held=self.rtt), _Way(self._down, server_reader, writer))
-        tasks = [asyncio.create_task(part) for way in ways for part in (way.take(), way.bring())]
+        pipes = (_Pipe(self._up, reader, server, held=self.rtt), _Pipe(self._down, server_reader, writer))
+        tasks = [asyncio.create_task(part) for pipe in pipes for part in (pipe.take(), pipe.bring())]
         try:
             await asyncio.wait([tasks[1], tasks[3]], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -113,10 +113,10 @@ class LinkProxy(Listener):
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class _Way:
+class _Pipe:
     """What is under way in one direction of one connection."""
 
-    def __init__(self, lane: Lane, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, held: float = 0.0) -> None:
+    def __init__(self, lane: LinkDirection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, held: float = 0.0) -> None:
         self._lane = lane
         self._reader = reader
         self._writer = writer

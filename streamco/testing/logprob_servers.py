@@ -18,11 +18,11 @@ from streamco.testing.server import ScriptedServer
 
 __all__ = ["ScriptedSGLang", "ScriptedVLLM"]
 
-Spoil = Callable[[Any], Any]
+Corruption = Callable[[Any], Any]
 _Row = list[tuple[int, float]]  # (id, log-probability), best first
 
 
-class _ScoringServer(ScriptedServer):
+class _LogprobServer(ScriptedServer):
     """What both have in common.
 
     Args:
@@ -52,14 +52,14 @@ class _ScoringServer(ScriptedServer):
         self.key = key
         self.context_tokens = context_tokens
         self.max_logprobs = max_logprobs
-        self.scored = 0  # requests that were answered with scores
+        self.answered = 0  # requests that were answered with scores
         self._tokenize = tokenize
-        self._plan: list[ScriptedResponse | Spoil | None] = []
-        self._serve("/v1/models", self._tell_models)
+        self._plan: list[ScriptedResponse | Corruption | None] = []
+        self._serve("/v1/models", self._list_models)
         self._serve("/tokenize", lambda request: json_answer({"tokens": list(tokenize(request.json()["prompt"]))}))
         self._serve("/v1/completions", self._complete)
 
-    def plan(self, *steps: ScriptedResponse | Spoil | None) -> None:
+    def plan(self, *steps: ScriptedResponse | Corruption | None) -> None:
         """What becomes of the next requests for scores: another answer, a spoilt one (its JSON is changed), the true one (None)."""
         self._plan = list(steps)
 
@@ -72,7 +72,7 @@ class _ScoringServer(ScriptedServer):
         self.route(path, admit)
 
     def _give(self, body: Any) -> ScriptedResponse:
-        self.scored += 1
+        self.answered += 1
         step = self._plan.pop(0) if self._plan else None
         if isinstance(step, ScriptedResponse):
             return step
@@ -81,7 +81,7 @@ class _ScoringServer(ScriptedServer):
     def _refuse(self, message: str, status: int = 400) -> ScriptedResponse:
         return json_answer({"error": {"message": message, "type": "BadRequestError", "param": None, "code": status}}, status=status)
 
-    def _tell_models(self, request: RecordedRequest) -> ScriptedResponse:
+    def _list_models(self, request: RecordedRequest) -> ScriptedResponse:
         entry = {"id": self.model, "object": "model", "owned_by": type(self).__name__.removeprefix("Scripted").lower()}
         return json_answer({"object": "list", "data": [{**entry, "max_model_len": self.context_tokens}]})
 
@@ -117,7 +117,7 @@ class _ScoringServer(ScriptedServer):
         return ScriptedResponse(headers={"Content-Type": "text/event-stream"}, steps=steps)
 
 
-class ScriptedVLLM(_ScoringServer):
+class ScriptedVLLM(_LogprobServer):
     """vLLM 0.32's ``/v1/completions``: entrypoints/openai/completion/serving.py, sampling_params.py, v1/engine/logprobs.py."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -152,7 +152,7 @@ class ScriptedVLLM(_ScoringServer):
         return {str(token): {"logprob": max(value, -9999.0), "rank": place, "decoded_token": f" {token}"} for place, token, value in listed}
 
 
-class ScriptedSGLang(_ScoringServer):
+class ScriptedSGLang(_LogprobServer):
     """SGLang's ``/generate``: managers/tokenizer_manager.py, managers/schedule_batch.py (what the cache may give)."""
 
     def __init__(self, *args: Any, **options: Any) -> None:

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["FakeHost"]
+__all__ = ["FakeSequenceEngine"]
 
 _NEVER = -1e4  # a logit whose exponential is 0
 _NOTHING = 1e-6  # of probability: rounding
 _BATCHES = 9  # of which the median counts
 
 
-class FakeHost:
+class FakeSequenceEngine:
     """Runs the tasks of held sequences; implements what ``HeldSequence`` needs of its engine.
 
     Args:
@@ -69,7 +69,7 @@ class FakeHost:
         self._prefill_s = prefill_s
         self._token_s = token_s
         self._step_time = step_time
-        self._table = SequenceTable(SlotTable(_NoMemory(), places, idle_tokens=context), places, context)
+        self._table = SequenceTable(SlotTable(_NoKVCache(), places, idle_tokens=context), places, context)
         self._work: list[Task] = []
         self._row_times: deque[float] = deque([0.0], _BATCHES)  # seconds of a row of logits, in the last batches
         self._is_busy = False
@@ -185,10 +185,10 @@ class FakeHost:
     def _logits(self, ids: list[int]) -> NDArray[np.float32]:
         import numpy as np
 
-        said = self._successor(ids)
-        rest = (1.0 - sum(said.values())) / max(1, self.vocabulary_size - len(said))
+        found = self._successor(ids)
+        rest = (1.0 - sum(found.values())) / max(1, self.vocabulary_size - len(found))
         logits = np.full(self.vocabulary_size, math.log(rest) if rest > _NOTHING / self.vocabulary_size else _NEVER, dtype=np.float32)
-        for token, probability in said.items():
+        for token, probability in found.items():
             logits[token] = math.log(probability) if probability > 0 else _NEVER
         return logits
 
@@ -235,7 +235,7 @@ def _rows(batch: Sequence[Task]) -> int:
     return sum(1 if task.next_token is not None else task.wanted(task.missing) for task in batch)
 
 
-class _NoMemory:
+class _NoKVCache:
     """Implements ``Memory``: the slots' own lists are all there is."""
 
     def remove(self, sequence: int, start: int, stop: int = -1) -> bool:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from websockets.asyncio.server import Server, ServerConnection
     from websockets.http11 import Request, Response
 
-__all__ = ["Forget", "Refuse", "ScriptedVerifier", "Send", "VerifierStep", "judge"]
+__all__ = ["Crash", "Refuse", "ScriptedVerifier", "Send", "VerifierStep", "verify_draft"]
 
 
 class Refuse(Struct, frozen=True):
@@ -59,7 +59,7 @@ class Refuse(Struct, frozen=True):
     is_about_round: bool = True  # where it answers a draft; False: the session ends
 
 
-class Forget(Struct, frozen=True):
+class Crash(Struct, frozen=True):
     """Cut the connection and lose every session, as a server does that was killed."""
 
 
@@ -69,7 +69,7 @@ class Send(Struct, frozen=True):
     data: bytes
 
 
-VerifierStep = Pause | Cut | Reset | Stall | Refuse | Forget | Send | None
+VerifierStep = Pause | Cut | Reset | Stall | Refuse | Crash | Send | None
 """What becomes of a draft, an open or a resume: answered late, cut, never answered, refused, answered by bytes; None: answered."""
 
 
@@ -124,7 +124,7 @@ class ScriptedVerifier:
         self._codec = VerifyCodec(vocabulary_size, limits)
         self._model = model
         self._tls = tls
-        self._wanted_port = port
+        self._requested_port = port
         self._steps: list[VerifierStep] = []
         self._open_steps: list[VerifierStep] = []
         self._held: dict[bytes, _Session] = {}
@@ -166,7 +166,7 @@ class ScriptedVerifier:
         """What becomes of the next opens and resumes."""
         self._open_steps = list(steps)
 
-    def forget(self) -> None:
+    def lose_sessions(self) -> None:
         """Lose every session; those of open connections are not told."""
         self._held.clear()
 
@@ -183,7 +183,7 @@ class ScriptedVerifier:
         self._server = await serve(
             self._serve,
             "127.0.0.1",
-            self._wanted_port,
+            self._requested_port,
             subprotocols=[Subprotocol(SUBPROTOCOL)],
             compression=None,
             process_request=self._admit,
@@ -198,7 +198,7 @@ class ScriptedVerifier:
         if self._server is None:
             return
         server, self._server = self._server, None
-        self._wanted_port = next(iter(server.sockets)).getsockname()[1]
+        self._requested_port = next(iter(server.sockets)).getsockname()[1]
         server.close(close_connections=False)
         self.cut()
         server.close()
@@ -318,8 +318,8 @@ class _Connection:
             case Reset():
                 self.reset()
                 return
-            case Forget():
-                self._server.forget()
+            case Crash():
+                self._server.lose_sessions()
                 self.reset()
                 return
             case Send(data):
@@ -347,7 +347,7 @@ class _Connection:
                 if held is None:
                     return
                 held.ids[frame.base :] = frame.ids[: frame.given]
-                verdict = judge(self._server.target, held.ids, frame, held.rule, top_k=held.top_k, rng=held.rng)
+                verdict = verify_draft(self._server.target, held.ids, frame, held.rule, top_k=held.top_k, rng=held.rng)
                 held.ids += frame.pending[: verdict.accepted]
                 held.ids += [] if verdict.token is None else [verdict.token]
                 self._protocol.send(verdict)
@@ -370,7 +370,9 @@ class _Connection:
             await self._socket.close(1008)
 
 
-def judge(target: TokenModel, ids: Sequence[int], draft: Draft, rule: Rule, *, top_k: int = 0, rng: Random | None = None) -> VerdictFrame:
+def verify_draft(
+    target: TokenModel, ids: Sequence[int], draft: Draft, rule: Rule, *, top_k: int = 0, rng: Random | None = None
+) -> VerdictFrame:
     """Return what a target says of a draft behind these ids, as ``streamco serve`` would.
 
     Raises:

@@ -6,15 +6,15 @@ from random import Random
 
 import pytest
 
-from streamco.calibration.fit import BUDGETS, JudgedRound, fit_pair, importance_thresholds
+from streamco.calibration.fit import BUDGETS, VerifiedRound, fit_pair, importance_thresholds
 from streamco.errors import ConfigError
 from streamco.policies.acceptance import expected_tokens
 
 
-def judged(accepted: int, window: int = 4, *, confidence: float = 0.5, token: int | None = 99, **changes: object) -> JudgedRound:
+def judged(accepted: int, window: int = 4, *, confidence: float = 0.5, token: int | None = 99, **changes: object) -> VerifiedRound:
     ids = tuple(range(window))
     given = {"ids": ids, "confidences": (confidence,) * window, "accepted": accepted, "token": token, "wait": 0.1, "server": 0.04}
-    return JudgedRound(**(given | changes))  # type: ignore[arg-type]
+    return VerifiedRound(**(given | changes))  # type: ignore[arg-type]
 
 
 def test_the_acceptance_is_the_one_that_gives_as_many_tokens() -> None:
@@ -77,6 +77,6 @@ def test_hits_are_counted_as_branches_would_have_been_drafted() -> None:
 
 
 @pytest.mark.parametrize("rounds", [[], [judged(0, wait=None)], [judged(0, 0)], [judged(4, token=None)]])
-def test_nothing_to_learn_from_is_an_error(rounds: list[JudgedRound]) -> None:
+def test_nothing_to_learn_from_is_an_error(rounds: list[VerifiedRound]) -> None:
     with pytest.raises(ConfigError, match="calibration: expected judged drafts with times"):
         fit_pair(rounds, window=4, step_times=(0.01,))

@@ -246,7 +246,7 @@ async def test_a_connection_that_was_good_for_one_answer_may_fail_in_the_next(op
         world.timeouts = PATIENT
         rng = random.Random(f"{open_world.__name__} again")
         drawn = [draw_faults(kind, rng, events=15, seconds=0.1) for kind in FAULT_KINDS]
-        faults = [Faults(strike=replace(fault.strike, answers=1)) for fault in drawn if fault.strike is not None]
+        faults = [Faults(body_fault=replace(fault.body_fault, answers=1)) for fault in drawn if fault.body_fault is not None]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(ask(world, [fault, Faults()], before=1)) for fault in faults]
     for fault, task in zip(faults, tasks, strict=True):

@@ -15,14 +15,14 @@ from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.device_drafter import DeviceDrafter
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.errors import AllEndpointsFailed, EndpointError, EngineError, StreamClosed, StreamcoError, VerifierError
-from streamco.testing import Cut, Forget, Pause, Refuse, Reset, ScriptedSGLang, ScriptedVLLM
+from streamco.testing import Crash, Cut, Pause, Refuse, Reset, ScriptedSGLang, ScriptedVLLM
 from streamco.wire.verify.errors import OverloadedError
 from tests.client.helpers import tokens_text
 from tests.client.speculating import ALWAYS, HASTY, PROMPT, World
 from tests.support.leaks import holding_nothing_new, settled
 
 
-@pytest.mark.parametrize("step", [Cut(), Reset(), Forget(), Refuse(OverloadedError, retry_after=0.05), Pause(0.05)], ids=type)
+@pytest.mark.parametrize("step", [Cut(), Reset(), Crash(), Refuse(OverloadedError, retry_after=0.05), Pause(0.05)], ids=type)
 async def test_trouble_with_the_verifier_costs_no_token(world: World, step: object) -> None:
     async with world.scripted() as verifier, world.speculating(verifier) as client:
         verifier.script(None, None, step, None, step)  # type: ignore[arg-type]
@@ -40,7 +40,7 @@ async def test_a_verifier_that_is_killed_and_comes_back_empty_goes_on_where_it_w
             text += token.text
             if len(text) > 60 * (kills + 1):
                 kills += 1
-                verifier.forget()
+                verifier.lose_sessions()
                 verifier.cut()
         assert kills > 2
         assert text == world.text()

@@ -22,7 +22,7 @@ async def test_a_speculated_answer_is_the_targets_own(
         async with world.speculating(verifier) as client:
             answer = await client.chat.completions.create(messages=[{"role": "user", "content": PROMPT}], temperature=0, max_tokens=100)
         assert answer.choices[0].message.content == world.text()
-        assert server.scored > 3
+        assert server.answered > 3
     world.close()
 
 

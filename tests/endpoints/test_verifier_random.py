@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from streamco.core.speculation.events import ConnectVerifier, DraftRefused, VerdictReceived, VerifierConnected, VerifierLost
-from streamco.testing import Cut, Forget, Pause, Refuse, Reset, ScriptedVerifier
+from streamco.testing import Crash, Cut, Pause, Refuse, Reset, ScriptedVerifier
 from streamco.testing.verifier import VerifierStep
 from streamco.wire.verify.errors import EvictedError, NotResumableError, OverloadedError, ShuttingDownError, UnknownSessionError
 from tests.endpoints.verifiers.support import DRAFTER, SIZE, TARGET, Talk, an_engine, greedy, verifier_at
@@ -17,7 +17,7 @@ TOKENS = 30
 STEPS: list[VerifierStep] = [
     Cut(),
     Reset(),
-    Forget(),
+    Crash(),
     Pause(0.005),
     Refuse(OverloadedError, retry_after=0.002),
     Refuse(OverloadedError),
@@ -28,7 +28,7 @@ STEPS: list[VerifierStep] = [
 OPEN_STEPS: list[VerifierStep] = [
     Cut(),
     Reset(),
-    Forget(),
+    Crash(),
     Pause(0.005),
     Refuse(OverloadedError, retry_after=0.002),
     Refuse(NotResumableError),

@@ -8,7 +8,17 @@ import random
 import pytest
 
 from streamco.errors import ConfigError
-from streamco.testing import FAULT_KINDS, FaultPlan, FaultProxy, Faults, ScriptedResponse, ScriptedServer, Strike, chunk_event, draw_faults
+from streamco.testing import (
+    FAULT_KINDS,
+    BodyFault,
+    FaultPlan,
+    FaultProxy,
+    Faults,
+    ScriptedResponse,
+    ScriptedServer,
+    chunk_event,
+    draw_faults,
+)
 
 REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n\r\n"
 EVENTS = [chunk_event(text) for text in ("one é", "zwei é", "drei é", "vier é")]
@@ -48,50 +58,50 @@ ALL = framed(*EVENTS) + LAST
 
 
 async def test_a_strike_that_is_never_reached_leaves_the_answer_as_it_was() -> None:
-    received, end = await ask(Faults(strike=Strike(kind="cut", events=9)))
+    received, end = await ask(Faults(body_fault=BodyFault(kind="cut", events=9)))
     assert (body(received), end) == (ALL, "open")
 
 
 async def test_a_cut_inside_an_event_breaks_its_chunk_off() -> None:
-    received, end = await ask(Faults(strike=Strike(kind="cut", events=1, offset=10)))
+    received, end = await ask(Faults(body_fault=BodyFault(kind="cut", events=1, offset=10)))
     assert (body(received), end) == (framed(*EVENTS[:2])[: len(framed(EVENTS[0])) + 4 + 10], "closed")
 
 
 async def test_a_cut_between_events_leaves_whole_chunks_without_the_last_one() -> None:
-    received, end = await ask(Faults(strike=Strike(kind="cut", events=2)))
+    received, end = await ask(Faults(body_fault=BodyFault(kind="cut", events=2)))
     assert (body(received), end) == (framed(*EVENTS[:2]), "closed")
 
 
 async def test_a_cut_in_a_character_ends_behind_its_first_byte() -> None:
-    received, _ = await ask(Faults(strike=Strike(kind="cut", in_character=True)))
+    received, _ = await ask(Faults(body_fault=BodyFault(kind="cut", in_character=True)))
     assert received.endswith("one é".encode()[:-1])
 
 
 async def test_a_strike_resets_or_stalls() -> None:
-    assert (await ask(Faults(strike=Strike(kind="reset", events=1))))[1] == "reset"
-    received, end = await ask(Faults(strike=Strike(kind="stall", events=1, offset=3)))
+    assert (await ask(Faults(body_fault=BodyFault(kind="reset", events=1))))[1] == "reset"
+    received, end = await ask(Faults(body_fault=BodyFault(kind="stall", events=1, offset=3)))
     assert (body(received)[-3:], end) == (b"dat", "open")
 
 
 async def test_a_pause_delays_the_rest_and_loses_nothing() -> None:
-    received, end = await ask(Faults(strike=Strike(kind="pause", events=1, offset=3, seconds=0.01)))
+    received, end = await ask(Faults(body_fault=BodyFault(kind="pause", events=1, offset=3, seconds=0.01)))
     assert (body(received), end) == (framed(EVENTS[0], EVENTS[1][:3], EVENTS[1][3:], *EVENTS[2:]) + LAST, "open")
 
 
 async def test_an_early_end_is_proper_http_and_the_connection_goes_on() -> None:
-    received, end = await ask(Faults(strike=Strike(kind="end", events=2, data=b"data: x\n\n")), requests=2)
+    received, end = await ask(Faults(body_fault=BodyFault(kind="end", events=2, data=b"data: x\n\n")), requests=2)
     first, second = received.split(b"HTTP/1.1")[1:]
     assert body(first) == framed(*EVENTS[:2], b"data: x\n\n") + LAST
     assert (body(second), end) == (ALL, "open")
 
 
 async def test_garbage_takes_the_place_of_framing() -> None:
-    received, end = await ask(Faults(strike=Strike(kind="garbage", events=2, data=b"\xff\x00")))
+    received, end = await ask(Faults(body_fault=BodyFault(kind="garbage", events=2, data=b"\xff\x00")))
     assert (body(received), end) == (framed(*EVENTS[:2]) + b"\xff\x00", "closed")
 
 
 async def test_answers_before_the_struck_one_pass_whole() -> None:
-    received, end = await ask(Faults(strike=Strike(kind="cut", events=1, answers=1)), requests=3)
+    received, end = await ask(Faults(body_fault=BodyFault(kind="cut", events=1, answers=1)), requests=3)
     first, second = received.split(b"HTTP/1.1")[1:]
     assert (body(first), body(second), end) == (ALL, framed(EVENTS[0]), "closed")
 
@@ -114,10 +124,10 @@ async def test_every_kind_is_carried_out(kind: str) -> None:
 
 
 def test_a_plan_draws_the_same_from_the_same_seed_and_says_what() -> None:
-    one, other = FaultPlan(7, calm=0.5), FaultPlan(7, calm=0.5)
+    one, other = FaultPlan(7, faultless=0.5), FaultPlan(7, faultless=0.5)
     assert [one() for _ in range(50)] == [other() for _ in range(50)]
     assert one.drawn == other.drawn
-    assert 10 < one.drawn.count("calm") < 40
+    assert 10 < one.drawn.count("none") < 40
     assert "seed=7" in repr(one)
     assert one.drawn[0] in repr(one)
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from streamco.testing.http_framing import AnswerReader, Part, PlaceFinder
+from streamco.testing.http_framing import BodyPositionFinder, Part, ResponseReader
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nc;note=x\r\n there\r\n you\r\n0\r\nTrailer: x\r\n\r\n"
 SIZED = b"HTTP/1.1 404 No\r\nContent-Length: 3\r\n\r\nabc"
@@ -28,7 +28,7 @@ def joined(parts: list[Part]) -> list[tuple[str, bytes]]:
 @pytest.mark.parametrize("seed", range(20))
 def test_answers_of_every_framing_come_out_whole_however_they_are_cut(seed: int) -> None:
     rng = random.Random(seed)
-    data, reader, parts = CHUNKED + SIZED + NOTHING + ENDLESS, AnswerReader(), []
+    data, reader, parts = CHUNKED + SIZED + NOTHING + ENDLESS, ResponseReader(), []
     while data:
         size = rng.randrange(1, 4 if seed % 2 else 200)
         parts += reader.feed(data[:size])
@@ -40,7 +40,7 @@ def test_answers_of_every_framing_come_out_whole_however_they_are_cut(seed: int)
 
 
 def test_a_reader_says_whether_the_body_is_chunked() -> None:
-    reader = AnswerReader()
+    reader = ResponseReader()
     reader.feed(CHUNKED[:-20])
     assert reader.is_chunked
     reader.feed(CHUNKED[-20:])
@@ -60,23 +60,26 @@ def test_a_reader_says_whether_the_body_is_chunked() -> None:
 )
 @pytest.mark.parametrize("size", [1, 2, 5, 100])
 def test_a_place_is_found_to_the_byte_whatever_the_pieces(events: int, offset: int, in_character: bool, before: str, size: int) -> None:
-    assert passed("data: a\n\ndata: é\n\ndata: b 日\n\n", PlaceFinder(events, offset, in_character=in_character), size) == before.encode()
+    assert (
+        passed("data: a\n\ndata: é\n\ndata: b 日\n\n", BodyPositionFinder(events, offset, in_character=in_character), size)
+        == before.encode()
+    )
 
 
 @pytest.mark.parametrize("size", [1, 4, 100])
 def test_the_middle_of_a_character_is_found_behind_its_first_byte(size: int) -> None:
     text = "data: a\n\ndata: é\n\ndata: b 日\n\n"
-    assert passed(text, PlaceFinder(0, 0, in_character=True), size) == b"data: a\n\ndata: \xc3"
-    assert passed(text, PlaceFinder(2, 0, in_character=True), size) == text.encode()[: text.encode().index("日".encode()) + 1]
+    assert passed(text, BodyPositionFinder(0, 0, in_character=True), size) == b"data: a\n\ndata: \xc3"
+    assert passed(text, BodyPositionFinder(2, 0, in_character=True), size) == text.encode()[: text.encode().index("日".encode()) + 1]
 
 
 def test_a_place_behind_the_end_is_not_found() -> None:
-    assert passed("data: a\n\n", PlaceFinder(2, 0, in_character=False), 3) is None
-    assert passed("data: a\n\n", PlaceFinder(0, 100, in_character=False), 3) is None
-    assert passed("data: a\n\n", PlaceFinder(0, 0, in_character=True), 3) is None
+    assert passed("data: a\n\n", BodyPositionFinder(2, 0, in_character=False), 3) is None
+    assert passed("data: a\n\n", BodyPositionFinder(0, 100, in_character=False), 3) is None
+    assert passed("data: a\n\n", BodyPositionFinder(0, 0, in_character=True), 3) is None
 
 
-def passed(text: str, place: PlaceFinder, size: int) -> bytes | None:
+def passed(text: str, place: BodyPositionFinder, size: int) -> bytes | None:
     """What comes before the place, the text fed in pieces of this size."""
     body = text.encode()
     for start in range(0, len(body), size):

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from streamco.errors import ConfigError
 from streamco.testing import LinkProxy, ScriptedResponse, ScriptedServer
-from streamco.testing.link_proxy import HEADERS, SEGMENT, Lane
+from streamco.testing.link_proxy import HEADERS, SEGMENT, LinkDirection
 
 REQUEST = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
 HEAD = b"HTTP/1.1 200 Scripted\r\nConnection: close\r\n\r\n"
@@ -24,12 +24,12 @@ async def server() -> AsyncIterator[ScriptedServer]:
 
 
 def test_pieces_under_way_do_not_wait_for_one_another() -> None:
-    lane = Lane(0.05, None)
+    lane = LinkDirection(0.05, None)
     assert [lane.send(100, now) for now in (0.0, 0.01, 0.02)] == pytest.approx([0.05, 0.06, 0.07])
 
 
 def test_the_rate_is_shared_and_counts_headers() -> None:
-    lane = Lane(0.1, 1000.0)
+    lane = LinkDirection(0.1, 1000.0)
     assert lane.send(460, 0.0) == pytest.approx(0.5 + 0.1)
     assert lane.send(2 * SEGMENT, 0.2) == pytest.approx(0.5 + 2 * (SEGMENT + HEADERS) / 1000 + 0.1)
     assert lane.send(60, 100.0) == pytest.approx(100.2)

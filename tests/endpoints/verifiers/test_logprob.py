@@ -83,7 +83,7 @@ async def test_an_answer_by_greedy_rounds_is_the_targets_own(bench: Bench) -> No
         talk = Talk(verifier)
         await talk.connect()
         assert await talk.write(len(ANSWER)) == ANSWER
-        assert talk.session.rounds == bench.server.scored - 1, "one sample was scored before"
+        assert talk.session.rounds == bench.server.answered - 1, "one sample was scored before"
         assert any(verdict.accepted for verdict in talk.events if isinstance(verdict, VerdictReceived))
         assert talk.session.bytes_up > 100 * talk.session.rounds
 
@@ -231,7 +231,7 @@ async def test_a_round_that_was_given_up_has_the_server_asked_before_it_counts_a
         await talk.connect()
         bench.server.plan(ScriptedResponse(steps=[Stall()]))
         talk.send(ANSWER[:2])
-        await bench.server.wait_for(lambda server: bench.server.scored == 2)
+        await bench.server.wait_for(lambda server: bench.server.answered == 2)
         asked = len(bench.server.requests)
         talk.session.run(ConnectVerifier(()))
         await talk.next(VerifierConnected)
@@ -342,7 +342,7 @@ async def test_closing_leaves_a_round_that_is_out(bench: Bench) -> None:
         await talk.connect()
         bench.server.plan(ScriptedResponse(steps=[b"{", Stall()]))
         talk.send(ANSWER[:2])
-        await bench.server.wait_for(lambda server: bench.server.scored == 2)
+        await bench.server.wait_for(lambda server: bench.server.answered == 2)
         talk.session.run(CloseVerifier())
         talk.session.run(SendDraft(9, 0, (), ()))
         await talk.session.aclose()

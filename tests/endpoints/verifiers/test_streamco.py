@@ -32,7 +32,7 @@ from streamco.errors import (
     UsageError,
 )
 from streamco.policies.acceptance import Rule, RuleKind
-from streamco.testing import Cut, FaultProxy, Forget, Pause, Refuse, Reset, ScriptedServer, ScriptedVerifier, Send, Stall
+from streamco.testing import Crash, Cut, FaultProxy, Pause, Refuse, Reset, ScriptedServer, ScriptedVerifier, Send, Stall
 from streamco.wire.verify.errors import (
     ContextFullError,
     EvictedError,
@@ -308,7 +308,7 @@ async def test_a_verdict_that_was_lost_on_the_way_is_asked_for_again(server: Scr
 
 
 async def test_a_server_that_forgot_the_session_is_sent_what_the_answer_has(server: ScriptedVerifier) -> None:
-    server.script(None, Forget())
+    server.script(None, Crash())
     async with verifier_at(server.url) as verifier:
         talk = Talk(verifier)
         await talk.connect()
@@ -321,7 +321,7 @@ async def test_a_server_that_forgot_the_session_is_sent_what_the_answer_has(serv
 
 
 async def test_a_session_that_is_opened_anew_throws_other_dice(server: ScriptedVerifier) -> None:
-    server.script(None, Forget())
+    server.script(None, Crash())
     async with verifier_at(server.url) as verifier:
         talk = Talk(verifier, rule=Rule(seed=3))
         await talk.connect()
@@ -367,7 +367,7 @@ async def test_an_open_that_is_never_answered_leaves_no_session_at_the_server(se
         talk.session.run(ConnectVerifier(()))
         await talk.next(VerifierConnected)
         await talk.next(VerifierLost)
-        server.forget()  # the refused one
+        server.lose_sessions()  # the refused one
         await talk.connect()
         assert await talk.write(6) == ANSWER[:6]
         assert server.contexts == [[*PROMPT, *talk.answer]]
@@ -408,7 +408,7 @@ async def test_a_server_that_was_killed_and_started_again_goes_on() -> None:
         talk = Talk(verifier)
         await talk.connect()
         await talk.judged(ANSWER[:3])
-        server.forget()
+        server.lose_sessions()
         await server.aclose()
         await talk.next(VerifierLost)
         talk.session.run(ConnectVerifier(tuple(talk.answer)))

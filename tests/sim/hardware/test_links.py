@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from streamco.errors import ConfigError
 from streamco.sim.hardware.links import ConstantLink, LinkOptions, SimulatedLink, TcpLink, simulated_link
-from streamco.testing.link_proxy import Lane
+from streamco.testing.link_proxy import LinkDirection
 
 ALONE = 100  # bytes of a frame that is one packet
 
@@ -156,7 +156,7 @@ def test_so_many_frames_are_late_as_have_a_packet_that_is_lost(packets: int, sha
 
 @given(frames=st.lists(st.tuples(st.floats(0.0, 0.1), st.integers(1, 20_000)), max_size=20))
 def test_a_link_with_a_rate_takes_as_long_as_the_emulated_one(frames: list[tuple[float, int]]) -> None:
-    link, lane = simulated_link(LinkOptions(rtt_ms=30.0, up_mbps=8.0), Random(1)), Lane(0.015, 1e6)
+    link, lane = simulated_link(LinkOptions(rtt_ms=30.0, up_mbps=8.0), Random(1)), LinkDirection(0.015, 1e6)
     now = 0.0
     for gap, payload in frames:
         now += gap
