@@ -17,11 +17,13 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+import streamco
 from streamco.errors import ConfigError
 from streamco.sim.experiment.scenario import Outcome, Scenario
 
 __all__ = ["ResultStore", "code_digest", "name_of"]
 
+PACKAGE = Path(streamco.__file__).parent
 ASIDE = {"cli", "proxy", "testing", "calibration", "__pycache__"}  # folders of the package that no outcome depends on
 COMPILED = {".so", ".c", ".pyc", ".pyd"}  # made of what is looked at
 LONGEST = 4096  # characters of a path
@@ -102,8 +104,11 @@ def name_of(scenario: Scenario) -> str:
 @cache
 def code_digest(place: str) -> str:
     """Of everything that a run depends on: the package's sources and tables, and the module of the kind."""
-    package = Path(__file__).parents[1]
-    files = {path for path in package.rglob("*") if path.is_file() and path.suffix not in COMPILED and not ASIDE & set(path.parts)}
+    files = {
+        path
+        for path in PACKAGE.rglob("*")
+        if path.is_file() and path.suffix not in COMPILED and not ASIDE & set(path.relative_to(PACKAGE).parts)
+    }
     spec = find_spec(place.partition(":")[0])
     if spec is not None and spec.origin is not None:
         files.add(Path(spec.origin))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import msgspec
 import pytest
 
 from streamco.errors import ConfigError
+from streamco.sim.experiment import result_store
 from streamco.sim.experiment.result_store import ResultStore, code_digest, name_of
 from streamco.sim.experiment.scenario import Outcome, Scenario
 from tests.sim.toys import PLACE
@@ -81,3 +83,21 @@ def test_a_name_changes_with_what_is_in_the_files_that_a_scenario_names(tmp_path
 def test_the_code_is_the_packages_and_the_kinds_own() -> None:
     assert code_digest(PLACE) != code_digest("streamco.sim.experiment.scenario:KINDS")
     assert len(code_digest(PLACE)) == 16
+
+
+def test_the_digest_is_of_the_whole_package_without_what_no_outcome_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(result_store.PACKAGE, tmp_path / "streamco", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    monkeypatch.setattr(result_store, "PACKAGE", tmp_path / "streamco")
+
+    def digest() -> str:
+        code_digest.cache_clear()
+        result_store._digest.cache_clear()
+        return code_digest(PLACE)
+
+    whole = digest()
+    for name, counts in (("cli/main.py", False), ("testing/engine.py", False), ("core/meter.py", True), ("sim/driver.py", True)):
+        with (tmp_path / "streamco" / name).open("a") as file:
+            file.write("# another line\n")
+        assert (digest() != whole) == counts, name
+        whole = digest()
+    code_digest.cache_clear()
