@@ -9,7 +9,7 @@ from streamco.config import SamplingOptions
 from streamco.engines.base import Prediction
 from streamco.engines.sampling import Sampler, top_probabilities
 from streamco.errors import ConfigError
-from streamco.wire.verify.topk import MOST_IDS, TopK, quantise
+from streamco.wire.verify.topk import MAX_IDS, TopK, quantise
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,8 +37,8 @@ class Predictor:
     def __init__(self, sampling: SamplingOptions, top: int, row_ids: int = 0) -> None:
         if not 0 <= top <= MOST_ALTERNATIVES:
             raise ConfigError(f"top: expected 0 to {MOST_ALTERNATIVES}, got {top}")
-        if not 0 <= row_ids <= MOST_IDS:
-            raise ConfigError(f"row_ids: expected 0 to {MOST_IDS}, got {row_ids}")
+        if not 0 <= row_ids <= MAX_IDS:
+            raise ConfigError(f"row_ids: expected 0 to {MAX_IDS}, got {row_ids}")
         self._sampler = Sampler(sampling)
         self._greedy = Sampler(SamplingOptions(temperature=0))
         self._top = top

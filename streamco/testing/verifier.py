@@ -351,7 +351,7 @@ class _Connection:
                 held.ids += frame.pending[: verdict.accepted]
                 held.ids += [] if verdict.token is None else [verdict.token]
                 self._protocol.send(verdict)
-                for begun in self._protocol.take_begun():
+                for begun in self._protocol.take_begun_rounds():
                     self._take_up(begun)
 
     def _resume(self, frame: Resume) -> None:

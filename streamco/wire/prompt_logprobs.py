@@ -51,7 +51,7 @@ class PositionLogprobs(Struct, frozen=True):
 class PromptLogprobs(Struct, frozen=True):
     """What it says of each draft token's place and of the one behind them, whose ``best`` is what it wrote there."""
 
-    places: tuple[PositionLogprobs, ...]
+    positions: tuple[PositionLogprobs, ...]
 
 
 class _Entry(Struct):
@@ -59,7 +59,7 @@ class _Entry(Struct):
     rank: int | None = None
 
 
-class _Written(Struct):
+class _ChoiceLogprobs(Struct):
     top_logprobs: list[dict[str, float] | None] | None = None
 
 
@@ -67,7 +67,7 @@ class _Choice(Struct):
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[Raw] | None = None
-    logprobs: _Written | None = None
+    logprobs: _ChoiceLogprobs | None = None
 
 
 class _Completion(Struct):
@@ -127,16 +127,16 @@ def read_vllm(answer: bytes, ids: Sequence[int], pending: int) -> PromptLogprobs
     """
     (choice,) = _expect_one(_decode(_decode_completion, answer).choices, "choice")
     if choice.prompt_token_ids is not None and choice.prompt_token_ids != list(ids):
-        _refuse(f"the prompt of {len(ids)} ids that was sent", f"another of {len(choice.prompt_token_ids)}")
+        _fail(f"the prompt of {len(ids)} ids that was sent", f"another of {len(choice.prompt_token_ids)}")
     rows = choice.prompt_logprobs or []
     if pending and len(rows) != len(ids):
-        _refuse(f"prompt_logprobs for {len(ids)} tokens", f"{len(rows)} of them")
+        _fail(f"prompt_logprobs for {len(ids)} tokens", f"{len(rows)} of them")
     start = len(ids) - pending
-    places = [_read_vllm_row(rows[at], ids[at], f"row {at}") for at in range(start, len(ids))]
+    positions = [_read_vllm_row(rows[position], ids[position], f"row {position}") for position in range(start, len(ids))]
     (token,) = _expect_one(choice.token_ids or [], "token")
     tops = (choice.logprobs.top_logprobs if choice.logprobs else None) or [{}]
     listed = [(int(key[len(_AS_ID) :]), _finite(value)) for key, value in (tops[0] or {}).items() if _ID.fullmatch(key)]
-    return PromptLogprobs((*places, _behind(token, listed)))
+    return PromptLogprobs((*positions, _position_after(token, listed)))
 
 
 def sglang_request(ids: Sequence[int], pending: int, top: int) -> dict[str, Any]:
@@ -162,19 +162,19 @@ def read_sglang(answer: bytes, ids: Sequence[int], pending: int) -> PromptLogpro
     meta = generated.meta_info
     start = len(ids) - pending
     if meta.prompt_tokens not in {None, len(ids)}:
-        _refuse(f"a prompt of {len(ids)} tokens", f"{meta.prompt_tokens}")
+        _fail(f"a prompt of {len(ids)} tokens", f"{meta.prompt_tokens}")
     if meta.cached_tokens is not None and meta.cached_tokens > start - 1:
-        _refuse(f"at most {start - 1} tokens from its cache, for the others' rows are asked", f"{meta.cached_tokens}")
+        _fail(f"at most {start - 1} tokens from its cache, for the others' rows are asked", f"{meta.cached_tokens}")
     own, tops = meta.input_token_logprobs or [], meta.input_top_logprobs or []
     if pending and (len(own) != pending + 1 or len(tops) != pending + 1):
-        _refuse(f"input logprobs for {pending + 1} tokens", f"{len(own)} and {len(tops)}")
-    for place, entry in enumerate(own[1:] if pending else ()):
-        if entry[1] != ids[start + place]:
-            _refuse(f"the logprob of id {ids[start + place]} at row {place + 1}", f"id {entry[1]}")
-    places = [_read_sglang_row(own[row], tops[row], f"row {row}") for row in range(1, pending + 1)]
+        _fail(f"input logprobs for {pending + 1} tokens", f"{len(own)} and {len(tops)}")
+    for position, entry in enumerate(own[1:] if pending else ()):
+        if entry[1] != ids[start + position]:
+            _fail(f"the logprob of id {ids[start + position]} at row {position + 1}", f"id {entry[1]}")
+    positions = [_read_sglang_row(own[row], tops[row], f"row {row}") for row in range(1, pending + 1)]
     (token,) = _expect_one(generated.output_ids, "token")
     last = (meta.output_top_logprobs or [[]])[0] or []
-    return PromptLogprobs((*places, _behind(token, [(entry[1], _finite(entry[0])) for entry in last])))
+    return PromptLogprobs((*positions, _position_after(token, [(entry[1], _finite(entry[0])) for entry in last])))
 
 
 def _read_vllm_row(raw: Raw, token: int, where: str) -> PositionLogprobs:
@@ -184,34 +184,34 @@ def _read_vllm_row(raw: Raw, token: int, where: str) -> PositionLogprobs:
     except (ValueError, TypeError) as error:
         raise EndpointProtocolError(f"{where}: expected log-probabilities by token id, got {error}") from None
     if token not in entries:
-        _refuse(f"id {token} itself", f"{sorted(entries)[:8]}", where)
+        _fail(f"id {token} itself", f"{sorted(entries)[:8]}", where)
     best = [key for key, entry in entries.items() if entry.rank == 1]
     if len(best) != 1:
-        _refuse("one id of rank 1", f"{len(best)}", where)
-    return _place(best[0], [(key, _finite(entry.logprob)) for key, entry in entries.items()], where)
+        _fail("one id of rank 1", f"{len(best)}", where)
+    return _position(best[0], [(key, _finite(entry.logprob)) for key, entry in entries.items()], where)
 
 
 def _read_sglang_row(own: tuple[float | None, int, Any], top: list[tuple[float | None, int, Any]] | None, where: str) -> PositionLogprobs:
     if not top:
-        _refuse("the likeliest tokens", "none", where)
+        _fail("the likeliest tokens", "none", where)
     listed = {entry[1]: _finite(entry[0]) for entry in top}
     listed.setdefault(own[1], _finite(own[0]))
-    return _place(top[0][1], list(listed.items()), where)
+    return _position(top[0][1], list(listed.items()), where)
 
 
-def _behind(token: int, listed: list[tuple[int, float]]) -> PositionLogprobs:
+def _position_after(token: int, listed: list[tuple[int, float]]) -> PositionLogprobs:
     """Return the place behind the draft; what was written there is the best, also where another is as good."""
     if not any(known == token for known, _ in listed):
         listed = [(token, 0.0 if not listed else max(value for _, value in listed)), *listed]
-    return _place(token, listed, "the last row")
+    return _position(token, listed, "the last row")
 
 
-def _place(best: int, listed: list[tuple[int, float]], where: str) -> PositionLogprobs:
+def _position(best: int, listed: list[tuple[int, float]], where: str) -> PositionLogprobs:
     if min(token for token, _ in listed) < 0:
-        _refuse("token ids", f"{min(token for token, _ in listed)}", where)
+        _fail("token ids", f"{min(token for token, _ in listed)}", where)
     for _, value in listed:
         if math.isnan(value) or value > _ROUNDING:
-            _refuse("logarithms of probabilities", f"{value}", where)
+            _fail("logarithms of probabilities", f"{value}", where)
     listed.sort(key=lambda pair: (-pair[1], pair[0] != best))
     return PositionLogprobs(best, tuple(token for token, _ in listed), tuple(value for _, value in listed))
 
@@ -230,9 +230,9 @@ def _decode(decode: Any, answer: bytes) -> Any:
 
 def _expect_one(found: list[_Read], what: str) -> list[_Read]:
     if len(found) != 1:
-        _refuse(f"one {what}", f"{len(found)}")
+        _fail(f"one {what}", f"{len(found)}")
     return found
 
 
-def _refuse(expected: str, got: str, where: str = "scores") -> NoReturn:
+def _fail(expected: str, got: str, where: str = "scores") -> NoReturn:
     raise EndpointProtocolError(f"{where}: expected {expected}, got {got}")

@@ -22,7 +22,7 @@ _BOM = b"\xef\xbb\xbf"
 _LF = 0x0A
 _COLON = 0x3A
 _NOT_A_FIELD = b"{[<"  # how a line of JSON or HTML begins
-_MOST_DIGITS = 18  # of a number of milliseconds; int() refuses some thousand digits
+_MAX_DIGITS = 18  # of a number of milliseconds; int() refuses some thousand digits
 
 
 class SSEEvent(Struct, frozen=True):
@@ -201,7 +201,7 @@ class SSEParser:
                 kind = value
             elif name == b"id" and b"\0" not in value:
                 self.last_event_id = value.decode("utf-8", "replace")
-            elif name == b"retry" and value.isdigit() and len(value) <= _MOST_DIGITS:
+            elif name == b"retry" and value.isdigit() and len(value) <= _MAX_DIGITS:
                 retry = int(value)
             elif name == b"error":
                 kind = b"error"

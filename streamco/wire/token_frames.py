@@ -191,8 +191,8 @@ class TokenCodec:
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         if max(ids, default=0) >= self.vocabulary_size:
-            place, value = next((place, value) for place, value in enumerate(ids) if value >= self.vocabulary_size)
-            raise TokenIdError(f"token frame, id {place}: expected one of the vocabulary's {self.vocabulary_size} ids, got {value}")
+            position, value = next((position, value) for position, value in enumerate(ids) if value >= self.vocabulary_size)
+            raise TokenIdError(f"token frame, id {position}: expected one of the vocabulary's {self.vocabulary_size} ids, got {value}")
 
 
 def _check_length(data: bytes, count: int, bits: int) -> None:

@@ -242,7 +242,7 @@ class Ends:
             draft = self.out.pop(0)
             accepted = rng.randrange(len(draft.pending) + 1)
             self.server.send(VerdictFrame(draft.session, draft.round_number, accepted, 5))
-            for begun in self.server.take_begun():
+            for begun in self.server.take_begun_rounds():
                 self._serve(begun, rng)
 
     def check_client(self, rng: random.Random) -> str:

@@ -178,7 +178,7 @@ async def _follow(
 async def _measure_shift(verifier: LogprobVerifier, prompt: Sequence[int], own: OwnText, found: Comparison) -> None:
     """Read the answer at once, and see how the distances between the best two have changed."""
     scores, _, _ = await verifier.score([*prompt, *own.ids], len(own.ids), top=_TOP)
-    for place, written in zip(scores.places, own.tops, strict=False):
+    for place, written in zip(scores.positions, own.tops, strict=False):
         first, second, *_ = sorted(written, key=lambda token: -written[token])
         read = dict(zip(place.ids, place.logprobs, strict=True))
         if first in read and second in read:

@@ -76,7 +76,7 @@ def encoded(answer: Any) -> bytes:
 def test_rows_tell_the_best_and_the_drafts_own_and_nothing_is_impossible_but_minus_infinity(
     read: Callable[..., Any], answer: Callable[[], Any]
 ) -> None:
-    first, second, behind = read(encoded(answer()), IDS, 2).places
+    first, second, behind = read(encoded(answer()), IDS, 2).positions
     assert (first.best, first.ids, first.logprobs) == (4, (4, 2), (-0.25, -2.5))
     assert (second.best, second.ids, second.logprobs) == (1, (1, 2, 5), (-0.5, -1.0, -math.inf))
     assert (behind.best, behind.ids, behind.logprobs) == (6, (6, 2), (-0.125, -3.0))
@@ -86,10 +86,10 @@ def test_without_a_draft_no_rows_of_the_prompt_are_asked_for() -> None:
     assert "prompt_logprobs" not in vllm_request("m", IDS, 0, 1)
     answer = vllm_answer()
     answer["choices"][0]["prompt_logprobs"] = None
-    assert [place.best for place in read_vllm(encoded(answer), IDS, 0).places] == [6]
+    assert [place.best for place in read_vllm(encoded(answer), IDS, 0).positions] == [6]
     meta = sglang_answer()
     meta["meta_info"] |= {"input_token_logprobs": [[None, 5, None]], "input_top_logprobs": [None], "cached_tokens": 4}
-    assert [place.best for place in read_sglang(encoded(meta), IDS, 0).places] == [6]
+    assert [place.best for place in read_sglang(encoded(meta), IDS, 0).positions] == [6]
 
 
 def test_requests_ask_for_one_token_and_the_rows_of_the_draft() -> None:
@@ -109,7 +109,7 @@ def test_of_two_as_good_the_one_the_server_put_first_is_the_best() -> None:
         "4": {"logprob": -0.5, "rank": 2},
         "2": {"logprob": -0.5, "rank": 1},
     }
-    assert read_vllm(encoded(answer), IDS, 2).places[0].ids == (2, 4)
+    assert read_vllm(encoded(answer), IDS, 2).positions[0].ids == (2, 4)
 
 
 def choice(change: Callable[[dict[str, Any]], Any]) -> Callable[[Any], Any]:
@@ -201,5 +201,5 @@ def test_any_field_may_be_anything_and_gives_scores_or_our_own_error(value: Any,
             scores = read(encoded(spoilt), IDS, 2)
         except EndpointProtocolError:
             continue
-        assert len(scores.places) == 3
-        assert all(place.best in place.ids for place in scores.places)
+        assert len(scores.positions) == 3
+        assert all(place.best in place.ids for place in scores.positions)

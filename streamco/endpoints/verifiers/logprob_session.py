@@ -190,7 +190,7 @@ class LogprobSession:
                 round=command.round,
                 accepted=verdict.accepted,
                 token=verdict.token,
-                rows=tuple(_tell(place, self._rule, self._top_k) for place in scores.places) if self._top_k else (),
+                rows=tuple(_tell(place, self._rule, self._top_k) for place in scores.positions) if self._top_k else (),
                 compute_seconds=max(0.0, loop.time() - begun - (self._verifier.rtt or 0.0)),
             )
         )
@@ -226,7 +226,7 @@ def verify_logprobs(rule: Rule, draft: Sequence[int], rows: Sequence[TopK], scor
         ConfigError: rule sample without rows.
     """
     drafted_from = [row.distribution() for row in rows]
-    return verify(rule, draft, drafted_from, [_ScoredRow(place) for place in scores.places], rng)
+    return verify(rule, draft, drafted_from, [_ScoredRow(place) for place in scores.positions], rng)
 
 
 class _ScoredRow:

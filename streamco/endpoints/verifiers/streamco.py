@@ -32,7 +32,7 @@ from streamco.errors import ConfigError, EndpointError, StreamClosed, UsageError
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.codec import VerifyCodec
-from streamco.wire.verify.frames import FOLLOWS, PATH, VerifyLimits, Welcome
+from streamco.wire.verify.frames import MAX_FOLLOWS, PATH, VerifyLimits, Welcome
 
 if TYPE_CHECKING:
     import aiohttp
@@ -273,5 +273,5 @@ def _read_welcome(welcome: Welcome) -> VerifierFacts:
         context_tokens=welcome.limits.context_tokens,
         samples_exactly=welcome.is_exact,
         holds_context=True,
-        ahead=FOLLOWS,
+        ahead=MAX_FOLLOWS,
     )

@@ -350,7 +350,7 @@ class SessionManager:
                 ruling.rows,
             )
             session.line.server.send(verdict)
-            self._begun += [(session.line, session, begun) for begun in session.line.server.take_begun()]
+            self._begun += [(session.line, session, begun) for begun in session.line.server.take_begun_rounds()]
 
     def _say_refused(self, session: _Hosted, reason: str, retry_after: float | None) -> None:
         draft, session.draft = session.draft, None

@@ -127,7 +127,7 @@ class _ChoiceParts:
         return Choice(message=message, index=index, finish_reason=self.finish_reason, logprobs=self.logprobs)
 
 
-class _Call:
+class _CallParts:
     def __init__(self) -> None:
         self.id = ""
         self.kind = ""
@@ -144,9 +144,9 @@ class _ToolCalls:
     """
 
     def __init__(self) -> None:
-        self._calls: list[_Call] = []
-        self._by_index: dict[int, _Call] = {}
-        self._by_id: dict[str, _Call] = {}
+        self._calls: list[_CallParts] = []
+        self._by_index: dict[int, _CallParts] = {}
+        self._by_id: dict[str, _CallParts] = {}
 
     def add(self, delta: ToolCallDelta) -> None:
         call = self._find(delta) or self._begin()
@@ -164,7 +164,7 @@ class _ToolCalls:
         if function.arguments:
             call.arguments.append(function.arguments)
 
-    def _find(self, delta: ToolCallDelta) -> _Call | None:
+    def _find(self, delta: ToolCallDelta) -> _CallParts | None:
         if delta.index is not None:
             call = self._by_index.get(delta.index)
             return None if call is not None and delta.id and call.id and delta.id != call.id else call
@@ -174,8 +174,8 @@ class _ToolCalls:
         has_new_name = delta.function is not None and bool(delta.function.name)
         return None if last is not None and last.arguments and has_new_name else last
 
-    def _begin(self) -> _Call:
-        self._calls.append(_Call())
+    def _begin(self) -> _CallParts:
+        self._calls.append(_CallParts())
         return self._calls[-1]
 
     def tool_calls(self) -> list[ToolCall]:

@@ -152,8 +152,8 @@ def _find_status(value: Any) -> int | None:
     if inner is not None:
         return inner
     named = [value.get(key) for key in ("code", "status_code", "status", "http_code", "type")]
-    meant = [_read_number(name) for name in named] + [_STATUS_BY_NAME.get(_fold(name)) for name in named]
-    return next((status for status in meant if status is not None), None)
+    statuses = [_read_number(name) for name in named] + [_STATUS_BY_NAME.get(_fold(name)) for name in named]
+    return next((status for status in statuses if status is not None), None)
 
 
 def _fold(name: Any) -> str:

@@ -24,8 +24,8 @@ from streamco.openai_types import (
 
 __all__ = ["CumulativeText", "build_chunk", "build_usage", "decode_object", "find_usage"]
 
-_MOST_LEVELS = 100  # real answers have ten; what walks a value calls itself a level, and Python's stack is the caller's too
-_SAFE_DIGITS = 18  # of integers that fit 64 bits whatever the digits are
+_MAX_LEVELS = 100  # real answers have ten; what walks a value calls itself a level, and Python's stack is the caller's too
+_MAX_DIGITS = 18  # of integers that fit 64 bits whatever the digits are
 
 _Details = TypeVar("_Details", PromptTokensDetails, CompletionTokensDetails)
 
@@ -37,16 +37,16 @@ def decode_object(data: bytes) -> Any:
         ValueError: it is not JSON at all, or nested deeper than 100 levels.
     """
     try:
-        value = _decode_sound(data)
+        value = _decode_strict(data)
         if value is None:
             value = json.loads(data.decode("utf-8", "replace"), strict=False, parse_int=_read_integer)
-            return _mend(_check_depth(value, data))
+            return _repair_text(_check_depth(value, data))
         return _check_depth(value, data)
     except RecursionError as exc:
         raise _too_deep() from exc
 
 
-def _decode_sound(data: bytes) -> Any:
+def _decode_strict(data: bytes) -> Any:
     """Return the value, None where it is null or where there is a fault in it."""
     try:
         return msgspec.json.decode(data)
@@ -56,15 +56,15 @@ def _decode_sound(data: bytes) -> Any:
 
 def _read_integer(digits: str) -> int | float:
     """Long ones become floats: ``int`` refuses thousands of digits, and an answer has no use for them."""
-    return int(digits) if len(digits) <= _SAFE_DIGITS else float(digits)
+    return int(digits) if len(digits) <= _MAX_DIGITS else float(digits)
 
 
 def _check_depth(value: Any, data: bytes) -> Any:
     """Give the value back, level by level looked at where its text has brackets enough to be deep."""
-    if data.count(b"[") + data.count(b"{") <= _MOST_LEVELS:
+    if data.count(b"[") + data.count(b"{") <= _MAX_LEVELS:
         return value
     level = [value]
-    for _ in range(_MOST_LEVELS + 1):
+    for _ in range(_MAX_LEVELS + 1):
         holders = [item for item in level if isinstance(item, dict | list)]
         level = [item for holder in holders for item in (holder.values() if isinstance(holder, dict) else holder)]
     if level:
@@ -73,18 +73,18 @@ def _check_depth(value: Any, data: bytes) -> Any:
 
 
 def _too_deep() -> ValueError:
-    return ValueError(f"expected JSON of at most {_MOST_LEVELS} levels, got more")
+    return ValueError(f"expected JSON of at most {_MAX_LEVELS} levels, got more")
 
 
-def _mend(value: Any) -> Any:
+def _repair_text(value: Any) -> Any:
     """Replace lone surrogates, which no encoder takes, and join those that an escape had split."""
     match value:
         case str():
             return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         case dict():
-            return {_mend(key): _mend(item) for key, item in value.items()}
+            return {_repair_text(key): _repair_text(item) for key, item in value.items()}
         case list():
-            return [_mend(item) for item in value]
+            return [_repair_text(item) for item in value]
     return value
 
 
@@ -206,9 +206,9 @@ def _text(value: Any) -> str | None:
 
 def _count(value: Any) -> int:
     """Return a whole number out of 3, 3.0 or "3"; 0 for anything else, and for what no counter reaches."""
-    if isinstance(value, str) and len(value) <= _SAFE_DIGITS and value.isascii() and value.isdigit():
+    if isinstance(value, str) and len(value) <= _MAX_DIGITS and value.isascii() and value.isdigit():
         return int(value)
-    return int(value) if isinstance(value, int | float) and abs(value) < 10**_SAFE_DIGITS else 0
+    return int(value) if isinstance(value, int | float) and abs(value) < 10**_MAX_DIGITS else 0
 
 
 def _get(value: Any, key: str) -> Any:

@@ -149,14 +149,14 @@ class ChatStreamParser:
         self.tokens = 0
         try:
             value = decode_body(body)
-            if self._notice_error(value):
+            if self._record_error(value):
                 return []
             chunks = split_answer(value)
         except EndpointProtocolError as exc:
             self._fail(exc)
             return []
         for chunk in chunks:
-            self._account(chunk)
+            self._count_chunk(chunk)
         self.is_done = True
         if self.tokens and self.usage is not None and self.usage.completion_tokens:
             self.tokens = self.usage.completion_tokens
@@ -204,7 +204,7 @@ class ChatStreamParser:
             try:
                 chunk = decode(payload)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                kept = self._read_odd(payload)
+                kept = self._read_untyped(payload)
             else:
                 choices = chunk.choices
                 if len(choices) == 1 and chunk.usage is None:
@@ -221,7 +221,7 @@ class ChatStreamParser:
                             tokens += len(ids) if ids else 1 if len(piece) <= ONE_TOKEN else estimate_tokens(piece)
                             chunks.append(chunk)
                             continue
-                kept = self._read_rest(chunk, payload)
+                kept = self._read_non_content(chunk, payload)
             if kept is not None:
                 chunks.append(kept)
             if not self._is_streaming:
@@ -239,7 +239,7 @@ class ChatStreamParser:
             self.is_done = False
             self._fail(EndpointProtocolError(f"expected chunks with choices before [DONE], got {self.events} events without"))
 
-    def _read_odd(self, payload: bytes) -> ChatCompletionChunk | None:
+    def _read_untyped(self, payload: bytes) -> ChatCompletionChunk | None:
         """Return an event that the typed decoder refused; None when there is nothing to give for it."""
         payload = payload.strip()
         if payload == _DONE:
@@ -247,12 +247,12 @@ class ChatStreamParser:
             self._is_streaming = False
         if self.is_done or not payload:
             return None
-        value = self._decode_freely(payload)
-        if not value or self._notice_error(value):
+        value = self._decode_lenient(payload)
+        if not value or self._record_error(value):
             return None
-        return self._read_rest(build_chunk(value), payload, is_built=True)
+        return self._read_non_content(build_chunk(value), payload, is_built=True)
 
-    def _read_rest(self, chunk: ChatCompletionChunk, payload: bytes, *, is_built: bool = False) -> ChatCompletionChunk | None:
+    def _read_non_content(self, chunk: ChatCompletionChunk, payload: bytes, *, is_built: bool = False) -> ChatCompletionChunk | None:
         """Return an event that is not plain content: account for it; look without types at one that seems empty. None: drop it.
 
         ``is_built``: the chunk came from ``build_chunk``, not from the typed decoder.
@@ -260,24 +260,24 @@ class ChatStreamParser:
         is_whole = bool(chunk.choices) and b'"delta"' not in payload and b'"message"' in payload
         if is_whole:
             if not is_built:
-                chunk = build_chunk(self._decode_freely(payload))
+                chunk = build_chunk(self._decode_lenient(payload))
             if not self._cumulative.has_begun:
                 self._cumulative.begin(self.partial_text())
             self._cumulative.keep_new(chunk)
         before = self.tokens
-        self._account(chunk)
+        self._count_chunk(chunk)
         is_empty = self.tokens == before
         if any(choice.finish_reason == "error" for choice in chunk.choices):
-            self._notice_error(self._decode_freely(payload), otherwise='finish_reason "error" without an error object')
+            self._record_error(self._decode_lenient(payload), otherwise='finish_reason "error" without an error object')
         elif is_empty and b'"error"' in payload:
-            self._notice_error(self._decode_freely(payload))
+            self._record_error(self._decode_lenient(payload))
         elif chunk.usage is None and b'"x_groq"' in payload:
-            chunk.usage = find_usage(self._decode_freely(payload))
+            chunk.usage = find_usage(self._decode_lenient(payload))
             self.usage = chunk.usage or self.usage
         is_known = chunk.choices or chunk.usage is not None or b'"choices"' in payload
         return chunk if is_known and not (is_empty and self.error is not None) else None
 
-    def _decode_freely(self, payload: bytes) -> dict[str, Any]:
+    def _decode_lenient(self, payload: bytes) -> dict[str, Any]:
         """Return an event's object without types; empty when it is none, and ``error`` is set when it isn't JSON."""
         try:
             value = decode_object(payload)
@@ -286,7 +286,7 @@ class ChatStreamParser:
             return {}
         return value if isinstance(value, dict) else {}
 
-    def _account(self, chunk: ChatCompletionChunk) -> None:
+    def _count_chunk(self, chunk: ChatCompletionChunk) -> None:
         if chunk.usage is not None:
             self.usage = chunk.usage
         for choice in chunk.choices:
@@ -300,7 +300,7 @@ class ChatStreamParser:
                 if choice.index == 0 or self.finish_reason is None:
                     self.finish_reason = choice.finish_reason
 
-    def _notice_error(self, value: Any, *, otherwise: str | None = None) -> bool:
+    def _record_error(self, value: Any, *, otherwise: str | None = None) -> bool:
         """Leave an in-band error in ``error``; False when ``value`` holds none and there is no ``otherwise``."""
         error = find_error(value)
         if error is None:

@@ -48,9 +48,9 @@ def check_draft(draft: Draft, limits: VerifyLimits) -> None:
         return
     if len(draft.rows) != len(pending):
         raise MalformedFrameError(f"draft: expected no row or one for each of {len(pending)} ids to judge, got {len(draft.rows)}")
-    for place, (token, row) in enumerate(zip(pending, draft.rows, strict=True)):
+    for position, (token, row) in enumerate(zip(pending, draft.rows, strict=True)):
         if token not in row.ids:
-            raise MalformedFrameError(f"draft, row {place}: expected the drafted id {token} among its ids, got {row.ids}")
+            raise MalformedFrameError(f"draft, row {position}: expected the drafted id {token} among its ids, got {row.ids}")
 
 
 def check_follow(follow: Follow, limits: VerifyLimits, vocabulary_size: int) -> None:
@@ -60,7 +60,7 @@ def check_follow(follow: Follow, limits: VerifyLimits, vocabulary_size: int) -> 
         FrameSizeError: more ids to judge than the limit.
         MalformedFrameError: it isn't so, or its round isn't behind the other one.
     """
-    check_draft(follow.behind(0), limits)
+    check_draft(follow.as_round(0), limits)
     if follow.after >= follow.round_number:
         raise MalformedFrameError(f"follow: expected a round above {follow.after}, which it comes behind, got {follow.round_number}")
     if not 0 <= follow.token < vocabulary_size:
@@ -93,7 +93,7 @@ def check_answer(verdict: VerdictFrame, draft: Draft, top_k: int) -> None:
             f"{where}: expected at most {len(pending)} accepted tokens, got {verdict.accepted}", session=draft.session
         )
     if verdict.accepted < len(pending) and verdict.token in {None, pending[verdict.accepted]}:
-        message = f"{where}: expected a correction of {pending[verdict.accepted]} at place {verdict.accepted}, got {verdict.token}"
+        message = f"{where}: expected a correction of {pending[verdict.accepted]} at position {verdict.accepted}, got {verdict.token}"
         raise MalformedFrameError(message, session=draft.session)
     if len(verdict.rows) != (len(pending) + 1 if top_k else 0) or any(len(row.ids) > top_k for row in verdict.rows):
         message = f"{where}: expected {len(pending) + 1 if top_k else 0} rows of at most {top_k} ids, got {len(verdict.rows)}"

@@ -17,7 +17,7 @@ from streamco.wire.verify.checks import check_answer, prefix_hash
 from streamco.wire.verify.codec import VerifyCodec
 from streamco.wire.verify.errors import MalformedFrameError, NotResumableError, UnexpectedFrameError, VerifyProtocolError, VersionError
 from streamco.wire.verify.frames import (
-    FOLLOWS,
+    MAX_FOLLOWS,
     VERSIONS,
     Close,
     Draft,
@@ -40,7 +40,7 @@ __all__ = ["VerifyClient"]
 
 
 @dataclass(slots=True)
-class _Session:
+class _ClientSession:
     length: int  # tokens of its context, the last verdict included
     top_k: int
     is_opened: bool = False
@@ -64,7 +64,7 @@ class VerifyClient:
         self.codec = codec
         self.welcome: Welcome | None = None
         self.is_closed = False
-        self._sessions: dict[int, _Session] = {}
+        self._sessions: dict[int, _ClientSession] = {}
         self._last_session = -1
         hello = Hello(*VERSIONS, vocabulary, codec.vocabulary_size, token, agent)
         self._messages = [codec.encode(hello)]
@@ -106,8 +106,8 @@ class VerifyClient:
             VerifyProtocolError: it doesn't fit a frame.
         """
         number = self._next_number()
-        self._say(Open(number, rule, top_k, reserve, tuple(ids)))
-        self._admit(number, _Session(len(ids), top_k))
+        self._queue(Open(number, rule, top_k, reserve, tuple(ids)))
+        self._add(number, _ClientSession(len(ids), top_k))
         return number
 
     def extend(self, session: int, base: int, ids: Sequence[int]) -> None:
@@ -118,7 +118,7 @@ class VerifyClient:
             VerifyProtocolError: it doesn't fit a frame.
         """
         held = self._find_idle(session, base)
-        self._say(Extend(session, base, tuple(ids)))
+        self._queue(Extend(session, base, tuple(ids)))
         held.length = base + len(ids)
 
     def draft(self, session: int, base: int, ids: Sequence[int], *, given: int = 0, rows: Sequence[TopK] = ()) -> int:
@@ -130,14 +130,14 @@ class VerifyClient:
         """
         held = self._find_idle(session, base)
         draft = Draft(session, held.last_round + 1, base, tuple(ids), given, tuple(rows))
-        self._say(draft)
+        self._queue(draft)
         held.last_round, held.draft = draft.round_number, draft
         return draft.round_number
 
     def follow(self, session: int, accepted: int, token: int, ids: Sequence[int], *, rows: Sequence[TopK] = ()) -> int:
         """Send a draft ahead, to be the next round if the verdict of the one that is out is just this; gives its number.
 
-        Where it is, that round is out as soon as ``receive`` has given the verdict. Behind one round there is room for ``FOLLOWS``.
+        Where it is, that round is out as soon as ``receive`` has given the verdict. Behind one round there is room for ``MAX_FOLLOWS``.
 
         Args:
             accepted: tokens of the draft that is out which stay.
@@ -153,10 +153,10 @@ class VerifyClient:
         out = held.draft
         if out is None or not 0 <= accepted <= len(out.pending):
             raise UsageError(f"session {session}: expected a round of at least {accepted} tokens to be out, got none")
-        if len(held.follows) >= FOLLOWS or any((each.accepted, each.token) == (accepted, token) for each in held.follows):
-            raise UsageError(f"session {session}: expected at most {FOLLOWS} drafts ahead, each for another verdict, got one more")
+        if len(held.follows) >= MAX_FOLLOWS or any((each.accepted, each.token) == (accepted, token) for each in held.follows):
+            raise UsageError(f"session {session}: expected at most {MAX_FOLLOWS} drafts ahead, each for another verdict, got one more")
         follow = Follow(session, held.last_round + 1, out.round_number, accepted, token, tuple(ids), tuple(rows))
-        self._say(follow)
+        self._queue(follow)
         held.last_round = follow.round_number
         held.follows.append(follow)
         return follow.round_number
@@ -169,14 +169,14 @@ class VerifyClient:
             VerifyProtocolError: it doesn't fit a frame.
         """
         number = self._next_number()
-        self._say(Resume(number, key, len(ids), prefix_hash(ids)))
-        self._admit(number, _Session(0, top_k, resumed_with=tuple(ids)))
+        self._queue(Resume(number, key, len(ids), prefix_hash(ids)))
+        self._add(number, _ClientSession(0, top_k, resumed_with=tuple(ids)))
         return number
 
     def close(self, session: int) -> None:
         """End a session; one that is over already is left alone."""
         if self._sessions.pop(session, None) is not None and not self.is_closed:
-            self._say(Close(session))
+            self._queue(Close(session))
 
     def receive(self, message: bytes | str) -> ServerFrame | None:
         """Return what the server said, None where it is about something that is over.
@@ -189,29 +189,29 @@ class VerifyClient:
         try:
             if isinstance(message, str):
                 raise MalformedFrameError(f"message: expected bytes, got text of {len(message)} characters")
-            return self._take(self.codec.decode_down(message))
+            return self._handle(self.codec.decode_down(message))
         except VerifyProtocolError:
             self._end()
             raise
 
-    def _take(self, frame: ServerFrame) -> ServerFrame | None:
+    def _handle(self, frame: ServerFrame) -> ServerFrame | None:
         if self.welcome is None and not isinstance(frame, Welcome | Refusal):
             raise UnexpectedFrameError(f"connection: expected a welcome first, got {type(frame).__name__}")
         match frame:
             case VerdictFrame():
-                return self._take_verdict(frame)
+                return self._handle_verdict(frame)
             case Opened():
-                return self._take_opened(frame)
+                return self._handle_opened(frame)
             case Resumed():
-                return self._take_resumed(frame)
+                return self._handle_resumed(frame)
             case Refusal():
-                return self._take_refusal(frame)
+                return self._handle_refusal(frame)
             case Welcome():
-                return self._take_welcome(frame)
+                return self._handle_welcome(frame)
             case _ as never:
                 assert_never(never)
 
-    def _take_welcome(self, frame: Welcome) -> Welcome:
+    def _handle_welcome(self, frame: Welcome) -> Welcome:
         if self.welcome is not None:
             raise UnexpectedFrameError("welcome: expected one a connection, got another")
         if not VERSIONS[0] <= frame.version <= VERSIONS[1]:
@@ -220,7 +220,7 @@ class VerifyClient:
         self.codec = self.codec.within(frame.limits)
         return frame
 
-    def _take_opened(self, frame: Opened) -> Opened | None:
+    def _handle_opened(self, frame: Opened) -> Opened | None:
         held = self._sessions.get(frame.session)
         if held is None:
             return None
@@ -229,25 +229,25 @@ class VerifyClient:
         held.is_opened = True
         return frame
 
-    def _take_verdict(self, frame: VerdictFrame) -> VerdictFrame | None:
+    def _handle_verdict(self, frame: VerdictFrame) -> VerdictFrame | None:
         held = self._sessions.get(frame.session)
         if held is None or held.draft is None or held.draft.round_number != frame.round_number:
             return None
         check_answer(frame, held.draft, held.top_k)
         held.length = held.draft.base + held.draft.given + frame.accepted + (frame.token is not None)
-        met = next((follow for follow in held.follows if follow.is_met(frame)), None)
-        held.draft = None if met is None else met.behind(held.length)
+        matching = next((follow for follow in held.follows if follow.matches(frame)), None)
+        held.draft = None if matching is None else matching.as_round(held.length)
         held.follows.clear()
         return frame
 
-    def _take_resumed(self, frame: Resumed) -> Resumed | Refusal | None:
+    def _handle_resumed(self, frame: Resumed) -> Resumed | Refusal | None:
         held = self._sessions.get(frame.session)
         if held is None:
             return None
         ids = held.resumed_with
         if ids is None or frame.base > len(ids):
-            most = 0 if ids is None else len(ids)
-            message = f"session {frame.session}: expected to be resumed once, at {most} tokens at most, got {frame.base}"
+            max_base = 0 if ids is None else len(ids)
+            message = f"session {frame.session}: expected to be resumed once, at {max_base} tokens at most, got {frame.base}"
             raise UnexpectedFrameError(message, session=frame.session)
         if prefix_hash(ids[: frame.base]) != frame.prefix:
             self.close(frame.session)
@@ -256,7 +256,7 @@ class VerifyClient:
         held.length, held.resumed_with, held.is_opened = frame.base, None, True
         return frame
 
-    def _take_refusal(self, frame: Refusal) -> Refusal | None:
+    def _handle_refusal(self, frame: Refusal) -> Refusal | None:
         match frame.error().scope:
             case "connection":
                 self._end()
@@ -274,7 +274,7 @@ class VerifyClient:
                 assert_never(never)
         return frame
 
-    def _say(self, frame: Open | Extend | Draft | Follow | Resume | Close) -> None:
+    def _queue(self, frame: Open | Extend | Draft | Follow | Resume | Close) -> None:
         self._messages.append(self.codec.encode(frame))
 
     def _end(self) -> None:
@@ -286,16 +286,16 @@ class VerifyClient:
             raise UsageError(f"verifier: expected a welcomed connection, got one that is {'closed' if self.is_closed else 'not yet'}")
         return self._last_session + 1
 
-    def _admit(self, number: int, session: _Session) -> None:
+    def _add(self, number: int, session: _ClientSession) -> None:
         self._last_session, self._sessions[number] = number, session
 
-    def _find(self, session: int) -> _Session:
+    def _find(self, session: int) -> _ClientSession:
         held = self._sessions.get(session)
         if held is None:
             raise UsageError(f"session {session}: expected one that is open, got none")
         return held
 
-    def _find_idle(self, session: int, base: int) -> _Session:
+    def _find_idle(self, session: int, base: int) -> _ClientSession:
         held = self._find(session)
         if held.draft is not None:
             raise UsageError(f"session {session}: expected no round to be out, got round {held.draft.round_number}")

@@ -40,12 +40,12 @@ from streamco.wire.verify.frames import (
 )
 from streamco.wire.verify.topk import TopK, pack_rows, unpack_rows
 
-__all__ = ["HELLO", "LEAST_FRAME_BYTES", "VerifyCodec", "frame_number", "hello_versions"]
+__all__ = ["HELLO", "MIN_FRAME_BYTES", "VerifyCodec", "frame_number", "hello_versions"]
 
 HELLO = 1
 """The number of the hello frame."""
 
-LEAST_FRAME_BYTES = 1 << 15
+MIN_FRAME_BYTES = 1 << 15
 """What every peer takes in one frame."""
 
 _DRAFT = 4
@@ -123,7 +123,7 @@ def frame_number(message: bytes) -> int:
     try:
         return _decode_head(message).number
     except (ValueError, RecursionError) as error:
-        _refuse("frame", error)
+        _raise_malformed("frame", error)
 
 
 def hello_versions(message: bytes) -> tuple[int, int]:
@@ -135,7 +135,7 @@ def hello_versions(message: bytes) -> tuple[int, int]:
     try:
         offer = _decode_versions(message)
     except (ValueError, RecursionError) as error:
-        _refuse("hello", error)
+        _raise_malformed("hello", error)
     return offer.first, offer.last
 
 
@@ -160,14 +160,14 @@ class VerifyCodec:
         self.vocabulary_size = vocabulary_size
         self.bits = max(8, bits_for(vocabulary_size))
         self.limits = limits or VerifyLimits()
-        if self.limits.frame_bytes < LEAST_FRAME_BYTES:
-            raise ConfigError(f"frame_bytes: expected at least {LEAST_FRAME_BYTES}, got {self.limits.frame_bytes}")
+        if self.limits.frame_bytes < MIN_FRAME_BYTES:
+            raise ConfigError(f"frame_bytes: expected at least {MIN_FRAME_BYTES}, got {self.limits.frame_bytes}")
 
     def within(self, limits: VerifyLimits) -> VerifyCodec:
         """Return the same with the smaller of each limit, as far as a codec may be small."""
         ours = self.limits
         smaller = VerifyLimits(
-            frame_bytes=max(LEAST_FRAME_BYTES, min(ours.frame_bytes, limits.frame_bytes)),
+            frame_bytes=max(MIN_FRAME_BYTES, min(ours.frame_bytes, limits.frame_bytes)),
             context_tokens=min(ours.context_tokens, limits.context_tokens),
             draft_tokens=min(ours.draft_tokens, limits.draft_tokens),
             top_k=min(ours.top_k, limits.top_k),
@@ -184,9 +184,9 @@ class VerifyCodec:
                 message = _encode((_DRAFT, *fields, pack_rows(frame.rows, self.bits)) if frame.rows else (_DRAFT, *fields))
             case Follow():
                 check_follow(frame, self.limits, self.vocabulary_size)
-                bet = (frame.session, frame.round_number, frame.after, frame.accepted, frame.token)
+                expected = (frame.session, frame.round_number, frame.after, frame.accepted, frame.token)
                 rows = (pack_rows(frame.rows, self.bits),) if frame.rows else ()
-                message = _encode((_FOLLOW, *bet, self._pack(frame.ids), *rows))
+                message = _encode((_FOLLOW, *expected, self._pack(frame.ids), *rows))
             case VerdictFrame():
                 check_verdict(frame, self.limits, self.vocabulary_size)
                 result = (frame.session, frame.round_number, frame.accepted, frame.token)
@@ -209,7 +209,7 @@ class VerifyCodec:
         try:
             frame: Hello | _Open | _Extend | _Draft | _Follow | Resume | Close = _decode_up(message)
         except (ValueError, RecursionError) as error:
-            _refuse("frame from the client", error)
+            _raise_malformed("frame from the client", error)
         match frame:
             case _Draft() | _Follow():
                 return self._read_round(frame)
@@ -227,7 +227,7 @@ class VerifyCodec:
         try:
             frame: Welcome | Opened | _Verdict | Resumed | Refusal = _decode_down(message)
         except (ValueError, RecursionError) as error:
-            _refuse("frame from the server", error)
+            _raise_malformed("frame from the server", error)
         if not isinstance(frame, _Verdict):
             return frame
         rows = self._unpack_rows(frame.rows, self.limits.draft_tokens + 1)
@@ -283,7 +283,7 @@ class VerifyCodec:
             raise FrameSizeError(f"ids: expected at most {self.limits.context_tokens}, got {count}")
 
 
-def _refuse(what: str, error: Exception) -> NoReturn:
+def _raise_malformed(what: str, error: Exception) -> NoReturn:
     """What msgspec found, as the protocol's own error."""
     if isinstance(error, RecursionError):
         raise MalformedFrameError(f"{what}: expected arrays of little depth, got deeper ones") from None

@@ -20,7 +20,7 @@ __all__ = [
     "Close",
     "Draft",
     "Extend",
-    "FOLLOWS",
+    "MAX_FOLLOWS",
     "Follow",
     "Hello",
     "Open",
@@ -46,7 +46,7 @@ SUBPROTOCOL = "streamco-verify"
 VERSIONS = (1, 1)
 """The first and the last version of the protocol that this package speaks."""
 
-FOLLOWS = 4
+MAX_FOLLOWS = 4
 """Drafts that may be sent ahead behind one round."""
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
@@ -136,11 +136,11 @@ class Follow(Struct, frozen=True, gc=False):
     ids: tuple[int, ...]
     rows: tuple[TopK, ...] = ()
 
-    def is_met(self, verdict: VerdictFrame) -> bool:
+    def matches(self, verdict: VerdictFrame) -> bool:
         """Return True if this verdict is what it bets on."""
         return (verdict.round_number, verdict.accepted, verdict.token) == (self.after, self.accepted, self.token)
 
-    def behind(self, base: int) -> Draft:
+    def as_round(self, base: int) -> Draft:
         """Return the round that it is where its bet is won, behind a context of ``base`` tokens."""
         return Draft(self.session, self.round_number, base, self.ids, 0, self.rows)
 

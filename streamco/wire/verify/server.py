@@ -33,7 +33,7 @@ from streamco.wire.verify.errors import (
     WrongBaseError,
 )
 from streamco.wire.verify.frames import (
-    FOLLOWS,
+    MAX_FOLLOWS,
     VERSIONS,
     Close,
     Draft,
@@ -50,11 +50,11 @@ from streamco.wire.verify.frames import (
     Welcome,
 )
 
-__all__ = ["ServerSessions", "Told", "VerifyServer"]
+__all__ = ["ServerSessions", "AcceptedFrame", "VerifyServer"]
 
 
 @dataclass(slots=True)
-class _Session:
+class _ServerSession:
     length: int | None  # tokens of its context; None: asked to be resumed, not yet known
     rule: Rule
     last_round: int = -1
@@ -71,7 +71,7 @@ class ServerSessions:
     def __init__(self, limits: VerifyLimits, rules: frozenset[RuleKind]) -> None:
         self._limits = limits
         self._rules = rules
-        self._by_number: dict[int, _Session] = {}
+        self._by_number: dict[int, _ServerSession] = {}
         self._last = -1
 
     def __contains__(self, number: int | None) -> bool:
@@ -94,12 +94,12 @@ class ServerSessions:
         if frame.top_k > self._limits.top_k:
             raise FrameSizeError(f"open: expected rows of at most {self._limits.top_k} ids, got {frame.top_k}", session=number)
         self._check_length(max(len(frame.ids), frame.reserve), number, None)
-        self._by_number[number] = _Session(len(frame.ids), frame.rule)
+        self._by_number[number] = _ServerSession(len(frame.ids), frame.rule)
 
     def resume(self, number: int) -> None:
         """A session is asked for; nothing is allowed in it before ``resumed``."""
         self._check_number(number)
-        self._by_number[number] = _Session(None, Rule())
+        self._by_number[number] = _ServerSession(None, Rule())
 
     def resumed(self, number: int, base: int, rule: Rule) -> bool:
         """It goes on behind ``base`` tokens; False where it is gone."""
@@ -118,42 +118,42 @@ class ServerSessions:
 
     def begin_round(self, draft: Draft) -> None:
         """A round begins; the context is as before until its verdict."""
-        number, turn = draft.session, draft.round_number
-        session = self._find_idle(number, draft.base, turn)
-        _check_turn(session, draft)
-        self._check_length(draft.base + len(draft.ids), number, turn)
+        number, round_number = draft.session, draft.round_number
+        session = self._find_idle(number, draft.base, round_number)
+        _check_round_number(session, draft)
+        self._check_length(draft.base + len(draft.ids), number, round_number)
         _check_rows(session, draft, len(draft.pending))
-        session.last_round, session.draft, session.verdict = turn, draft, None
+        session.last_round, session.draft, session.verdict = round_number, draft, None
 
     def follow(self, frame: Follow) -> Draft | None:
         """Return a draft comes ahead of the verdict it bets on, or as that is on its way; gives the round that it is already."""
-        number, turn = frame.session, frame.round_number
-        session, _ = self._find(number, turn)
-        _check_turn(session, frame)
+        number, round_number = frame.session, frame.round_number
+        session, _ = self._find(number, round_number)
+        _check_round_number(session, frame)
         _check_rows(session, frame, len(frame.ids))
-        session.last_round = turn
+        session.last_round = round_number
         if session.draft is None:
-            return self._begin_met(session, [frame])
+            return self._begin_matching(session, [frame])
         if frame.after != session.draft.round_number:
             return None  # behind a round that was refused
-        if len(session.follows) >= FOLLOWS:
-            message = f"session {number}: expected at most {FOLLOWS} drafts ahead of a verdict, got one more"
-            raise FrameSizeError(message, session=number, round_number=turn)
+        if len(session.follows) >= MAX_FOLLOWS:
+            message = f"session {number}: expected at most {MAX_FOLLOWS} drafts ahead of a verdict, got one more"
+            raise FrameSizeError(message, session=number, round_number=round_number)
         session.follows.append(frame if session.rule.kind is RuleKind.SAMPLE else replace(frame, rows=()))  # nobody else reads rows
         return None
 
-    def _begin_met(self, session: _Session, follows: Sequence[Follow]) -> Draft | None:
+    def _begin_matching(self, session: _ServerSession, follows: Sequence[Follow]) -> Draft | None:
         """Return the round of the draft that won its bet on the last verdict; None: none did."""
         verdict = session.verdict
-        met = None if verdict is None else next((follow for follow in follows if follow.is_met(verdict)), None)
-        if met is None or session.length is None:
+        matching = None if verdict is None else next((follow for follow in follows if follow.matches(verdict)), None)
+        if matching is None or session.length is None:
             return None
-        self._check_length(session.length + len(met.ids), met.session, met.round_number)
-        session.draft, session.verdict = met.behind(session.length), None
+        self._check_length(session.length + len(matching.ids), matching.session, matching.round_number)
+        session.draft, session.verdict = matching.as_round(session.length), None
         return session.draft
 
     def end_round(self, verdict: VerdictFrame) -> bool:
-        """Return the context is what the verdict says, and ``begin_met`` may follow; False where nobody waits for it any more."""
+        """Return the context is what the verdict says, and ``begin_matching`` may follow; False where nobody waits for it any more."""
         session = self._by_number.get(verdict.session)
         draft = None if session is None else session.draft
         if session is None or draft is None or draft.round_number != verdict.round_number:
@@ -165,11 +165,11 @@ class ServerSessions:
         session.length = draft.base + draft.given + verdict.accepted + (verdict.token is not None)
         return True
 
-    def begin_met(self, number: int) -> Draft | None:
+    def begin_matching(self, number: int) -> Draft | None:
         """Behind a verdict: the round of the draft that has won its bet on it; None: none has."""
         session = self._by_number[number]
         follows, session.follows = session.follows, []
-        return self._begin_met(session, follows)
+        return self._begin_matching(session, follows)
 
     def drop_round(self, number: int | None, round_number: int | None) -> None:
         """A round ends without a verdict; the context is as before it."""
@@ -185,42 +185,42 @@ class ServerSessions:
         if len(self._by_number) >= self._limits.sessions:
             raise SessionLimitError(f"session {number}: expected at most {self._limits.sessions} at once, got one more", session=number)
 
-    def _find(self, number: int, turn: int | None) -> tuple[_Session, int]:
+    def _find(self, number: int, round_number: int | None) -> tuple[_ServerSession, int]:
         """Return a session that is open, and how long its context is."""
         session = self._by_number.get(number)
         if session is None:
             raise UnknownSessionError(f"session {number}: expected one that is open, got none", session=number)
         if session.length is None:
             message = f"session {number}: expected nothing before it is resumed, got a frame"
-            raise UnexpectedFrameError(message, session=number, round_number=turn)
+            raise UnexpectedFrameError(message, session=number, round_number=round_number)
         return session, session.length
 
-    def _find_idle(self, number: int, base: int, turn: int | None) -> _Session:
+    def _find_idle(self, number: int, base: int, round_number: int | None) -> _ServerSession:
         """Return a session that may be added to at ``base``."""
-        session, length = self._find(number, turn)
+        session, length = self._find(number, round_number)
         if session.draft is not None:
             message = f"session {number}: expected nothing before the verdict of round {session.draft.round_number}, got a frame"
-            raise StaleRoundError(message, session=number, round_number=turn)
+            raise StaleRoundError(message, session=number, round_number=round_number)
         if base > length:
             message = f"session {number}: expected a base of at most {length}, got {base}"
-            raise WrongBaseError(message, session=number, round_number=turn)
+            raise WrongBaseError(message, session=number, round_number=round_number)
         return session
 
-    def _check_length(self, length: int, number: int, turn: int | None) -> None:
+    def _check_length(self, length: int, number: int, round_number: int | None) -> None:
         limit = self._limits.context_tokens
         if length > limit:
             message = f"session {number}: expected at most {limit} tokens, got {length}"
-            raise ContextFullError(message, session=number, round_number=turn)
+            raise ContextFullError(message, session=number, round_number=round_number)
 
 
-def _check_turn(session: _Session, frame: Draft | Follow) -> None:
+def _check_round_number(session: _ServerSession, frame: Draft | Follow) -> None:
     """Of a round."""
     if frame.round_number <= session.last_round:
         message = f"session {frame.session}: expected a round above {session.last_round}, got {frame.round_number}"
         raise StaleRoundError(message, session=frame.session, round_number=frame.round_number)
 
 
-def _check_rows(session: _Session, frame: Draft | Follow, judged: int) -> None:
+def _check_rows(session: _ServerSession, frame: Draft | Follow, judged: int) -> None:
     """Where tokens are drawn, it is told what from."""
     if session.rule.kind is RuleKind.SAMPLE and len(frame.rows) != judged:
         what = type(frame).__name__.lower()
@@ -228,7 +228,7 @@ def _check_rows(session: _Session, frame: Draft | Follow, judged: int) -> None:
         raise MalformedFrameError(message, session=frame.session, round_number=frame.round_number)
 
 
-Told = Hello | Open | Extend | Draft | Resume | Close
+AcceptedFrame = Hello | Open | Extend | Draft | Resume | Close
 """What a server's shell acts upon."""
 
 
@@ -279,12 +279,12 @@ class VerifyServer:
         messages, self._messages = self._messages, []
         return messages
 
-    def take_begun(self) -> list[Draft]:
+    def take_begun_rounds(self) -> list[Draft]:
         """Rounds that have begun with the verdicts that were sent: to be acted upon like a frame that ``receive`` gives."""
         begun, self._begun = self._begun, []
         return begun
 
-    def receive(self, message: bytes | str) -> Told | None:
+    def receive(self, message: bytes | str) -> AcceptedFrame | None:
         """Return the frame to act upon; None if nothing is to be done. A session that a client's fault ended is given as ``Close``.
 
         A ``Follow`` is kept here until its verdict is sent, and told as the ``Draft`` that it then is.
@@ -319,12 +319,12 @@ class VerifyServer:
             return False
         self._messages.append(message)
         if isinstance(frame, VerdictFrame):
-            self._begin_met(frame.session)
+            self._begin_matching(frame.session)
         return True
 
-    def _begin_met(self, session: int) -> None:
+    def _begin_matching(self, session: int) -> None:
         try:
-            draft = self._sessions.begin_met(session)
+            draft = self._sessions.begin_matching(session)
         except VerifyProtocolError as error:
             self._answer(error)
         else:
@@ -362,7 +362,7 @@ class VerifyServer:
             if self.faults >= self._max_faults:
                 self._answer(FaultLimitError("connection: expected frames of this protocol, got too many that are not"))
 
-    def _read(self, message: bytes) -> Told | None:
+    def _read(self, message: bytes) -> AcceptedFrame | None:
         if self._hello is None:
             return self._read_hello(message)
         if not self._is_welcome:

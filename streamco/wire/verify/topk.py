@@ -32,10 +32,10 @@ from streamco.wire.verify.errors import FrameSizeError, MalformedFrameError
 if TYPE_CHECKING:
     from streamco.policies.acceptance import Distribution
 
-__all__ = ["HIGHEST_WEIGHT", "MOST_IDS", "TopK", "pack_rows", "quantise", "row_size", "unpack_rows"]
+__all__ = ["MAX_WEIGHT", "MAX_IDS", "TopK", "pack_rows", "quantise", "row_size", "unpack_rows"]
 
-HIGHEST_WEIGHT = (1 << 16) - 1
-MOST_IDS = 255  # of a row
+MAX_WEIGHT = (1 << 16) - 1
+MAX_IDS = 255  # of a row
 
 _HEAD = Layout("<BH")
 
@@ -65,9 +65,9 @@ def quantise(pairs: Sequence[tuple[int, float]], *, is_whole: bool) -> TopK:
 
     No weight is 0: an id rarer than half a step of 1/65535 is told as one step.
     """
-    scale = HIGHEST_WEIGHT / pairs[0][1] if is_whole else HIGHEST_WEIGHT
-    weights = tuple(min(max(1, round(share * scale)), HIGHEST_WEIGHT) for _, share in pairs)
-    rest = 0 if is_whole else max(0, round((1 - sum(share for _, share in pairs)) * HIGHEST_WEIGHT))
+    scale = MAX_WEIGHT / pairs[0][1] if is_whole else MAX_WEIGHT
+    weights = tuple(min(max(1, round(share * scale)), MAX_WEIGHT) for _, share in pairs)
+    rest = 0 if is_whole else max(0, round((1 - sum(share for _, share in pairs)) * MAX_WEIGHT))
     return TopK(tuple(token for token, _ in pairs), weights, rest)
 
 
@@ -99,20 +99,20 @@ def unpack_rows(data: bytes, bits: int, *, vocabulary_size: int, max_rows: int, 
         MalformedFrameError: anything else that the format above rules out.
     """
     rows: list[TopK] = []
-    place = 0
-    while place < len(data):
+    offset = 0
+    while offset < len(data):
         if len(rows) == max_rows:
             raise FrameSizeError(f"rows: expected at most {max_rows} rows, got more")
-        if len(data) - place < _HEAD.size:
-            raise MalformedFrameError(f"row {len(rows)}: expected {_HEAD.size} bytes to begin it, got {len(data) - place}")
-        count, rest = _HEAD.unpack_from(data, place)
+        if len(data) - offset < _HEAD.size:
+            raise MalformedFrameError(f"row {len(rows)}: expected {_HEAD.size} bytes to begin it, got {len(data) - offset}")
+        count, rest = _HEAD.unpack_from(data, offset)
         if count > max_ids:
             raise FrameSizeError(f"row {len(rows)}: expected at most {max_ids} ids, got {count}")
-        end = place + row_size(count, bits)
+        end = offset + row_size(count, bits)
         if not count or len(data) < end:
-            raise MalformedFrameError(f"row {len(rows)}: expected at least 1 id and all bytes of {count}, got {len(data) - place} bytes")
-        rows.append(_unpack_row(data[place + _HEAD.size : end], bits, count, rest, vocabulary_size))
-        place = end
+            raise MalformedFrameError(f"row {len(rows)}: expected at least 1 id and all bytes of {count}, got {len(data) - offset} bytes")
+        rows.append(_unpack_row(data[offset + _HEAD.size : end], bits, count, rest, vocabulary_size))
+        offset = end
     return tuple(rows)
 
 

@@ -61,8 +61,8 @@ def test_corrections_and_bonus_tokens_are_answers(accepted: int, token: int | No
     ("verdict", "expected"),
     [
         (VerdictFrame(7, 3, 4, 9), "at most 3 accepted tokens, got 4"),
-        (VerdictFrame(7, 3, 1, 3), "a correction of 3 at place 1, got 3"),
-        (VerdictFrame(7, 3, 2, None), "a correction of 4 at place 2, got None"),
+        (VerdictFrame(7, 3, 1, 3), "a correction of 3 at position 1, got 3"),
+        (VerdictFrame(7, 3, 2, None), "a correction of 4 at position 2, got None"),
         (VerdictFrame(7, 3, 3, 9, rows=(ROW,)), "0 rows"),
     ],
 )

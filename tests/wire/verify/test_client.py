@@ -16,7 +16,7 @@ from streamco.wire.verify.errors import (
     VersionError,
 )
 from streamco.wire.verify.frames import (
-    FOLLOWS,
+    MAX_FOLLOWS,
     Close,
     Draft,
     Extend,
@@ -90,7 +90,7 @@ def test_a_draft_sent_ahead_is_a_round_when_its_verdict_comes() -> None:
     assert client.follow(session, 0, 7, (12,)) == 2
     assert up(client, server) == [Draft(session, 0, 3, (4, 5))], "the server keeps the others"
     judge(server, session, 0, 2, 9)
-    assert server.take_begun() == [Draft(session, 1, 6, (10, 11))]
+    assert server.take_begun_rounds() == [Draft(session, 1, 6, (10, 11))]
     assert down(server, client) == [VerdictFrame(session, 0, 2, 9)]
     assert client.round_out(session) == 1
     judge(server, session, 1, 1, 20)
@@ -107,7 +107,7 @@ def test_drafts_sent_ahead_of_another_verdict_are_forgotten_on_both_sides() -> N
     client.follow(session, 2, 9, (10, 11))
     up(client, server)
     judge(server, session, 0, 1, 9)
-    assert server.take_begun() == []
+    assert server.take_begun_rounds() == []
     down(server, client)
     assert client.round_out(session) is None
     client.draft(session, 5, (6,))
@@ -152,7 +152,7 @@ def test_a_draft_that_the_context_has_no_room_for_is_refused_when_its_turn_comes
     client.follow(session, 2, 9, (1,) * 8)
     up(client, server)
     judge(server, session, 0, 2, 9)
-    assert server.take_begun() == []
+    assert server.take_begun_rounds() == []
     verdict, refusal = down(server, client)
     assert verdict == VerdictFrame(session, 0, 2, 9)
     assert isinstance(refusal, Refusal)
@@ -171,9 +171,9 @@ def test_a_draft_is_sent_ahead_of_a_verdict_that_can_come_and_of_each_but_once()
     client.follow(session, 1, 9, (1,))
     with pytest.raises(UsageError, match="another verdict"):
         client.follow(session, 1, 9, (2,))
-    for token in range(FOLLOWS - 1):
+    for token in range(MAX_FOLLOWS - 1):
         client.follow(session, 0, token, (1,))
-    with pytest.raises(UsageError, match=f"at most {FOLLOWS}"):
+    with pytest.raises(UsageError, match=f"at most {MAX_FOLLOWS}"):
         client.follow(session, 2, 9, (1,))
     assert up(client, server) == [Draft(session, 0, 3, (4, 5))]
     assert server.take_messages() == []

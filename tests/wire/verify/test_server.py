@@ -10,7 +10,7 @@ from streamco.policies.acceptance import Rule, RuleKind
 from streamco.wire.verify.checks import prefix_hash
 from streamco.wire.verify.errors import EvictedError, OverloadedError, ShuttingDownError, UnauthorisedError, VerifierFailedError
 from streamco.wire.verify.frames import (
-    FOLLOWS,
+    MAX_FOLLOWS,
     ClientFrame,
     Close,
     Draft,
@@ -176,13 +176,13 @@ def test_a_refused_draft_with_the_number_of_the_round_that_is_out_leaves_that_ro
 def test_drafts_ahead_of_a_verdict_are_kept_up_to_a_limit_and_the_round_goes_on() -> None:
     server = with_session()
     say(server, Draft(0, 0, 3, (1,)))
-    ahead = [Follow(0, number + 1, 0, 1, number, (1,), (a_row(1),)) for number in range(FOLLOWS + 1)]
-    assert say(server, *ahead) == [None] * (FOLLOWS + 1)
-    assert refusals(server) == [("too_large", 0, FOLLOWS + 1)]
+    ahead = [Follow(0, number + 1, 0, 1, number, (1,), (a_row(1),)) for number in range(MAX_FOLLOWS + 1)]
+    assert say(server, *ahead) == [None] * (MAX_FOLLOWS + 1)
+    assert refusals(server) == [("too_large", 0, MAX_FOLLOWS + 1)]
     assert judge(server, 0, 0, 1, 2)
-    assert server.take_begun() == [Draft(0, 3, 5, (1,))], "without the rows, which nobody reads"
-    assert server.take_begun() == []
-    assert server.take_begun() == []
+    assert server.take_begun_rounds() == [Draft(0, 3, 5, (1,))], "without the rows, which nobody reads"
+    assert server.take_begun_rounds() == []
+    assert server.take_begun_rounds() == []
 
 
 def test_a_draft_ahead_of_no_verdict_that_can_come_is_left_alone() -> None:
@@ -190,7 +190,7 @@ def test_a_draft_ahead_of_no_verdict_that_can_come_is_left_alone() -> None:
     assert say(server, Follow(0, 1, 0, 1, 5, (1,)), Draft(0, 2, 3, (1,)), Follow(0, 4, 3, 1, 5, (1,))) == [None, Draft(0, 2, 3, (1,)), None]
     assert refusals(server) == []
     assert judge(server, 0, 2, 1, 5)
-    assert server.take_begun() == []
+    assert server.take_begun_rounds() == []
 
 
 def test_what_is_behind_a_verdict_takes_the_bets_on_it_away() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from streamco._native import pack, top_k
 from streamco.policies.acceptance import Distribution, verify_sampled
 from streamco.wire.verify.errors import FrameSizeError, MalformedFrameError
-from streamco.wire.verify.topk import HIGHEST_WEIGHT, TopK, pack_rows, quantise, row_size, unpack_rows
+from streamco.wire.verify.topk import MAX_WEIGHT, TopK, pack_rows, quantise, row_size, unpack_rows
 
 SIZE, BITS = 49152, 16
 
@@ -23,8 +23,8 @@ SIZE, BITS = 49152, 16
 @st.composite
 def some_rows(draw: st.DrawFn, size: int = SIZE) -> TopK:
     ids = draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=20, unique=True))
-    weights = sorted(draw(st.lists(st.integers(1, HIGHEST_WEIGHT), min_size=len(ids), max_size=len(ids))), reverse=True)
-    return TopK(tuple(ids), tuple(weights), draw(st.integers(0, HIGHEST_WEIGHT)))
+    weights = sorted(draw(st.lists(st.integers(1, MAX_WEIGHT), min_size=len(ids), max_size=len(ids))), reverse=True)
+    return TopK(tuple(ids), tuple(weights), draw(st.integers(0, MAX_WEIGHT)))
 
 
 @st.composite
@@ -58,15 +58,15 @@ def test_a_share_of_the_whole_is_off_by_at_most_its_rounding(pairs: list[tuple[i
     row = quantise(pairs, is_whole=False)
     distribution = row.distribution()
     for token, share in pairs:
-        assert abs(distribution.probability(token) - share) <= (len(pairs) + 2) / HIGHEST_WEIGHT
+        assert abs(distribution.probability(token) - share) <= (len(pairs) + 2) / MAX_WEIGHT
 
 
 @given(shares())
 def test_ratios_of_a_whole_distribution_keep_within_a_step_of_the_best(pairs: list[tuple[int, float]]) -> None:
     row = quantise(pairs, is_whole=True)
-    assert (row.rest, row.weights[0]) == (0, HIGHEST_WEIGHT)
+    assert (row.rest, row.weights[0]) == (0, MAX_WEIGHT)
     for (_, share), weight in zip(pairs, row.weights, strict=True):
-        assert abs(weight / HIGHEST_WEIGHT - share / pairs[0][1]) <= 1 / HIGHEST_WEIGHT
+        assert abs(weight / MAX_WEIGHT - share / pairs[0][1]) <= 1 / MAX_WEIGHT
 
 
 @given(shares(), st.booleans())
