@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Protocol, assert_never
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from streamco.config import Timeouts
@@ -24,7 +25,6 @@ from streamco.core.speculation.events import (
     CloseVerifier,
     ConnectVerifier,
     DraftRefused,
-    ExpectedVerdict,
     SendDraft,
     VerdictReceived,
     VerifierConnected,
@@ -35,6 +35,7 @@ from streamco.core.verifier.events import FULL_QUEUE
 from streamco.endpoints.retry import Backoff
 from streamco.endpoints.verifiers.base import Emit, VerifierCommand, continuation_seed
 from streamco.endpoints.verifiers.connection import VerifierConnection, is_lasting
+from streamco.endpoints.verifiers.rounds import OpenRounds
 from streamco.errors import EndpointError, EndpointTimeoutError, StreamcoError
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.wire.verify.errors import VerifyProtocolError
@@ -60,6 +61,40 @@ class Links(Protocol):
             VerifyProtocolError: the server doesn't want us.
         """
         ...
+
+
+class _SessionRequest(Struct, frozen=True):
+    """What a session is opened for; see ``Verifier.open``."""
+
+    prompt: tuple[int, ...]
+    rule: Rule
+    top_k: int
+    reserve: int
+
+
+class _Refusals:
+    """The server's refusals of one session, and what they mean for its next try."""
+
+    __slots__ = ("failures", "is_refused", "not_before")
+
+    def __init__(self) -> None:
+        self.failures = 0  # of the target model, without a verdict between them
+        self.not_before = 0.0  # time of the loop, in seconds, before which no try is worth it
+        self.is_refused = False  # the last try: the next one waits for its answer
+
+    def record(self, error: VerifyProtocolError, now: float) -> float | None:
+        """Record a refusal of the session; return the seconds to wait before the next try. None: the server gave none."""
+        self.is_refused = error.code != "not_resumable"
+        if error.retry_after is None:
+            return None
+        seconds = min(error.retry_after, _LONGEST_REFUSAL)
+        self.not_before = now + seconds
+        return seconds
+
+    def is_worth_a_try(self, error: VerifyProtocolError) -> bool:
+        """Return True if another try may succeed; counts failures of the target model."""
+        self.failures += error.code == "failed"
+        return error.code in _WORTH_A_TRY and self.failures < _MOST_FAILURES
 
 
 class RemoteVerifierSession:
@@ -92,11 +127,8 @@ class RemoteVerifierSession:
         self.is_over = False
         self._links = links
         self._name = name
-        self._prompt = tuple(prompt_ids)
+        self._wanted = _SessionRequest(tuple(prompt_ids), rule, top_k, reserve)
         self._emit = emit
-        self._rule = rule
-        self._top_k = top_k
-        self._reserve = reserve
         self._timeouts = timeouts
         self._backoff = backoff
         self._loop = asyncio.get_running_loop()
@@ -104,15 +136,9 @@ class RemoteVerifierSession:
         self._number = -1
         self._is_open = False  # drafts may be sent
         self._key: bytes | None = None
-        self._round: int | None = None  # that is out
-        self._ahead: dict[int, int] = {}  # rounds behind it, by their numbers on the wire
-        self._outcome: ExpectedVerdict | None = None  # of the round before the one that is out
-        self._has_read = False  # the server has given a verdict on this context
-        self._failures = 0
-        self._not_before = 0.0  # the loop's time
-        self._is_refused = False  # the last try: the next one waits for its answer
+        self._open_rounds = OpenRounds(self._loop, timeouts, self._give_up_round)
+        self._refusals = _Refusals()
         self._answer: asyncio.Future[Opened | Resumed | VerifyProtocolError] | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self._connecting: asyncio.Task[None] | None = None
 
     def run(self, command: VerifierCommand) -> None:
@@ -166,12 +192,11 @@ class RemoteVerifierSession:
             self._emit(VerifierLost())
 
     def _take_verdict(self, verdict: VerdictFrame) -> None:
-        number, self._round = self._round, None
+        number = self._open_rounds.end()
         if number is None:
             return
-        self._stop_timer()
         self.rounds += 1
-        self._has_read, self._failures = True, 0
+        self._open_rounds.has_verdict, self._refusals.failures = True, 0
         event = VerdictReceived(
             round=number,
             accepted=verdict.accepted,
@@ -181,17 +206,17 @@ class RemoteVerifierSession:
             queue_seconds=verdict.queue_us / 1e6,
             compute_seconds=verdict.compute_us / 1e6,
         )
-        self._outcome = event.outcome
+        self._open_rounds.last_verdict = event.outcome
         self._begin_ahead()
         self._emit(event)
 
     def _begin_ahead(self) -> None:
         """The draft that was sent ahead for just this verdict is the round that is out."""
-        link, ahead = self._link, self._ahead
-        self._ahead = {}
+        link, ahead = self._link, self._open_rounds.ahead
+        self._open_rounds.ahead = {}
         begun = None if link is None else link.client.round_out(self._number)
         if begun is not None:
-            self._begin_round(ahead[begun])
+            self._open_rounds.begin(ahead[begun])
 
     def _take_refusal(self, error: VerifyProtocolError) -> None:
         if error.scope == "round":
@@ -201,43 +226,35 @@ class RemoteVerifierSession:
         if error.code not in {"evicted", "overloaded"}:
             self._key = None
         self._forget_link()
-        self._is_refused = error.code != "not_resumable"
-        seconds = None if error.retry_after is None else min(error.retry_after, _LONGEST_REFUSAL)
-        if seconds is not None:
-            self._not_before = self._loop.time() + seconds
+        seconds = self._refusals.record(error, self._loop.time())
         if self._answer is not None and not self._answer.done():
             self._settle(error)
-        elif not self._is_worth_a_try(error):
+        elif not self._refusals.is_worth_a_try(error):
             self._fail(error)
         elif was_open:
             self._emit(VerifierLost(seconds))
 
     def _take_round_refusal(self, error: VerifyProtocolError) -> None:
-        number, self._round = self._round, None
+        number = self._open_rounds.end()
         if number is None:
             return
-        self._stop_timer()
-        self._ahead.clear()
-        if error.code == "overloaded" or (error.code == "failed" and self._is_worth_a_try(error)):
+        self._open_rounds.ahead.clear()
+        if error.code == "overloaded" or (error.code == "failed" and self._refusals.is_worth_a_try(error)):
             self._emit(DraftRefused(number, error.retry_after))
         else:
             self._fail(error)
-
-    def _is_worth_a_try(self, error: VerifyProtocolError) -> bool:
-        self._failures += error.code == "failed"
-        return error.code in _WORTH_A_TRY and self._failures < _MOST_FAILURES
 
     # Connecting
 
     async def _connect(self, ids: tuple[int, ...]) -> None:
         first, longest, rng = self._backoff
         backoff = Backoff(first, longest, rng)
-        whole = (*self._prompt, *ids)
+        whole = (*self._wanted.prompt, *ids)
         await self._leave()
         while not self.is_over:
             wished = None
             try:
-                await asyncio.sleep(self._not_before - self._loop.time())
+                await asyncio.sleep(self._refusals.not_before - self._loop.time())
                 link = await self._links.find()
                 if await self._enter(link, whole):
                     self._emit(VerifierConnected(len(ids)))
@@ -254,7 +271,7 @@ class RemoteVerifierSession:
         """Return True if another try may help: to connect, about this session, or after the server's good-bye."""
         match error:
             case VerifyProtocolError():
-                return error.code == "shutting_down" or (not error.is_fatal and self._is_worth_a_try(error))
+                return error.code == "shutting_down" or (not error.is_fatal and self._refusals.is_worth_a_try(error))
             case EndpointError():
                 return not is_lasting(error)
         return False
@@ -264,8 +281,8 @@ class RemoteVerifierSession:
         link = self._link
         if link is None:
             return
-        self._is_open, self._round = False, None
-        self._stop_timer()
+        self._is_open = False
+        self._open_rounds.clear()
         if await link.check() and self._link is link:
             link.leave(self._number)
             link.client.close(self._number)
@@ -293,15 +310,16 @@ class RemoteVerifierSession:
         return self._is_open
 
     async def _open(self, link: VerifierConnection, whole: tuple[int, ...]) -> None:
-        self._has_read = False
-        rule = replace(self._rule, seed=continuation_seed(self._rule.seed, len(whole) - len(self._prompt)))
-        number = link.client.open(whole[:_PIECE], rule, top_k=self._top_k_at(link), reserve=max(self._reserve, len(whole)))
+        self._open_rounds.has_verdict = False
+        wanted = self._wanted
+        rule = replace(wanted.rule, seed=continuation_seed(wanted.rule.seed, len(whole) - len(wanted.prompt)))
+        number = link.client.open(whole[:_PIECE], rule, top_k=self._top_k_at(link), reserve=max(wanted.reserve, len(whole)))
         self._join(link, number)
         self._add(link, number, whole)
-        if self._is_refused:
+        if self._refusals.is_refused:
             await self._answered()
         if self._link is link:
-            self._is_refused = False
+            self._refusals.is_refused = False
             self._is_open = True
 
     def _add(self, link: VerifierConnection, number: int, whole: tuple[int, ...]) -> None:
@@ -341,7 +359,7 @@ class RemoteVerifierSession:
             self._answer.set_result(answer)
 
     def _top_k_at(self, link: VerifierConnection) -> int:
-        return min(self._top_k, link.client.limits.top_k)
+        return min(self._wanted.top_k, link.client.limits.top_k)
 
     # Rounds
 
@@ -349,29 +367,25 @@ class RemoteVerifierSession:
         link = self._link
         if link is None or not self._is_open:
             return  # it was lost, and that was told
-        rows = tuple(row for row in command.rows if isinstance(row, TopK)) if self._rule.kind is RuleKind.SAMPLE else ()
-        behind, base = command.if_verdict, len(self._prompt) + command.base
+        wanted, rounds = self._wanted, self._open_rounds
+        rows = tuple(row for row in command.rows if isinstance(row, TopK)) if wanted.rule.kind is RuleKind.SAMPLE else ()
+        condition, base = command.if_verdict, len(wanted.prompt) + command.base
         try:
-            if behind is not None and behind.round == self._round:
-                number = link.client.follow(self._number, behind.accepted, behind.token, command.ids, rows=rows)
-                self._ahead[number] = command.round
-            elif behind is None or (self._round is None and behind == self._outcome):  # that verdict is on its way to whoever sends this
+            if condition is not None and condition.round == rounds.number:
+                number = link.client.follow(self._number, condition.accepted, condition.token, command.ids, rows=rows)
+                rounds.ahead[number] = command.round
+            # If the condition is the last verdict, the speculator sent this draft before it received that verdict.
+            elif condition is None or (rounds.number is None and condition == rounds.last_verdict):
                 link.client.draft(self._number, base, (*command.given, *command.ids), given=len(command.given), rows=rows)
-                self._begin_round(command.round)
+                rounds.begin(command.round)
         except VerifyProtocolError as error:  # beyond the server's limits
             self._loop.call_soon(self._fail, error)
             return
         self.bytes_up += link.flush()
 
-    def _begin_round(self, number: int) -> None:
-        self._round = number
-        limit = self._timeouts.next_token if self._has_read else self._timeouts.first_token
-        if limit is not None:
-            self._timer = self._loop.call_later(limit, self._give_up_round)
-
     def _give_up_round(self) -> None:
         """No verdict came: the session is not well, or the connection is dead; whoever connects again finds out."""
-        self._timer, self._round, self._is_open = None, None, False
+        self._is_open = False
         self._emit(VerifierLost())
 
     # Ending
@@ -397,16 +411,10 @@ class RemoteVerifierSession:
             self._emit(VerifierFailed(error))
 
     def _forget_link(self) -> None:
-        self._stop_timer()
+        self._open_rounds.clear()
         if self._link is not None:
             self._link.leave(self._number)
-        self._link, self._round, self._is_open = None, None, False
-        self._ahead.clear()
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._link, self._is_open = None, False
 
     def _cancel_connecting(self) -> None:
         if self._connecting is not None and self._connecting is not asyncio.current_task():

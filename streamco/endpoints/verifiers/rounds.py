@@ -1,0 +1,66 @@
+"""The rounds of a verifier session that have no verdict yet, and the limit on waiting for one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from streamco.config import Timeouts
+from streamco.core.speculation.events import ExpectedVerdict
+
+__all__ = ["OpenRounds"]
+
+
+class OpenRounds:
+    """The rounds of one session that have no verdict yet; owned by ``RemoteVerifierSession``.
+
+    Args:
+        loop: its timers are used.
+        timeouts: ``first_token`` bounds the first round on a context, which the server reads first, ``next_token`` every other one.
+        on_timeout: called when no verdict came in time.
+    """
+
+    __slots__ = ("_loop", "_on_timeout", "_timeouts", "_timer", "ahead", "has_verdict", "last_verdict", "number")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, timeouts: Timeouts, on_timeout: Callable[[], None]) -> None:
+        self.number: int | None = None
+        """The round that the server works on, by the speculator's number. None: there is none."""
+        self.ahead: dict[int, int] = {}
+        """The drafts sent ahead after that round: number on the wire to the speculator's number."""
+        self.last_verdict: ExpectedVerdict | None = None
+        """The verdict on the round before."""
+        self.has_verdict = False
+        """True if the server has given a verdict on this context: it has read all of it."""
+        self._loop = loop
+        self._timeouts = timeouts
+        self._on_timeout = on_timeout
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, number: int) -> None:
+        """Record that the server works on this round, and limit the wait for its verdict."""
+        self.number = number
+        limit = self._timeouts.next_token if self.has_verdict else self._timeouts.first_token
+        if limit is not None:
+            self._timer = self._loop.call_later(limit, self._expire)
+
+    def end(self) -> int | None:
+        """Return the number of the round that the server worked on, which is over. None: there was none, nothing changes."""
+        number, self.number = self.number, None
+        if number is not None:
+            self._stop_timer()
+        return number
+
+    def clear(self) -> None:
+        """Forget all rounds that are out."""
+        self.number = None
+        self._stop_timer()
+        self.ahead.clear()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        self._timer, self.number = None, None
+        self._on_timeout()
