@@ -1,16 +1,12 @@
-"""What runs an answer, to those who read it; and the clock it runs by."""
+"""The interface between an answer's driver and the stream that reads it."""
 
 from __future__ import annotations
 
-import asyncio
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
 from typing import Protocol
 
 from streamco.openai_types import ChatCompletionChunk
 
-__all__ = ["AnswerDriver", "Batch", "TaskOwner", "clock_of"]
+__all__ = ["AnswerDriver", "Batch"]
 
 Batch = tuple[str, list[ChatCompletionChunk], float]
 """Endpoint name, chunks, when they were delivered (seconds, the driver's clock)."""
@@ -53,45 +49,3 @@ class AnswerDriver(Protocol):
     def leave_soon(self) -> None:
         """``leave`` from anywhere."""
         ...
-
-
-def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
-    """Return the system's, unless the loop has one of its own: uvloop's is truncated to milliseconds, asyncio's costs one more call."""
-    has_own = isinstance(loop, asyncio.BaseEventLoop) and type(loop).time is not asyncio.BaseEventLoop.time
-    return loop.time if has_own else time.monotonic
-
-
-class TaskOwner(ABC):
-    """A driver with its tasks.
-
-    A base class and no part of one: two objects that hold each other would outlive the answer until the collector comes.
-    """
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    @abstractmethod
-    def _crash(self, error: BaseException) -> None:
-        """A task raised this; being cancelled is no error."""
-
-    @abstractmethod
-    def _end_if_idle(self) -> None:
-        """A task has ended."""
-
-    def _spawn(self, coroutine: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
-        task = self._loop.create_task(coroutine, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._forget)
-        return task
-
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._crash(error)
-        self._end_if_idle()
-
-    async def _wait_for_tasks(self) -> None:
-        """Return when none runs, those that begin meanwhile included."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)

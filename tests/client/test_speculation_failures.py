@@ -108,7 +108,7 @@ async def test_a_verifier_that_refuses_in_an_answer_is_done_without_in_the_next(
         await anext(stream)
         driver = stream._work.driver
         assert isinstance(driver, SpeculationDriver)
-        driver.tell(VerifierFailed(VerifierError("verifier: expected it to go on, got told not to")))
+        driver.emit(VerifierFailed(VerifierError("verifier: expected it to go on, got told not to")))
         await tokens_text(stream)
         await settled(lambda: not client._shared.active)
         assert client.unspeculated == "verifier: expected it to go on, got told not to"
@@ -184,7 +184,7 @@ async def test_a_server_verifies_and_goes_on_alone_when_its_verifier_is_out(worl
             async for token in broken:
                 text += token.text
                 if len(text) > 30 and isinstance(driver := broken._work.driver, SpeculationDriver):
-                    driver.tell(VerifierFailed(VerifierError("verifier: expected it to go on, got told not to")))
+                    driver.emit(VerifierFailed(VerifierError("verifier: expected it to go on, got told not to")))
             figures = broken.report.speculation
             assert figures is not None
             assert figures.remote > 0
@@ -272,7 +272,7 @@ async def test_what_is_held_for_the_pace_is_handed_out_before_an_error(world: Wo
         assert isinstance(driver, SpeculationDriver)
         await settled(lambda: driver.presentation.delivery.buffered > 10)
         monkeypatch.setattr(driver.machine, "receive", broken)
-        driver.tell(VerifierLost())
+        driver.emit(VerifierLost())
         with pytest.raises(EndpointError, match="a bug") as failure:
             await read()
         assert failure.value.partial == text

@@ -11,11 +11,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 
 from msgspec.structs import replace
 
-from streamco.client.driver import Batch, TaskOwner, clock_of
+from streamco.client.driver import Batch
 from streamco.client.error_translation import FailedStream, translate
 from streamco.core.race.commands import (
     CancelStream,
@@ -31,12 +30,13 @@ from streamco.core.race.machine import RaceMachine
 from streamco.endpoints.base import Endpoint, EndpointStream, Request
 from streamco.errors import ConcurrentRead, StreamClosed, StreamcoError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
+from streamco.machine_driver import TaskDriver
 from streamco.partial import Partial
 
 __all__ = ["RaceDriver"]
 
 
-class RaceDriver(TaskOwner):
+class RaceDriver(TaskDriver[Event, Command]):
     """One session's IO.
 
     Args:
@@ -51,6 +51,8 @@ class RaceDriver(TaskOwner):
         log: collects (now, event or None, commands) of every step, for replay.
     """
 
+    machine: RaceMachine
+
     def __init__(
         self,
         machine: RaceMachine,
@@ -63,37 +65,24 @@ class RaceDriver(TaskOwner):
         clock: Callable[[], float] | None = None,
         log: list[tuple[float, Event | None, list[Command]]] | None = None,
     ) -> None:
-        super().__init__()
-        self.machine = machine
+        super().__init__(machine, on_over=on_over, clock=clock, log=log)
         self.request = request
         self._endpoints = endpoints
         self._unread_limit = unread
         self._ahead = unread if ahead is None else min(ahead, unread)
-        self._on_over = on_over
-        self._log = log
-        self._clock = clock or clock_of(self._loop)
         self._batches: deque[Batch] = deque()
         self._unread = 0
         self._streams: dict[str, EndpointStream] = {}
         self._pumps: dict[str, asyncio.Task[None]] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._armed: float | None = None
         self._direct: tuple[str, EndpointStream] | None = None
         self._reader: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
         self._is_reading = False
         self._has_left = False
         self._has_finished = False
-        self._has_crashed = False
         self._error: StreamcoError | None = None
-        self._is_over = False
 
     # For the reader
-
-    @property
-    def is_over(self) -> bool:
-        """True if nothing of this session is at work any more."""
-        return self._is_over
 
     @property
     def was_broken_off(self) -> bool:
@@ -104,17 +93,6 @@ class RaceDriver(TaskOwner):
     def has_changed_hands(self) -> bool:
         """True if a second endpoint went on with the answer: what that one says of usage is not all."""
         return bool(self.machine.hand_overs)
-
-    @property
-    def now(self) -> float:
-        """The driver's clock, seconds."""
-        return self._clock()
-
-    def start(self) -> None:
-        """Begin: opens what the plan opens at once."""
-        now = self._clock()
-        self.machine.start(now=now)
-        self._carry_out(None, now)
 
     async def next_batch(self) -> Batch | None:
         """Wait for the next delivery; None: the answer is complete. Cancelling loses nothing.
@@ -154,11 +132,6 @@ class RaceDriver(TaskOwner):
         if self._has_left:
             raise StreamClosed("expected an open stream, got a read after it was closed")
 
-    async def aclose(self) -> None:
-        """Stop all work of this session and wait for its end; idempotent."""
-        self.leave()
-        await self._wait_for_tasks()
-
     def leave(self) -> None:
         """Stop all work of this session without waiting; what was not read is dropped. Must run in the loop's thread."""
         if not self._has_left:
@@ -167,59 +140,18 @@ class RaceDriver(TaskOwner):
             self._unread = 0
             self._direct = None
             if not self._is_over:
-                self._step(ReaderLeft())
+                self.emit(ReaderLeft())
             self._make_room()
             self._wake_reader()
 
-    def leave_soon(self) -> None:
-        """``leave`` from anywhere, a finaliser in another thread included; does nothing once the loop is closed."""
-        with suppress(RuntimeError):  # the loop is closed: nothing of this session can be at work
-            self._loop.call_soon_threadsafe(self.leave)
+    # The machine's commands
 
-    # The machine's clockwork
-
-    def _step(self, event: Event | None) -> None:
-        """Tell the machine what happened (None: its deadline has come) and do what it commands."""
-        if self._has_crashed:
-            return
-        now = self._clock()
-        try:
-            if event is None:
-                self.machine.handle_deadline(now=now)
-            else:
-                self.machine.receive(event, now=now)
-            self._carry_out(event, now)
-        except Exception as error:  # noqa: BLE001  whatever it is must reach the reader as an error, not as silence
-            self._crash(error)
-
-    def _on_deadline(self) -> None:
-        self._timer = None
-        now = self._clock()
-        if self._armed is not None and now < self._armed:  # uvloop's timers may fire up to a millisecond early
-            self._arm(now)
-            return
-        self._step(None)
-        self._make_room_if_read()
-
-    def _carry_out(self, event: Event | None, now: float) -> None:
-        commands = self.machine.take_commands()
-        if self._log is not None:
-            self._log.append((now, event, commands))
-        for command in commands:
-            if command.__class__ is DeliverTokens:
-                if not self._has_left:
-                    self._batches.append((command.source, command.chunks, now))
-                    self._unread += len(command.chunks)
-            else:
-                self._obey(command)
-        if commands and self._reader is not None:
-            self._wake_reader()
-        self._arm(now)
-        if self.machine.is_over and not self._is_over:
-            self._end_if_idle()
-
-    def _obey(self, command: Command) -> None:
+    def _run_command(self, command: Command, now: float) -> None:
         match command:
+            case DeliverTokens(source, chunks):
+                if not self._has_left:
+                    self._batches.append((source, chunks, now))
+                    self._unread += len(chunks)
             case OpenStream(source):
                 self._begin(source, self.request)
             case ContinueStream(source, partial):
@@ -237,16 +169,13 @@ class RaceDriver(TaskOwner):
                 self._error = error
                 self._has_finished = True
 
-    def _arm(self, now: float) -> None:
-        deadline = self.machine.next_deadline()
-        if self._timer is not None:
-            if deadline == self._armed:
-                return
-            self._timer.cancel()
-            self._timer = None
-        self._armed = deadline
-        if deadline is not None:
-            self._timer = self._loop.call_later(max(0.0, deadline - now), self._on_deadline)
+    def _after_step(self, now: float) -> None:
+        if self._batches or self._has_finished:
+            self._wake_reader()
+
+    def _on_deadline(self, now: float) -> None:
+        super()._on_deadline(now)
+        self._make_room_if_read()
 
     # Reading endpoints
 
@@ -254,8 +183,8 @@ class RaceDriver(TaskOwner):
         """Read one endpoint until it ends, or until its reader can do so itself."""
         stream = self._streams[source]
         while True:
-            event = await self._receive(source, stream)
-            self._step(event)
+            event = await self._read_event(source, stream)
+            self.emit(event)
             if isinstance(event, StreamEnded | StreamFailed):
                 return
             if self.machine.is_direct and not self._has_left:
@@ -265,7 +194,7 @@ class RaceDriver(TaskOwner):
             if source == self.machine.writing and (self._unread > self._unread_limit or self.machine.buffered > self._held_limit()):
                 await self._wait_for_room()
 
-    async def _receive(self, source: str, stream: EndpointStream) -> Event:
+    async def _read_event(self, source: str, stream: EndpointStream) -> Event:
         try:
             return await stream.receive()
         except Exception as error:  # noqa: BLE001  a bug in an endpoint must reach the reader as an error, not as silence
@@ -291,8 +220,8 @@ class RaceDriver(TaskOwner):
         try:
             await stream.cancel()
         except Exception as error:  # noqa: BLE001  the attempt must end all the same
-            self._step(StreamFailed(source, translate(error, source)))
-        self._step(StreamCancelled(source))
+            self.emit(StreamFailed(source, translate(error, source)))
+        self.emit(StreamCancelled(source))
 
     async def _wait(self) -> None:
         """Until there is something to read or an end."""
@@ -308,7 +237,7 @@ class RaceDriver(TaskOwner):
                 direct = self._direct
                 source, stream = direct
                 event: Event
-                try:  # as ``_receive`` does; this is the path of every token, and each coroutine on it costs
+                try:  # as ``_read_event`` does; this is the path of every token, and each coroutine on it costs
                     event = await stream.receive()
                 except Exception as error:  # noqa: BLE001
                     event = StreamFailed(source, translate(error, source))
@@ -320,17 +249,20 @@ class RaceDriver(TaskOwner):
                     self._batches.append((source, event.chunks, now))
                     self._unread += len(event.chunks)
                     return
-                self._step(event)
+                self.emit(event)
         finally:
             self._reader = None
             self._is_reading = False
 
-    # Small helpers
+    # The end
+
+    def _is_done(self) -> bool:
+        return self.machine.is_over or self._has_crashed
 
     def _crash(self, error: BaseException) -> None:
         """The machine could not take what came (a bug here or in an endpoint): end with that error, whatever its state."""
         if self._has_left or self._has_finished:  # nobody would see it
-            self._report("streamco session failed", error)
+            self._report_error("streamco race failed", error)
         if self._has_crashed:
             return
         if not self._has_finished:
@@ -342,21 +274,7 @@ class RaceDriver(TaskOwner):
             self._begin_cancel(source)
         self._wake_reader()
 
-    def _end_if_idle(self) -> None:
-        if self._is_over or self._tasks or not (self.machine.is_over or self._has_crashed):
-            return
-        self._is_over = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._on_over is not None:
-            try:
-                self._on_over(self)
-            except Exception as error:  # noqa: BLE001  the answer is complete: what follows it must not take it away
-                self._report("streamco could not settle a session", error)
-
-    def _report(self, message: str, error: BaseException) -> None:
-        self._loop.call_exception_handler({"message": message, "exception": error})
+    # Small helpers
 
     def _wake_reader(self) -> None:
         if self._reader is not None and not self._reader.done():

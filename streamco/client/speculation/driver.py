@@ -7,13 +7,11 @@ One timer serves the machine's deadline and the reader's pace.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Protocol
 
 from streamco.client.delivery_queue import DeliveryQueue
-from streamco.client.driver import Batch, TaskOwner, clock_of
+from streamco.client.driver import Batch
 from streamco.client.error_translation import with_partial
 from streamco.client.speculation.output import SpeculativeOutput
 from streamco.client.speculation.remote_stream import OpenRemoteStream, RemoteStreamReader
@@ -44,6 +42,7 @@ from streamco.core.speculation.machine import SpeculationMachine
 from streamco.endpoints.verifiers.base import VerifierSession
 from streamco.errors import EndpointProtocolError, StreamcoError
 from streamco.events import ReaderLeft
+from streamco.machine_driver import TaskDriver
 
 __all__ = ["DrafterLike", "SpeculationDriver", "SpeculationLog", "Tell"]
 
@@ -64,7 +63,7 @@ class DrafterLike(Protocol):
         ...
 
 
-class SpeculationDriver(TaskOwner):
+class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
     """One speculated answer's IO.
 
     Args:
@@ -93,6 +92,8 @@ class SpeculationDriver(TaskOwner):
         stand_in: the remote side, where it generates alone.
     """
 
+    machine: SpeculationMachine
+
     def __init__(
         self,
         machine: SpeculationMachine,
@@ -109,8 +110,7 @@ class SpeculationDriver(TaskOwner):
         clock: Callable[[], float] | None = None,
         log: SpeculationLog | None = None,
     ) -> None:
-        super().__init__()
-        self.machine = machine
+        super().__init__(machine, on_over=on_over, clock=clock, log=log)
         self.presentation = presentation
         self.began = 0.0
         self.finished: float | None = None
@@ -121,29 +121,15 @@ class SpeculationDriver(TaskOwner):
         self.is_turned_away = False
         self._connecting_since: float | None = None
         self._mailbox = DeliveryQueue()
-        self._on_over = on_over
-        self._log = log
-        self._clock = clock or clock_of(self._loop)
-        self._events: deque[SpeculationEvent | None] = deque()  # None: the machine's deadline has come
-        self._is_stepping = True  # until it is started, what happens waits
-        self._timer: asyncio.TimerHandle | None = None
-        self._armed: float | None = None
         self._unread_limit, self._ahead = unread, ahead
         self._is_behind = False  # the reader is
         self._is_complete = False  # text may still be held for the pace
         self._is_winding_up = False
-        self._has_crashed = False
-        self._is_over = False
-        self.stand_in = RemoteStreamReader(remote, name=remote_name, prompt_tokens=prompt_tokens, tell=self.tell, spawn=self._spawn)
-        self._drafter = drafter(self.tell)
-        self.session = session(self.tell)
+        self.stand_in = RemoteStreamReader(remote, name=remote_name, prompt_tokens=prompt_tokens, tell=self.emit, spawn=self._spawn)
+        self._drafter = drafter(self.emit)
+        self.session = session(self.emit)
 
     # For the reader
-
-    @property
-    def is_over(self) -> bool:
-        """True if nothing of this answer is at work any more."""
-        return self._is_over
 
     @property
     def was_broken_off(self) -> bool:
@@ -160,38 +146,20 @@ class SpeculationDriver(TaskOwner):
         """What the answer ended with."""
         return self._mailbox.error
 
-    @property
-    def now(self) -> float:
-        """The driver's clock, seconds."""
-        return self._clock()
-
     def start(self) -> None:
-        """Begin."""
+        """Start the machine and carry out its first commands."""
         self.began = self._clock()
-        self._is_stepping = True
-        try:
-            self.machine.start(now=self.began)
-            self._carry_out(None, self.began)
-        except Exception as error:  # noqa: BLE001  whatever it is must reach the reader as an error, not as silence
-            self._crash(error)
-        finally:
-            self._is_stepping = False
-        self._process()
+        super().start()
 
     async def next_batch(self) -> Batch | None:
         """Wait for the next delivery; see ``DeliveryQueue.next``."""
         batch = await self._mailbox.next()
-        self._heed_reader()
+        self._check_reader()
         return batch
 
     async def peek(self) -> None:
         """Wait until something was delivered or the answer has ended; see ``DeliveryQueue.peek``."""
         await self._mailbox.peek()
-
-    async def aclose(self) -> None:
-        """Stop all work of this answer and wait for its end; idempotent."""
-        self.leave()
-        await self._wait_for_tasks()
 
     def leave(self) -> None:
         """Stop all work of this answer without waiting; what was not read is dropped. Must run in the loop's thread."""
@@ -199,55 +167,20 @@ class SpeculationDriver(TaskOwner):
             return
         self._mailbox.leave()
         self.dropped = self.presentation.delivery.drop()
-        self.tell(ReaderLeft())
+        self.emit(ReaderLeft())
         self._wind_up()
         self._end_if_idle()
 
-    def leave_soon(self) -> None:
-        """``leave`` from anywhere, a finaliser in another thread included; does nothing once the loop is closed."""
-        with suppress(RuntimeError):  # the loop is closed: nothing of this answer can be at work
-            self._loop.call_soon_threadsafe(self.leave)
+    # The machine's events and commands
 
-    # The machine's clockwork
+    def _receive(self, event: SpeculationEvent, now: float) -> None:
+        self._record_verifier(event)
+        super()._receive(event, now)
 
-    def tell(self, event: SpeculationEvent) -> None:
-        """Something happened. Must run in the loop's thread."""
-        if not self._has_crashed:
-            self._events.append(event)
-            self._process()
+    def _after_step(self, now: float) -> None:
+        self._check_reader()
 
-    def _process(self) -> None:
-        """Tell the machine everything that has happened, and do what it commands."""
-        if self._is_stepping:
-            return
-        self._is_stepping = True
-        try:
-            while self._events:
-                event = self._events.popleft()
-                now = self._clock()
-                if event is not None:
-                    self._note_verifier(event)
-                    self.machine.receive(event, now=now)
-                else:
-                    now = max(now, self._armed or now)  # uvloop's timers may fire up to a millisecond early
-                    self.machine.handle_deadline(now=now)
-                self._carry_out(event, now)
-        except Exception as error:  # noqa: BLE001  whatever it is must reach the reader as an error, not as silence
-            self._crash(error)
-        finally:
-            self._is_stepping = False
-
-    def _carry_out(self, event: SpeculationEvent | None, now: float) -> None:
-        commands = self.machine.take_commands()
-        if self._log is not None:
-            self._log.append((now, event, commands))
-        for command in commands:
-            self._obey(command, now)
-        self._arm(now)
-        self._heed_reader()
-        self._end_if_idle()
-
-    def _note_verifier(self, event: SpeculationEvent) -> None:
+    def _record_verifier(self, event: SpeculationEvent) -> None:
         if self._is_winding_up:
             return
         match event:
@@ -259,19 +192,19 @@ class SpeculationDriver(TaskOwner):
             case VerifierFailed(error):
                 self.verifier_error = error
 
-    def _heed_reader(self) -> None:
+    def _check_reader(self) -> None:
         """A reader who is far behind holds the next round back."""
         unread, held = self._mailbox.unread, self.presentation.delivery.buffered
         if not self._is_behind and (unread > self._unread_limit or held > self._ahead):
             self._is_behind = True
             self.stand_in.pause()
-            self.tell(ReaderFellBehind())
+            self.emit(ReaderFellBehind())
         elif self._is_behind and unread <= self._unread_limit // 2 and held <= self._ahead // 2:
             self._is_behind = False
             self.stand_in.resume()
-            self.tell(ReaderCaughtUp())
+            self.emit(ReaderCaughtUp())
 
-    def _obey(self, command: SpeculationCommand, now: float) -> None:
+    def _run_command(self, command: SpeculationCommand, now: float) -> None:
         match command:
             case DraftTokens() | DraftBranch() | AdoptBranch() | DropDrafts():
                 self._drafter.run(command)
@@ -294,29 +227,17 @@ class SpeculationDriver(TaskOwner):
             case FailAnswer(error):
                 self._fail(error, now)
 
-    def _arm(self, now: float) -> None:
+    def _next_deadline(self) -> float | None:
         times = (self.machine.next_deadline(), self.presentation.delivery.next_due())
-        deadline = min((time for time in times if time is not None), default=None)
-        if self._timer is not None:
-            if deadline == self._armed:
-                return
-            self._timer.cancel()
-            self._timer = None
-        self._armed = deadline
-        if deadline is not None and not self._is_over:
-            self._timer = self._loop.call_later(max(0.0, deadline - now), self._on_time)
+        return min((time for time in times if time is not None), default=None)
 
-    def _on_time(self) -> None:
-        self._timer = None
-        now = max(self._clock(), self._armed or 0.0)
+    def _on_deadline(self, now: float) -> None:
         self._mailbox.put(self.presentation.release(now=now))
         self._finish_if_read(now)
-        self._heed_reader()
-        if not self._has_crashed:
-            self._events.append(None)
-            self._process()
+        self._check_reader()
+        super()._on_deadline(now)
 
-    # Ends
+    # The end
 
     def _complete(self, reason: str, now: float) -> None:
         """The answer is whole."""
@@ -364,40 +285,25 @@ class SpeculationDriver(TaskOwner):
             if error is not None:
                 raise error
 
-    # Small helpers
-
     def _crash(self, error: BaseException) -> None:
         """Something here or in an endpoint is broken: end with that, unless the answer is whole already."""
         self._has_crashed = True
         is_unseen = self._mailbox.has_left or self._mailbox.has_finished or self._is_complete
         if is_unseen:
-            self._report(error)
+            self._report_error("streamco speculated answer failed", error)
         if not (self._mailbox.has_left or self._mailbox.has_finished):
             self.finished = self._clock()
             try:
                 self._hand_out(self.finished)
             except Exception as another:  # noqa: BLE001  what is broken may be the presentation: its reader must not wait for ever
-                self._report(another)
+                self._report_error("streamco speculated answer failed", another)
             self._mailbox.finish(None if is_unseen else _describe(error, self.presentation.text))
         self._wind_up()
         self._events.clear()
         self._end_if_idle()
 
-    def _report(self, error: BaseException) -> None:
-        self._loop.call_exception_handler({"message": "streamco speculated answer failed", "exception": error})
-
-    def _end_if_idle(self) -> None:
-        if self._is_over or self._tasks or not self._is_winding_up or not (self._mailbox.has_finished or self._mailbox.has_left):
-            return
-        self._is_over = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._on_over is not None:
-            try:
-                self._on_over(self)
-            except Exception as error:  # noqa: BLE001  the answer is complete: what follows it must not take it away
-                self._loop.call_exception_handler({"message": "streamco could not settle an answer", "exception": error})
+    def _is_done(self) -> bool:
+        return self._is_winding_up and (self._mailbox.has_finished or self._mailbox.has_left)
 
 
 def _describe(error: BaseException, text: str) -> StreamcoError:

@@ -34,6 +34,7 @@ from streamco.core.verifier.events import (
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.core.verifier.scheduler import VerificationScheduler
 from streamco.engines.base import HoldingEngine
+from streamco.machine_driver import MachineDriver
 from streamco.policies.acceptance import Rule
 from streamco.policies.batching import CHUNK, Alternating, LinearStep, StepSeconds, StrictPrefill
 from streamco.server.verify.batches import BatchReport, BatchRunner
@@ -110,7 +111,7 @@ class _Hosted:
         self.is_late = False  # a verification of the round that is out took longer than it was to
 
 
-class SessionManager:
+class SessionManager(MachineDriver[SchedulerEvent, SchedulerCommand]):
     """All sessions of a server.
 
     Args:
@@ -118,15 +119,14 @@ class SessionManager:
         options: what is borne.
     """
 
+    machine: VerificationScheduler
+
     def __init__(self, engine: HoldingEngine, options: VerifyOptions) -> None:
-        loop = asyncio.get_running_loop()
+        super().__init__(make_scheduler(engine, options), clock=asyncio.get_running_loop().time)
         self.stats = VerifyStats()
-        self._now = loop.time
-        self._call_at = loop.call_at
         self._options = options
         context = engine.info.context_tokens
-        self._scheduler = make_scheduler(engine, options)
-        self._judge = BatchRunner(engine, WakeCoalescer(), self._now, self._question, self._on_batch, context_tokens=context)
+        self._judge = BatchRunner(engine, WakeCoalescer(), self._clock, self._question, self._on_batch, context_tokens=context)
         self._sessions: dict[str, _Hosted] = {}
         self._by_key: dict[bytes, _Hosted] = {}
         self._lines: dict[Connection, dict[int, _Hosted]] = {}
@@ -135,8 +135,7 @@ class SessionManager:
         self._verified: tuple[str, ...] = ()  # in the batch that runs
         self._rulings: dict[str, VerificationResult] = {}
         self._opened = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._scheduler.start(now=self._now())
+        self.start()
 
     # What a connection calls
 
@@ -148,7 +147,7 @@ class SessionManager:
         """A connection was lost: its sessions wait to be taken up."""
         for session in self._lines.pop(line, {}).values():
             self._detach(session)
-        self._arm()
+        self._arm(self._clock())
 
     def handle(self, line: Connection, frame: Open | Extend | Draft | Resume | Close) -> None:
         """A frame that came through the connection's server end."""
@@ -158,20 +157,18 @@ class SessionManager:
             case Resume():
                 self._take_up(line, frame)
             case Extend(number, base, ids):
-                self._tell(SessionExtended(self._lines[line][number].name, base, ids))
+                self.emit(SessionExtended(self._lines[line][number].name, base, ids))
             case Draft():
                 self._draft(line, self._lines[line][frame.session], frame)
             case Close(number):
                 session = self._lines[line].get(number)
                 if session is not None:
                     self._end(session)
-        self._arm()
+        self._arm(self._clock())
 
     def close(self) -> None:
         """Give everything up; idempotent."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._disarm()
         self._judge.close()
 
     def figures(self) -> dict[str, object]:
@@ -180,8 +177,8 @@ class SessionManager:
             "connections": len(self._lines),
             "sessions": len(self._sessions),
             "sessions_waiting_to_be_resumed": len(self._left),
-            "waiting_rounds": self._scheduler.depth,
-            "cached_tokens": self._scheduler.reserved,
+            "waiting_rounds": self.machine.depth,
+            "cached_tokens": self.machine.reserved,
             **self.stats.figures(),
         }
 
@@ -199,7 +196,7 @@ class SessionManager:
         session = _Hosted(f"{line.device}-{self._opened}", frame.rule, frame.top_k)
         self._sessions[session.name] = self._by_key[session.key] = session
         self._attach(session, line, frame.session)
-        self._tell(SessionOpened(session.name, line.device, frame.ids))
+        self.emit(SessionOpened(session.name, line.device, frame.ids))
 
     def _draft(self, line: Connection, session: _Hosted, frame: Draft) -> None:
         if session.draft is not None:
@@ -211,7 +208,7 @@ class SessionManager:
         session.draft = frame
         session.is_late = False
         given = frame.ids[: frame.given]
-        self._tell(DraftReceived(session=session.name, round=session.turns, base=frame.base, given=given, draft=frame.pending))
+        self.emit(DraftReceived(session=session.name, round=session.turns, base=frame.base, given=given, draft=frame.pending))
 
     def _take_up(self, line: Connection, frame: Resume) -> None:
         session = self._by_key.get(frame.key)
@@ -241,14 +238,14 @@ class SessionManager:
             self._detach(session)
             self._refuse_resume(line, frame, _OTHER_TEXT)
             return
-        text = (self._scheduler.text(session.name) or ())[: frame.base]
+        text = (self.machine.text(session.name) or ())[: frame.base]
         self.stats.resumed += 1
         line.server.resume(Resumed(session.number, len(text), prefix_hash(text)), session.rule)
         line.flush()
 
     def _is_other_text(self, session: _Hosted, frame: Resume) -> bool:
         """Return True if the device holds other tokens, as far as that can be told here."""
-        text = self._scheduler.text(session.name)
+        text = self.machine.text(session.name)
         return text is None or (frame.base <= len(text) and prefix_hash(text[: frame.base]) != frame.prefix)
 
     def _refuse_resume(self, line: Connection, frame: Resume, expected: str) -> None:
@@ -266,13 +263,13 @@ class SessionManager:
         line, session.line, session.resume = session.line, None, None
         if line in self._lines:
             self._lines[line].pop(session.number, None)
-        session.left_at = self._now()
+        session.left_at = self._clock()
         self._left[session.name] = session
 
     def _end(self, session: _Hosted) -> None:
         """It is over, on both sides."""
         self._forget(session)
-        self._tell(SessionClosed(session.name))
+        self.emit(SessionClosed(session.name))
 
     def _forget(self, session: _Hosted) -> None:
         line = session.line
@@ -284,16 +281,7 @@ class SessionManager:
 
     # The scheduler
 
-    def _tell(self, event: SchedulerEvent) -> None:
-        self._scheduler.receive(event, now=self._now())
-        while commands := self._scheduler.take_commands():
-            for command in commands:
-                self._carry_out(command)
-        begun, self._begun = self._begun, []
-        for line, session, draft in begun:
-            self._draft(line, session, draft)
-
-    def _carry_out(self, command: SchedulerCommand) -> None:
+    def _run_command(self, command: SchedulerCommand, now: float) -> None:
         match command:
             case RunBatch():
                 self._verified = tuple(part.session for part in command.parts) if command.kind == "verify" else ()
@@ -307,6 +295,14 @@ class SessionManager:
                 session = self._sessions.get(command.session)
                 if session is not None:
                     self._say(session, command)
+
+    def _after_step(self, now: float) -> None:
+        begun, self._begun = self._begun, []
+        for line, session, draft in begun:
+            self._draft(line, session, draft)
+
+    def _crash(self, error: BaseException) -> None:
+        raise error  # the caller's connection or batch ends with it
 
     def _say(self, session: _Hosted, command: AcceptSession | RefuseSession | SendVerdict | RefuseDraft | ForgetSession) -> None:
         line, number = session.line, session.number
@@ -382,35 +378,25 @@ class SessionManager:
             if session is not None:
                 session.is_late = session.is_late or report.late_s > 0
         self._rulings.update(report.rulings)
-        self._tell(report.event)
+        self.emit(report.event)
         for name in report.rulings:
             self._rulings.pop(name, None)  # of who was closed meanwhile
-        self._arm()
+        self._arm(self._clock())
 
     # Time
 
-    def _arm(self) -> None:
-        """Wake up when the next session is to be forgotten."""
-        times = [time for time in (self._scheduler.next_deadline(), self._next_expiry()) if time is not None]
-        if not times or (self._timer is not None and self._timer.when() <= min(times)):
-            return  # too early a wake-up arms it again; that is cheaper than a new timer for each frame
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._call_at(min(times), self._on_time)
+    def _next_deadline(self) -> float | None:
+        times = (self.machine.next_deadline(), self._next_expiry())
+        return min((time for time in times if time is not None), default=None)
 
     def _next_expiry(self) -> float | None:
         oldest = next(iter(self._left.values()), None)
         return None if oldest is None else oldest.left_at + self._options.resume_s
 
-    def _on_time(self) -> None:
-        self._timer = None
-        now = self._now()
+    def _on_deadline(self, now: float) -> None:
         for session in [session for session in self._left.values() if session.left_at + self._options.resume_s <= now]:
             self._end(session)
-        self._scheduler.handle_deadline(now=now)
-        for command in self._scheduler.take_commands():
-            self._carry_out(command)
-        self._arm()
+        super()._on_deadline(now)
 
 
 def make_scheduler(engine: HoldingEngine, options: VerifyOptions) -> VerificationScheduler:

@@ -50,7 +50,7 @@ async def test_what_a_server_reads_once_more_to_go_on_alone_is_cached(world: Wor
                 await anext(stream)
             driver = stream._work.driver
             assert isinstance(driver, SpeculationDriver)
-            driver.tell(VerifierFailed(VerifierError("verifier: expected it to go on, got told not to")))
+            driver.emit(VerifierFailed(VerifierError("verifier: expected it to go on, got told not to")))
             while not driver.machine.report.remote:
                 await anext(stream)
             await stream.aclose()
@@ -99,7 +99,7 @@ async def test_waste_of_a_reader_who_leaves_is_the_servers_where_it_made_the_ans
             await anext(stream)
             driver = stream._work.driver
             assert isinstance(driver, SpeculationDriver)
-            driver.tell(VerifierFailed(VerifierError("verifier: expected it to go on, got told not to")))
+            driver.emit(VerifierFailed(VerifierError("verifier: expected it to go on, got told not to")))
             await settled(lambda: driver.presentation.delivery.buffered > 60)
             await stream.aclose()
             report, machine = stream.report, driver.machine.report

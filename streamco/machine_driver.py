@@ -1,0 +1,254 @@
+"""Runs any core machine on asyncio: events go in, commands are carried out in order, the deadline is kept.
+
+``streamco/sim/driver.py`` is the twin that does the same in SimPy. A driver inherits from these classes and has no such object: two objects
+that hold each other would outlive their work until the garbage collector runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Generic, Self, TypeVar
+
+from streamco.core.machine import Machine
+
+__all__ = ["MachineDriver", "TaskDriver", "clock_of"]
+
+EventT = TypeVar("EventT")
+CommandT = TypeVar("CommandT")
+
+
+def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
+    """Return the system's monotonic clock, or the loop's if the loop has a clock of its own (virtual time).
+
+    The system's is better than a usual loop's: uvloop truncates its time to milliseconds, and asyncio's takes one more call.
+    """
+    has_own = isinstance(loop, asyncio.BaseEventLoop) and type(loop).time is not asyncio.BaseEventLoop.time
+    return loop.time if has_own else time.monotonic
+
+
+class MachineDriver(ABC, Generic[EventT, CommandT]):
+    """A machine on the running event loop, with its clock and its timer. All methods must be called in the loop's thread.
+
+    Args:
+        machine: the machine, not started yet.
+        clock: seconds, monotonic; None: ``clock_of`` the loop.
+        log: collects (now, event or None, commands) of every step, for replay.
+
+    Attributes:
+        machine: as given.
+    """
+
+    def __init__(
+        self,
+        machine: Machine[EventT, CommandT],
+        *,
+        clock: Callable[[], float] | None = None,
+        log: list[tuple[float, EventT | None, list[CommandT]]] | None = None,
+    ) -> None:
+        self.machine = machine
+        self._loop = asyncio.get_running_loop()
+        self._clock = clock or clock_of(self._loop)
+        self._log = log
+        self._events: deque[EventT | None] = deque()  # None: the deadline has come
+        self._is_stepping = True  # events that come before the start wait for it
+        self._has_crashed = False  # then the machine takes no more events
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed = 0.0  # the time that the timer is set for
+
+    @property
+    def now(self) -> float:
+        """The driver's clock, seconds."""
+        return self._clock()
+
+    def start(self) -> None:
+        """Start the machine and carry out its first commands."""
+        now = self._clock()
+        try:
+            self.machine.start(now=now)
+            self._carry_out(None, now)
+        except Exception as error:  # noqa: BLE001  an error must reach the reader as an error, not as silence
+            self._crash(error)
+        finally:
+            self._is_stepping = False
+        self._process()
+
+    def emit(self, event: EventT) -> None:
+        """Pass an event to the machine: at once, or after the step that runs."""
+        if not self._has_crashed:
+            self._events.append(event)
+            self._process()
+
+    # What a driver defines
+
+    @abstractmethod
+    def _run_command(self, command: CommandT, now: float) -> None:
+        """Carry out one command."""
+
+    @abstractmethod
+    def _crash(self, error: BaseException) -> None:
+        """Handle an exception from the machine, from a command or from a task."""
+
+    def _receive(self, event: EventT, now: float) -> None:
+        """Give one event to the machine."""
+        self.machine.receive(event, now=now)
+
+    def _after_step(self, now: float) -> None:
+        """Do what follows the commands of a step."""
+
+    def _next_deadline(self) -> float | None:
+        """Return the time of the next ``_on_deadline``; None: none is due."""
+        return self.machine.next_deadline()
+
+    def _on_deadline(self, now: float) -> None:
+        """Do what is due at ``now``."""
+        self._events.append(None)
+        self._process()
+
+    # The steps of the machine
+
+    def _process(self) -> None:
+        """Take all events that have come, in order, and carry out the commands of each."""
+        if self._is_stepping:
+            return
+        self._is_stepping = True
+        try:
+            while self._events:
+                event = self._events.popleft()
+                now = self._clock()
+                if event is None:
+                    self.machine.handle_deadline(now=now)
+                else:
+                    self._receive(event, now)
+                self._carry_out(event, now)
+        except Exception as error:  # noqa: BLE001  an error must reach the reader as an error, not as silence
+            self._crash(error)
+        finally:
+            self._is_stepping = False
+
+    def _carry_out(self, event: EventT | None, now: float) -> None:
+        commands = self.machine.take_commands()
+        if self._log is not None:
+            self._log.append((now, event, commands))
+        for command in commands:
+            self._run_command(command, now)
+        self._after_step(now)
+        self._arm(now)
+
+    def _arm(self, now: float) -> None:
+        """Set the timer for the next deadline. A timer that fires too early is kept: it sets itself again, which is cheaper."""
+        deadline = None if self._has_crashed else self._next_deadline()
+        if self._timer is not None:
+            if deadline is not None and self._armed <= deadline:
+                return
+            self._disarm()
+        if deadline is not None:
+            self._armed = deadline
+            self._timer = self._loop.call_later(max(0.0, deadline - now), self._on_timer)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        now, deadline = self._clock(), self._next_deadline()
+        if deadline is not None and deadline <= now and not self._has_crashed:
+            self._on_deadline(now)
+        self._arm(now)  # the deadline was moved, or the timer has fired early: uvloop's may by up to a millisecond
+
+    def _report_error(self, message: str, error: BaseException) -> None:
+        """Report an error that no reader would see."""
+        self._loop.call_exception_handler({"message": message, "exception": error})
+
+
+class TaskDriver(MachineDriver[EventT, CommandT]):
+    """A driver whose IO runs in tasks: it is over when its work is done and the last task has ended.
+
+    Args:
+        machine: the machine, not started yet.
+        on_over: called once when the work is done and all tasks have ended.
+        clock: as for ``MachineDriver``.
+        log: as for ``MachineDriver``.
+    """
+
+    def __init__(
+        self,
+        machine: Machine[EventT, CommandT],
+        *,
+        on_over: Callable[[Self], None] | None = None,
+        clock: Callable[[], float] | None = None,
+        log: list[tuple[float, EventT | None, list[CommandT]]] | None = None,
+    ) -> None:
+        super().__init__(machine, clock=clock, log=log)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._on_over: Callable[[Any], None] | None = on_over
+        self._is_over = False
+
+    @property
+    def is_over(self) -> bool:
+        """True if the work is done and no task runs any more."""
+        return self._is_over
+
+    async def aclose(self) -> None:
+        """Stop all work and wait for its end; idempotent. If the caller is cancelled, the work ends all the same."""
+        self.leave()
+        await self._wait_for_tasks()
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Stop all work without waiting; drop what was not read."""
+
+    def leave_soon(self) -> None:
+        """Call ``leave`` from any thread, also from a finaliser; does nothing if the loop is closed."""
+        with suppress(RuntimeError):  # the loop is closed: no work can run
+            self._loop.call_soon_threadsafe(self.leave)
+
+    # What a driver defines
+
+    @abstractmethod
+    def _is_done(self) -> bool:
+        """Return True if no new task will be started."""
+
+    # Tasks and the end
+
+    def _spawn(self, coroutine: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+        task = self._loop.create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._crash(error)
+        self._end_if_idle()
+
+    async def _wait_for_tasks(self) -> None:
+        """Return when no task runs; tasks that start meanwhile are waited for too."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _carry_out(self, event: EventT | None, now: float) -> None:
+        super()._carry_out(event, now)
+        self._end_if_idle()
+
+    def _arm(self, now: float) -> None:
+        if not self._is_over:
+            super()._arm(now)
+
+    def _end_if_idle(self) -> None:
+        if self._is_over or self._tasks or not self._is_done():
+            return
+        self._is_over = True
+        self._disarm()
+        if self._on_over is not None:
+            try:
+                self._on_over(self)
+            except Exception as error:  # noqa: BLE001  the answer is complete: what follows it must not take it away
+                self._report_error("streamco could not record the end of an answer", error)
