@@ -27,7 +27,7 @@ from streamco.engines.base import (
     HoldingEngine,
     TextPiece,
 )
-from streamco.engines.prompt_ids import answer_ids, open_bytes, prompt_ids
+from streamco.engines.prompt_ids import answer_ids, pending_bytes, prompt_ids
 from streamco.errors import ConfigError, EndpointError, EngineError, StreamClosed, StreamConsumed, UsageError
 from streamco.events import StreamEnded, TokensReceived
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, PromptTokensDetails
@@ -271,7 +271,7 @@ class DeviceStream:
             sampling=self._request.sampling,
             ignore_eos=bool(self._request.extra.get("ignore_eos", False)),
             prefill_only=self._request.prefill_only,
-            opened=open_bytes(engine, ids),
+            pending_bytes=pending_bytes(engine, ids),
         )
         self._seam = BoundaryWhitespace(_seam_of(engine, self._request.partial))
         self._generation = engine.submit(request, self._wake)

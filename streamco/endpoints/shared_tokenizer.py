@@ -17,7 +17,7 @@ from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint, request_ids
 from streamco.endpoints.providers import Reading
 from streamco.engines.base import Engine
-from streamco.engines.prompt_ids import open_bytes
+from streamco.engines.prompt_ids import pending_bytes
 from streamco.errors import EndpointProtocolError, EngineError
 from streamco.partial import Partial
 
@@ -106,7 +106,7 @@ class SharedVocabulary:
 
 
 def _extend(engine: Engine, request: Request, ids: tuple[int, ...], context_tokens: int | None) -> Request | None:
-    if open_bytes(engine, ids):
+    if pending_bytes(engine, ids):
         return None  # vLLM writes all of a prompt out that ends inside a code point
     whole = [*_read(engine, request), *ids]
     limit = request.sampling.max_tokens

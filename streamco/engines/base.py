@@ -94,7 +94,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     top: int = 0  # return this many most likely tokens with each piece
     ignore_eos: bool = False
     prefill_only: bool = False  # leave the prompt in the cache and end with reason length
-    opened: bytes = b""  # of a code point the prompt ends inside of: the first piece's text has all of it
+    pending_bytes: bytes = b""  # of a code point the prompt ends inside of: the first piece's text has all of it
 
 
 class ModelInfo(Struct, frozen=True, kw_only=True):
@@ -191,7 +191,7 @@ class Prediction(Struct, frozen=True, kw_only=True):
 class RowReader(Protocol):
     """Reads the rows of one verification in place of the engine."""
 
-    def judge(self, logits: NDArray[np.float32], position: int, token: int | None, /) -> Prediction:
+    def read_row(self, logits: NDArray[np.float32], position: int, token: int | None, /) -> Prediction:
         """Return what a row says; called from the engine's thread with each row in turn, must be quick.
 
         Args:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from streamco.engines.kv_slots import Slot, SlotTable
 from streamco.engines.llamacpp.batch_invariance import largest_exact_batch
-from streamco.engines.llamacpp.context import ABORTED, NO_ROOM, LlamaContext
+from streamco.engines.llamacpp.context import ABORTED, NO_KV_SLOT, LlamaContext
 from streamco.engines.step_emulation import StepEmulator
 from streamco.engines.threads import ThreadShare
 from streamco.errors import EngineError
@@ -57,11 +57,11 @@ class SequenceWork(Protocol):
         """Those of the prompt's last token; else it has ended when the prompt is decoded."""
         ...
 
-    def wanted(self, rows: int) -> int:
+    def logits_needed(self, rows: int) -> int:
         """Of how many of the next so many rows it wants the logits: the last of them."""
         ...
 
-    def find(self, count: int) -> None:
+    def record_cached(self, count: int) -> None:
         """So many tokens of its prompt need not be decoded: somebody else has read them meanwhile."""
         ...
 
@@ -107,32 +107,32 @@ class Decoder:
         context: LlamaContext,
         slots: SlotTable,
         share: ThreadShare,
-        pacer: StepEmulator,
+        emulator: StepEmulator,
         *,
         exact: bool,
         wait: Callable[[float], None],
-        make_room: Callable[[], bool],
+        free_memory: Callable[[], bool],
     ) -> None:
         self.context = context
         self.chunk = CHUNK  # rows of one sequence that a batch may have, where somebody waits or the bits matter
         self.lock = threading.Lock()  # around _wanting and is_closing
         self.is_closing = False
-        self._wanting: set[object] = set()  # who has rows in the batch being decoded and has not been cancelled
+        self._uncancelled: set[object] = set()  # who has rows in the batch being decoded and has not been cancelled
         self._slots = slots
         self._share = share
-        self._pacer = pacer
+        self._emulator = emulator
         self._exact = exact
         self._wait = wait
-        self._make_room = make_room
+        self._free_memory = free_memory
 
     # Any thread
 
     def interrupt(self, work: object) -> None:
         """This work was cancelled: stop the decode that runs, if it is for nobody else any more."""
         with self.lock:
-            if work in self._wanting:
-                self._wanting.remove(work)
-                if not self._wanting:
+            if work in self._uncancelled:
+                self._uncancelled.remove(work)
+                if not self._uncancelled:
                     self.context.abort.set()
 
     def close(self) -> None:
@@ -158,7 +158,7 @@ class Decoder:
             self.chunk = largest_exact_batch(self.context, min(CHUNK, self.context.rows))
 
     @property
-    def neighbours(self) -> int:
+    def padding_rows(self) -> int:
         """Rows that each work with a single row in a batch takes beside it."""
         return int(self._exact)
 
@@ -178,15 +178,15 @@ class Decoder:
         for dummy in dummies:
             context.add(0, 0, dummy, wants_logits=False)
         with self.lock:
-            wanting: set[object] = set() if self.is_closing else {work for work in batch if not work.is_cancelled}
-            if not wanting:
+            uncancelled: set[object] = set() if self.is_closing else {work for work in batch if not work.is_cancelled}
+            if not uncancelled:
                 context.count, context.reads_attention = 0, False
                 return False
-            self._wanting = wanting
+            self._uncancelled = uncancelled
         started = perf_counter()
         status = context.decode()
         with self.lock:
-            self._wanting = set()
+            self._uncancelled = set()
             if not self.is_closing:
                 context.abort.clear()
         for dummy in dummies:
@@ -194,26 +194,26 @@ class Decoder:
         if status == 0:
             now = perf_counter()
             asked = max(work.asked_at for work in batch)
-            due = self._pacer.due(rows, prefill_tokens, started=started, now=now, asked=asked)
+            due = self._emulator.due(rows, prefill_tokens, started=started, now=now, asked=asked)
             for work in batch:
                 work.late_s += max(0.0, now - due)
-            self._pass_time(due, batch)
+            self._wait_until(due, batch)
             return True
         self._clean_up(batch, status)
         return False
 
-    def _pass_time(self, until: float, batch: Sequence[SequenceWork]) -> None:
+    def _wait_until(self, until: float, batch: Sequence[SequenceWork]) -> None:
         """Wait as long as this work still wants the result, taking in what arrives."""
         while not self.is_closing and (left := until - perf_counter()) > 0 and not all(work.is_cancelled for work in batch):
             self._wait(left)
-        self._pacer.cut(perf_counter())
+        self._emulator.end_early(perf_counter())
 
     def _clean_up(self, batch: Sequence[SequenceWork], status: int) -> None:
         for work in batch:
             slot = slot_of(work)
             self._slots.truncate(slot, len(slot.ids))
-        if status == ABORTED or (status == NO_ROOM and self._make_room()):
+        if status == ABORTED or (status == NO_KV_SLOT and self._free_memory()):
             return  # cancelled and about to be reaped; or there is room now, and the next round tries again
         for work in batch:
-            error = EngineError(f"llama_decode: expected 0, got {status}" + (" (no room in the cache)" if status == NO_ROOM else ""))
+            error = EngineError(f"llama_decode: expected 0, got {status}" + (" (no room in the cache)" if status == NO_KV_SLOT else ""))
             work.finish("error", error=error)

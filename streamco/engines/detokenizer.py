@@ -24,13 +24,13 @@ class TextAssembler:
         opened: the first bytes of a code point, from before these tokens; its text comes with the token that completes it.
     """
 
-    def __init__(self, token_bytes: Callable[[int], bytes], opened: bytes = b"") -> None:
+    def __init__(self, token_bytes: Callable[[int], bytes], pending_bytes: bytes = b"") -> None:
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._decoder.decode(opened)
+        self._decoder.decode(pending_bytes)
         self._text = ""
         self._ids: list[int] = []
-        self._is_clear = not opened
+        self._is_clear = not pending_bytes
 
     def add(self, token: int, top: Top = None) -> TextPiece | None:
         """Return the piece that this token completes; None while a code point is open or the tokens so far have no text."""

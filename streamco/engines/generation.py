@@ -46,7 +46,7 @@ class RunningGeneration:
         limit: int,
         room: int,
         wake: Callable[[], None],
-        nudge: Callable[[], None],
+        notify: Callable[[], None],
         interrupt: Callable[[object], None],
     ) -> None:
         self.request = request
@@ -58,7 +58,7 @@ class RunningGeneration:
         self.is_cancelled = False
         self.is_parked = False
         self._wake = wake
-        self._nudge = nudge
+        self._notify = notify
         self._interrupt = interrupt
         self._ring: Ring[TextPiece] = Ring(room)
         self._backlog: list[TextPiece] = []
@@ -67,7 +67,7 @@ class RunningGeneration:
         self._limit = limit
         self._end_ids = model.end_ids
         self._sampler = Sampler(request.sampling)
-        self._assembler = TextAssembler(model.token_bytes, request.opened)
+        self._assembler = TextAssembler(model.token_bytes, request.pending_bytes)
         self._stops = StopMatcher(request.sampling.stop)
         self._wake_failure: Exception | None = None
         self._made = 0
@@ -85,7 +85,7 @@ class RunningGeneration:
             pieces += self._tail
             self._tail = []
         elif self._ring.take_unpark():
-            self._nudge()
+            self._notify()
         return pieces, end
 
     def cancel(self) -> None:
@@ -93,7 +93,7 @@ class RunningGeneration:
         if not self.is_cancelled:
             self.is_cancelled = True
             self._interrupt(self)
-            self._nudge()
+            self._notify()
 
     # The engine's side
 
@@ -112,7 +112,7 @@ class RunningGeneration:
         """Those of the prompt's last token."""
         return not self.request.prefill_only
 
-    def wanted(self, rows: int) -> int:
+    def logits_needed(self, rows: int) -> int:
         """Of how many of the next so many rows it wants the logits: the prompt's last."""
         return int(rows == self.missing and self.wants_logits)
 
@@ -122,7 +122,7 @@ class RunningGeneration:
         self._reused = len(slot.ids)
         self._admitted = perf_counter()
 
-    def find(self, count: int) -> None:
+    def record_cached(self, count: int) -> None:
         """So many more tokens of the prompt are in the slot without having been decoded for it."""
         self._reused += count
 

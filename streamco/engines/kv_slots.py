@@ -34,14 +34,14 @@ class Memory(Protocol):
 class Slot:
     """A sequence id and the tokens in its cells."""
 
-    __slots__ = ("ids", "is_busy", "owner", "sequence", "used")
+    __slots__ = ("ids", "is_busy", "last_used", "owner", "sequence")
 
     def __init__(self, sequence: int) -> None:
         self.sequence = sequence
         self.ids: list[int] = []
         self.is_busy = False
         self.owner: object = None
-        self.used = 0
+        self.last_used = 0
 
 
 class SlotTable:
@@ -62,18 +62,18 @@ class SlotTable:
         memory: Memory,
         count: int,
         *,
-        idle_tokens: int,
+        max_idle_tokens: int,
         can_share: bool = True,
         can_fork: bool | None = None,
-        copy_worth: int = 1,
+        min_copy: int = 1,
         stride: int = 1,
     ) -> None:
         self._memory = memory
         self._slots = [Slot(number * stride) for number in range(count)]
-        self._idle_tokens = idle_tokens
+        self._idle_tokens = max_idle_tokens
         self._can_share = can_share
         self._can_fork = can_share if can_fork is None else can_fork
-        self._copy_worth = copy_worth
+        self._min_copy = min_copy
         self._clock = 0
 
     def acquire(self, prompt: Sequence[int], owner: object = None) -> Slot:
@@ -92,7 +92,7 @@ class SlotTable:
             self.truncate(slot, shared)
         else:
             self.truncate(slot, 0)
-            if shared >= self._copy_worth:
+            if shared >= self._min_copy:
                 self._copy(donor, slot, shared)
         self._trim()
         return slot
@@ -102,7 +102,7 @@ class SlotTable:
         idle = [slot for slot in self._slots if not slot.is_busy]
         if not idle:
             raise AssertionError("fork was called without an idle slot")
-        slot = min(idle, key=lambda slot: (bool(slot.ids), slot.used))
+        slot = min(idle, key=lambda slot: (bool(slot.ids), slot.last_used))
         slot.is_busy, slot.owner = True, source.owner
         self.truncate(slot, 0)
         shared = common_prefix_length(source.ids, ids) if self._can_fork else 0
@@ -117,7 +117,7 @@ class SlotTable:
     def catch_up(self, slot: Slot, prompt: Sequence[int], limit: int) -> int:
         """Give a slot at work what others of its owner have by now of its prompt's first ``limit`` tokens; how many more it has then."""
         has = len(slot.ids)
-        best, donor = has + self._copy_worth - 1, None
+        best, donor = has + self._min_copy - 1, None
         if not self._can_fork or best >= limit:
             return 0
         for other in self._slots:
@@ -150,12 +150,12 @@ class SlotTable:
         others = [slot for slot in idle if slot is not donor]
         if donor is not None and not donor.is_busy and (not others or not self._can_fork or 2 * shared >= len(donor.ids)):
             return donor
-        return min(others, key=lambda slot: (bool(slot.ids), slot.used))
+        return min(others, key=lambda slot: (bool(slot.ids), slot.last_used))
 
     def release(self, slot: Slot) -> None:
         """The slot's generation ended; its tokens stay for the next."""
         self._clock += 1
-        slot.used = self._clock
+        slot.last_used = self._clock
         slot.is_busy = False
         self._trim()
 
@@ -174,7 +174,7 @@ class SlotTable:
         return bool(idle)
 
     def _trim(self) -> None:
-        idle = sorted((slot for slot in self._slots if not slot.is_busy and slot.ids), key=lambda slot: slot.used)
+        idle = sorted((slot for slot in self._slots if not slot.is_busy and slot.ids), key=lambda slot: slot.last_used)
         kept = sum(len(slot.ids) for slot in idle)
         for slot in idle[:-1]:
             if kept <= self._idle_tokens:

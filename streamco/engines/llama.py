@@ -27,9 +27,9 @@ from streamco.errors import ConfigError, EngineError, UsageError
 
 __all__ = ["LlamaEngine"]
 
-MOST_SEQUENCES = 256  # LLAMA_MAX_SEQ
-COPY_WORTH = 16  # tokens, or one in COPY_SHARE of the context, which is copied whole: they take over seven times as long to compute
-COPY_SHARE = 128
+MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
+MIN_COPY_TOKENS = 16  # tokens, or one in COPY_SHARE of the context, which is copied whole: they take over seven times as long to compute
+MIN_COPY_SHARE = 128
 
 
 class LlamaEngine:
@@ -104,9 +104,9 @@ class LlamaEngine:
             raise
         can_fork = model.can_share_prefixes
         can_share = can_fork and not is_separate
-        worth = max(COPY_WORTH, limit // COPY_SHARE) if is_separate else 1
+        worth = max(MIN_COPY_TOKENS, limit // MIN_COPY_SHARE) if is_separate else 1
         self._slots = SlotTable(
-            self._context, count, idle_tokens=limit, can_share=can_share, can_fork=can_fork, copy_worth=worth, stride=stride
+            self._context, count, max_idle_tokens=limit, can_share=can_share, can_fork=can_fork, min_copy=worth, stride=stride
         )
 
     # Any thread
@@ -136,7 +136,7 @@ class LlamaEngine:
             limit=self._completion_limit(request),
             room=self.options.ring_tokens,
             wake=wake,
-            nudge=self._loop.nudge,
+            notify=self._loop.notify,
             interrupt=self._loop.interrupt,
         )
         self._loop.put(sequence)
@@ -181,8 +181,8 @@ class LlamaEngine:
         failure: BaseException | None = None
         try:
             self._loop.warm_up()
-            if self._context.tells_attention and not has_readable_attention(self._context):
-                self._context.tells_attention = False
+            if self._context.has_attention and not has_readable_attention(self._context):
+                self._context.has_attention = False
             self._is_warm.set()
             self._loop.run()
         except BaseException as exc:  # noqa: BLE001  # every consumer must hear of it
@@ -207,7 +207,7 @@ def _check_options(options: EngineOptions) -> None:
         if value is not None and value < least:
             raise ConfigError(f"{name}: expected at least {least}, got {value}")
     sequences = options.max_sequences + options.held_sequences
-    most = MOST_SEQUENCES // 2 if options.exact else MOST_SEQUENCES - 1
+    most = MAX_SEQUENCES // 2 if options.exact else MAX_SEQUENCES - 1
     if sequences > most:
         raise ConfigError(f"max_sequences and held_sequences: expected at most {most} together, got {sequences}")
 

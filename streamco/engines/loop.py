@@ -50,21 +50,21 @@ class EngineLoop:
         slots: SlotTable,
         options: EngineOptions,
         share: ThreadShare,
-        pacer: StepEmulator,
+        emulator: StepEmulator,
         *,
         tokens: int,
     ) -> None:
         self._context = context
         self._slots = slots
         self._options = options
-        self._pacer = pacer
+        self._emulator = emulator
         self._held = SequenceTable(slots, options.held_sequences, tokens, is_private=options.private)
-        self._decoder = Decoder(context, slots, share, pacer, exact=options.exact, wait=self._wait, make_room=self._make_room)
+        self._decoder = Decoder(context, slots, share, emulator, exact=options.exact, wait=self._wait, free_memory=self._free_memory)
         self.interrupt = self._decoder.interrupt
         self.warm_up = self._decoder.warm_up
         self.failure: BaseException | None = None
         self._inbox: SimpleQueue[Arrival] = SimpleQueue()
-        self._door = threading.Lock()  # held while what belongs together is put in
+        self._inbox_lock = threading.Lock()  # held while what belongs together is put in
         self._live: set[SequenceWork] = set()  # everybody in the four queues below, and whoever is between them
         self._waiting: deque[RunningGeneration] = deque()
         self._generations = 0  # with a slot
@@ -90,17 +90,17 @@ class EngineLoop:
     @contextmanager
     def together(self) -> Iterator[None]:
         """What is put inside is taken in at once."""
-        with self._door:
+        with self._inbox_lock:
             yield
 
-    def nudge(self) -> None:
+    def notify(self) -> None:
         """Something changed: look again."""
         self._inbox.put(None)
 
     def close(self) -> None:
         """Stop everything soon; idempotent."""
         self._decoder.close()
-        self.nudge()
+        self.notify()
 
     # The engine's thread
 
@@ -138,11 +138,11 @@ class EngineLoop:
             was_idle = True
             self._take_in(self._inbox.get())
             self._drain_inbox()
-        self._pacer.begin_round(was_idle=was_idle)
+        self._emulator.begin_round(was_idle=was_idle)
         return not self._decoder.is_closing
 
     def _drain_inbox(self) -> None:
-        with self._door:
+        with self._inbox_lock:
             while not self._inbox.empty():
                 self._take_in(self._inbox.get())
 
@@ -156,21 +156,21 @@ class EngineLoop:
                 self._live.add(arrived)
                 self._waiting.append(arrived)
             case Task():
-                self._held.take_in(arrived)
+                self._held.add(arrived)
             case None:
                 for work in self._writing:
                     work.unpark()
 
     def _has_work(self) -> bool:
-        if self._prefilling or self._verifying or self._held.has_ready or (self._waiting and self._has_room):
+        if self._prefilling or self._verifying or self._held.has_ready or (self._waiting and self._has_free_slot):
             return True
         return any(not work.is_parked or work.is_cancelled for work in self._writing) or any(work.is_cancelled for work in self._waiting)
 
     @property
-    def _has_room(self) -> bool:
+    def _has_free_slot(self) -> bool:
         return self._generations < self._options.max_sequences
 
-    def _make_room(self) -> bool:
+    def _free_memory(self) -> bool:
         """Empty memory that nobody uses: what ended left there, then a held sequence that nothing is asked of."""
         return self._slots.forget_idle() or (self._held.evict() and self._slots.forget_idle())
 
@@ -184,7 +184,7 @@ class EngineLoop:
                 self._release(work)
 
     def _admit(self) -> None:
-        while self._waiting and self._has_room:
+        while self._waiting and self._has_free_slot:
             generation = self._waiting.popleft()
             generation.admit(self._slots.acquire(generation.prompt))
             self._generations += 1
@@ -220,14 +220,14 @@ class EngineLoop:
             slot = slot_of(work)
             assert work.next_token is not None
             context.add(work.next_token, len(slot.ids), slot.sequence, wants_logits=True)
-        context.reads_attention = reads = context.tells_attention and any(map(_has_drafted, ready))
+        context.reads_attention = reads = context.has_attention and any(map(_has_drafted, ready))
         if not self._decoder.compute(ready, single=ready, rows=len(ready)):
             return
         for row, work in enumerate(ready):
             assert work.next_token is not None
             slot_of(work).ids.append(work.next_token)
             if reads and isinstance(work, DraftTask) and work.has_drafted:
-                work.notice(context.attention(row))
+                work.record_attention(context.attention(row))
             self._accept(work, row)
         self._writing = [work for work in self._writing if not self._is_over(work)]
 
@@ -244,15 +244,15 @@ class EngineLoop:
             start = len(slot.ids)
             chunk = work.prompt[start : start + self._decoder.chunk]
             now_single = [*single, work] if len(chunk) == 1 else single
-            if context.count + len(chunk) + len(now_single) * self._decoder.neighbours > context.rows:
+            if context.count + len(chunk) + len(now_single) * self._decoder.padding_rows > context.rows:
                 break
             single = now_single
-            wanted = work.wanted(len(chunk))
-            context.add_run(chunk, start, slot.sequence, wants_logits=wanted)
-            batch.append((work, chunk, range(context.count - wanted, context.count)))
+            needed = work.logits_needed(len(chunk))
+            context.add_run(chunk, start, slot.sequence, wants_logits=needed)
+            batch.append((work, chunk, range(context.count - needed, context.count)))
         if not batch:
             return
-        self._pacer.begin_round(was_idle=False)
+        self._emulator.begin_round(was_idle=False)
         if self._decoder.compute([work for work, _, _ in batch], single=single, prefill_tokens=context.count):
             for work, chunk, rows in batch:
                 slot_of(work).ids += chunk
@@ -260,7 +260,7 @@ class EngineLoop:
                     self._accept(work, row)
                 if not work.missing and not work.wants_logits:
                     work.end_prefill()
-        self._pacer.begin_round(was_idle=False)
+        self._emulator.begin_round(was_idle=False)
         for work, _, _ in batch:
             self._verifying.remove(work)
             if not self._is_over(work):
@@ -276,11 +276,11 @@ class EngineLoop:
         is_small = self._writing or self._verifying or self._options.exact or isinstance(work, Task)
         size = min(self._decoder.chunk, self._options.prefill_chunk) if is_small else self._options.prefill_chunk
         chunk = work.prompt[start : start + size]
-        wanted = work.wanted(len(chunk))
-        row = self._context.add_run(chunk, start, slot.sequence, wants_logits=wanted)
+        needed = work.logits_needed(len(chunk))
+        row = self._context.add_run(chunk, start, slot.sequence, wants_logits=needed)
         if self._decoder.compute([work], single=[work] if len(chunk) == 1 else (), prefill_tokens=len(chunk)):
             slot.ids += chunk
-            if wanted:
+            if needed:
                 self._accept(work, row)
             elif not work.missing:
                 work.end_prefill()
@@ -289,9 +289,9 @@ class EngineLoop:
 
     def _catch_up(self, work: SequenceWork) -> bool:
         """Give it what others have read of its prompt since its last turn; False: that was all it wanted."""
-        found = self._slots.catch_up(slot_of(work), work.prompt, len(work.prompt) - work.wanted(work.missing))
+        found = self._slots.catch_up(slot_of(work), work.prompt, len(work.prompt) - work.logits_needed(work.missing))
         if found:
-            work.find(found)
+            work.record_cached(found)
             if not work.missing:
                 work.end_prefill()
         return not self._is_over(work)
@@ -311,7 +311,7 @@ class EngineLoop:
     def _release(self, work: SequenceWork) -> None:
         self._live.discard(work)
         if isinstance(work, Task):
-            self._held.let_go(work)
+            self._held.release(work)
         elif isinstance(work, RunningGeneration) and work.slot is not None:
             self._slots.release(work.slot)
             self._generations -= 1

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     Logits = NDArray[np.float32]
 
-__all__ = ["MOST_ALTERNATIVES", "Predictor"]
+__all__ = ["MAX_ALTERNATIVES", "Predictor"]
 
-MOST_ALTERNATIVES = 1024  # a position; what an exact residual needs is the sampling options' top_k
+MAX_ALTERNATIVES = 1024  # a position; what an exact residual needs is the sampling options' top_k
 
 
 class Predictor:
@@ -35,8 +35,8 @@ class Predictor:
     """
 
     def __init__(self, sampling: SamplingOptions, top: int, row_ids: int = 0) -> None:
-        if not 0 <= top <= MOST_ALTERNATIVES:
-            raise ConfigError(f"top: expected 0 to {MOST_ALTERNATIVES}, got {top}")
+        if not 0 <= top <= MAX_ALTERNATIVES:
+            raise ConfigError(f"top: expected 0 to {MAX_ALTERNATIVES}, got {top}")
         if not 0 <= row_ids <= MAX_IDS:
             raise ConfigError(f"row_ids: expected 0 to {MAX_IDS}, got {row_ids}")
         self._sampler = Sampler(sampling)
@@ -44,7 +44,7 @@ class Predictor:
         self._top = top
         self._row_ids = row_ids
 
-    def judge(self, logits: Logits, position: int, token: int | None) -> Prediction:
+    def read_row(self, logits: Logits, position: int, token: int | None) -> Prediction:
         """Return what the model says where ``token`` stands.
 
         Raises:
@@ -53,7 +53,7 @@ class Predictor:
         if not self._top:
             return Prediction(position=position, greedy=self._greedy.draw(logits), token=token)
         ids, weights = self._sampler.distribution(logits)
-        return self._tell(logits, position, token, ids, weights)
+        return self._predict(logits, position, token, ids, weights)
 
     def draw(self, logits: Logits, position: int) -> Prediction:
         """Return what the model says, and the token that the dice choose of it.
@@ -63,12 +63,12 @@ class Predictor:
         """
         ids, weights = self._sampler.distribution(logits)
         if not self._row_ids:
-            return self._tell(logits, position, self._sampler.draw_from(ids, weights), ids, weights)
+            return self._predict(logits, position, self._sampler.draw_from(ids, weights), ids, weights)
         pairs = zip(ids[: self._row_ids].tolist(), weights[: self._row_ids].tolist(), strict=True)
         row = quantise([(choice, weight) for choice, weight in pairs if weight > 0.0], is_whole=True)
-        return self._tell(logits, position, self._sampler.draw_whole(row.ids, row.weights), ids, weights, row=row)
+        return self._predict(logits, position, self._sampler.draw_weighted(row.ids, row.weights), ids, weights, row=row)
 
-    def _tell(
+    def _predict(
         self,
         logits: Logits,
         position: int,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from streamco.engines.base import Engine
 
-__all__ = ["answer_ids", "open_bytes", "prompt_ids"]
+__all__ = ["answer_ids", "pending_bytes", "prompt_ids"]
 
 _SPAN = 8  # tokens looked at; an unfinished code point has at most three bytes, and most tokens at least one
 
@@ -51,7 +51,7 @@ def answer_ids(engine: Engine, text: str, *, special: bool = False) -> list[int]
     return rest if whole[: len(begin)] == begin and engine.detokenize(rest) == data else ids
 
 
-def open_bytes(engine: Engine, ids: Sequence[int]) -> bytes:
+def pending_bytes(engine: Engine, ids: Sequence[int]) -> bytes:
     """Return the bytes at the end of these tokens that begin a code point and don't end it; b"": none.
 
     The text of that code point comes with the tokens that follow.

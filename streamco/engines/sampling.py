@@ -146,7 +146,7 @@ class Sampler:
         self._top_k = TOP_K if options.top_k is None else options.top_k
         self._top_p = TOP_P if options.top_p is None else options.top_p
         self._min_p = MIN_P if options.min_p is None else options.min_p
-        self._random = Random(options.seed)
+        self._rng = Random(options.seed)
         self.is_greedy = self._temperature == 0 or self._top_k == 1
 
     def draw(self, logits: Logits) -> int:
@@ -161,7 +161,7 @@ class Sampler:
             return best
         if _native.HAS_NATIVE:
             _highest(logits)
-            return _native.sample_row(logits, self._temperature, self._top_k, self._top_p, self._min_p, self._random.random())
+            return _native.sample_row(logits, self._temperature, self._top_k, self._top_p, self._min_p, self._rng.random())
         return self.draw_from(*self.distribution(logits))
 
     def distribution(self, logits: Logits) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -180,12 +180,12 @@ class Sampler:
         """Return the next token, from what ``distribution`` gave."""
         if self.is_greedy:
             return int(ids[0])
-        at = int(weights.cumsum().searchsorted(self._random.random(), side="right"))
+        at = int(weights.cumsum().searchsorted(self._rng.random(), side="right"))
         return int(ids[min(at, len(ids) - 1)])
 
-    def draw_whole(self, ids: Sequence[int], weights: Sequence[int]) -> int:
+    def draw_weighted(self, ids: Sequence[int], weights: Sequence[int]) -> int:
         """Return the next token, in proportion to whole numbers and to nothing else: whoever is told them knows what it was drawn from."""
-        left = self._random.randrange(sum(weights))
+        left = self._rng.randrange(sum(weights))
         for token, weight in zip(ids, weights, strict=True):
             left -= weight
             if left < 0:

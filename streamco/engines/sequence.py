@@ -14,7 +14,7 @@ from streamco.engines.prediction import Predictor
 from streamco.engines.tasks import DraftTask, ExtensionTask, ReadingTask, Task, VerificationTask
 from streamco.errors import ConfigError, EngineError, UsageError
 
-__all__ = ["Close", "Fork", "HeldSequence", "EngineHandle", "Truncation", "Vocabulary"]
+__all__ = ["CloseTask", "ForkTask", "HeldSequence", "EngineHandle", "TruncationTask", "Vocabulary"]
 
 _DEFAULT = SamplingOptions()
 
@@ -30,7 +30,7 @@ class EngineHandle(Protocol):
         """
         ...
 
-    def nudge(self) -> None:
+    def notify(self) -> None:
         """Something changed: look again."""
         ...
 
@@ -49,18 +49,18 @@ class Vocabulary(Protocol):
 class HeldSequence:
     """Implements ``TokenSequence``, and ``Owner`` for its tasks. From ``ids`` on, the fields belong to the engine's thread."""
 
-    def __init__(self, host: EngineHandle, vocabulary: Vocabulary, label: object = None, *, is_born: bool = True) -> None:
+    def __init__(self, engine: EngineHandle, vocabulary: Vocabulary, label: object = None, *, exists: bool = True) -> None:
         self.label = label
-        self._host = host
+        self._engine = engine
         self._vocabulary = vocabulary
         self._last: Task | None = None
         self._is_closed = False
         self.ids: list[int] = []
         self.slot: Slot | None = None
         self.queue: deque[Task] = deque()
-        self.at_work: Task | None = None
-        self.used = 0
-        self.is_born = is_born  # False: a fork that waits for what its source was asked before
+        self.running: Task | None = None
+        self.last_used = 0
+        self.exists = exists  # False: a fork that waits for what its source was asked before
         self.is_closing = False
         self.failure: TaskEnd | None = None  # what every task ends with from now on
 
@@ -71,21 +71,21 @@ class HeldSequence:
     ) -> SequenceTask:
         """Add ids at the end; see ``TokenSequence.extend``."""
         predictor = Predictor(sampling, top) if top else None
-        return self._ask(ExtensionTask(self, wake, self._checked(ids), predictor))
+        return self._submit(ExtensionTask(self, wake, self._checked(ids), predictor))
 
     def truncate(self, length: int) -> None:
         """Keep the first ``length`` ids; see ``TokenSequence.truncate``."""
-        self._ask(Truncation(self, length))
+        self._submit(TruncationTask(self, length))
 
     def fork(self, length: int | None = None) -> HeldSequence:
         """Return a sequence that begins as this one does; see ``TokenSequence.fork``."""
-        child = HeldSequence(self._host, self._vocabulary, self.label, is_born=False)
-        self._ask(Fork(self, child, length))
+        child = HeldSequence(self._engine, self._vocabulary, self.label, exists=False)
+        self._submit(ForkTask(self, child, length))
         return child
 
     def read(self, ids: Sequence[int], wake: Callable[[], None]) -> SequenceTask:
         """Add ids at the end and decode all of them; see ``TokenSequence.read``."""
-        return self._ask(ReadingTask(self, wake, self._checked(ids)))
+        return self._submit(ReadingTask(self, wake, self._checked(ids)))
 
     def verify(
         self,
@@ -99,7 +99,7 @@ class HeldSequence:
     ) -> SequenceTask:
         """Return what the model says in place of a draft; see ``TokenSequence.verify``."""
         reader = reader or Predictor(sampling, top)
-        return self._ask(VerificationTask(self, wake, self._checked(draft_ids), reader, given=self._checked(given)))
+        return self._submit(VerificationTask(self, wake, self._checked(draft_ids), reader, given=self._checked(given)))
 
     def draft(
         self,
@@ -115,22 +115,22 @@ class HeldSequence:
         if count < 1:
             raise ConfigError(f"count: expected at least 1 token, got {count}")
         predictor = Predictor(sampling, top, row_ids)
-        return self._ask(DraftTask(self, wake, self._checked(ids), count, predictor, end_ids=self._vocabulary.end_ids))
+        return self._submit(DraftTask(self, wake, self._checked(ids), count, predictor, end_ids=self._vocabulary.end_ids))
 
     def close(self) -> None:
         """Cancel what is asked for and let others have the memory; idempotent."""
         if not self._is_closed:
             self._is_closed = True
             with suppress(EngineError):  # the engine is closed: its memory is free already
-                self._host.put(Close(self))
+                self._engine.put(CloseTask(self))
 
-    def _ask(self, task: Task) -> Task:
+    def _submit(self, task: Task) -> Task:
         if self._is_closed:
             raise UsageError("sequence: expected an open one, got a closed one")
         last = self._last
         if last is not None and not last.is_taken:
-            task.before = last
-        self._host.put(task)
+            task.previous = last
+        self._engine.put(task)
         self._last = task
         return task
 
@@ -140,48 +140,48 @@ class HeldSequence:
             raise EngineError(f"ids: expected ids from 0 to {size - 1}, got {min(ids)} to {max(ids)}")
         return list(ids)
 
-    def nudge(self) -> None:
+    def notify(self) -> None:
         """Tell the engine that something changed on this side."""
-        self._host.nudge()
+        self._engine.notify()
 
     def interrupt(self, work: object) -> None:
         """This work was cancelled: stop the decode that runs, if it is for nobody else any more."""
-        self._host.interrupt(work)
+        self._engine.interrupt(work)
 
     # The engine's side
 
     @property
     def is_idle(self) -> bool:
         """Nothing is asked of it."""
-        return self.at_work is None and not self.queue
+        return self.running is None and not self.queue
 
     @property
     def is_ready(self) -> bool:
         """It can begin with what is asked next."""
-        return self.is_born and self.at_work is None and bool(self.queue)
+        return self.exists and self.running is None and bool(self.queue)
 
 
-class Truncation(Task):
+class TruncationTask(Task):
     """Fewer ids."""
 
     def __init__(self, owner: HeldSequence, length: int) -> None:
-        super().__init__(owner, None, room=1)
+        super().__init__(owner, None, max_predictions=1)
         self.length = length
 
     def plan(self, context: int) -> None:
-        """Cut the ids; the memory follows, by ``keep``."""
+        """Cut the ids; the memory follows, by ``rollback_length``."""
         ids = self.owner.ids
         if not 0 <= self.length <= len(ids):
             raise EngineError(f"truncate: expected a length from 0 to {len(ids)}, got {self.length}")
         self.owner.ids = ids[: self.length]
-        self.keep = self.length
+        self.rollback_length = self.length
 
 
-class Fork(Task):
+class ForkTask(Task):
     """Another sequence that begins alike."""
 
     def __init__(self, owner: HeldSequence, child: HeldSequence, length: int | None) -> None:
-        super().__init__(owner, None, room=1)
+        super().__init__(owner, None, max_predictions=1)
         self.child = child
         self.length = length
 
@@ -192,11 +192,11 @@ class Fork(Task):
         if not 0 <= length <= len(ids):
             raise EngineError(f"fork: expected a length from 0 to {len(ids)}, got {length}")
         self.child.ids = ids[:length]
-        self.keep = len(ids)
+        self.rollback_length = len(ids)
 
 
-class Close(Task):
+class CloseTask(Task):
     """The end of a sequence; not queued: it cancels what is."""
 
     def __init__(self, owner: HeldSequence) -> None:
-        super().__init__(owner, None, room=1)
+        super().__init__(owner, None, max_predictions=1)

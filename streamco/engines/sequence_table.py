@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from streamco.engines.base import TaskEnd, TaskTimings
 from streamco.engines.kv_slots import Slot, SlotTable
-from streamco.engines.sequence import Close, Fork, HeldSequence, Truncation
+from streamco.engines.sequence import CloseTask, ForkTask, HeldSequence, TruncationTask
 from streamco.engines.tasks import Task
 from streamco.errors import EngineError
 
@@ -35,20 +35,20 @@ class SequenceTable:
         self._is_private = is_private
         self._clock = 0
         self._holders: set[HeldSequence] = set()  # those with a slot
-        self._asked: dict[HeldSequence, None] = {}  # those with a task, in the order of asking
+        self._with_tasks: dict[HeldSequence, None] = {}  # those with a task, in the order of asking
 
-    def take_in(self, task: Task) -> None:
+    def add(self, task: Task) -> None:
         """A task has arrived."""
         sequence = _sequence(task)
-        if isinstance(task, Close):
+        if isinstance(task, CloseTask):
             sequence.is_closing = True
-            for each in (sequence.at_work, *sequence.queue):
+            for each in (sequence.running, *sequence.queue):
                 if each is not None:
                     each.is_cancelled = True
-            self._leave(sequence)
+            self._drop_if_idle(sequence)
             return
         sequence.queue.append(task)
-        self._asked[sequence] = None
+        self._with_tasks[sequence] = None
 
     @property
     def held(self) -> int:
@@ -58,51 +58,51 @@ class SequenceTable:
     @property
     def has_ready(self) -> bool:
         """True if ``begin_ready`` would begin anything."""
-        return any(sequence.is_ready for sequence in self._asked)
+        return any(sequence.is_ready for sequence in self._with_tasks)
 
     def begin_ready(self) -> list[Task]:
         """Begin the next task of every sequence whose turn it is; gives those that have something to decode."""
         begun: list[Task] = []
-        while ready := [sequence for sequence in self._asked if sequence.is_ready]:  # forks are born meanwhile
+        while ready := [sequence for sequence in self._with_tasks if sequence.is_ready]:  # forks are born meanwhile
             for sequence in ready:
                 task = sequence.queue.popleft()
-                sequence.at_work = task
+                sequence.running = task
                 self._begin(sequence, task)
                 if task.is_done:
-                    self.let_go(task)
+                    self.release(task)
                 else:
                     begun.append(task)
         return begun
 
     def _begin(self, sequence: HeldSequence, task: Task) -> None:
-        before, task.before = task.before, None
-        failure = sequence.failure or (before.ended if before is not None and before.has_failed else None)
+        previous, task.previous = task.previous, None
+        failure = sequence.failure or (previous.ended if previous is not None and previous.has_failed else None)
         if failure is not None or task.is_cancelled:
             self._fail(task, failure or TaskEnd("cancelled", _NO_TIME))
             return
         try:
             task.plan(self._context)
-            if isinstance(task, Fork):
+            if isinstance(task, ForkTask):
                 self._fork(sequence, task)
-            elif not isinstance(task, Truncation) and sequence.slot is None:
-                sequence.slot = self._claim(sequence, task.whole)
+            elif not isinstance(task, TruncationTask) and sequence.slot is None:
+                sequence.slot = self._claim(sequence, task.target_ids)
         except EngineError as exc:
             self._fail(task, TaskEnd("error", _NO_TIME, exc))
             return
-        if sequence.slot is not None and len(sequence.slot.ids) > task.keep:
-            self._slots.truncate(sequence.slot, task.keep)
-        if isinstance(task, Fork | Truncation):
+        if sequence.slot is not None and len(sequence.slot.ids) > task.rollback_length:
+            self._slots.truncate(sequence.slot, task.rollback_length)
+        if isinstance(task, ForkTask | TruncationTask):
             task.finish("done")
         else:
             task.begin()
 
     def _fail(self, task: Task, failure: TaskEnd) -> None:
-        task.before = None
-        if isinstance(task, Fork):
-            self._give_birth(task.child, failure)
+        task.previous = None
+        if isinstance(task, ForkTask):
+            self._finish_fork(task.child, failure)
         task.finish(failure.reason, error=failure.error)
 
-    def _fork(self, source: HeldSequence, task: Fork) -> None:
+    def _fork(self, source: HeldSequence, task: ForkTask) -> None:
         child = task.child
         failure = None
         if source.slot is not None and child.ids:
@@ -110,20 +110,20 @@ class SequenceTable:
                 child.slot = self._claim(child, child.ids, like=source.slot, spared=source)
             except EngineError as exc:
                 failure = TaskEnd("error", _NO_TIME, exc)
-        self._give_birth(child, failure)
+        self._finish_fork(child, failure)
 
-    def _give_birth(self, child: HeldSequence, failure: TaskEnd | None) -> None:
-        child.is_born = True
+    def _finish_fork(self, child: HeldSequence, failure: TaskEnd | None) -> None:
+        child.exists = True
         child.failure = failure
         if child.is_closing:
-            self._leave(child)
+            self._drop_if_idle(child)
 
     def _claim(self, sequence: HeldSequence, ids: list[int], *, like: Slot | None = None, spared: HeldSequence | None = None) -> Slot:
         """Return a slot for these ids; ``like``: one that has them."""
         if len(self._holders) >= self._places and not self.evict(spared):
             raise EngineError(f"sequence: expected one of {self._places} places that nothing is asked of, got all at work")
         self._holders.add(sequence)
-        self._touch(sequence)
+        self._mark_used(sequence)
         if like is not None:
             return self._slots.fork(like, ids)
         return self._slots.acquire(ids, sequence.label if self._is_private else None)
@@ -133,34 +133,34 @@ class SequenceTable:
         idle = [sequence for sequence in self._holders if sequence.is_idle and sequence is not spared]
         if not idle:
             return False
-        oldest = min(idle, key=lambda sequence: sequence.used)
+        oldest = min(idle, key=lambda sequence: sequence.last_used)
         count = len(oldest.ids)
         error = EngineError(f"sequence: expected its {count} tokens in memory, got them evicted: {self._places} others were asked of since")
         oldest.failure = TaskEnd("evicted", _NO_TIME, error)
         self._give_up_slot(oldest)
         return True
 
-    def let_go(self, task: Task) -> None:
+    def release(self, task: Task) -> None:
         """A task has ended: its sequence's memory is its ids' again, and the next task may begin."""
         sequence = _sequence(task)
-        sequence.at_work = None
+        sequence.running = None
         slot = sequence.slot
         if slot is not None and len(slot.ids) > len(sequence.ids):
             self._slots.truncate(slot, len(sequence.ids))
-        self._touch(sequence)
-        self._leave(sequence)
+        self._mark_used(sequence)
+        self._drop_if_idle(sequence)
 
     def reap(self) -> None:
         """End what was cancelled before its turn came, and everything behind it."""
-        for sequence in list(self._asked):
+        for sequence in list(self._with_tasks):
             at = next((index for index, task in enumerate(sequence.queue) if task.is_cancelled), None)
             if at is not None:
                 self._end_queue(sequence, TaskEnd("cancelled", _NO_TIME), at)
-                self._leave(sequence)
+                self._drop_if_idle(sequence)
 
     def end(self, reason: str, error: EngineError | None) -> None:
         """End everything that waits; the engine stops."""
-        for sequence in self._asked:
+        for sequence in self._with_tasks:
             self._end_queue(sequence, TaskEnd(reason, _NO_TIME, error))
 
     def _end_queue(self, sequence: HeldSequence, failure: TaskEnd, start: int = 0) -> None:
@@ -169,10 +169,10 @@ class SequenceTable:
             del sequence.queue[start]
             self._fail(task, failure)
 
-    def _leave(self, sequence: HeldSequence) -> None:
+    def _drop_if_idle(self, sequence: HeldSequence) -> None:
         if sequence.is_idle:
-            self._asked.pop(sequence, None)
-            if sequence.is_closing and sequence.is_born:
+            self._with_tasks.pop(sequence, None)
+            if sequence.is_closing and sequence.exists:
                 self._give_up_slot(sequence)
 
     def _give_up_slot(self, sequence: HeldSequence) -> None:
@@ -181,9 +181,9 @@ class SequenceTable:
             self._slots.release(sequence.slot)
             sequence.slot = None
 
-    def _touch(self, sequence: HeldSequence) -> None:
+    def _mark_used(self, sequence: HeldSequence) -> None:
         self._clock += 1
-        sequence.used = self._clock
+        sequence.last_used = self._clock
 
 
 def _sequence(task: Task) -> HeldSequence:

@@ -54,7 +54,7 @@ class StepEmulator:
         self._ends = max(due, now)
         return due
 
-    def cut(self, now: float) -> None:
+    def end_early(self, now: float) -> None:
         """Nobody waits for the step any more; the next one begins now."""
         if self._ends is not None:
             self._ends = min(self._ends, now)

@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["DraftTask", "ExtensionTask", "Owner", "ReadingTask", "Task", "VerificationTask", "check_length"]
+__all__ = ["DraftTask", "ExtensionTask", "TaskOwner", "ReadingTask", "Task", "VerificationTask", "check_length"]
 
 _WHOLE = ("done", "stop")
 
 
-class Owner(Protocol):
+class TaskOwner(Protocol):
     """The part of a held sequence that its tasks need."""
 
     ids: list[int]
     slot: Slot | None
 
-    def nudge(self) -> None:
+    def notify(self) -> None:
         """Tell the engine that something changed on the consumer's side."""
         ...
 
@@ -45,8 +45,8 @@ class Owner(Protocol):
 class Task:
     """Implements ``SequenceTask`` and the loop's ``Work``.
 
-    ``whole`` is the text it works on, ``prompt`` how much of that lies in memory when its first prediction is made, ``keep`` how much of
-    what is there already may stay.
+    ``target_ids`` are the sequence's ids after it, ``prompt`` those that lie in memory when its first prediction is made. Of what lies
+    there already the first ``rollback_length`` may stay.
 
     Args:
         owner: the sequence.
@@ -57,13 +57,13 @@ class Task:
     wants_logits = True
     is_parked = False
 
-    def __init__(self, owner: Owner, wake: Callable[[], None] | None, *, room: int) -> None:
+    def __init__(self, owner: TaskOwner, wake: Callable[[], None] | None, *, max_predictions: int) -> None:
         self.owner = owner
         self.asked_at = perf_counter()
-        self.before: Task | None = None  # asked for earlier, and nobody has taken its end
-        self.whole: list[int] = []
+        self.previous: Task | None = None  # asked for earlier, and nobody has taken its end
+        self.target_ids: list[int] = []
         self.prompt: list[int] = []
-        self.keep = 0
+        self.rollback_length = 0
         self.next_token: int | None = None
         self.is_cancelled = False
         self.is_taken = False
@@ -71,9 +71,9 @@ class Task:
         self.ended: TaskEnd | None = None
         self._wake = wake
         self._wake_failure: Exception | None = None
-        self._ring: Ring[Prediction] = Ring(max(1, room))
+        self._ring: Ring[Prediction] = Ring(max(1, max_predictions))
         self._began = 0.0
-        self._found = 0  # ids in memory when it began, and those that others have read meanwhile
+        self._cached = 0  # ids in memory when it began, and those that others have read meanwhile
         self._made = 0
 
     # The consumer's side
@@ -92,7 +92,7 @@ class Task:
         if not self.is_cancelled:
             self.is_cancelled = True
             self.owner.interrupt(self)
-            self.owner.nudge()
+            self.owner.notify()
 
     # The engine's side
 
@@ -116,12 +116,12 @@ class Task:
         """Prompt tokens still to be decoded."""
         return len(self.prompt) - (len(self.owner.slot.ids) if self.owner.slot is not None else 0)
 
-    def wanted(self, rows: int) -> int:
+    def logits_needed(self, rows: int) -> int:
         """Of how many of the next so many rows it wants the logits: the prompt's last."""
         return int(rows == self.missing and self.wants_logits)
 
     def plan(self, context: int) -> None:
-        """Set ``whole``, ``prompt`` and ``keep`` from the ids as they are now.
+        """Set ``target_ids``, ``prompt`` and ``rollback_length`` from the ids as they are now.
 
         Raises:
             EngineError: it does not fit a context of so many tokens, or there are no ids.
@@ -131,11 +131,11 @@ class Task:
     def begin(self) -> None:
         """Its sequence has a slot and has forgotten what it may not keep; may end it."""
         self._began = perf_counter()
-        self._found = len(self.owner.slot.ids) if self.owner.slot is not None else 0
+        self._cached = len(self.owner.slot.ids) if self.owner.slot is not None else 0
 
-    def find(self, count: int) -> None:
+    def record_cached(self, count: int) -> None:
         """So many more tokens of the prompt are in memory without having been decoded for it."""
-        self._found += count
+        self._cached += count
 
     def accept(self, logits: NDArray[np.float32]) -> None:
         """The logits of the next row that was asked for; may end it."""
@@ -148,7 +148,7 @@ class Task:
     def unpark(self) -> None:
         """It is never parked."""
 
-    def show(self, prediction: Prediction) -> None:
+    def emit(self, prediction: Prediction) -> None:
         """Give a prediction to the consumer."""
         self._made += 1
         if self._ring.push(prediction) & WAKE:
@@ -160,7 +160,7 @@ class Task:
             return
         now = perf_counter()
         began = self._began or now
-        rows = max(0, len(self.owner.slot.ids) - self._found) if self._began and self.owner.slot is not None else 0
+        rows = max(0, len(self.owner.slot.ids) - self._cached) if self._began and self.owner.slot is not None else 0
         timings = TaskTimings(queued_s=began - self.asked_at, compute_s=now - began, rows=rows, late_s=self.late_s)
         self.ended = TaskEnd(reason, timings, error or self._wake_failure)
         if self._ring.finish() & WAKE:
@@ -178,18 +178,18 @@ class Task:
 class ExtensionTask(Task):
     """More ids, and with a predictor what follows them."""
 
-    def __init__(self, owner: Owner, wake: Callable[[], None] | None, ids: list[int], predictor: Predictor | None) -> None:
-        super().__init__(owner, wake, room=1)
+    def __init__(self, owner: TaskOwner, wake: Callable[[], None] | None, ids: list[int], predictor: Predictor | None) -> None:
+        super().__init__(owner, wake, max_predictions=1)
         self._ids = ids
         self._predictor = predictor
         self.wants_logits = predictor is not None
 
     def plan(self, context: int) -> None:
         """All ids where a prediction is wanted, else all but the last: it is decoded with what is asked next."""
-        self.whole = self.owner.ids + self._ids
-        check_length("sequence", self.whole, context)
-        self.prompt = self.whole if self._predictor is not None else self.whole[:-1]
-        self.keep = len(self.whole) - self.wants_logits
+        self.target_ids = self.owner.ids + self._ids
+        check_length("sequence", self.target_ids, context)
+        self.prompt = self.target_ids if self._predictor is not None else self.target_ids[:-1]
+        self.rollback_length = len(self.target_ids) - self.wants_logits
 
     def begin(self) -> None:
         """Done at once where nothing is left to be decoded."""
@@ -201,21 +201,21 @@ class ExtensionTask(Task):
         """What follows the last id."""
         if self._predictor is None:
             raise AssertionError("an extension without a predictor asked for logits")
-        self.show(self._predictor.judge(logits, len(self.whole), None))
+        self.emit(self._predictor.read_row(logits, len(self.target_ids), None))
         self.finish("done")
 
     def finish(self, reason: str, *, error: Exception | None = None) -> None:
         """The ids are the sequence's when it is done."""
         if self.ended is None and reason == "done":
-            self.owner.ids = self.whole
+            self.owner.ids = self.target_ids
         super().finish(reason, error=error)
 
 
 class VerificationTask(Task):
     """A draft, and what the model says in its place."""
 
-    def __init__(self, owner: Owner, wake: Callable[[], None], ids: list[int], reader: RowReader, *, given: Sequence[int] = ()) -> None:
-        super().__init__(owner, wake, room=len(ids) + 1)
+    def __init__(self, owner: TaskOwner, wake: Callable[[], None], ids: list[int], reader: RowReader, *, given: Sequence[int] = ()) -> None:
+        super().__init__(owner, wake, max_predictions=len(ids) + 1)
         self._given = given
         self._ids = ids
         self._reader = reader
@@ -224,22 +224,22 @@ class VerificationTask(Task):
     def plan(self, context: int) -> None:
         """The rows that predict are the last id's and the draft's."""
         ids = [*self.owner.ids, *self._given]
-        self.whole = self.prompt = ids + self._ids
+        self.target_ids = self.prompt = ids + self._ids
         check_length("sequence and draft", self.prompt, context)
         if not ids:
             raise EngineError("verify: expected a sequence of at least one id, got an empty one")
         self._first = len(ids)
-        self.keep = self._first - 1
+        self.rollback_length = self._first - 1
 
-    def wanted(self, rows: int) -> int:
+    def logits_needed(self, rows: int) -> int:
         """Of how many of the next so many rows it wants the logits: of those from the last id on."""
         start = len(self.prompt) - self.missing
-        return min(rows, max(0, start + rows - self.keep))
+        return min(rows, max(0, start + rows - self.rollback_length))
 
     def accept(self, logits: NDArray[np.float32]) -> None:
         """What the model says behind the next id."""
         at = self._first + self._made
-        self.show(self._reader.judge(logits, at, self.prompt[at] if at < len(self.prompt) else None))
+        self.emit(self._reader.read_row(logits, at, self.prompt[at] if at < len(self.prompt) else None))
         if at == len(self.prompt):
             self.finish("done")
 
@@ -254,9 +254,9 @@ class DraftTask(Task):
     """Tokens that this model writes."""
 
     def __init__(
-        self, owner: Owner, wake: Callable[[], None], ids: list[int], count: int, predictor: Predictor, *, end_ids: frozenset[int]
+        self, owner: TaskOwner, wake: Callable[[], None], ids: list[int], count: int, predictor: Predictor, *, end_ids: frozenset[int]
     ) -> None:
-        super().__init__(owner, wake, room=count)
+        super().__init__(owner, wake, max_predictions=count)
         self._ids = ids
         self._count = count
         self._predictor = predictor
@@ -268,8 +268,8 @@ class DraftTask(Task):
         ids = self.owner.ids + self._ids
         if not ids:
             raise EngineError("draft: expected a sequence of at least one id, got an empty one")
-        self.whole = self.prompt = ids
-        self.keep = len(ids) - 1
+        self.target_ids = self.prompt = ids
+        self.rollback_length = len(ids) - 1
         self._count = min(self._count, context - len(ids))
         if self._count < 1:
             raise EngineError(f"draft: expected a sequence shorter than the context of {context} tokens, got {len(ids)}")
@@ -279,7 +279,7 @@ class DraftTask(Task):
         """The next row is that of a token it drew itself."""
         return self._made > 0
 
-    def notice(self, attention: NDArray[np.float32]) -> None:
+    def record_attention(self, attention: NDArray[np.float32]) -> None:
         """What the next row pays to each token of the sequence, shape (layers, tokens); told before ``accept``."""
         self._attention.append(attention[:, len(self.prompt) :])
 
@@ -296,7 +296,7 @@ class DraftTask(Task):
         if not self._made:
             self.owner.ids = list(self.prompt)
         self.owner.ids.append(prediction.token)
-        self.show(prediction)
+        self.emit(prediction)
         if prediction.token in self._end_ids:
             self.finish("stop")
         elif self._made == self._count:
@@ -320,15 +320,15 @@ class ReadingTask(Task):
 
     wants_logits = False
 
-    def __init__(self, owner: Owner, wake: Callable[[], None], ids: list[int]) -> None:
-        super().__init__(owner, wake, room=1)
+    def __init__(self, owner: TaskOwner, wake: Callable[[], None], ids: list[int]) -> None:
+        super().__init__(owner, wake, max_predictions=1)
         self._ids = ids
 
     def plan(self, context: int) -> None:
         """All ids."""
-        self.whole = self.prompt = self.owner.ids + self._ids
-        check_length("sequence", self.whole, context)
-        self.keep = len(self.whole)
+        self.target_ids = self.prompt = self.owner.ids + self._ids
+        check_length("sequence", self.target_ids, context)
+        self.rollback_length = len(self.target_ids)
 
     def begin(self) -> None:
         """Done at once where nothing is left to be decoded."""
@@ -339,5 +339,5 @@ class ReadingTask(Task):
     def finish(self, reason: str, *, error: Exception | None = None) -> None:
         """The ids are the sequence's when it is done."""
         if self.ended is None and reason == "done":
-            self.owner.ids = self.whole
+            self.owner.ids = self.target_ids
         super().finish(reason, error=error)

@@ -31,10 +31,10 @@ def available_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 class ThreadShare:
     """One engine's part of a budget. ``threads`` changes when engines come and go: read it before each decode."""
 
-    def __init__(self, owner: ThreadBudget, wanted: int | None) -> None:
+    def __init__(self, owner: ThreadBudget, requested: int | None) -> None:
         self._owner = owner
-        self.wanted = wanted
-        self.threads = wanted or 1
+        self.requested = requested
+        self.threads = requested or 1
 
     def release(self) -> None:
         """Give the part back; idempotent."""
@@ -53,7 +53,7 @@ class ThreadBudget:
         self._lock = threading.Lock()
         self._shares: list[ThreadShare] = []
 
-    def claim(self, wanted: int | None) -> ThreadShare:
+    def claim(self, requested: int | None) -> ThreadShare:
         """Join.
 
         Args:
@@ -62,9 +62,9 @@ class ThreadBudget:
         Raises:
             ConfigError: less than 1.
         """
-        if wanted is not None and wanted < 1:
-            raise ConfigError(f"threads: expected None or at least 1, got {wanted}")
-        share = ThreadShare(self, wanted)
+        if requested is not None and requested < 1:
+            raise ConfigError(f"threads: expected None or at least 1, got {requested}")
+        share = ThreadShare(self, requested)
         with self._lock:
             self._shares.append(share)
             self._divide()
@@ -79,8 +79,8 @@ class ThreadBudget:
 
     def _divide(self) -> None:
         cores = self._cores or available_cores()
-        left = max(0, cores - sum(share.wanted or 0 for share in self._shares))
-        sharers = [share for share in self._shares if share.wanted is None]
+        left = max(0, cores - sum(share.requested or 0 for share in self._shares))
+        sharers = [share for share in self._shares if share.requested is None]
         for index, share in enumerate(sharers):
             share.threads = max(1, left // len(sharers) + (index < left % len(sharers)))
 

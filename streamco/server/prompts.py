@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from streamco.engines.base import Engine, GenerationRequest
-from streamco.engines.prompt_ids import answer_ids, open_bytes, prompt_ids
+from streamco.engines.prompt_ids import answer_ids, pending_bytes, prompt_ids
 from streamco.errors import EngineError
 from streamco.server.http.errors import RequestError, invalid
 from streamco.server.options import ServeOptions
@@ -38,7 +38,7 @@ async def build_generation(engine: Engine, request: ApiRequest, options: ServeOp
         top=0 if top is None else TOP_LOGPROBS,  # the token that was drawn is told only if it is among them
         ignore_eos=bool(request.ignore_eos),
         prefill_only=bool(request.prefill_only),
-        opened=open_bytes(engine, ids),
+        pending_bytes=pending_bytes(engine, ids),
     )
 
 

@@ -69,7 +69,7 @@ class FakeSequenceEngine:
         self._prefill_s = prefill_s
         self._token_s = token_s
         self._step_time = step_time
-        self._table = SequenceTable(SlotTable(_NoKVCache(), places, idle_tokens=context), places, context)
+        self._table = SequenceTable(SlotTable(_NoKVCache(), places, max_idle_tokens=context), places, context)
         self._work: list[Task] = []
         self._row_times: deque[float] = deque([0.0], _BATCHES)  # seconds of a row of logits, in the last batches
         self._is_busy = False
@@ -104,16 +104,16 @@ class FakeSequenceEngine:
                 yield
             finally:
                 self._is_busy = was_busy
-        self.nudge()
+        self.notify()
 
     def put(self, task: Task) -> None:
         """Queue a task."""
         with self._changed:
             self._check_open()
-            self._table.take_in(task)
-        self.nudge()
+            self._table.add(task)
+        self.notify()
 
-    def nudge(self) -> None:
+    def notify(self) -> None:
         """Something changed."""
         with self._changed:
             self._changed.notify_all()
@@ -165,21 +165,21 @@ class FakeSequenceEngine:
 
     def _put_away(self, task: Task) -> None:
         self._work.remove(task)
-        self._table.let_go(task)
+        self._table.release(task)
 
     def _advance(self, task: Task) -> None:
         slot = task.slot
         if slot is None:
             raise AssertionError("a task that has begun has a slot")
         more = [task.next_token] if task.next_token is not None else task.prompt[len(slot.ids) :]
-        wanted = _rows([task])
+        rows = _rows([task])
         slot.ids += more
-        for length in range(len(slot.ids) - wanted + 1, len(slot.ids) + 1):
+        for length in range(len(slot.ids) - rows + 1, len(slot.ids) + 1):
             try:
                 task.accept(self._logits(slot.ids[:length]))
             except EngineError as exc:
                 task.finish("error", error=exc)
-        if not wanted:
+        if not rows:
             task.end_prefill()
 
     def _logits(self, ids: list[int]) -> NDArray[np.float32]:
@@ -232,7 +232,7 @@ class FakeSequenceEngine:
 
 def _rows(batch: Sequence[Task]) -> int:
     """Of logits that are wanted of it."""
-    return sum(1 if task.next_token is not None else task.wanted(task.missing) for task in batch)
+    return sum(1 if task.next_token is not None else task.logits_needed(task.missing) for task in batch)
 
 
 class _NoKVCache:

@@ -113,7 +113,7 @@ class FakeContext:
     ) -> None:
         FakeContext.last = self
         self.attention_layers = attention_layers
-        self.tells_attention = bool(attention_layers)
+        self.has_attention = bool(attention_layers)
         self.reads_attention = False
         self.cells, self.sequences, self.rows, self.threads, self.unified = cells, sequences, rows, threads, unified
         self.abort = Flag()

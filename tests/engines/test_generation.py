@@ -26,27 +26,29 @@ class Bench:
     room: int = 8
     limit: int = 100
     stop: tuple[str, ...] = ()
-    opened: bytes = b""
+    pending_bytes: bytes = b""
     wakes: int = 0
     nudges: int = 0
     interrupts: list[object] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        request = GenerationRequest(prompt_ids=[1, 2, 3], sampling=SamplingOptions(temperature=0, stop=self.stop), opened=self.opened)
+        request = GenerationRequest(
+            prompt_ids=[1, 2, 3], sampling=SamplingOptions(temperature=0, stop=self.stop), pending_bytes=self.pending_bytes
+        )
         self.generation = RunningGeneration(
             request,
             cast(LlamaModel, FakeModel(Path("bytes.gguf"))),
             limit=self.limit,
             room=self.room,
             wake=self.wake,
-            nudge=self.nudge,
+            notify=self.notify,
             interrupt=self.interrupts.append,
         )
 
     def wake(self) -> None:
         self.wakes += 1
 
-    def nudge(self) -> None:
+    def notify(self) -> None:
         self.nudges += 1
 
     def write(self, text: str | bytes) -> None:
@@ -239,7 +241,7 @@ def test_a_broken_answer_shows_no_half_code_point_and_no_half_stop_string(reason
 
 
 def test_a_code_point_that_the_prompt_opens_is_shown_whole() -> None:
-    bench = Bench(opened="🐈".encode()[:3])
+    bench = Bench(pending_bytes="🐈".encode()[:3])
     bench.write("🐈".encode()[3:])
     bench.write("!")
     assert bench.taken() == "🐈!"

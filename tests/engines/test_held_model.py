@@ -15,7 +15,7 @@ import pytest
 
 from streamco.config import SamplingOptions
 from streamco.engines.base import EngineOptions, SequenceTask, TokenSequence
-from streamco.engines.llama import COPY_WORTH, LlamaEngine
+from streamco.engines.llama import MIN_COPY_TOKENS, LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.context import ABORTED
 from streamco.engines.llamacpp.gguf import derived
@@ -179,7 +179,7 @@ def test_what_was_read_in_turns_with_a_generation_has_the_bits_of_what_is_read_a
     rows = answer.read(task).timings.rows
     found = reader.read(generation).timings.reused_tokens
     assert 0 < found < len(ids)
-    assert len(ids) <= len(ids) - found + rows <= len(ids) + len(ids[:3]) + COPY_WORTH
+    assert len(ids) <= len(ids) - found + rows <= len(ids) + len(ids[:3]) + MIN_COPY_TOKENS
     assert [(each.likeliest, each.logits) for each in answer.predictions] == [(each.likeliest, each.logits) for each in wanted]
     for each in (alone, sequence):
         each.close()

@@ -44,21 +44,21 @@ def run(table: SlotTable, cells: Cells, prompt: list[int], made: list[int]) -> i
 
 def test_the_next_turn_finds_the_turn_before() -> None:
     cells = Cells()
-    table = SlotTable(cells, 2, idle_tokens=100)
+    table = SlotTable(cells, 2, max_idle_tokens=100)
     assert run(table, cells, [1, 2, 3], [4, 5]) == 0
     assert run(table, cells, [1, 2, 3, 4, 5, 6, 7], [8]) == 5
 
 
 def test_the_same_prompt_again_decodes_its_last_token() -> None:
     cells = Cells()
-    table = SlotTable(cells, 2, idle_tokens=100)
+    table = SlotTable(cells, 2, max_idle_tokens=100)
     run(table, cells, [1, 2, 3], [4, 5])
     assert run(table, cells, [1, 2, 3], []) == 2
 
 
 def test_two_conversations_keep_a_slot_each() -> None:
     cells = Cells()
-    table = SlotTable(cells, 2, idle_tokens=100)
+    table = SlotTable(cells, 2, max_idle_tokens=100)
     run(table, cells, [1, 2, 3, 4], [5])
     run(table, cells, [9, 8, 7, 6], [5])
     assert run(table, cells, [1, 2, 3, 4, 5, 0], [0]) == 5
@@ -67,7 +67,7 @@ def test_two_conversations_keep_a_slot_each() -> None:
 
 def test_a_prefix_of_somebody_at_work_is_shared() -> None:
     cells = Cells()
-    table = SlotTable(cells, 2, idle_tokens=100)
+    table = SlotTable(cells, 2, max_idle_tokens=100)
     busy = table.acquire([1, 2, 3, 4])
     cells.fill(busy, [1, 2, 3, 4])
     other = table.acquire([1, 2, 3, 9])
@@ -78,7 +78,7 @@ def test_a_prefix_of_somebody_at_work_is_shared() -> None:
 
 def test_a_long_conversation_lends_its_beginning_rather_than_losing_its_end() -> None:
     cells = Cells()
-    table = SlotTable(cells, 2, idle_tokens=100)
+    table = SlotTable(cells, 2, max_idle_tokens=100)
     run(table, cells, list(range(20)), [])
     assert run(table, cells, [0, 1, 2, 99], []) == 3
     assert run(table, cells, [*range(20), 20], []) == 20
@@ -86,7 +86,7 @@ def test_a_long_conversation_lends_its_beginning_rather_than_losing_its_end() ->
 
 def test_without_another_slot_the_only_one_is_cut() -> None:
     cells = Cells()
-    table = SlotTable(cells, 1, idle_tokens=100)
+    table = SlotTable(cells, 1, max_idle_tokens=100)
     run(table, cells, list(range(20)), [])
     assert run(table, cells, [0, 1, 2, 99], []) == 3
     assert cells.copies == 0
@@ -94,7 +94,7 @@ def test_without_another_slot_the_only_one_is_cut() -> None:
 
 def test_an_empty_slot_is_taken_before_a_full_one_and_then_the_least_recently_used() -> None:
     cells = Cells()
-    table = SlotTable(cells, 3, idle_tokens=100)
+    table = SlotTable(cells, 3, max_idle_tokens=100)
     for start in (10, 20, 30):
         run(table, cells, [start, start + 1], [])
     run(table, cells, [10, 11, 12], [])  # the first is fresh again
@@ -106,7 +106,7 @@ def test_an_empty_slot_is_taken_before_a_full_one_and_then_the_least_recently_us
 
 def test_where_prefixes_cannot_be_shared_only_a_slots_own_memory_is_used() -> None:
     cells = Cells()
-    table = SlotTable(cells, 2, idle_tokens=100, can_share=False)
+    table = SlotTable(cells, 2, max_idle_tokens=100, can_share=False)
     busy = table.acquire([1, 2, 3, 4])
     cells.fill(busy, [1, 2, 3, 4])
     assert table.acquire([1, 2, 3, 9]).ids == []
@@ -115,7 +115,7 @@ def test_where_prefixes_cannot_be_shared_only_a_slots_own_memory_is_used() -> No
 
 def test_where_memory_cannot_be_cut_the_slot_starts_empty() -> None:
     cells = Cells(removable=False)
-    table = SlotTable(cells, 1, idle_tokens=100)
+    table = SlotTable(cells, 1, max_idle_tokens=100)
     run(table, cells, [1, 2, 3, 4], [5])
     slot = table.acquire([1, 2, 9])
     assert slot.ids == [] == cells.tokens[slot.sequence]
@@ -123,7 +123,7 @@ def test_where_memory_cannot_be_cut_the_slot_starts_empty() -> None:
 
 def test_idle_slots_together_keep_a_limited_number_of_tokens() -> None:
     cells = Cells()
-    table = SlotTable(cells, 4, idle_tokens=10)
+    table = SlotTable(cells, 4, max_idle_tokens=10)
     for start in (100, 200, 300):
         run(table, cells, [start + index for index in range(5)], [])
     assert sorted(len(tokens) for tokens in cells.tokens.values()) == [0, 5, 5]
@@ -133,7 +133,7 @@ def test_idle_slots_together_keep_a_limited_number_of_tokens() -> None:
 
 def test_forgetting_idle_slots_says_whether_it_helped() -> None:
     cells = Cells()
-    table = SlotTable(cells, 2, idle_tokens=10)
+    table = SlotTable(cells, 2, max_idle_tokens=10)
     assert not table.forget_idle()
     run(table, cells, [1, 2, 3], [])
     busy = table.acquire([7, 8])
@@ -150,7 +150,7 @@ prompts = st.lists(st.integers(0, 1), min_size=1, max_size=8)
 @given(st.integers(1, 4), st.booleans(), st.booleans(), st.lists(st.tuples(prompts, st.booleans()), max_size=20))
 def test_ids_and_cells_agree_whatever_happens(count: int, can_share: bool, removable: bool, steps: list[tuple[list[int], bool]]) -> None:
     cells = Cells(removable=removable)
-    table = SlotTable(cells, count, idle_tokens=12, can_share=can_share)
+    table = SlotTable(cells, count, max_idle_tokens=12, can_share=can_share)
     busy: list[Slot] = []
     for prompt, ends_another in steps:
         if busy and (ends_another or len(busy) == count):
@@ -167,7 +167,7 @@ def test_ids_and_cells_agree_whatever_happens(count: int, can_share: bool, remov
 
 def test_sequence_ids_may_be_apart() -> None:
     cells = Cells()
-    table = SlotTable(cells, 3, idle_tokens=100, can_share=False, stride=2)
+    table = SlotTable(cells, 3, max_idle_tokens=100, can_share=False, stride=2)
     slots = [table.acquire([number]) for number in range(3)]
     assert sorted(slot.sequence for slot in slots) == [0, 2, 4]
 
@@ -182,7 +182,7 @@ def at_work(table: SlotTable, cells: Cells, prompt: list[int], read: int, owner:
 
 def test_who_reads_the_same_prompt_has_what_the_other_has_read() -> None:
     cells = Cells()
-    table = SlotTable(cells, 3, idle_tokens=100)
+    table = SlotTable(cells, 3, max_idle_tokens=100)
     first, second = at_work(table, cells, [1, 2, 3, 4, 5], 4), at_work(table, cells, [1, 2, 3, 9, 9], 1)
     assert table.catch_up(second, [1, 2, 3, 9, 9], 4) == 2
     assert cells.tokens[second.sequence] == second.ids == [1, 2, 3]
@@ -193,7 +193,7 @@ def test_who_reads_the_same_prompt_has_what_the_other_has_read() -> None:
 
 def test_nobody_catches_up_further_than_told() -> None:
     cells = Cells()
-    table = SlotTable(cells, 2, idle_tokens=100)
+    table = SlotTable(cells, 2, max_idle_tokens=100)
     at_work(table, cells, [1, 2, 3, 4, 5], 5)
     second = at_work(table, cells, [1, 2, 3, 4, 5], 0)
     assert table.catch_up(second, [1, 2, 3, 4, 5], 3) == 3
@@ -202,7 +202,7 @@ def test_nobody_catches_up_further_than_told() -> None:
 
 def test_what_ended_left_is_caught_up_with_as_what_is_at_work() -> None:
     cells = Cells()
-    table = SlotTable(cells, 2, idle_tokens=100)
+    table = SlotTable(cells, 2, max_idle_tokens=100)
     second = at_work(table, cells, [1, 2, 3, 4], 1)
     run(table, cells, [1, 2, 3], [4])
     assert table.catch_up(second, [1, 2, 3, 4], 4) == 3
@@ -210,7 +210,7 @@ def test_what_ended_left_is_caught_up_with_as_what_is_at_work() -> None:
 
 def test_what_was_read_for_another_owner_is_not_caught_up_with() -> None:
     cells = Cells()
-    table = SlotTable(cells, 4, idle_tokens=100)
+    table = SlotTable(cells, 4, max_idle_tokens=100)
     at_work(table, cells, [1, 2, 3, 4], 4, "a")
     at_work(table, cells, [1, 2, 3, 4], 3)
     second = at_work(table, cells, [1, 2, 3, 4], 1, "b")
@@ -221,7 +221,7 @@ def test_what_was_read_for_another_owner_is_not_caught_up_with() -> None:
 
 def test_a_dear_copy_is_made_where_it_is_worth_it() -> None:
     cells = Cells()
-    table = SlotTable(cells, 3, idle_tokens=100, can_share=False, can_fork=True, copy_worth=3)
+    table = SlotTable(cells, 3, max_idle_tokens=100, can_share=False, can_fork=True, min_copy=3)
     at_work(table, cells, [1, 2, 3, 4, 5, 6], 6)
     second = at_work(table, cells, [1, 2, 3, 4, 5, 6], 2)
     assert table.catch_up(second, [1, 2, 3, 4, 5, 6], 4) == 0
@@ -232,14 +232,14 @@ def test_a_dear_copy_is_made_where_it_is_worth_it() -> None:
 
 def test_a_memory_whose_beginnings_are_not_those_of_its_text_is_not_caught_up_with() -> None:
     cells = Cells()
-    table = SlotTable(cells, 2, idle_tokens=100, can_share=False)
+    table = SlotTable(cells, 2, max_idle_tokens=100, can_share=False)
     at_work(table, cells, [1, 2, 3], 3)
     assert table.catch_up(at_work(table, cells, [1, 2, 3], 0), [1, 2, 3], 2) == 0
 
 
 def test_where_copies_are_dear_a_short_beginning_is_not_taken_from_who_would_lose_much() -> None:
     cells = Cells()
-    table = SlotTable(cells, 2, idle_tokens=100, can_share=False, can_fork=True, copy_worth=3)
+    table = SlotTable(cells, 2, max_idle_tokens=100, can_share=False, can_fork=True, min_copy=3)
     run(table, cells, list(range(10)), [])
     slot = table.acquire(list(range(3)))
     assert (slot.ids, cells.copies) == ([], 0)
@@ -255,7 +255,7 @@ def test_where_copies_are_dear_a_short_beginning_is_not_taken_from_who_would_los
 )
 def test_caught_up_or_not_the_tokens_are_those_of_the_prompt(prompts: list[list[int]], turns: list[tuple[int, int]], worth: int) -> None:
     cells = Cells()
-    table = SlotTable(cells, 3, idle_tokens=100, copy_worth=worth)
+    table = SlotTable(cells, 3, max_idle_tokens=100, min_copy=worth)
     slots = [at_work(table, cells, prompt, 0) for prompt in prompts]
     for who, count in turns:
         slot, prompt = slots[who], prompts[who]

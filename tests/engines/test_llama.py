@@ -11,7 +11,7 @@ import pytest
 from streamco.config import SamplingOptions
 from streamco.engines.base import Engine, EngineOptions, GenerationRequest
 from streamco.engines.llama import LlamaEngine
-from streamco.engines.llamacpp.context import ABORTED, NO_ROOM
+from streamco.engines.llamacpp.context import ABORTED, NO_KV_SLOT
 from streamco.engines.threads import ThreadBudget
 from streamco.errors import ConfigError, EngineError, UsageError
 from tests.engines.conftest import MakeEngine
@@ -266,14 +266,14 @@ def test_a_failed_decode_ends_those_in_the_batch_and_nobody_else(make_engine: Ma
 def test_a_full_cache_forgets_idle_sequences_and_tries_again(make_engine: MakeEngine) -> None:
     engine = make_engine()
     complete(engine, "lmnop", max_tokens=2)
-    FakeContext.last.statuses.append(NO_ROOM)
+    FakeContext.last.statuses.append(NO_KV_SLOT)
     assert complete(engine, "abc", max_tokens=3).text == "def"
     assert FakeContext.last.kv[0] == [] or FakeContext.last.kv[1] == []
 
 
 def test_a_cache_that_stays_full_is_an_error(make_engine: MakeEngine) -> None:
     engine = make_engine()
-    FakeContext.last.statuses.append(NO_ROOM)
+    FakeContext.last.statuses.append(NO_KV_SLOT)
     reader = complete(engine, "abc", max_tokens=3)
     assert reader.end is not None
     assert "no room in the cache" in str(reader.end.error)

@@ -24,14 +24,14 @@ def row(*values: float) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
 
 
 def test_without_alternatives_only_the_greedy_token_is_told() -> None:
-    told = Predictor(PLAIN, 0).judge(row(1, 3, 2), 7, 2)
+    told = Predictor(PLAIN, 0).read_row(row(1, 3, 2), 7, 2)
     assert told == Prediction(position=7, greedy=1, token=2)
     assert (told.confidence, told.margin) == (0.0, float("inf"))
 
 
 def test_the_models_own_probabilities_and_logits_know_no_options() -> None:
     for sampling in (PLAIN, SamplingOptions(temperature=0), SamplingOptions(temperature=0.2, top_k=1)):
-        told = Predictor(sampling, 2).judge(row(0, np.log(3), 0), 0, None)
+        told = Predictor(sampling, 2).read_row(row(0, np.log(3), 0), 0, None)
         assert told.logits == pytest.approx((np.log(3), 0.0))
         assert dict(told.likeliest) == pytest.approx({1: 0.6, 0: 0.2})
         assert told.confidence == pytest.approx(0.6)
@@ -39,7 +39,7 @@ def test_the_models_own_probabilities_and_logits_know_no_options() -> None:
 
 
 def test_what_may_be_drawn_is_told_under_the_options() -> None:
-    told = Predictor(SamplingOptions(temperature=0.5, top_k=2, top_p=1.0, min_p=0.0), 8).judge(row(0, np.log(3), -1), 0, 0)
+    told = Predictor(SamplingOptions(temperature=0.5, top_k=2, top_p=1.0, min_p=0.0), 8).read_row(row(0, np.log(3), -1), 0, 0)
     assert dict(told.drawable) == pytest.approx({1: 0.9, 0: 0.1})
     assert told.probability == pytest.approx(0.1)
     assert told.is_complete
@@ -47,13 +47,13 @@ def test_what_may_be_drawn_is_told_under_the_options() -> None:
 
 def test_a_token_that_the_options_rule_out_has_no_probability() -> None:
     predictor = Predictor(SamplingOptions(temperature=0), 2)
-    assert predictor.judge(row(0, 2, 1), 0, 2).probability == 0.0
-    assert predictor.judge(row(0, 2, 1), 0, 1).probability == 1.0
-    assert predictor.judge(row(0, 2, 1), 0, None).probability is None
+    assert predictor.read_row(row(0, 2, 1), 0, 2).probability == 0.0
+    assert predictor.read_row(row(0, 2, 1), 0, 1).probability == 1.0
+    assert predictor.read_row(row(0, 2, 1), 0, None).probability is None
 
 
 def test_fewer_alternatives_than_may_be_drawn_are_said_to_be_incomplete() -> None:
-    told = Predictor(PLAIN, 2).judge(row(0, 0, 0), 0, 2)
+    told = Predictor(PLAIN, 2).read_row(row(0, 0, 0), 0, 2)
     assert not told.is_complete
     assert len(told.drawable) == 2
     assert told.probability == pytest.approx(1 / 3)  # of the draft's token also where it isn't among them
@@ -85,10 +85,10 @@ def test_draws_follow_the_distribution_they_tell() -> None:
 
 def test_the_models_own_share_of_a_token_knows_no_options_and_no_limit() -> None:
     sampling = SamplingOptions(temperature=0.5, top_k=2, top_p=1.0, min_p=0.0)
-    told = Predictor(sampling, 2).judge(row(0, np.log(3), -1, 0, np.log(2)), 0, 3)
+    told = Predictor(sampling, 2).read_row(row(0, np.log(3), -1, 0, np.log(2)), 0, 3)
     assert told.share == pytest.approx(1 / (1 + 3 + np.exp(-1) + 1 + 2))
     assert told.share not in dict(told.likeliest)
-    assert Predictor(sampling, 2).judge(row(0, 1), 0, None).share is None
+    assert Predictor(sampling, 2).read_row(row(0, 1), 0, None).share is None
 
 
 def test_a_token_is_drawn_from_the_weights_that_are_told() -> None:
@@ -109,7 +109,7 @@ def test_a_row_has_no_id_that_cannot_be_drawn_and_a_greedy_one_has_a_single_id()
 @given(st.lists(st.integers(1, 65535), min_size=1, max_size=255), st.integers(0, 2**20))
 def test_whole_weights_draw_each_id_for_as_many_numbers_of_the_dice_as_its_weight(weights: list[int], seed: int) -> None:
     number = Random(seed).randrange(sum(weights))
-    drawn = Sampler(SamplingOptions(seed=seed)).draw_whole(range(len(weights)), weights)
+    drawn = Sampler(SamplingOptions(seed=seed)).draw_weighted(range(len(weights)), weights)
     assert sum(weights[:drawn]) <= number < sum(weights[: drawn + 1])
 
 
@@ -122,7 +122,7 @@ def test_rows_longer_than_the_wire_has_room_for_are_the_callers_fault(row_ids: i
 def test_logits_that_are_not_numbers_are_an_error() -> None:
     for predictor in (Predictor(PLAIN, 0), Predictor(PLAIN, 2)):
         with pytest.raises(EngineError, match="expected finite numbers"):
-            predictor.judge(row(float("nan"), 1, 2), 0, None)
+            predictor.read_row(row(float("nan"), 1, 2), 0, None)
 
 
 @pytest.mark.parametrize("top", [-1, 1025])

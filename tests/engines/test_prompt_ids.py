@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
-from streamco.engines.prompt_ids import answer_ids, open_bytes, prompt_ids
+from streamco.engines.prompt_ids import answer_ids, pending_bytes, prompt_ids
 from streamco.testing import FakeEngine
 
 
@@ -81,15 +81,15 @@ def test_control_tokens_in_an_answer_are_text_unless_they_are_wanted() -> None:
     ],
 )
 def test_the_beginning_of_a_code_point_is_found_at_the_end(data: bytes, left: bytes) -> None:
-    assert open_bytes(Bytes(), list(data)) == left
-    assert open_bytes(Bytes(), [256, *data]) == left
+    assert pending_bytes(Bytes(), list(data)) == left
+    assert pending_bytes(Bytes(), [256, *data]) == left
 
 
 @given(st.text(max_size=12), st.integers(0, 50))
 def test_what_is_found_and_what_is_left_are_whole_together(text: str, place: int) -> None:
     data = text.encode()
     cut = place % (len(data) + 1)
-    left = open_bytes(Bytes(), list(data[:cut]))
+    left = pending_bytes(Bytes(), list(data[:cut]))
     assert (left + data[cut:]).decode()[:1] == text[len(data[: cut - len(left)].decode()) :][:1]
     data[: cut - len(left)].decode()  # raises where it isn't whole
 
@@ -112,5 +112,5 @@ def test_a_real_code_point_is_cut_between_its_tokens(engine: LlamaEngine) -> Non
     ids = engine.tokenize("🦎")
     assert len(ids) > 1
     for cut in range(1, len(ids)):
-        assert open_bytes(engine, ids[:cut]) == engine.detokenize(ids[:cut])
-    assert open_bytes(engine, ids) == b""
+        assert pending_bytes(engine, ids[:cut]) == engine.detokenize(ids[:cut])
+    assert pending_bytes(engine, ids) == b""

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from streamco.engines.base import Generation, HoldingEngine, Prediction
-from streamco.engines.llama import COPY_WORTH, LlamaEngine
-from streamco.engines.llamacpp.context import NO_ROOM
+from streamco.engines.llama import MIN_COPY_TOKENS, LlamaEngine
+from streamco.engines.llamacpp.context import NO_KV_SLOT
 from streamco.errors import ConfigError, EngineError, UsageError
 from tests.engines.asking import Answer, asked, draft, extend, verify
 from tests.engines.conftest import MakeEngine
@@ -443,7 +443,7 @@ def test_a_prompt_that_a_generation_and_a_sequence_read_at_once_is_read_once(mak
     assert end.timings.reused_tokens + timings.rows + 1 >= len(text) > end.timings.reused_tokens
     read = [row.position for batch in FakeContext.last.batches for row in batch if row.position < len(text) and row.token]
     assert sorted(set(read)) == list(range(len(text)))
-    assert len(read) <= len(text) + (COPY_WORTH if memory else 1)  # fewer are not worth a copy
+    assert len(read) <= len(text) + (MIN_COPY_TOKENS if memory else 1)  # fewer are not worth a copy
     assert draft(sequence, 1).tokens == [200]
 
 
@@ -477,10 +477,10 @@ def test_a_full_cache_takes_the_memory_of_an_idle_sequence(make_engine: MakeEngi
     idle, busy = engine.hold(), engine.hold()
     extend(idle, b"lmn")
     extend(busy, b"abc")
-    FakeContext.last.statuses.append(NO_ROOM)
+    FakeContext.last.statuses.append(NO_KV_SLOT)
     assert verify(busy, b"d").greedy == list(b"de")
     assert verify(idle, b"o").reason == "evicted"
-    FakeContext.last.statuses.append(NO_ROOM)
+    FakeContext.last.statuses.append(NO_KV_SLOT)
     assert "no room in the cache" in verify(busy, b"e").error
 
 
@@ -704,7 +704,7 @@ def test_what_is_only_read_is_decoded_to_its_last_id_in_one_batch_with_verificat
 
 def test_a_reader_sees_each_row_in_turn_and_makes_the_predictions(make_engine: MakeEngine) -> None:
     class Odd:
-        def judge(self, logits: np.typing.NDArray[np.float32], position: int, token: int | None, /) -> Prediction:
+        def read_row(self, logits: np.typing.NDArray[np.float32], position: int, token: int | None, /) -> Prediction:
             if token == ord("y"):
                 raise EngineError("expected no y")
             return Prediction(position=position, greedy=int(logits.argmax()) + 1, token=token)

@@ -268,4 +268,4 @@ async def test_ids_that_end_inside_a_code_point_have_it_shown_whole() -> None:
     engine = Bytes()
     async with running(engine) as server:
         status, _ = await server.post(TEXT, {"prompt": list("a🐈".encode()[:3])})
-    assert (status, engine.requests[-1].opened) == (200, b"\xf0\x9f")
+    assert (status, engine.requests[-1].pending_bytes) == (200, b"\xf0\x9f")

@@ -29,7 +29,7 @@ from streamco.endpoints.base import Endpoint, EndpointStream, Request
 from streamco.endpoints.device_drafter import DeviceDrafter
 from streamco.endpoints.verifiers.base import Verifier, VerifierSession, continuation_seed
 from streamco.engines.base import Engine
-from streamco.engines.prompt_ids import open_bytes
+from streamco.engines.prompt_ids import pending_bytes
 from streamco.errors import EngineError
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.policies.eligibility import RequestFacts
@@ -257,7 +257,7 @@ class SpeculationPlanner:
         return SpeculationDriver(
             SpeculationMachine(self.pair, options, Random(f"{self._seed}/{number}")),
             SpeculativeOutput(
-                IncrementalText(lambda token: engine.detokenize([token]), sampling.stop, open_bytes(engine, drafter.prompt_ids)),
+                IncrementalText(lambda token: engine.detokenize([token]), sampling.stop, pending_bytes(engine, drafter.prompt_ids)),
                 Delivery(pace, reader_rate),
                 names_of(pairing.device, verifier),
                 number=f"speculated-{number}",

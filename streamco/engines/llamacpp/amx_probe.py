@@ -52,14 +52,14 @@ def allows_repacking(path: Path, library: Any, *, cpuinfo: Path = CPUINFO, run: 
     if not advertises_amx(cpuinfo):
         return True
     key = _key(path, library, cpuinfo)
-    known = _recall(key)
+    known = _read_answer(key)
     if known is not None:
         return known
     if not sys.executable or getattr(sys, "frozen", False):
         return False  # an application bundle: starting it again would not start Python
     status = (run or _run)([sys.executable, "-m", "streamco.engines.llamacpp.amx_child", str(path)])
     if status is not None and (status == 0 or status < 0):
-        _remember(key, allowed=status == 0)
+        _write_answer(key, allowed=status == 0)
     return status == 0
 
 
@@ -89,7 +89,7 @@ def _cpu(cpuinfo: Path) -> list[str]:
     return [line for line in lines if line.startswith(wanted)]
 
 
-def _recall(key: str) -> bool | None:
+def _read_answer(key: str) -> bool | None:
     try:
         allowed = json.loads((cache_folder("amx") / f"{key}.json").read_bytes())["allowed"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -97,11 +97,11 @@ def _recall(key: str) -> bool | None:
     return bool(allowed)
 
 
-def _remember(key: str, *, allowed: bool) -> None:
+def _write_answer(key: str, *, allowed: bool) -> None:
     try:
         target = cache_folder("amx") / f"{key}.json"
-        draft = target.with_suffix(f".{os.getpid()}")
-        draft.write_text(json.dumps({"allowed": allowed}), encoding="utf-8")
-        draft.replace(target)
+        temporary = target.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps({"allowed": allowed}), encoding="utf-8")
+        temporary.replace(target)
     except OSError:
         pass  # no home or a full disk: the next process asks again

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["AttentionTap", "Readable", "has_readable_attention"]
+__all__ = ["AttentionTap", "AttentionContext", "has_readable_attention"]
 
-_NOWHERE = -1
+_NO_CELL = -1
 
 
-class Readable(Protocol):
+class AttentionContext(Protocol):
     """The part of a context that ``has_readable_attention`` needs."""
 
     reads_attention: bool
@@ -48,7 +48,7 @@ class Readable(Protocol):
         ...
 
 
-def has_readable_attention(context: Readable) -> bool:
+def has_readable_attention(context: AttentionContext) -> bool:
     """Decode a few tokens of two sequences, and see whether each row's attention is on its own sequence, and all of it."""
     sums = [2.0]
     with suppress(EngineError):
@@ -76,7 +76,7 @@ class AttentionTap:
         self._own_cells: int | None = None  # of each sequence, where the cache isn't unified
         self._cells: dict[int, list[int]] = {}  # of each sequence, in the order of positions
         self._weights: list[dict[int, NDArray[np.float32]]] = []  # a part of the batch each: layer -> (rows, heads, cells)
-        self._places: dict[int, tuple[int, int, int, int]] = {}  # row -> part, row there, sequence, tokens
+        self._row_places: dict[int, tuple[int, int, int, int]] = {}  # row -> part, row there, sequence, tokens
 
     def attach(self, library: Any, parameters: Any) -> None:
         """Put it into the parameters of a context that is about to be made; it must outlive the context."""
@@ -84,13 +84,13 @@ class AttentionTap:
         parameters.cb_eval_user_data = self._tap.state
         parameters.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_DISABLED
 
-    def divide(self, own_cells: int) -> None:
+    def set_own_cells(self, own_cells: int) -> None:
         """The cache is not unified: each sequence has so many cells of its own."""
         self._own_cells = own_cells
 
     def begin(self, *, reads: bool) -> None:
         """A batch is about to be decoded. ``reads``: its rows' attention is wanted."""
-        self._places.clear()
+        self._row_places.clear()
         self._weights.clear()
         self._tap.arm(reads)
 
@@ -111,7 +111,7 @@ class AttentionTap:
             if number == 0:
                 rows = [self._note(cell, waiting, sequences, positions) for cell in np.frombuffer(data, dtype=np.int64).tolist()]
                 for place, row in enumerate(rows):
-                    self._places[row] = (len(self._weights), place, sequences[row], positions[row] + 1)
+                    self._row_places[row] = (len(self._weights), place, sequences[row], positions[row] + 1)
                 self._weights.append({})
                 continue
             cells, columns, heads, streams = shape
@@ -134,7 +134,7 @@ class AttentionTap:
         row = queue.pop()
         cells = self._cells.setdefault(sequences[row], [])
         del cells[positions[row] :]
-        cells += [_NOWHERE] * (positions[row] - len(cells))
+        cells += [_NO_CELL] * (positions[row] - len(cells))
         cells.append(own)
         return row
 
@@ -149,7 +149,7 @@ class AttentionTap:
         """
         import numpy as np
 
-        part, place, sequence, tokens = self._places.get(row, (0, 0, 0, 0))
+        part, place, sequence, tokens = self._row_places.get(row, (0, 0, 0, 0))
         found = self._weights[part] if self._weights else {}
         if not tokens or len(found) < len(self._layers):
             raise EngineError(f"attention: expected a row of a batch whose attention was read, got row {row}")
@@ -164,7 +164,7 @@ class AttentionTap:
         if stop < 0:
             del cells[start:]
         else:
-            cells[start:stop] = [_NOWHERE] * len(cells[start:stop])
+            cells[start:stop] = [_NO_CELL] * len(cells[start:stop])
 
     def copy(self, source: int, target: int, stop: int) -> None:
         """``target`` has the positions before ``stop``: the same cells, or as many of its own at the same places."""

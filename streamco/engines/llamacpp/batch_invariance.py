@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Rows", "largest_exact_batch"]
+__all__ = ["RowDecoder", "largest_exact_batch"]
 
 COMPARED = 16  # rows at most: kernels take blocks of up to 8
 SIZES = (2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 31, 32)  # in between, blocks and what is left over are the same
 
 
-class Rows(Protocol):
+class RowDecoder(Protocol):
     """The part of a context that this needs."""
 
     def add(self, token: int, position: int, sequence: int, *, wants_logits: bool) -> int:
@@ -47,23 +47,23 @@ class Rows(Protocol):
         ...
 
 
-def largest_exact_batch(context: Rows, most: int) -> int:
-    """Return the largest batch, up to ``most`` rows, whose logits are bit by bit those of the same rows decoded one by one.
+def largest_exact_batch(context: RowDecoder, max_rows: int) -> int:
+    """Return the largest batch, up to ``max_rows`` rows, whose logits are bit by bit those of the same rows decoded one by one.
 
     Raises:
         EngineError: the model does not run.
     """
-    tokens = _ordinary_tokens(context, most)
+    tokens = _ordinary_tokens(context, max_rows)
     wanted = list(_one_by_one(context, tokens[:COMPARED]))
     exact = 1
-    for size in (*(size for size in SIZES if size < most), most):
+    for size in (*(size for size in SIZES if size < max_rows), max_rows):
         if _together(context, tokens[:size]) != wanted[:size]:
             break
         exact = size
-    return min(exact, most)
+    return min(exact, max_rows)
 
 
-def _ordinary_tokens(context: Rows, count: int) -> list[int]:
+def _ordinary_tokens(context: RowDecoder, count: int) -> list[int]:
     """Different ones from all over the vocabulary: equal or control tokens would hide differences."""
     context.add(0, 0, 0, wants_logits=True)
     _decode(context)
@@ -72,7 +72,7 @@ def _ordinary_tokens(context: Rows, count: int) -> list[int]:
     return [(7919 * index + 1009) % size for index in range(count)]
 
 
-def _one_by_one(context: Rows, tokens: list[int]) -> Iterator[bytes]:
+def _one_by_one(context: RowDecoder, tokens: list[int]) -> Iterator[bytes]:
     for position, token in enumerate(tokens):
         context.add(token, position, 0, wants_logits=True)
         context.add(0, 0, 1, wants_logits=False)
@@ -82,7 +82,7 @@ def _one_by_one(context: Rows, tokens: list[int]) -> Iterator[bytes]:
     context.clear()
 
 
-def _together(context: Rows, tokens: list[int]) -> list[bytes]:
+def _together(context: RowDecoder, tokens: list[int]) -> list[bytes]:
     for position, token in enumerate(tokens):
         context.add(token, position, 0, wants_logits=True)
     _decode(context)
@@ -91,7 +91,7 @@ def _together(context: Rows, tokens: list[int]) -> list[bytes]:
     return rows
 
 
-def _decode(context: Rows) -> None:
+def _decode(context: RowDecoder) -> None:
     status = context.decode()
     if status != 0:
         raise EngineError(f"llama_decode: expected 0 from the first tokens, got {status}")

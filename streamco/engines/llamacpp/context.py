@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["ABORTED", "AbortFlag", "LlamaContext", "NO_ROOM"]
+__all__ = ["ABORTED", "AbortFlag", "LlamaContext", "NO_KV_SLOT"]
 
 
 class AbortFlag:
@@ -48,7 +48,7 @@ class AbortFlag:
         library.llama_set_abort_callback(context, callback, ctypes.cast(self._buffer, ctypes.c_void_p))
 
 
-NO_ROOM = 1  # llama_decode: no KV slot for the batch
+NO_KV_SLOT = 1  # llama_decode: no KV slot for the batch
 ABORTED = 2  # llama_decode: the abort callback said so; finished micro-batches stay in memory
 
 
@@ -97,8 +97,8 @@ class LlamaContext:
         self.abort.attach(library, self._handle)
         self._memory = library.llama_get_memory(self._handle)
         if self._tap is not None and not unified:
-            self._tap.divide(int(library.llama_n_ctx_seq(self._handle)))
-        self.tells_attention = bool(attention_layers)
+            self._tap.set_own_cells(int(library.llama_n_ctx_seq(self._handle)))
+        self.has_attention = bool(attention_layers)
         self.reads_attention = False
         self._threads = threads
         self._is_unified = unified
@@ -154,7 +154,7 @@ class LlamaContext:
         return stop - 1
 
     def decode(self) -> int:
-        """Compute the rows and forget them; llama_decode's status: 0, ``NO_ROOM``, ``ABORTED``, negative: failed.
+        """Compute the rows and forget them; llama_decode's status: 0, ``NO_KV_SLOT``, ``ABORTED``, negative: failed.
 
         Where ``reads_attention`` was set, it is for this batch alone.
 
@@ -163,7 +163,7 @@ class LlamaContext:
         """
         count, self.count = self.count, 0
         self._batch.n_tokens = count
-        if self._tap is None or not self.tells_attention:
+        if self._tap is None or not self.has_attention:
             return int(self._library.llama_decode(self._handle, self._batch))
         self._tap.begin(reads=self.reads_attention)
         self.reads_attention = False
@@ -181,7 +181,7 @@ class LlamaContext:
         Raises:
             EngineError: no attention was read.
         """
-        if self._tap is None or not self.tells_attention:
+        if self._tap is None or not self.has_attention:
             raise EngineError("attention: expected a context with attention_layers, got one without")
         return self._tap.weights(row)
 

@@ -63,13 +63,13 @@ def quantize(source: str | Path, target: str | Path, kind: str, prune_layers: It
         raise ConfigError(f"prune_layers: expected layers from 0, got {layers[0]}")
     if source.resolve() == target.resolve():
         raise ConfigError(f"target: expected a file other than the source, got {target}")
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        _quantize(source, draft, ftype, layers)
-        draft.replace(target)
+        _quantize(source, temporary, ftype, layers)
+        temporary.replace(target)
     finally:
         with contextlib.suppress(FileNotFoundError):
-            draft.unlink()
+            temporary.unlink()
     return target
 
 

@@ -91,7 +91,7 @@ class TargetRowCollector:
             SamplingOptions(temperature=rule.temperature, top_k=rule.top_k, top_p=max(rule.top_p, _LEAST_TOP_P), min_p=rule.min_p)
         )
 
-    def judge(self, logits: NDArray[np.float32], position: int, token: int | None, /) -> Prediction:
+    def read_row(self, logits: NDArray[np.float32], position: int, token: int | None, /) -> Prediction:
         """Keep what the rule will ask of this row.
 
         Raises:

@@ -270,7 +270,7 @@ def test_columns_are_told_by_position_not_by_cell(scripted: AttentionTap) -> Non
 
 
 def test_parts_of_a_batch_are_put_together_where_each_sequence_has_its_own_cells(scripted: AttentionTap) -> None:
-    scripted.divide(10)
+    scripted.set_own_cells(10)
     parts = [cells(10, 30), (1, (2, 1, 1, 2), np.array([1, 0, 1, 0], dtype=np.float32).tobytes()), cells(11), weights(1, [[0.3, 0.7]])]
     finish(scripted, *parts, rows=[(1, 0), (1, 1), (3, 0)])
     assert [scripted.weights(row).tolist() for row in (0, 2)] == [[[1.0]], [[1.0]]]

@@ -10,7 +10,7 @@ import pytest
 
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.amx_probe import allows_repacking
-from streamco.engines.llamacpp.context import ABORTED, NO_ROOM, LlamaContext
+from streamco.engines.llamacpp.context import ABORTED, NO_KV_SLOT, LlamaContext
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.errors import EngineError
 
@@ -91,7 +91,7 @@ def test_too_many_tokens_find_no_room(context: LlamaContext) -> None:
         context.add_run([5] * 64, start, 0, wants_logits=False)
         assert context.decode() == 0
     context.add(5, 0, 1, wants_logits=True)
-    assert context.decode() == NO_ROOM
+    assert context.decode() == NO_KV_SLOT
     context.clear()
     prefill(context, PROMPT, 1)
 

@@ -26,7 +26,7 @@ def ask(rows: Sequence[np.typing.NDArray[np.float32]], draft: tuple[int, ...], *
     reader = TargetRowCollector(VerificationRequest(draft=draft, **({"dice": Random(1)} | options)))
     for place, row in enumerate(rows):
         token = draft[place] if place < len(draft) else None
-        prediction = reader.judge(row, 10 + place, token)
+        prediction = reader.read_row(row, 10 + place, token)
         assert (prediction.position, prediction.token, prediction.greedy) == (10 + place, token, int(row.argmax()))
     return reader.rule()
 
@@ -83,7 +83,7 @@ def test_what_is_sampled_has_the_targets_distribution_whatever_its_filters(filte
 
 def test_an_unfiltered_row_is_whole() -> None:
     reader = TargetRowCollector(VerificationRequest(draft=(), rule=Rule(RuleKind.SAMPLE, temperature=2.0), dice=Random(1)))
-    reader.judge(logits(*TARGET), 0, None)
+    reader.read_row(logits(*TARGET), 0, None)
     kept = reader._read[0].compared
     assert kept is not None
     assert kept.is_whole
