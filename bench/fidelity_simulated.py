@@ -182,7 +182,7 @@ class _World:
         if report is None:
             told.deliveries.append((answered.ended, 1))  # the last token comes with the end
         else:
-            told.judged, told.accepted, told.rounds, told.hits = report.judged, report.accepted, report.rounds, report.hits
+            told.judged, told.accepted, told.rounds, told.hits = report.verified, report.accepted, report.rounds, report.hits
 
     def _on_verdict(self, verdict: SendVerdict) -> None:
         if verdict.session in self._heard:

@@ -111,7 +111,7 @@ class World:
             reader_rate=dice.uniform(1, 50),
             capacity=dice.choice([8, 500]),
             rule=dice.choice(["pre-copy", "full-buffer"]),
-            most=dice.randint(1, 5),
+            max_migrations=dice.randint(1, 5),
         )
 
     def _spelling_of(self, spellings: Sequence[Spelling]) -> Spelling:

@@ -62,11 +62,11 @@ class Limits(Struct, frozen=True, kw_only=True):
     body_bytes: int = 16 << 20  # one non-streamed answer
     answer_bytes: int = 64 << 20  # one streamed answer, all events
     unread_tokens: int = 4096  # delivered and not read, before the source is paused
-    lead: float = 20.0  # seconds of reading that a device may run ahead of a paced reader: what nobody reads is energy wasted
+    lookahead: float = 20.0  # seconds of reading that a device may run ahead of a paced reader: what nobody reads is energy wasted
 
     def tokens_ahead(self, pace: float) -> int:
         """Tokens that a device may run ahead of a reader at so many per second."""
-        return min(self.unread_tokens, max(_LEAST_AHEAD, round(pace * self.lead)))
+        return min(self.unread_tokens, max(_LEAST_AHEAD, round(pace * self.lookahead)))
 
 
 class SamplingOptions(Struct, frozen=True, kw_only=True):

@@ -255,7 +255,7 @@ class Client:
             shared.active.discard(driver)
             desk.heed(driver)
             self._dispatcher.learn_prompt(prepared.prompt_tokens)
-            self._ledger.enter(speculation_bill(driver, record))
+            self._ledger.record(speculation_bill(driver, record))
 
         driver = desk.begin(
             prepared,
@@ -289,7 +289,7 @@ class Client:
             self._shared.active.discard(driver)
             self._dispatcher.settle(dispatched, driver.machine)
             self._desk.learn(driver.machine)
-            self._ledger.enter(build_bill(driver.machine, dispatched, self._shared.endpoints, was_left=driver.was_broken_off))
+            self._ledger.record(build_bill(driver.machine, dispatched, self._shared.endpoints, was_left=driver.was_broken_off))
 
         driver = RaceDriver(
             RaceMachine(plan),
@@ -300,7 +300,7 @@ class Client:
             on_over=settle,
         )
         self._shared.active.add(driver)
-        self._ledger.account = dispatched.steering
+        self._ledger.use_budget(dispatched.steering)
         driver.start()
         return driver
 

@@ -237,7 +237,7 @@ class SpeculationReport(Struct, kw_only=True):
     drafted: int = 0
     pre_drafted: int = 0
     adopted: int = 0
-    judged: int = 0
+    verified: int = 0
     accepted: int = 0
     corrected: int = 0
     bonus: int = 0
@@ -253,7 +253,7 @@ class SpeculationReport(Struct, kw_only=True):
     @property
     def acceptance(self) -> float | None:
         """Share of judged draft tokens that were accepted; None: nothing was judged."""
-        return self.accepted / self.judged if self.judged else None
+        return self.accepted / self.verified if self.verified else None
 
     @property
     def hit_rate(self) -> float | None:

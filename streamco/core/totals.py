@@ -123,50 +123,50 @@ class Totals(Struct, frozen=True, kw_only=True):
     budget_share: float | None = None
     endpoints: dict[str, EndpointTotals] = field(default_factory=dict)
 
-    def plus(self, bill: AnswerCost) -> Totals:
+    def plus(self, cost: AnswerCost) -> Totals:
         """With one more answer."""
         endpoints = dict(self.endpoints)
-        for part in bill.endpoints:
+        for part in cost.endpoints:
             if part.opened is not None:
                 endpoints[part.name] = (endpoints.get(part.name) or EndpointTotals(kind=part.kind)).plus(part)
         return replace(
             self,
             answers=self.answers + 1,
-            complete=self.complete + (bill.ending == "complete"),
-            failed=self.failed + (bill.ending in {"failed", None}),
-            left=self.left + (bill.ending == "left"),
-            hand_overs=self.hand_overs + bill.hand_overs,
-            tokens=self.tokens + bill.tokens,
-            wasted_tokens=self.wasted_tokens + bill.wasted_tokens,
-            wasted_prompt_tokens=self.wasted_prompt_tokens + bill.wasted_prompt_tokens,
-            cost_usd=_sum(self.cost_usd, bill.cost_usd),
-            energy_j=self.energy_j if bill.energy_j is None else (self.energy_j or 0.0) + bill.energy_j,
-            unified_cost_usd=_sum(self.unified_cost_usd, bill.unified_cost_usd),
+            complete=self.complete + (cost.ending == "complete"),
+            failed=self.failed + (cost.ending in {"failed", None}),
+            left=self.left + (cost.ending == "left"),
+            hand_overs=self.hand_overs + cost.hand_overs,
+            tokens=self.tokens + cost.tokens,
+            wasted_tokens=self.wasted_tokens + cost.wasted_tokens,
+            wasted_prompt_tokens=self.wasted_prompt_tokens + cost.wasted_prompt_tokens,
+            cost_usd=_sum(self.cost_usd, cost.cost_usd),
+            energy_j=self.energy_j if cost.energy_j is None else (self.energy_j or 0.0) + cost.energy_j,
+            unified_cost_usd=_sum(self.unified_cost_usd, cost.unified_cost_usd),
             endpoints=endpoints,
         )
 
 
 class TotalsRecorder:
-    """Where a client's answers are entered, each once.
-
-    Attributes:
-        account: the budget's, of the newest answer.
-    """
+    """The sums over a client's answers, which its client adds to when an answer's work has ended."""
 
     def __init__(self) -> None:
-        self.account: BudgetSteering | None = None
+        self._budget: BudgetSteering | None = None
         self._sums = Totals()
 
-    def enter(self, bill: AnswerCost) -> None:
-        """An answer has ended."""
-        self._sums = self._sums.plus(bill)
+    def record(self, cost: AnswerCost) -> None:
+        """Add an answer whose work has ended; once for each answer."""
+        self._sums = self._sums.plus(cost)
+
+    def use_budget(self, budget: BudgetSteering) -> None:
+        """Take the budget's share from this account, that of the newest answer, from now on."""
+        self._budget = budget
 
     def totals(self) -> Totals:
         """Return the sums so far, with the budget's share as it is now."""
-        account = self.account
-        if account is None:
+        budget = self._budget
+        if budget is None:
             return self._sums
-        return replace(self._sums, budget=account.budget, budget_share=account.share if account.requests else None)
+        return replace(self._sums, budget=budget.budget, budget_share=budget.share if budget.requests else None)
 
 
 def _sum(known: float | None, more: float | None) -> float | None:

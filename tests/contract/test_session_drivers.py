@@ -124,7 +124,7 @@ class MovingScenario(Scenario):
                 reader_rate=pace or 5.0,
                 capacity=rng.choice([10, 400]),
                 rule=rng.choice(["pre-copy", "pre-copy", "full-buffer"]),
-                most=rng.choice([1, 2]),
+                max_migrations=rng.choice([1, 2]),
             ),
         )
         self.cancel_takes = {name: rng.choice([0.0, rng.uniform(0.001, 0.5)]) for name in names}

@@ -70,7 +70,7 @@ class Play:
             AttemptPlan(name, 0.0 if race or not index else None, continues=can_continue is None or name in can_continue, vocabulary="v")
             for index, name in enumerate(terms)
         )
-        migration = plan_moves(terms, limit=max_tokens, **changes)
+        migration = plan_moves(terms, max_tokens=max_tokens, **changes)
         plan = RacePlan(
             attempts=attempts, pace=pace, reader_rate=5.0, explore=explore, on_failure="migrate", max_tokens=max_tokens, migration=migration
         )
@@ -97,10 +97,10 @@ class Play:
         if finish is not None:
             chunks.append(ChatCompletionChunk(choices=[ChunkChoice(finish_reason=finish)]))
         self.at[source] += count
-        writing = self.machine.writing
+        writer = self.machine.writer
         attempt = self.machine.attempts[source]
-        is_first = writing is None and attempt.state is AttemptState.OPEN and self.machine.finished is None
-        if count and (is_first or (writing == source and attempt.state is AttemptState.WON)) and not self.has_left:
+        is_first = writer is None and attempt.state is AttemptState.OPEN and self.machine.finished is None
+        if count and (is_first or (writer == source and attempt.state is AttemptState.WON)) and not self.has_left:
             assert first == self.made, f"{source} writes from {first} where {self.made} are made"
             self.made += count
         return self._tell(TokensReceived(source, chunks, count), now)
@@ -237,7 +237,7 @@ def test_a_target_reads_ahead_while_the_source_writes_then_what_came_meanwhile_t
     (hand_over,) = play.machine.hand_overs
     assert (hand_over.source, hand_over.target, hand_over.position, hand_over.is_planned) == ("server", "device", position, True)
     assert [(attempt.source, attempt.state) for attempt in play.machine.past_attempts] == [("device", AttemptState.PREPARED)] * 2
-    assert play.machine.attempts["device"].takes_over_at == position
+    assert play.machine.attempts["device"].takeover_position == position
 
 
 def test_an_exploring_loser_is_cancelled_when_it_is_wanted_as_the_target() -> None:
@@ -356,16 +356,16 @@ def test_an_answer_moves_as_often_as_it_may(most: int, expected: list[str]) -> N
     middle = Terms(prompt=0.0, completion=5e-7, setup=0.1, rate=50.0)
     cheapest = Terms(prompt=1e-7, completion=0.0, setup=0.1, rate=50.0)
     terms = {"first": DEAR_SERVER, "second": middle, "third": cheapest}
-    play = Play(terms, most=most, lengths=RemainingLength((30,), (0.0,)))
+    play = Play(terms, max_migrations=most, lengths=RemainingLength((30,), (0.0,)))
     play.write("first", 20, now=0.5)
     for _ in range(4):
-        writing = play.machine.writing
-        assert writing is not None
-        play.write(writing, 20)
+        writer = play.machine.writer
+        assert writer is not None
+        play.write(writer, 20)
         for source in sorted(play.stopping):
             play.release(source)
     assert [hand_over.target for hand_over in play.machine.hand_overs] == expected
-    assert play.machine.writing == ["first", *expected][-1]
+    assert play.machine.writer == ["first", *expected][-1]
     play.end(["first", *expected][-1])
     play.assert_complete(play.made)
 
@@ -439,7 +439,7 @@ def test_but_whoever_has_not_failed_comes_first() -> None:
 def test_when_the_target_fails_after_the_change_the_source_goes_on_without_loss(released: str, count: int) -> None:
     play = Play({"server": DEAR_SERVER, "device": CHEAP_DEVICE}, rule="full-buffer")
     play.write_steadily("server", 50.0, until=3.0)
-    assert play.machine.writing == "device"
+    assert play.machine.writer == "device"
     position = play.made
     if released == "before":
         play.release("server")
@@ -569,7 +569,7 @@ def awaited() -> Play:
     play.write("server", 1, now=0.5)  # 201 tokens to be read: 2.11 s
     stopped = play.write("server", 12, now=2.0)  # 0.61 s left, and 0.22 s for the 12
     assert [command for command in stopped if not isinstance(command, DeliverTokens)] == [CancelStream("server", "handed over")]
-    assert (play.machine.writing, play.made) == ("device", 13)
+    assert (play.machine.writer, play.made) == ("device", 13)
     return play
 
 
@@ -630,7 +630,7 @@ def test_a_reader_that_leaves_ends_everything(moment: str) -> None:
     elif moment == "writing":
         play.end("device", now=0.6, reason=None)
         play.write("server", 9, now=0.6)
-        assert play.machine.writing == "device"
+        assert play.machine.writer == "device"
     play.leave(now=0.7)
     for source in sorted(play.stopping):
         assert not play.machine.is_over
@@ -675,7 +675,7 @@ class Walk:
             reader_rate=rng.choice([3.0, 10.0]),
             capacity=rng.choice([8, 400]),
             rule=rng.choice(["pre-copy", "pre-copy", "full-buffer"]),
-            most=rng.choice([1, 2, 5]),
+            max_migrations=rng.choice([1, 2, 5]),
         )
 
     def _terms(self, dearest: float) -> Terms:

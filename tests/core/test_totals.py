@@ -17,7 +17,7 @@ def part(name: str = "server", outcome: Any = "won", **figures: Any) -> Endpoint
     return EndpointReport(name=name, kind="device" if name == "device" else "server", outcome=outcome, **figures)
 
 
-def bill(*parts: EndpointReport, ending: Ending | None = "complete", **figures: Any) -> AnswerCost:
+def cost(*parts: EndpointReport, ending: Ending | None = "complete", **figures: Any) -> AnswerCost:
     defaults: dict[str, Any] = {
         "hand_overs": 0,
         "tokens": 0,
@@ -40,27 +40,27 @@ def test_answers_are_counted_by_their_ends_and_a_session_that_broke_down_has_fai
     totals = Totals()
     endings: list[Ending | None] = ["complete", "complete", "complete", "failed", "left", "left", None]
     for ending in endings:
-        totals = totals.plus(bill(ending=ending))
+        totals = totals.plus(cost(ending=ending))
     assert (totals.answers, totals.complete, totals.failed, totals.left) == (7, 3, 2, 2)
 
 
 def test_figures_of_answers_add_up() -> None:
-    one = bill(hand_overs=1, tokens=5, cost_usd=0.25, energy_j=2.0, unified_cost_usd=0.5, wasted_tokens=3, wasted_prompt_tokens=10)
+    one = cost(hand_overs=1, tokens=5, cost_usd=0.25, energy_j=2.0, unified_cost_usd=0.5, wasted_tokens=3, wasted_prompt_tokens=10)
     totals = Totals().plus(one).plus(one)
     assert (totals.hand_overs, totals.tokens, totals.wasted_tokens, totals.wasted_prompt_tokens) == (2, 10, 6, 20)
     assert (totals.cost_usd, totals.energy_j, totals.unified_cost_usd) == (0.5, 4.0, 1.0)
 
 
 def test_a_cost_that_is_not_known_stays_unknown_while_energy_is_of_those_it_is_known_of() -> None:
-    known = bill(cost_usd=0.25, energy_j=2.0, unified_cost_usd=0.5)
-    totals = Totals().plus(known).plus(bill(cost_usd=None, unified_cost_usd=None)).plus(known)
+    known = cost(cost_usd=0.25, energy_j=2.0, unified_cost_usd=0.5)
+    totals = Totals().plus(known).plus(cost(cost_usd=None, unified_cost_usd=None)).plus(known)
     assert (totals.cost_usd, totals.unified_cost_usd, totals.energy_j) == (None, None, 4.0)
 
 
 def test_each_endpoint_has_its_tokens_and_how_many_of_them_are_estimates() -> None:
     own = part(prompt_tokens=10, completion_tokens=4, cost_usd=0.5, unified_cost_usd=0.5)
     guessed = part(prompt_tokens=20, completion_tokens=3, is_estimated=True, cost_usd=0.25, unified_cost_usd=0.25)
-    server = Totals().plus(bill(own)).plus(bill(guessed)).endpoints["server"]
+    server = Totals().plus(cost(own)).plus(cost(guessed)).endpoints["server"]
     assert (server.requests, server.won, server.kind) == (2, 2, "server")
     assert (server.prompt_tokens, server.completion_tokens) == (30, 7)
     assert (server.estimated_prompt_tokens, server.estimated_completion_tokens) == (20, 3)
@@ -72,7 +72,7 @@ def test_each_endpoint_has_its_waste_and_what_became_of_its_requests() -> None:
     lost = part("device", "lost", prompt_tokens=10, completion_tokens=2, wasted_prompt_tokens=10, wasted_tokens=2)
     failed = part("spare", "failed", prompt_tokens=7, wasted_prompt_tokens=7, error="spare: cut")
     won = part("server", "won", prompt_tokens=9, completion_tokens=5, wasted_tokens=1, error="server: cut")
-    endpoints = Totals().plus(bill(lost, failed, won)).plus(bill(won)).endpoints
+    endpoints = Totals().plus(cost(lost, failed, won)).plus(cost(won)).endpoints
     assert [(item.wasted_prompt_tokens, item.wasted_tokens) for item in endpoints.values()] == [(10, 2), (7, 0), (0, 2)]
     assert [item.failed for item in endpoints.values()] == [0, 1, 2], "one that had won may fail too"
     assert [(item.lost, item.won) for item in endpoints.values()] == [(1, 0), (0, 0), (0, 2)]
@@ -80,39 +80,39 @@ def test_each_endpoint_has_its_waste_and_what_became_of_its_requests() -> None:
 
 def test_an_endpoint_may_be_asked_several_times_for_one_answer() -> None:
     parts = part("device", "lost"), part("device", "read ahead"), part("device", "read ahead"), part("device", "took over")
-    device = Totals().plus(bill(*parts)).endpoints["device"]
+    device = Totals().plus(cost(*parts)).endpoints["device"]
     assert (device.requests, device.lost, device.read_ahead, device.took_over, device.won) == (4, 1, 2, 1, 0)
 
 
 def test_endpoints_that_were_never_asked_are_left_out() -> None:
-    totals = Totals().plus(bill(part("spare", "not started", opened=None), part("device", "failed", opened=None, error="no file")))
+    totals = Totals().plus(cost(part("spare", "not started", opened=None), part("device", "failed", opened=None, error="no file")))
     assert totals.endpoints == {}
 
 
 def test_what_was_handed_out_does_not_change_with_the_next_answer() -> None:
-    ledger = TotalsRecorder()
-    ledger.enter(bill(part()))
-    before = ledger.totals()
-    ledger.enter(bill(part(), part("device", "lost")))
+    recorder = TotalsRecorder()
+    recorder.record(cost(part()))
+    before = recorder.totals()
+    recorder.record(cost(part(), part("device", "lost")))
     assert (before.answers, before.endpoints["server"].requests, len(before.endpoints)) == (1, 1, 1)
-    assert ledger.totals().answers == 2
+    assert recorder.totals().answers == 2
     with pytest.raises(AttributeError):
         before.answers = 5  # type: ignore[misc]
 
 
 def test_the_budgets_share_is_the_accounts_as_it_is_now() -> None:
-    ledger = TotalsRecorder()
-    ledger.account = account = BudgetSteering(0.5)
-    assert (ledger.totals().budget, ledger.totals().budget_share) == (0.5, None), "no answer has ended"
+    recorder = TotalsRecorder()
+    recorder.use_budget(account := BudgetSteering(0.5))
+    assert (recorder.totals().budget, recorder.totals().budget_share) == (0.5, None), "no answer has ended"
     account.settle(account.reserve(10), started=True)
     account.settle(account.reserve(30, wanted=False), started=False)
-    assert ledger.totals().budget_share == 0.25
+    assert recorder.totals().budget_share == 0.25
     account.settle(account.reserve(60), started=True, exempt=True)
-    assert ledger.totals().budget_share == 0.25, "only one side could serve it"
+    assert recorder.totals().budget_share == 0.25, "only one side could serve it"
 
 
 def test_totals_go_to_json_and_back() -> None:
-    totals = Totals().plus(bill(part("device", "won", energy_j=1.5), part("server", "lost"), energy_j=1.5))
+    totals = Totals().plus(cost(part("device", "won", energy_j=1.5), part("server", "lost"), energy_j=1.5))
     encoded = msgspec.json.encode(totals)
     assert msgspec.json.decode(encoded, type=Totals) == totals
     assert msgspec.json.decode(encoded)["endpoints"]["device"]["energy_j"] == 1.5

@@ -294,7 +294,7 @@ class Dispatcher:
             reader_rate=pace or self._options.reader_rate,
             capacity=capacity,
             limit=limit,
-            rationed=dispatched.plan.constrained,
+            constrained=dispatched.plan.constrained,
         )
 
     # Learning
@@ -304,7 +304,9 @@ class Dispatcher:
         attempts = [attempt for attempt in (*machine.attempts.values(), *machine.past_attempts) if attempt.opened is not None]
         sides = {attempt.source: "device" if attempt.source == dispatched.device else "server" for attempt in attempts}
         constrained = [attempt for attempt in attempts if sides[attempt.source] == dispatched.plan.constrained]
-        was_planned = any(attempt.wait is not None and attempt.takes_over_at is None and not attempt.is_ahead for attempt in constrained)
+        was_planned = any(
+            attempt.wait is not None and attempt.takeover_position is None and not attempt.is_ahead for attempt in constrained
+        )
         is_outage = bool(constrained) and not was_planned
         if not dispatched.reservation.is_settled:
             dispatched.steering.settle(dispatched.reservation, started=bool(constrained), exempt=dispatched.is_exempt or is_outage)
@@ -314,7 +316,7 @@ class Dispatcher:
             self._learn(attempt, sides[attempt.source], dispatched)
 
     def _learn(self, attempt: Attempt, side: str, dispatched: DispatchRecord) -> None:
-        if attempt.opened is None or attempt.takes_over_at is not None or attempt.is_ahead or attempt.error is not None:
+        if attempt.opened is None or attempt.takeover_position is not None or attempt.is_ahead or attempt.error is not None:
             return
         if attempt.ttft is not None:
             self._learner.observe(

@@ -191,7 +191,7 @@ class RaceDriver(TaskDriver[Event, Command]):
                 self._direct = source, stream
                 self._wake_reader()
                 return
-            if source == self.machine.writing and (self._unread > self._unread_limit or self.machine.buffered > self._held_limit()):
+            if source == self.machine.writer and (self._unread > self._unread_limit or self.machine.buffered > self._held_limit()):
                 await self._wait_for_room()
 
     async def _read_event(self, source: str, stream: EndpointStream) -> Event:
@@ -285,7 +285,7 @@ class RaceDriver(TaskDriver[Event, Command]):
             self._make_room()
 
     def _held_limit(self) -> int:
-        winner = self.machine.writing
+        winner = self.machine.writer
         return self._ahead if winner is not None and self._endpoints[winner].kind == "device" else self._unread_limit
 
     def _make_room(self) -> None:

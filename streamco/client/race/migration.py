@@ -82,7 +82,7 @@ class MigrationPlanner:
         reader_rate: float,
         capacity: int,
         limit: int | None,
-        rationed: Kind | None = None,
+        constrained: Kind | None = None,
     ) -> MigrationPlan | None:
         """Return what an answer's moves rest on; None: it does not move.
 
@@ -93,7 +93,7 @@ class MigrationPlanner:
             reader_rate: of the reader, or of the virtual one.
             capacity: tokens a source may be ahead of the reader.
             limit: of the answer's length.
-            rationed: the side whose starts the budget limits.
+            constrained: the side whose starts the budget limits.
         """
         if not options.most or (pace is None and not options.unpaced):
             return None
@@ -109,14 +109,14 @@ class MigrationPlanner:
             reader_rate=reader_rate,
             capacity=capacity,
             rule=options.rule,
-            most=options.most,
-            rationed=frozenset(endpoint.name for endpoint in endpoints if endpoint.kind == rationed),
-            limit=limit,
+            max_migrations=options.most,
+            constrained=frozenset(endpoint.name for endpoint in endpoints if endpoint.kind == constrained),
+            max_tokens=limit,
         )
 
     def learn(self, machine: RaceMachine, devices: frozenset[str], prompt_tokens: int) -> None:
         """A session is over."""
-        self._switching.learn((*machine.past_attempts, *machine.attempts.values()), devices, prompt_tokens)
+        self._switching.record((*machine.past_attempts, *machine.attempts.values()), devices, prompt_tokens)
         tokens = machine.meter.tokens + machine.dropped
         if tokens and machine.finish_reason in {"stop", "length", None}:
             self._lengths.observe(tokens, is_censored=machine.finish_reason != "stop")
@@ -126,15 +126,15 @@ class MigrationPlanner:
         prompt, completion, cached = (cost(endpoint, *tokens).total for tokens in ((1, 0, 0), (0, 1, 0), (1, 0, 1)))
         if prompt is None or completion is None:
             return None
-        pace = self._switching.pace(endpoint.name, is_device=endpoint.kind == "device")
-        setup, per_token = pace.start or (None, 0.0)
+        timing = self._switching.timing(endpoint.name, is_device=endpoint.kind == "device")
+        setup, per_token = timing.start or (None, 0.0)
         return Terms(
             prompt=prompt,
             completion=completion,
             cached_prompt=cached,
             setup=setup,
             per_token=per_token,
-            rate=pace.rate,
+            rate=timing.rate,
             pre_copy=endpoint.capabilities.pre_copy,
             stops=0.0 if endpoint.kind == "device" else SERVER_STOPS,
         )

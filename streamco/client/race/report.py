@@ -113,7 +113,7 @@ def _taker(machine: RaceMachine, hand_over: HandOver) -> Attempt | None:
     """Return the attempt that went on."""
     attempts = _all_attempts(machine)
     return next(
-        (attempt for attempt in attempts if attempt.source == hand_over.target and attempt.takes_over_at == hand_over.position), None
+        (attempt for attempt in attempts if attempt.source == hand_over.target and attempt.takeover_position == hand_over.position), None
     )
 
 
@@ -139,9 +139,9 @@ def describe_usage(machine: RaceMachine, prompt_tokens: int) -> AnswerUsage:
     Args:
         prompt_tokens: of the request, where no endpoint tells.
     """
-    last = None if machine.writing is None else machine.attempts[machine.writing]
+    last = None if machine.writer is None else machine.attempts[machine.writer]
     begun = machine.hand_overs[-1].position if machine.hand_overs else 0
-    if last is not None and machine.hand_overs and last.takes_over_at is None:
+    if last is not None and machine.hand_overs and last.takeover_position is None:
         last = None  # chosen to go on, but it never did
     usage = None if last is None else last.usage
     late = 0 if last is None else last.late
@@ -238,7 +238,7 @@ def _outcome(attempt: Attempt) -> Outcome:
         return "not started"
     if attempt.has_won:
         return "won"
-    if attempt.takes_over_at is not None and attempt.tokens:
+    if attempt.takeover_position is not None and attempt.tokens:
         return "took over"
     if attempt.state is AttemptState.FAILED:
         return "failed"
@@ -270,7 +270,7 @@ def _unread(machine: RaceMachine, attempts: Sequence[Attempt], prompt_tokens: in
     unread = {attempt: _late(attempt, _count(attempt, prompt_tokens)) for attempt in attempts}
     if machine.dropped:  # held for a reader who left: the newest ones
         held = round((sum(counts.values()) - sum(unread.values())) * machine.dropped / (machine.meter.tokens + machine.dropped))
-        for attempt in sorted(attempts, key=lambda attempt: attempt.takes_over_at or 0, reverse=True):
+        for attempt in sorted(attempts, key=lambda attempt: attempt.takeover_position or 0, reverse=True):
             more = min(held, counts[attempt] - unread[attempt])
             unread[attempt] += more
             held -= more

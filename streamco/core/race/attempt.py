@@ -78,10 +78,10 @@ class Attempt:
         self.tokens = 0
         self.late = 0  # of these, what came when nobody took it any more
         self.has_won = False
-        self.takes_over_at: int | None = None  # it goes on with an answer of so many tokens
+        self.takeover_position: int | None = None  # it goes on with an answer of so many tokens
         self.kept: int | None = None  # tokens of the answer it has read ahead, beside the whole prompt; None: nothing
-        self.overlap: RestartFilter | None = None  # it makes the answer anew, and still makes what the reader has
-        self.is_anew = False  # it was asked the request without the answer's beginning
+        self.restart_filter: RestartFilter | None = None  # it makes the answer anew, and still makes what the reader has
+        self.is_restart = False  # it was asked the request without the answer's beginning
         self.is_ahead = False  # it reads ahead, it does not write
         self.copies = 0  # tokens of the answer it is reading ahead
         self.reads = 0  # of prompt and answer, those it had not read before
@@ -96,13 +96,13 @@ class Attempt:
     def succeed(self, position: int, opened: float) -> Attempt:
         """Return the same endpoint's new part, as the one who goes on with the answer from ``position`` (tokens)."""
         attempt = Attempt(self.start)
-        attempt.state, attempt.takes_over_at, attempt.opened, attempt.kept = AttemptState.WON, position, opened, self.kept
+        attempt.state, attempt.takeover_position, attempt.opened, attempt.kept = AttemptState.WON, position, opened, self.kept
         return attempt
 
-    def begin_anew(self, partial: Partial, opened: float) -> Attempt:
+    def restart(self, partial: Partial, opened: float) -> Attempt:
         """Return the same endpoint's new part, as the one who makes the answer anew; what ``partial`` holds is taken out."""
         attempt = self.succeed(partial.tokens, opened)
-        attempt.is_anew, attempt.overlap = True, RestartFilter(partial, self.vocabulary)
+        attempt.is_restart, attempt.restart_filter = True, RestartFilter(partial, self.vocabulary)
         return attempt
 
     def prepare(self, opened: float) -> Attempt:
@@ -135,7 +135,7 @@ class Attempt:
     @property
     def given(self) -> int:
         """Tokens of the answer that were in its prompt."""
-        return 0 if self.is_anew else self.copies or self.takes_over_at or 0
+        return 0 if self.is_restart else self.copies or self.takeover_position or 0
 
     @property
     def can_take_over(self) -> bool:
@@ -143,13 +143,13 @@ class Attempt:
         return self.continues and self._is_left
 
     @property
-    def can_begin_anew(self) -> bool:
+    def can_restart(self) -> bool:
         """True if it can't go on with the answer, but may still be asked for all of it."""
         return not self.continues and self._is_left
 
     @property
     def _is_left(self) -> bool:
-        if self.takes_over_at is not None or self.state in _OUT:
+        if self.takeover_position is not None or self.state in _OUT:
             return False
         return self.state is not AttemptState.ENDED or self.tokens > 0
 

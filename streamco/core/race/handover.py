@@ -27,23 +27,23 @@ class Handover:
         begins_anew: if need be by one that can't go on with the answer.
     """
 
-    def __init__(self, mover: MigrationController | None, *, fails_over: bool, begins_anew: bool = False) -> None:
+    def __init__(self, mover: MigrationController | None, *, fails_over: bool, restarts: bool = False) -> None:
         self.transcript = Transcript()
         self.hand_overs: list[HandOver] = []
-        self._mover = mover
+        self._migration = mover
         self._fails_over = fails_over
-        self._begins_anew = begins_anew
+        self._restarts = restarts
 
     @property
-    def may_move(self) -> bool:
+    def may_migrate(self) -> bool:
         """True if a planned move may come."""
-        return self._mover is not None and not self._mover.is_done
+        return self._migration is not None and not self._migration.is_done
 
     def add(self, chunks: list[ChatCompletionChunk], tokens: int, vocabulary: str | None) -> None:
         """The answer goes on."""
         self.transcript.add(chunks, tokens, vocabulary)
 
-    def find_heir(self, attempts: Mapping[str, Attempt]) -> Attempt | None:
+    def find_successor(self, attempts: Mapping[str, Attempt]) -> Attempt | None:
         """Who can go on after a failure: who has read ahead, then the racing attempts, then the stand-ins, in their order; nobody twice.
 
         Then those that failed to read ahead: an answer is not lost for what was to make it cheaper. At last, with the caller's consent,
@@ -52,45 +52,45 @@ class Handover:
         if not self._fails_over or self.transcript.has_calls:
             return None
         able = [attempt for attempt in attempts.values() if attempt.can_take_over or attempt.is_last_resort]
-        if not able and self._begins_anew:
-            able = [attempt for attempt in attempts.values() if attempt.can_begin_anew]
+        if not able and self._restarts:
+            able = [attempt for attempt in attempts.values() if attempt.can_restart]
         return min(
             able,
             key=lambda attempt: (attempt.is_last_resort, attempt.state is not AttemptState.PREPARED, attempt.wait is None),
             default=None,
         )
 
-    def consider_move(
+    def consider_migration(
         self, source: Attempt, attempts: Mapping[str, Attempt], *, buffered: float, now: float
     ) -> Prepare | Release | Switch | None:
         """Return what the mover wants; nothing while there is no text to be handed over, or a tool call."""
-        if self._mover is None or not self.transcript.ends_in_text:
+        if self._migration is None or not self.transcript.ends_in_text:
             return None
-        return self._mover.consider(MigrationState(source, attempts, self.transcript.tokens, buffered, now))
+        return self._migration.consider(MigrationState(source, attempts, self.transcript.tokens, buffered, now))
 
-    def note_copied(self, attempt: Attempt, *, tokens: int, seconds: float) -> None:
+    def record_copied(self, attempt: Attempt, *, tokens: int, seconds: float) -> None:
         """An attempt has read ahead."""
-        if self._mover is not None and attempt.kept is not None:
-            self._mover.note_copied(attempt.source, kept=attempt.kept, tokens=tokens, seconds=seconds)
+        if self._migration is not None and attempt.kept is not None:
+            self._migration.record_copied(attempt.source, kept=attempt.kept, tokens=tokens, seconds=seconds)
 
     def unread(self, attempt: Attempt, position: int) -> int:
         """Tokens of prompt and answer that an attempt would have to read to go on at ``position``."""
-        return 0 if self._mover is None else self._mover.to_read(attempt, position)
+        return 0 if self._migration is None else self._migration.to_read(attempt, position)
 
-    def move(self, source: Attempt, target: Attempt, *, at: float, buffered: float) -> None:
+    def record_migration(self, source: Attempt, target: Attempt, *, at: float, buffered: float) -> None:
         """A planned move is made."""
-        if self._mover is None:
+        if self._migration is None:
             raise AssertionError("only a mover plans moves")
-        self._mover.note_moved()
-        self._note(source, target, at=at, buffered=buffered, reason="cheaper", is_planned=True)
+        self._migration.record_migration()
+        self._record(source, target, at=at, buffered=buffered, reason="cheaper", is_planned=True)
 
-    def fail_over(self, source: Attempt, target: Attempt, *, at: float, buffered: float) -> None:
+    def record_failover(self, source: Attempt, target: Attempt, *, at: float, buffered: float) -> None:
         """A failed attempt is replaced."""
-        if self._mover is not None:
-            self._mover.reset()
-        self._note(source, target, at=at, buffered=buffered, reason=type(source.error).__name__, is_planned=False)
+        if self._migration is not None:
+            self._migration.reset()
+        self._record(source, target, at=at, buffered=buffered, reason=type(source.error).__name__, is_planned=False)
 
-    def _note(self, source: Attempt, target: Attempt, *, at: float, buffered: float, reason: str, is_planned: bool) -> None:
+    def _record(self, source: Attempt, target: Attempt, *, at: float, buffered: float, reason: str, is_planned: bool) -> None:
         self.transcript.settle()
         self.hand_overs.append(
             HandOver(

@@ -2,7 +2,7 @@
 
 The first *content* token wins: role deltas, empty choices and usage don't count, but the winner's are delivered in their place. An attempt
 that fails before anybody won lets the next one start at once, whatever its wait. When nobody is left the reader gets the error, after all
-text that came. An answer whose endpoint fails in the middle, or writes at too high a price, goes on at another (``core.relay``).
+text that came. An answer whose endpoint fails in the middle, or writes at too high a price, goes on at another (``core.handover``).
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ class RaceMachine:
         self.error: StreamcoError | None = None
         self.finish_reason: str | None = None
         self.dropped = 0  # tokens that were held for the reader's pace when the reader left
-        self._winning: Attempt | None = None
+        self._writer: Attempt | None = None
         self._commands: list[Command] = []
-        self._relay = _make_relay(plan)
-        self._heir: Attempt | None = None  # goes on as soon as its earlier work is cancelled
+        self._handover = _make_handover(plan)
+        self._successor: Attempt | None = None  # goes on as soon as its earlier work is cancelled
         self._is_complete = False  # the winner ended; what is buffered is still to be delivered
 
     # The machine protocol
@@ -107,15 +107,21 @@ class RaceMachine:
 
         True where ``receive`` would have commanded just that and asked for no deadline; False: nothing was done, use ``receive``.
         """
-        attempt = self._winning
+        attempt = self._writer
         if attempt is None or attempt.source != event.source or attempt.state is not AttemptState.WON or attempt.first_token is None:
             return False
-        if self._delivery.is_paced or self.finished is not None or attempt.is_new or attempt.overlap is not None or self._may_move:
+        if (
+            self._delivery.is_paced
+            or self.finished is not None
+            or attempt.is_new
+            or attempt.restart_filter is not None
+            or self._may_migrate
+        ):
             return False
         tokens = event.tokens
         attempt.tokens += tokens
-        if self._relay is not None:
-            self._relay.add(event.chunks, tokens, attempt.vocabulary)
+        if self._handover is not None:
+            self._handover.add(event.chunks, tokens, attempt.vocabulary)
         if tokens:
             self.meter.record(tokens, now=now)
         return True
@@ -150,20 +156,20 @@ class RaceMachine:
         return self._delivery.buffered
 
     @property
-    def writing(self) -> str | None:
+    def writer(self) -> str | None:
         """Whose tokens the reader gets: the winner, or who took over from it."""
-        return self._winning.source if self._winning is not None else None
+        return self._writer.source if self._writer is not None else None
 
     @property
     def hand_overs(self) -> Sequence[HandOver]:
         """How the answer changed endpoints, in order."""
-        return self._relay.hand_overs if self._relay is not None else ()
+        return self._handover.hand_overs if self._handover is not None else ()
 
     @property
     def is_direct(self) -> bool:
         """True if all that can happen now is that the winner goes on: nothing is timed and nobody else works."""
-        winning = self._winning
-        if self._delivery.is_paced or winning is None or winning.state is not AttemptState.WON or self._may_move:
+        winning = self._writer
+        if self._delivery.is_paced or winning is None or winning.state is not AttemptState.WON or self._may_migrate:
             return False
         return not any(attempt.is_live for attempt in self.attempts.values() if attempt is not winning)
 
@@ -173,13 +179,13 @@ class RaceMachine:
         return self.finished is not None and not any(attempt.is_live for attempt in self.attempts.values())
 
     @property
-    def _may_move(self) -> bool:
-        return self._relay is not None and self._relay.may_move
+    def _may_migrate(self) -> bool:
+        return self._handover is not None and self._handover.may_migrate
 
     # Tokens
 
     def _receive_tokens(self, event: TokensReceived, now: float) -> None:
-        attempt = self._winning
+        attempt = self._writer
         if attempt is not None and event.source == attempt.source:
             if event.tokens:
                 attempt.count(event.tokens, now - self.began)
@@ -203,26 +209,26 @@ class RaceMachine:
     def _receive_answer(self, attempt: Attempt, event: TokensReceived, now: float) -> None:
         """The answer goes on; whoever makes it anew first makes what the reader has."""
         new: TokensReceived | Diverged | None = event
-        if attempt.overlap is not None:
-            new = attempt.overlap.feed(event)
+        if attempt.restart_filter is not None:
+            new = attempt.restart_filter.feed(event)
             attempt.late += event.tokens - (new.tokens if isinstance(new, TokensReceived) else 0)
-            if not attempt.overlap.is_open:
-                attempt.overlap = None
+            if not attempt.restart_filter.is_open:
+                attempt.restart_filter = None
         if isinstance(new, Diverged):
             self._stop(attempt, "departed")
-            self._depart(attempt, new, now)
+            self._diverge(attempt, new, now)
         elif new is not None:
             self._deliver(new.source, new.chunks, new.tokens, now)
-            self._consider_moving(now)
+            self._consider_migration(now)
 
-    def _depart(self, attempt: Attempt, departed: Diverged, now: float) -> None:
+    def _diverge(self, attempt: Attempt, diverged: Diverged, now: float) -> None:
         """An attempt that makes the answer anew makes another one: it is of no use."""
-        error = EndpointProtocolError(str(departed), endpoint=attempt.source)
+        error = EndpointProtocolError(str(diverged), endpoint=attempt.source)
         attempt.state, attempt.stopped, attempt.error = AttemptState.FAILED, now - self.began, error
         self._fail_over(attempt, error, now)
 
     def _win(self, attempt: Attempt, tokens: int, now: float) -> None:
-        self.winner, self._winning, attempt.state, attempt.has_won = attempt.source, attempt, AttemptState.WON, True
+        self.winner, self._writer, attempt.state, attempt.has_won = attempt.source, attempt, AttemptState.WON, True
         for other in self.attempts.values():
             if other.state is AttemptState.WAITING:
                 other.state = AttemptState.SPARED
@@ -232,11 +238,11 @@ class RaceMachine:
                     self._stop(other, "lost")
         held, attempt.held = attempt.held, []
         self._deliver(attempt.source, held, tokens, now)
-        self._consider_moving(now)
+        self._consider_migration(now)
 
     def _deliver(self, source: str, chunks: list[ChatCompletionChunk], tokens: int, now: float) -> None:
-        if self._relay is not None:
-            self._relay.add(chunks, tokens, self.attempts[source].vocabulary)
+        if self._handover is not None:
+            self._handover.add(chunks, tokens, self.attempts[source].vocabulary)
         self._commands += self._delivery.take(source, chunks, tokens, now=now)
         self._finish_if_empty(now)
 
@@ -253,9 +259,9 @@ class RaceMachine:
         was, attempt.state, attempt.stopped = attempt.state, AttemptState.ENDED, now - self.began
         attempt.usage, attempt.finish_reason = event.usage, event.finish_reason
         if was is AttemptState.WON:
-            departed = attempt.overlap.end() if attempt.overlap is not None else None
-            if departed is not None:
-                self._depart(attempt, departed, now)
+            diverged = attempt.restart_filter.end() if attempt.restart_filter is not None else None
+            if diverged is not None:
+                self._diverge(attempt, diverged, now)
             else:
                 self._complete(attempt, now)
         elif was is AttemptState.PREPARING:
@@ -305,10 +311,10 @@ class RaceMachine:
         attempt.is_stopping = False
         if attempt.is_live:
             attempt.state, attempt.stopped = AttemptState.CANCELLED, now - self.began
-        if attempt is self._heir:
+        if attempt is self._successor:
             self._take_over(attempt, now)
         else:
-            self._consider_moving(now)
+            self._consider_migration(now)
 
     def _receive_reader_left(self, now: float) -> None:
         if self.finished is None:
@@ -330,40 +336,40 @@ class RaceMachine:
 
     def _fail_over(self, failed: Attempt, error: EndpointError, now: float) -> None:
         """The attempt that was writing is out: let another go on from the last good token, or tell the reader."""
-        heir = self._relay.find_heir(self.attempts) if self._relay is not None else None
-        if heir is None or self._relay is None or self.finished is not None:
+        successor = self._handover.find_successor(self.attempts) if self._handover is not None else None
+        if successor is None or self._handover is None or self.finished is not None:
             self._fail(self._combine_mid_errors(error), now)
             return
-        self._relay.fail_over(failed, heir, at=now - self.began, buffered=self._delivery.ahead(now=now))
-        self._pass_to(heir, now)
+        self._handover.record_failover(failed, successor, at=now - self.began, buffered=self._delivery.ahead(now=now))
+        self._pass_to(successor, now)
 
-    def _pass_to(self, heir: Attempt, now: float, *, waits: bool = False) -> None:
+    def _pass_to(self, successor: Attempt, now: float, *, waits: bool = False) -> None:
         """From now on the heir writes; what it did before is cancelled first, or, where that is worth it, awaited."""
-        self._winning = heir
-        self._stop_preparing(but=heir)
-        if heir.is_live:
-            self._heir = heir
+        self._writer = successor
+        self._stop_preparing(but=successor)
+        if successor.is_live:
+            self._successor = successor
             if not waits:
-                self._stop(heir, "takes over")
+                self._stop(successor, "takes over")
         else:
-            self._take_over(heir, now)
+            self._take_over(successor, now)
 
     def _take_over(self, attempt: Attempt, now: float) -> None:
-        assert self._relay is not None, "only handed-over answers have heirs"
-        self._heir = None
+        assert self._handover is not None, "only handed-over answers have heirs"
+        self._successor = None
         if self.finished is not None:
             return
-        partial = self._relay.partial()
+        partial = self._handover.partial()
         limit = self.plan.max_tokens
         if limit is not None and partial.tokens >= limit:
             self.finish_reason, self._is_complete = "length", True
             self._finish_if_empty(now)
             return
         if attempt.continues:
-            self._winning = self._replace(attempt, attempt.succeed(partial.tokens, now - self.began))
+            self._writer = self._replace(attempt, attempt.succeed(partial.tokens, now - self.began))
             self._commands.append(ContinueStream(attempt.source, partial))
         else:
-            self._winning = self._replace(attempt, attempt.begin_anew(partial, now - self.began))
+            self._writer = self._replace(attempt, attempt.restart(partial, now - self.began))
             self._commands.append(OpenStream(attempt.source))
 
     def _replace(self, attempt: Attempt, new: Attempt) -> Attempt:
@@ -375,19 +381,19 @@ class RaceMachine:
 
     def _combine_mid_errors(self, last: EndpointError) -> StreamcoError:
         """Return one endpoint's own error, or all of them where several have tried."""
-        if self._relay is None or not self._relay.hand_overs:
+        if self._handover is None or not self._handover.hand_overs:
             return last
         errors = {attempt.source: attempt.error for attempt in self.attempts.values() if attempt.error is not None}
-        return AllEndpointsFailed(errors, partial=self._relay.transcript.text)
+        return AllEndpointsFailed(errors, partial=self._handover.transcript.text)
 
     # Planned moves
 
-    def _consider_moving(self, now: float) -> None:
+    def _consider_migration(self, now: float) -> None:
         """Let the mover look at the answer as it is now."""
-        source = self._winning
-        if self._relay is None or source is None or source.state is not AttemptState.WON or self.finished is not None:
+        source = self._writer
+        if self._handover is None or source is None or source.state is not AttemptState.WON or self.finished is not None:
             return
-        match self._relay.consider_move(source, self.attempts, buffered=self._delivery.ahead(now=now), now=now - self.began):
+        match self._handover.consider_migration(source, self.attempts, buffered=self._delivery.ahead(now=now), now=now - self.began):
             case Release(target):
                 self._stop(self.attempts[target], "wanted")
             case Prepare(target):
@@ -397,31 +403,31 @@ class RaceMachine:
 
     def _prepare(self, attempt: Attempt, now: float) -> None:
         """Let an attempt read ahead; its next round is the same attempt's."""
-        assert self._relay is not None, "only a mover prepares"
-        partial = self._relay.partial()
+        assert self._handover is not None, "only a mover prepares"
+        partial = self._handover.partial()
         new = self._replace(attempt, attempt.prepare(now - self.began))
-        new.reads = self._relay.unread(new, partial.tokens)
+        new.reads = self._handover.unread(new, partial.tokens)
         new.copies = partial.tokens
         self._commands.append(PrepareStream(attempt.source, partial))
 
     def _receive_prepared(self, attempt: Attempt, now: float) -> None:
-        assert self._relay is not None, "only a mover prepares"
+        assert self._handover is not None, "only a mover prepares"
         attempt.state, attempt.kept = AttemptState.PREPARED, attempt.copies
         if attempt.opened is not None and attempt.stopped is not None:
-            self._relay.note_copied(attempt, tokens=attempt.reads, seconds=attempt.stopped - attempt.opened)
+            self._handover.record_copied(attempt, tokens=attempt.reads, seconds=attempt.stopped - attempt.opened)
         self._go_on_after_reading(attempt, now)
 
     def _go_on_after_reading(self, attempt: Attempt, now: float) -> None:
         """A reading ahead is over: who was awaited takes over, whether it could read or not, for nobody writes any more."""
-        if attempt is not self._heir:
-            self._consider_moving(now)
+        if attempt is not self._successor:
+            self._consider_migration(now)
         elif not attempt.is_stopping:
             self._take_over(attempt, now)
 
     def _move(self, source: Attempt, target: Attempt, now: float, *, waits: bool) -> None:
         """The target goes on, the source stops; what it makes until then nobody reads."""
-        assert self._relay is not None, "only a mover moves"
-        self._relay.move(source, target, at=now - self.began, buffered=self._delivery.ahead(now=now))
+        assert self._handover is not None, "only a mover moves"
+        self._handover.record_migration(source, target, at=now - self.began, buffered=self._delivery.ahead(now=now))
         source.state = AttemptState.LOST
         self._pass_to(target, now, waits=waits)
         self._stop(source, "handed over")
@@ -458,7 +464,7 @@ class RaceMachine:
             for attempt in attempts:
                 if attempt.state is AttemptState.WAITING:
                     attempt.state = AttemptState.SPARED
-            self.winner, self._winning, empty.has_won = empty.source, empty, True
+            self.winner, self._writer, empty.has_won = empty.source, empty, True
             if empty.held:
                 self._deliver(empty.source, empty.held, 0, now)
             self._complete(empty, now)
@@ -473,10 +479,10 @@ class RaceMachine:
         return AllEndpointsFailed(errors) if len(errors) > 1 else next(iter(failed.values()))
 
 
-def _make_relay(plan: RacePlan) -> Handover | None:
+def _make_handover(plan: RacePlan) -> Handover | None:
     """Return what hands the answer over, where that may happen at all."""
     fails_over = plan.on_failure != "raise"
     if len(plan.attempts) < 2 or not (fails_over or plan.migration is not None):
         return None
     mover = MigrationController(plan.migration) if plan.migration is not None else None
-    return Handover(mover, fails_over=fails_over, begins_anew=plan.on_failure == "restart")
+    return Handover(mover, fails_over=fails_over, restarts=plan.on_failure == "restart")

@@ -43,10 +43,10 @@ class MigrationPlan(Struct, frozen=True, kw_only=True):
         reader_rate: tokens per second the reader takes (r_c).
         capacity: tokens the source may be ahead of the reader; a larger buffer never fills.
         rule: how the change is made.
-        most: moves an answer.
-        rationed: endpoints of the side that the budget limits; a move starts that side for nobody, so they take over only where one of them
-            was started anyway.
-        limit: of the answer's length, tokens; None: none.
+        max_migrations: moves an answer.
+        constrained: endpoints of the side that the budget limits. A migration never starts that side, so they take over only in answers
+            for which one of them was opened anyway.
+        max_tokens: of the answer's length, tokens; None: none.
     """
 
     terms: Mapping[str, Terms]
@@ -55,9 +55,9 @@ class MigrationPlan(Struct, frozen=True, kw_only=True):
     reader_rate: float
     capacity: int
     rule: TransferRule = "pre-copy"
-    most: int = 1
-    rationed: frozenset[str] = frozenset()
-    limit: int | None = None
+    max_migrations: int = 1
+    constrained: frozenset[str] = frozenset()
+    max_tokens: int | None = None
 
 
 class MigrationState(Struct, frozen=True):
@@ -116,7 +116,7 @@ class MigrationController:
     @property
     def is_done(self) -> bool:
         """True if no move will come any more."""
-        return self._moves >= self._plan.most or len(self._terms) < 2
+        return self._moves >= self._plan.max_migrations or len(self._terms) < 2
 
     def consider(self, situation: MigrationState) -> Prepare | Release | Switch | None:
         """Return what should be done now."""
@@ -131,14 +131,14 @@ class MigrationController:
                 return None
         return self._advance(situation, situation.attempts[self._target])
 
-    def note_copied(self, target: str, *, kept: int, seconds: float, tokens: int) -> None:
+    def record_copied(self, target: str, *, kept: int, seconds: float, tokens: int) -> None:
         """The target has read ``tokens`` ahead in ``seconds``, up to the ``kept``-th of the answer."""
         terms = self._terms[target]
         if terms.setup is None and tokens and terms.pre_copy == "append":
             self._terms[target] = replace(terms, setup=_MEASURED_SETUP, per_token=_CAUTION * seconds / tokens)
         self._reading = None
 
-    def note_moved(self) -> None:
+    def record_migration(self) -> None:
         """The answer changed endpoints, as planned."""
         self._moves += 1
         self.reset()
@@ -166,9 +166,9 @@ class MigrationController:
         return max(savings, key=lambda name: savings[name], default=None)
 
     def _may_start(self, situation: MigrationState, name: str) -> bool:
-        rationed = self._plan.rationed
-        return name not in rationed or any(
-            attempt.opened is not None for attempt in situation.attempts.values() if attempt.source in rationed
+        constrained = self._plan.constrained
+        return name not in constrained or any(
+            attempt.opened is not None for attempt in situation.attempts.values() if attempt.source in constrained
         )
 
     def _saving(self, situation: MigrationState, target: Attempt) -> float:
@@ -184,7 +184,7 @@ class MigrationController:
         return net_saving(
             source,
             terms,
-            remaining=_SURE * plan.lengths.expected(situation.position, plan.limit),
+            remaining=_SURE * plan.lengths.expected(situation.position, plan.max_tokens),
             behind=behind,
             length=length,
             kept=length - self.to_read(target, situation.position),

@@ -55,7 +55,7 @@ class RestartFilter:
         vocabulary: fingerprint of the endpoint's tokenizer; None: not known.
     """
 
-    __slots__ = ("_departed", "_id_position", "_ids", "_is_exact", "_is_uncertain", "_position", "_text")
+    __slots__ = ("_diverged", "_id_position", "_ids", "_is_exact", "_is_uncertain", "_position", "_text")
 
     def __init__(self, partial: Partial, vocabulary: str | None = None) -> None:
         self._text = partial.text
@@ -64,7 +64,7 @@ class RestartFilter:
         self._ids = partial.ids if partial.ids is not None and self._is_exact else ()
         self._id_position = 0
         self._is_uncertain = False  # whether old ids and new ones together spell the answer: the next text goes on without
-        self._departed: Diverged | None = None
+        self._diverged: Diverged | None = None
 
     @property
     def is_open(self) -> bool:
@@ -84,20 +84,20 @@ class RestartFilter:
         if not self.is_open:
             return event
         taken = [self._take(chunk) if self.is_open else chunk for chunk in event.chunks]
-        if self._departed is not None:
-            return self._departed
+        if self._diverged is not None:
+            return self._diverged
         passed = [chunk for chunk in taken if chunk is not None]
         return TokensReceived(event.source, passed, _count(event, taken)) if passed else None
 
     def end(self) -> Diverged | None:
         """Return the stream has ended: departed, if that was before the end of what the reader has."""
-        if self._departed is None and self._lacks_text:
-            self._depart("")
-        return self._departed
+        if self._diverged is None and self._lacks_text:
+            self._diverge("")
+        return self._diverged
 
     def _take(self, chunk: ChatCompletionChunk) -> ChatCompletionChunk | None:
         """Return the chunk without what the reader has; None: nothing is left of it."""
-        if self._departed is not None or not chunk.choices:
+        if self._diverged is not None or not chunk.choices:
             return None if self._lacks_text else chunk
         choice = chunk.choices[0]
         had_text = not self._lacks_text
@@ -108,7 +108,7 @@ class RestartFilter:
         ids = self._take_ids(choice, taken, new)
         if self._lacks_text:
             if choice.finish_reason is not None:
-                self._depart("")
+                self._diverge("")
             return None
         self._is_uncertain = self._is_uncertain and not new
         delta = choice.delta if had_text else replace(choice.delta, role=None, reasoning=None, reasoning_content=None)
@@ -126,10 +126,10 @@ class RestartFilter:
         same = len(wanted) if text.startswith(wanted) else common_prefix_length(wanted, text)
         self._position += same
         if same < len(wanted):
-            self._depart(text[same:])
+            self._diverge(text[same:])
             return None
         if self._lacks_text and (delta.tool_calls or delta.function_call or delta.refusal):
-            self._depart(delta.refusal or "a tool call")
+            self._diverge(delta.refusal or "a tool call")
             return None
         return same
 
@@ -146,8 +146,8 @@ class RestartFilter:
             return None
         return rest or None
 
-    def _depart(self, got: str) -> None:
-        self._departed = Diverged(self._position, self._text[self._position : self._position + _EXCERPT], got[:_EXCERPT])
+    def _diverge(self, got: str) -> None:
+        self._diverged = Diverged(self._position, self._text[self._position : self._position + _EXCERPT], got[:_EXCERPT])
 
 
 def _count(event: TokensReceived, taken: list[ChatCompletionChunk | None]) -> int:

@@ -102,36 +102,36 @@ class SwitchLearner:
     """Every endpoint's pace, by name."""
 
     def __init__(self) -> None:
-        self._paces: dict[str, EndpointTiming] = {}
+        self._timings: dict[str, EndpointTiming] = {}
 
-    def pace(self, name: str, *, is_device: bool) -> EndpointTiming:
+    def timing(self, name: str, *, is_device: bool) -> EndpointTiming:
         """Return what is known of an endpoint."""
-        if name not in self._paces:
-            self._paces[name] = EndpointTiming(is_device=is_device)
-        return self._paces[name]
+        if name not in self._timings:
+            self._timings[name] = EndpointTiming(is_device=is_device)
+        return self._timings[name]
 
-    def learn(self, attempts: Iterable[Attempt], devices: frozenset[str], prompt_tokens: int) -> None:
+    def record(self, attempts: Iterable[Attempt], devices: frozenset[str], prompt_tokens: int) -> None:
         """Take what the attempts of an answer that is over have shown; ``devices``: names of the endpoints that are devices."""
         for attempt in attempts:
             if attempt.opened is not None and attempt.error is None:
-                self._learn(attempt, self.pace(attempt.source, is_device=attempt.source in devices), prompt_tokens)
+                self._record(attempt, self.timing(attempt.source, is_device=attempt.source in devices), prompt_tokens)
 
-    def _learn(self, attempt: Attempt, pace: EndpointTiming, prompt_tokens: int) -> None:
+    def _record(self, attempt: Attempt, timing: EndpointTiming, prompt_tokens: int) -> None:
         assert attempt.opened is not None, "only attempts that were opened show something"
         if attempt.is_ahead:
             if attempt.state is AttemptState.PREPARED and attempt.stopped is not None:
-                pace.observe_start(attempt.reads, attempt.stopped - attempt.opened)
+                timing.observe_start(attempt.reads, attempt.stopped - attempt.opened)
             return
         if attempt.ttft is None:
             if attempt.stopped is not None:
-                pace.observe_start(_read(attempt, prompt_tokens), attempt.stopped - attempt.opened, is_censored=True)
+                timing.observe_start(_read(attempt, prompt_tokens), attempt.stopped - attempt.opened, is_censored=True)
             return
         spread = 0.0 if attempt.stopped is None or attempt.first_token is None else attempt.stopped - attempt.first_token
         if attempt.state is AttemptState.ENDED and is_burst(attempt.tokens, attempt.ttft, spread):
             return
-        pace.observe_start(_read(attempt, prompt_tokens), attempt.ttft)
+        timing.observe_start(_read(attempt, prompt_tokens), attempt.ttft)
         if attempt.rate is not None:
-            pace.observe_rate(attempt.rate)
+            timing.observe_rate(attempt.rate)
 
 
 def _read(attempt: Attempt, prompt_tokens: int) -> int:
@@ -139,6 +139,6 @@ def _read(attempt: Attempt, prompt_tokens: int) -> int:
     details = attempt.usage.prompt_tokens_details if attempt.usage else None
     if attempt.usage and details and details.cached_tokens is not None:
         return max(1, attempt.usage.prompt_tokens - details.cached_tokens)
-    if attempt.takes_over_at is None or attempt.is_anew:
+    if attempt.takeover_position is None or attempt.is_restart:
         return prompt_tokens
-    return max(1, attempt.takes_over_at - attempt.kept) if attempt.kept is not None else prompt_tokens + attempt.takes_over_at
+    return max(1, attempt.takeover_position - attempt.kept) if attempt.kept is not None else prompt_tokens + attempt.takeover_position

@@ -174,7 +174,7 @@ class Settling:
         report, size = self._report, len(waiting.draft)
         report.rounds += 1
         report.branched_rounds += waiting.branches > 0
-        report.judged += size
+        report.verified += size
         report.target_tokens += size + 1
         report.given += waiting.given
         accepted = self._settle(waiting.ids[: event.accepted], "accepted")

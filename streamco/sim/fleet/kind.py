@@ -341,7 +341,7 @@ def _row(answered: AnswerOutcome) -> RequestRow:
     first = answered.first
     figures: dict[str, Any] = {}
     if report is not None:
-        figures = {"judged": report.judged, "accepted": report.accepted, "rounds": report.rounds}
+        figures = {"judged": report.verified, "accepted": report.accepted, "rounds": report.rounds}
     return RequestRow(
         number=request.number,
         arrival=request.arrival,

@@ -31,7 +31,7 @@ __all__ = ["RequestDraw", "SimulatedClient", "RaceOutcome", "draw_request"]
 
 ROUND_TRIP = 0.1  # seconds; from a home to a data centre and back, TLS records included
 CANCEL_TAKES = 0.01  # seconds; bench/engine.py measures 1 to 7 ms
-_CAPACITY = round(Limits().lead * READING)
+_CAPACITY = round(Limits().lookahead * READING)
 
 
 class RequestDraw(NamedTuple):

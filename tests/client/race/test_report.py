@@ -350,8 +350,8 @@ def test_what_the_source_made_behind_the_hand_over_is_waste_and_not_in_the_answe
 
 def call_it_planned(machine: RaceMachine) -> None:
     """The report tells the hand-over as if it had been made to save money."""
-    assert machine._relay is not None
-    machine._relay.hand_overs[0] = replace(machine._relay.hand_overs[0], is_planned=True)
+    assert machine._handover is not None
+    machine._handover.hand_overs[0] = replace(machine._handover.hand_overs[0], is_planned=True)
 
 
 def test_a_planned_hand_over_saves_what_the_source_would_have_taken_for_the_rest_less_what_the_target_took() -> None:

@@ -134,7 +134,7 @@ async def test_what_the_device_kept_alone_is_read_and_not_made_by_the_server(wor
             machine = stream._work.driver.machine.report
             assert figures is not None
             assert machine.given > 0
-            assert figures.target_tokens == machine.judged + machine.rounds + machine.remote
+            assert figures.target_tokens == machine.verified + machine.rounds + machine.remote
             assert part.prompt_tokens == len(world.prompt_ids()) + machine.given
             assert part.completion_tokens == figures.target_tokens
             assert part.wasted_tokens == figures.target_tokens - figures.accepted - figures.corrected - figures.bonus

@@ -110,11 +110,11 @@ def test_who_ended_may_take_over_if_it_had_something_to_say() -> None:
 
 def test_who_failed_may_be_asked_at_last_if_it_only_read_ahead() -> None:
     reading, unable = make(AttemptState.SPARED).prepare(1.0), make(AttemptState.SPARED, continues=False).prepare(1.0)
-    writing = reading.succeed(10, 2.0)
+    writer = reading.succeed(10, 2.0)
     assert not reading.is_last_resort
-    for attempt in (reading, unable, writing):
+    for attempt in (reading, unable, writer):
         attempt.state = AttemptState.FAILED
-    assert [attempt.is_last_resort for attempt in (reading, unable, writing, make(AttemptState.FAILED))] == [True, False, False, False]
+    assert [attempt.is_last_resort for attempt in (reading, unable, writer, make(AttemptState.FAILED))] == [True, False, False, False]
     assert not reading.can_take_over
 
 
@@ -130,8 +130,8 @@ def test_an_endpoints_next_part_knows_what_it_has_read_and_nothing_else() -> Non
     for part, state in ((first.prepare(2.0), AttemptState.PREPARING), (first.succeed(60, 2.0), AttemptState.WON)):
         assert (part.source, part.state, part.opened, part.kept, part.vocabulary) == ("device", state, 2.0, 40, "v")
         assert (part.tokens, part.first_token, part.stopped, part.error, part.is_stopping) == (0, None, None, None, False)
-    assert first.succeed(60, 2.0).takes_over_at == 60
-    assert first.prepare(2.0).takes_over_at is None
+    assert first.succeed(60, 2.0).takeover_position == 60
+    assert first.prepare(2.0).takeover_position is None
 
 
 LIVE = {AttemptState.OPEN, AttemptState.WON, AttemptState.LOST, AttemptState.PREPARING}

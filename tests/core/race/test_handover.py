@@ -18,10 +18,12 @@ DEAR = Terms(prompt=1e-9, completion=1e-6, setup=0.1, rate=50.0)
 CHEAP = Terms(prompt=1e-9, completion=1e-8, setup=0.1, rate=50.0)
 
 
-def make_mover(*, most: int = 1, **terms: Terms) -> MigrationController:
+def make_controller(*, max_migrations: int = 1, **terms: Terms) -> MigrationController:
     terms = terms or {"server": DEAR, "device": CHEAP}
     lengths = RemainingLength((400,), (0.0,))
-    return MigrationController(MigrationPlan(terms=terms, lengths=lengths, prompt_tokens=100, reader_rate=5.0, capacity=64, most=most))
+    return MigrationController(
+        MigrationPlan(terms=terms, lengths=lengths, prompt_tokens=100, reader_rate=5.0, capacity=64, max_migrations=max_migrations)
+    )
 
 
 def make_attempts(**states: AttemptState) -> dict[str, Attempt]:
@@ -33,15 +35,15 @@ def make_attempts(**states: AttemptState) -> dict[str, Attempt]:
     return attempts
 
 
-def begun(mover: MigrationController | None = None, *, fails_over: bool = True) -> Handover:
-    relay = Handover(mover, fails_over=fails_over)
-    relay.add([text_chunk("a", ids=[7]), text_chunk("b", ids=[8])], 2, "v")
-    return relay
+def begun(controller: MigrationController | None = None, *, fails_over: bool = True) -> Handover:
+    handover = Handover(controller, fails_over=fails_over)
+    handover.add([text_chunk("a", ids=[7]), text_chunk("b", ids=[8])], 2, "v")
+    return handover
 
 
-def find(relay: Handover, attempts: dict[str, Attempt]) -> str | None:
-    heir = relay.find_heir(attempts)
-    return None if heir is None else heir.source
+def find(handover: Handover, attempts: dict[str, Attempt]) -> str | None:
+    successor = handover.find_successor(attempts)
+    return None if successor is None else successor.source
 
 
 def test_heirs_are_those_who_have_read_then_the_racing_then_the_stand_ins_and_at_last_those_that_failed_to_read() -> None:
@@ -69,16 +71,16 @@ def test_nobody_who_already_took_over_does_so_again() -> None:
 
 
 def test_without_failover_there_are_no_heirs() -> None:
-    assert find(begun(make_mover(), fails_over=False), make_attempts(device=AttemptState.PREPARED)) is None
+    assert find(begun(make_controller(), fails_over=False), make_attempts(device=AttemptState.PREPARED)) is None
 
 
 def test_half_a_tool_call_has_no_heirs_and_no_move() -> None:
-    relay = begun(make_mover())
+    handover = begun(make_controller())
     call = ChoiceDelta(tool_calls=[ToolCallDelta(index=0, id="1")])
-    relay.add([ChatCompletionChunk(choices=[ChunkChoice(delta=call)])], 1, "v")
+    handover.add([ChatCompletionChunk(choices=[ChunkChoice(delta=call)])], 1, "v")
     attempts = make_attempts(server=AttemptState.WON, device=AttemptState.SPARED)
-    assert find(relay, attempts) is None
-    assert relay.consider_move(attempts["server"], attempts, buffered=99, now=1.0) is None
+    assert find(handover, attempts) is None
+    assert handover.consider_migration(attempts["server"], attempts, buffered=99, now=1.0) is None
 
 
 @pytest.mark.parametrize(
@@ -92,70 +94,70 @@ def test_half_a_tool_call_has_no_heirs_and_no_move() -> None:
     ids=["a thought", "the end", "the last word", "nothing"],
 )
 def test_a_move_is_considered_only_behind_text_that_goes_on(choice: ChunkChoice) -> None:
-    relay = begun(make_mover())
+    handover = begun(make_controller())
     attempts = make_attempts(server=AttemptState.WON, device=AttemptState.SPARED)
-    relay.add([ChatCompletionChunk(choices=[choice])], 1, "v")
-    assert relay.consider_move(attempts["server"], attempts, buffered=99, now=1.0) is None
-    relay.add([text_chunk("c")], 1, "v")
-    assert relay.consider_move(attempts["server"], attempts, buffered=99, now=1.0) == Switch("device")
+    handover.add([ChatCompletionChunk(choices=[choice])], 1, "v")
+    assert handover.consider_migration(attempts["server"], attempts, buffered=99, now=1.0) is None
+    handover.add([text_chunk("c")], 1, "v")
+    assert handover.consider_migration(attempts["server"], attempts, buffered=99, now=1.0) == Switch("device")
 
 
 def test_without_a_mover_nothing_is_planned() -> None:
-    relay = begun()
+    handover = begun()
     attempts = make_attempts(server=AttemptState.WON, device=AttemptState.SPARED)
-    assert not relay.may_move
-    assert relay.consider_move(attempts["server"], attempts, buffered=99, now=1.0) is None
-    assert relay.unread(attempts["device"], 2) == 0
-    relay.note_copied(attempts["device"], tokens=9, seconds=1.0)  # is of no use to anybody
+    assert not handover.may_migrate
+    assert handover.consider_migration(attempts["server"], attempts, buffered=99, now=1.0) is None
+    assert handover.unread(attempts["device"], 2) == 0
+    handover.record_copied(attempts["device"], tokens=9, seconds=1.0)  # is of no use to anybody
     with pytest.raises(AssertionError, match="only a mover plans moves"):
-        relay.move(attempts["server"], attempts["device"], at=1.0, buffered=3.0)
+        handover.record_migration(attempts["server"], attempts["device"], at=1.0, buffered=3.0)
 
 
 def test_what_is_handed_over_and_where_is_noted() -> None:
-    relay = begun(make_mover(most=1))
+    handover = begun(make_controller(max_migrations=1))
     attempts = make_attempts(server=AttemptState.WON, device=AttemptState.SPARED)
-    assert relay.partial() == Partial(text="ab", ids=(7, 8), vocabulary="v", tokens=2)
-    relay.move(attempts["server"], attempts["device"], at=1.5, buffered=3.6)
-    assert not relay.may_move  # once was all
+    assert handover.partial() == Partial(text="ab", ids=(7, 8), vocabulary="v", tokens=2)
+    handover.record_migration(attempts["server"], attempts["device"], at=1.5, buffered=3.6)
+    assert not handover.may_migrate  # once was all
     attempts["device"].error = EndpointConnectError("cut", endpoint="device")
-    relay.add([text_chunk("c", ids=[9])], 1, "v")
-    relay.fail_over(attempts["device"], attempts["server"], at=2.0, buffered=0.2)
-    planned, unplanned = relay.hand_overs
+    handover.add([text_chunk("c", ids=[9])], 1, "v")
+    handover.record_failover(attempts["device"], attempts["server"], at=2.0, buffered=0.2)
+    planned, unplanned = handover.hand_overs
     assert (planned.source, planned.target, planned.position, planned.at) == ("server", "device", 2, 1.5)
     assert (planned.reason, planned.is_planned, planned.buffered) == ("cheaper", True, 4)
     assert (unplanned.source, unplanned.target, unplanned.position, unplanned.at) == ("device", "server", 3, 2.0)
     assert (unplanned.reason, unplanned.is_planned, unplanned.buffered) == ("EndpointConnectError", False, 0)
-    assert relay.partial().ids == (7, 8, 9)
+    assert handover.partial().ids == (7, 8, 9)
 
 
 def test_what_a_leg_has_read_is_not_unread() -> None:
-    relay = begun(make_mover())
+    handover = begun(make_controller())
     attempts = make_attempts(device=AttemptState.SPARED)
-    assert relay.unread(attempts["device"], 2) == 102
+    assert handover.unread(attempts["device"], 2) == 102
     attempts["device"].kept = 2
-    assert relay.unread(attempts["device"], 2) == 0
-    assert relay.unread(attempts["device"], 9) == 7
+    assert handover.unread(attempts["device"], 2) == 0
+    assert handover.unread(attempts["device"], 9) == 7
 
 
 def test_how_long_a_reading_took_is_learned_where_nothing_was_known() -> None:
-    relay = begun(make_mover(server=DEAR, device=Terms(prompt=0.0, completion=0.0, pre_copy="append")))
+    handover = begun(make_controller(server=DEAR, device=Terms(prompt=0.0, completion=0.0, pre_copy="append")))
     attempts = make_attempts(server=AttemptState.WON, device=AttemptState.SPARED)
-    assert relay.consider_move(attempts["server"], attempts, buffered=99, now=1.0) == Prepare("device")
+    assert handover.consider_migration(attempts["server"], attempts, buffered=99, now=1.0) == Prepare("device")
     device = attempts["device"] = attempts["device"].prepare(1.0)
     device.state, device.kept = AttemptState.PREPARED, 2
-    relay.note_copied(device, tokens=102, seconds=0.5)
-    assert relay.consider_move(attempts["server"], attempts, buffered=1, now=1.5) is None  # 5 x (0.15 + 0.1) is two tokens
-    assert relay.consider_move(attempts["server"], attempts, buffered=2, now=1.5) == Switch("device")
+    handover.record_copied(device, tokens=102, seconds=0.5)
+    assert handover.consider_migration(attempts["server"], attempts, buffered=1, now=1.5) is None  # 5 x (0.15 + 0.1) is two tokens
+    assert handover.consider_migration(attempts["server"], attempts, buffered=2, now=1.5) == Switch("device")
 
 
 def test_after_a_failure_a_move_is_looked_for_anew() -> None:
     """The answer was to move to the device; now the device writes it, and it may move on from there."""
     cheapest = Terms(prompt=0.0, completion=0.0, setup=0.1, rate=50.0)
-    relay = begun(make_mover(server=DEAR, device=CHEAP, spare=cheapest))
+    handover = begun(make_controller(server=DEAR, device=CHEAP, spare=cheapest))
     attempts = make_attempts(server=AttemptState.WON, device=AttemptState.SPARED, spare=AttemptState.FAILED)
-    assert relay.consider_move(attempts["server"], attempts, buffered=0, now=1.0) is None  # the buffer is empty
-    relay.fail_over(attempts["server"], attempts["device"], at=1.0, buffered=0.0)
+    assert handover.consider_migration(attempts["server"], attempts, buffered=0, now=1.0) is None  # the buffer is empty
+    handover.record_failover(attempts["server"], attempts["device"], at=1.0, buffered=0.0)
     attempts["server"].state, attempts["spare"].state = AttemptState.FAILED, AttemptState.SPARED
     device = attempts["device"] = attempts["device"].succeed(2, 1.0)
-    relay.add([text_chunk("c")] * 9, 9, "v")
-    assert relay.consider_move(device, attempts, buffered=9, now=2.0) == Switch("spare")
+    handover.add([text_chunk("c")] * 9, 9, "v")
+    assert handover.consider_migration(device, attempts, buffered=9, now=2.0) == Switch("spare")

@@ -33,22 +33,22 @@ class World:
         targets = {name: settings.pop(name) for name in list(settings) if isinstance(settings[name], Terms)}
         terms = {"source": source, **targets}
         plan = {"reader_rate": 5.0, "capacity": 64, "lengths": RemainingLength((length,), (0.0,)), **settings}
-        self.mover = MigrationController(MigrationPlan(terms=terms, prompt_tokens=prompt_tokens, **plan))
+        self.controller = MigrationController(MigrationPlan(terms=terms, prompt_tokens=prompt_tokens, **plan))
         self.attempts = {name: Attempt(AttemptPlan(name, None, continues=True)) for name in terms}
         self.attempts["source"].state = AttemptState.WON
 
     def look(self, position: int, buffered: float = 0.0, now: float = 1.0, *, source: str = "source") -> Prepare | Release | Switch | None:
-        return self.mover.consider(MigrationState(self.attempts[source], self.attempts, position, buffered, now))
+        return self.controller.consider(MigrationState(self.attempts[source], self.attempts, position, buffered, now))
 
     def read(self, target: str, position: int, *, now: float = 1.0) -> None:
         """The target begins to read ahead."""
         attempt = self.attempts[target] = self.attempts[target].prepare(now)
-        attempt.reads, attempt.copies = self.mover.to_read(attempt, position), position
+        attempt.reads, attempt.copies = self.controller.to_read(attempt, position), position
 
     def has_read(self, target: str, seconds: float = 0.5) -> None:
         attempt = self.attempts[target]
         attempt.state, attempt.kept = AttemptState.PREPARED, attempt.copies
-        self.mover.note_copied(target, kept=attempt.copies, seconds=seconds, tokens=attempt.reads)
+        self.controller.record_copied(target, kept=attempt.copies, seconds=seconds, tokens=attempt.reads)
 
 
 # Looking
@@ -109,8 +109,8 @@ def test_what_the_source_still_makes_until_the_buffer_is_full_saves_nothing() ->
 
 
 def test_the_limit_of_the_answer_is_its_length_at_most() -> None:
-    assert World(target=CHEAP, limit=10).look(10, 60) is None
-    assert World(target=CHEAP, limit=20).look(10, 60) == Switch("target")
+    assert World(target=CHEAP, max_tokens=10).look(10, 60) is None
+    assert World(target=CHEAP, max_tokens=20).look(10, 60) == Switch("target")
 
 
 def test_a_source_that_is_no_faster_than_the_reader_never_fills_the_buffer() -> None:
@@ -124,14 +124,14 @@ def test_a_source_that_is_no_faster_than_the_reader_never_fills_the_buffer() -> 
 
 
 def test_a_move_does_not_start_the_side_that_the_budget_limits() -> None:
-    world = World(target=CHEAP, rationed=frozenset({"target"}))
+    world = World(target=CHEAP, constrained=frozenset({"target"}))
     assert world.look(10, 60) is None
     world.attempts["target"].opened = 0.2  # it was in the race
     assert world.look(12, 60) == Switch("target")
 
 
 def test_within_the_side_that_the_budget_limits_an_answer_may_move() -> None:
-    world = World(target=CHEAP, rationed=frozenset({"source", "target"}))
+    world = World(target=CHEAP, constrained=frozenset({"source", "target"}))
     world.attempts["source"].opened = 0.0
     assert world.look(10, 60) == Switch("target")
 
@@ -260,7 +260,7 @@ def test_a_target_that_fails_is_given_up_and_another_one_looked_for() -> None:
     world.read("one", 8)
     world.attempts["one"].state = AttemptState.FAILED
     assert world.look(9, 60) is None
-    assert not world.mover.is_done
+    assert not world.controller.is_done
     assert world.look(10, 60) == Switch("two")
 
 
@@ -270,14 +270,14 @@ def test_when_nobody_is_left_no_move_will_come() -> None:
     world.read("target", 8)
     world.attempts["target"].state = AttemptState.FAILED
     world.look(9)
-    assert world.mover.is_done
+    assert world.controller.is_done
     assert world.look(100, 60) is None
 
 
 @pytest.mark.parametrize("move", ["read on", "switch"])
 def test_when_moving_does_not_pay_any_more_it_is_left(move: str) -> None:
     """The answer has come to its limit meanwhile."""
-    world = World(STEADY, target=SLOW_DEVICE, limit=61, length=4000)
+    world = World(STEADY, target=SLOW_DEVICE, max_tokens=61, length=4000)
     assert world.look(1) == Prepare("target")
     world.read("target", 1)
     world.has_read("target")
@@ -287,7 +287,7 @@ def test_when_moving_does_not_pay_any_more_it_is_left(move: str) -> None:
 
 def test_at_the_switch_the_source_makes_nothing_more_however_long_the_reading_would_have_taken() -> None:
     """Read ahead, 212 tokens would take 2.2 s in which the source makes 110; but the buffer covers reading them at once, and 10 remain."""
-    assert World(target=DEVICE, limit=22).look(12, 7) == Switch("target")
+    assert World(target=DEVICE, max_tokens=22).look(12, 7) == Switch("target")
 
 
 # Waiting, overdue
@@ -333,29 +333,31 @@ def test_a_reading_of_which_nobody_knows_how_long_it_takes_is_never_late() -> No
 
 def test_after_a_move_the_next_one_is_looked_for_if_it_may_come() -> None:
     for most, done in ((1, True), (2, False)):
-        world = World(one=Terms(prompt=0.0, completion=1e-7, setup=0.1), two=Terms(prompt=1e-6, completion=0.0, setup=0.1), most=most)
+        world = World(
+            one=Terms(prompt=0.0, completion=1e-7, setup=0.1), two=Terms(prompt=1e-6, completion=0.0, setup=0.1), max_migrations=most
+        )
         assert world.look(10, 9) == Switch("one")
-        world.mover.note_moved()
-        assert world.mover.is_done is done
+        world.controller.record_migration()
+        assert world.controller.is_done is done
 
 
 def test_after_a_change_that_was_not_planned_a_target_is_looked_for_anew() -> None:
     world = World(one=Terms(prompt=1e-9, completion=1e-7, setup=0.1), two=CHEAP)
     assert world.look(8, 0) is None
-    world.mover.reset()
+    world.controller.reset()
     world.attempts["source"].state = AttemptState.FAILED
     world.attempts["two"].state = AttemptState.WON
     assert world.look(20, 60, source="two") is None  # nobody is cheaper
-    assert not world.mover.is_done
+    assert not world.controller.is_done
 
 
 def test_the_tokens_a_target_has_to_read_are_those_behind_what_it_kept() -> None:
     world = World(target=DEVICE)
     attempt = world.attempts["target"]
-    assert world.mover.to_read(attempt, 7) == 107
+    assert world.controller.to_read(attempt, 7) == 107
     attempt.kept = 7
-    assert world.mover.to_read(attempt, 7) == 0
-    assert world.mover.to_read(attempt, 10) == 3
+    assert world.controller.to_read(attempt, 7) == 0
+    assert world.controller.to_read(attempt, 10) == 3
 
 
 terms = st.builds(

@@ -32,9 +32,9 @@ def event(*chunks: ChatCompletionChunk) -> TokensReceived:
     return TokensReceived("s", list(chunks), sum(len(choice.token_ids or (0,)) for choice in choices if choice.delta.content))
 
 
-def shown(overlap: RestartFilter, *chunks: ChatCompletionChunk) -> tuple[str, list[list[int] | None]]:
+def shown(restart_filter: RestartFilter, *chunks: ChatCompletionChunk) -> tuple[str, list[list[int] | None]]:
     """Text and ids of what comes through, one chunk an event."""
-    passed = [overlap.feed(event(chunk)) for chunk in chunks]
+    passed = [restart_filter.feed(event(chunk)) for chunk in chunks]
     assert not any(isinstance(new, Diverged) for new in passed)
     choices = [choice for new in passed if isinstance(new, TokensReceived) for chunk in new.chunks for choice in chunk.choices]
     return "".join(choice.delta.content or "" for choice in choices), [choice.token_ids for choice in choices]
@@ -51,10 +51,10 @@ def cuts(answer: str, data: st.DataObject) -> list[str]:
 @given(texts, texts, st.data())
 def test_however_it_is_cut_the_reader_sees_the_whole_answer_once(begun: str, new: str, data: st.DataObject) -> None:
     for parts in (cuts(begun + new, data), list(begun + new)):
-        overlap = RestartFilter(Partial(text=begun))
-        assert shown(overlap, *map(text, parts))[0] == new
-        assert not overlap.is_open
-        assert overlap.end() is None
+        restart_filter = RestartFilter(Partial(text=begun))
+        assert shown(restart_filter, *map(text, parts))[0] == new
+        assert not restart_filter.is_open
+        assert restart_filter.end() is None
 
 
 @given(texts, texts, st.data())
@@ -71,14 +71,14 @@ def test_an_answer_departs_at_the_same_place_however_it_is_cut(both: str, begun:
     assume(not made.startswith(begun))
     same = next((at for at, (one, other) in enumerate(zip(begun, made, strict=False)) if one != other), min(len(begun), len(made)))
     for parts in (cuts(made, data), list(made)):
-        overlap = RestartFilter(Partial(text=begun))
-        found = [new for part in parts if (new := overlap.feed(event(text(part)))) is not None]
+        restart_filter = RestartFilter(Partial(text=begun))
+        found = [new for part in parts if (new := restart_filter.feed(event(text(part)))) is not None]
         assert all(isinstance(new, Diverged) for new in found)
-        departed = overlap.end()
-        assert departed is not None
-        assert found in ([], [departed] * len(found))
-        assert (departed.position, departed.expected) == (same, begun[same : same + 20])
-        assert departed.got[:1] == made[same : same + 1]
+        diverged = restart_filter.end()
+        assert diverged is not None
+        assert found in ([], [diverged] * len(found))
+        assert (diverged.position, diverged.expected) == (same, begun[same : same + 20])
+        assert diverged.got[:1] == made[same : same + 1]
 
 
 @pytest.mark.parametrize(
@@ -103,39 +103,39 @@ def test_a_mark_behind_its_letter_is_new_and_another_spelling_departs() -> None:
 
 
 def test_a_departure_says_where_and_what() -> None:
-    overlap = RestartFilter(Partial(text="The answer is forty-two, as everybody knows."))
-    assert overlap.feed(event(text("The answer "))) is None
-    departed = overlap.feed(event(text("is "), text("forty"), text("-three, not less than that.")))
-    assert departed == Diverged(21, "wo, as everybody kno", "hree, not less than ")
-    assert str(departed) == "answer made anew: expected 'wo, as everybody kno' at character 21, got 'hree, not less than '"
-    assert overlap.feed(event(text("wo, as"))) is departed
-    assert overlap.is_open
+    restart_filter = RestartFilter(Partial(text="The answer is forty-two, as everybody knows."))
+    assert restart_filter.feed(event(text("The answer "))) is None
+    diverged = restart_filter.feed(event(text("is "), text("forty"), text("-three, not less than that.")))
+    assert diverged == Diverged(21, "wo, as everybody kno", "hree, not less than ")
+    assert str(diverged) == "answer made anew: expected 'wo, as everybody kno' at character 21, got 'hree, not less than '"
+    assert restart_filter.feed(event(text("wo, as"))) is diverged
+    assert restart_filter.is_open
 
 
 def test_an_answer_that_ends_too_soon_departs() -> None:
-    overlap = RestartFilter(Partial(text="one two"))
-    assert overlap.feed(event(text("one"))) is None
-    departed = overlap.end()
-    assert departed == Diverged(3, " two", "")
-    assert str(departed).endswith("at character 3, got its end")
-    assert RestartFilter(Partial(text="one two")).feed(event(text("one", finish_reason="stop"))) == departed
+    restart_filter = RestartFilter(Partial(text="one two"))
+    assert restart_filter.feed(event(text("one"))) is None
+    diverged = restart_filter.end()
+    assert diverged == Diverged(3, " two", "")
+    assert str(diverged).endswith("at character 3, got its end")
+    assert RestartFilter(Partial(text="one two")).feed(event(text("one", finish_reason="stop"))) == diverged
 
 
 def test_nothing_shown_means_nothing_to_take_out() -> None:
-    overlap = RestartFilter(Partial(text=""))
+    restart_filter = RestartFilter(Partial(text=""))
     first = event(text("", role="assistant"), text("a"))
-    assert not overlap.is_open
-    assert overlap.feed(first) is first
-    assert overlap.end() is None
+    assert not restart_filter.is_open
+    assert restart_filter.feed(first) is first
+    assert restart_filter.end() is None
 
 
 # What is no text
 
 
 def test_roles_and_reasoning_before_the_overlaps_end_are_left_out() -> None:
-    overlap = RestartFilter(Partial(text="one"))
-    assert overlap.feed(event(text("", role="assistant"), text(reasoning_content="hm"), text(reasoning="hm"))) is None
-    passed = overlap.feed(event(text("on"), text("e two", role="assistant", reasoning="hm"), text(reasoning="hm again")))
+    restart_filter = RestartFilter(Partial(text="one"))
+    assert restart_filter.feed(event(text("", role="assistant"), text(reasoning_content="hm"), text(reasoning="hm"))) is None
+    passed = restart_filter.feed(event(text("on"), text("e two", role="assistant", reasoning="hm"), text(reasoning="hm again")))
     assert isinstance(passed, TokensReceived)
     assert [chunk.choices[0].delta for chunk in passed.chunks] == [ChoiceDelta(content=" two"), ChoiceDelta(reasoning="hm again")]
 
@@ -150,16 +150,16 @@ def test_roles_and_reasoning_before_the_overlaps_end_are_left_out() -> None:
 )
 def test_a_call_or_a_refusal_in_place_of_the_text_departs(chunk: ChatCompletionChunk, got: str) -> None:
     assert RestartFilter(Partial(text="one")).feed(event(chunk)) == Diverged(0, "one", got)
-    overlap = RestartFilter(Partial(text="one"))
-    assert overlap.feed(event(text("one"))) is None
+    restart_filter = RestartFilter(Partial(text="one"))
+    assert restart_filter.feed(event(text("one"))) is None
     behind = event(chunk)
-    assert overlap.feed(behind) is behind
+    assert restart_filter.feed(behind) is behind
 
 
 def test_the_finish_of_an_answer_that_has_nothing_new_comes_through() -> None:
-    overlap = RestartFilter(Partial(text="one"))
+    restart_filter = RestartFilter(Partial(text="one"))
     usage = ChatCompletionChunk(usage=CompletionUsage(completion_tokens=1))
-    passed = overlap.feed(event(text("one", [7], finish_reason="stop"), usage))
+    passed = restart_filter.feed(event(text("one", [7], finish_reason="stop"), usage))
     assert isinstance(passed, TokensReceived)
     assert passed.chunks == [text(None, None, finish_reason="stop"), usage]
     assert passed.tokens == 0
@@ -203,10 +203,10 @@ def test_a_token_without_a_whole_character_is_taken_out_too() -> None:
     begun = Partial(text="a", ids=(1, 2), vocabulary=VOCABULARY)  # 2 is the first half of an emoji
     assert shown(RestartFilter(begun, VOCABULARY), text("a", [1]), text("", [2]), text("😀", [3]), text("b", [4])) == ("😀b", [[3], [4]])
     assert shown(RestartFilter(begun, VOCABULARY), text("a😀", [1, 2, 3]), text("b", [4])) == ("😀b", [[3], [4]])
-    overlap = RestartFilter(begun, VOCABULARY)
-    assert overlap.feed(event(text("a", [1]))) is None
-    assert overlap.is_open
-    assert overlap.end() is None  # the reader has all there is
+    restart_filter = RestartFilter(begun, VOCABULARY)
+    assert restart_filter.feed(event(text("a", [1]))) is None
+    assert restart_filter.is_open
+    assert restart_filter.end() is None  # the reader has all there is
 
 
 def test_other_ids_below_the_same_text_are_no_departure() -> None:
@@ -235,12 +235,12 @@ def test_by_bytes_as_tokens_text_and_ids_are_whole_behind_any_cut(begun: bytes, 
     stop = data.draw(st.integers(0, len(answer)))
     places = sorted({0, len(answer), *data.draw(st.lists(st.integers(0, len(answer)), max_size=6))})
     chunks = [text(whole(answer, start, end), list(answer[start:end])) for start, end in pairwise(places)]
-    overlap = RestartFilter(Partial(text=whole(answer, 0, stop), ids=tuple(answer[:stop]), vocabulary=VOCABULARY), VOCABULARY)
+    restart_filter = RestartFilter(Partial(text=whole(answer, 0, stop), ids=tuple(answer[:stop]), vocabulary=VOCABULARY), VOCABULARY)
     transcript = Transcript()
     transcript.add([text(whole(answer, 0, stop), list(answer[:stop]))], stop, VOCABULARY)
     tokens = stop
     for chunk in chunks:
-        passed = overlap.feed(TokensReceived("s", [chunk], len(chunk.choices[0].token_ids or ())))
+        passed = restart_filter.feed(TokensReceived("s", [chunk], len(chunk.choices[0].token_ids or ())))
         assert not isinstance(passed, Diverged)
         if passed is not None:
             transcript.add(passed.chunks, passed.tokens, VOCABULARY)

@@ -39,7 +39,7 @@ def test_a_correction_is_settled_behind_what_was_accepted() -> None:
     assert told.settling.judge(out(1, 2, 3, given=4, branches=2), VerdictReceived(round=1, accepted=1, token=9)) == 2
     assert told.said == [DeliverIds((1,), "accepted"), DeliverIds((9,), "corrected")]
     report = told.report
-    assert (report.rounds, report.branched_rounds, report.judged, report.accepted, report.corrected) == (1, 1, 3, 1, 1)
+    assert (report.rounds, report.branched_rounds, report.verified, report.accepted, report.corrected) == (1, 1, 3, 1, 1)
     assert (report.target_tokens, report.given) == (4, 4), "what is only given is read, not computed"
 
 

@@ -124,7 +124,7 @@ def test_the_window_is_the_policys_made_steady() -> None:
 def test_shares_of_nothing_are_not_known() -> None:
     report = SpeculationReport()
     assert report.acceptance is report.hit_rate is report.offloaded_share is None
-    report = SpeculationReport(rounds=4, hits=2, judged=16, accepted=8, chunks=40, offloaded=16, drafted=50, device=24)
+    report = SpeculationReport(rounds=4, hits=2, verified=16, accepted=8, chunks=40, offloaded=16, drafted=50, device=24)
     assert (report.acceptance, report.hit_rate, report.offloaded_share, report.wasted) == (0.5, 0.5, 0.4, 18)
 
 

@@ -126,7 +126,7 @@ def test_a_draft_is_judged_and_the_next_one_stands_behind_the_verdict() -> None:
     assert answer.told(verdict(2, 3, 4)) == [DeliverIds((1, 2, 3), "accepted"), DeliverIds((4,), "bonus"), DraftTokens(3, 5, (4,), 3)]
     assert answer.speculator.answer.ids == [5, 9, 1, 2, 3, 4]
     report = answer.report
-    assert (report.rounds, report.judged, report.accepted, report.corrected, report.bonus, report.target_tokens) == (2, 6, 4, 1, 1, 8)
+    assert (report.rounds, report.verified, report.accepted, report.corrected, report.bonus, report.target_tokens) == (2, 6, 4, 1, 1, 8)
 
 
 def test_tokens_that_come_one_by_one_are_judged_when_they_are_enough() -> None:

@@ -242,7 +242,7 @@ def test_a_session_moves_from_one_to_the_other_and_every_token_is_counted_once()
         pace=4.8,
         max_tokens=80,
         migration=MigrationPlan(
-            terms=terms, lengths=RemainingLength((100,), (0.0,)), prompt_tokens=20, reader_rate=4.8, capacity=96, limit=80
+            terms=terms, lengths=RemainingLength((100,), (0.0,)), prompt_tokens=20, reader_rate=4.8, capacity=96, max_tokens=80
         ),
     )
     env = simpy.Environment()
