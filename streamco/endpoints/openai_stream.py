@@ -56,15 +56,122 @@ class StreamCall(Struct, frozen=True):
     seam: str = ""
 
 
+class _Opener:
+    """Sends one stream's request, again if that may help; owned by ``OpenAIStream``.
+
+    Args:
+        client: a client that may not be started yet.
+        prepare: builds the call; called again for each try.
+        refine: gets each error status; True: ``prepare`` will now build a call that avoids it.
+        retries: the retries of this request.
+    """
+
+    __slots__ = ("_client", "_name", "_prepare", "_refine", "_refined", "_retries", "url")
+
+    def __init__(
+        self,
+        name: str,
+        client: HttpClient,
+        prepare: Callable[[], Awaitable[StreamCall]],
+        refine: Callable[[EndpointStatusError], bool],
+        retries: Retries,
+    ) -> None:
+        self._name = name
+        self._client = client
+        self._prepare = prepare
+        self._refine = refine
+        self._retries = retries
+        self._refined = 0
+        self.url: URL | None = None
+        """Where the last try went; None: there was none."""
+
+    async def open(self, wait: float, watchdog: Watchdog) -> tuple[aiohttp.ClientResponse, StreamCall]:
+        """Try until an answer begins; return it with the call that it answers.
+
+        Args:
+            wait: seconds before the first try.
+            watchdog: measures each try; suspended in the waits between them.
+
+        Raises:
+            EndpointError: no further try may help.
+        """
+        while True:
+            if wait:
+                watchdog.suspend()
+                await asyncio.sleep(wait)
+            watchdog.restart()
+            try:
+                call = await self._prepare()
+                self.url = call.url
+                await self._client.start()
+                response = await self._client.request("POST", call.url, headers=call.headers, body=call.body)
+                await self._check(response)
+            except EndpointError as error:
+                next_wait = self.next_wait(error)
+                if next_wait is None:
+                    raise
+                wait = next_wait
+                continue
+            return response, call
+
+    def next_wait(self, error: EndpointError) -> float | None:
+        """Return the seconds to wait before the next try after this error. None: give up."""
+        if isinstance(error, EndpointStatusError) and self._refined < _REFINEMENTS and self._refine(error):
+            self._refined += 1
+            return 0.0
+        return self._retries.next_wait(error) if is_transient(error) else None
+
+    async def _check(self, response: aiohttp.ClientResponse) -> None:
+        """Let only a 200 pass whose body may be an answer; the parser tells events from JSON by the body itself."""
+        kind = response.headers.get("Content-Type", "")  # aiohttp's content_type parses it as e-mail, a millisecond the first time
+        if response.status == 200 and not kind.lower().startswith("text/html"):
+            return
+        body = await self._client.read(response, _ERROR_BYTES)
+        if response.status == 200:
+            text = " ".join(body[:200].decode("utf-8", "replace").split())
+            raise EndpointProtocolError(f"expected an event stream, got an HTML page: {text!r}", endpoint=self._name)
+        error = status_error(response.status, response.headers, body, now=time.time(), endpoint=self._name)
+        if response.headers.get("x-should-retry") == "false":  # OpenAI and Anthropic: the same request will fail again
+            self._retries.forbid()
+        raise error
+
+
+class _End:
+    """How a stream ended.
+
+    Args:
+        outcome: what the last ``receive`` gives or raises.
+        settled: done when the connection is back in the pool; None: it is, or it was closed.
+    """
+
+    __slots__ = ("_was_given", "outcome", "settled")
+
+    def __init__(self, outcome: StreamEnded | Exception, settled: asyncio.Future[None] | None = None) -> None:
+        self.outcome = outcome
+        self.settled = settled
+        self._was_given = False
+
+    def give(self, name: str) -> StreamEnded:
+        """Return the end, once.
+
+        Raises:
+            Exception: the stream failed with it.
+            StreamConsumed: the end was given before.
+        """
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        if self._was_given:
+            raise StreamConsumed(f"{name}: expected no receive after the end, got one")
+        self._was_given = True
+        return self.outcome
+
+
 class OpenAIStream:
     """One answer.
 
     Args:
         name: the endpoint's.
-        client: a client that may not be started yet.
-        prepare: builds the call; asked anew for each try.
-        refine: told of each error status; True: ``prepare`` will now build a call that avoids it.
-        retries: of this request.
+        client, prepare, refine, retries: how the request is sent; see ``_Opener``.
         timeouts: see ``Watchdog`` and ``HttpClient``.
         limits: sizes.
         on_over: called once when the connection is given back or closed.
@@ -84,9 +191,7 @@ class OpenAIStream:
     ) -> None:
         self._name = name
         self._client = client
-        self._prepare = prepare
-        self._refine = refine
-        self._retries = retries
+        self._opener = _Opener(name, client, prepare, refine, retries)
         self._timeouts = timeouts
         self._limits = limits
         self._on_over = on_over
@@ -94,21 +199,16 @@ class OpenAIStream:
         self._watchdog = Watchdog(self._loop, timeouts, self._expire)
         self._opening: asyncio.Task[None] | None = None
         self._cancelling: asyncio.Task[None] | None = None
-        self._refined = 0
-        self._url: URL | None = None
         self._response: aiohttp.ClientResponse | None = None
         self._content: aiohttp.StreamReader | None = None
         self._parser = ChatStreamParser(endpoint=name, limits=limits)
         self._seam = BoundaryWhitespace()
-        self._head: list[ChatCompletionChunk] = []
-        self._has_content = False
+        self._held: list[ChatCompletionChunk] | None = []  # chunks before the first content; None: it has come
         self._is_complete = False
         self._is_reading = False
         self._is_closed = False
         self._expired: EndpointTimeoutError | None = None
-        self._ending: StreamEnded | Exception | None = None
-        self._settled: asyncio.Future[None] | None = None
-        self._was_given = False
+        self._end: _End | None = None
 
     async def receive(self) -> TokensReceived | StreamEnded:
         """Wait for what comes next; one network read gives one event. Cancelling loses nothing.
@@ -123,7 +223,7 @@ class OpenAIStream:
             raise ConcurrentRead(f"{self._name}: expected one reader at a time, got a second receive while one waits")
         self._is_reading = True
         try:
-            while self._ending is None:
+            while (end := self._end) is None:
                 content = self._content
                 if content is None:
                     await self._wait_for_answer()
@@ -134,16 +234,17 @@ class OpenAIStream:
                     data = await content.readany()
                 except Exception as exc:  # noqa: BLE001  translated below; what was read before it is parsed first
                     failure = exc
-                    data = content._read_nowait(-1)  # the reader raises its error first, and would withhold what came before
+                    # aiohttp keeps what came before the error, but every public call raises the error first.
+                    data = content._read_nowait(-1)
                 finally:
                     self._watchdog.pause()
                 event = self._take(data, failure)
                 if event is not None:
                     return event
-            if self._settled is not None:
-                settled, self._settled = self._settled, None
+            if end.settled is not None:
+                settled, end.settled = end.settled, None
                 await asyncio.wait([settled], timeout=_EOF_GRACE)
-            return self._give_ending()
+            return end.give(self._name)
         finally:
             self._is_reading = False
 
@@ -188,49 +289,12 @@ class OpenAIStream:
             self._fail(error)
 
     async def _open(self, wait: float) -> None:
-        """Try until an answer begins, or raise what stands against it."""
-        while True:
-            if wait:
-                self._watchdog.suspend()
-                await asyncio.sleep(wait)
-            self._watchdog.restart()
-            try:
-                call = await self._prepare()
-                self._url = call.url
-                await self._client.start()
-                response = await self._client.request("POST", call.url, headers=call.headers, body=call.body)
-                await self._check(response)
-            except EndpointError as error:
-                retry_after = self._next_wait(error)
-                if retry_after is None:
-                    raise
-                wait = retry_after
-                continue
-            self._parser = ChatStreamParser(endpoint=self._name, limits=self._limits, api=call.api)
-            self._seam = BoundaryWhitespace(call.seam)
-            self._response = response
-            self._content = response.content
-            return
-
-    async def _check(self, response: aiohttp.ClientResponse) -> None:
-        """Let only a 200 pass whose body may be an answer; the parser tells events from JSON by the body itself."""
-        kind = response.headers.get("Content-Type", "")  # aiohttp's content_type parses it as e-mail, a millisecond the first time
-        if response.status == 200 and not kind.lower().startswith("text/html"):
-            return
-        body = await self._client.read(response, _ERROR_BYTES)
-        if response.status == 200:
-            text = " ".join(body[:200].decode("utf-8", "replace").split())
-            raise EndpointProtocolError(f"expected an event stream, got an HTML page: {text!r}", endpoint=self._name)
-        error = status_error(response.status, response.headers, body, now=time.time(), endpoint=self._name)
-        if response.headers.get("x-should-retry") == "false":  # OpenAI and Anthropic: the same request will fail again
-            self._retries.forbid()
-        raise error
-
-    def _next_wait(self, error: EndpointError) -> float | None:
-        if isinstance(error, EndpointStatusError) and self._refined < _REFINEMENTS and self._refine(error):
-            self._refined += 1
-            return 0.0
-        return self._retries.next_wait(error) if is_transient(error) else None
+        """Let an answer begin, or raise why none does."""
+        response, call = await self._opener.open(wait, self._watchdog)
+        self._parser = ChatStreamParser(endpoint=self._name, limits=self._limits, api=call.api)
+        self._seam = BoundaryWhitespace(call.seam)
+        self._response = response
+        self._content = response.content
 
     # Reading
 
@@ -254,14 +318,14 @@ class OpenAIStream:
         return self._release(chunks, tokens)
 
     def _release(self, chunks: list[ChatCompletionChunk], tokens: int) -> TokensReceived | None:
-        if not self._has_content:
-            if self._head:
-                chunks = self._head + chunks
-            if not tokens and not isinstance(self._ending, StreamEnded):
-                self._head = [] if self._content is None else chunks  # None: this try has failed
+        held = self._held
+        if held is not None:
+            if held:
+                chunks = held + chunks
+            if not tokens and (self._end is None or isinstance(self._end.outcome, Exception)):
+                self._held = [] if self._content is None else chunks  # None: this try has failed
                 return None
-            self._head = []
-            self._has_content = tokens > 0
+            self._held = None if tokens > 0 else []
         if not chunks:
             return None
         event = TokensReceived(self._name, chunks, tokens)
@@ -297,8 +361,8 @@ class OpenAIStream:
 
     def _break(self, error: EndpointError, tokens: int) -> None:
         """The answer failed; ask again if nobody has seen any of it."""
-        if not self._has_content and not tokens:
-            wait = self._next_wait(error)
+        if self._held is not None and not tokens:
+            wait = self._opener.next_wait(error)
             if wait is not None:
                 assert self._response is not None, "an answer breaks after it has begun"
                 self._response.close()
@@ -311,16 +375,15 @@ class OpenAIStream:
 
     def _finish(self) -> None:
         parser = self._parser
-        self._ending = StreamEnded(self._name, parser.finish_reason, parser.usage)
-        if self._response is not None:
-            self._settled = self._client.finish(self._response)
+        settled = None if self._response is None else self._client.finish(self._response)
+        self._end = _End(StreamEnded(self._name, parser.finish_reason, parser.usage), settled)
         self._leave()
 
     def _fail(self, error: Exception) -> None:
         if isinstance(error, EndpointError):
             error.endpoint = error.endpoint or self._name
             self._client.scrub(error)
-        self._ending = error
+        self._end = _End(error)
         if self._response is not None:
             self._response.close()
         self._leave()
@@ -329,16 +392,6 @@ class OpenAIStream:
         self._response = self._content = None
         self._watchdog.stop()
         self._on_over(self)
-
-    def _give_ending(self) -> StreamEnded:
-        ending = self._ending
-        assert ending is not None, "an ending is given when there is one"
-        if isinstance(ending, Exception):
-            raise ending
-        if self._was_given:
-            raise StreamConsumed(f"{self._name}: expected no receive after the end, got one")
-        self._was_given = True
-        return ending
 
     def _expire(self, error: EndpointTimeoutError) -> None:
         """The watchdog's time is over: end the waiting, ``receive`` then sees why."""
@@ -360,5 +413,5 @@ class OpenAIStream:
             await self._client.drop(response)
         self._opening = None
         self._leave()
-        if self._url is not None:
-            self._client.warm(self._url)
+        if self._opener.url is not None:
+            self._client.warm(self._opener.url)
