@@ -1,1 +1,1 @@
-"""Bytes to objects and back: incremental, bounded, no reads or writes."""
+"""Formats and protocols: bytes to objects and back, incrementally, within limits and without IO."""

@@ -1,11 +1,11 @@
-"""What stock servers say of a prompt's last tokens: the requests that ask, and their answers read and checked.
+"""Log-probabilities of a prompt's last tokens at stock servers: requests, and their answers read and checked.
 
-Both servers are sent context and draft as one prompt, with one token to write behind it:
+Both servers get context and draft as one prompt, and generate one token after it:
 
-- vLLM: ``/v1/completions`` with ``prompt_logprobs``. It tells a row for every token of the prompt, each keyed by id, the prompt's own token
-  always among them; minus infinity is written as -9999. It reads the whole prompt anew each time (vllm#17251).
-- SGLang: ``/generate`` with ``logprob_start_len`` one before the first draft token, whose row is always empty (strands-sglang#32). What is
-  before that place comes from its cache.
+- vLLM: ``/v1/completions`` with ``prompt_logprobs``. The answer has a row for every token of the prompt, keyed by id. The prompt's own
+  token is always in its row. Minus infinity is written as -9999. The server reads the whole prompt again each time (vllm#17251).
+- SGLang: ``/generate`` with ``logprob_start_len`` one before the first draft token. The row at that position is always empty
+  (strands-sglang#32). The tokens before it come from the server's cache.
 
 Formats as in vLLM 0.32 (entrypoints/openai/completion, logprobs.py) and SGLang (managers/io_struct.py, tokenizer_manager.py).
 """
@@ -25,22 +25,22 @@ from streamco.errors import EndpointProtocolError
 __all__ = ["PositionLogprobs", "PromptLogprobs", "read_sglang", "read_vllm", "sglang_request", "vllm_request"]
 
 IMPOSSIBLE = -9999.0
-"""What vLLM writes for the logarithm of 0."""
+"""The number that vLLM writes for the logarithm of 0."""
 
-_ROUNDING = 1e-3  # by which a logarithm may exceed that of 1
-_AS_ID = "token_id:"  # before an id that vLLM writes in a text's place
+_ROUNDING = 1e-3  # a logarithm may exceed that of 1 by this much
+_AS_ID = "token_id:"  # vLLM's prefix of an id in place of a text
 _ID = re.compile(rf"{_AS_ID}[0-9]{{1,10}}")
 
 _Read = TypeVar("_Read")
 
 
 class PositionLogprobs(Struct, frozen=True):
-    """What the target says of one place.
+    """The target's log-probabilities at one position.
 
     Args:
-        best: its likeliest id.
-        ids: those it tells of, likeliest first; what stands there in the prompt is among them.
-        logprobs: of those, under the model itself (temperature 1, nothing cut off); minus infinity for what can't be.
+        best: the target's likeliest id.
+        ids: the listed ids, likeliest first. The prompt's own token at this position is among them.
+        logprobs: log-probabilities of ``ids`` under the model itself (temperature 1, nothing cut off); minus infinity for probability 0.
     """
 
     best: int
@@ -49,7 +49,7 @@ class PositionLogprobs(Struct, frozen=True):
 
 
 class PromptLogprobs(Struct, frozen=True):
-    """What it says of each draft token's place and of the one behind them, whose ``best`` is what it wrote there."""
+    """Log-probabilities at the position of each draft token and at the one after them; ``best`` of the last is the generated token."""
 
     positions: tuple[PositionLogprobs, ...]
 
@@ -93,14 +93,14 @@ _decode_row = msgspec.json.Decoder(dict[str, _Entry]).decode
 
 
 def vllm_request(model: str, ids: Sequence[int], pending: int, top: int, *, salt: str | None = None) -> dict[str, Any]:
-    """Return the body that asks vLLM about the last ``pending`` of these ids.
+    """Build the body that asks vLLM for the log-probabilities of the last ``pending`` of these ids.
 
     Args:
-        model: its name at the server.
+        model: the model's name at the server.
         ids: context and draft, shape (context + pending,).
-        pending: draft tokens; 0: only what follows.
-        top: ids in each row, 1 at least.
-        salt: what is left in the server's prefix cache is found with the same salt alone; None: by everybody.
+        pending: number of draft tokens; 0 asks for the next token alone.
+        top: ids in each row, at least 1.
+        salt: only requests with the same salt find this prompt in the server's prefix cache. None: all requests find it.
     """
     body: dict[str, Any] = {
         "model": model,
@@ -120,10 +120,10 @@ def vllm_request(model: str, ids: Sequence[int], pending: int, top: int, *, salt
 
 
 def read_vllm(answer: bytes, ids: Sequence[int], pending: int) -> PromptLogprobs:
-    """Return what vLLM answered to ``vllm_request``.
+    """Read vLLM's answer to ``vllm_request``.
 
     Raises:
-        EndpointProtocolError: rows are missing, belong to other tokens or are none.
+        EndpointProtocolError: rows are missing, malformed or belong to other tokens.
     """
     (choice,) = _expect_one(_decode(_decode_completion, answer).choices, "choice")
     if choice.prompt_token_ids is not None and choice.prompt_token_ids != list(ids):
@@ -140,7 +140,7 @@ def read_vllm(answer: bytes, ids: Sequence[int], pending: int) -> PromptLogprobs
 
 
 def sglang_request(ids: Sequence[int], pending: int, top: int) -> dict[str, Any]:
-    """Return the body that asks SGLang about the last ``pending`` of these ids; see ``vllm_request``."""
+    """Build the body that asks SGLang for the log-probabilities of the last ``pending`` of these ids; see ``vllm_request``."""
     return {
         "input_ids": list(ids),
         "sampling_params": {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True, "skip_special_tokens": False},
@@ -153,10 +153,10 @@ def sglang_request(ids: Sequence[int], pending: int, top: int) -> dict[str, Any]
 
 
 def read_sglang(answer: bytes, ids: Sequence[int], pending: int) -> PromptLogprobs:
-    """Return what SGLang answered to ``sglang_request``.
+    """Read SGLang's answer to ``sglang_request``.
 
     Raises:
-        EndpointProtocolError: rows are missing, belong to other tokens, were read from a cache or are none.
+        EndpointProtocolError: rows are missing, malformed, belong to other tokens or come from a cache.
     """
     generated = _decode(_decode_generated, answer)
     meta = generated.meta_info
@@ -164,7 +164,7 @@ def read_sglang(answer: bytes, ids: Sequence[int], pending: int) -> PromptLogpro
     if meta.prompt_tokens not in {None, len(ids)}:
         _fail(f"a prompt of {len(ids)} tokens", f"{meta.prompt_tokens}")
     if meta.cached_tokens is not None and meta.cached_tokens > start - 1:
-        _fail(f"at most {start - 1} tokens from its cache, for the others' rows are asked", f"{meta.cached_tokens}")
+        _fail(f"at most {start - 1} tokens from its cache, because rows of the others are asked for", f"{meta.cached_tokens}")
     own, tops = meta.input_token_logprobs or [], meta.input_top_logprobs or []
     if pending and (len(own) != pending + 1 or len(tops) != pending + 1):
         _fail(f"input logprobs for {pending + 1} tokens", f"{len(own)} and {len(tops)}")
@@ -200,7 +200,7 @@ def _read_sglang_row(own: tuple[float | None, int, Any], top: list[tuple[float |
 
 
 def _position_after(token: int, listed: list[tuple[int, float]]) -> PositionLogprobs:
-    """Return the place behind the draft; what was written there is the best, also where another is as good."""
+    """Return the position after the draft. The generated token is the best, even if another one is as likely."""
     if not any(known == token for known, _ in listed):
         listed = [(token, 0.0 if not listed else max(value for _, value in listed)), *listed]
     return _position(token, listed, "the last row")
@@ -217,7 +217,7 @@ def _position(best: int, listed: list[tuple[int, float]], where: str) -> Positio
 
 
 def _finite(value: float | None) -> float:
-    """Return a log-probability; JSON has no minus infinity, so SGLang writes null and vLLM -9999."""
+    """Return a log-probability. JSON has no minus infinity: SGLang writes null in its place, and vLLM -9999."""
     return -math.inf if value is None or value <= IMPOSSIBLE else value
 
 

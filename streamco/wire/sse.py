@@ -1,12 +1,12 @@
-"""Server-sent events out of bytes that were cut anywhere.
+"""Parsing server-sent events from bytes that may be cut anywhere.
 
-All line endings are folded to LF as bytes arrive (CR, LF and CRLF mean the same, WHATWG HTML 9.2.5), so that an event always ends
-with two LF and the search for its end is one ``bytes.rfind``. Nothing here decodes text: U+2028, U+0085 and other characters that
+All line endings are folded to LF as bytes arrive, because CR, LF and CRLF mean the same (WHATWG HTML 9.2.5). So an event always ends
+with two LF, and one ``bytes.rfind`` finds its end. Nothing here decodes text: U+2028, U+0085 and other characters that
 ``str.splitlines`` takes for line ends are data.
 
-An event that arrives in pieces is collected in one ``bytearray`` and joined once, when it is complete: a megabyte fed byte by byte
-costs as much as fed whole. Plain ``data: ...`` events, which is what chat servers send, are split off by a compiled scan; everything
-else goes through the field parser.
+An event that arrives in pieces is collected in one ``bytearray`` and joined once, when it is complete. A megabyte fed byte by byte
+costs as much as fed whole. A compiled scan splits off plain ``data: ...`` events, the form that chat servers send. Everything else
+goes through the field parser.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["SSEEvent", "SSEParser"]
 _BOM = b"\xef\xbb\xbf"
 _LF = 0x0A
 _COLON = 0x3A
-_NOT_A_FIELD = b"{[<"  # how a line of JSON or HTML begins
-_MAX_DIGITS = 18  # of a number of milliseconds; int() refuses some thousand digits
+_NOT_A_FIELD = b"{[<"  # first bytes of a line of JSON or HTML
+_MAX_DIGITS = 18  # digits of a number of milliseconds; int() refuses some thousand digits
 
 
 class SSEEvent(Struct, frozen=True):
@@ -30,9 +30,9 @@ class SSEEvent(Struct, frozen=True):
 
     Args:
         data: its ``data`` lines joined by LF, undecoded.
-        event: its type; "message" when it named none.
-        id: the last event id seen on the stream so far.
-        retry: reconnection time in milliseconds that came with this event, None without one.
+        event: its type; "message" if it names none.
+        id: the last event id on the stream so far.
+        retry: reconnection time in milliseconds that came with this event; None if none came.
     """
 
     data: bytes
@@ -44,32 +44,32 @@ class SSEEvent(Struct, frozen=True):
 class SSEParser:
     """An incremental parser of one ``text/event-stream`` body.
 
-    A line ``error: {...}`` (llama.cpp's server at times, llama-box) is not in the standard; it is given as an event of type
-    "error" with the data ``{"error":{...}}``, so that no failure is mistaken for the end of the answer.
+    A line ``error: {...}`` (llama-box, at times llama.cpp's server) is not in the standard. It is returned as an event of type "error"
+    with the data ``{"error":{...}}``, so that no failure is mistaken for the end of the answer.
 
     Args:
-        limit_bytes: largest event, in bytes, leading comments not counted: those are never kept.
+        limit_bytes: size of the largest event, in bytes. Leading comments don't count, because they are never kept.
     """
 
     def __init__(self, *, limit_bytes: int = 1 << 20) -> None:
         self.limit_bytes = limit_bytes
         self.events = 0
-        """Events dispatched so far."""
+        """Number of events dispatched so far."""
         self.comments = 0
-        """Comment lines so far: they prove that the server lives, and are no content."""
+        """Number of comment lines so far. They show that the server is alive, and are not content."""
         self.last_event_id = ""
-        self._pending = bytearray()  # what came since the last event's end, line ends folded
+        self._pending = bytearray()  # bytes since the last event's end, line ends folded
         self._after_cr = False  # an LF that comes next belongs to the CR before it
-        self._has_begun = False  # past the place where a byte order mark may stand
-        self._is_between = False  # nothing is held: the next byte is the first of an event
+        self._has_begun = False  # True after the position where a byte order mark may be
+        self._is_between = False  # True if nothing is held: the next byte is the first of an event
         self._failure: EndpointProtocolError | None = None
 
     def feed(self, data: bytes) -> list[SSEEvent]:
-        """Take bytes, give the events they complete.
+        """Take bytes and return the events that they complete.
 
         Raises:
-            EndpointProtocolError: an event is too large, or the body is not an event stream. When events came before it in the same
-                bytes, they are returned and the error is raised by the next call.
+            EndpointProtocolError: an event is too large, or the body is not an event stream. If events came before it in the same
+                bytes, they are returned, and the next call raises the error.
         """
         events = self._parse(self._take(data))
         if self._failure is not None and not events:
@@ -77,7 +77,7 @@ class SSEParser:
         return events
 
     def feed_data(self, data: bytes) -> list[bytes]:
-        """Like ``feed``, but give only each event's data; several times as fast. May be mixed with ``feed``."""
+        """Take bytes and return only the data of each event. It is several times as fast as ``feed`` and may be mixed with it."""
         payloads: list[bytes] = []
         if self._is_between:
             payloads, used = scan_events(data, self.limit_bytes)
@@ -96,7 +96,7 @@ class SSEParser:
         return payloads
 
     def close(self) -> list[SSEEvent]:
-        """Take the end of the body; give the last event if it came without its blank line.
+        """Take the end of the body and return the last event, if it came without its blank line.
 
         Raises:
             EndpointProtocolError: as ``feed``.
@@ -104,7 +104,7 @@ class SSEParser:
         return self.feed(b"\n\n")
 
     def _take(self, data: bytes) -> bytes:
-        """Add bytes; give every complete event, LF line ends only, or b""."""
+        """Add bytes and return those of all complete events, line ends folded to LF; b"" if there are none."""
         if self._failure is not None:
             return b""
         if not self._has_begun:
@@ -132,7 +132,7 @@ class SSEParser:
         return data.removeprefix(_BOM)
 
     def _fold(self, data: bytes) -> bytes:
-        """Turn every line end into LF; a CR at the very end counts at once, its LF is dropped when it comes."""
+        """Turn every line end into LF. A CR at the very end counts at once; its LF is dropped when it comes."""
         if not data:
             return data
         if self._after_cr and data[0] == _LF:
@@ -141,7 +141,7 @@ class SSEParser:
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
     def _hold(self, data: bytes) -> None:
-        """Keep an incomplete event; what is before its first field is used up at once, so that keep-alives never pile up."""
+        """Keep an incomplete event. Comments before its first field are dropped at once, so that keep-alives never pile up."""
         pending = self._pending
         pending += data
         if pending and (pending[0] == _COLON or b"\n" in data):
@@ -162,7 +162,7 @@ class SSEParser:
                 break
             end = pending.find(b"\n", start)
             if end < 0:
-                del pending[start + 1 :]  # nobody reads the rest of it, however long it grows
+                del pending[start + 1 :]  # the rest of the comment is not read, however long it grows
                 break
             self.comments += 1
             start = end + 1
@@ -182,7 +182,7 @@ class SSEParser:
         return events
 
     def _parse_event(self, piece: bytes) -> SSEEvent | None:
-        """Read one event's lines; None when it has no data (WHATWG HTML 9.2.6: then it is not dispatched)."""
+        """Parse the lines of one event; None if it has no data (WHATWG HTML 9.2.6: then it is not dispatched)."""
         data: list[bytes] = []
         kind = b""
         retry = None
@@ -190,7 +190,7 @@ class SSEParser:
         for line in piece.split(b"\n"):
             name, _, value = line.partition(b":")
             value = value.removeprefix(b" ")
-            if not name:  # a comment, or a blank line more than needed
+            if not name:  # a comment, or a surplus blank line
                 self.comments += bool(line)
                 size += len(line) + 1 if size else 0
                 continue

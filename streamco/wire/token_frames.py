@@ -1,4 +1,4 @@
-"""Token ids in a frame: what one engine hands to another of the same vocabulary, instead of text that would be tokenised again.
+"""Frames of packed token ids: they go from one engine to another of the same vocabulary, so that no text is tokenised again.
 
 Format, version 1; all numbers little-endian::
 
@@ -12,9 +12,10 @@ Format, version 1; all numbers little-endian::
     20      n      ids: count x width bits, least significant bit first, zero bits up to a whole byte; n = ceil(count * width / 8)
 
 Nothing follows the ids. The width is ceil(log2(size)) of the vocabulary, 17 for cl100k (DiSCo section 4.3: 54.40 % fewer bytes than the
-text); the bit order is written down in ``streamco._native.tokenpack_py``. The fingerprint of a vocabulary is its size and a hash of its
-pieces, ``SIZE:HASH``, where HASH is the first 16 hex digits of the SHA-256 over every piece's bytes, each preceded by its length in decimal
-and a colon: names and sizes alone are no proof that two models mean the same ids.
+text). ``streamco._native.tokenpack_py`` specifies the bit order.
+
+The fingerprint of a vocabulary is ``SIZE:HASH``. HASH is the first 16 hex digits of the SHA-256 over every piece's bytes, each preceded by
+its length in decimal and a colon. Names and sizes alone don't prove that two models mean the same tokens by the same ids.
 
 A reader checks in this order, and each check has its error: magic and version, a whole header, width, count against the reader's limit,
 missing bytes, trailing bytes, checksum, vocabulary, the bits after the last id, each id against the vocabulary's size.
@@ -53,31 +54,31 @@ _IDS = _HEADER.size + _CHECKSUM.size
 
 
 class TokenFrameError(EndpointProtocolError):
-    """A frame of token ids is not one this side can take."""
+    """A frame of token ids that this side can't read or write."""
 
 
 class TokenVersionError(TokenFrameError):
-    """No token frame at all, or one of another version."""
+    """The bytes are no token frame, or one of another version."""
 
 
 class TokenTruncatedError(TokenFrameError):
-    """The frame ends before its own count says so."""
+    """The frame ends before the ids that its header announces."""
 
 
 class TokenTrailingError(TokenFrameError):
-    """Something follows the last id: whole bytes, or set bits in the last one."""
+    """Whole bytes follow the last id, or set bits in its last byte."""
 
 
 class TokenWidthError(TokenFrameError):
-    """The width is not 1 to 32 bits."""
+    """The width of the frame's ids is not 1 to 32 bits."""
 
 
 class TokenCountError(TokenFrameError):
-    """More ids than the limit."""
+    """The frame has more ids than the limit."""
 
 
 class TokenChecksumError(TokenFrameError):
-    """The bytes changed on the way."""
+    """The frame's bytes changed on their way."""
 
 
 class TokenVocabularyError(TokenFrameError):
@@ -89,7 +90,7 @@ class TokenIdError(TokenFrameError, ValueError):
 
 
 def bits_for(vocabulary_size: int) -> int:
-    """Bits that hold every id of a vocabulary: ceil(log2(size)), at least 1.
+    """Return the number of bits that hold every id of a vocabulary: ceil(log2(size)), at least 1.
 
     Raises:
         ValueError: the size is not 1 to 2**32.
@@ -100,7 +101,7 @@ def bits_for(vocabulary_size: int) -> int:
 
 
 def vocabulary_fingerprint(pieces: Iterable[bytes]) -> str:
-    """``SIZE:HASH`` of a vocabulary's pieces in the order of their ids; equal exactly where the pieces are."""
+    """Return ``SIZE:HASH`` of a vocabulary's pieces in the order of their ids. It is equal exactly if the pieces are."""
     digest = sha256()
     size = 0
     for piece in pieces:
@@ -113,12 +114,12 @@ class TokenCodec:
     """Writes and reads the frames of one vocabulary.
 
     Args:
-        vocabulary: its fingerprint.
-        vocabulary_size: number of its ids, 1 to 2**32.
-        max_tokens: ids in one frame at most, both ways; a peer that announces more is refused before anything is unpacked.
+        vocabulary: fingerprint of the vocabulary.
+        vocabulary_size: number of ids in the vocabulary, 1 to 2**32.
+        max_tokens: largest number of ids in one frame, both ways. A frame that announces more is refused before anything is unpacked.
 
     Raises:
-        ValueError: the size is out of range.
+        ValueError: ``vocabulary_size`` is out of range.
     """
 
     __slots__ = ("_mark", "bits", "max_tokens", "vocabulary", "vocabulary_size")
@@ -131,10 +132,10 @@ class TokenCodec:
         self._mark = sha256(vocabulary.encode()).digest()[:8]
 
     def encode(self, ids: Sequence[int]) -> bytes:
-        """Return the frame of some ids (a list, a tuple or a buffer of integers).
+        """Encode ids (a list, a tuple or a buffer of integers) as one frame.
 
         Raises:
-            TokenCountError: more than ``max_tokens``.
+            TokenCountError: there are more than ``max_tokens``.
             TokenIdError: an id is negative or outside the vocabulary.
         """
         self._check_count(len(ids))
@@ -147,10 +148,10 @@ class TokenCodec:
         return header + _CHECKSUM.pack(zlib.crc32(packed, zlib.crc32(header))) + packed
 
     def decode(self, frame: bytes | bytearray | memoryview) -> list[int]:
-        """Return the ids of one whole frame.
+        """Decode the ids of one whole frame.
 
         Raises:
-            TokenFrameError: the subclass says what is wrong with it.
+            TokenFrameError: the frame is refused; the subclass says why.
         """
         data = bytes(frame)
         bits, count, mark = self._read_header(data)
@@ -172,7 +173,7 @@ class TokenCodec:
         return ids
 
     def _read_header(self, data: bytes) -> tuple[int, int, bytes]:
-        """Width, count and vocabulary of a frame whose header can be believed so far."""
+        """Return width, count and vocabulary mark of a frame, checked as far as the header alone allows."""
         if data[:2] != _MAGIC[: len(data)]:
             raise TokenVersionError(f"token frame: expected it to begin with {_MAGIC!r}, got {data[:2]!r}")
         if len(data) > 2 and data[2] != _VERSION:

@@ -1,4 +1,4 @@
-"""A whole answer out of its chunks."""
+"""Assembling a whole completion from its chunks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["CompletionAssembler", "assemble"]
 
 
 class CompletionAssembler:
-    """Collects chunks of one answer; ``completion`` may be asked for at any time, also of an answer that broke off."""
+    """Collects the chunks of one answer. ``completion`` may be called at any time, also for an answer that broke off."""
 
     def __init__(self) -> None:
         self._first: ChatCompletionChunk | None = None
@@ -32,7 +32,7 @@ class CompletionAssembler:
         self._choices: dict[int, _ChoiceParts] = {}
 
     def add(self, chunk: ChatCompletionChunk) -> None:
-        """Take the next chunk."""
+        """Add the next chunk."""
         if self._first is None or (not self._first.id and chunk.id):
             self._first = chunk
         if chunk.usage is not None:
@@ -46,7 +46,7 @@ class CompletionAssembler:
             parts.add(choice)
 
     def completion(self) -> ChatCompletion:
-        """Return the answer so far, its choices by index."""
+        """Return the answer so far, with its choices in the order of their indexes."""
         first = self._first or ChatCompletionChunk()
         return ChatCompletion(
             id=first.id,
@@ -60,7 +60,7 @@ class CompletionAssembler:
 
 
 def assemble(chunks: Iterable[ChatCompletionChunk]) -> ChatCompletion:
-    """Return the whole answer in ``chunks``."""
+    """Return the completion that these chunks make."""
     assembler = CompletionAssembler()
     for chunk in chunks:
         assembler.add(chunk)
@@ -68,7 +68,7 @@ def assemble(chunks: Iterable[ChatCompletionChunk]) -> ChatCompletion:
 
 
 class _ChoiceParts:
-    """One choice in the making. Pieces are joined once, at the end."""
+    """The pieces of one choice so far; they are joined once, at the end."""
 
     def __init__(self) -> None:
         self.content: list[str] = []
@@ -85,7 +85,7 @@ class _ChoiceParts:
         if delta.content is not None:
             self.has_content = True
             self.content.append(delta.content)
-        thinking = delta.reasoning_content or delta.reasoning  # two names of one text: never both
+        thinking = delta.reasoning_content or delta.reasoning  # two names of one text; a server uses one of them
         if thinking:
             self.reasoning.append(thinking)
         if delta.refusal:
@@ -111,7 +111,7 @@ class _ChoiceParts:
     def _add_calls(self, delta: ChoiceDelta) -> None:
         for call in delta.tool_calls or ():
             self.calls.add(call)
-        if delta.function_call is not None:  # before tools there was one function call, without id
+        if delta.function_call is not None:  # the form before tools: a single function call without id
             self.calls.add(ToolCallDelta(index=0, function=delta.function_call))
 
     def choice(self, index: int) -> Choice:
@@ -136,11 +136,11 @@ class _CallParts:
 
 
 class _ToolCalls:
-    """Tool calls out of deltas as real servers send them.
+    """The tool calls in deltas as real servers send them, in the order in which they began.
 
-    A delta belongs to the call with its index; without an index to the call with its id; without either to the last one. Another call
-    begins with a new id on a known index (servers that number every parallel call 0), and, where there is neither index nor id, with
-    a name after arguments. Calls are in the order in which they began.
+    A delta belongs to the call with its index. Without an index it belongs to the call with its id, without either to the last call.
+    A new call begins with a new id on a known index, because some servers number every parallel call 0. Without index and id a new call
+    begins with a name after arguments.
     """
 
     def __init__(self) -> None:

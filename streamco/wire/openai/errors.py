@@ -1,4 +1,4 @@
-"""What an answer that is an error means: its status, its message, how long to wait.
+"""Errors in OpenAI-compatible answers: status, message, and how long to wait.
 
 Servers agree on little: OpenAI, DeepSeek, Azure and most others send ``{"error": {"message", "type", "code"}}``, Anthropic
 ``{"type": "error", "error": {...}}``, Google ``{"error": {"code", "message", "status", "details"}}`` (in a list when streamed),
@@ -72,14 +72,14 @@ _STATUS_BY_NAME = {
 def status_error(
     status: int, headers: Mapping[str, str], body: bytes, *, now: float | None = None, endpoint: str = ""
 ) -> EndpointStatusError:
-    """Return the error for an answer whose HTTP status is not 2xx.
+    """Return the error for an answer with an HTTP status other than 2xx.
 
     Args:
         status: the HTTP status.
-        headers: the answer's headers, in any case.
-        body: its body; 64 KiB of it are kept.
-        now: wall-clock seconds since the epoch, for a Retry-After that is a date; the answer's own Date header goes first.
-        endpoint: whose answer it is.
+        headers: the answer's headers, with names in any case.
+        body: the answer's body; the first 64 KiB are kept.
+        now: wall-clock seconds since the epoch, for a Retry-After that is a date. The answer's own Date header has precedence.
+        endpoint: name of the endpoint that answered.
     """
     body = body[:_BODY_BYTES]
     value = _decode(body)
@@ -98,7 +98,7 @@ def stream_error(value: Any) -> EndpointStatusError:
     """Return the error for an error object inside a stream that began with status 200.
 
     Args:
-        value: the decoded event: an object with an ``error``.
+        value: the decoded event, an object with an ``error``.
     """
     status = find_status(value)
     message = find_message(value) or "no message"
@@ -112,7 +112,7 @@ def stream_error(value: Any) -> EndpointStatusError:
 
 
 def find_error(value: Any) -> Any:
-    """Return the error in a decoded event or body: at the top, in a choice (OpenRouter) or in x_groq; None when there is none."""
+    """Return the error in a decoded event or body: at the top, in a choice (OpenRouter) or in x_groq; None if there is none."""
     if isinstance(value, list):
         return next((found for item in value if (found := find_error(item)) is not None), None)
     if not isinstance(value, dict):
@@ -123,7 +123,7 @@ def find_error(value: Any) -> Any:
 
 
 def find_message(value: Any) -> str:
-    """Return the human text of an error body in any of the known shapes, "" when there is none."""
+    """Return the human-readable text of an error body in any of the known shapes; "" if there is none."""
     if isinstance(value, str):
         return _shorten(value)
     if isinstance(value, list):
@@ -138,7 +138,7 @@ def find_message(value: Any) -> str:
 
 
 def find_status(value: Any) -> int:
-    """Return the HTTP status that an error object stands for: its number, else what its code, status or type name means; 500 if unknown."""
+    """Return the HTTP status of an error object: its number, else the status of its code, status or type name, else 500."""
     found = _find_status(value)
     return found if found is not None else 500
 
@@ -168,9 +168,9 @@ def _read_number(value: Any) -> int | None:
 
 
 def parse_retry_after(headers: Mapping[str, str], *, now: float | None = None, body: Any = None) -> float | None:
-    """Seconds the server asked to wait, None when it did not say.
+    """Return the seconds that the server asks to wait; None if it doesn't say.
 
-    Reads ``retry-after-ms`` (OpenAI, Azure), ``Retry-After`` in seconds or as an HTTP date (RFC 9110 10.2.3; measured from the
+    Read are ``retry-after-ms`` (OpenAI, Azure), ``Retry-After`` in seconds or as an HTTP date (RFC 9110 10.2.3; measured from the
     answer's own Date, else from ``now``), and Google's ``RetryInfo.retryDelay`` in the body.
     """
     lowered = {name.lower(): value for name, value in headers.items()}

@@ -1,4 +1,4 @@
-"""The fast decoders: one event's JSON straight into a chunk, nothing looked at twice."""
+"""Fast decoders: the JSON of one event becomes a chunk in a single pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _TextChoice(Struct):
 
 
 class _TextChunk(Struct):
-    """One event of a legacy completion; ``choices`` has no default: an event without them is looked at without types."""
+    """One event of a legacy completion. ``choices`` has no default, so an event without it goes to the lenient decoder."""
 
     choices: list[_TextChoice]
     id: str = ""
@@ -35,13 +35,13 @@ class _TextChunk(Struct):
 
 
 decode_chat_chunk = msgspec.json.Decoder(ChatCompletionChunk).decode
-"""A chat completion event; raises msgspec.DecodeError or UnicodeDecodeError when anything in it has another type."""
+"""Decode a chat completion event; raises msgspec.DecodeError or UnicodeDecodeError if a field has another type."""
 
 _decode_text = msgspec.json.Decoder(_TextChunk).decode
 
 
 def decode_text_chunk(payload: bytes) -> ChatCompletionChunk:
-    """Return a legacy text completion event in a chat chunk's shape: ``text`` is ``delta.content``; raises as ``decode_chat_chunk``."""
+    """Decode a legacy text completion event as a chat chunk: ``text`` becomes ``delta.content``. It raises as ``decode_chat_chunk``."""
     event = _decode_text(payload)
     return ChatCompletionChunk(
         id=event.id,

@@ -1,4 +1,4 @@
-"""An answer that is one JSON object although a stream was asked for, or none was."""
+"""Answers that are one JSON object, whether a stream was asked for or not."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ __all__ = ["JSONBody", "decode_body", "excerpt", "is_json", "split_answer"]
 
 
 class JSONBody:
-    """Collects a body that begins with JSON, and refuses NDJSON (a JSON object a line: Ollama's own API) at its second line.
+    """Collects a body that begins with JSON. NDJSON (one JSON object a line, as in Ollama's own API) is refused at its second line.
 
     Args:
-        limit_bytes: largest body.
+        limit_bytes: size of the largest body, in bytes.
     """
 
     def __init__(self, *, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self._data = bytearray()
         self._has_line = False
-        self._whole_line: str | None = None  # how the first line begins, where it is a whole value
+        self._whole_line: str | None = None  # excerpt of the first line, if that is a whole JSON value
 
     def feed(self, data: bytes) -> None:
-        """Take bytes.
+        """Add bytes of the body.
 
         Raises:
-            EndpointProtocolError: it is too large, or NDJSON.
+            EndpointProtocolError: the body is too large, or NDJSON.
         """
         self._data += data
         if len(self._data) > self.limit_bytes:
@@ -42,7 +42,7 @@ class JSONBody:
             raise EndpointProtocolError(f"expected {expected}, got NDJSON: {self._whole_line}")
 
     def _take_line(self) -> bytes:
-        """Look at the first line, once; give what follows it."""
+        """Check the first line, once, and return the bytes after it."""
         self._has_line = True
         line, _, rest = bytes(self._data).partition(b"\n")
         if is_json(line):
@@ -50,15 +50,15 @@ class JSONBody:
         return rest
 
     def take(self) -> bytes:
-        """Return the whole body."""
+        """Return the bytes of the body."""
         return bytes(self._data)
 
 
 def decode_body(body: bytes) -> Any:
-    """Return the JSON in a body; blank lines before it (DeepSeek sends them while the request waits) are skipped.
+    """Decode the JSON in a body. Blank lines before it are skipped: DeepSeek sends them while the request waits.
 
     Raises:
-        EndpointProtocolError: it is not JSON.
+        EndpointProtocolError: the body is not JSON.
     """
     try:
         return decode_object(body.strip())
@@ -67,10 +67,10 @@ def decode_body(body: bytes) -> Any:
 
 
 def split_answer(value: Any) -> list[ChatCompletionChunk]:
-    """Return a whole answer as two chunks: everything it says, then finish_reason and usage.
+    """Split a whole answer into two chunks: one with its content, one with finish_reason and usage.
 
     Raises:
-        EndpointProtocolError: it has no choices.
+        EndpointProtocolError: the answer has no choices.
     """
     if not isinstance(value, dict) or not isinstance(value.get("choices"), list) or not value["choices"]:
         raise EndpointProtocolError(f"expected a JSON answer with choices, got {excerpt(msgspec.json.encode(value))}")
@@ -93,6 +93,6 @@ def is_json(data: bytes) -> bool:
 
 
 def excerpt(data: bytes, size: int = 80) -> str:
-    """Return the beginning of ``data`` for an error's text, and how long it is."""
+    """Return the first ``size`` bytes of ``data`` for an error text, and its length if it is longer."""
     text = data[:size].decode("utf-8", "replace")
     return repr(text) if len(data) <= size else f"{text!r} ... ({len(data)} bytes)"

@@ -1,7 +1,7 @@
-"""Chunks that don't fit OpenAI's types, read for what they still say.
+"""Lenient decoding of chunks that don't fit OpenAI's types.
 
-The typed decoder refuses a chunk as a whole when one field has another type. This is the way round it: decode without types, keep
-what can be understood, drop the rest. It costs ten times as much, and only such chunks pay it.
+The typed decoder refuses a whole chunk if one field has another type. The functions here decode without types, keep what they
+understand and drop the rest. That costs ten times as much, and only such chunks pay it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from streamco.openai_types import (
 
 __all__ = ["CumulativeText", "build_chunk", "build_usage", "decode_object", "find_usage"]
 
-_MAX_LEVELS = 100  # real answers have ten; what walks a value calls itself a level, and Python's stack is the caller's too
-_MAX_DIGITS = 18  # of integers that fit 64 bits whatever the digits are
+_MAX_LEVELS = 100  # real answers have ten; walking a value recurses once a level, on a stack that the caller uses too
+_MAX_DIGITS = 18  # integers of up to 18 digits fit 64 bits
 
 _Details = TypeVar("_Details", PromptTokensDetails, CompletionTokensDetails)
 
@@ -34,7 +34,7 @@ def decode_object(data: bytes) -> Any:
     """Decode JSON that may hold invalid UTF-8, lone surrogates, NaN or raw control characters.
 
     Raises:
-        ValueError: it is not JSON at all, or nested deeper than 100 levels.
+        ValueError: it is not JSON at all, or it is nested deeper than 100 levels.
     """
     try:
         value = _decode_strict(data)
@@ -47,7 +47,7 @@ def decode_object(data: bytes) -> Any:
 
 
 def _decode_strict(data: bytes) -> Any:
-    """Return the value, None where it is null or where there is a fault in it."""
+    """Return the value; None if it is null or has a fault."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -55,12 +55,12 @@ def _decode_strict(data: bytes) -> Any:
 
 
 def _read_integer(digits: str) -> int | float:
-    """Long ones become floats: ``int`` refuses thousands of digits, and an answer has no use for them."""
+    """Return an integer; a float if it is long, because ``int`` refuses thousands of digits and no answer needs them."""
     return int(digits) if len(digits) <= _MAX_DIGITS else float(digits)
 
 
 def _check_depth(value: Any, data: bytes) -> Any:
-    """Give the value back, level by level looked at where its text has brackets enough to be deep."""
+    """Return the value if it isn't too deep. It is walked only if its text has enough brackets to be too deep."""
     if data.count(b"[") + data.count(b"{") <= _MAX_LEVELS:
         return value
     level = [value]
@@ -77,7 +77,7 @@ def _too_deep() -> ValueError:
 
 
 def _repair_text(value: Any) -> Any:
-    """Replace lone surrogates, which no encoder takes, and join those that an escape had split."""
+    """Replace lone surrogates, because no encoder takes them, and join pairs that escapes had split."""
     match value:
         case str():
             return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
@@ -89,7 +89,7 @@ def _repair_text(value: Any) -> Any:
 
 
 def build_chunk(value: dict[str, Any]) -> ChatCompletionChunk:
-    """Return the chunk in a decoded object. Chat deltas, whole messages and the ``text`` of legacy completions all become deltas."""
+    """Build a chunk from a decoded object. Chat deltas, whole messages and the ``text`` of legacy completions all become deltas."""
     choices = value.get("choices")
     return ChatCompletionChunk(
         id=_text(value.get("id")) or "",
@@ -103,12 +103,12 @@ def build_chunk(value: dict[str, Any]) -> ChatCompletionChunk:
 
 
 def find_usage(value: dict[str, Any]) -> CompletionUsage | None:
-    """Return the token counts of a decoded chunk: its ``usage``, else Groq's under ``x_groq``."""
+    """Return the token counts of a decoded chunk: its ``usage``, else Groq's under ``x_groq``; None if it has neither."""
     return build_usage(value.get("usage")) or build_usage(_get(value.get("x_groq"), "usage"))
 
 
 def build_usage(value: Any) -> CompletionUsage | None:
-    """Token counts, None when there are none; counts that are null or of another type are 0."""
+    """Build token counts from a decoded ``usage``; None if it isn't an object. Counts that are null or of another type are 0."""
     if not isinstance(value, dict):
         return None
     prompt = value.get("prompt_tokens_details")
@@ -131,7 +131,7 @@ def _details(kind: type[_Details], value: Any) -> _Details | None:
 def _build_choice(value: dict[str, Any]) -> ChunkChoice:
     delta = value.get("delta")
     if not isinstance(delta, dict):
-        delta = value.get("message")  # a whole message, as Perplexity and non-streamed answers have it
+        delta = value.get("message")  # a whole message: Perplexity, and answers that were not streamed
     if not isinstance(delta, dict):
         delta = {"content": value.get("text")}  # legacy completions
     token_ids = value.get("token_ids")
@@ -162,7 +162,7 @@ def _build_delta(value: dict[str, Any]) -> ChoiceDelta:
 
 
 def _split_content(value: Any) -> tuple[str | None, str | None]:
-    """Text and thinking of a content that may be a list of parts (Mistral: ``text`` and ``thinking`` parts, the latter nested)."""
+    """Return text and thinking of a content. It may be a list of parts (Mistral: ``text`` parts, and nested ``thinking`` parts)."""
     if not isinstance(value, list):
         return _text(value), None
     text: list[str] = []
@@ -192,20 +192,20 @@ def _build_function(value: Any) -> FunctionDelta | None:
     if not isinstance(value, dict):
         return None
     arguments = value.get("arguments")
-    if isinstance(arguments, dict | list):  # decoded already, as Ollama sends them
+    if isinstance(arguments, dict | list):  # Ollama sends an object in place of a string
         arguments = msgspec.json.encode(arguments).decode()
     return FunctionDelta(name=_text(value.get("name")), arguments=_text(arguments))
 
 
 def _text(value: Any) -> str | None:
-    """Return a string; numbers and booleans where a string should be are written as JSON; anything else is None."""
+    """Return a string. A number or boolean in its place is written as JSON, anything else is None."""
     if isinstance(value, str):
         return value
     return msgspec.json.encode(value).decode() if isinstance(value, bool | int | float) else None
 
 
 def _count(value: Any) -> int:
-    """Return a whole number out of 3, 3.0 or "3"; 0 for anything else, and for what no counter reaches."""
+    """Return the whole number in 3, 3.0 or "3"; 0 for anything else and for numbers that no counter reaches."""
     if isinstance(value, str) and len(value) <= _MAX_DIGITS and value.isascii() and value.isdigit():
         return int(value)
     return int(value) if isinstance(value, int | float) and abs(value) < 10**_MAX_DIGITS else 0
@@ -216,32 +216,32 @@ def _get(value: Any, key: str) -> Any:
 
 
 class CumulativeText:
-    """Cuts from each content what was given before.
+    """Turns contents that repeat the text so far into increments.
 
-    Text that the server revised can't be taken back from a reader: as long as it does not continue what was given, nothing is given.
+    A reader can't take text back. If the server revises its text, nothing is passed on until a content continues the text passed on before.
     """
 
     def __init__(self) -> None:
-        self._given: dict[int, str] = {}  # by choice
+        self._passed: dict[int, str] = {}  # text passed on so far, by choice
 
     @property
     def has_begun(self) -> bool:
-        """True if anything was given of the first choice."""
-        return 0 in self._given
+        """True if any text of the first choice was passed on."""
+        return 0 in self._passed
 
     def begin(self, text: str) -> None:
-        """Take what the first choice was given as proper deltas before its first repetition."""
-        self._given[0] = text
+        """Set the text that the first choice had in proper deltas, before its first repetition."""
+        self._passed[0] = text
 
     def keep_new(self, chunk: ChatCompletionChunk) -> None:
-        """Change the chunk's contents, each the text so far, to what is new in them."""
+        """Reduce the contents of a chunk, each the whole text so far, to what is new in them."""
         for choice in chunk.choices:
             content = choice.delta.content
             if not content:
                 continue
-            known = self._given.get(choice.index, "")
+            known = self._passed.get(choice.index, "")
             if content.startswith(known):
-                self._given[choice.index] = content
+                self._passed[choice.index] = content
                 choice.delta.content = content[len(known) :]
             else:
                 choice.delta.content = None

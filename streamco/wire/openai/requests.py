@@ -26,16 +26,16 @@ def build_chat_request(
     include_usage: bool = True,
     max_tokens_field: MaxTokensField = "max_tokens",
 ) -> dict[str, Any]:
-    """Return the body of ``POST /v1/chat/completions``: a new dict; the caller's objects are not changed.
+    """Build the body of ``POST /v1/chat/completions``, a new dict; the caller's objects are not changed.
 
     Args:
-        messages: the conversation, passed on as it is.
+        messages: the conversation, passed on unchanged.
         model: the model's name; None leaves it out.
-        stream: ask for events.
-        sampling: options that are None are left out.
-        extra: further fields; they win over everything but ``stream``.
-        include_usage: ask for a last event with token counts (``stream_options``); other stream options in ``extra`` are kept.
-        max_tokens_field: what the server calls the limit; OpenAI's reasoning models refuse ``max_tokens``.
+        stream: ask for a stream of events.
+        sampling: sampling options; those that are None are left out.
+        extra: further fields; they override every other field except ``stream``.
+        include_usage: ask for a last event with token counts (``stream_options``). Other stream options in ``extra`` are kept.
+        max_tokens_field: the server's name for the limit. OpenAI's reasoning models refuse ``max_tokens``.
     """
     body: dict[str, Any] = {"messages": list(messages)}
     if model is not None:
@@ -53,7 +53,7 @@ def build_completion_request(
     extra: Mapping[str, Any] | None = None,
     include_usage: bool = True,
 ) -> dict[str, Any]:
-    """Return the body of ``POST /v1/completions``, the prompt as text or token ids; otherwise as ``build_chat_request``."""
+    """Build the body of ``POST /v1/completions``. The prompt is text or token ids; the rest is as in ``build_chat_request``."""
     body: dict[str, Any] = {"prompt": prompt if isinstance(prompt, str) else list(prompt)}
     if model is not None:
         body["model"] = model
@@ -62,7 +62,7 @@ def build_completion_request(
 
 
 def encode_request(body: Mapping[str, Any]) -> bytes:
-    """Return a body as JSON bytes.
+    """Encode a body as JSON.
 
     Raises:
         TypeError: a value has no JSON form.
@@ -85,7 +85,7 @@ def _finish(body: dict[str, Any], stream: bool, extra: Mapping[str, Any] | None,
     body.update(extra or {})
     body["stream"] = stream
     if not stream:
-        body.pop("stream_options", None)  # OpenAI refuses it without stream
+        body.pop("stream_options", None)  # OpenAI refuses this field without stream
     elif include_usage:
         body["stream_options"] = {"include_usage": True, **(body.get("stream_options") or {})}
     return body

@@ -1,7 +1,7 @@
 """OpenAI's streamed answers: bytes in, chunk objects out.
 
-One event costs one typed decode and a handful of attribute reads. What doesn't fit the types, and what carries no content (errors,
-whole messages, usage under another name), takes a slower way round: see ``tolerant``.
+One event costs one typed decode and a handful of attribute reads. Events that don't fit the types, and events without content (errors,
+whole messages, usage under another name), take a slower path: see ``lenient_decode``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from streamco.wire.sse import SSEParser
 
 __all__ = ["Api", "ChatStreamParser", "ONE_TOKEN", "estimate_delta", "estimate_tokens"]
 
-ONE_TOKEN = 10  # characters: a piece up to this long counts as one token
+ONE_TOKEN = 10  # characters; a piece up to this length counts as one token
 _BYTES_A_TOKEN = 4  # UTF-8 bytes of a token in longer pieces; OpenAI's rule of thumb, and a CJK character is 3 bytes
 
 
@@ -29,8 +29,8 @@ def estimate_tokens(text: str) -> int:
     """Estimate the tokens in a piece of streamed text, for servers that don't send token ids.
 
     The estimate is 0 for no text, 1 for up to 10 characters, else one token for every 4 bytes of UTF-8. Most servers send one token an
-    event; those that bundle tokens (Mistral, Gemini, Anthropic through gateways) send longer pieces. Over 114 recorded streams whose usage
-    hides no reasoning, the median error of a whole answer is 16 %; other lengths (8 to 24) and sizes (3.5 to 5) do no better.
+    event. Some bundle tokens (Mistral, Gemini, Anthropic through gateways) and send longer pieces. Over 114 recorded streams with a usage
+    that hides no reasoning, the median error of a whole answer is 16 %. Other lengths (8 to 24) and sizes (3.5 to 5) do no better.
     """
     if len(text) <= ONE_TOKEN:
         return 1 if text else 0
@@ -39,7 +39,7 @@ def estimate_tokens(text: str) -> int:
 
 
 def estimate_delta(delta: ChoiceDelta) -> int:
-    """Tokens in everything a delta holds: content, reasoning (under two names it is one text), refusal, tool calls."""
+    """Estimate the tokens in everything a delta holds: content, reasoning (one text under two names), refusal, tool calls."""
     tokens = estimate_tokens(delta.content or "") + estimate_tokens(delta.reasoning_content or delta.reasoning or "")
     tokens += estimate_tokens(delta.refusal or "")
     functions = [call.function for call in delta.tool_calls or ()]
@@ -56,59 +56,62 @@ _DONE = b"[DONE]"
 class ChatStreamParser:
     """Turns the body of one streamed answer into chunks.
 
-    Nothing the peer sends makes ``feed`` raise: a failure is left in ``error``, after the chunks before it were returned, and ends
-    the stream. ``close`` raises it. ``error.partial`` is always the text of the chunks that were returned.
+    Nothing that the server sends makes ``feed`` raise. A failure ends the stream and is stored in ``error``, after the chunks before it
+    were returned; ``close`` raises it. ``error.partial`` is always the text of the chunks that were returned.
+
+    A server may repeat the whole text so far in a growing ``message`` (Perplexity). If such an event has no ``delta``, the chunk holds
+    only what is new.
 
     Args:
-        endpoint: name for errors.
+        endpoint: the endpoint's name in errors.
         limits: ``event_bytes``, ``answer_bytes`` and, for a body that turns out to be JSON instead of events, ``body_bytes``.
-        api: "chat", or "completions": legacy text completions come out as chat chunks with the text as ``delta.content``.
+        api: "chat" or "completions". Legacy text completions come out as chat chunks with the text as ``delta.content``.
     """
 
     def __init__(self, *, endpoint: str = "", limits: Limits = _LIMITS, api: Api = "chat") -> None:
         self.endpoint = endpoint
         self.limits = limits
         self.tokens = 0
-        """Content tokens (text, reasoning, tool calls) in the chunks given last: ids where the server tells them, else estimated."""
+        """Content tokens (text, reasoning, tool calls) in the chunks returned last: counted if the server sends ids, else estimated."""
         self.finish_reason: str | None = None
-        """The first choice's; another's while the first has none."""
+        """Finish reason of the first choice; of another choice as long as the first has none."""
         self.usage: CompletionUsage | None = None
-        """The last usage the server sent."""
+        """The last usage that the server sent."""
         self.is_done = False
-        """The server said that nothing more comes ([DONE])."""
+        """True after the server has sent [DONE]: nothing more comes."""
         self.error: EndpointError | None = None
-        """Why the answer can't go on: an error event, malformed bytes, a limit."""
+        """The reason why the answer can't go on: an error event, malformed bytes, a limit."""
         self._decode = decode_chat_chunk if api == "chat" else decode_text_chunk
         self._sse = SSEParser(limit_bytes=limits.event_bytes)
-        self._answer_bytes = limits.answer_bytes  # what is left of the limit
+        self._answer_bytes = limits.answer_bytes  # bytes left of the limit
         self._text: list[str] = []  # content of the first choice
         self._seen: set[int] = set()  # indexes of choices
         self._finished: set[int] = set()
         self._cumulative = CumulativeText()
-        self._is_streaming = False  # events are coming: not before the first, not in a JSON body, not after the end
+        self._is_streaming = False  # False before the first event, in a JSON body and after the end
         self._body: JSONBody | None = None
 
     @property
     def is_complete(self) -> bool:
-        """The answer is whole: every choice has its finish_reason, or the server said [DONE]."""
+        """True if the answer is whole: every choice has its finish_reason, or the server sent [DONE]."""
         return self.is_done or (bool(self._finished) and self._seen <= self._finished)
 
     @property
     def events(self) -> int:
-        """Events so far, of any kind."""
+        """Number of events so far, of any kind."""
         return self._sse.events
 
     @property
     def comments(self) -> int:
-        """Comment lines so far: keep-alives, which prove that the server lives and are no content."""
+        """Number of comment lines so far. They are keep-alives: they show that the server is alive, and are not content."""
         return self._sse.comments
 
     def partial_text(self) -> str:
-        """Return the text of the first choice in all chunks given so far, reasoning not included."""
+        """Return the text of the first choice in all chunks returned so far, without reasoning."""
         return "".join(self._text)
 
     def feed(self, data: bytes) -> list[ChatCompletionChunk]:
-        """Take bytes of the body, give the chunks they complete; look at ``error`` and ``is_done`` afterwards."""
+        """Take bytes of the body and return the chunks that they complete. Check ``error`` and ``is_done`` afterwards."""
         self.tokens = 0
         if not self._is_streaming:
             data = self._begin(data)
@@ -126,11 +129,11 @@ class ChatStreamParser:
         return self._read(payloads) if payloads else []
 
     def close(self) -> list[ChatCompletionChunk]:
-        """Take the end of the body; give the chunks of a last event that lacks its blank line, or of a body that is one JSON answer.
+        """Take the end of the body. Return the chunks of a last event without its blank line, or of a body that is one JSON answer.
 
         Raises:
             EndpointError: ``error``, or the answer is truncated: neither a finish_reason nor [DONE] came. An unfinished last event is
-                not given then.
+                dropped then.
         """
         self.tokens = 0
         chunks = self._flush() if self.error is None and not self.is_done else []
@@ -142,9 +145,9 @@ class ChatStreamParser:
         return chunks
 
     def parse_body(self, body: bytes) -> list[ChatCompletionChunk]:
-        """Read a whole answer that was not streamed, as chunks: what it says first, then finish_reason and usage.
+        """Read a whole answer that was not streamed. Return one chunk with its content and one with finish_reason and usage.
 
-        Like ``feed`` it leaves failures in ``error``. Blank lines before the JSON are skipped.
+        Like ``feed`` it stores failures in ``error``. Blank lines before the JSON are skipped.
         """
         self.tokens = 0
         try:
@@ -163,7 +166,7 @@ class ChatStreamParser:
         return chunks
 
     def _begin(self, data: bytes) -> bytes:
-        """Bytes outside of a stream: blank ones before it, a JSON body's, those after the end; give what belongs to the stream."""
+        """Handle bytes outside of a stream: blanks before it, a JSON body, bytes after the end. Return the bytes of the stream."""
         if self.error is not None or self.is_done:
             return b""
         if self._body is None:
@@ -187,16 +190,16 @@ class ChatStreamParser:
         except EndpointProtocolError as exc:
             self._fail(exc)
             return []
-        given = len(self._text)
+        returned = len(self._text)
         chunks = self._read([payload for payload in payloads if is_json(payload) or payload.strip() == _DONE])
-        if self.error is not None or not self.is_complete:  # close raises: nobody is given these chunks
-            del self._text[given:]
+        if self.error is not None or not self.is_complete:  # close raises, so these chunks are never returned
+            del self._text[returned:]
         if self.error is not None:
             self.error.partial = self.partial_text()
         return chunks
 
     def _read(self, payloads: list[bytes]) -> list[ChatCompletionChunk]:
-        """Decode and account for events; the branch for the first choice's plain content or reasoning is the hot path."""
+        """Decode and count events. The branch for plain content or reasoning of the first choice is the hot path."""
         chunks: list[ChatCompletionChunk] = []
         decode = self._decode
         tokens = 0
@@ -234,13 +237,13 @@ class ChatStreamParser:
         return chunks
 
     def _check_end(self) -> None:
-        """[DONE] without a single choice is another API's stream, or an answer that never began."""
+        """Fail at [DONE] without a single choice: it is the stream of another API, or an answer that never began."""
         if not self._seen:
             self.is_done = False
             self._fail(EndpointProtocolError(f"expected chunks with choices before [DONE], got {self.events} events without"))
 
     def _read_untyped(self, payload: bytes) -> ChatCompletionChunk | None:
-        """Return an event that the typed decoder refused; None when there is nothing to give for it."""
+        """Return the chunk of an event that the typed decoder refused; None if it gives no chunk."""
         payload = payload.strip()
         if payload == _DONE:
             self.is_done = True
@@ -253,9 +256,14 @@ class ChatStreamParser:
         return self._read_non_content(build_chunk(value), payload, is_built=True)
 
     def _read_non_content(self, chunk: ChatCompletionChunk, payload: bytes, *, is_built: bool = False) -> ChatCompletionChunk | None:
-        """Return an event that is not plain content: account for it; look without types at one that seems empty. None: drop it.
+        """Count an event that is not plain content, and return its chunk; None drops it.
 
-        ``is_built``: the chunk came from ``build_chunk``, not from the typed decoder.
+        A chunk that seems empty is decoded again without types, because it may hold an error or Groq's usage.
+
+        Args:
+            chunk: the decoded event.
+            payload: the event's bytes.
+            is_built: the chunk comes from ``build_chunk``, not from the typed decoder.
         """
         is_whole = bool(chunk.choices) and b'"delta"' not in payload and b'"message"' in payload
         if is_whole:
@@ -278,7 +286,7 @@ class ChatStreamParser:
         return chunk if is_known and not (is_empty and self.error is not None) else None
 
     def _decode_lenient(self, payload: bytes) -> dict[str, Any]:
-        """Return an event's object without types; empty when it is none, and ``error`` is set when it isn't JSON."""
+        """Decode an event's object without types. Return {} for other JSON values; if it isn't JSON, set ``error`` too."""
         try:
             value = decode_object(payload)
         except ValueError:
@@ -301,7 +309,7 @@ class ChatStreamParser:
                     self.finish_reason = choice.finish_reason
 
     def _record_error(self, value: Any, *, otherwise: str | None = None) -> bool:
-        """Leave an in-band error in ``error``; False when ``value`` holds none and there is no ``otherwise``."""
+        """Store an in-band error in ``error``; return False if ``value`` holds none and there is no ``otherwise``."""
         error = find_error(value)
         if error is None:
             error = otherwise
