@@ -32,7 +32,7 @@ from streamco import SpeculationOptions
 from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.policies.mode_switch import RoundConditions, predict_rates
-from streamco.policies.window import LONGEST, Static
+from streamco.policies.window import MAX_WINDOW, Static
 from streamco.sim.fleet.drafting_device import DraftingDevice
 from streamco.sim.single.answer import SpeculationOutcome, simulate_answer
 from streamco.sim.single.faulty_verifier import FaultyLink, JudgingServer
@@ -173,7 +173,7 @@ def likely(cell: Cell) -> list[int]:
         )
         return predict_rates(conditions).waiting
 
-    return sorted(range(1, LONGEST + 1), key=rate, reverse=True)[:TRIED]
+    return sorted(range(1, MAX_WINDOW + 1), key=rate, reverse=True)[:TRIED]
 
 
 def rows_of(found: Sequence[Found], about: str) -> Iterator[Row]:

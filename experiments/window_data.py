@@ -30,7 +30,7 @@ from msgspec.structs import asdict, replace
 from experiments.window_crowds import draw_crowd, run_crowd, with_tpot
 from experiments.window_worlds import Pace, WindowWorld, draw_world, run_fused, run_policy
 from streamco.errors import ConfigError
-from streamco.policies.learned_window import SHORTEST_DRAFT
+from streamco.policies.learned_window import MIN_DRAFT
 from streamco.policies.window import DEFAULT, SMOOTHING, WindowState
 
 __all__ = ["FIELDS", "FUSED", "WINDOWS", "Watching", "check_world", "examine", "examine_crowd", "settings_of"]
@@ -72,7 +72,7 @@ def examine(seed: int, number: int) -> dict[str, object]:
         paces.append(run_policy(world, policy, is_adaptive=False)[0])
         rows += _rows(window, policy.seen, dice)
     policy = Watching(FUSED, DEFAULT)
-    run_policy(world, policy, is_adaptive=True, smoothing=SMOOTHING, shortest=SHORTEST_DRAFT)
+    run_policy(world, policy, is_adaptive=True, smoothing=SMOOTHING, min_window=MIN_DRAFT)
     rows += _rows(0, policy.seen, dice)
     return {"seed": seed, "number": number, "world": settings_of(world), "paces": [_figures(pace) for pace in paces], "rows": rows}
 
@@ -88,7 +88,7 @@ def examine_crowd(seed: int, number: int) -> dict[str, object]:
         rows += _rows(window, with_tpot(policy.seen, fused.tpot), dice)
     policy = Watching(FUSED, DEFAULT)
     run_crowd(settings, "auto", policy, seed=number)
-    rows += _rows(0, [replace(state, previous=max(SHORTEST_DRAFT, state.previous)) for state in policy.seen], dice)
+    rows += _rows(0, [replace(state, previous=max(MIN_DRAFT, state.previous)) for state in policy.seen], dice)
     return {"seed": seed, "number": number, "world": settings, "paces": [_figures(pace) for pace in paces], "rows": rows}
 
 

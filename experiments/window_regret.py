@@ -24,7 +24,7 @@ import numpy as np
 
 from experiments.window_data import NICE, check_world, settings_of
 from experiments.window_worlds import draw_world, run_policy
-from streamco.policies.learned_window import SHORTEST_DRAFT, Adaptive
+from streamco.policies.learned_window import MIN_DRAFT, Adaptive
 from streamco.policies.mode_switch import Predicted
 from streamco.policies.window import SMOOTHING, Confident, Dynamic, Static, WindowPolicy
 
@@ -55,7 +55,7 @@ def share(line: str) -> tuple[bool, dict[str, float]]:
             policy = Adaptive(may_fuse=is_adaptive) if name.startswith("adaptive") else make()
             is_learned = isinstance(policy, Adaptive)
             smoothing = SMOOTHING if name == "adaptive" else 1.0
-            pace, _ = run_policy(world, policy, is_adaptive=is_adaptive, smoothing=smoothing, shortest=SHORTEST_DRAFT if is_learned else 1)
+            pace, _ = run_policy(world, policy, is_adaptive=is_adaptive, smoothing=smoothing, min_window=MIN_DRAFT if is_learned else 1)
             found[f"{mode}/{name}"] = pace.rate / best
     return fused > windows, found
 

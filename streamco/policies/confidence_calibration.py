@@ -42,12 +42,12 @@ class ConfidenceCalibration:
         self._tried = [_PRIOR_TOKENS] * len(_CENTRES)
         self._held = [_PRIOR_TOKENS * chance for chance in believed]
 
-    def of(self, confidence: float) -> float:
+    def acceptance(self, confidence: float) -> float:
         """Of a token of this confidence to be accepted if it is judged, 0..1."""
         place = bisect_right(_EDGES, confidence)
         return min(_SUREST, self._held[place] / self._tried[place])
 
-    def note(self, confidence: float, *, is_accepted: bool) -> None:
+    def record(self, confidence: float, *, is_accepted: bool) -> None:
         """A token was judged for itself: everything in front of it had been accepted."""
         place = bisect_right(_EDGES, confidence)
         self._tried[place] = self._tried[place] * _MEMORY + 1.0

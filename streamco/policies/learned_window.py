@@ -32,12 +32,12 @@ from msgspec import Struct
 from numpy.typing import ArrayLike, NDArray
 
 from streamco.errors import ConfigError
-from streamco.policies.window import DEFAULT, LONGEST, WindowState, is_fused
+from streamco.policies.window import DEFAULT, MAX_WINDOW, WindowState, is_fused
 
-__all__ = ["INPUTS", "SHORTEST_DRAFT", "Adaptive", "Layer", "WindowNet", "WindowWeights", "inputs_of", "packaged_weights"]
+__all__ = ["INPUTS", "MIN_DRAFT", "Adaptive", "Layer", "WindowNet", "WindowWeights", "inputs_of", "packaged_weights"]
 
 INPUTS = ("queue_depth", "acceptance", "wait_steps", "draft_steps", "hit_rate", "slowdown", "previous")
-SHORTEST_DRAFT = 2  # tokens: what is drafted while fused mode is proposed, for a round that is tried all the same
+MIN_DRAFT = 2  # tokens: what is drafted while fused mode is proposed, for a round that is tried all the same
 _FURTHEST = 2  # windows: as far goes the surest draft
 _HEARD = 8.0  # rounds until what drafts are sure of is believed
 _LEAST = 1e-3  # steps of the target; a link can't be felt below
@@ -133,7 +133,7 @@ class Adaptive:
 
     Args:
         first: tokens of the first round, and while the times aren't known.
-        longest: tokens.
+        max_window: tokens.
         may_fuse: the remote side can generate alone; False: fused mode is never proposed.
         weights: of the network; None: the packaged ones.
     """
@@ -141,11 +141,11 @@ class Adaptive:
     name = "adaptive"
 
     def __init__(
-        self, first: int = DEFAULT, *, longest: int = LONGEST, may_fuse: bool = True, weights: WindowWeights | None = None
+        self, first: int = DEFAULT, *, max_window: int = MAX_WINDOW, may_fuse: bool = True, weights: WindowWeights | None = None
     ) -> None:
-        if not SHORTEST_DRAFT <= first <= longest:
-            raise ConfigError(f"adaptive window: expected {SHORTEST_DRAFT} <= first <= longest, got {first} and {longest}")
-        self.first, self.longest, self.may_fuse = first, longest, may_fuse
+        if not MIN_DRAFT <= first <= max_window:
+            raise ConfigError(f"adaptive window: expected {MIN_DRAFT} <= first <= max_window, got {first} and {max_window}")
+        self.first, self.max_window, self.may_fuse = first, max_window, may_fuse
         self._net = WindowNet(weights or packaged_weights())
 
     def propose(self, state: WindowState) -> float:
@@ -155,15 +155,15 @@ class Adaptive:
         verdict, window = self._net.reckon(inputs_of(state))
         if self.may_fuse and is_fused(verdict):
             return verdict
-        return min(float(self.longest), max(float(SHORTEST_DRAFT), window))
+        return min(float(self.max_window), max(float(MIN_DRAFT), window))
 
-    def longest_draft(self, state: WindowState, window: int) -> int:
+    def max_draft_tokens(self, state: WindowState, window: int) -> int:
         """See ``window.Stopping``."""
-        return max(window, min(self.longest, _FURTHEST * window)) if state.rounds >= _HEARD else window
+        return max(window, min(self.max_window, _FURTHEST * window)) if state.rounds >= _HEARD else window
 
-    def least_chance(self, state: WindowState, window: float) -> float:
+    def min_acceptance(self, state: WindowState, window: float) -> float:
         """See ``window.Stopping``: that of as many usual tokens, to the nearest one."""
-        return math.pow(state.chance, window - 0.5) if state.rounds >= _HEARD else 0.0
+        return math.pow(state.calibrated_acceptance, window - 0.5) if state.rounds >= _HEARD else 0.0
 
 
 def inputs_of(state: WindowState) -> tuple[float, ...]:

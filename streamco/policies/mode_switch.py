@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from streamco.config import READING
 from streamco.errors import ConfigError
 from streamco.policies.acceptance import expected_tokens
-from streamco.policies.window import DEFAULT, LONGEST, WindowState, is_fused
+from streamco.policies.window import DEFAULT, MAX_WINDOW, WindowState, is_fused
 
 __all__ = ["RoundConditions", "Mode", "ModeSwitch", "Predicted", "Rates", "best_window", "predict_rates", "round_seconds"]
 
@@ -140,14 +140,14 @@ def predict_rates(conditions: RoundConditions) -> Rates:
     return Rates(1.0 / conditions.draft_step, remote, waiting, parallel)
 
 
-def best_window(conditions: RoundConditions, *, is_parallel: bool, longest: int = LONGEST) -> int:
-    """Return the window of 1 to ``longest`` tokens with the highest predicted rate; of equal ones the shortest."""
+def best_window(conditions: RoundConditions, *, is_parallel: bool, max_window: int = MAX_WINDOW) -> int:
+    """Return the window of 1 to ``max_window`` tokens with the highest predicted rate; of equal ones the shortest."""
 
     def rate(window: int) -> float:
         rates = predict_rates(replace(conditions, window=window, round_tokens=None))
         return rates.parallel if is_parallel else rates.waiting
 
-    return max(range(1, longest + 1), key=lambda window: (rate(window), -window))
+    return max(range(1, max_window + 1), key=lambda window: (rate(window), -window))
 
 
 class ModeSwitch:
@@ -186,7 +186,7 @@ class ModeSwitch:
         conditions: RoundConditions,
         *,
         window: float | None = None,
-        has_weighed: bool = False,
+        policy_decides: bool = False,
         opening: float = 0.0,
         return_time: float = 0.0,
     ) -> Mode:
@@ -207,7 +207,7 @@ class ModeSwitch:
         if rates.speculative <= 0.0:
             return self._vote("remote", at_once=True)
         self._worst = max(0.0, round_seconds(conditions, is_parallel=False) - conditions.remote_step)
-        pays = (has_weighed or rates.speculative > rates.remote) and not is_fused(conditions.window if window is None else window)
+        pays = (policy_decides or rates.speculative > rates.remote) and not is_fused(conditions.window if window is None else window)
         mode = self._vote("speculate" if pays else "remote")
         self._is_drafting = mode == "speculate" and self._has_credit(conditions, opening)
         if mode == "remote" and not pays:
@@ -259,18 +259,19 @@ class Predicted(Struct, frozen=True, tag="predicted"):
 
     Args:
         first: tokens of the first round, and while the times aren't known.
-        shortest, longest: tokens. Below 2 is fused mode, which is for ``ModeSwitch`` to say.
+        min_window, max_window: tokens. Below 2 is fused mode, which is for ``ModeSwitch`` to say.
     """
 
     first: int = DEFAULT
-    shortest: int = 2
-    longest: int = LONGEST
+    min_window: int = 2
+    max_window: int = MAX_WINDOW
 
     def __post_init__(self) -> None:
         """Refuse bounds that exclude each other."""
-        if not 1 <= self.shortest <= self.first <= self.longest:
+        if not 1 <= self.min_window <= self.first <= self.max_window:
             raise ConfigError(
-                f"predicted window: expected 1 <= shortest <= first <= longest, got {self.shortest}, {self.first} and {self.longest}"
+                "predicted window: expected 1 <= min_window <= first <= max_window, "
+                f"got {self.min_window}, {self.first} and {self.max_window}"
             )
 
     @property
@@ -291,4 +292,4 @@ class Predicted(Struct, frozen=True, tag="predicted"):
             hit_rate=state.hit_rate,
             slowdown=state.slowdown,
         )
-        return float(max(self.shortest, best_window(conditions, is_parallel=True, longest=self.longest)))
+        return float(max(self.min_window, best_window(conditions, is_parallel=True, max_window=self.max_window)))

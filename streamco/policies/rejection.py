@@ -9,8 +9,8 @@ outcome of its own, and the last position has (1 - alpha) alpha^t like the other
 factor of an ordinary token, 1 - c with c the mean confidence; then a draft of ordinary tokens has the base distribution, a sure one is
 more likely to be accepted whole. Without a measured mean, c = alpha: a draft model that is as sure as it is right.
 
-Where the chance of each token is known by itself (``chances``), ``chain_rejection`` needs no such form: the first rejection is at a
-position if all in front of it are accepted and it is not. ``bench/speculate.py`` has both.
+If the acceptance of each token is known by itself, ``chain_rejection`` needs no such form: the first rejection is at a position if all
+tokens before it are accepted and it is not. ``bench/speculate.py`` compares both.
 
 A *branch* is a guess of the whole verdict, where it rejects and what it puts there, and the draft goes on behind it. ``rank_branches``
 says how likely each guess is, ``schedule_branches`` how many are drafted in the time the verdict takes, and how many of them side by side:
@@ -134,7 +134,7 @@ def forecast_rejection(acceptance: float, confidences: Sequence[float], mean_con
     return RejectionForecast(tuple(weight / total for weight in adjusted), all_accepted * (1.0 - mean) / total)
 
 
-def chain_rejection(chances: Sequence[float]) -> RejectionForecast:
+def chain_rejection(acceptance_by_token: Sequence[float]) -> RejectionForecast:
     """Return the distribution of the first rejection where each token's chance to be accepted is known.
 
     Args:
@@ -144,7 +144,7 @@ def chain_rejection(chances: Sequence[float]) -> RejectionForecast:
         ConfigError: one outside 0..1.
     """
     rejections, reached = [], 1.0
-    for chance in chances:
+    for chance in acceptance_by_token:
         check_share("chance", chance)
         rejections.append(reached * (1.0 - chance))
         reached *= chance

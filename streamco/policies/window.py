@@ -17,8 +17,8 @@ from msgspec import Struct
 from streamco.errors import ConfigError
 
 __all__ = [
-    "LONGEST",
-    "SHORTEST",
+    "MAX_WINDOW",
+    "MIN_WINDOW",
     "Confident",
     "Dynamic",
     "DecidesFusedMode",
@@ -30,7 +30,7 @@ __all__ = [
     "is_fused",
 ]
 
-SHORTEST, LONGEST = 1, 12  # tokens; section 4.4
+MIN_WINDOW, MAX_WINDOW = 1, 12  # tokens; section 4.4
 DEFAULT = 4  # tokens; DSD section 5.2, Synera section 5
 SMOOTHING = 0.4  # section 4.4, alpha there
 
@@ -64,7 +64,7 @@ class WindowState(Struct, frozen=True, kw_only=True):
     slowdown: float = 1.0
     rate: float = 0.0
     rounds: float = 0.0
-    chance: float = 0.0
+    calibrated_acceptance: float = 0.0
 
 
 class WindowPolicy(Protocol):
@@ -102,11 +102,11 @@ class DecidesFusedMode(Protocol):
 class EndsDraftsEarly(Protocol):
     """A policy that ends drafts where they are doubtful."""
 
-    def longest_draft(self, state: WindowState, window: int) -> int:
+    def max_draft_tokens(self, state: WindowState, window: int) -> int:
         """Return how far a draft goes that is never doubtful, tokens; ``window`` is rounded (``Stabiliser.settle``)."""
         ...
 
-    def least_chance(self, state: WindowState, window: float) -> float:
+    def min_acceptance(self, state: WindowState, window: float) -> float:
         """Return the chance of full acceptance, 0..1, below which a draft ends with its last token; 0: no draft ends early.
 
         ``window`` is smoothed, and not rounded (``Stabiliser.smoothed``).
@@ -147,20 +147,20 @@ class Dynamic(Struct, frozen=True, tag="dynamic"):
 
     Args:
         first: tokens of the first round.
-        shortest, longest: tokens; ``shortest`` 2 never falls into fused mode.
+        min_window, max_window: tokens; ``min_window`` 2 never falls into fused mode.
         raise_above: acceptance, 0..1.
         lower_below: acceptance, 0..1.
     """
 
     first: int = DEFAULT
-    shortest: int = SHORTEST
-    longest: int = LONGEST
+    min_window: int = MIN_WINDOW
+    max_window: int = MAX_WINDOW
     raise_above: float = 0.75
     lower_below: float = 0.25
 
     def __post_init__(self) -> None:
         """Refuse bounds that exclude each other."""
-        _check("dynamic window", self.shortest, self.first, self.longest)
+        _check("dynamic window", self.min_window, self.first, self.max_window)
         if not 0.0 <= self.lower_below <= self.raise_above <= 1.0:
             raise ConfigError(
                 f"dynamic window: expected 0 <= lower_below <= raise_above <= 1, got {self.lower_below} and {self.raise_above}"
@@ -176,7 +176,7 @@ class Dynamic(Struct, frozen=True, tag="dynamic"):
         change = 0
         if state.acceptance is not None:
             change = (state.acceptance > self.raise_above) - (state.acceptance < self.lower_below)
-        return float(min(self.longest, max(self.shortest, state.previous + change)))
+        return float(min(self.max_window, max(self.min_window, state.previous + change)))
 
 
 class Confident(Struct, frozen=True, tag="confident"):
@@ -188,19 +188,19 @@ class Confident(Struct, frozen=True, tag="confident"):
 
     Args:
         first: what drafts are taken to have before there were any, and where the times aren't known, tokens.
-        longest: tokens.
+        max_window: tokens.
         worth: steps that a token has to be worth.
         surest: no higher chance is asked for, 0..1: the first tokens are always worth a round.
     """
 
     first: int = DEFAULT
-    longest: int = 10
+    max_window: int = 10
     worth: float = 1.8
     surest: float = 0.6
 
     def __post_init__(self) -> None:
         """Refuse bounds that exclude each other."""
-        _check("confident window", 1, self.first, self.longest)
+        _check("confident window", 1, self.first, self.max_window)
         if self.worth <= 0.0 or not 0.0 <= self.surest <= 1.0:
             raise ConfigError(f"confident window: expected worth > 0 and surest of 0..1, got {self.worth} and {self.surest}")
 
@@ -211,13 +211,13 @@ class Confident(Struct, frozen=True, tag="confident"):
 
     def propose(self, state: WindowState) -> float:
         """Return the longest, once the times are known."""
-        return float(self.longest if state.rate > 0.0 and state.draft_step > 0.0 else self.first)
+        return float(self.max_window if state.rate > 0.0 and state.draft_step > 0.0 else self.first)
 
-    def longest_draft(self, state: WindowState, window: int) -> int:
+    def max_draft_tokens(self, state: WindowState, window: int) -> int:
         """Return the window is a limit."""
         return window
 
-    def least_chance(self, state: WindowState, window: float) -> float:
+    def min_acceptance(self, state: WindowState, window: float) -> float:
         """Return what a step is worth in tokens."""
         return min(self.surest, self.worth * state.rate * state.draft_step)
 
@@ -229,7 +229,7 @@ class Stabiliser:
 
     Args:
         smoothing: weight of the newest proposal, above 0 up to 1.
-        shortest, longest: tokens.
+        min_window, max_window: tokens.
 
     Attributes:
         smoothed: the mean of proposals, before rounding; None: none yet.
@@ -238,17 +238,17 @@ class Stabiliser:
         ConfigError: a smoothing or bounds out of range.
     """
 
-    def __init__(self, smoothing: float = SMOOTHING, *, shortest: int = SHORTEST, longest: int = LONGEST) -> None:
-        _check("stabiliser", shortest, longest)
+    def __init__(self, smoothing: float = SMOOTHING, *, min_window: int = MIN_WINDOW, max_window: int = MAX_WINDOW) -> None:
+        _check("stabiliser", min_window, max_window)
         if not 0.0 < smoothing <= 1.0:
             raise ConfigError(f"stabiliser: expected a smoothing above 0 up to 1, got {smoothing}")
         self._smoothing = smoothing
-        self._shortest, self._longest = shortest, longest
+        self._min_window, self._max_window = min_window, max_window
         self.smoothed: float | None = None
 
     def settle(self, proposal: float) -> int:
         """Return the window to use, tokens."""
-        clamped = min(float(self._longest), max(float(self._shortest), proposal))
+        clamped = min(float(self._max_window), max(float(self._min_window), proposal))
         self.smoothed = clamped if self.smoothed is None else self._smoothing * clamped + (1.0 - self._smoothing) * self.smoothed
         return int(self.smoothed + 0.5)
 
@@ -261,4 +261,4 @@ def is_fused(window: float) -> bool:
 def _check(name: str, *windows: int) -> None:
     """Windows of at least 1, ascending."""
     if windows[0] < 1 or list(windows) != sorted(windows):
-        raise ConfigError(f"{name}: expected 1 <= shortest <= first <= longest, got {', '.join(map(str, windows))}")
+        raise ConfigError(f"{name}: expected 1 <= min_window <= first <= max_window, got {', '.join(map(str, windows))}")

@@ -95,25 +95,25 @@ def test_it_is_a_window_policy_as_the_others() -> None:
     policies: list[WindowPolicy] = [Adaptive(), Static()]
     assert [policy.name for policy in policies] == ["adaptive", "static"]
     assert policies[0].first == 4
-    assert Adaptive(longest=5).propose(replace(KNOWN, acceptance=0.95)) <= 5.0
+    assert Adaptive(max_window=5).propose(replace(KNOWN, acceptance=0.95)) <= 5.0
 
 
 def test_a_draft_ends_as_doubtful_as_a_usual_one_of_its_window_and_goes_twice_as_far_at_most() -> None:
-    policy, state = Adaptive(longest=10), replace(KNOWN, rounds=30.0, chance=0.8)
+    policy, state = Adaptive(max_window=10), replace(KNOWN, rounds=30.0, calibrated_acceptance=0.8)
     assert isinstance(policy, EndsDraftsEarly)
-    assert 0.8**4 < policy.least_chance(state, 4.0) < 0.8**3, "the fourth of four usual tokens is the last"
-    assert [policy.longest_draft(state, window) for window in (2, 4, 5, 7)] == [4, 8, 10, 10]
+    assert 0.8**4 < policy.min_acceptance(state, 4.0) < 0.8**3, "the fourth of four usual tokens is the last"
+    assert [policy.max_draft_tokens(state, window) for window in (2, 4, 5, 7)] == [4, 8, 10, 10]
 
 
 def test_before_confidence_has_shown_what_it_is_worth_the_window_is_all_that_counts() -> None:
-    policy, state = Adaptive(), replace(KNOWN, rounds=3.0, chance=0.8)
-    assert (policy.longest_draft(state, 5), policy.least_chance(state, 5.0)) == (5, 0.0)
+    policy, state = Adaptive(), replace(KNOWN, rounds=3.0, calibrated_acceptance=0.8)
+    assert (policy.max_draft_tokens(state, 5), policy.min_acceptance(state, 5.0)) == (5, 0.0)
 
 
-@pytest.mark.parametrize(("first", "longest"), [(1, 12), (6, 5)])
-def test_bounds_that_exclude_each_other_are_refused(first: int, longest: int) -> None:
+@pytest.mark.parametrize(("first", "max_window"), [(1, 12), (6, 5)])
+def test_bounds_that_exclude_each_other_are_refused(first: int, max_window: int) -> None:
     with pytest.raises(ConfigError, match="adaptive window: expected 2 <="):
-        Adaptive(first, longest=longest)
+        Adaptive(first, max_window=max_window)
 
 
 def test_the_file_says_how_it_was_made_and_is_small() -> None:

@@ -141,17 +141,17 @@ def test_a_window_of_1_asks_for_fused_mode() -> None:
 
 def test_a_policy_that_has_weighed_fused_mode_is_believed() -> None:
     switch = ModeSwitch(is_lossless=True)
-    assert [switch.choose(HOPELESS, window=4.0, has_weighed=weighed) for weighed in (True, True, False, False)] == [
+    assert [switch.choose(HOPELESS, window=4.0, policy_decides=weighed) for weighed in (True, True, False, False)] == [
         "speculate",
         "speculate",
         "speculate",
         "remote",
     ]
-    assert [switch.choose(LARGE, window=0.0, has_weighed=True) for _ in range(2)] == ["remote", "remote"]
+    assert [switch.choose(LARGE, window=0.0, policy_decides=True) for _ in range(2)] == ["remote", "remote"]
 
 
 def test_nobody_is_believed_who_would_draft_over_a_lost_link() -> None:
-    assert ModeSwitch(is_lossless=True).choose(replace(LARGE, rtt=math.inf), window=4.0, has_weighed=True) == "remote"
+    assert ModeSwitch(is_lossless=True).choose(replace(LARGE, rtt=math.inf), window=4.0, policy_decides=True) == "remote"
 
 
 def test_a_lost_link_changes_the_mode_at_once() -> None:
@@ -262,13 +262,13 @@ def test_the_rate_is_never_below_19_twentieths_of_plain_remote(believed: float) 
 @example(RoundConditions(acceptance=0.0, window=4, draft_step=1 / 32, remote_step=3 / 16, verify=1 / 32, rtt=1 / 16), 1.0, 0, False)
 @example(RoundConditions(acceptance=0.0, window=4, draft_step=1 / 32, remote_step=3 / 16, verify=1 / 32, rtt=1 / 16), 0.0, 0, True)
 @given(conditions, st.floats(0.0, 1.0), st.integers(0, 1000), st.booleans())
-def test_a_lying_forecast_cannot_break_the_floor(truth: RoundConditions, believed: float, seed: int, has_weighed: bool) -> None:
+def test_a_lying_forecast_cannot_break_the_floor(truth: RoundConditions, believed: float, seed: int, policy_decides: bool) -> None:
     truth = replace(truth, budget=1.0)
     world = World(truth, believed, seed)
     switch = ModeSwitch(is_lossless=True)
     lost = 0.0
     for _ in range(400):
-        mode = switch.choose(replace(truth, acceptance=believed), has_weighed=has_weighed)
+        mode = switch.choose(replace(truth, acceptance=believed), policy_decides=policy_decides)
         took, given = (round_seconds(truth, is_parallel=False), 1) if mode == "speculate" else (truth.remote_step * 4, 4)
         switch.record(mode, seconds=took, tokens=given, remote_step=truth.remote_step)
         lost += took - given * truth.remote_step
@@ -352,7 +352,7 @@ def test_no_window_of_the_range_is_predicted_to_be_faster(
     acceptance: float, draft_step: float, wait: float, hit_rate: float, slowdown: float
 ) -> None:
     state = replace(KNOWN, acceptance=acceptance, draft_step=draft_step, wait=wait, hit_rate=hit_rate, slowdown=slowdown)
-    window = int(Predicted(shortest=1).propose(state))
+    window = int(Predicted(min_window=1).propose(state))
     assert rate(state, window) == pytest.approx(max(rate(state, other) for other in range(1, 13)))
 
 
@@ -381,6 +381,6 @@ def test_it_is_a_window_policy_as_the_others() -> None:
 
 @pytest.mark.parametrize("bounds", [(0, 4, 12), (5, 4, 12), (2, 4, 3)])
 def test_bounds_that_exclude_each_other_are_refused(bounds: tuple[int, int, int]) -> None:
-    shortest, first, longest = bounds
+    min_window, first, max_window = bounds
     with pytest.raises(ConfigError):
-        Predicted(first=first, shortest=shortest, longest=longest)
+        Predicted(first=first, min_window=min_window, max_window=max_window)

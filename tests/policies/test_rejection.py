@@ -176,11 +176,11 @@ def test_rows_that_do_not_fit_the_draft_are_refused() -> None:
 
 
 @given(st.lists(st.floats(0.0, 1.0), max_size=12))
-def test_each_token_is_the_first_rejected_if_all_before_it_are_accepted_and_it_is_not(chances: list[float]) -> None:
-    forecast = chain_rejection(chances)
+def test_each_token_is_the_first_rejected_if_all_before_it_are_accepted_and_it_is_not(acceptance_by_token: list[float]) -> None:
+    forecast = chain_rejection(acceptance_by_token)
     assert sum(forecast.rejections) + forecast.accept_all == pytest.approx(1.0)
     for place, rejected in enumerate(forecast.rejections):
-        assert rejected == pytest.approx(math.prod(chances[:place]) * (1.0 - chances[place]))
+        assert rejected == pytest.approx(math.prod(acceptance_by_token[:place]) * (1.0 - acceptance_by_token[place]))
 
 
 def test_a_chance_is_a_share() -> None:

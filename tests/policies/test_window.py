@@ -10,7 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.errors import ConfigError
-from streamco.policies.window import LONGEST, Confident, Dynamic, EndsDraftsEarly, Stabiliser, Static, WindowPolicy, WindowState, is_fused
+from streamco.policies.window import (
+    MAX_WINDOW,
+    Confident,
+    Dynamic,
+    EndsDraftsEarly,
+    Stabiliser,
+    Static,
+    WindowPolicy,
+    WindowState,
+    is_fused,
+)
 
 proposals = st.lists(st.floats(-5.0, 30.0), min_size=1, max_size=40)
 
@@ -34,9 +44,9 @@ def test_a_dynamic_window_grows_above_three_quarters_and_shrinks_below_one() -> 
 
 
 def test_a_dynamic_window_stays_within_1_and_12() -> None:
-    assert follow(Dynamic(), [1.0] * 20)[-1] == LONGEST == 12
+    assert follow(Dynamic(), [1.0] * 20)[-1] == MAX_WINDOW == 12
     assert follow(Dynamic(), [0.0] * 20)[-1] == 1
-    assert follow(Dynamic(shortest=2), [0.0] * 20)[-1] == 2
+    assert follow(Dynamic(min_window=2), [0.0] * 20)[-1] == 2
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(0.0, 1.0)), max_size=40), st.integers(1, 12))
@@ -77,7 +87,7 @@ def test_settled_windows_lie_in_range_and_never_overshoot(values: list[float], s
 
 
 def test_policies_go_through_json() -> None:
-    for policy in (Static(5), Dynamic(3, shortest=2)):
+    for policy in (Static(5), Dynamic(3, min_window=2)):
         assert msgspec.json.decode(msgspec.json.encode(policy), type=Static | Dynamic) == policy
     assert [policy.name for policy in (Static(), Dynamic())] == ["static", "dynamic"]
 
@@ -86,17 +96,17 @@ def test_windows_and_smoothings_out_of_range_are_refused() -> None:
     with pytest.raises(ConfigError, match="static window: expected 1 <="):
         Static(0)
     with pytest.raises(ConfigError, match="dynamic window: expected 1 <="):
-        Dynamic(4, shortest=5)
+        Dynamic(4, min_window=5)
     with pytest.raises(ConfigError, match="lower_below <= raise_above"):
         Dynamic(raise_above=0.2)
     with pytest.raises(ConfigError, match="expected a smoothing above 0"):
         Stabiliser(0.0)
     with pytest.raises(ConfigError, match="stabiliser: expected 1 <="):
-        Stabiliser(shortest=5, longest=4)
+        Stabiliser(min_window=5, max_window=4)
 
 
 def test_a_confident_draft_has_a_limit_once_the_times_are_known() -> None:
-    policy = Confident(first=3, longest=9)
+    policy = Confident(first=3, max_window=9)
     assert (policy.first, policy.propose(WindowState(previous=3))) == (3, 3.0)
     assert policy.propose(WindowState(previous=3, draft_step=0.01, rate=20.0)) == 9.0
     assert isinstance(policy, EndsDraftsEarly)
@@ -105,12 +115,12 @@ def test_a_confident_draft_has_a_limit_once_the_times_are_known() -> None:
 
 def test_a_confident_draft_ends_where_a_token_is_not_worth_its_step() -> None:
     policy = Confident(worth=2.0, surest=0.5)
-    assert policy.least_chance(WindowState(previous=3, draft_step=0.005, rate=20.0), 10) == pytest.approx(0.2)
-    assert policy.least_chance(WindowState(previous=3, draft_step=0.1, rate=20.0), 10) == 0.5, "the first tokens are worth a round"
-    assert policy.least_chance(WindowState(previous=3), 10) == 0.0
+    assert policy.min_acceptance(WindowState(previous=3, draft_step=0.005, rate=20.0), 10) == pytest.approx(0.2)
+    assert policy.min_acceptance(WindowState(previous=3, draft_step=0.1, rate=20.0), 10) == 0.5, "the first tokens are worth a round"
+    assert policy.min_acceptance(WindowState(previous=3), 10) == 0.0
 
 
-@pytest.mark.parametrize("wrong", [{"first": 0}, {"longest": 3}, {"worth": 0.0}, {"surest": 1.5}])
+@pytest.mark.parametrize("wrong", [{"first": 0}, {"max_window": 3}, {"worth": 0.0}, {"surest": 1.5}])
 def test_a_confident_window_that_can_not_be_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         Confident(**wrong)  # type: ignore[arg-type]

@@ -18,9 +18,9 @@ from streamco.core.verifier.events import (
     BatchFinished,
     BatchPart,
     DraftReceived,
+    DraftVerdict,
     DropSequence,
     ForgetSession,
-    Judgement,
     RefuseDraft,
     RefuseSession,
     RunBatch,
@@ -127,13 +127,13 @@ class SimulatedVerifier(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         for part in command.parts:
             self.cache.read(part)
         self.cache.most = max(self.cache.most, self.cache.tokens)
-        judgements = tuple(self._judgement(part) for part in command.parts if part.judged)
-        call_at(self._env, seconds, lambda: self.receive(BatchFinished(command.number, judgements, seconds)))
+        verdicts = tuple(self._verdict(part) for part in command.parts if part.judged)
+        call_at(self._env, seconds, lambda: self.receive(BatchFinished(command.number, verdicts, seconds)))
 
-    def _judgement(self, part: BatchPart) -> Judgement:
+    def _verdict(self, part: BatchPart) -> DraftVerdict:
         ids = tuple(self.cache.ids[part.session])
         border = len(ids) - part.judged + 1
-        return Judgement(part.session, *self._judge(ids[:border], ids[border:]))
+        return DraftVerdict(part.session, *self._judge(ids[:border], ids[border:]))
 
 
 class Drafting(Struct, frozen=True, kw_only=True):

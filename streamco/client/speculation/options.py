@@ -12,10 +12,10 @@ from streamco.core.speculation.draft import BranchKind
 from streamco.core.speculation.estimates import EstimatesPrior, Forecast, SpeculationEstimates
 from streamco.endpoints.verifiers.base import Verifier
 from streamco.errors import ConfigError
-from streamco.policies.learned_window import SHORTEST_DRAFT, Adaptive
+from streamco.policies.learned_window import MIN_DRAFT, Adaptive
 from streamco.policies.mode_switch import Predicted
 from streamco.policies.offload import CONFIDENCE_THRESHOLD, OffloadRule
-from streamco.policies.window import SHORTEST, SMOOTHING, Confident, Dynamic, Stabiliser, Static, WindowPolicy
+from streamco.policies.window import MIN_WINDOW, SMOOTHING, Confident, Dynamic, Stabiliser, Static, WindowPolicy
 from streamco.profiles import PairProfile
 
 __all__ = ["Mode", "SpeculationOptions", "VerifierSetting", "check_speculation"]
@@ -168,7 +168,7 @@ def _stabiliser(policy: WindowPolicy, smoothing: float | None) -> Stabiliser:
     """Of a policy's proposals: a network's real numbers are smoothed, and a round that is tried in fused mode is worth one."""
     is_learned = isinstance(policy, Adaptive)
     usual = SMOOTHING if is_learned else 1.0
-    return Stabiliser(usual if smoothing is None else smoothing, shortest=SHORTEST_DRAFT if is_learned else SHORTEST)
+    return Stabiliser(usual if smoothing is None else smoothing, min_window=MIN_DRAFT if is_learned else MIN_WINDOW)
 
 
 def check_speculation(mode: object, verifier: object, emit: object, options: object) -> None:

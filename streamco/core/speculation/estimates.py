@@ -137,7 +137,7 @@ class SpeculationEstimates:
         self._confidence = prior.mean_confidence
         self._chances = ConfidenceCalibration(prior.acceptance, prior.mean_confidence)
         self._forecast: Forecast = forecast
-        self._chance = min(prior.acceptance, self._chances.of(1.0))  # mean of what draft tokens' confidences said lately
+        self._chance = min(prior.acceptance, self._chances.acceptance(1.0))  # mean of what draft tokens' confidences said lately
         self._least_chance = 0.0
         self._length = float(self.window)  # of drafts, where they end before the window
         self._judged, self._given = 0.0, 0.0  # rounds, and the tokens they gave
@@ -179,12 +179,12 @@ class SpeculationEstimates:
     def forecast(self, confidences: Sequence[float]) -> RejectionForecast:
         """Where a draft of these tokens will be rejected."""
         if self._forecast == "learned":
-            return chain_rejection([self._chances.of(confidence) for confidence in confidences])
+            return chain_rejection([self._chances.acceptance(confidence) for confidence in confidences])
         return forecast_rejection(self.acceptance, confidences, self.mean_confidence)
 
     def is_enough(self, confidences: Sequence[float]) -> bool:
         """Return True if a draft that begins with these tokens should end with them."""
-        return bool(self._least_chance) and prod(self._chances.of(confidence) for confidence in confidences) < self._least_chance
+        return bool(self._least_chance) and prod(self._chances.acceptance(confidence) for confidence in confidences) < self._least_chance
 
     def is_worth_waiting(self, confidences: Sequence[float], *, arrival: float) -> bool:
         """Return True if a draft that could be sent ahead had better have another token.
@@ -194,7 +194,7 @@ class SpeculationEstimates:
             arrival: seconds from when the verdict that it bets on would be here to when an answer to a message sent now would: below 0, it
                 would wait at the verifier.
         """
-        chance = self.acceptance * prod(self._chances.of(confidence) for confidence in confidences)
+        chance = self.acceptance * prod(self._chances.acceptance(confidence) for confidence in confidences)
         later = max(0.0, arrival + self._step_times[0]) - max(0.0, arrival)
         return chance * self.remote_step > later
 
@@ -222,18 +222,18 @@ class SpeculationEstimates:
             slowdown=known.slowdown,
             rate=predict_rates(known).speculative,
             rounds=self._judged,
-            chance=self._chance,
+            calibrated_acceptance=self._chance,
         )
         self.proposal = self._policy.propose(state)
         self.window = self._settled = self._stabiliser.settle(self.proposal)
         if self._stopping is not None:
             assert self._stabiliser.smoothed is not None, "it has just settled a proposal"
-            self.window = self._stopping.longest_draft(state, self._settled)
-            self._least_chance = self._stopping.least_chance(state, self._stabiliser.smoothed)
+            self.window = self._stopping.max_draft_tokens(state, self._settled)
+            self._least_chance = self._stopping.min_acceptance(state, self._stabiliser.smoothed)
         return self.window
 
     @property
-    def has_weighed(self) -> bool:
+    def policy_decides(self) -> bool:
         """The window policy proposes fused mode where that is faster, and windows nowhere else."""
         return self._fusing is not None and self._fusing.may_fuse
 
@@ -293,8 +293,8 @@ class SpeculationEstimates:
             if place <= accepted:
                 self._tried = self._tried * _MEMORY + 1.0
                 self._held = self._held * _MEMORY + (place < accepted)
-                self._chances.note(confidence, is_accepted=place < accepted)
-                self._chance += (1.0 - _MEMORY) * (self._chances.of(confidence) - self._chance)
+                self._chances.record(confidence, is_accepted=place < accepted)
+                self._chance += (1.0 - _MEMORY) * (self._chances.acceptance(confidence) - self._chance)
         if confidences:
             self.unheard = 0
             length = next((place for place in range(1, len(confidences)) if self.is_enough(confidences[:place])), len(confidences))

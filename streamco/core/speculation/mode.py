@@ -140,7 +140,7 @@ class ModeSelector:
         mode = pair.switch.choose(
             pair.conditions(),
             window=pair.proposal,
-            has_weighed=pair.has_weighed,
+            policy_decides=pair.policy_decides,
             opening=share * self._ledger.prompt_time if self._judging.is_new else 0.0,
             return_time=0.0 if self._ledger.is_begun else share * pair.prompt_time,
         )

@@ -69,7 +69,7 @@ class Admission:
         """For a session with a context of ``tokens``."""
         if len(self._residency) >= self._options.sessions:
             return self.until_forgotten(now=now)
-        full = self.limit.wait(self._residency.in_use(now=now), now=now, most=self._options.retry_most)
+        full = self.limit.wait(self._residency.in_use(now=now), now=now, most=self._options.max_retry)
         return full if full is not None else self.until_prefilled(waiting, tokens)
 
     def until_prefilled(self, waiting: Sequence[Waiting], tokens: int) -> float | None:
@@ -77,7 +77,7 @@ class Admission:
         before = sum(work.tokens for work in waiting if work.kind == "prefill")
         return _positive((before + tokens) * self._pace.seconds_per_token - self._options.prefill_within) if before else None
 
-    def until_room(self, waiting: Sequence[Waiting], *, now: float) -> float:
+    def until_free_tokens(self, waiting: Sequence[Waiting], *, now: float) -> float:
         """For room in the cache: until a session may lose its own, or, if all are busy, until what waits is done."""
         idle = self._residency.next_idle(now=now)
         if idle is not None:
@@ -87,7 +87,7 @@ class Admission:
     def until_forgotten(self, *, now: float) -> float:
         """For a place among those that are remembered."""
         time = self._residency.next_forgotten()
-        return self._options.retry_most if time is None else time - now
+        return self._options.max_retry if time is None else time - now
 
     def _foresee(self, work: Waiting, waiting: Sequence[Waiting], situation: BatchContext, most: float) -> float:
         """When this verification will be done if nothing else comes; not followed further than ``most``."""

@@ -21,7 +21,7 @@ __all__ = [
     "DraftReceived",
     "DropSequence",
     "ForgetSession",
-    "Judgement",
+    "DraftVerdict",
 ]
 __all__ += ["Reason", "RefuseDraft", "RefuseSession", "RunBatch", "SchedulerCommand", "SchedulerEvent", "SendVerdict"]
 __all__ += ["SessionClosed", "SessionExtended", "SessionOpened", "TruncateSequence"]
@@ -79,7 +79,7 @@ class SessionClosed(Struct, frozen=True):
     session: str
 
 
-class Judgement(Struct, frozen=True):
+class DraftVerdict(Struct, frozen=True):
     """What the engine found about one draft: how many of its tokens stay, and the token that follows; None: there is no room for one."""
 
     session: str
@@ -99,7 +99,7 @@ class BatchFinished(Struct, frozen=True):
     """
 
     number: int
-    judgements: tuple[Judgement, ...]
+    verdicts: tuple[DraftVerdict, ...]
     seconds: float
     failed: tuple[str, ...] = ()
     found: int = 0

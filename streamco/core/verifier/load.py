@@ -114,7 +114,7 @@ class SessionLimit:
             self._limit += 1
         self._verdicts = self._late = 0
 
-    def note_end(self, *, now: float) -> None:
+    def record_end(self, *, now: float) -> None:
         """A session ended."""
         self._ended.append(now)
 

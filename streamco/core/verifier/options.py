@@ -27,8 +27,8 @@ class SchedulerOptions(Struct, frozen=True, kw_only=True):
     draft_stretch: float = (
         4.0  # a draft is refused if it would take so many times what it takes alone, and the same seconds more; inf: never
     )
-    retry_least: float = 0.02  # seconds; a retry takes a round trip anyway
-    retry_most: float = 30.0  # seconds
+    min_retry: float = 0.02  # seconds; a retry takes a round trip anyway
+    max_retry: float = 30.0  # seconds
 
     def __post_init__(self) -> None:
         for field in ("places", "context_tokens", "sessions", "sessions_per_device"):
@@ -38,10 +38,10 @@ class SchedulerOptions(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"scheduler: kv_tokens: expected at least {self.context_tokens}, one session's, got {self.kv_tokens}")
         if not self.prefill_within >= 0:
             raise ConfigError(f"scheduler: prefill_within: expected seconds >= 0, got {self.prefill_within}")
-        for field in ("idle_after", "forget_after", "late_grace", "retry_least"):
+        for field in ("idle_after", "forget_after", "late_grace", "min_retry"):
             if not 0 <= getattr(self, field) < math.inf:
                 raise ConfigError(f"scheduler: {field}: expected seconds >= 0, got {getattr(self, field)}")
-        if not self.retry_least <= self.retry_most < math.inf:
-            raise ConfigError(f"scheduler: retry_most: expected at least {self.retry_least} seconds, got {self.retry_most}")
+        if not self.min_retry <= self.max_retry < math.inf:
+            raise ConfigError(f"scheduler: max_retry: expected at least {self.min_retry} seconds, got {self.max_retry}")
         if not 1 <= self.late_stretch <= self.draft_stretch:
             raise ConfigError(f"scheduler: expected 1 <= late_stretch <= draft_stretch, got {self.late_stretch} and {self.draft_stretch}")

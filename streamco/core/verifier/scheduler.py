@@ -29,9 +29,9 @@ from streamco.core.verifier.events import (
     BatchFinished,
     BatchPart,
     DraftReceived,
+    DraftVerdict,
     DropSequence,
     ForgetSession,
-    Judgement,
     Reason,
     RefuseDraft,
     RefuseSession,
@@ -49,9 +49,9 @@ from streamco.core.verifier.options import SchedulerOptions
 from streamco.core.verifier.sessions import HeldSession, SessionTable
 from streamco.policies.batching import CHUNK, Alternating, BatchContext, BatchPolicy, MayWait, Portion, StepSeconds, Waiting
 
-__all__ = ["LONGEST_DRAFT", "VerificationScheduler"]
+__all__ = ["MAX_DRAFT", "VerificationScheduler"]
 
-LONGEST_DRAFT = CHUNK - 1  # tokens: with the row before it, a draft is judged in one chunk
+MAX_DRAFT = CHUNK - 1  # tokens: with the row before it, a draft is judged in one chunk
 _TURNS = 2.0  # a prompt token takes so many times as long as alone, until that is measured
 
 
@@ -169,7 +169,7 @@ class VerificationScheduler:
         wait = self._admission.until_open(self._waiting(), len(event.ids), now=now)
         session = HeldSession(name, event.device, event.ids, now=now)
         if wait is None and not self._reserve(session, session.need, now):
-            wait = self._admission.until_room(self._waiting(), now=now)
+            wait = self._admission.until_free_tokens(self._waiting(), now=now)
         if wait is not None:
             self._refuse_session(name, "overloaded", wait)
             return
@@ -183,7 +183,7 @@ class VerificationScheduler:
         if session is None or session.is_closed:
             self._refuse_session(event.session, "unknown session")
         elif session.pending is not None:
-            self._refuse_session(event.session, "busy", self._options.retry_least)
+            self._refuse_session(event.session, "busy", self._options.min_retry)
         elif not 0 <= event.base <= len(session.text):
             self._refuse_session(event.session, "gap")
         elif event.base + len(event.ids) >= self._options.context_tokens:
@@ -210,13 +210,13 @@ class VerificationScheduler:
             wait = self._admission.until_prefilled(others, unread)
             if wait is not None:
                 return wait
-        return None if self._reserve(session, max(1, end), now) else self._admission.until_room(self._waiting(), now=now)
+        return None if self._reserve(session, max(1, end), now) else self._admission.until_free_tokens(self._waiting(), now=now)
 
     def _close(self, name: str, now: float) -> None:
         session = self._residency.get(name)
         if session is None or session.is_closed:
             return
-        self._admission.limit.note_end(now=now)
+        self._admission.limit.record_end(now=now)
         if session.is_running:
             session.is_closed = True
             session.pending = None
@@ -260,11 +260,11 @@ class VerificationScheduler:
             return
         reason = self._objection(session, event)
         if reason is not None:
-            self._refuse(event, reason, self._options.retry_least if reason == "busy" else None)
+            self._refuse(event, reason, self._options.min_retry if reason == "busy" else None)
             return
         wait, due = self._until_verdict(session, event, now)
         if wait is None and not self._reserve(session, event.base + len(event.given) + len(event.draft) + 1, now):
-            wait = self._admission.until_room(self._waiting(), now=now)
+            wait = self._admission.until_free_tokens(self._waiting(), now=now)
         if wait is not None:
             self._refuse(event, "overloaded", wait)
             return
@@ -284,7 +284,7 @@ class VerificationScheduler:
         if not 0 <= event.base <= len(session.text) or event.base + len(event.given) < 1:
             return "gap"
         length = event.base + len(event.given) + len(event.draft)
-        if len(event.draft) > LONGEST_DRAFT or length >= self._options.context_tokens:
+        if len(event.draft) > MAX_DRAFT or length >= self._options.context_tokens:
             return "too long"
         return None
 
@@ -375,7 +375,7 @@ class VerificationScheduler:
         read = running.tokens - event.found
         if read > 0:
             self._step.observe(read, running.context + event.found, event.seconds)
-        judgements = {judgement.session: judgement for judgement in event.judgements}
+        verdicts = {verdict.session: verdict for verdict in event.verdicts}
         for session, part in zip(running.sessions, running.command.parts, strict=True):
             if session.name in event.failed:
                 self._give_up(session, now)
@@ -389,26 +389,26 @@ class VerificationScheduler:
             if session.keep(session.keeps):
                 self._commands.append(TruncateSequence(session.name, session.cached))
             if part.judged:
-                self._conclude(session, judgements[session.name], now)
+                self._conclude(session, verdicts[session.name], now)
             if session.work() is None:
                 del self._busy[session.name]
         if running.command.kind == "prefill":
             waits_on = any(work.kind == "prefill" for work in self._waiting())
             self._pace.observe(read, waits_on=waits_on, now=now)
 
-    def _conclude(self, session: HeldSession, judgement: Judgement, now: float) -> None:
+    def _conclude(self, session: HeldSession, verdict: DraftVerdict, now: float) -> None:
         """Settle a draft and tell the device."""
-        draft, accepted = session.pending, judgement.accepted
+        draft, accepted = session.pending, verdict.accepted
         assert draft is not None, "a session that was closed is not judged"
         assert session.started is not None, "it has run"
         if not 0 <= accepted <= len(draft.draft):
             raise AssertionError(f"{session.name}: expected 0 to {len(draft.draft)} accepted tokens, got {accepted}")
         session.text += draft.draft[:accepted]
         kept = len(session.text)
-        if judgement.token is None:
+        if verdict.token is None:
             kept -= 1  # the next draft's first row is behind the text's last token
         else:
-            session.text.append(judgement.token)
+            session.text.append(verdict.token)
         session.pending = None
         if session.keep(kept):
             self._commands.append(TruncateSequence(session.name, kept))
@@ -421,7 +421,7 @@ class VerificationScheduler:
                 session=session.name,
                 round=draft.round,
                 accepted=accepted,
-                token=judgement.token,
+                token=verdict.token,
                 position=len(session.text),
                 depth=self.depth,
                 queued=session.started - session.asked,
@@ -444,7 +444,7 @@ class VerificationScheduler:
         self._evict(session)
         session.restore()
         if draft is not None:
-            self._refuse(draft, "engine failed", self._options.retry_least)
+            self._refuse(draft, "engine failed", self._options.min_retry)
 
     def _take_running(self, number: int) -> _Running:
         running, self._running = self._running, None
@@ -455,7 +455,7 @@ class VerificationScheduler:
     # Refusals
 
     def _clip(self, wait: float | None) -> float | None:
-        return None if wait is None else min(max(self._options.retry_least, wait), self._options.retry_most)
+        return None if wait is None else min(max(self._options.min_retry, wait), self._options.max_retry)
 
     def _refuse_session(self, name: str, reason: Reason, retry_after: float | None = None) -> None:
         self._commands.append(RefuseSession(name, reason, self._clip(retry_after)))

@@ -52,7 +52,7 @@ class AddressLimits:
         if self._present[peer] <= 0:
             del self._present[peer]
 
-    def note_faults(self, peer: str, count: int, *, now: float) -> None:
+    def record_faults(self, peer: str, count: int, *, now: float) -> None:
         """A connection of this address did what no working client does."""
         faults = self._faults.pop(peer, None) or deque(maxlen=self._most_faults)
         faults.extend([now] * min(count, self._most_faults))

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from streamco.core.verifier.events import BatchFailed, BatchFinished, BatchPart, Judgement, RunBatch
+from streamco.core.verifier.events import BatchFailed, BatchFinished, BatchPart, DraftVerdict, RunBatch
 from streamco.engines.base import HoldingEngine, SequenceTask, TaskEnd, TokenSequence
 from streamco.errors import EngineError, StreamcoError
 from streamco.server.verify.verdicts import TargetRowCollector, VerificationRequest, VerificationResult
@@ -196,11 +196,11 @@ class _Running:
         first = next(iter(errors.values()), None)
         if len(errors) == len(self.parts):
             return BatchReport(BatchFailed(number), {}, 0.0, first)
-        judgements = tuple(Judgement(session, ruling.accepted, ruling.token) for session, ruling in rulings.items())
+        verdicts = tuple(DraftVerdict(session, ruling.accepted, ruling.token) for session, ruling in rulings.items())
         seconds = self._judge.now() - self._started
         late = max((part.end.timings.late_s for part in self.parts if part.end is not None), default=0.0)
         found = sum(part.found for part in self.parts)
-        return BatchReport(BatchFinished(number, judgements, seconds, tuple(errors), found), rulings, late, first)
+        return BatchReport(BatchFinished(number, verdicts, seconds, tuple(errors), found), rulings, late, first)
 
     def _rule(self, part: _Part, rows: TargetRowCollector) -> VerificationResult:
         ruling = rows.rule()

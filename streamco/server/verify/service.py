@@ -89,7 +89,7 @@ class VerifyService:
             self.peers.leave(peer)
             faults = connection.faults
             if faults:
-                self.peers.note_faults(peer, faults, now=asyncio.get_running_loop().time())
+                self.peers.record_faults(peer, faults, now=asyncio.get_running_loop().time())
         return socket
 
     async def stats(self, _request: web.Request) -> web.Response:
@@ -153,7 +153,7 @@ class VerifyService:
             try:
                 check_key(self._listen, request)
             except RequestError:
-                self.peers.note_faults(peer, 1, now=now)
+                self.peers.record_faults(peer, 1, now=now)
                 raise
 
 

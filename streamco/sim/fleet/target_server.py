@@ -18,9 +18,9 @@ from streamco.core.verifier.events import (
     AcceptSession,
     BatchFinished,
     BatchPart,
+    DraftVerdict,
     DropSequence,
     ForgetSession,
-    Judgement,
     RefuseDraft,
     RefuseSession,
     RunBatch,
@@ -262,13 +262,13 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
 
     def _finish(self, batch: RunBatch, seconds: float, found: int) -> None:
         self._batch = None
-        judgements = tuple(self._judgement(part) for part in batch.parts if part.judged)
+        verdicts = tuple(self._judgement(part) for part in batch.parts if part.judged)
         for part in batch.parts:
             self._note(part)
         closed, self._closed = self._closed, []
         for session in closed:
             self._drop(session)
-        self.receive(BatchFinished(batch.number, judgements, seconds, found=found))
+        self.receive(BatchFinished(batch.number, verdicts, seconds, found=found))
 
     def _write_all(self, writing: Sequence[PlainStream]) -> None:
         """A token of each that is still there."""
@@ -309,12 +309,12 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         if answer is not None and not part.judged:
             self._cache(answer.request, part.start + len(part.ids))
 
-    def _judgement(self, part: BatchPart) -> Judgement:
+    def _judgement(self, part: BatchPart) -> DraftVerdict:
         answer = self._answers[part.session]
         draft = part.ids[len(part.ids) - part.judged + 1 :]
         self.judged += len(draft)
         place = part.start + len(part.ids) - len(draft) - answer.request.prompt_tokens
-        return Judgement(part.session, *answer.judge(draft, place))
+        return DraftVerdict(part.session, *answer.judge(draft, place))
 
 
 def _pieces(lengths: Sequence[int], tokens: int, most: int | None) -> list[int]:

@@ -274,7 +274,7 @@ def test_the_forecast_is_learned_or_the_papers() -> None:
 
 def test_only_a_policy_that_may_fuse_has_weighed_fused_mode() -> None:
     policies = (Adaptive(), Adaptive(may_fuse=False), Static(), Predicted())
-    assert [SpeculationEstimates(window=policy).has_weighed for policy in policies] == [True, False, False, False]
+    assert [SpeculationEstimates(window=policy).policy_decides for policy in policies] == [True, False, False, False]
 
 
 def test_with_the_learned_window_sure_drafts_go_on_and_doubtful_ones_end() -> None:

@@ -86,11 +86,11 @@ def test_a_prompt_behind_others_waits_until_their_rest_is_read_in_time() -> None
 
 def test_room_comes_when_the_next_session_is_idle_or_else_when_what_waits_is_done() -> None:
     desk = Desk()
-    assert desk.admission.until_room([work("a", tokens=20)], now=0.0) == pytest.approx(0.2)
+    assert desk.admission.until_free_tokens([work("a", tokens=20)], now=0.0) == pytest.approx(0.2)
     session = HeldSession("a", "a", (1,), now=1.0)
     assert desk.residency.make_room(session, 1, now=1.0) == []
     desk.residency.add(session)
-    assert desk.admission.until_room([], now=2.0) == pytest.approx(4.0)
+    assert desk.admission.until_free_tokens([], now=2.0) == pytest.approx(4.0)
 
 
 def test_no_more_sessions_are_remembered_than_is_said() -> None:

@@ -111,7 +111,7 @@ def test_who_is_told_to_wait_is_told_longer_the_more_wait_already() -> None:
     observe(limit, 9, late=9, present=10)
     assert limit.wait(10, now=4.5) == 1.0
     for end in (1.0, 3.0, 5.0):
-        limit.note_end(now=end)
+        limit.record_end(now=end)
     assert [limit.wait(10, now=5.0) for _ in range(3)] == [4.0, 6.0, 8.0]
     assert limit.wait(1, now=5.0) is None
     assert limit.wait(10, now=13.0) == 2.0, "all of them have asked again by then"

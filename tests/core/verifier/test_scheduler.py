@@ -16,9 +16,9 @@ from streamco.core.verifier.events import (
     BatchFailed,
     BatchFinished,
     DraftReceived,
+    DraftVerdict,
     DropSequence,
     ForgetSession,
-    Judgement,
     RefuseDraft,
     RefuseSession,
     RunBatch,
@@ -31,7 +31,7 @@ from streamco.core.verifier.events import (
     TruncateSequence,
 )
 from streamco.core.verifier.options import SchedulerOptions
-from streamco.core.verifier.scheduler import LONGEST_DRAFT, VerificationScheduler
+from streamco.core.verifier.scheduler import MAX_DRAFT, VerificationScheduler
 from streamco.policies.batching import CHUNK, Alternating, BatchPolicy, FirstCome, LinearStep, StrictPrefill
 from streamco.sim.fleet.batch_policies import Windowed
 from tests.support.simulated_verifier import SequenceCache
@@ -93,8 +93,8 @@ class Server:
         self.running = None
         seconds = STEP(sum(len(part.ids) for part in running.parts), 0)
         self.now += seconds
-        judgements = tuple(Judgement(part.session, min(accepted, part.judged - 1), token) for part in running.parts if part.judged)
-        return self.tell(BatchFinished(running.number, judgements, seconds))
+        verdicts = tuple(DraftVerdict(part.session, min(accepted, part.judged - 1), token) for part in running.parts if part.judged)
+        return self.tell(BatchFinished(running.number, verdicts, seconds))
 
     def drain(self) -> list[SchedulerCommand]:
         """Batches until there is nothing to do."""
@@ -295,7 +295,7 @@ def test_a_draft_that_comes_before_the_context_is_read_waits_for_it() -> None:
         ("a", {"round_number": 1}, "stale round"),
         ("a", {"base": 99, "round_number": 2}, "gap"),
         ("a", {"base": 0, "round_number": 2}, "gap"),
-        ("a", {"draft": LONGEST_DRAFT + 1, "round_number": 2}, "too long"),
+        ("a", {"draft": MAX_DRAFT + 1, "round_number": 2}, "too long"),
         ("a", {"given": 2000, "round_number": 2}, "too long"),
     ],
 )
@@ -325,7 +325,7 @@ def test_what_a_failed_batch_held_is_dropped_and_its_drafts_may_be_sent_again() 
     number, server.running = server.running.number, None
     drop, refusal = server.tell(BatchFailed(number))
     assert drop == DropSequence("a")
-    assert refusal == RefuseDraft("a", 1, "engine failed", server.options.retry_least)
+    assert refusal == RefuseDraft("a", 1, "engine failed", server.options.min_retry)
     server.draft("a", given=3, base=50, round_number=2)
     assert [type(command) for command in server.drain()] == [RunBatch, TruncateSequence, SendVerdict]
     assert server.scheduler.text("a") == (*range(50), 500, 501, 502, 900, 901, 7)
@@ -402,8 +402,8 @@ def test_a_part_that_failed_is_dropped_and_the_others_of_its_batch_are_judged() 
     assert [part.session for part in server.running.parts] == ["a", "b", "c"]
     server.scheduler.receive(SessionClosed("c"), now=server.now)
     number, server.running = server.running.number, None
-    commands = server.tell(BatchFinished(number, (Judgement("b", 4, 7),), 0.1, ("a", "c")))
-    assert only(commands, RefuseDraft) == RefuseDraft("a", 1, "engine failed", server.options.retry_least)
+    commands = server.tell(BatchFinished(number, (DraftVerdict("b", 4, 7),), 0.1, ("a", "c")))
+    assert only(commands, RefuseDraft) == RefuseDraft("a", 1, "engine failed", server.options.min_retry)
     assert only(commands, SendVerdict).session == "b"
     assert [command.session for command in commands if isinstance(command, DropSequence)] == ["a", "c"]
     assert server.scheduler.text("c") is None
@@ -422,7 +422,7 @@ def test_more_accepted_tokens_than_were_drafted_are_a_defect_of_the_engine() -> 
     server.draft("a", draft=2)
     assert server.running is not None
     with pytest.raises(AssertionError, match="expected 0 to 2 accepted tokens, got 3"):
-        server.tell(BatchFinished(server.running.number, (Judgement("a", 3, 1),), 0.1))
+        server.tell(BatchFinished(server.running.number, (DraftVerdict("a", 3, 1),), 0.1))
 
 
 # The cache
@@ -509,7 +509,7 @@ def test_where_verdicts_are_late_fewer_sessions_are_let_in() -> None:
 
 
 def test_options_that_make_no_sense_are_refused() -> None:
-    for wrong in ({"places": 0}, {"kv_tokens": 1}, {"idle_after": math.inf}, {"draft_stretch": 1.0}, {"retry_most": 0.001}):
+    for wrong in ({"places": 0}, {"kv_tokens": 1}, {"idle_after": math.inf}, {"draft_stretch": 1.0}, {"max_retry": 0.001}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Server(**wrong)
 
@@ -685,10 +685,12 @@ class AnyOrder(RuleBasedStateMachine):
             return
         self.server.running = None
         self.server.now += 0.05
-        judgements = tuple(
-            Judgement(part.session, min(accepted, part.judged - 1), self.ids(part.session, 1)[0]) for part in running.parts if part.judged
+        verdicts = tuple(
+            DraftVerdict(part.session, min(accepted, part.judged - 1), self.ids(part.session, 1)[0])
+            for part in running.parts
+            if part.judged
         )
-        self.hear(self.server.tell(BatchFinished(running.number, judgements, 0.05)))
+        self.hear(self.server.tell(BatchFinished(running.number, verdicts, 0.05)))
 
     @rule()
     def fail(self) -> None:

@@ -25,25 +25,25 @@ def test_an_address_has_so_many_connections_and_all_together_so_many() -> None:
 
 def test_who_makes_many_faults_waits_until_they_are_a_minute_old() -> None:
     peers = some_peers()
-    peers.note_faults("a", 3, now=10.0)
+    peers.record_faults("a", 3, now=10.0)
     assert peers.objection("a", now=10.0) is None
-    peers.note_faults("a", 1, now=30.0)
+    peers.record_faults("a", 1, now=30.0)
     assert peers.objection("a", now=40.0) == ("faults: expected fewer than 4 a minute, got 4", 30.0)
     assert peers.objection("b", now=40.0) is None
     assert peers.objection("a", now=70.0) is None
-    peers.note_faults("a", 3, now=71.0)  # only the latest four count
+    peers.record_faults("a", 3, now=71.0)  # only the latest four count
     assert peers.objection("a", now=71.0) == ("faults: expected fewer than 4 a minute, got 4", 19.0)
 
 
 def test_more_faults_than_count_are_counted_as_so_many() -> None:
     peers = some_peers()
-    peers.note_faults("a", 10**9, now=0.0)
+    peers.record_faults("a", 10**9, now=0.0)
     assert peers.objection("a", now=1.0) == ("faults: expected fewer than 4 a minute, got 4", 59.0)
 
 
 def test_faults_of_the_oldest_addresses_are_forgotten_when_there_are_too_many() -> None:
     peers = some_peers()
     for number in range(5000):
-        peers.note_faults(str(number), 4, now=0.0)
+        peers.record_faults(str(number), 4, now=0.0)
     assert peers.objection("0", now=1.0) is None
     assert peers.objection("4999", now=1.0) is not None

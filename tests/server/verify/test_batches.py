@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 
-from streamco.core.verifier.events import BatchFailed, BatchFinished, BatchPart, Judgement, RunBatch
+from streamco.core.verifier.events import BatchFailed, BatchFinished, BatchPart, DraftVerdict, RunBatch
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.server.verify.batches import BatchReport, BatchRunner
@@ -52,7 +52,7 @@ async def test_parts_are_judged_each_by_its_own_question() -> None:
         bench.part("a", 0, TEXT, own["a"][:2]), bench.part("b", 0, (7, 7), [own["b"][0], 63 - own["b"][1]]), BatchPart("c", 0, (1, 2))
     )
     assert isinstance(report.event, BatchFinished)
-    assert report.event.judgements == (Judgement("a", 2, own["a"][2]), Judgement("b", 1, own["b"][1]))
+    assert report.event.verdicts == (DraftVerdict("a", 2, own["a"][2]), DraftVerdict("b", 1, own["b"][1]))
     assert report.event.seconds >= 0
     assert set(report.rulings) == {"a", "b"}
 
@@ -109,7 +109,7 @@ async def test_a_part_that_fails_leaves_the_others_as_they_are() -> None:
     )
     assert isinstance(report.event, BatchFinished)
     assert report.event.failed == ("a", "c", "d")
-    assert [judgement.session for judgement in report.event.judgements] == list(report.rulings) == ["b"]
+    assert [judgement.session for judgement in report.event.verdicts] == list(report.rulings) == ["b"]
     assert report.rulings["b"].accepted == 1
     assert "expected at most 6 tokens" in str(report.error)
 

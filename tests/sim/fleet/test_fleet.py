@@ -82,7 +82,7 @@ def test_requests_go_where_fewest_are() -> None:
 
 
 def test_a_server_that_refuses_is_asked_again_and_no_answer_is_lost() -> None:
-    tight = SchedulerOptions(kv_tokens=200, places=2, context_tokens=100, idle_after=0.1, retry_least=0.05)
+    tight = SchedulerOptions(kv_tokens=200, places=2, context_tokens=100, idle_after=0.1, min_retry=0.05)
     small = Small(requests(6, gap=0.0), devices=6, options=tight)
     assert [answered.error for answered in small.answered] == [None] * 6
 

@@ -69,7 +69,7 @@ def test_the_first_draft_goes_with_the_opening_and_its_verdict_comes_behind_the_
 
 
 def test_a_session_that_is_refused_is_lost_and_opened_again_when_the_server_said() -> None:
-    parts = Parts(SchedulerOptions(kv_tokens=100, places=1, context_tokens=100, idle_after=0.5, retry_least=0.05))
+    parts = Parts(SchedulerOptions(kv_tokens=100, places=1, context_tokens=100, idle_after=0.5, min_retry=0.05))
     parts.session("other", RecordedAnswer(requests(2, tokens=6)[1])).run(ConnectVerifier(()))
     parts.env.run(until=0.3)
     parts.heard.clear()
