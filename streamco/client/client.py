@@ -295,8 +295,8 @@ class Client:
             RaceMachine(plan),
             self._shared.endpoints,
             request,
-            unread=self._limits.unread_tokens,
-            ahead=ahead,
+            max_unread=self._limits.unread_tokens,
+            max_ahead=ahead,
             on_over=settle,
         )
         self._shared.active.add(driver)

@@ -1,10 +1,9 @@
-"""Where deliveries wait for the one who reads them."""
+"""Deliveries on their way from an answer's driver to its reader."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
 
 from streamco.client.driver import Batch
 from streamco.errors import ConcurrentRead, StreamClosed, StreamcoError
@@ -13,87 +12,136 @@ __all__ = ["DeliveryQueue"]
 
 
 class DeliveryQueue:
-    """One answer's deliveries in order, and its end.
+    """One answer's deliveries in order, and its end; owned by the answer's driver.
 
     Attributes:
-        has_finished: nothing more will be put in.
-        has_left: its reader is gone.
-        error: what ends it; None: nothing went wrong.
-        unread: chunks that wait.
+        batches: deliveries that wait for the reader.
+        unread: chunks in ``batches``.
+        is_reading: True while a task waits for a delivery.
+        has_finished: True if nothing more will be put in.
+        has_left: True if the reader has left.
+        error: what the answer ended with; None: no error.
     """
 
     def __init__(self) -> None:
+        self.batches: deque[Batch] = deque()
+        self.unread = 0
+        self.is_reading = False
         self.has_finished = False
         self.has_left = False
         self.error: StreamcoError | None = None
-        self.unread = 0
-        self._batches: deque[Batch] = deque()
         self._reader: asyncio.Future[None] | None = None
 
-    def put(self, batches: Sequence[Batch]) -> None:
-        """Deliver; nobody gets what comes behind the reader's leaving."""
+    @property
+    def was_broken_off(self) -> bool:
+        """True if the reader left before the end."""
+        return self.has_left and not self.has_finished
+
+    # The driver's side
+
+    def put(self, batch: Batch) -> None:
+        """Deliver a batch; after the reader has left, drop it."""
         if not self.has_left:
-            self._batches += batches
-            self.unread += sum(len(chunks) for _, chunks, _ in batches)
-            self._wake()
+            self.batches.append(batch)
+            self.unread += len(batch[1])
+            self.wake()
 
     def finish(self, error: StreamcoError | None = None) -> None:
-        """The answer has come to its end, or to this error."""
+        """End the answer, with an error if there is one."""
         self.has_finished = True
         self.error = error
-        self._wake()
+        self.wake()
 
     def leave(self) -> None:
-        """The reader is gone; what was not read is dropped."""
+        """Drop what was not read, and everything that comes later."""
         self.has_left = True
-        self._batches.clear()
+        self.batches.clear()
         self.unread = 0
-        self._wake()
+        self.wake()
+
+    def wake(self) -> None:
+        """Wake the reader if it waits."""
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    # The reader's side
 
     async def next(self) -> Batch | None:
         """Wait for the next delivery; None: the answer is complete. Cancelling loses nothing.
 
         Raises:
-            StreamcoError: the answer failed; everything that came before has been handed out.
-            StreamClosed: its reader had left.
-            ConcurrentRead: another task is waiting here.
+            StreamcoError: the answer failed; everything that came before has been read.
+            StreamClosed: the reader had left.
+            ConcurrentRead: another task waits here.
         """
-        await self._wait()
-        if self._batches:
-            batch = self._batches.popleft()
-            self.unread -= len(batch[1])
-            return batch
-        self._check_end()
-        return None
+        await self.wait()
+        return self.take()
 
     async def peek(self) -> None:
-        """Wait until something was delivered or the answer has ended, without taking it.
+        """Wait until there is a delivery or an end, without taking it.
 
         Raises:
             StreamcoError: the answer failed before anything was delivered.
-            StreamClosed: its reader had left.
-            ConcurrentRead: another task is waiting here.
+            StreamClosed: the reader had left.
+            ConcurrentRead: another task waits here.
         """
-        await self._wait()
-        if not self._batches:
-            self._check_end()
+        await self.wait()
+        if not self.batches:
+            self.check_end()
 
-    def _check_end(self) -> None:
-        if self.has_left:
-            raise StreamClosed("expected an open stream, got a read after it was closed")
+    def take(self) -> Batch | None:
+        """Return the oldest delivery without waiting; None: there is none, because the answer is complete.
+
+        Raises:
+            StreamcoError: the answer failed.
+            StreamClosed: the reader had left.
+        """
+        if self.batches:
+            batch = self.batches.popleft()
+            self.unread -= len(batch[1])
+            return batch
+        self.check_end()
+        return None
+
+    def check_end(self) -> None:
+        """Raise the error that the answer has ended with, if any.
+
+        Raises:
+            StreamcoError: the answer failed.
+            StreamClosed: the reader had left.
+        """
         if self.error is not None:
             raise self.error
+        if self.has_left:
+            raise StreamClosed("expected an open stream, got a read after it was closed")
 
-    async def _wait(self) -> None:
-        if self._reader is not None:
-            raise ConcurrentRead("expected one reader at a time, got a second read while one waits")
+    async def wait(self) -> None:
+        """Wait until there is a delivery or an end.
+
+        Raises:
+            ConcurrentRead: another task waits here.
+        """
+        self.begin_reading()
         try:
-            while not self._batches and not self.has_finished and not self.has_left:
-                self._reader = asyncio.get_running_loop().create_future()
-                await self._reader
+            while not self.batches and not self.has_finished and not self.has_left:
+                await self.wait_for_wake()
+        finally:
+            self.is_reading = False
+
+    def begin_reading(self) -> None:
+        """Register the one task that may wait here; it resets ``is_reading`` when it has stopped.
+
+        Raises:
+            ConcurrentRead: another task waits here.
+        """
+        if self.is_reading:
+            raise ConcurrentRead("expected one reader at a time, got a second read while one waits")
+        self.is_reading = True
+
+    async def wait_for_wake(self) -> None:
+        """Wait until ``wake`` is called, by a delivery, by the end or by the driver."""
+        self._reader = asyncio.get_running_loop().create_future()
+        try:
+            await self._reader
         finally:
             self._reader = None
-
-    def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)

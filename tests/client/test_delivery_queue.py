@@ -9,59 +9,84 @@ import pytest
 from streamco.client.delivery_queue import DeliveryQueue
 from streamco.client.driver import Batch
 from streamco.errors import ConcurrentRead, EndpointError, StreamClosed
+from streamco.openai_types import ChatCompletionChunk
 
 BATCH: Batch = ("device", [], 1.0)
 
 
 async def test_what_was_delivered_before_the_end_is_read_before_it() -> None:
-    box = DeliveryQueue()
-    box.put([BATCH])
-    box.finish()
-    assert await box.next() == BATCH
-    assert await box.next() is None
-    assert await box.next() is None
+    queue = DeliveryQueue()
+    queue.put(BATCH)
+    queue.finish()
+    assert await queue.next() == BATCH
+    assert await queue.next() is None
+    assert await queue.next() is None
+    assert not queue.was_broken_off
 
 
-async def test_a_reader_who_waits_is_woken_by_a_delivery_and_by_the_end() -> None:
-    box = DeliveryQueue()
-    reading = asyncio.create_task(box.next())
+async def test_a_waiting_reader_is_woken_by_a_delivery_and_by_the_end() -> None:
+    queue = DeliveryQueue()
+    reading = asyncio.create_task(queue.next())
     await asyncio.sleep(0)
-    box.put([BATCH])
+    queue.put(BATCH)
     assert await reading == BATCH
-    reading = asyncio.create_task(box.next())
+    reading = asyncio.create_task(queue.next())
     await asyncio.sleep(0)
-    box.finish()
+    queue.finish()
     assert await reading is None
 
 
-async def test_peeking_takes_nothing_and_tells_of_a_failure() -> None:
-    box = DeliveryQueue()
-    box.put([BATCH])
-    box.finish(EndpointError("gone"))
-    await box.peek()
-    assert await box.next() == BATCH
-    with pytest.raises(EndpointError, match="gone"):
-        await box.peek()
-    with pytest.raises(EndpointError, match="gone"):
-        await box.next()
+async def test_a_wake_alone_gives_the_reader_nothing() -> None:
+    queue = DeliveryQueue()
+    reading = asyncio.create_task(queue.next())
+    await asyncio.sleep(0)
+    queue.wake()
+    await asyncio.sleep(0)
+    assert not reading.done()
+    queue.put(BATCH)
+    assert await reading == BATCH
 
 
-async def test_a_reader_who_left_gets_nothing_more() -> None:
-    box = DeliveryQueue()
-    box.put([BATCH])
-    box.leave()
-    box.put([BATCH])
+async def test_peeking_takes_nothing_and_raises_the_error() -> None:
+    queue = DeliveryQueue()
+    queue.put(BATCH)
+    queue.finish(EndpointError("gone"))
+    await queue.peek()
+    assert await queue.next() == BATCH
+    with pytest.raises(EndpointError, match="gone"):
+        await queue.peek()
+    with pytest.raises(EndpointError, match="gone"):
+        await queue.next()
+
+
+async def test_unread_chunks_are_counted() -> None:
+    queue, chunk = DeliveryQueue(), ChatCompletionChunk()
+    queue.put(("server", [chunk, chunk], 0.0))
+    queue.put(("server", [chunk], 0.0))
+    assert queue.unread == 3
+    queue.take()
+    assert queue.unread == 1
+    queue.leave()
+    assert queue.unread == 0
+
+
+async def test_a_reader_that_has_left_gets_nothing_more() -> None:
+    queue = DeliveryQueue()
+    queue.put(BATCH)
+    queue.leave()
+    queue.put(BATCH)
     with pytest.raises(StreamClosed):
-        await box.next()
+        await queue.next()
+    assert queue.was_broken_off
 
 
-async def test_two_readers_at_once_are_one_too_many_and_a_cancelled_one_is_none() -> None:
-    box = DeliveryQueue()
-    reading = asyncio.create_task(box.next())
+async def test_two_readers_at_once_are_refused_and_a_cancelled_one_does_not_count() -> None:
+    queue = DeliveryQueue()
+    reading = asyncio.create_task(queue.next())
     await asyncio.sleep(0)
     with pytest.raises(ConcurrentRead):
-        await box.next()
+        await queue.next()
     reading.cancel()
     await asyncio.wait([reading])
-    box.put([BATCH])
-    assert await box.next() == BATCH, "cancelling lost nothing"
+    queue.put(BATCH)
+    assert await queue.next() == BATCH, "cancelling lost nothing"

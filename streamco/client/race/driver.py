@@ -1,7 +1,7 @@
-"""Runs a session machine on asyncio: events in, commands out.
+"""Runs a race machine on asyncio: events in, commands out.
 
-While several endpoints are at work, or tokens are released at a pace, each endpoint's stream is read by a task of its own and a loop
-timer serves the machine's deadlines. Once the winner is alone and nothing is timed, the reader's own task reads it directly: no task
+While several endpoints are at work, or tokens are released at a pace, a task of its own reads each endpoint's stream, and a loop timer
+serves the machine's deadlines. Once the winner is alone and nothing is timed, the reader's own task reads its stream directly. Then no task
 switch and no wake-up stands between the socket and the reader, and a reader that pauses slows the endpoint down by TCP or by the engine's
 full ring.
 """
@@ -9,11 +9,11 @@ full ring.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
+from streamco.client.delivery_queue import DeliveryQueue
 from streamco.client.driver import Batch
 from streamco.client.error_translation import FailedStream, translate
 from streamco.core.race.commands import (
@@ -28,7 +28,7 @@ from streamco.core.race.commands import (
 )
 from streamco.core.race.machine import RaceMachine
 from streamco.endpoints.base import Endpoint, EndpointStream, Request
-from streamco.errors import ConcurrentRead, StreamClosed, StreamcoError
+from streamco.errors import StreamcoError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
 from streamco.machine_driver import TaskDriver
 from streamco.partial import Partial
@@ -37,18 +37,18 @@ __all__ = ["RaceDriver"]
 
 
 class RaceDriver(TaskDriver[Event, Command]):
-    """One session's IO.
+    """The IO of one raced answer: it reads the endpoints, feeds the machine and hands deliveries to the reader.
 
     Args:
-        machine: not started yet.
-        endpoints: by name, every attempt of the machine's plan.
-        request: what they are asked.
-        unread: chunks delivered and not read, or tokens held for the pace, beyond which endpoints are not read on.
-        ahead: tokens held for the pace beyond which a device is not read on; None: ``unread``. A server that is not read is cut off in the
-            end, and bills what it has written all the same.
-        on_over: called once when the session and all its work have ended.
-        clock: seconds, monotonic; None: the system's, or the loop's where the loop has one of its own (virtual time).
-        log: collects (now, event or None, commands) of every step, for replay.
+        machine: the race, not started yet.
+        endpoints: by name, those of all attempts in the machine's plan.
+        request: what the endpoints are asked.
+        max_unread: if more chunks wait for the reader, or more tokens for the pace, endpoints are not read on.
+        max_ahead: the same bound for tokens that a device holds for the pace; None: ``max_unread``. A server has the larger bound: a server
+            that is not read closes the connection in the end, and bills what it has written all the same.
+        on_over: called once when the answer and all its work have ended.
+        clock: seconds, monotonic; None: the system's, or the loop's if the loop has one of its own (virtual time).
+        log: collects (now, event or None, commands) of every step, for replay. With a log no token is passed on without a step.
     """
 
     machine: RaceMachine
@@ -59,8 +59,8 @@ class RaceDriver(TaskDriver[Event, Command]):
         endpoints: Mapping[str, Endpoint],
         request: Request,
         *,
-        unread: int = 4096,
-        ahead: int | None = None,
+        max_unread: int = 4096,
+        max_ahead: int | None = None,
         on_over: Callable[[RaceDriver], None] | None = None,
         clock: Callable[[], float] | None = None,
         log: list[tuple[float, Event | None, list[Command]]] | None = None,
@@ -68,191 +68,168 @@ class RaceDriver(TaskDriver[Event, Command]):
         super().__init__(machine, on_over=on_over, clock=clock, log=log)
         self.request = request
         self._endpoints = endpoints
-        self._unread_limit = unread
-        self._ahead = unread if ahead is None else min(ahead, unread)
-        self._batches: deque[Batch] = deque()
-        self._unread = 0
-        self._streams: dict[str, EndpointStream] = {}
-        self._pumps: dict[str, asyncio.Task[None]] = {}
-        self._direct: tuple[str, EndpointStream] | None = None
-        self._reader: asyncio.Future[None] | None = None
-        self._room: asyncio.Future[None] | None = None
-        self._is_reading = False
-        self._has_left = False
-        self._has_finished = False
-        self._error: StreamcoError | None = None
+        self._max_unread = max_unread
+        self._max_ahead = max_unread if max_ahead is None else min(max_ahead, max_unread)
+        self._queue = DeliveryQueue()
+        self._running: dict[str, tuple[asyncio.Task[None], EndpointStream]] = {}  # by endpoint
+        self._direct: tuple[str, EndpointStream] | None = None  # what the reader's own task reads
+        self._paused: asyncio.Future[None] | None = None  # done when endpoints may be read on
 
-    # For the reader
+    # The reader's side
 
     @property
     def was_broken_off(self) -> bool:
-        """True if it was left before its answer had come to an end."""
-        return self._has_left and not self._has_finished
+        """True if the reader left before the answer had ended."""
+        return self._queue.was_broken_off
 
     @property
     def has_changed_hands(self) -> bool:
-        """True if a second endpoint went on with the answer: what that one says of usage is not all."""
+        """True if a second endpoint continued the answer: its usage is not the whole answer's."""
         return bool(self.machine.hand_overs)
 
     async def next_batch(self) -> Batch | None:
-        """Wait for the next delivery; None: the answer is complete. Cancelling loses nothing.
-
-        Raises:
-            StreamcoError: the answer failed; everything that came before has been handed out.
-            StreamClosed: the session was closed.
-            ConcurrentRead: another task is waiting here.
-        """
-        batches = self._batches
-        if not batches:
-            await self._wait()
-        if batches:
-            batch = batches.popleft()
-            self._unread -= len(batch[1])
-            if self._room is not None:
-                self._make_room_if_read()
-            return batch
-        if self._error is not None:
-            raise self._error
-        if self._has_left:
-            raise StreamClosed("expected an open stream, got a read after it was closed")
-        return None
+        """Wait for the next delivery; see ``DeliveryQueue.next``."""
+        queue = self._queue
+        if not queue.batches:
+            batch = await self._read()
+            if batch is not None:
+                return batch
+        batch = queue.take()
+        if self._paused is not None:
+            self._resume_if_read()
+        return batch
 
     async def peek(self) -> None:
-        """Wait until something was delivered or the answer has ended, without taking it.
-
-        Raises:
-            StreamcoError: the answer failed before anything was delivered.
-            StreamClosed: the session was closed.
-            ConcurrentRead: another task is waiting here.
-        """
-        if not self._batches:
-            await self._wait()
-        if not self._batches and self._error is not None:
-            raise self._error
-        if self._has_left:
-            raise StreamClosed("expected an open stream, got a read after it was closed")
+        """Wait until there is a delivery or an end, without taking it; see ``DeliveryQueue.peek``."""
+        queue = self._queue
+        if not queue.batches and (batch := await self._read()) is not None:
+            queue.put(batch)
+        if not queue.batches:
+            queue.check_end()
 
     def leave(self) -> None:
-        """Stop all work of this session without waiting; what was not read is dropped. Must run in the loop's thread."""
-        if not self._has_left:
-            self._has_left = True
-            self._batches.clear()
-            self._unread = 0
+        """Stop all work of this answer without waiting; drop what was not read. Must be called in the loop's thread."""
+        if not self._queue.has_left:
+            self._queue.leave()
             self._direct = None
             if not self._is_over:
                 self.emit(ReaderLeft())
-            self._make_room()
-            self._wake_reader()
+            self._resume()
+
+    async def _read(self) -> Batch | None:
+        """Read the next delivery directly; None: the queue has a delivery, or the end."""
+        queue = self._queue
+        queue.begin_reading()
+        try:
+            while not queue.batches and not queue.has_finished and not queue.has_left:
+                if self._direct is None:
+                    await queue.wait_for_wake()
+                    continue
+                direct = self._direct
+                source, stream = direct
+                event: Event
+                try:  # as in ``_read_event``: every token takes this path, and each coroutine on it costs
+                    event = await stream.receive()
+                except Exception as error:  # noqa: BLE001
+                    event = StreamFailed(source, translate(error, source))
+                if self._direct is not direct:  # another task has closed this answer
+                    return None
+                if not isinstance(event, TokensReceived):
+                    self._direct = None
+                elif self._log is None and self.machine.pass_on(event, now=(now := self._clock())):
+                    return source, event.chunks, now
+                self.emit(event)
+            return None
+        finally:
+            queue.is_reading = False
 
     # The machine's commands
 
     def _run_command(self, command: Command, now: float) -> None:
         match command:
             case DeliverTokens(source, chunks):
-                if not self._has_left:
-                    self._batches.append((source, chunks, now))
-                    self._unread += len(chunks)
+                self._queue.put((source, chunks, now))
             case OpenStream(source):
-                self._begin(source, self.request)
+                self._open(source, self.request)
             case ContinueStream(source, partial):
                 self._direct = None
-                self._begin(source, _continued(self.request, partial))
+                self._open(source, _continued(self.request, partial))
             case PrepareStream(source, partial):
-                self._begin(source, replace(_continued(self.request, partial), prefill_only=True))
+                self._open(source, replace(_continued(self.request, partial), prefill_only=True))
             case CancelStream(source):
                 if self._direct is not None and self._direct[0] == source:
                     self._direct = None
-                self._begin_cancel(source)
+                self._cancel_soon(source)
             case FinishDelivery():
-                self._has_finished = True
+                self._queue.finish()
             case FailDelivery(error):
-                self._error = error
-                self._has_finished = True
-
-    def _after_step(self, now: float) -> None:
-        if self._batches or self._has_finished:
-            self._wake_reader()
+                self._queue.finish(error)
 
     def _on_deadline(self, now: float) -> None:
         super()._on_deadline(now)
-        self._make_room_if_read()
+        self._resume_if_read()
 
-    # Reading endpoints
+    # Endpoints
 
-    async def _pump(self, source: str) -> None:
-        """Read one endpoint until it ends, or until its reader can do so itself."""
-        stream = self._streams[source]
+    def _open(self, source: str, request: Request) -> None:
+        stream: EndpointStream
+        try:
+            stream = self._endpoints[source].open(request)
+        except Exception as error:  # noqa: BLE001  an endpoint should not raise here; if it does, only its attempt has failed
+            stream = FailedStream(translate(error, source))
+        self._running[source] = self._spawn(self._read_stream(source, stream), f"streamco read {source}"), stream
+
+    async def _read_stream(self, source: str, stream: EndpointStream) -> None:
+        """Read one endpoint until it ends, or until the reader's own task can read it."""
         while True:
             event = await self._read_event(source, stream)
             self.emit(event)
             if isinstance(event, StreamEnded | StreamFailed):
                 return
-            if self.machine.is_direct and not self._has_left:
+            if self.machine.is_direct and not self._queue.has_left:
                 self._direct = source, stream
-                self._wake_reader()
+                self._queue.wake()
                 return
-            if source == self.machine.writer and (self._unread > self._unread_limit or self.machine.buffered > self._held_limit()):
-                await self._wait_for_room()
+            if source == self.machine.writer and (self._queue.unread > self._max_unread or self.machine.buffered > self._max_held()):
+                await self._wait_for_reader()
 
     async def _read_event(self, source: str, stream: EndpointStream) -> Event:
         try:
             return await stream.receive()
-        except Exception as error:  # noqa: BLE001  a bug in an endpoint must reach the reader as an error, not as silence
+        except Exception as error:  # noqa: BLE001  a defect of an endpoint must reach the reader as an error, not as silence
             return StreamFailed(source, translate(error, source))
 
-    def _begin(self, source: str, request: Request) -> None:
-        self._streams[source] = self._open(source, request)
-        self._pumps[source] = self._spawn(self._pump(source), f"streamco read {source}")
+    def _cancel_soon(self, source: str) -> None:
+        self._spawn(self._cancel(source, *self._running[source]), f"streamco cancel {source}")
 
-    def _open(self, source: str, request: Request) -> EndpointStream:
-        try:
-            return self._endpoints[source].open(request)
-        except Exception as error:  # noqa: BLE001  it should not fail; if it does, it is this attempt that failed
-            return FailedStream(translate(error, source))
-
-    def _begin_cancel(self, source: str) -> None:
-        self._spawn(self._cancel(source, self._pumps[source], self._streams[source]), f"streamco cancel {source}")
-
-    async def _cancel(self, source: str, pump: asyncio.Task[None], stream: EndpointStream) -> None:
-        if not pump.done():
-            pump.cancel()
-            await asyncio.wait([pump])
+    async def _cancel(self, source: str, task: asyncio.Task[None], stream: EndpointStream) -> None:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
         try:
             await stream.cancel()
         except Exception as error:  # noqa: BLE001  the attempt must end all the same
             self.emit(StreamFailed(source, translate(error, source)))
         self.emit(StreamCancelled(source))
 
-    async def _wait(self) -> None:
-        """Until there is something to read or an end."""
-        if self._is_reading:
-            raise ConcurrentRead("expected one reader at a time, got a second read while one waits")
-        self._is_reading = True
-        try:
-            while not self._batches and not self._has_finished and not self._has_left:
-                if self._direct is None:
-                    self._reader = self._loop.create_future()
-                    await self._reader
-                    continue
-                direct = self._direct
-                source, stream = direct
-                event: Event
-                try:  # as ``_read_event`` does; this is the path of every token, and each coroutine on it costs
-                    event = await stream.receive()
-                except Exception as error:  # noqa: BLE001
-                    event = StreamFailed(source, translate(error, source))
-                if self._direct is not direct:  # closed by another task in the meantime
-                    return
-                if not isinstance(event, TokensReceived):
-                    self._direct = None
-                elif self._log is None and self.machine.pass_on(event, now=(now := self._clock())):
-                    self._batches.append((source, event.chunks, now))
-                    self._unread += len(event.chunks)
-                    return
-                self.emit(event)
-        finally:
-            self._reader = None
-            self._is_reading = False
+    # Backpressure
+
+    def _max_held(self) -> int:
+        winner = self.machine.writer
+        return self._max_ahead if winner is not None and self._endpoints[winner].kind == "device" else self._max_unread
+
+    def _resume_if_read(self) -> None:
+        if self._queue.unread <= self._max_unread // 2 and self.machine.buffered <= self._max_held() // 2:
+            self._resume()
+
+    def _resume(self) -> None:
+        if self._paused is not None and not self._paused.done():
+            self._paused.set_result(None)
+
+    async def _wait_for_reader(self) -> None:
+        if self._paused is None or self._paused.done():
+            self._paused = self._loop.create_future()
+        await asyncio.shield(self._paused)  # shared by the attempts: cancelling one of them must not cancel it
 
     # The end
 
@@ -260,46 +237,23 @@ class RaceDriver(TaskDriver[Event, Command]):
         return self.machine.is_over or self._has_crashed
 
     def _crash(self, error: BaseException) -> None:
-        """The machine could not take what came (a bug here or in an endpoint): end with that error, whatever its state."""
-        if self._has_left or self._has_finished:  # nobody would see it
+        """End the answer with this error: the machine could not take an event, because of a defect here or in an endpoint."""
+        if self._queue.has_left or self._queue.has_finished:  # no reader would see it
             self._report_error("streamco race failed", error)
         if self._has_crashed:
             return
-        if not self._has_finished:
-            self._error = StreamcoError(f"session: expected events it can handle, got {error!r}")
-            self._error.__cause__ = error
-        self._has_crashed = self._has_finished = True
+        self._has_crashed = True
         self._direct = None
-        for source in self._streams:
-            self._begin_cancel(source)
-        self._wake_reader()
-
-    # Small helpers
-
-    def _wake_reader(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
-
-    def _make_room_if_read(self) -> None:
-        if self._unread <= self._unread_limit // 2 and self.machine.buffered <= self._held_limit() // 2:
-            self._make_room()
-
-    def _held_limit(self) -> int:
-        winner = self.machine.writer
-        return self._ahead if winner is not None and self._endpoints[winner].kind == "device" else self._unread_limit
-
-    def _make_room(self) -> None:
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
-
-    async def _wait_for_room(self) -> None:
-        if self._room is None or self._room.done():
-            self._room = self._loop.create_future()
-        await asyncio.shield(self._room)  # shared by the attempts: cancelling one of them must not cancel it
+        if not self._queue.has_finished:
+            failure = StreamcoError(f"session: expected events it can handle, got {error!r}")
+            failure.__cause__ = error
+            self._queue.finish(failure)
+        for source in self._running:
+            self._cancel_soon(source)
 
 
 def _continued(request: Request, partial: Partial) -> Request:
-    """Return the request as somebody gets it who goes on with its answer; an answer of which nothing was seen begins anew."""
+    """Return the request for an endpoint that continues its answer; an answer of which nothing was seen starts from the beginning."""
     if not partial.text and not partial.ids:
         return request
     limit = request.sampling.max_tokens

@@ -7,7 +7,7 @@ One timer serves the machine's deadline and the reader's pace.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from streamco.client.delivery_queue import DeliveryQueue
@@ -74,8 +74,8 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         remote: opens the remote side's plain stream; None: nobody generates there.
         remote_name: of the endpoint behind it.
         prompt_tokens: in front of the answer.
-        unread: chunks delivered and not read, beyond which nothing new is begun.
-        ahead: tokens held for the pace, likewise.
+        max_unread: if more chunks wait for the reader, no new round starts.
+        max_ahead: if more tokens are held for the pace, no new round starts.
         on_over: called once when the answer and all its work have ended.
         clock: seconds, monotonic; None: the system's, or the loop's where the loop has one of its own (virtual time).
         log: collects (now, event or None, commands) of every step, for replay.
@@ -104,8 +104,8 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         remote: OpenRemoteStream | None = None,
         remote_name: str = "remote",
         prompt_tokens: int = 0,
-        unread: int = 4096,
-        ahead: int = 4096,
+        max_unread: int = 4096,
+        max_ahead: int = 4096,
         on_over: Callable[[SpeculationDriver], None] | None = None,
         clock: Callable[[], float] | None = None,
         log: SpeculationLog | None = None,
@@ -120,8 +120,8 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         self.unconnected = 0.0
         self.is_turned_away = False
         self._connecting_since: float | None = None
-        self._mailbox = DeliveryQueue()
-        self._unread_limit, self._ahead = unread, ahead
+        self._queue = DeliveryQueue()
+        self._max_unread, self._max_ahead = max_unread, max_ahead
         self._is_behind = False  # the reader is
         self._is_complete = False  # text may still be held for the pace
         self._is_winding_up = False
@@ -134,7 +134,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
     @property
     def was_broken_off(self) -> bool:
         """True if it was left before its answer had come to an end."""
-        return self._mailbox.has_left and not self._mailbox.has_finished
+        return self._queue.was_broken_off
 
     @property
     def has_changed_hands(self) -> bool:
@@ -144,7 +144,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
     @property
     def error(self) -> StreamcoError | None:
         """What the answer ended with."""
-        return self._mailbox.error
+        return self._queue.error
 
     def start(self) -> None:
         """Start the machine and carry out its first commands."""
@@ -153,19 +153,19 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
 
     async def next_batch(self) -> Batch | None:
         """Wait for the next delivery; see ``DeliveryQueue.next``."""
-        batch = await self._mailbox.next()
+        batch = await self._queue.next()
         self._check_reader()
         return batch
 
     async def peek(self) -> None:
         """Wait until something was delivered or the answer has ended; see ``DeliveryQueue.peek``."""
-        await self._mailbox.peek()
+        await self._queue.peek()
 
     def leave(self) -> None:
         """Stop all work of this answer without waiting; what was not read is dropped. Must run in the loop's thread."""
-        if self._mailbox.has_left:
+        if self._queue.has_left:
             return
-        self._mailbox.leave()
+        self._queue.leave()
         self.dropped = self.presentation.delivery.drop()
         self.emit(ReaderLeft())
         self._wind_up()
@@ -194,12 +194,12 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
 
     def _check_reader(self) -> None:
         """A reader who is far behind holds the next round back."""
-        unread, held = self._mailbox.unread, self.presentation.delivery.buffered
-        if not self._is_behind and (unread > self._unread_limit or held > self._ahead):
+        unread, held = self._queue.unread, self.presentation.delivery.buffered
+        if not self._is_behind and (unread > self._max_unread or held > self._max_ahead):
             self._is_behind = True
             self.stand_in.pause()
             self.emit(ReaderFellBehind())
-        elif self._is_behind and unread <= self._unread_limit // 2 and held <= self._ahead // 2:
+        elif self._is_behind and unread <= self._max_unread // 2 and held <= self._max_ahead // 2:
             self._is_behind = False
             self.stand_in.resume()
             self.emit(ReaderCaughtUp())
@@ -218,7 +218,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
                 self.stand_in.end(version)
             case DeliverIds() | CommitIds() | RetractIds():
                 if not self._is_complete:
-                    self._mailbox.put(self.presentation.show(command, now=now))
+                    self._deliver(self.presentation.show(command, now=now))
                     if self.presentation.is_stopped:
                         self._complete("stop", now)
                         self._events.append(ReaderLeft("stop string"))
@@ -232,43 +232,47 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         return min((time for time in times if time is not None), default=None)
 
     def _on_deadline(self, now: float) -> None:
-        self._mailbox.put(self.presentation.release(now=now))
+        self._deliver(self.presentation.release(now=now))
         self._finish_if_read(now)
         self._check_reader()
         super()._on_deadline(now)
+
+    def _deliver(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            self._queue.put(batch)
 
     # The end
 
     def _complete(self, reason: str, now: float) -> None:
         """The answer is whole."""
-        if self._is_complete or self._mailbox.has_finished:
+        if self._is_complete or self._queue.has_finished:
             return
         self._is_complete = True
         batches = self.presentation.finish(reason, now=now)
         self.finish_reason = "stop" if self.presentation.is_stopped else reason
-        self._mailbox.put(batches)
+        self._deliver(batches)
         self._wind_up()
         self._finish_if_read(now)
 
     def _finish_if_read(self, now: float) -> None:
         """Nothing of a whole answer is held for the pace any more."""
-        if self._is_complete and not self._mailbox.has_finished and self.presentation.delivery.is_empty:
+        if self._is_complete and not self._queue.has_finished and self.presentation.delivery.is_empty:
             self.finished = now
-            self._mailbox.finish()
+            self._queue.finish()
 
     def _fail(self, error: StreamcoError, now: float) -> None:
-        if self._is_complete or self._mailbox.has_finished:
+        if self._is_complete or self._queue.has_finished:
             return
         self._hand_out(now)
         self.finished = now
-        self._mailbox.finish(with_partial(error, self.presentation.text, "verifier"))
+        self._queue.finish(with_partial(error, self.presentation.text, "verifier"))
         self._wind_up()
 
     def _hand_out(self, now: float) -> None:
         """Everything that is held, due or not."""
         if not self._is_complete:
-            self._mailbox.put(self.presentation.finish(None, now=now))
-        self._mailbox.put(self.presentation.flush(now=now))
+            self._deliver(self.presentation.finish(None, now=now))
+        self._deliver(self.presentation.flush(now=now))
 
     def _wind_up(self) -> None:
         """Release everything; once."""
@@ -288,22 +292,22 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
     def _crash(self, error: BaseException) -> None:
         """Something here or in an endpoint is broken: end with that, unless the answer is whole already."""
         self._has_crashed = True
-        is_unseen = self._mailbox.has_left or self._mailbox.has_finished or self._is_complete
+        is_unseen = self._queue.has_left or self._queue.has_finished or self._is_complete
         if is_unseen:
             self._report_error("streamco speculated answer failed", error)
-        if not (self._mailbox.has_left or self._mailbox.has_finished):
+        if not (self._queue.has_left or self._queue.has_finished):
             self.finished = self._clock()
             try:
                 self._hand_out(self.finished)
             except Exception as another:  # noqa: BLE001  what is broken may be the presentation: its reader must not wait for ever
                 self._report_error("streamco speculated answer failed", another)
-            self._mailbox.finish(None if is_unseen else _describe(error, self.presentation.text))
+            self._queue.finish(None if is_unseen else _describe(error, self.presentation.text))
         self._wind_up()
         self._events.clear()
         self._end_if_idle()
 
     def _is_done(self) -> bool:
-        return self._is_winding_up and (self._mailbox.has_finished or self._mailbox.has_left)
+        return self._is_winding_up and (self._queue.has_finished or self._queue.has_left)
 
 
 def _describe(error: BaseException, text: str) -> StreamcoError:

@@ -268,8 +268,8 @@ class SpeculationPlanner:
             remote=None if remote is None else _opener(remote, prepared),
             remote_name=verifier.name,
             prompt_tokens=length,
-            unread=limits.unread_tokens,
-            ahead=limits.unread_tokens if pace is None else limits.tokens_ahead(pace),
+            max_unread=limits.unread_tokens,
+            max_ahead=limits.unread_tokens if pace is None else limits.tokens_ahead(pace),
             on_over=on_over,
         )
 

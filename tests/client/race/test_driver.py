@@ -36,7 +36,7 @@ def begin(
         RaceMachine(RacePlan(attempts=attempts, pace=pace)),
         {endpoint.name: endpoint for endpoint in endpoints},
         Request(prompt="p"),
-        unread=unread,
+        max_unread=unread,
         on_over=on_over,
         clock=None if own_clock else asyncio.get_running_loop().time,
     )
@@ -494,7 +494,7 @@ def test_a_device_runs_ahead_of_a_paced_reader_only_so_far(kind: Kind, most: int
     async def main() -> None:
         endpoint = ScriptedEndpoint("it", words(*[0.1] * 500), kind=kind)
         driver = RaceDriver(
-            RaceMachine(RacePlan(attempts=(AttemptPlan("it", 0.0),), pace=5.0)), {"it": endpoint}, Request(prompt="p"), ahead=20
+            RaceMachine(RacePlan(attempts=(AttemptPlan("it", 0.0),), pace=5.0)), {"it": endpoint}, Request(prompt="p"), max_ahead=20
         )
         driver.start()
         await asyncio.sleep(0.15)
@@ -519,7 +519,7 @@ def move(source: ScriptedEndpoint, target: ScriptedEndpoint, terms: Terms, *, pa
             capacity=ahead,
         ),
     )
-    driver = RaceDriver(RaceMachine(plan), {e.name: e for e in (source, target)}, Request(prompt="p"), ahead=ahead, log=[])
+    driver = RaceDriver(RaceMachine(plan), {e.name: e for e in (source, target)}, Request(prompt="p"), max_ahead=ahead, log=[])
     driver.start()
     return driver
 
