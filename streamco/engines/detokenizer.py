@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from streamco.engines.base import TextPiece
 
-__all__ = ["StopMatcher", "TextAssembler"]
+__all__ = ["IncrementalDetokenizer", "StopMatcher", "TextAssembler"]
 
 Top = tuple[tuple[int, float], ...] | None
 
@@ -120,3 +120,36 @@ class StopMatcher:
         self._held = []
         self._text = ""
         return released
+
+
+class IncrementalDetokenizer:
+    """One answer's tokens as pieces of text that may be shown: a ``TextAssembler`` and, if there are stop strings, a ``StopMatcher``.
+
+    Args:
+        token_bytes: see ``TextAssembler``.
+        stops: texts that end the answer.
+        pending_bytes: see ``TextAssembler``.
+    """
+
+    __slots__ = ("_assembler", "_stops")
+
+    def __init__(self, token_bytes: Callable[[int], bytes], stops: tuple[str, ...], pending_bytes: bytes = b"") -> None:
+        self._assembler = TextAssembler(token_bytes, pending_bytes)
+        self._stops = StopMatcher(stops) if stops else None
+
+    def add(self, token: int, top: Top = None) -> tuple[list[TextPiece], bool] | None:
+        """Return the pieces that can be shown now, and True if a stop string was found; None if the token completes no piece."""
+        piece = self._assembler.add(token, top)
+        if piece is None:
+            return None
+        return ([piece], False) if self._stops is None else self._stops.add(piece)
+
+    def flush(self) -> list[TextPiece]:
+        """Return what is left at the end, up to a stop string."""
+        last = self._assembler.flush()
+        if self._stops is None:
+            return [] if last is None else [last]
+        if last is None:
+            return self._stops.flush()
+        pieces, has_stopped = self._stops.add(last)
+        return pieces if has_stopped else pieces + self._stops.flush()

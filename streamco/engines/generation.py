@@ -1,6 +1,6 @@
 """One running generation: the engine's side writes pieces, the consumer's side takes them.
 
-The two sides share the ring, ``is_cancelled`` and ``_end``; everything else belongs to the engine's thread.
+The two sides share the ring, ``is_cancelled`` and ``_end``. Everything else belongs to the engine's thread.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from streamco._native import FILLED, FULL, WAKE, Ring
 from streamco.engines.base import GenerationEnd, GenerationRequest, GenerationTimings, TextPiece
-from streamco.engines.detokenizer import StopMatcher, TextAssembler
+from streamco.engines.consumer import Consumer, EngineSignals
+from streamco.engines.detokenizer import IncrementalDetokenizer
 from streamco.engines.kv_slots import Slot
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.sampling import Sampler, top_probabilities
@@ -25,17 +28,24 @@ __all__ = ["RunningGeneration"]
 _WHOLE = ("stop", "length")
 
 
+class _Prefill(Struct):
+    """Progress of the prompt: ``perf_counter()`` times, 0.0 until they come, and tokens found in the KV cache."""
+
+    admitted_at: float = 0.0
+    ended_at: float = 0.0
+    cached_tokens: int = 0
+
+
 class RunningGeneration:
-    """Implements ``Generation``.
+    """Implements ``Generation``, and ``SequenceWork`` for the engine's thread.
 
     Args:
         request: what to generate.
-        model: for its vocabulary.
-        limit: completion tokens at most.
-        room: pieces buffered before the sequence is parked.
-        wake: tells the consumer that there is something to take; when it raises, the generation is cancelled, and its end has the error.
-        nudge: tells the engine that something changed on this side.
-        interrupt: stops the decode that runs, if everybody whose rows are in it was cancelled.
+        model: the model whose vocabulary is used.
+        limit: completion tokens, at most.
+        buffered: pieces that wait for the consumer before the sequence is parked.
+        wake: tells the consumer that there is something to take. If it raises, the generation is cancelled, and its end has the error.
+        engine: learns what changes on the consumer's side.
     """
 
     def __init__(
@@ -44,62 +54,57 @@ class RunningGeneration:
         model: LlamaModel,
         *,
         limit: int,
-        room: int,
+        buffered: int,
         wake: Callable[[], None],
-        notify: Callable[[], None],
-        interrupt: Callable[[object], None],
+        engine: EngineSignals,
     ) -> None:
         self.request = request
         self.prompt = list(request.prompt_ids)
         self.slot: Slot | None = None
         self.asked_at = perf_counter()
         self.late_s = 0.0
-        self.next_token: int | None = None  # drawn and shown, but not yet decoded
+        self.next_token: int | None = None  # drawn and emitted, but not yet decoded
         self.is_cancelled = False
         self.is_parked = False
-        self._wake = wake
-        self._notify = notify
-        self._interrupt = interrupt
-        self._ring: Ring[TextPiece] = Ring(room)
-        self._backlog: list[TextPiece] = []
+        self._consumer = Consumer(wake)
+        self._engine = engine
+        self._ring: Ring[TextPiece] = Ring(buffered)
+        self._backlog: list[TextPiece] = []  # pieces that found the ring full
+        self._tail: list[TextPiece] = []  # pieces that come with the end
         self._end: GenerationEnd | None = None
-        self._tail: list[TextPiece] = []
         self._limit = limit
         self._end_ids = model.end_ids
         self._sampler = Sampler(request.sampling)
-        self._assembler = TextAssembler(model.token_bytes, request.pending_bytes)
-        self._stops = StopMatcher(request.sampling.stop)
-        self._wake_failure: Exception | None = None
+        self._text = IncrementalDetokenizer(model.token_bytes, request.sampling.stop, request.pending_bytes)
         self._made = 0
-        self._reused = 0
-        self._admitted = self._prefilled = 0.0
+        self._prefill = _Prefill()
 
     # The consumer's side
 
     def take(self) -> tuple[list[TextPiece], GenerationEnd | None]:
         """Return all pieces since the last call and, with the last of them, the end. Never blocks."""
-        pieces = self._ring.drain()  # before the end is read: an end set later than this wakes again
+        pieces = self._ring.drain()  # before the end is read: an end that is set later than this wakes again
         end = self._end
         if end is not None:
             pieces += self._ring.drain()
             pieces += self._tail
             self._tail = []
         elif self._ring.take_unpark():
-            self._notify()
+            self._engine.notify()
         return pieces, end
 
     def cancel(self) -> None:
         """Ask to stop; idempotent, never blocks."""
         if not self.is_cancelled:
             self.is_cancelled = True
-            self._interrupt(self)
-            self._notify()
+            self._engine.interrupt(self)
+            self._engine.notify()
 
     # The engine's side
 
     @property
     def is_done(self) -> bool:
-        """The engine has ended it."""
+        """True once the engine has ended it."""
         return self._end is not None
 
     @property
@@ -109,27 +114,27 @@ class RunningGeneration:
 
     @property
     def wants_logits(self) -> bool:
-        """Those of the prompt's last token."""
+        """True if the logits of the prompt's last token are needed."""
         return not self.request.prefill_only
 
     def logits_needed(self, rows: int) -> int:
-        """Of how many of the next so many rows it wants the logits: the prompt's last."""
+        """Return how many of the next ``rows`` rows need logits: 1 if they end the prompt, else 0."""
         return int(rows == self.missing and self.wants_logits)
 
     def admit(self, slot: Slot) -> None:
-        """It has a slot, with a part of the prompt already in it."""
+        """Give it a slot, which may hold the beginning of the prompt already."""
         self.slot = slot
-        self._reused = len(slot.ids)
-        self._admitted = perf_counter()
+        self._prefill.cached_tokens = len(slot.ids)
+        self._prefill.admitted_at = perf_counter()
 
     def record_cached(self, count: int) -> None:
-        """So many more tokens of the prompt are in the slot without having been decoded for it."""
-        self._reused += count
+        """Count ``count`` more prompt tokens that are in the slot without having been decoded for it."""
+        self._prefill.cached_tokens += count
 
     def accept(self, logits: NDArray[np.float32]) -> None:
-        """Draw the next token from the logits of the last one and show what it completes; may finish the generation."""
-        if self._prefilled == 0.0:
-            self._prefilled = perf_counter()
+        """Draw the next token from the logits of the last one and emit what it completes; may finish the generation."""
+        if not self._made:
+            self._prefill.ended_at = perf_counter()
         if self._made >= self._limit:
             self.finish("length")
             return
@@ -143,76 +148,65 @@ class RunningGeneration:
         self._made += 1
         self.next_token = token
         top = top_probabilities(logits, self.request.top) if self.request.top else None
-        piece = self._assembler.add(token, top)
-        if piece is not None:
-            pieces, has_stopped = self._stops.add(piece)
+        completed = self._text.add(token, top)
+        if completed is not None:
+            pieces, has_stopped = completed
             if has_stopped:
                 self.finish("stop", pieces)
                 return
-            self._show(pieces)
+            self._emit(pieces)
         if self._made >= self._limit:
             self.finish("length")
 
     def end_prefill(self) -> None:
-        """The prompt is decoded, and that was all."""
+        """End it: the prompt is decoded, and nothing else was asked for."""
         self.finish("length")
 
-    def _show(self, pieces: list[TextPiece]) -> None:
+    def _emit(self, pieces: list[TextPiece]) -> None:
         if self._backlog:
             self._backlog += pieces
             return
         for index, piece in enumerate(pieces):
             flags = self._ring.push(piece)
-            if flags & WAKE:
-                self._call_wake()
+            if flags & WAKE and not self._consumer.wake():
+                self.is_cancelled = True
             if flags == FULL or flags & FILLED:
                 self._backlog = pieces[index + (flags != FULL) :]  # a full ring did not keep this one
                 self.is_parked = True
                 return
 
     def unpark(self) -> None:
-        """Go on if the consumer has made room."""
+        """Go on if the consumer has emptied half of the ring."""
         if self.is_parked and 2 * len(self._ring) <= self._ring.capacity:
             self.is_parked = False
             backlog, self._backlog = self._backlog, []
-            self._show(backlog)
+            self._emit(backlog)
 
     def finish(self, reason: str, pieces: list[TextPiece] | None = None, *, error: Exception | None = None) -> None:
-        """End it.
+        """End it; idempotent.
 
-        ``pieces``: what to show last. None: everything that was held back if the answer is whole, else nothing: whoever goes on with a
-        broken one makes the rest of its last code point and decides about the stop string.
+        Args:
+            reason: see ``GenerationEnd``.
+            pieces: what to emit last. None: all text that was held back if the answer is whole, else nothing, because an endpoint that
+                continues a broken answer makes the rest of its last code point and decides about the stop string.
+            error: the reason why it failed.
         """
         if self._end is not None:
             return
         if pieces is None:
-            pieces = self._flush() if reason in _WHOLE else []
+            pieces = self._text.flush() if reason in _WHOLE else []
         self._tail = self._backlog + pieces
-        self._end = GenerationEnd(reason, self._timings(), error or self._wake_failure)
-        if self._ring.finish() & WAKE:
-            self._call_wake()
-
-    def _call_wake(self) -> None:
-        try:
-            self._wake()
-        except Exception as exc:  # noqa: BLE001  # the consumer's fault: it must not end the others' generations
+        self._end = GenerationEnd(reason, self._timings(), error or self._consumer.failure)
+        if self._ring.finish() & WAKE and not self._consumer.wake():
             self.is_cancelled = True
-            self._wake_failure = self._wake_failure or exc
-
-    def _flush(self) -> list[TextPiece]:
-        last = self._assembler.flush()
-        if last is None:
-            return self._stops.flush()
-        pieces, has_stopped = self._stops.add(last)
-        return pieces if has_stopped else pieces + self._stops.flush()
 
     def _timings(self) -> GenerationTimings:
         now = perf_counter()
-        admitted = self._admitted or now
-        prefilled = self._prefilled or now
+        admitted = self._prefill.admitted_at or now
+        prefilled = self._prefill.ended_at or now
         return GenerationTimings(
             prompt_tokens=len(self.prompt),
-            reused_tokens=self._reused,
+            reused_tokens=self._prefill.cached_tokens,
             completion_tokens=self._made,
             prefill_s=prefilled - admitted,
             decode_s=now - prefilled,

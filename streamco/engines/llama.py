@@ -134,10 +134,9 @@ class LlamaEngine:
             request,
             self._model,
             limit=self._completion_limit(request),
-            room=self.options.ring_tokens,
+            buffered=self.options.ring_tokens,
             wake=wake,
-            notify=self._loop.notify,
-            interrupt=self._loop.interrupt,
+            engine=self._loop,
         )
         self._loop.put(sequence)
         return sequence

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from streamco.config import SamplingOptions
 from streamco.engines.base import RowReader, SequenceTask, TaskEnd
+from streamco.engines.consumer import EngineSignals
 from streamco.engines.kv_slots import Slot
 from streamco.engines.prediction import Predictor
 from streamco.engines.tasks import DraftTask, ExtensionTask, ReadingTask, Task, VerificationTask
@@ -19,8 +20,8 @@ __all__ = ["CloseTask", "ForkTask", "HeldSequence", "EngineHandle", "TruncationT
 _DEFAULT = SamplingOptions()
 
 
-class EngineHandle(Protocol):
-    """The engine, as its sequences see it; every method may be called from any thread."""
+class EngineHandle(EngineSignals, Protocol):
+    """The engine as its sequences see it. Each method may be called from any thread."""
 
     def put(self, task: Task) -> None:
         """Queue a task.
@@ -28,14 +29,6 @@ class EngineHandle(Protocol):
         Raises:
             EngineError: the engine is closed or has failed.
         """
-        ...
-
-    def notify(self) -> None:
-        """Something changed: look again."""
-        ...
-
-    def interrupt(self, work: object) -> None:
-        """This work was cancelled: stop the decode that runs, if it is for nobody else any more."""
         ...
 
 
@@ -51,7 +44,7 @@ class HeldSequence:
 
     def __init__(self, engine: EngineHandle, vocabulary: Vocabulary, label: object = None, *, exists: bool = True) -> None:
         self.label = label
-        self._engine = engine
+        self.engine = engine
         self._vocabulary = vocabulary
         self._last: Task | None = None
         self._is_closed = False
@@ -79,7 +72,7 @@ class HeldSequence:
 
     def fork(self, length: int | None = None) -> HeldSequence:
         """Return a sequence that begins as this one does; see ``TokenSequence.fork``."""
-        child = HeldSequence(self._engine, self._vocabulary, self.label, exists=False)
+        child = HeldSequence(self.engine, self._vocabulary, self.label, exists=False)
         self._submit(ForkTask(self, child, length))
         return child
 
@@ -122,7 +115,7 @@ class HeldSequence:
         if not self._is_closed:
             self._is_closed = True
             with suppress(EngineError):  # the engine is closed: its memory is free already
-                self._engine.put(CloseTask(self))
+                self.engine.put(CloseTask(self))
 
     def _submit(self, task: Task) -> Task:
         if self._is_closed:
@@ -130,7 +123,7 @@ class HeldSequence:
         last = self._last
         if last is not None and not last.is_taken:
             task.previous = last
-        self._engine.put(task)
+        self.engine.put(task)
         self._last = task
         return task
 
@@ -139,14 +132,6 @@ class HeldSequence:
         if len(ids) and (min(ids) < 0 or max(ids) >= size):
             raise EngineError(f"ids: expected ids from 0 to {size - 1}, got {min(ids)} to {max(ids)}")
         return list(ids)
-
-    def notify(self) -> None:
-        """Tell the engine that something changed on this side."""
-        self._engine.notify()
-
-    def interrupt(self, work: object) -> None:
-        """This work was cancelled: stop the decode that runs, if it is for nobody else any more."""
-        self._engine.interrupt(work)
 
     # The engine's side
 

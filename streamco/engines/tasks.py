@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from streamco._native import WAKE, Ring
 from streamco.engines.base import Prediction, RowReader, TaskEnd, TaskTimings
+from streamco.engines.consumer import Consumer, EngineSignals
 from streamco.engines.kv_slots import Slot
 from streamco.engines.prediction import Predictor
 from streamco.errors import EngineError
@@ -33,12 +34,9 @@ class TaskOwner(Protocol):
     ids: list[int]
     slot: Slot | None
 
-    def notify(self) -> None:
-        """Tell the engine that something changed on the consumer's side."""
-        ...
-
-    def interrupt(self, work: object) -> None:
-        """This work was cancelled: stop the decode that runs, if it is for nobody else any more."""
+    @property
+    def engine(self) -> EngineSignals:
+        """The engine that holds the sequence."""
         ...
 
 
@@ -69,8 +67,7 @@ class Task:
         self.is_taken = False
         self.late_s = 0.0
         self.ended: TaskEnd | None = None
-        self._wake = wake
-        self._wake_failure: Exception | None = None
+        self._consumer = Consumer(wake)
         self._ring: Ring[Prediction] = Ring(max(1, max_predictions))
         self._began = 0.0
         self._cached = 0  # ids in memory when it began, and those that others have read meanwhile
@@ -91,8 +88,8 @@ class Task:
         """Ask to stop; idempotent, never blocks."""
         if not self.is_cancelled:
             self.is_cancelled = True
-            self.owner.interrupt(self)
-            self.owner.notify()
+            self.owner.engine.interrupt(self)
+            self.owner.engine.notify()
 
     # The engine's side
 
@@ -151,8 +148,8 @@ class Task:
     def emit(self, prediction: Prediction) -> None:
         """Give a prediction to the consumer."""
         self._made += 1
-        if self._ring.push(prediction) & WAKE:
-            self._call_wake()
+        if self._ring.push(prediction) & WAKE and not self._consumer.wake():
+            self.is_cancelled = True
 
     def finish(self, reason: str, *, error: Exception | None = None) -> None:
         """End it; idempotent."""
@@ -162,17 +159,9 @@ class Task:
         began = self._began or now
         rows = max(0, len(self.owner.slot.ids) - self._cached) if self._began and self.owner.slot is not None else 0
         timings = TaskTimings(queued_s=began - self.asked_at, compute_s=now - began, rows=rows, late_s=self.late_s)
-        self.ended = TaskEnd(reason, timings, error or self._wake_failure)
-        if self._ring.finish() & WAKE:
-            self._call_wake()
-
-    def _call_wake(self) -> None:
-        try:
-            if self._wake is not None:
-                self._wake()
-        except Exception as exc:  # noqa: BLE001  # the consumer's fault: it must not end the others' work
+        self.ended = TaskEnd(reason, timings, error or self._consumer.failure)
+        if self._ring.finish() & WAKE and not self._consumer.wake():
             self.is_cancelled = True
-            self._wake_failure = self._wake_failure or exc
 
 
 class ExtensionTask(Task):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.engines.base import TextPiece
-from streamco.engines.detokenizer import StopMatcher, TextAssembler
+from streamco.engines.detokenizer import IncrementalDetokenizer, StopMatcher, TextAssembler
 
 
 def assemble(tokens: list[bytes]) -> list[TextPiece]:
@@ -153,3 +153,26 @@ def test_a_code_point_that_was_begun_before_is_shown_with_the_token_that_ends_it
 
 def test_a_beginning_that_nothing_follows_is_not_shown() -> None:
     assert TextAssembler([b""].__getitem__, b"\xf0\x9f").flush() is None
+
+
+def test_tokens_become_pieces_without_a_stop_string() -> None:
+    text = IncrementalDetokenizer([b"one", b"\xc3", b"\xa9"].__getitem__, ())
+    assert text.add(0) == ([TextPiece("one", (0,))], False)
+    assert text.add(1) is None
+    assert text.add(2) == ([TextPiece("é", (1, 2))], False)
+    assert text.flush() == []
+
+
+def test_a_stop_string_ends_the_pieces() -> None:
+    text = IncrementalDetokenizer([b"one", b" E", b"ND"].__getitem__, ("END",))
+    assert text.add(0) == ([TextPiece("one", (0,))], False)
+    assert text.add(1) == ([], False)
+    assert text.add(2) == ([TextPiece(" ", (1,), is_cut=True)], True)
+
+
+@pytest.mark.parametrize(("stops", "pieces"), [((), ["\ufffd"]), (("EN",), ["E", "\ufffd"]), (("E\ufffd",), [])])
+def test_an_answer_s_end_shows_what_was_held(stops: tuple[str, ...], pieces: list[str]) -> None:
+    text = IncrementalDetokenizer([b"E", b"\xc3"].__getitem__, stops)
+    text.add(0)
+    text.add(1)
+    assert [piece.text for piece in text.flush()] == pieces

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from streamco.config import SamplingOptions
 from streamco.engines.base import GenerationRequest
+from streamco.engines.consumer import Consumer
 from streamco.engines.generation import RunningGeneration
 from streamco.engines.kv_slots import Slot
 from streamco.engines.llamacpp.model import LlamaModel
@@ -21,14 +22,14 @@ from tests.engines.fakes import FakeModel
 
 @dataclass
 class Bench:
-    """A generation and what it told its neighbours."""
+    """A generation, its consumer and its engine."""
 
-    room: int = 8
+    buffered: int = 8
     limit: int = 100
     stop: tuple[str, ...] = ()
     pending_bytes: bytes = b""
     wakes: int = 0
-    nudges: int = 0
+    notices: int = 0
     interrupts: list[object] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -39,17 +40,19 @@ class Bench:
             request,
             cast(LlamaModel, FakeModel(Path("bytes.gguf"))),
             limit=self.limit,
-            room=self.room,
+            buffered=self.buffered,
             wake=self.wake,
-            notify=self.notify,
-            interrupt=self.interrupts.append,
+            engine=self,
         )
 
     def wake(self) -> None:
         self.wakes += 1
 
     def notify(self) -> None:
-        self.nudges += 1
+        self.notices += 1
+
+    def interrupt(self, work: object) -> None:
+        self.interrupts.append(work)
 
     def write(self, text: str | bytes) -> None:
         for token in text.encode() if isinstance(text, str) else text:
@@ -85,20 +88,20 @@ def test_an_open_code_point_wakes_nobody() -> None:
     assert bench.taken() == "é"
 
 
-def test_a_full_ring_parks_and_a_drained_one_nudges() -> None:
-    bench = Bench(room=4)
+def test_a_full_ring_parks_and_a_drained_one_notifies_the_engine() -> None:
+    bench = Bench(buffered=4)
     bench.write("abcd")
     assert bench.generation.is_parked
     bench.generation.unpark()
     assert bench.generation.is_parked  # nothing was drained yet
     assert bench.taken() == "abcd"
-    assert bench.nudges == 1
+    assert bench.notices == 1
     bench.generation.unpark()
     assert not bench.generation.is_parked
 
 
 def test_pieces_released_together_beyond_the_room_wait_for_it() -> None:
-    bench = Bench(room=2, stop=("abcdX",))
+    bench = Bench(buffered=2, stop=("abcdX",))
     bench.write("abcd")  # all may be the stop string
     assert bench.taken() == ""
     bench.write("!")
@@ -113,7 +116,7 @@ def test_pieces_released_together_beyond_the_room_wait_for_it() -> None:
 
 
 def test_the_end_brings_everything_whatever_the_room() -> None:
-    bench = Bench(room=2, stop=("abcdX",))
+    bench = Bench(buffered=2, stop=("abcdX",))
     bench.write("abcd!")
     bench.generation.finish("length")
     pieces, end = bench.generation.take()
@@ -161,13 +164,13 @@ def test_a_replacement_character_can_complete_a_stop_string() -> None:
     assert bench.taken() == ""
 
 
-def test_cancelling_interrupts_and_nudges_once() -> None:
+def test_cancelling_interrupts_and_notices_once() -> None:
     bench = Bench()
     bench.generation.cancel()
     bench.generation.cancel()
     assert bench.generation.is_cancelled
     assert bench.interrupts == [bench.generation]
-    assert bench.nudges == 1
+    assert bench.notices == 1
 
 
 def test_timings_count_what_happened() -> None:
@@ -195,7 +198,7 @@ def test_a_generation_that_never_began_has_only_waited() -> None:
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_wake_up_that_raises_cancels_and_is_told(times: int) -> None:
+def test_a_wake_up_that_raises_cancels_and_comes_with_the_end(times: int) -> None:
     bench = Bench()
     calls: list[Any] = []
 
@@ -203,7 +206,7 @@ def test_a_wake_up_that_raises_cancels_and_is_told(times: int) -> None:
         calls.append(None)
         raise RuntimeError(f"call {len(calls)}")
 
-    bench.generation._wake = fail
+    bench.generation._consumer = Consumer(fail)
     for _ in range(times):
         bench.write("a")
         bench.taken()
@@ -216,7 +219,7 @@ def test_a_wake_up_that_raises_cancels_and_is_told(times: int) -> None:
 
 @given(st.lists(st.one_of(st.text("abX", min_size=1, max_size=5), st.none()), max_size=30), st.integers(1, 5))
 def test_whatever_the_rhythm_every_token_arrives_once_and_in_order(steps: list[str | None], room: int) -> None:
-    bench = Bench(room=room, limit=1000, stop=("ababab",))
+    bench = Bench(buffered=room, limit=1000, stop=("ababab",))
     written = shown = ""
     for step in steps:
         if step is None:

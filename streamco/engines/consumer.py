@@ -1,0 +1,46 @@
+"""The consumer's and the engine's side of one piece of work: what each may call of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+__all__ = ["Consumer", "EngineSignals"]
+
+
+class EngineSignals(Protocol):
+    """What a consumer's thread may tell the engine while its work runs; neither method blocks."""
+
+    def notify(self) -> None:
+        """Let the engine look again: something changed on the consumer's side."""
+        ...
+
+    def interrupt(self, work: object) -> None:
+        """Stop the running decode if all work whose rows are in it was cancelled, as ``work`` now is."""
+        ...
+
+
+class Consumer:
+    """Calls a consumer's ``wake`` from the engine's thread and keeps the first error that it raises.
+
+    Such an error is the consumer's fault: it must not end the work of others.
+
+    Args:
+        wake: tells the consumer that there is something to take; None: it needs no telling.
+    """
+
+    __slots__ = ("_wake", "failure")
+
+    def __init__(self, wake: Callable[[], None] | None) -> None:
+        self._wake = wake
+        self.failure: Exception | None = None
+
+    def wake(self) -> bool:
+        """Call ``wake``; False: it raised, and the work should be cancelled."""
+        try:
+            if self._wake is not None:
+                self._wake()
+        except Exception as exc:  # noqa: BLE001  # kept for the end of the work
+            self.failure = self.failure or exc
+            return False
+        return True
