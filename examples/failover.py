@@ -23,7 +23,7 @@ async def main() -> None:
         async for token in stream:
             print(token.text, end="", flush=True)
         for change in stream.report.hand_overs:
-            print(f"\n{change.target} took over from {change.source} behind token {change.position}: {change.reason}")
+            print(f"\n{change.target} took over from {change.source} after token {change.position}: {change.reason}")
 
 
 if __name__ == "__main__":

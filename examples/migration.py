@@ -22,7 +22,7 @@ async def main() -> None:
             print(f"{source}:{''.join(token.text for token in written)}")
         report = stream.report
         for change in report.hand_overs:
-            print(f"{change.target} went on behind token {change.position}, {change.buffered} tokens ahead of the reader: {change.reason}")
+            print(f"{change.target} went on after token {change.position}, {change.buffered} tokens ahead of the reader: {change.reason}")
             print(f"saved ${change.saved_usd or 0:.5f}, paid ${report.cost_usd or 0:.5f}")
         print(f"{report.quality.delayed_tokens} of {report.tokens} tokens late")
 

@@ -20,12 +20,12 @@ PRINTS = {
         r"^127\.0\.0\.1:9/gpt-4o-mini: failed .*expected a connection to 127\.0\.0\.1:9",
         r"^EndpointConnectError: .*; text so far: ''$",
     ],
-    "failover": [r"^The connection is cut here\.$", r"^second took over from first behind token \d+: EndpointProtocolError$"],
+    "failover": [r"^The connection is cut here\.$", r"^second took over from first after token \d+: EndpointProtocolError$"],
     "many": [r"^What is rain\? \w", r"^What is snow\? \w", r"^What is wind\? \w"],
     "migration": [
         r"^server: The sea \w",
         r"^device:.*\w",  # a part may begin in the middle of a word
-        r"^device went on behind token \d+, \d+ tokens ahead of the reader: cheaper$",
+        r"^device went on after token \d+, \d+ tokens ahead of the reader: cheaper$",
         r"^saved \$0\.00\d{3}, paid \$0\.00\d{3}$",
         r"^\d+ of 60 tokens late$",
     ],

@@ -1,4 +1,4 @@
-"""``streamco calibrate``: measure what policies are planned from, and keep it in a profile."""
+"""``streamco calibrate``: measure what policies plan with, and keep it in a profile."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "format_pair", "run"]
 
 DESCRIPTION = """\
-Measures a model on this machine as the draft model of a verifier: some prompts are answered with every draft judged, greedily, one after
-the other. Run it where and as the application runs, with nothing else at work; docs/profiles.md says what the figures are.
+Measures a model on this machine as the draft model of a verifier: it answers prompts greedily, one by one, with every draft verified.
+Run it as the application runs and on its machine, with nothing else at work. docs/profiles.md explains the figures.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``streamco calibrate``."""
+    """Add the options of ``streamco calibrate``."""
     parser.description = DESCRIPTION
     parser.add_argument("--pair", action="store_true", help="measure a draft model and its verifier (there is nothing else yet)")
-    who = parser.add_argument_group("the pair")
-    who.add_argument("--device", metavar="FILE", help="GGUF model that drafts (the packaged one)")
-    who.add_argument("--threads", type=option(whole_number), metavar="N", help="threads of that model (a fair share of the cores)")
-    who.add_argument("--verifier", metavar="URL", help="of a streamco serve that judges, wss://HOST:PORT")
-    who.add_argument("--server", metavar="MODEL", help="instead: model of an OpenAI-compatible server that verifies (docs/speculation.md)")
-    who.add_argument("--base-url", metavar="URL", help="of that server")
-    who.add_argument("--api-key-env", metavar="VAR", help="environment variable with the verifier's or server's key")
+    pair = parser.add_argument_group("the pair")
+    pair.add_argument("--device", metavar="FILE", help="GGUF model that drafts (the packaged one)")
+    pair.add_argument("--threads", type=option(whole_number), metavar="N", help="threads of that model (a fair share of the cores)")
+    pair.add_argument("--verifier", metavar="URL", help="URL of a streamco serve that verifies, wss://HOST:PORT")
+    pair.add_argument("--server", metavar="MODEL", help="instead: model of an OpenAI-compatible server that verifies (docs/speculation.md)")
+    pair.add_argument("--base-url", metavar="URL", help="base URL of that server")
+    pair.add_argument("--api-key-env", metavar="VAR", help="environment variable with the verifier's or server's key")
     how = parser.add_argument_group("measuring")
-    how.add_argument("--prompts", type=Path, metavar="FILE", help="prompts like those that will come, one a line (a dozen of our own)")
-    how.add_argument("--rounds", type=option(whole_number), default=120, metavar="N", help="drafts to have judged (120)")
+    how.add_argument("--prompts", type=Path, metavar="FILE", help="prompts like the application's, one a line (a dozen packaged ones)")
+    how.add_argument("--rounds", type=option(whole_number), default=120, metavar="N", help="drafts to verify (120)")
     how.add_argument("--window", type=option(whole_number), default=4, metavar="N", help="tokens of a draft (4)")
     how.add_argument("--sequences", type=option(whole_number), default=6, metavar="N", help="branches side by side, at most (6)")
-    how.add_argument("--max-tokens", type=option(whole_number), default=64, metavar="N", help="of each answer (64)")
-    out = parser.add_argument_group("what becomes of it")
-    out.add_argument("--profile", type=Path, metavar="FILE", help="keep it there; what else the file holds stays")
+    how.add_argument("--max-tokens", type=option(whole_number), default=64, metavar="N", help="tokens of each answer at most (64)")
+    out = parser.add_argument_group("result")
+    out.add_argument("--profile", type=Path, metavar="FILE", help="keep the figures in this profile; the rest of the file stays")
     out.add_argument("--json", action="store_true", help="print the figures as JSON instead of a table")
 
 
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print; the exit code is 0.
 
     Raises:
-        StreamcoError: it can't be measured, or not be kept.
+        StreamcoError: the pair can't be measured, or the profile not be written.
     """
     if not args.pair:
         raise ConfigError("calibrate: expected --pair, which says what is to be measured, got nothing of the kind")
@@ -91,7 +91,7 @@ async def _measure(args: argparse.Namespace) -> PairProfile:
             await device.start()
         verifier = await make_verifier(args)
         try:
-            async with waiting(f"having {args.rounds} drafts judged"):
+            async with waiting(f"verifying {args.rounds} drafts"):
                 return await calibrate_pair(
                     device,
                     verifier,
@@ -108,10 +108,10 @@ async def _measure(args: argparse.Namespace) -> PairProfile:
 
 
 def make_device(args: argparse.Namespace) -> DeviceEndpoint:
-    """Who drafts; its attention is read, for importance.
+    """Return the device that drafts; its attention is read, for importance.
 
     Raises:
-        ConfigError: there is no such model.
+        ConfigError: there is no such model file.
     """
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.engines.base import EngineOptions
@@ -125,10 +125,10 @@ def make_device(args: argparse.Namespace) -> DeviceEndpoint:
 
 
 async def make_verifier(args: argparse.Namespace) -> Verifier:
-    """Who judges: the one named, or whoever is behind the server's API.
+    """Return the verifier: the one named, or the one found at the server's address.
 
     Raises:
-        ConfigError: a URL or key that is none.
+        ConfigError: the URL or the key is not one.
         EndpointError: the server does not answer, or does not verify.
     """
     key = api_key_of(args.api_key_env)
@@ -155,14 +155,14 @@ def format_pair(pair: PairProfile) -> str:
     from streamco.policies.acceptance import expected_tokens
 
     rows = [
-        ("pair", f"{pair.draft} drafts, {pair.target} judges; {pair.rounds} drafts of up to {pair.window} tokens"),
+        ("pair", f"{pair.draft} drafts, {pair.target} verifies; {pair.rounds} drafts of up to {pair.window} tokens"),
         ("acceptance", f"{pair.acceptance:.3f}, so {expected_tokens(pair.acceptance, pair.window):.2f} tokens a round"),
         ("prediction", "not known" if pair.hit_rate is None else f"{pair.hit_rate:.2f} of the rounds would have met a branch"),
         ("confidence", "not known" if pair.confidence_threshold is None else f"c_th {pair.confidence_threshold:.3f}"),
         ("importance", _thresholds(pair)),
         ("round trip", _milliseconds(pair.rtt)),
         ("verdict", f"{_milliseconds(pair.wait)} after its draft"),
-        ("verify batch", " · ".join(f"{size}: {_milliseconds(time)}" for size, time in pair.verify_times) or "not told"),
+        ("verify batch", " · ".join(f"{size}: {_milliseconds(time)}" for size, time in pair.verify_times) or "not reported"),
         ("draft step", " · ".join(f"{count}: {_milliseconds(time)}" for count, time in enumerate(pair.step_times, start=1))),
         ("remote step", _milliseconds(pair.remote_step)),
     ]
@@ -170,8 +170,8 @@ def format_pair(pair: PairProfile) -> str:
 
 
 def _thresholds(pair: PairProfile) -> str:
-    told = [f"{budget:g}: {threshold:.4f}" for budget, threshold in pair.importance_thresholds]
-    return "i_th by budget  " + " · ".join(told) if told else "not measured"
+    shown = [f"{budget:g}: {threshold:.4f}" for budget, threshold in pair.importance_thresholds]
+    return "i_th by budget  " + " · ".join(shown) if shown else "not measured"
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -29,32 +29,32 @@ __all__ = ["add_arguments", "run"]
 
 VERIFIER, LOCAL = "verifier", "local"
 DESCRIPTION = """\
-Each prompt goes to a small model on this machine and to a server; whichever has the first word answers, and the other is cancelled.
-Where the other is cheaper, it may finish what the first began.
-On a terminal this is a conversation; with --prompt, or with prompts on stdin (a line each), the answers go to stdout as plain text.
+Each prompt goes to a small model on this machine and to a server. The side with the first word answers, and the other is cancelled.
+If the other side is cheaper, it may finish the answer.
+On a terminal this is a conversation. With --prompt, or with prompts on stdin (one a line), the answers go to stdout as plain text.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``streamco chat``."""
+    """Add the options of ``streamco chat``."""
     parser.description = DESCRIPTION
-    group = parser.add_argument_group("who answers")
-    group.add_argument("--device", metavar="PATH", help="GGUF file of the model on this machine (the packaged one, where it is installed)")
-    group.add_argument("--no-device", action="store_true", help="the server alone")
+    group = parser.add_argument_group("endpoints")
+    group.add_argument("--device", metavar="PATH", help="GGUF file of the model on this machine (the packaged one, if it is installed)")
+    group.add_argument("--no-device", action="store_true", help="use the server alone")
     group.add_argument("--threads", type=option(whole_number), metavar="N", help="threads of the device model (half of the cores)")
     group.add_argument("--server", metavar="MODEL", help="name of a remote model, such as gpt-4o-mini")
-    group.add_argument("--base-url", metavar="URL", help="of any server that speaks the OpenAI API (OpenAI itself)")
+    group.add_argument("--base-url", metavar="URL", help="base URL of any server that speaks the OpenAI API (OpenAI's own)")
     group.add_argument("--api-key-env", metavar="VAR", help="environment variable that holds the server's key (OPENAI_API_KEY)")
     group.add_argument(
         "--prices",
         type=option(prices),
         metavar="PROMPT/ANSWER",
-        help="the server's, in US dollars per million tokens, such as 0.15/0.6 (known ones of common models)",
+        help="the server's prices in US dollars per million tokens, such as 0.15/0.6 (known for common models)",
     )
     group.add_argument(
         "--verifier",
         metavar="URL",
-        help="of a streamco serve that judges drafts, ws://HOST:PORT (the server itself, with --mode speculate)",
+        help="URL of a streamco serve that verifies drafts, ws://HOST:PORT (the server itself, with --mode speculate)",
     )
     group.add_argument("--profile", type=Path, metavar="FILE", help="begin with what `streamco calibrate` or an earlier client learned")
     add_answer_arguments(parser)
@@ -63,10 +63,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Chat; the exit code is 0, or 1 when an endpoint failed, 130 after Ctrl-C.
+    """Run the chat; the exit code is 0, or 1 if an endpoint failed, 130 after Ctrl-C.
 
     Raises:
-        StreamcoError: it can't begin.
+        StreamcoError: the chat can't start.
     """
     if args.json and args.prompt is None:
         raise ConfigError("--json: expected --prompt TEXT beside it, got none")
@@ -107,19 +107,19 @@ async def _chat(args: argparse.Namespace) -> int:
 
 def _describe(args: argparse.Namespace, name: str, kind: str) -> str:
     if name == VERIFIER:
-        return f"judges the device's drafts, at {args.verifier}"
+        return f"verifies the device's drafts, at {args.verifier}"
     if name == LOCAL:
-        return "what the device drafted and nobody was asked about"
+        return "drafts of the device that were not verified"
     if kind == "server":
         return f"the model at {args.base_url}" if args.base_url else "the remote model"
     return f"the model on this machine: {Path(args.device).name if args.device else 'the packaged one'}"
 
 
 def make_device(args: argparse.Namespace) -> Endpoint | None:
-    """Return the device side as the options name it.
+    """Return the device endpoint that the options name; None if there is none.
 
     Raises:
-        ConfigError: it can't be used.
+        ConfigError: the model file is missing, or there is neither a device nor a server.
     """
     if args.no_device:
         return None
@@ -138,10 +138,10 @@ def make_device(args: argparse.Namespace) -> Endpoint | None:
 
 
 def make_verifier(args: argparse.Namespace) -> Verifier | None:
-    """Who judges drafts, as the options name it; None: the server, if it can.
+    """Return the verifier that the options name; None if the server verifies, or no endpoint does.
 
     Raises:
-        ConfigError: a URL that is none, or nobody drafts.
+        ConfigError: the URL is not one, or there is no device to draft.
     """
     if args.verifier is None:
         return None
@@ -153,16 +153,16 @@ def make_verifier(args: argparse.Namespace) -> Verifier | None:
 
 
 def default_threads() -> int:
-    """Half of the cores: an engine whose threads have to wait for each other on busy cores falls to a few tokens a second."""
+    """Return half of the cores: an engine with threads that wait for each other on busy cores falls to a few tokens a second."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // 2)
 
 
 def make_server(args: argparse.Namespace) -> Endpoint | None:
-    """Return the server side as the options name it.
+    """Return the server endpoint that the options name; None if there is none.
 
     Raises:
-        ConfigError: the key is not where it should be, or there is nobody at all.
+        ConfigError: the key's variable is not set, or there is neither a device nor a server.
     """
     if args.server is None:
         if args.no_device:

@@ -1,7 +1,7 @@
-"""``streamco demo``: the whole thing on one machine, with no key and no download.
+"""``streamco demo``: both sides on one machine, with no key and no download.
 
-The cloud is ``streamco serve`` in a process of its own, with the packaged model and the measured latency of a real server; the device is a
-smaller quantisation of the same model. Each has one thread, so that they share two cores as two machines would not have to.
+The server is ``streamco serve`` in a process of its own, with the packaged model and the measured latency of a real service. The device
+runs a smaller quantisation of the same model. Each has one thread, because they share two cores, as two machines would not.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from streamco.errors import ConfigError
 __all__ = ["add_arguments", "run"]
 
 DESCRIPTION = """\
-A cloud and a device on this machine: a server with the measured latency of a real one, and a smaller copy of its model beside it.
-Three prompts show who answers when, and when an answer changes hands; on a terminal you can go on asking.
+A server and a device on this machine: a server with the measured latency of a real one, and a smaller copy of its model on the device.
+Three prompts show which side answers when, and when an answer moves. On a terminal you can go on asking.
 """
-CLOUD = "openai-gpt-3.5-turbo-0125"
+LATENCY = "openai-gpt-3.5-turbo-0125"
 PRICES = TokenPrices(prompt=0.5e-6, completion=1.5e-6)  # OpenAI's list price of that model, US dollars per token
-STEP_TIMES = "llama2-70b-a100x2"  # whose steps the cloud keeps to where it verifies
-DEVICE_KIND = "Q4_0"  # smaller ones go round in circles with this model
+STEP_TIMES = "llama2-70b-a100x2"  # step times that the server keeps to if it verifies
+DEVICE_KIND = "Q4_0"  # smaller ones repeat themselves with this model
 PACE = 12.0  # tokens/s: a brisk reader; fast enough not to bore, slow enough to see that nothing stutters
-GIVING_WAY, HEAD_START = "proportional-wait", 0.2  # policy and budget under which the device begins late enough to lose, and begins
-PROMPT_LENGTHS = (30, 35, 40, 45, 50, 60, 80, 120, 200, 400)  # tokens, each as likely: what the plan expects before it has seen any
+LATE_POLICY, LATE_BUDGET = "proportional-wait", 0.2  # the device starts late enough to lose, but it starts
+PROMPT_LENGTHS = (30, 35, 40, 45, 50, 60, 80, 120, 200, 400)  # tokens, equally likely: what the plan expects before the first prompt
 
 
 class Scene(Struct, frozen=True):
-    """A prompt, and what it is there to show; ``gives_way``: the device lets the cloud begin."""
+    """A prompt and what it shows. ``server_first``: the device lets the server start."""
 
     title: str
     prompt: str
-    gives_way: bool = False
+    server_first: bool = False
     max_tokens: int = 60
 
 
@@ -66,17 +66,17 @@ SCENES = (
     Scene(
         "a long answer",
         "Write a long story about a young fox, an old lighthouse and the sea in winter, for reading aloud.",
-        gives_way=True,
+        server_first=True,
         max_tokens=120,
     ),
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``streamco demo``."""
+    """Add the options of ``streamco demo``."""
     parser.description = DESCRIPTION
     parser.add_argument(
-        "--latency", default=CLOUD, metavar="PROFILE", help=f"whose times the cloud keeps to ({CLOUD}); list names them all"
+        "--latency", default=LATENCY, metavar="PROFILE", help=f"times that the server keeps to ({LATENCY}); list names all profiles"
     )
     add_answer_arguments(parser)
     add_prompt_arguments(parser)
@@ -85,10 +85,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show it; the exit code is 0, or 1 when an endpoint failed, 130 after Ctrl-C.
+    """Run the demo; the exit code is 0, or 1 if an endpoint failed, 130 after Ctrl-C.
 
     Raises:
-        StreamcoError: it can't begin.
+        StreamcoError: the demo can't start.
     """
     from streamco.server.profiles import load_latency, packaged_names
 
@@ -99,12 +99,12 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.json and args.prompt is None:
         raise ConfigError("--json: expected --prompt TEXT beside it, got none")
-    load_latency(args.latency)  # a wrong name is told before anything starts
+    load_latency(args.latency)  # a wrong name is an error before anything starts
     return run_async(lambda: _demo(args))
 
 
 async def _demo(args: argparse.Namespace) -> int:
-    view = make_view(args, {"device": "device", "cloud": "server"}, notes=sys.stdout if args.prompt is None else None)
+    view = make_view(args, {"device": "device", "server": "server"}, notes=sys.stdout if args.prompt is None else None)
     async with _client(args) as client:
         if args.prompt is not None:
             return await answer_prompt(client, args, view)
@@ -120,14 +120,14 @@ def _introduce(args: argparse.Namespace, view: View) -> None:
     view.legend(
         {
             "device": f"SmolLM2-135M as {DEVICE_KIND} on this machine, one thread",
-            "cloud": f"the same model as Q4_1 behind HTTP, one thread, timed like {_timed_like(args)}",
+            "server": f"the same model as Q4_1 behind HTTP, one thread, timed like {_timed_like(args)}",
         }
     )
     if args.mode == "speculate":
-        view.note(f"the device drafts, the cloud verifies {budget_of(args):.0%} of its drafts")
+        view.note(f"the device drafts, the server verifies {budget_of(args):.0%} of its drafts")
     else:
         view.note(f"policy {args.policy}: the {_spared(args.policy)} may read {budget_of(args):.0%} of all prompt tokens")
-    view.note(f"pace   {pace_text(args.pace)}, whoever made the text")
+    view.note(f"pace   {pace_text(args.pace)}, for text of both sides")
 
 
 def _timed_like(args: argparse.Namespace) -> str:
@@ -135,12 +135,12 @@ def _timed_like(args: argparse.Namespace) -> str:
 
 
 def _spared(policy: str) -> str:
-    return "cloud" if policy == "server-constrained" else "device"
+    return "server" if policy == "server-constrained" else "device"
 
 
 @asynccontextmanager
 async def _client(args: argparse.Namespace) -> AsyncIterator[Client]:
-    """A client over the two, everything it needs started, and everything stopped at the end."""
+    """Yield a client over both endpoints; everything it needs is started before and stopped at the end."""
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.endpoints.openai import OpenAIEndpoint
     from streamco.engines.base import EngineOptions
@@ -153,18 +153,18 @@ async def _client(args: argparse.Namespace) -> AsyncIterator[Client]:
     async with AsyncExitStack() as stack:
         async with waiting(f"deriving the device's model ({DEVICE_KIND})"):
             small = await asyncio.to_thread(derived, model, DEVICE_KIND)
-        async with waiting("starting the cloud"):
+        async with waiting("starting the server"):
             url = await stack.enter_async_context(running_server("--model", str(model), "--port", "0", "--threads", "1", *timing))
         engine = EngineOptions(threads=1)
         device = DeviceEndpoint(small, options=drafting_engine_options(engine, budget_of(args)) if speculates else engine)
-        cloud = OpenAIEndpoint(model.stem, base_url=url, name="cloud", prices=PRICES)
+        server = OpenAIEndpoint(model.stem, base_url=url, name="server", prices=PRICES)
         client = Client(
             device,
-            cloud,
+            server,
             budget=budget_of(args),
             policy=args.policy,
             mode=args.mode,
-            speculation=SpeculationOptions(is_adaptive=False),  # it is here to be seen, also on a machine that is busy
+            speculation=SpeculationOptions(is_adaptive=False),  # the demo shows drafting even on a busy machine
             profile=_prior(args.latency),
             migration=migration_of(args),
             dispatch=DispatchOptions(explore=1.0),  # the loser runs to its first token, so that both times can be shown
@@ -176,7 +176,7 @@ async def _client(args: argparse.Namespace) -> AsyncIterator[Client]:
 
 
 def _prior(latency: str) -> bytes:
-    """Return what a client would know after a while: the cloud's times to first token, and what prompts are like."""
+    """Return what a client would have learned: the server's times to first token, and how long prompts are."""
     from streamco.profiles import LengthDistribution, Profile, TTFTDistribution
     from streamco.server.profiles import load_latency
 
@@ -190,9 +190,9 @@ async def _play(client: Client, args: argparse.Namespace, view: View) -> int:
         view.heading(f"{number}. {scene.title}")
         view.note(f"> {scene.prompt}")
         asked = client
-        if scene.gives_way and args.mode == "race":
-            view.note(f"(policy {GIVING_WAY}, the device may read {HEAD_START:.0%} of all prompt tokens: the cloud has a head start)")
-            asked = client.with_options(policy=GIVING_WAY, budget=HEAD_START)
+        if scene.server_first and args.mode == "race":
+            view.note(f"(policy {LATE_POLICY}, the device may read {LATE_BUDGET:.0%} of all prompt tokens: the server has a head start)")
+            asked = client.with_options(policy=LATE_POLICY, budget=LATE_BUDGET)
         settings = AnswerSettings(
             pace=args.pace, max_tokens=args.max_tokens or scene.max_tokens, temperature=args.temperature or 0.0, seed=args.seed
         )
@@ -206,33 +206,33 @@ async def _play(client: Client, args: argparse.Namespace, view: View) -> int:
 
 
 def _explain(report: Report) -> list[str]:
-    """Return what happened, in plain lines."""
+    """Return the course of an answer as plain lines."""
     if report.speculation is not None:
         return [f"  {line}" for line in _explain_drafts(report, report.speculation)]
-    waits = {"device": report.dispatch.device_wait, "cloud": report.dispatch.server_wait}
+    waits = {"device": report.dispatch.device_wait, "server": report.dispatch.server_wait}
     lines = ["plan: " + ", ".join(f"{name} {_when(wait)}" for name, wait in waits.items())]
     lines += [_endpoint_line(part) for part in sorted(report.endpoints, key=lambda part: part.outcome != "won")]
     lines += [_change_line(change) for change in report.hand_overs]
     if report.tokens_per_second:
         quality = report.quality
         lines.append(f"pacing: {report.tokens_per_second:.1f} tokens/s, {quality.stalls} stalls, {quality.delayed_tokens} late tokens")
-    lines.append(f"cost: {format_usd(report.cost_usd)}; the cloud alone would have cost {format_usd(_cloud_alone(report))}")
+    lines.append(f"cost: {format_usd(report.cost_usd)}; the server alone would have cost {format_usd(_server_alone(report))}")
     return [f"  {line}" for line in lines]
 
 
 def _explain_drafts(report: Report, figures: SpeculationFigures) -> list[str]:
-    made = f"tokens: {figures.accepted} accepted, {figures.corrected} put right, {figures.bonus} behind drafts accepted whole"
-    others = ((figures.device, "kept unasked"), (figures.remote, "by the cloud alone"))
+    made = f"tokens: {figures.accepted} accepted, {figures.corrected} corrected, {figures.bonus} after drafts accepted whole"
+    others = ((figures.device, "not verified"), (figures.remote, "by the server alone"))
     rounds = f"rounds: {figures.rounds}, {figures.bytes_up} bytes up and {figures.bytes_down} down"
     exact = "yes" if figures.is_exact else "no"
     lines = [
         made + "".join(f", {count} {what}" for count, what in others if count),
         f"{rounds}; in {_percent(figures.hit_rate)} of them the next draft was there with the verdict",
-        f"the cloud's own answer: {exact}; it computed {figures.target_tokens} tokens for {report.tokens} of the answer",
+        f"the server's own answer: {exact}; it computed {figures.target_tokens} tokens for {report.tokens} of the answer",
     ]
     if report.tokens_per_second:
         lines.append(f"speed: {report.tokens_per_second:.1f} tokens/s, {report.quality.stalls} stalls")
-    lines.append(f"cost: {format_usd(report.cost_usd)}; the cloud alone would have cost {format_usd(_cloud_alone(report))}")
+    lines.append(f"cost: {format_usd(report.cost_usd)}; the server alone would have cost {format_usd(_server_alone(report))}")
     return lines
 
 
@@ -258,14 +258,14 @@ def _endpoint_line(part: EndpointReport) -> str:
 
 
 def _change_line(change: HandOver) -> str:
-    """Why an answer changed hands, and what its reader saw of it."""
+    """Return why an answer moved, and what its reader saw of it."""
     why = f"saved {format_saving(change.saved_usd)}" if change.is_planned else change.reason
-    seen = f"the reader was {change.buffered} tokens behind and waited for {change.delayed_tokens} tokens"
-    return f"hand-over: behind token {change.position}, first token {format_seconds(change.pause)} later; {seen}; {why}"
+    seen = f"{change.buffered} tokens were in hand, and the reader waited for {change.delayed_tokens} tokens"
+    return f"hand-over: after token {change.position}, first token {format_seconds(change.pause)} later; {seen}; {why}"
 
 
-def _cloud_alone(report: Report) -> float | None:
-    """US dollars for the same answer from the cloud."""
+def _server_alone(report: Report) -> float | None:
+    """Return US dollars for the same answer from the server; None if a price is not known."""
     prompts = [part.prompt_tokens for part in report.endpoints if part.kind == "server" and part.opened is not None]
     prompt = prompts[0] if prompts else report.dispatch.prompt_tokens
     if PRICES.prompt is None or PRICES.completion is None:

@@ -1,4 +1,4 @@
-"""The ``streamco`` command: finds out which command is meant and loads that one only."""
+"""The ``streamco`` command: finds the sub-command and imports only that one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["main"]
 COMMANDS = {
     "calibrate": "measure a draft model and its verifier, for a profile",
     "chat": "talk to the model on this device and to a server at once",
-    "demo": "see it work: device and cloud on this machine, no key, no download",
+    "demo": "see it work: device and server on this machine, no key, no download",
     "proxy": "an OpenAI-compatible server in front of both sides",
     "serve": "an OpenAI-compatible server over one GGUF model",
     "simulate": "experiments in virtual time: many devices, servers and links, from one file",
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(args)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # `streamco ... | head`: nobody reads on, which is no error
+    except BrokenPipeError:  # `streamco ... | head`: the reader has stopped, which is no error
         sys.stderr.close()
         return 0
     except StreamcoError as error:
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command_in(words: Sequence[str]) -> str:
-    """Return the command's name, so that no other command has to be loaded to know the options."""
+    """Return the sub-command's name, or "" if there is none; only its module has to be imported to know the options."""
     return next((word for word in words if word in COMMANDS), "")
 
 
@@ -51,7 +51,7 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="streamco",
         description="One streamed answer, made by a small model on this machine and a remote endpoint together.",
-        epilog="streamco COMMAND --help tells the options of a command.",
+        epilog="streamco COMMAND --help lists the options of a command.",
     )
     parser.add_argument("--version", action="version", version=f"streamco {_version()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

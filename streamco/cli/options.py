@@ -28,30 +28,30 @@ T = TypeVar("T")
 
 
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
-    """One prompt instead of a conversation."""
+    """Add the options for one prompt instead of a conversation."""
     group = parser.add_argument_group("one prompt")
     group.add_argument("--prompt", metavar="TEXT", help="answer this and leave")
     group.add_argument("--json", action="store_true", help="with --prompt: print one JSON object, the text and the whole report, on stdout")
 
 
 def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
-    """How answers are made."""
+    """Add the options for how answers are made."""
     group = parser.add_argument_group("answers")
     group.add_argument(
         "--budget",
         type=option(parse_budget),
         default=None,
         metavar="SHARE",
-        help="share of the work the dear side may do: of prompt tokens in a race (0.3), of drafted tokens that are judged (1)",
+        help="share of the work for the expensive side: of prompt tokens in a race (0.3), of drafted tokens that are verified (1)",
     )
     group.add_argument(
         "--mode",
         choices=MODES,
         default="race",
-        help="race: whoever is first writes it all; speculate: the device drafts, the server verifies; auto: whichever is faster (race)",
+        help="race: the first side writes it all; speculate: the device drafts, the server verifies; auto: the faster mode (race)",
     )
     group.add_argument(
-        "--policy", type=option(parse_policy), default="auto", metavar="NAME", help=f"who starts when: {', '.join(POLICIES)}"
+        "--policy", type=option(parse_policy), default="auto", metavar="NAME", help=f"which side starts when: {', '.join(POLICIES)}"
     )
     group.add_argument(
         "--pace",
@@ -60,27 +60,27 @@ def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RATE",
         help="tokens per second, reading (4.8), listening (3.5) or off (off)",
     )
-    group.add_argument("--no-migration", action="store_true", help="whoever begins an answer writes it to the end, dear or not")
+    group.add_argument("--no-migration", action="store_true", help="the side that begins an answer writes it to the end, whatever it costs")
     group.add_argument("--system", metavar="TEXT", help="system message")
     group.add_argument("--max-tokens", type=option(whole_number), metavar="N", help="longest answer, in tokens")
     group.add_argument("--temperature", type=option(number), metavar="T", help="0: always the likeliest token")
-    group.add_argument("--seed", type=int, metavar="N", help="make sampling repeatable, where the endpoint can")
+    group.add_argument("--seed", type=int, metavar="N", help="make sampling repeatable, if the endpoint can")
 
 
 def budget_of(args: argparse.Namespace) -> float:
-    """Return the budget as it is meant: where none is given, all drafts are judged, and races have their usual share."""
+    """Return the budget; by default all drafts are verified, and races have their usual share."""
     return args.budget if args.budget is not None else 1.0 if args.mode == "speculate" else 0.3
 
 
 def add_look_arguments(parser: argparse.ArgumentParser) -> None:
-    """How it looks."""
+    """Add the options for looks."""
     group = parser.add_argument_group("looks")
-    group.add_argument("--theme", choices=("auto", "dark", "light", "mono"), default="auto", help="tints for a dark or a light ground")
+    group.add_argument("--theme", choices=("auto", "dark", "light", "mono"), default="auto", help="tints for a dark or a light background")
     group.add_argument("--no-color", action="store_true", help="no colours (so does NO_COLOR in the environment)")
 
 
 def option(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Return a parser of ours as an argparse type: its error becomes a usage error."""
+    """Return an argparse type from a parser that raises ``ConfigError``: the error becomes a usage error."""
 
     def convert(text: str) -> T:
         try:
@@ -92,10 +92,10 @@ def option(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def whole_number(text: str) -> int:
-    """Return a number of things, at least one.
+    """Return a whole number above 0.
 
     Raises:
-        ConfigError: it isn't.
+        ConfigError: the text is not one.
     """
     if text.isascii() and text.isdigit() and int(text) > 0:
         return int(text)
@@ -103,10 +103,10 @@ def whole_number(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """Return a number that isn't negative.
+    """Return a number of 0 or more.
 
     Raises:
-        ConfigError: it isn't.
+        ConfigError: the text is not one.
     """
     try:
         value = float(text)
@@ -118,10 +118,10 @@ def number(text: str) -> float:
 
 
 def prices(text: str) -> TokenPrices:
-    """Two prices as people write them, ``0.15/0.6``: US dollars per million tokens of prompt and answer.
+    """Return two prices from ``0.15/0.6``: US dollars per million tokens of prompt and answer.
 
     Raises:
-        ConfigError: they aren't.
+        ConfigError: the text is not two prices.
     """
     prompt, _, completion = text.partition("/")
     try:
@@ -134,7 +134,7 @@ def api_key_of(variable: str | None) -> str | None:
     """Return the key in that environment variable; None leaves it to the endpoint's own default.
 
     Raises:
-        ConfigError: the variable isn't set, or that is no variable's name (the text is not repeated: it may be a key).
+        ConfigError: the variable isn't set, or the text is no variable's name (it is not repeated, because it may be a key).
     """
     if variable is None:
         return None
@@ -144,10 +144,10 @@ def api_key_of(variable: str | None) -> str | None:
 
 
 def device_path_of(path: str | None, *, has_server: bool) -> Path | None:
-    """Return the device model: the named file, else the packaged one; None where there is none and a server can do without.
+    """Return the device model: the named file, else the packaged one; None if there is none and a server is named.
 
     Raises:
-        ConfigError: the file isn't there, or there is neither model nor server.
+        ConfigError: the file is missing, or there is neither a model nor a server.
     """
     if path is not None:
         if not Path(path).is_file():

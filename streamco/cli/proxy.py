@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "run"]
 
 DESCRIPTION = """\
-Programs that speak OpenAI's API get their answers from a small model on this machine and a remote one together, by another base URL:
-whichever has the first word answers, and the other is cancelled. Options go before the file; docs/proxy.md describes it.
+Programs that speak OpenAI's API get their answers from a small model on this machine and a remote one together, under another base URL.
+The side with the first word answers, and the other is cancelled. Options override the file; docs/proxy.md describes it.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``streamco proxy``."""
+    """Add the options of ``streamco proxy``."""
     parser.description = DESCRIPTION
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="TOML file with [proxy], [device], [[server]], [dispatch], [migration], [speculate]"
     )
     parser.add_argument("--print-config", action="store_true", help="print the effective configuration as TOML and leave")
-    who = parser.add_argument_group("who answers")
-    who.add_argument("--device", metavar="PATH", help="GGUF file of the model on this machine, or 'packaged'")
-    who.add_argument("--no-device", action="store_true", help="no device, whatever the file says")
-    who.add_argument("--threads", type=option(whole_number), metavar="N", help="threads of the device model")
-    who.add_argument("--server", metavar="MODEL", help="name of a remote model; takes the place of the file's servers")
-    who.add_argument("--base-url", metavar="URL", help="of the server named by --server (OpenAI itself)")
-    who.add_argument("--api-key-env", metavar="VAR", help="environment variable with that server's key (OPENAI_API_KEY)")
+    endpoints = parser.add_argument_group("endpoints")
+    endpoints.add_argument("--device", metavar="PATH", help="GGUF file of the model on this machine, or 'packaged'")
+    endpoints.add_argument("--no-device", action="store_true", help="no device, whatever the file says")
+    endpoints.add_argument("--threads", type=option(whole_number), metavar="N", help="threads of the device model")
+    endpoints.add_argument("--server", metavar="MODEL", help="name of a remote model; takes the place of the file's servers")
+    endpoints.add_argument("--base-url", metavar="URL", help="base URL of the server named by --server (OpenAI's own)")
+    endpoints.add_argument("--api-key-env", metavar="VAR", help="environment variable with that server's key (OPENAI_API_KEY)")
     how = parser.add_argument_group("dispatch")
     how.add_argument(
         "--budget",
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="share of prompt tokens the constrained side may process",
     )
-    how.add_argument("--policy", default=argparse.SUPPRESS, type=option(parse_policy), metavar="NAME", help="who starts when")
+    how.add_argument("--policy", default=argparse.SUPPRESS, type=option(parse_policy), metavar="NAME", help="which side starts when")
     how.add_argument(
         "--pace",
         default=argparse.SUPPRESS,
@@ -58,9 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mode",
         default=argparse.SUPPRESS,
         choices=MODES,
-        help="race; speculate: the device drafts, a server verifies; auto: what is faster",
+        help="race; speculate: the device drafts, a server verifies; auto: the faster mode",
     )
-    how.add_argument("--verifier", default=argparse.SUPPRESS, metavar="URL", help="a streamco serve that judges drafts (the first server)")
+    how.add_argument("--verifier", default=argparse.SUPPRESS, metavar="URL", help="URL of a verifier (the first server)")
     how.add_argument("--profile", default=argparse.SUPPRESS, metavar="FILE", help="keeps what was learned from one run to the next")
     listen = parser.add_argument_group("listening")
     listen.add_argument("--host", default=argparse.SUPPRESS, help="address to listen on (127.0.0.1)")
@@ -73,10 +73,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until SIGINT or SIGTERM, or print the configuration; the exit code is 0, or 1 when the port is taken.
+    """Serve until SIGINT or SIGTERM, or print the configuration; the exit code is 0, or 1 if the port is taken.
 
     Raises:
-        StreamcoError: it can't begin.
+        StreamcoError: the proxy can't start.
     """
     from streamco.proxy.config import format_config
 
@@ -105,7 +105,7 @@ async def _proxy(args: argparse.Namespace, config: ProxyConfig) -> int:
 
 
 def effective_config(args: argparse.Namespace) -> ProxyConfig:
-    """Return the file's settings with the options' before them; with neither, the packaged model alone.
+    """Return the file's settings, overridden by the options; with neither, the packaged model alone.
 
     Raises:
         ConfigError: the file is wrong, or options contradict each other.
@@ -141,5 +141,5 @@ def effective_config(args: argparse.Namespace) -> ProxyConfig:
 
 
 def _given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
-    """Return what the command line says; ``--pace off`` is something too."""
+    """Return the options that the command line gives; ``--pace off`` counts as given."""
     return {name: getattr(args, name) for name in names if name in args}

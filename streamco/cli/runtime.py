@@ -1,4 +1,4 @@
-"""How a command runs: its event loop, its log, its waiting."""
+"""How a command runs: its event loop, its log, and what it shows while it waits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def run_async(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a command to its end, on uvloop where it is installed."""
+    """Run a command to its end, on uvloop if it is installed."""
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     with suppress(ImportError):
         import uvloop

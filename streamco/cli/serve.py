@@ -22,13 +22,13 @@ __all__ = ["add_arguments", "run"]
 
 KEY_VARIABLE = "STREAMCO_API_KEY"
 
-PLACES = 16  # for devices' sessions
-EXACT_PLACES = 4  # there each has memory for a whole context, twice
+PLACES = 16  # sessions in memory
+EXACT_PLACES = 4  # in exact mode each has memory for a whole context, twice
 TOKENS = 4  # contexts that sessions keep together
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``streamco serve``."""
+    """Add the options of ``streamco serve``."""
     model = parser.add_argument_group("model")
     model.add_argument("--model", metavar="PATH", help="a GGUF file (default: the packaged model, streamco[demo])")
     model.add_argument("--model-name", metavar="NAME", help="what clients call it (default: the file's name without .gguf)")
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("--keepalive", type=float, default=10.0, metavar="S", help="silence before a comment (default: %(default)s)")
     verify = parser.add_argument_group("verifying drafts of devices")
     verify.add_argument("--verify-places", type=int, metavar="N", help=f"sessions in memory at once, 0: none (default: {PLACES})")
-    verify.add_argument("--verify-tokens", type=int, metavar="N", help=f"what they keep together (default: {TOKENS} contexts)")
+    verify.add_argument("--verify-tokens", type=int, metavar="N", help=f"tokens in memory for all of them (default: {TOKENS} contexts)")
     verify.add_argument("--verify-separate", action="store_true", help="a whole context's memory each: time doesn't grow with sessions")
     verify.add_argument("--verify-private", action="store_true", help="no session finds in memory what another, or a request, has read")
     verify.add_argument("--verify-policy", choices=("alternating", "strict"), default="alternating", help="strict: prompts always first")
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verify.add_argument("--verify-resume", type=int, default=60, metavar="S", help="seconds to resume a session (default: %(default)s)")
     remote = parser.add_argument_group("behaving like a larger server")
     remote.add_argument("--latency", metavar="PROFILE", help="times of a measured server: a packaged name, a JSON file, or 'list'")
-    remote.add_argument("--latency-seed", type=int, default=0, metavar="N", help="the dice of --latency (default: %(default)s)")
+    remote.add_argument("--latency-seed", type=int, default=0, metavar="N", help="seed of --latency (default: %(default)s)")
     remote.add_argument("--step-times", metavar="PROFILE", help="a large model's time a step: a packaged name, a JSON file, or 'list'")
 
 
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM.
 
     Returns:
-        0 after a clean shutdown, 1 when the model can't be loaded or the port is taken, 2 for settings that can't be.
+        0 after a clean shutdown, 1 if the model can't be loaded or the port is taken, 2 for wrong settings.
     """
     if "list" in {args.latency, args.step_times}:
         return _list_profiles()

@@ -1,7 +1,7 @@
 """A server in a process of its own that never outlives the command that started it.
 
-The child reads its stdin, a pipe that nobody writes to: when the parent ends, in whatever way, the pipe closes and the child stops. It
-is in a process group of its own, so that Ctrl-C at the terminal stops an answer and not the server.
+The child reads its stdin, a pipe without a writer: when the parent ends, for whatever reason, the pipe closes and the child stops. The
+child has a process group of its own, so that Ctrl-C at the terminal stops an answer and not the server.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ LOG_TAIL = 2000  # characters of the child's log in an error
 
 @asynccontextmanager
 async def running_server(*options: str) -> AsyncIterator[str]:
-    """The base URL of a ``streamco serve`` with these options, until the block is left.
+    """Run ``streamco serve`` with these options inside the block, and yield its base URL.
 
     Raises:
-        EndpointConnectError: it ended, or did not listen in two minutes; the text holds the end of its log.
+        EndpointConnectError: the server ended, or did not listen in two minutes; the text holds the end of its log.
     """
     with tempfile.TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
@@ -51,7 +51,7 @@ async def running_server(*options: str) -> AsyncIterator[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with the folder this package was imported from, where the child must find it, and without a key of the user's own server."""
+    """Return this process's environment, with the folder that holds this package, and without the key of the user's own server."""
     folder = str(Path(streamco.__file__).resolve().parents[1])
     inherited = os.environ.get("PYTHONPATH", "")
     ours = {name: value for name, value in os.environ.items() if name != "STREAMCO_API_KEY"}
@@ -69,7 +69,7 @@ async def _address(process: asyncio.subprocess.Process, log: BinaryIO) -> str:
                     return line.removeprefix(READY).decode().strip()
     except TimeoutError:
         problem = f"nothing in {START_LIMIT:g} s"
-    raise EndpointConnectError(f"expected a server that listens, got {problem}{_tail(log)}", endpoint="cloud")
+    raise EndpointConnectError(f"expected a server that listens, got {problem}{_tail(log)}", endpoint="server")
 
 
 def _tail(log: BinaryIO) -> str:
@@ -79,11 +79,11 @@ def _tail(log: BinaryIO) -> str:
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """End the process for certain, whatever happens to us meanwhile."""
+    """End the process for certain, even if this task is cancelled meanwhile."""
     stopping = asyncio.ensure_future(_terminate(process))
     try:
         await asyncio.shield(stopping)
-    except asyncio.CancelledError:  # Ctrl-C while it stops: no more patience
+    except asyncio.CancelledError:  # Ctrl-C while it stops: kill it at once
         with suppress(ProcessLookupError):
             process.kill()
         await stopping
@@ -103,7 +103,7 @@ async def _terminate(process: asyncio.subprocess.Process) -> None:
 
 
 def _serve(options: Sequence[str]) -> int:
-    """Return the child: serve until told to stop, or until nobody is left who could tell."""
+    """Run the child: serve until it is asked to stop, or until the parent has ended."""
     from streamco.cli.main import main
 
     threading.Thread(target=_stop_with_parent, name="streamco-parent", daemon=True).start()

@@ -1,4 +1,4 @@
-"""What the commands that listen on a port share: their options, and their waiting for the end."""
+"""What the commands that listen on a port share: ``--ready-fd``, and serving until a signal."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["check_descriptor", "serve_until_stopped"]
 
 
 def check_descriptor(number: int | None) -> None:
-    """See that ``--ready-fd`` is one before a model is loaded, and not as an error of the network.
+    """Check ``--ready-fd`` before a model is loaded, so that a wrong one is not an error of the network.
 
     Raises:
-        ConfigError: it isn't open.
+        ConfigError: the file descriptor isn't open.
     """
     try:
         if number is not None:
@@ -26,11 +26,11 @@ def check_descriptor(number: int | None) -> None:
 
 
 async def serve_until_stopped(server: AbstractAsyncContextManager[str], ready_fd: int | None) -> None:
-    """Run a server, say on stdout where it listens, and end it on SIGINT or SIGTERM.
+    """Run a server, print its address on stdout, and stop it on SIGINT or SIGTERM.
 
     Args:
-        server: gives its base URL, which ends in ``/v1``.
-        ready_fd: gets the address, and is closed, once the server listens.
+        server: a context that yields its base URL, which ends in ``/v1``.
+        ready_fd: file descriptor that gets the address and is closed once the server listens; None: none.
     """
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "run", "showing_progress"]
 
 DESCRIPTION = """\
-Runs an experiment in virtual time: devices that draft and servers that verify, or a race between a device and a service. What is there and
-what is varied says a file (docs/simulate.md); a table is printed, a plot and all figures are kept in a folder. What is finished stays: the
-same command goes on with what is missing.
+Runs an experiment in virtual time: devices that draft and servers that verify, or a race between a device and a service. A file says
+what is simulated and what is varied (docs/simulate.md). A table is printed; a plot and all figures are kept in a folder. Finished
+scenarios stay: the same command continues with the missing ones.
 """
-LINE_EVERY = 10.0  # seconds between two lines of progress where there is no terminal
+LINE_EVERY = 10.0  # seconds between two lines of progress without a terminal
 MOST_ROWS = 100  # of a table that is printed
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``streamco simulate``."""
+    """Add the options of ``streamco simulate``."""
     parser.description = DESCRIPTION
     parser.add_argument("experiment", type=Path, metavar="FILE", help="the experiment, YAML")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="where results go (results/ and the file's name)")
     parser.add_argument("--quick", action="store_true", help="a first look: one repeat, 50 requests, three values of each setting at most")
-    parser.add_argument("--seed", type=int, metavar="N", help="of all dice, instead of the file's")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of all random draws, instead of the file's")
     parser.add_argument("--jobs", type=option(whole_number), metavar="N", help="processes (all cores)")
-    parser.add_argument("--dask", metavar="ADDRESS", help="a Dask cluster does the work: its scheduler, tcp://HOST:PORT")
-    parser.add_argument("--resume", action="store_true", help="what another version of streamco has finished counts, too")
+    parser.add_argument("--dask", metavar="ADDRESS", help="run on a Dask cluster: its scheduler, tcp://HOST:PORT")
+    parser.add_argument("--resume", action="store_true", help="keep what another version of streamco has finished")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         StreamcoError: the file or a scenario is wrong, or a process died.
     """
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # each core has a process; and sums don't depend on how many there are
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # one process a core; sums then don't depend on the number of threads
     from streamco.sim.experiment.experiment import read_experiment
     from streamco.sim.experiment.plots import check_matplotlib, draw_plots
     from streamco.sim.experiment.result_store import ResultStore, code_digest, name_of
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         with showing_progress(sys.stderr) as progress:
             run_sweep(experiment.scenarios, ledger, jobs=args.jobs or _cores(), dask=args.dask, progress=progress)
     except KeyboardInterrupt:
-        print(f"interrupted; what is finished is kept in {folder}: the same command goes on from there", file=sys.stderr)
+        print(f"interrupted; finished scenarios are kept in {folder}: the same command continues from there", file=sys.stderr)
         raise
     write_results(folder / "results.json", experiment, ledger)
     points = summarise(experiment, ledger)
@@ -99,7 +99,7 @@ def _cores() -> int:
 
 @contextmanager
 def showing_progress(err: TextIO) -> Iterator[Callable[[int, int], None]]:
-    """A bar on a terminal where rich is installed; else a line now and then."""
+    """Show progress inside the block: a bar on a terminal if rich is installed, else a line now and then. Yields (done, total) -> None."""
     if err.isatty():
         try:
             from rich.console import Console
@@ -121,14 +121,14 @@ def showing_progress(err: TextIO) -> Iterator[Callable[[int, int], None]]:
             return
     began = said = time.monotonic()
 
-    def say(done: int, total: int) -> None:
+    def print_line(done: int, total: int) -> None:
         nonlocal said
         now = time.monotonic()
         if done == total or now - said >= LINE_EVERY:
             said = now
             print(f"{done} of {total} scenarios, {now - began:.0f} s", file=err, flush=True)
 
-    yield say
+    yield print_line
 
 
 def _print_table(table: Table, out: TextIO) -> None:

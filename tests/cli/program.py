@@ -57,5 +57,5 @@ class Actor(ShapedDevice):
 
 if __name__ == "__main__":
     chat.make_device = lambda args: None if args.no_device else Actor("device", "device", 0.02)
-    chat.make_server = lambda args: Actor("cloud", "server", 0.5)
+    chat.make_server = lambda args: Actor("server", "server", 0.5)
     sys.exit(main(["chat", *sys.argv[1:]]))

@@ -123,7 +123,7 @@ def test_what_is_missing_or_contradicts_itself_is_said(words: tuple[str, ...], m
 
 def test_the_table_says_what_is_not_known() -> None:
     text = calibrate.format_pair(PAIR)
-    assert "small drafts, large judges; 120 drafts of up to 4 tokens" in text
+    assert "small drafts, large verifies; 120 drafts of up to 4 tokens" in text
     assert "0.500, so 1.94 tokens a round" in text
     assert "i_th by budget  0.1: 0.5000 · 0.9: 0.1000" in text
     assert "draft step    1: 10.0 ms · 2: 12.5 ms" in text
@@ -131,7 +131,7 @@ def test_the_table_says_what_is_not_known() -> None:
     unknown = calibrate.format_pair(PairProfile(window=4, rounds=1, acceptance=0.5, wait=0.1, step_times=(0.01,), note="so it was"))
     assert unknown.count("not known") == 4
     assert "not measured" in unknown
-    assert "not told" in unknown
+    assert "not reported" in unknown
     assert "so it was" in unknown
 
 

@@ -74,17 +74,17 @@ def test_an_answer_that_moves_changes_its_tint_and_the_line_under_it_says_where(
     with terminal(*PROGRAM, *FIRST_RACE_ENDS, width=200, env={"XDG_STATE_HOME": str(tmp_path)}) as chat:
         chat.expect("Ctrl-D quits")
         chat.expect("pace off")
-        ask(chat, "story", "cloud answered · moved to device behind token ")
+        ask(chat, "story", "server answered · moved to device after token ")
         chat.type("/report\r")
         text = chat.expect("policy auto")
-    moved = re.search(r"behind token (\d+), (\d+)% cheaper", chat.raw.replace("\x1b[0m", ""))
+    moved = re.search(r"after token (\d+), (\d+)% cheaper", chat.raw.replace("\x1b[0m", ""))
     assert moved, chat.raw[-500:]
     token, saved = int(moved[1]), int(moved[2])
     assert 0 < token < 60
     assert saved > 30 * (60 - token) / 57, "a slow machine moves later than behind the third token, and what was written can't be saved"
     assert tint_of(chat.raw, "word0 ") == "168;199;250"
     assert tint_of(chat.raw, "word89") == "169;220;182"
-    for words in (f"device, behind token {token} (cheaper)", "its first token, tokens in hand, delayed", "saved by it, energy included"):
+    for words in (f"device, after token {token} (cheaper)", "its first token, tokens in hand, delayed", "saved by it, energy included"):
         assert words in text
 
 
@@ -92,7 +92,7 @@ def test_whoever_begins_an_answer_finishes_it_where_that_is_asked_for(tmp_path: 
     with terminal(*PROGRAM, *FIRST_RACE_ENDS, "--no-migration", width=200, env={"XDG_STATE_HOME": str(tmp_path)}) as chat:
         chat.expect("Ctrl-D quits")
         chat.expect("pace off")
-        ask(chat, "story", "cloud answered · first token")
+        ask(chat, "story", "server answered · first token")
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(chat: Terminal, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_an_endpoint_that_fails_leaves_its_text_and_the_program_goes_on(chat: Te
 def test_when_nobody_answers_the_error_names_each_and_the_program_goes_on(chat: Terminal) -> None:
     chat.type("dead\r")
     message = chat.expect("device: expected a connection, got it refused")
-    assert "error: no endpoint could give the answer: cloud: expected a connection, got it refused" in message
+    assert "error: no endpoint could give the answer: server: expected a connection, got it refused" in message
     chat.expect("policy auto")
     ask(chat, "again", "You said 'again' in 1 messages.")
 
@@ -222,7 +222,7 @@ def test_report_tells_everything_about_the_last_answer(chat: Terminal) -> None:
     ask(chat, "one", "You said 'one'")
     chat.type("/report\r")
     text = chat.expect("policy auto")
-    for words in ("answered by", "who starts when", "endpoints", "smoothness", "both at once", "TTFT"):
+    for words in ("answered by", "which side starts when", "endpoints", "smoothness", "both at once", "TTFT"):
         assert words in text
 
 
@@ -243,7 +243,7 @@ def test_settings_are_shown_and_changed(chat: Terminal) -> None:
     chat.expect("policy: server-only")
     chat.expect("policy server-only · budget 0.5 · pace 50 tokens/s")
     chat.type("one\r")
-    chat.expect("cloud answered")
+    chat.expect("server answered")
 
 
 # Without colours
@@ -289,9 +289,9 @@ def test_quit_in_a_pipe_ends_it() -> None:
 
 
 def test_in_a_pipe_an_answer_moves_only_where_a_pace_is_set() -> None:
-    assert "cloud answered · first token" in run(*FIRST_RACE_ENDS, "--prompt", "story").stderr
+    assert "server answered · first token" in run(*FIRST_RACE_ENDS, "--prompt", "story").stderr
     paced = run(*FIRST_RACE_ENDS, "--prompt", "story", "--pace", "25")
-    assert "cloud answered · moved to device behind token" in paced.stderr
+    assert "server answered · moved to device after token" in paced.stderr
     assert paced.stdout == "".join(f"word{number} " for number in range(90)) + "\n"
 
 
@@ -312,7 +312,7 @@ def test_json_is_one_object_with_the_text_and_the_whole_report() -> None:
     assert answer["error"] is None
     report = answer["report"]
     assert report["winner"] == "device"
-    assert {part["name"]: part["outcome"] for part in report["endpoints"]} == {"device": "won", "cloud": "lost"}
+    assert {part["name"]: part["outcome"] for part in report["endpoints"]} == {"device": "won", "server": "lost"}
     assert {"ttft", "duration", "tokens", "dispatch", "quality", "cost_usd", "energy_j", "wasted_tokens"} <= report.keys()
 
 

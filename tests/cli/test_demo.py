@@ -65,8 +65,8 @@ def test_one_prompt_as_json_is_the_text_and_the_whole_report(mark: str) -> None:
     assert done.stdout.count("\n") == 1
     assert "Paris" in answer["text"]
     report = answer["report"]
-    assert {part["name"] for part in report["endpoints"]} == {"device", "cloud"}
-    assert report["winner"] in {"device", "cloud"}
+    assert {part["name"] for part in report["endpoints"]} == {"device", "server"}
+    assert report["winner"] in {"device", "server"}
     assert report["tokens"] <= 12
     assert report["cost_usd"] >= 0
     assert report["dispatch"]["policy"] == "device-constrained"
@@ -86,7 +86,7 @@ def test_the_device_drafts_for_the_cloud_where_that_is_asked_for(mark: str) -> N
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)["report"]
     assert report["mode"] == "speculate", report["dispatch"]["reason"]
-    assert report["winner"] in {"device with cloud", "cloud"}
+    assert report["winner"] in {"device with server", "server"}
     assert report["speculation"]["offloaded_share"] == 1.0
     assert report["speculation"]["remote"] == 0
     assert servers(mark) == []
@@ -95,9 +95,9 @@ def test_the_device_drafts_for_the_cloud_where_that_is_asked_for(mark: str) -> N
 def test_drafts_are_explained_in_plain_lines() -> None:
     report = make_report(speculation=FIGURES)
     lines = _explain(report)
-    assert lines[0] == "  tokens: 36 accepted, 8 put right, 4 behind drafts accepted whole, 30 kept unasked"
+    assert lines[0] == "  tokens: 36 accepted, 8 corrected, 4 after drafts accepted whole, 30 not verified"
     assert lines[1].endswith("in 50% of them the next draft was there with the verdict")
-    assert lines[2] == "  the cloud's own answer: no; it computed 60 tokens for 132 of the answer"
+    assert lines[2] == "  the server's own answer: no; it computed 60 tokens for 132 of the answer"
 
 
 @pytest.mark.model
@@ -117,9 +117,9 @@ def test_without_a_prompt_the_built_in_ones_show_both_sides_and_explain_it() -> 
         assert scene.title in text
     for words in (
         "device  SmolLM2-135M",
-        "cloud   the same model",
-        "plan: device at once, cloud at once",
-        "the cloud alone would have cost $",
+        "server  the same model",
+        "plan: device at once, server at once",
+        "the server alone would have cost $",
     ):
         assert words in text
     assert "answered · first token" in text
@@ -193,10 +193,10 @@ def test_each_part_in_an_answer_is_told_in_a_line(outcome: Outcome, words: str) 
 
 
 def test_a_hand_over_is_told_with_its_reason() -> None:
-    change = HandOver(source="cloud", target="device", position=12, at=1.5, reason="cheaper", is_planned=True, buffered=8, pause=0.095)
-    assert _change_line(change).startswith("hand-over: behind token 12, first token 95 ms later; the reader was 8 tokens behind")
+    change = HandOver(source="server", target="device", position=12, at=1.5, reason="cheaper", is_planned=True, buffered=8, pause=0.095)
+    assert _change_line(change).startswith("hand-over: after token 12, first token 95 ms later; 8 tokens were in hand")
     assert _change_line(change).endswith("saved unknown")
-    failed = HandOver(source="cloud", target="device", position=12, at=1.5, reason="EndpointTimeoutError")
+    failed = HandOver(source="server", target="device", position=12, at=1.5, reason="EndpointTimeoutError")
     assert _change_line(failed).endswith("waited for 0 tokens; EndpointTimeoutError")
 
 

@@ -80,8 +80,8 @@ def test_the_commands_exit_code_is_handed_on(monkeypatch: pytest.MonkeyPatch) ->
     ("error", "code"),
     [
         (ConfigError("budget: expected less"), 2),
-        (EndpointConnectError("expected a connection, got none", endpoint="cloud"), 1),
-        (AllEndpointsFailed({"cloud": EndpointConnectError("down")}), 1),
+        (EndpointConnectError("expected a connection, got none", endpoint="server"), 1),
+        (AllEndpointsFailed({"server": EndpointConnectError("down")}), 1),
         (KeyboardInterrupt(), 130),
     ],
 )

@@ -25,7 +25,7 @@ from streamco.client.client import Client
 from streamco.proxy import from_config as build
 from streamco.testing.endpoint import ScriptedEndpoint
 script = [(0.0, "one"), ({second}, " two")]
-build.build_client = lambda config: Client(server=ScriptedEndpoint("cloud", script), policy="server-only")
+build.build_client = lambda config: Client(server=ScriptedEndpoint("server", script), policy="server-only")
 sys.exit(main(["proxy", *sys.argv[1:]]))
 """
 CONFIG = """

@@ -116,7 +116,7 @@ def test_after_ctrl_c_the_same_command_goes_on(toy: Path, tmp_path: Path, jobs: 
             driven.expect("/16", limit=30.0)
         driven.type("\x03")
         assert driven.wait(30.0) == 128 + signal.SIGINT
-        assert "the same command goes on from there" in " ".join(plain(driven.raw).split())
+        assert "the same command continues from there" in " ".join(plain(driven.raw).split())
         assert "Traceback" not in driven.raw
     if jobs == 1:
         assert len((out / "done.jsonl").read_bytes().splitlines()) == 2

@@ -1,4 +1,4 @@
-"""What was said: the conversation that is sent with every prompt, and where prompts are remembered."""
+"""The conversation that is sent with every prompt, and the file that remembers prompts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Conversation", "Turn", "state_path"]
 
 
 class Turn(Struct, frozen=True):
-    """One message. ``is_stopped``: the answer ended before the model was done (Ctrl-C, or an endpoint that failed)."""
+    """One message. ``is_stopped``: the answer was cut short by Ctrl-C or by a failed endpoint."""
 
     role: str
     content: str
@@ -20,7 +20,7 @@ class Turn(Struct, frozen=True):
 
 
 class Conversation:
-    """The turns so far, a system message before them.
+    """The turns so far, with a system message before them.
 
     A question without any answer is withdrawn again: two user messages in a row are refused by many chat templates.
     """
@@ -30,18 +30,18 @@ class Conversation:
         self.turns: list[Turn] = []
 
     def ask(self, prompt: str) -> None:
-        """Add what the user said."""
+        """Add a prompt of the user."""
         self.turns.append(Turn("user", prompt))
 
     def answer(self, text: str, *, is_stopped: bool = False) -> None:
-        """Add what the model said, or withdraw the question when it said nothing."""
+        """Add the model's answer; if it is empty, withdraw the question."""
         if text.strip():
             self.turns.append(Turn("assistant", text, is_stopped))
         else:
             self.turns.pop()
 
     def forget(self) -> None:
-        """Begin anew; the system message stays."""
+        """Start a new conversation; the system message stays."""
         self.turns.clear()
 
     def messages(self) -> list[Mapping[str, str]]:
@@ -64,7 +64,7 @@ def state_path(name: str) -> Path:
     The folder is made, readable by its user alone: prompts are private.
 
     Raises:
-        OSError: it can't be made.
+        OSError: the folder can't be made.
     """
     base = os.environ.get("XDG_STATE_HOME", "")
     folder = (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "state") / "streamco"

@@ -14,9 +14,9 @@ __all__ = ["on_interrupt", "quiet_keyboard"]
 
 @contextmanager
 def on_interrupt(callback: Callable[[], object]) -> Iterator[None]:
-    """Call this on the event loop for each Ctrl-C instead of ending the program; afterwards Ctrl-C does what it did before.
+    """Call ``callback`` on the event loop for each Ctrl-C inside the block, instead of ending the program.
 
-    Where a loop can't watch signals (Windows) Ctrl-C goes on ending the program.
+    If the loop can't watch signals (Windows), Ctrl-C ends the program as before.
     """
     loop = asyncio.get_running_loop()
     before = signal.getsignal(signal.SIGINT)
@@ -34,7 +34,7 @@ def on_interrupt(callback: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def quiet_keyboard(file: TextIO | None = None) -> Iterator[None]:
-    """Keys pressed meanwhile don't show up in the middle of the answer; what was typed waits for the next prompt."""
+    """Keep keys pressed inside the block out of the answer on the screen; what was typed waits for the next prompt."""
     stdin = file or sys.stdin
     if sys.platform == "win32" or not stdin.isatty():
         yield
@@ -43,7 +43,7 @@ def quiet_keyboard(file: TextIO | None = None) -> Iterator[None]:
 
     before = termios.tcgetattr(stdin)
     quiet = termios.tcgetattr(stdin)
-    quiet[0] &= ~(termios.ICRNL | termios.INLCR)  # Enter stays Enter for who reads it later
+    quiet[0] &= ~(termios.ICRNL | termios.INLCR)  # Enter stays Enter for the next prompt
     quiet[3] &= ~(termios.ECHO | termios.ICANON)  # ISIG stays: Ctrl-C is a signal
     termios.tcsetattr(stdin, termios.TCSADRAIN, quiet)
     try:

@@ -1,4 +1,4 @@
-"""Where prompts come from: a line editor on a terminal, or the lines of a pipe."""
+"""The line editor for prompts on a terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CommandCompleter(Completer):
     """Completes commands, their words, and file names after ``/save``."""
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        """Return what could stand at the cursor."""
+        """Return the completions for the text before the cursor."""
         line = document.text_before_cursor
         if not line.startswith("/") or "\n" in line:
             return
@@ -43,7 +43,7 @@ class CommandCompleter(Completer):
 
 
 def key_bindings() -> KeyBindings:
-    """Enter sends, Alt-Enter and Ctrl-J begin a new line, as does Enter after a backslash."""
+    """Return the keys: Enter sends; Alt-Enter, Ctrl-J, and Enter after a backslash begin a new line."""
     bindings = KeyBindings()
 
     @bindings.add("escape", "enter")
@@ -67,9 +67,9 @@ class Editor:
     """Reads prompts with history, completion and a toolbar.
 
     Args:
-        history: file that remembers prompts; None, or one that can't be written: only this run does.
-        toolbar: what the line at the bottom says, asked again for each prompt.
-        color: False: none, whatever the terminal can.
+        history: file that remembers prompts. None, or a file that can't be written: prompts are remembered for this run only.
+        toolbar: returns the text of the line at the bottom; called for each prompt.
+        color: False: no colours.
     """
 
     def __init__(self, history: Path | None, toolbar: Callable[[], str], *, color: bool = True) -> None:
@@ -92,7 +92,7 @@ class Editor:
 
         Raises:
             EOFError: Ctrl-D on an empty line.
-            KeyboardInterrupt: Ctrl-C; what was typed is gone.
+            KeyboardInterrupt: Ctrl-C; the typed text is gone.
         """
         text = await self._session.prompt_async([("class:prompt", "> ")])
         return text.strip()

@@ -1,7 +1,7 @@
-"""The bottom of a terminal that is drawn again and again, while what is above it scrolls away as ordinary text.
+"""The bottom rows of a terminal, which are redrawn while finished rows scroll away as ordinary text.
 
-Only rows that changed are written, in one write, so nothing flickers; rows that are done are written once and belong to the terminal's
-own scroll-back from then on. No IO here: ``Region`` turns rows into the bytes to write.
+Only rows that changed are written, in one write, so nothing flickers. Finished rows are written once and then belong to the terminal's
+scroll-back. There is no IO here: ``Region`` turns rows into the text to write.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Region:
         self._drawn: list[Row] = []
 
     def draw(self, rows: Sequence[Row], *, above: Sequence[Row] = ()) -> str:
-        """Return what to write so that ``above`` is there for good and ``rows`` are below it; "" when nothing changed."""
+        """Return the text that makes ``above`` final and shows ``rows`` below it; "" if nothing changed."""
         wanted = [*above, *rows]
         drawn = self._drawn
         same = 0
@@ -46,12 +46,12 @@ class Region:
         return f"{BEGIN_UPDATE}{self._rewrite(wanted, len(drawn), same)}{END_UPDATE}"
 
     def close(self) -> str:
-        """Return what to write when the rows are final: the cursor goes to a line of its own."""
+        """Return the text that makes the rows final: the cursor goes to a line of its own."""
         rows, self._drawn = self._drawn, []
         return "\r\n" if rows else ""
 
     def reflow(self, width: int) -> str:
-        """Return what to write after the terminal became ``width`` cells wide: the rows are wiped, wherever wrapping has moved them."""
+        """Return the text that wipes the rows after the terminal became ``width`` cells wide and wrapped them again."""
         heights = [max(1, -(-row.cells // width)) for row in self._drawn]
         self._drawn = []
         return f"{_up(sum(heights) - 1)}{ERASE_BELOW}" if heights else ""

@@ -1,6 +1,6 @@
-"""Markdown that is still being written: which blocks are done, and how an unfinished one is best shown.
+"""Unfinished Markdown: which blocks are closed, and how to show the open one.
 
-A model's answer is Markdown cut off at an arbitrary place. Two rules make it steady to read:
+A model's answer is Markdown cut off at an arbitrary position. Two rules keep it steady on the screen:
 
 - A top-level block is *closed* once another has begun after it; closed blocks are rendered once and never again.
 - The open block is rendered as if it ended well: open emphasis and code are closed, a line that is only the beginning of
@@ -27,7 +27,7 @@ _INLINE = re.compile(r"\\.|`+|\*\*|\*|~~|__|_", re.DOTALL)
 
 
 def parse(text: str) -> list[Token]:
-    """Markdown as tokens; a single newline is a line break, as chat programs show it."""
+    """Return Markdown as tokens; a single newline is a line break, as in chat programs."""
     tokens = _PARSER.parse(text)
     for token in tokens:
         for child in token.children or ():
@@ -44,7 +44,7 @@ def blocks(text: str) -> list[str]:
 
 
 def closed_end(text: str) -> int:
-    """Offset where the open block begins: everything before it stays as it is, whatever comes next."""
+    """Return the offset of the open block: everything before it stays as it is, whatever comes next."""
     starts = _block_starts(text)
     return starts[-1] if len(starts) > 1 else 0
 
@@ -55,7 +55,7 @@ def _block_starts(text: str) -> list[int]:
 
 
 def complete(text: str) -> str:
-    """Return the open block as if it ended well; what is shown while more is on its way."""
+    """Return the open block as if it ended here, with its markers closed, for display while more is coming."""
     head, _, last = text.rpartition("\n")
     if is_in_fence(text):
         is_closing = last.strip() in {"`", "``", "~", "~~"}  # most likely the first two of three
@@ -110,6 +110,6 @@ def _open_marks(text: str) -> list[str]:
 
 
 def _may_open(text: str, start: int, end: int) -> bool:
-    """Stricter than CommonMark's left-flanking rule: ``2*3`` and ``a * b`` are most likely meant as they stand."""
+    """Return True if a marker may open emphasis; stricter than CommonMark, because ``2*3`` and ``a * b`` mean themselves."""
     before, after = text[start - 1 : start], text[end : end + 1]
     return not before.isalnum() and not after.isspace()

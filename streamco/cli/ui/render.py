@@ -1,7 +1,7 @@
-"""An answer as rows of the terminal: Markdown block by block, tinted by who made it.
+"""An answer as rows of the terminal: Markdown block by block, tinted by the endpoint that made it.
 
-Where the maker changes, an invisible character is put into the Markdown source; it has no width, comes through the parser with the
-text around it, and is taken out again when the rendered segments get their colour.
+If the maker changes, an invisible character goes into the Markdown source. It has no width, passes the parser with the text around it, and
+is taken out when the rendered segments get their colour.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _UNSAFE = {code: None for code in (*range(9), *range(11, 32), 127, *range(128, 1
 
 
 class Frame(Struct, frozen=True):
-    """What to show now: ``done`` rows are final and scroll away, ``open`` rows may change."""
+    """Rows to show now: ``done`` rows are final and scroll away, ``open`` rows may change."""
 
     done: list[Row]
     open: list[Row]
@@ -47,7 +47,7 @@ class AnswerRenderer:
     """Turns an answer's text into rows.
 
     Args:
-        console: knows width and colours; nothing is printed on it.
+        console: gives width and colours; nothing is printed on it.
         theme: styles by kind of maker.
     """
 
@@ -56,8 +56,8 @@ class AnswerRenderer:
         self._theme = theme
         self._mode = "content"
         self._source = ""  # the open block as Markdown, marks in it
-        self._maker = ""  # who makes what comes next
-        self._maker_of_source = ""  # who made its first character
+        self._maker = ""  # maker of the next text
+        self._maker_of_source = ""  # maker of its first character
         self._mark_due = False
         self._rows_done = 0  # rows of the open block that have scrolled away already
         self._letters_done = 0  # and the visible characters in them, which stay the same when the width changes
@@ -65,7 +65,7 @@ class AnswerRenderer:
         self._is_first = True
 
     def feed(self, text: str, maker: str, mode: str = "content") -> list[Row]:
-        """Take in a piece of text.
+        """Take a piece of text.
 
         Args:
             text: any length, cut anywhere; control characters are dropped.
@@ -73,7 +73,7 @@ class AnswerRenderer:
             mode: ``content`` (Markdown) or ``reasoning`` (shown as it is, dimmed).
 
         Returns:
-            Rows that are final because thinking has turned into answering, or the other way round.
+            Rows that became final because the text changed between reasoning and content.
         """
         rows: list[Row] = []
         if mode != self._mode:
@@ -90,21 +90,21 @@ class AnswerRenderer:
 
     def _append(self, text: str) -> None:
         if self._mark_due:
-            place = _place_for_mark(self._source, text)
+            place = _mark_position(self._source, text)
             if place is not None:
                 text = text[:place] + _MARK_OF.get(self._maker, "") + text[place:]
                 self._mark_due = False
         self._source += text
 
-    def frame(self, room: int) -> Frame:
-        """Return what to show with at most ``room`` open rows; closed blocks, and rows that don't fit, are done."""
+    def frame(self, max_open: int) -> Frame:
+        """Return the rows to show with at most ``max_open`` open ones; closed blocks, and rows that don't fit, are done."""
         done: list[Row] = []
         shown = self._source
         if self._mode == "content":
             done = self._close(closed_end(self._source))
             shown = complete(self._source)
         rows = self._render(shown)
-        overflow = max(len(rows) - max(room, 0), self._rows_done)
+        overflow = max(len(rows) - max(max_open, 0), self._rows_done)
         done += self._mark_done(rows, overflow)
         return Frame(done, rows[overflow:])
 
@@ -115,7 +115,7 @@ class AnswerRenderer:
         return new
 
     def _refit(self, rows: list[Row]) -> None:
-        """After the width has changed, find the row that comes after what has scrolled away."""
+        """Find the first row that has not scrolled away, after the width has changed."""
         totals = list(accumulate(map(_letters, rows)))
         self._rows_done = bisect_right(totals, self._letters_done) if self._letters_done else 0
         self._width = self._console.width
@@ -125,7 +125,7 @@ class AnswerRenderer:
         return self._close(len(self._source))
 
     def _close(self, end: int) -> list[Row]:
-        """Rows of the blocks before ``end`` that have not scrolled away yet."""
+        """Return the rows of the blocks before ``end`` that have not scrolled away yet."""
         rows: list[Row] = []
         source, self._source = self._source[:end], self._source[end:]
         for block in blocks(source) if self._mode == "content" else [source] * bool(source):
@@ -137,7 +137,7 @@ class AnswerRenderer:
         return rows
 
     def _render(self, source: str) -> list[Row]:
-        """Rows of one block; a blank one before it, unless it is the first."""
+        """Return the rows of one block, with a blank row before it unless it is the first."""
         if not source.strip():
             return []
         block: RenderableType
@@ -157,8 +157,8 @@ def _letters(row: Row) -> int:
     return sum(not character.isspace() for character in _ESCAPES.sub("", row.text))
 
 
-def _place_for_mark(before: str, text: str) -> int | None:
-    """Where a mark changes nothing: before a letter or digit that belongs to no marker, address or fence's language; None: not here."""
+def _mark_position(before: str, text: str) -> int | None:
+    """Return a position where a mark changes nothing: before a letter or digit outside of markers, addresses and fences; None: none."""
     for place, character in enumerate(text):
         if character.isalnum():
             line = (before + text[:place]).rpartition("\n")[2]
@@ -198,7 +198,7 @@ def make_console(theme: Theme, *, color: bool = True) -> Console:
 
 
 def rows_of(console: Console, renderable: RenderableType) -> list[Row]:
-    """Return what rich makes of it, as rows that fit the terminal with one cell to spare (a full row would wrap)."""
+    """Return rich's rendering as rows that leave one cell of the terminal free (a full row would wrap)."""
     with console.capture() as capture:
         console.print(renderable, width=min(console.width - 1, WIDEST), highlight=False, soft_wrap=False)
     rows = [_row(line) for line in capture.get().split("\n")]
@@ -234,7 +234,7 @@ class _Tinted:
 
 
 class _Code(CodeBlock):
-    """A code block on the terminal's own ground, set in by two cells."""
+    """A code block on the terminal's own background, indented by two cells."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         code = str(self.text).rstrip("\n")
@@ -248,7 +248,7 @@ class _Heading(Heading):
 
 
 class _Document(Markdown):
-    """rich's Markdown over our own parse: no HTML, every newline a line break."""
+    """rich's Markdown over the tokens of ``parse``: no HTML, every newline is a line break."""
 
     elements: ClassVar[dict[str, type[MarkdownElement]]] = Markdown.elements | {
         "fence": _Code,

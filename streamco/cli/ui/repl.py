@@ -1,4 +1,4 @@
-"""A conversation: each line is a prompt or a command, and none of them ends the program by going wrong."""
+"""The conversation loop: each line is a prompt or a command; a failing one is shown and does not end the program."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Dialogue:
     """Prompts and commands in, answers out.
 
     Args:
-        client: started; who answers.
-        view: where everything appears.
-        conversation: what was said before, its system message with it.
+        client: a started client.
+        view: shows answers, notes and errors.
+        conversation: the turns so far, with the system message.
         settings: what prompts are sent with.
-        budget: the client's, 0 to 1.
-        policy: the client's, by name.
-        mode: the client's.
+        budget: the client's budget, 0 to 1.
+        policy: name of the client's dispatch policy.
+        mode: the client's mode.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Dialogue:
         }
 
     async def handle(self, line: str) -> bool:
-        """Answer a prompt or carry out a command; False once the user wants to leave. What goes wrong is shown, not raised."""
+        """Answer a prompt or run a command; return False once the user wants to leave. Errors are shown, not raised."""
         try:
             call = parse_line(line)
             if call is not None:
@@ -87,7 +87,7 @@ class Dialogue:
         return True
 
     async def ask(self, prompt: str) -> ShownAnswer:
-        """Answer a prompt; what came of the answer is in the conversation afterwards."""
+        """Answer a prompt; the answer, as far as it came, is in the conversation afterwards."""
         self._conversation.ask(prompt)
         answer = await read_answer(self._client, self._conversation.messages(), self._settings, self._view)
         self._conversation.answer(answer.text, is_stopped=bool(answer.ending))
@@ -102,11 +102,11 @@ class Dialogue:
 
     @property
     def settings_line(self) -> str:
-        """The settings in force."""
-        who = f"policy {self._policy_name}" if self._mode_name == "race" else f"mode {self._mode_name}"
-        return f"{who} · budget {self._budget_share:g} · pace {pace_text(self._settings.pace)}"
+        """Return the settings in force, as one line."""
+        rule = f"policy {self._policy_name}" if self._mode_name == "race" else f"mode {self._mode_name}"
+        return f"{rule} · budget {self._budget_share:g} · pace {pace_text(self._settings.pace)}"
 
-    # Commands: each takes what follows its name and says whether to go on
+    # Commands: each takes the text after its name and returns True to go on
 
     def _help(self, _: str) -> bool:
         self._view.tables([Section("commands and keys", (), list(help_lines()))])
@@ -141,7 +141,7 @@ class Dialogue:
             share = parse_budget(text)
             self._client = self._client.with_options(budget=share)
             self._budget_share = share
-        raced, drafted = "of prompt tokens may be processed by the constrained side", "of drafted tokens are judged by the server"
+        raced, drafted = "of prompt tokens may be processed by the constrained side", "of drafted tokens are verified by the server"
         what = {"race": raced, "speculate": drafted}.get(self._mode_name, f"{raced}, or {drafted}")
         self._view.note(f"budget: {self._budget_share:.0%} {what}")
         return True

@@ -1,4 +1,4 @@
-"""A report for people: one line under an answer, or all of it as tables."""
+"""A report as text: one line under an answer, or all of it as tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 
 class Section(Struct, frozen=True):
-    """A table: its title, the heads of its columns (none: label and value), its rows."""
+    """A table: its title, its column heads (none: label and value) and its rows."""
 
     title: str
     heads: tuple[str, ...]
@@ -32,14 +32,14 @@ class Section(Struct, frozen=True):
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Return a time for people; "-" for none."""
+    """Return a time as text; "-" for None."""
     if seconds is None:
         return "-"
     return f"{seconds * 1000:.0f} ms" if seconds < 0.9995 else f"{seconds:.2f} s"
 
 
 def format_usd(dollars: float | None) -> str:
-    """Return a cost for people: two digits that mean something, however small it is; "unknown" for none."""
+    """Return a cost as text with two significant digits; "unknown" for None."""
     if dollars is None:
         return "unknown"
     if dollars >= 0.01:
@@ -48,7 +48,7 @@ def format_usd(dollars: float | None) -> str:
 
 
 def format_joules(joules: float | None) -> str:
-    """Energy for people; "-" for none."""
+    """Return an energy as text; "-" for None."""
     return "-" if joules is None else f"{joules:.2g} J" if joules < 10 else f"{joules:.0f} J"
 
 
@@ -57,8 +57,8 @@ def _share(share: float | None) -> str:
 
 
 def summary(report: Report, *, ending: str = "") -> str:
-    """Return the answer in one line. ``ending``: stopped | failed, "" when it is whole."""
-    parts = [f"{report.winner or 'nobody'} answered"]
+    """Return the answer in one line. ``ending``: stopped | failed, or "" if it is complete."""
+    parts = [f"{report.winner or 'no endpoint'} answered"]
     parts += [_change(report, change) for change in report.hand_overs]
     if drafts := speculation_summary(report):
         parts.append(drafts)
@@ -75,25 +75,25 @@ def summary(report: Report, *, ending: str = "") -> str:
 
 
 def speculation_summary(report: Report) -> str:
-    """Return what became of the drafts: ``72% of drafts accepted · 30% judged``; "" where there were none."""
+    """Return a summary of the drafts: ``72% of drafts accepted · 30% verified``; "" if there were none."""
     figures = report.speculation
     if figures is None or figures.acceptance is None:
         return ""
     accepted = f"{figures.acceptance:.0%} of drafts accepted"
-    return accepted if figures.offloaded_share is None else f"{accepted} · {figures.offloaded_share:.0%} judged"
+    return accepted if figures.offloaded_share is None else f"{accepted} · {figures.offloaded_share:.0%} verified"
 
 
 def _change(report: Report, change: HandOver) -> str:
-    """``moved to device behind token 18, 82% cheaper``: than the same answer without the move; the share only where it is known."""
+    """Return a hand-over as text: ``moved to device after token 18, 82% cheaper``, compared with the answer without it."""
     if not change.is_planned:
-        return f"{change.target} took over behind token {change.position}"
+        return f"{change.target} took over after token {change.position}"
     share = saved_share(report, change)
-    saved = "" if share is None else f", {abs(share):.0%} {'cheaper' if share >= 0 else 'dearer'}"
-    return f"moved to {change.target} behind token {change.position}{saved}"
+    saved = "" if share is None else f", {abs(share):.0%} {'cheaper' if share >= 0 else 'more expensive'}"
+    return f"moved to {change.target} after token {change.position}{saved}"
 
 
 def saved_share(report: Report, change: HandOver) -> float | None:
-    """Return what a planned hand-over saved, of what the answer would have cost without any; None: not known."""
+    """Return the share of the cost that a planned hand-over saved, compared with the answer without it; None if not known."""
     if change.saved_usd is None or report.unified_cost_usd is None:
         return None
     without = report.unified_cost_usd + sum(each.saved_usd or 0.0 for each in report.hand_overs)
@@ -109,7 +109,7 @@ def report_sections(report: Report) -> list[Section]:
 def _answer_section(report: Report) -> Section:
     quality = report.quality
     rows = [
-        ("answered by", report.winner or "nobody"),
+        ("answered by", report.winner or "no endpoint"),
         *(row for change in report.hand_overs for row in _change_rows(report, change)),
         ("first token after", format_seconds(report.ttft)),
         ("whole answer after", format_seconds(report.duration)),
@@ -120,14 +120,14 @@ def _answer_section(report: Report) -> Section:
         ("smoothness (1: the reader never waited)", f"{quality.score:.3f}"),
         ("cost", format_usd(report.cost_usd)),
         ("energy on this device", format_joules(report.energy_j)),
-        ("tokens nobody read", str(report.wasted_tokens)),
+        ("tokens not delivered", str(report.wasted_tokens)),
     ]
     return Section("answer", (), list(rows))
 
 
 def _change_rows(report: Report, change: HandOver) -> list[tuple[str, str]]:
     rows = [
-        ("then", f"{change.target}, behind token {change.position} ({change.reason})"),
+        ("then", f"{change.target}, after token {change.position} ({change.reason})"),
         ("its first token, tokens in hand, delayed", f"{format_seconds(change.pause)}, {change.buffered}, {change.delayed_tokens}"),
     ]
     if change.is_planned:
@@ -137,7 +137,7 @@ def _change_rows(report: Report, change: HandOver) -> list[tuple[str, str]]:
 
 
 def format_saving(dollars: float | None) -> str:
-    """Return a difference of costs for people; one below zero was a loss."""
+    """Return a difference of costs as text; below zero it was a loss."""
     return f"-{format_usd(-dollars)}" if dollars is not None and dollars < 0 else format_usd(dollars)
 
 
@@ -146,13 +146,13 @@ def _speculation_section(figures: SpeculationFigures) -> Section:
         ("accepted", figures.accepted),
         ("corrected", figures.corrected),
         ("bonus", figures.bonus),
-        ("kept unasked", figures.device),
+        ("not verified", figures.device),
         ("by the server alone", figures.remote),
     )
     rows = [
         ("tokens", ", ".join(f"{count} {name}" for name, count in makers if count)),
-        ("of judged drafts accepted", _share(figures.acceptance)),
-        ("of drafts judged, their budget", f"{_share(figures.offloaded_share)}, {_share(figures.budget)}"),
+        ("of verified drafts accepted", _share(figures.acceptance)),
+        ("of drafts verified, their budget", f"{_share(figures.offloaded_share)}, {_share(figures.budget)}"),
         ("next draft ready with the verdict", _share(figures.hit_rate)),
         ("next draft sent ahead of it", _share(figures.ahead_rate)),
         ("rounds, bytes up and down", f"{figures.rounds}, {figures.bytes_up} and {figures.bytes_down}"),
@@ -175,7 +175,7 @@ def _dispatch_section(report: Report) -> Section:
         ("constrained side", dispatch.constraint or "none"),
         ("its budget, its share so far", f"{_share(dispatch.budget)}, {_share(dispatch.budget_share)}"),
     ]
-    return Section("who starts when", (), list(rows))
+    return Section("which side starts when", (), list(rows))
 
 
 def _start(wait: float | None) -> str:
@@ -197,7 +197,7 @@ def _endpoint_section(endpoints: Sequence[EndpointReport]) -> Section:
 
 
 def sections_to_text(sections: Sequence[Section]) -> str:
-    """Tables as plain text, columns aligned."""
+    """Return tables as plain text with aligned columns."""
     return "\n\n".join("\n".join([section.title, *_aligned(section)]) for section in sections)
 
 

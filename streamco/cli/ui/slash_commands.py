@@ -1,4 +1,4 @@
-"""The lines of a chat that begin with a slash: their names, their arguments, and what to say about a wrong one."""
+"""The commands of a chat, which begin with a slash: names, arguments and error texts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ POLICIES = (
 
 
 class Command(Struct, frozen=True):
-    """One command: what it is called, what follows it (for people), what it does."""
+    """One command: its name, its argument as shown in the help, and what it does."""
 
     name: str
     argument: str
@@ -49,14 +49,14 @@ class Command(Struct, frozen=True):
 
 
 class SlashCall(Struct, frozen=True):
-    """A command somebody typed. ``argument`` is "" when there was none."""
+    """A command as typed. ``argument`` is "" if there was none."""
 
     name: str
     argument: str
 
 
 class CommandError(ValueError):
-    """A line can't be understood; the text says what would be."""
+    """A line that can't be understood; the text says what was expected."""
 
 
 COMMANDS = (
@@ -65,9 +65,9 @@ COMMANDS = (
     Command("system", "[TEXT|off]", "show or set the system message"),
     Command("report", "", "show the whole report of the last answer"),
     Command("pace", "[N|reading|listening|off]", "show or set how fast text appears, in tokens per second"),
-    Command("budget", "[0..1]", "show or set the share of the work the dear side may do"),
+    Command("budget", "[0..1]", "show or set the share of the work for the expensive side"),
     Command("mode", "[race|speculate|auto]", "show or set whether one side writes or the device drafts and the server verifies"),
-    Command("policy", "[NAME]", "show or set the rule for who starts when"),
+    Command("policy", "[NAME]", "show or set the rule for which side starts when"),
     Command("save", "FILE", "write the conversation to a Markdown file"),
     Command("quit", "", "leave (so does Ctrl-D)"),
 )
@@ -76,12 +76,12 @@ ALIASES = {"exit": "quit", "bye": "quit", "q": "quit", "?": "help", "reset": "ne
 
 
 def parse_line(line: str) -> SlashCall | None:
-    """Return the command a line holds, or None when it is a prompt. ``//text`` is a prompt that begins with a slash.
+    """Return the command in a line, or None if the line is a prompt. ``//text`` is a prompt that begins with a slash.
 
     Any unambiguous beginning of a name will do.
 
     Raises:
-        CommandError: it begins with a slash and is no command.
+        CommandError: the line begins with a slash and is no command.
     """
     if not line.startswith("/") or line.startswith("//"):
         return None
@@ -104,7 +104,7 @@ def _resolve(typed: str) -> str:
 
 
 def help_lines() -> list[tuple[str, str]]:
-    """(what to type, what it does) of every command and key."""
+    """Return (what to type, what it does) for every command and key."""
     commands = [(f"/{command.name} {command.argument}".rstrip(), command.help) for command in COMMANDS]
     keys = [
         ("Enter", "send"),
@@ -137,7 +137,7 @@ def parse_pace_text(text: str) -> Pace:
 
 
 def pace_text(pace: Pace) -> str:
-    """Return a pace for people."""
+    """Return a pace as text."""
     return "off" if pace is None else pace if isinstance(pace, str) else f"{pace:g} tokens/s"
 
 

@@ -1,4 +1,4 @@
-"""The line under an answer that is being written: who writes, how fast, since when, at what cost."""
+"""The status line under a running answer: which endpoints write, how fast, since when, at what cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SPINS = 10  # steps a second
 
 
 class Progress:
-    """Counts an answer's tokens as they come; times in seconds on the caller's clock.
+    """Counts an answer's tokens as they come; times are seconds on the caller's clock.
 
     Args:
         now: when the prompt was sent.
@@ -26,7 +26,7 @@ class Progress:
         self.counts: dict[str, int] = {}
 
     def record(self, source: str, *, now: float) -> None:
-        """A token of this endpoint has come."""
+        """Count one token of this endpoint."""
         if self.first is None:
             self.first = now
         self.last = now
@@ -34,7 +34,7 @@ class Progress:
 
     @property
     def tokens(self) -> int:
-        """Tokens so far."""
+        """Tokens counted so far."""
         return sum(self.counts.values())
 
     @property
@@ -46,11 +46,11 @@ class Progress:
 
     def waiting_line(self, asked: Sequence[str], *, now: float) -> str:
         """Return the status line before the first token. ``asked``: endpoints that work on it."""
-        who = " and ".join(asked) or "an answer"
-        return f"{self._spin(now)} waiting for {who} · {now - self.began:.1f} s · Ctrl-C stops"
+        names = " and ".join(asked) or "an answer"
+        return f"{self._spin(now)} waiting for {names} · {now - self.began:.1f} s · Ctrl-C stops"
 
     def line(self, *, now: float, drafts: str = "", cost: str = "") -> str:
-        """Return the status line. ``drafts``: what became of them so far, and ``cost``: what it costs so far, as text."""
+        """Return the status line. ``drafts`` and ``cost`` are texts about the answer so far."""
         first = format_seconds(None if self.first is None else self.first - self.began)
         parts = [f"{self._spin(now)} {self._makers()}", f"first token {first}"]
         if self.rate is not None:

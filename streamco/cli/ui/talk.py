@@ -1,4 +1,4 @@
-"""One prompt, the lines of a pipe, or a person at a terminal: what chat and demo do with a client that is ready."""
+"""One prompt, the lines of a pipe, or a terminal: what chat and demo do with a started client."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KEYS = "/help: commands · Alt-Enter: new line · Ctrl-C stops an answer · Ctrl
 
 
 def is_interactive(args: argparse.Namespace) -> bool:
-    """Return True if a person sits at both ends."""
+    """Return True if stdin and stdout are both a terminal."""
     return args.prompt is None and sys.stdin.isatty() and _is_live()
 
 
@@ -39,25 +39,25 @@ def _is_live() -> bool:
 
 
 def settings_of(args: argparse.Namespace) -> AnswerSettings:
-    """Return what prompts are sent with."""
+    """Return the settings that prompts are sent with."""
     return AnswerSettings(pace=args.pace, max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
 
 
 def migration_of(args: argparse.Namespace) -> MigrationOptions:
-    """Return how answers move. Who reads at a terminal is a person, whose eyes are behind the text even where no pace holds it back."""
+    """Return the migration options; at a terminal a person reads, so answers may move even without a pace."""
     return MigrationOptions(most=0 if args.no_migration else 1, unpaced=_is_live() and not args.json)
 
 
 def make_view(args: argparse.Namespace, kinds: Mapping[str, str], *, notes: TextIO | None = None) -> View:
-    """Live on a terminal, plain text elsewhere.
+    """Return a live view on a terminal, else a plain one.
 
     Args:
         args: the command's options.
         kinds: endpoint name to ``device`` or ``server``.
-        notes: where plain text other than the answers' goes (stderr).
+        notes: file for plain text other than answers; None: stderr.
 
     Raises:
-        ConfigError: a person at a terminal, and no rich.
+        ConfigError: stdout is a terminal and rich is not installed.
     """
     if args.json or not _is_live():
         return PlainView(err=notes, is_silent=args.json)
@@ -77,7 +77,7 @@ def _missing(error: ImportError) -> ConfigError:
 
 
 async def answer_prompt(client: Client, args: argparse.Namespace, view: View) -> int:
-    """Answer ``--prompt``; the exit code tells how it went."""
+    """Answer ``--prompt`` and return the exit code."""
     conversation = Conversation(args.system)
     conversation.ask(args.prompt)
     answer = await read_answer(client, conversation.messages(), settings_of(args), view)
@@ -87,7 +87,7 @@ async def answer_prompt(client: Client, args: argparse.Namespace, view: View) ->
 
 
 async def converse(client: Client, args: argparse.Namespace, view: View) -> int:
-    """Talk until the user leaves, or until the pipe ends; the exit code tells whether an answer of the pipe failed."""
+    """Answer prompts until the user leaves or the pipe ends; return 1 if an answer of the pipe failed, else 0."""
     conversation, settings = Conversation(args.system), settings_of(args)
     dialogue = Dialogue(client, view, conversation, settings, budget=budget_of(args), policy=args.policy, mode=args.mode)
     if is_interactive(args):
@@ -108,7 +108,7 @@ async def _talk_to_person(dialogue: Dialogue, view: View, *, color: bool) -> Non
         raise _missing(error) from error
     editor = Editor(_history_path(), lambda: dialogue.settings_line, color=color)
     view.note(f"{KEYS}\n")
-    with quiet_keyboard():  # between two prompts too: an Enter typed ahead has to arrive as an Enter
+    with quiet_keyboard():  # between two prompts too: an Enter typed ahead must arrive as an Enter
         await _talk(dialogue, view, editor)
 
 
@@ -133,10 +133,10 @@ def _history_path() -> Path | None:
 
 
 async def lines_of(file: TextIO | None = None) -> AsyncIterator[str]:
-    """Lines of ``file`` (stdin), stripped, empty ones left out.
+    """Yield the lines of ``file`` (stdin), stripped, without the empty ones.
 
-    A daemon thread reads, because an event loop can't watch plain files, and a thread of a pool would keep the program from ending while
-    it waits for a line.
+    A daemon thread reads, because an event loop can't watch plain files, and a pool's thread that waits for a line would keep the program
+    from ending.
     """
     loop = asyncio.get_running_loop()
     lines: asyncio.Queue[str | None] = asyncio.Queue()
@@ -152,5 +152,5 @@ def _read(file: TextIO, loop: asyncio.AbstractEventLoop, lines: asyncio.Queue[st
         for line in file:
             loop.call_soon_threadsafe(lines.put_nowait, line)
         loop.call_soon_threadsafe(lines.put_nowait, None)
-    except RuntimeError:  # the loop is gone: nobody waits for more
+    except RuntimeError:  # the loop is closed: no task waits for more
         return

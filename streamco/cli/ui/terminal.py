@@ -41,8 +41,8 @@ class TerminalView:
     """Draws on a rich console.
 
     Args:
-        console: where.
-        theme: with which styles.
+        console: what to draw on.
+        theme: styles by kind of endpoint.
         kinds: endpoint name to ``device`` or ``server``.
         clock: seconds, monotonic.
     """
@@ -65,7 +65,7 @@ class TerminalView:
 
     @asynccontextmanager
     async def answering(self, report: Callable[[], Report | None]) -> AsyncIterator[None]:
-        """Draw until the block is left; the cursor and the keyboard's echo are hidden meanwhile."""
+        """Draw inside the block; the cursor and the keyboard's echo are hidden meanwhile."""
         self._reset()
         self._report = report
         drawing = asyncio.create_task(self._keep_drawing())
@@ -132,18 +132,18 @@ class TerminalView:
             self.console.file.write(text)
             self.console.file.flush()
 
-    # What the chat says
+    # Views
 
-    def legend(self, who: Mapping[str, str]) -> None:
-        """Print each with its tint."""
+    def legend(self, endpoints: Mapping[str, str]) -> None:
+        """Print each endpoint with its tint."""
         self.console.print()
-        width = max(map(len, who), default=0)
-        for name, what in who.items():
+        width = max(map(len, endpoints), default=0)
+        for name, what in endpoints.items():
             tint = self._theme.tint(self._kinds.get(name, "")) or self._theme.title
             self.console.print(Text.assemble((f"■ {name.ljust(width)}", tint), (f"  {what}", self._theme.quiet)))
 
     def heading(self, text: str) -> None:
-        """Print it bold."""
+        """Print the text in bold."""
         self.console.print()
         self.console.print(Text(text, self._theme.title))
 
@@ -155,18 +155,18 @@ class TerminalView:
         self._changed.set()
 
     def end(self, report: Report | None, *, ending: str = "") -> None:
-        """Sum up under the answer."""
+        """Print the summary under the answer."""
         self.console.print()
         if report is not None:
             self.console.print(self._tinted(summary(report, ending=ending)))
             self.console.print()
 
     def note(self, text: str) -> None:
-        """Print quietly."""
+        """Print the text dimmed."""
         self.console.print(Text(text, style=self._theme.quiet))
 
     def error(self, text: str) -> None:
-        """Print loudly."""
+        """Print the text as an error."""
         self.console.print(Text.assemble(("error: ", self._theme.error), text))
 
     def tables(self, sections: Sequence[Section]) -> None:

@@ -1,4 +1,4 @@
-"""Colours of the chat: who made a token is told by a tint that stays readable on dark and on light ground."""
+"""Colours of the chat: a tint shows which endpoint made a token, readable on dark and on light backgrounds."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ class Theme(Struct, frozen=True, kw_only=True):
     """Styles in rich's notation."""
 
     name: str
-    device: str  # also what it drafted and the server accepted
-    server: str  # also what it put right
-    local: str  # what the device drafted and nobody was asked about
+    device: str  # also its drafts that the server accepted
+    server: str  # also its corrections
+    local: str  # drafts of the device that were not verified
     thinking: str = "dim italic"
     quiet: str = "dim"
     error: str = "bold red"
     title: str = "bold"
     inline_code: str = "bold"
-    code: str  # Pygments style; the ansi_* ones leave the ground as it is and follow the terminal's palette
+    code: str  # Pygments style; the ansi_* ones keep the background and follow the terminal's palette
 
     def tint(self, kind: str) -> str:
-        """Style of text that this kind of endpoint made; "" for an unknown one."""
+        """Return the style of text from this kind of endpoint; "" for an unknown one."""
         return {"device": self.device, "server": self.server, "local": self.local}.get(kind, "")
 
     def fit(self, colors: str | None) -> Theme:
-        """Return the theme for a terminal with so many colours (rich's name for it): with 16 of them, soft tints would all become white."""
+        """Return the theme for rich's name of a colour depth: with 16 colours, soft tints would all become white."""
         if colors in {"truecolor", "256"} or not self.device:
             return self
         return structs.replace(self, device="green", server="cyan", local="yellow")

@@ -1,4 +1,4 @@
-"""Where answers appear: a terminal that is drawn live, or plain text for pipes and files."""
+"""The views that answers appear on: a terminal that is drawn live, or plain text for pipes and files."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ __all__ = ["PlainView", "View"]
 
 
 class View(Protocol):
-    """What the chat shows things on."""
+    """The interface that the chat shows answers, notes and tables through."""
 
-    def legend(self, who: Mapping[str, str]) -> None:
-        """Introduce the endpoints. ``who``: what each is, by its name."""
+    def legend(self, endpoints: Mapping[str, str]) -> None:
+        """Introduce the endpoints: a description by name."""
         ...
 
     def heading(self, text: str) -> None:
-        """Begin a section."""
+        """Begin a section with this title."""
         ...
 
     def answering(self, report: Callable[[], Report | None]) -> AbstractAsyncContextManager[None]:
-        """While an answer is on its way: shows that something happens. ``report``: its figures so far."""
+        """Return a context that shows progress while an answer is coming. ``report`` returns its figures so far."""
         ...
 
     def feed(self, token: Token) -> None:
-        """Show a token."""
+        """Show one token."""
         ...
 
     def end(self, report: Report | None, *, ending: str = "") -> None:
-        """The answer is over: show what it was like. ``ending``: stopped | failed, "" when it is whole."""
+        """Show the summary of a finished answer. ``ending``: stopped | failed, or "" if it is complete."""
         ...
 
     def note(self, text: str) -> None:
-        """Tell the user something."""
+        """Show a note."""
         ...
 
     def error(self, text: str) -> None:
-        """Tell the user that something went wrong."""
+        """Show an error."""
         ...
 
     def tables(self, sections: Sequence[Section]) -> None:
-        """Show tables."""
+        """Show these tables."""
         ...
 
 
 class PlainView:
-    """Text as it is, no escape sequences: the answers on ``out``, everything else on ``err``."""
+    """A view without escape sequences: the answers on ``out``, everything else on ``err``."""
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None, *, is_silent: bool = False) -> None:
         self._out = out or sys.stdout
@@ -59,10 +59,10 @@ class PlainView:
         self._is_silent = is_silent  # collect, but print no answer text
         self._at_line_start = True
 
-    def legend(self, who: Mapping[str, str]) -> None:
-        """Print on ``err``."""
-        width = max(map(len, who), default=0)
-        for name, what in who.items():
+    def legend(self, endpoints: Mapping[str, str]) -> None:
+        """Print the text on ``err``."""
+        width = max(map(len, endpoints), default=0)
+        for name, what in endpoints.items():
             self.note(f"{name.ljust(width)}  {what}")
 
     def heading(self, text: str) -> None:
@@ -71,33 +71,33 @@ class PlainView:
 
     @asynccontextmanager
     async def answering(self, report: Callable[[], Report | None]) -> AsyncIterator[None]:
-        """Nothing to animate."""
+        """Show no progress: plain text has none."""
         yield
 
     def feed(self, token: Token) -> None:
-        """Write the answer's own text at once; thinking aloud is left out."""
+        """Write the answer's own text at once; reasoning is left out."""
         if token.kind == "content" and not self._is_silent:
             self._out.write(token.text)
             self._out.flush()
             self._at_line_start = token.text.endswith("\n")
 
     def end(self, report: Report | None, *, ending: str = "") -> None:
-        """End the line, and sum up on ``err``."""
+        """End the line, and print the summary on ``err``."""
         self._end_line()
         if report is not None:
             print(f"[{summary(report, ending=ending)}]", file=self._err, flush=True)
 
     def note(self, text: str) -> None:
-        """Print on ``err``."""
+        """Print the text on ``err``."""
         self._end_line()
         print(text, file=self._err, flush=True)
 
     def error(self, text: str) -> None:
-        """Print on ``err``."""
+        """Print the text on ``err``."""
         self.note(f"error: {text}")
 
     def tables(self, sections: Sequence[Section]) -> None:
-        """Print on ``err``."""
+        """Print the text on ``err``."""
         self.note(sections_to_text(sections))
 
     def _end_line(self) -> None:

@@ -19,7 +19,7 @@ PROMPT = [{"role": "user", "content": "hi"}]
 
 
 def make_client(device: Sequence[tuple[float, ScriptItem]], server: Sequence[tuple[float, ScriptItem]]) -> Client:
-    return Client(ScriptedEndpoint("device", device, kind="device"), ScriptedEndpoint("cloud", server))
+    return Client(ScriptedEndpoint("device", device, kind="device"), ScriptedEndpoint("server", server))
 
 
 async def ask(client: Client, settings: AnswerSettings | None = None) -> tuple[ShownAnswer, str, str]:

@@ -17,8 +17,8 @@ class Talk:
 
     def __init__(self) -> None:
         self.device = ScriptedEndpoint("device", [(0.0, "Yes.")], kind="device")
-        self.cloud = ScriptedEndpoint("cloud", [(0.05, "No.")])
-        self.client = Client(self.device, self.cloud)
+        self.server = ScriptedEndpoint("server", [(0.05, "No.")])
+        self.client = Client(self.device, self.server)
         self.out, self.err = io.StringIO(), io.StringIO()
         self.conversation = Conversation()
         self.settings = AnswerSettings()
@@ -61,7 +61,7 @@ async def test_another_mode_counts_from_the_next_answer_on_and_changes_what_the_
     async with talk.client:
         assert "mode: speculate" in await talk.say("/mode Speculate")
         assert talk.dialogue.settings_line == "mode speculate · budget 0.3 · pace off"
-        assert "budget: 30% of drafted tokens are judged by the server" in await talk.say("/budget")
+        assert "budget: 30% of drafted tokens are verified by the server" in await talk.say("/budget")
         await talk.say("one")
         assert "not speculated: device can't draft" in await talk.say("/report")
         assert "of prompt tokens may be processed by the constrained side, or of drafted" in await talk.say("/mode auto", "/budget")

@@ -72,7 +72,7 @@ def make_report(**changes: object) -> Report:
                 energy_j=2.345,
             ),
             EndpointReport(
-                name="cloud",
+                name="server",
                 kind="server",
                 outcome="lost",
                 opened=0.25,
@@ -125,15 +125,15 @@ def test_the_summary_is_one_line_with_who_how_soon_how_fast_and_how_much() -> No
 
 
 def test_the_summary_of_a_speculated_answer_says_what_became_of_its_drafts() -> None:
-    assert " · 72% of drafts accepted · 30% judged · first token" in summary(make_report(speculation=FIGURES))
+    assert " · 72% of drafts accepted · 30% verified · first token" in summary(make_report(speculation=FIGURES))
     assert speculation_summary(make_report()) == ""
 
 
 def test_a_speculated_answer_has_a_table_of_its_own() -> None:
     text = sections_to_text(report_sections(make_report(speculation=FIGURES)))
     for words in (
-        "tokens                                    36 accepted, 8 corrected, 4 bonus, 30 kept unasked",
-        "of drafts judged, their budget            30.1%, 30.0%",
+        "tokens                                    36 accepted, 8 corrected, 4 bonus, 30 not verified",
+        "of drafts verified, their budget          30.1%, 30.0%",
         "next draft ready with the verdict         50.0%",
         "rounds, bytes up and down                 12, 300 and 200",
         "drafted, of these not in the answer       90, 20",
@@ -149,26 +149,26 @@ def test_the_summary_of_a_stopped_answer_says_so() -> None:
 
 def test_the_summary_of_no_answer_at_all_is_honest() -> None:
     report = make_report(winner=None, ttft=None, tokens=0, tokens_per_second=None, cost_usd=None)
-    assert summary(report) == "nobody answered · first token - · 0 tokens · cost unknown"
+    assert summary(report) == "no endpoint answered · first token - · 0 tokens · cost unknown"
 
 
 def test_the_whole_report_is_told_in_three_tables() -> None:
     text = sections_to_text(report_sections(make_report()))
     lines = text.split("\n")
-    assert [line for line in lines if line and not line.startswith(" ")] == ["answer", "who starts when", "endpoints"]
+    assert [line for line in lines if line and not line.startswith(" ")] == ["answer", "which side starts when", "endpoints"]
     for words in (
         "answered by                              device",
         "first token after                        38 ms",
         "between tokens, median and p99           20 ms, 110 ms",
         "delayed tokens, stalls                   3, 1",
-        "tokens nobody read                       7",
+        "tokens not delivered                     7",
         "why                           short prompt",
         "device starts                 at once",
         "server starts                 after 250 ms",
         "its budget, its share so far  30.0%, 12.5%",
         "device    won      0 ms     38 ms  31      132   $0          2.3 J",
-        "cloud     lost     250 ms   -      ~30     ~0    $0.0000045  -",
-        "cloud: cut short",
+        "server    lost     250 ms   -      ~30     ~0    $0.0000045  -",
+        "server: cut short",
     ):
         assert f"  {words}" in lines, text
 
@@ -191,25 +191,25 @@ def test_an_endpoint_that_waits_for_a_failure_is_told_as_such() -> None:
 
 
 def test_an_answer_that_changed_hands_says_who_took_over_and_where() -> None:
-    change = HandOver(source="cloud", target="device", position=17, at=1.2, reason="EndpointTimeoutError")
-    report = make_report(winner="cloud", hand_overs=[change])
-    assert summary(report).startswith("cloud answered · device took over behind token 17 · first token")
-    assert "device, behind token 17 (EndpointTimeoutError)" in sections_to_text(report_sections(report))
+    change = HandOver(source="server", target="device", position=17, at=1.2, reason="EndpointTimeoutError")
+    report = make_report(winner="server", hand_overs=[change])
+    assert summary(report).startswith("server answered · device took over after token 17 · first token")
+    assert "device, after token 17 (EndpointTimeoutError)" in sections_to_text(report_sections(report))
 
 
 def moved(saved: float | None, **changes: object) -> Report:
-    """The cloud began for $0.0002, the device went on; all it took is in the unified cost."""
-    fields: dict[str, object] = {"source": "cloud", "target": "device", "position": 18, "at": 1.2, "reason": "cheaper", "is_planned": True}
+    """The server began for $0.0002, the device went on; all it took is in the unified cost."""
+    fields: dict[str, object] = {"source": "server", "target": "device", "position": 18, "at": 1.2, "reason": "cheaper", "is_planned": True}
     change = HandOver(**(fields | {"buffered": 12, "pause": 0.095, "delayed_tokens": 1, "saved_usd": saved} | changes))  # type: ignore[arg-type]
-    return make_report(winner="cloud", hand_overs=[change], unified_cost_usd=0.0002)
+    return make_report(winner="server", hand_overs=[change], unified_cost_usd=0.0002)
 
 
 @pytest.mark.parametrize(
     ("saved", "words"),
     [
-        (0.0006, "moved to device behind token 18, 75% cheaper"),
-        (-0.0001, "behind token 18, 100% dearer"),
-        (None, "behind token 18 · first"),
+        (0.0006, "moved to device after token 18, 75% cheaper"),
+        (-0.0001, "after token 18, 100% more expensive"),
+        (None, "after token 18 · first"),
     ],
 )
 def test_a_planned_move_says_what_it_saved_of_the_cost_without_it(saved: float | None, words: str) -> None:
@@ -219,7 +219,7 @@ def test_a_planned_move_says_what_it_saved_of_the_cost_without_it(saved: float |
 def test_the_report_tells_what_the_reader_saw_of_a_move_and_what_it_saved() -> None:
     lines = sections_to_text(report_sections(moved(0.0006))).split("\n")
     for words in (
-        "then                                      device, behind token 18 (cheaper)",
+        "then                                      device, after token 18 (cheaper)",
         "its first token, tokens in hand, delayed  95 ms, 12, 1",
         "saved by it, energy included              $0.0006 (75%)",
     ):

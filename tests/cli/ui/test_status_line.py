@@ -7,7 +7,7 @@ from streamco.cli.ui.status_line import Progress
 
 def test_before_the_first_token_the_line_says_who_is_waited_for_and_since_when() -> None:
     progress = Progress(now=10.0)
-    assert progress.waiting_line(["device", "cloud"], now=10.0) == "⠋ waiting for device and cloud · 0.0 s · Ctrl-C stops"
+    assert progress.waiting_line(["device", "server"], now=10.0) == "⠋ waiting for device and server · 0.0 s · Ctrl-C stops"
     assert progress.waiting_line([], now=11.26).endswith("waiting for an answer · 1.3 s · Ctrl-C stops")
 
 
@@ -47,7 +47,7 @@ def test_tokens_in_one_burst_have_no_rate_rather_than_an_infinite_one() -> None:
 
 def test_several_makers_are_counted_apart() -> None:
     progress = Progress(now=0.0)
-    for source, count in (("device", 12), ("cloud", 30)):
+    for source, count in (("device", 12), ("server", 30)):
         for _ in range(count):
             progress.record(source, now=1.0)
-    assert "device 12 + cloud 30" in progress.line(now=1.0)
+    assert "device 12 + server 30" in progress.line(now=1.0)

@@ -14,7 +14,7 @@ from streamco.client.stream import Token
 from tests.cli.emulator import Emulator, plain
 from tests.cli.ui.test_report import FIGURES, make_report
 
-KINDS = {"device": "device", "cloud": "server"}
+KINDS = {"device": "device", "server": "server"}
 
 
 class Screen:
@@ -53,7 +53,7 @@ def token(text: str, source: str = "device", kind: str = "content") -> Token:
 async def test_before_the_first_token_it_says_who_is_waited_for() -> None:
     screen = Screen()
     async with screen.view.answering(make_report):
-        text = await screen.until("waiting for device and cloud")
+        text = await screen.until("waiting for device and server")
         assert "Ctrl-C stops" in text
     assert screen.show() == ""
 
@@ -63,7 +63,7 @@ async def test_a_speculated_answer_is_tinted_by_who_vouches_for_each_token() -> 
     async with screen.view.answering(lambda: make_report(speculation=FIGURES)):
         for text, origin in (("one ", "accepted"), ("two ", "corrected"), ("three ", "device"), ("four", "bonus")):
             screen.view.feed(Token(text, None, "device", 0.0, "content", origin))  # type: ignore[arg-type]
-        await screen.until("72% of drafts accepted · 30% judged")
+        await screen.until("72% of drafts accepted · 30% verified")
     screen.show()
     tints = [f"38;2;{int(tint[1:3], 16)};{int(tint[3:5], 16)};{int(tint[5:], 16)}" for tint in (theme.device, theme.server, theme.local)]
     for tint, word in zip([*tints, tints[1]], ("one", "two", "three", "four"), strict=True):
@@ -130,8 +130,8 @@ async def test_both_makers_are_named_and_tinted() -> None:
     screen = Screen()
     async with screen.view.answering(lambda: None):
         screen.view.feed(token("one "))
-        screen.view.feed(token("two", "cloud"))
-        await screen.until("device 1 + cloud 1")
+        screen.view.feed(token("two", "server"))
+        await screen.until("device 1 + server 1")
         raw = screen.raw
     assert "38;2;169;220;182mone" in raw
     assert "38;2;168;199;250mtwo" in raw
@@ -177,7 +177,7 @@ async def test_one_view_shows_many_answers() -> None:
 
 def test_messages_legend_and_tables_fit_the_terminal() -> None:
     screen = Screen(width=80)
-    screen.view.legend({"device": "small [model]", "cloud": "large"})
+    screen.view.legend({"device": "small [model]", "server": "large"})
     screen.view.heading("title")
     screen.view.note("a note with [brackets]")
     screen.view.error("it broke")
@@ -185,10 +185,10 @@ def test_messages_legend_and_tables_fit_the_terminal() -> None:
     text = screen.show()
     for words in (
         "■ device  small [model]",
-        "■ cloud   large",
+        "■ server  large",
         "a note with [brackets]",
         "error: it broke",
-        "who starts when",
-        "cloud: cut short",
+        "which side starts when",
+        "server: cut short",
     ):
         assert words in text

@@ -57,8 +57,8 @@ def test_a_silent_view_prints_no_answer() -> None:
 
 def test_legend_headings_and_tables_are_plain_lines() -> None:
     view, out, err = make()
-    view.legend({"device": "small", "cloud": "large"})
+    view.legend({"device": "small", "server": "large"})
     view.heading("1. title")
     view.tables([Section("things", ("a", "b"), [("1", "two")])])
-    assert err.getvalue() == "device  small\ncloud   large\n\n1. title\nthings\n  a  b\n  1  two\n"
+    assert err.getvalue() == "device  small\nserver  large\n\n1. title\nthings\n  a  b\n  1  two\n"
     assert out.getvalue() == ""
