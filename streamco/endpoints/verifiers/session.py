@@ -214,7 +214,7 @@ class RemoteVerifierSession:
         """The draft that was sent ahead for just this verdict is the round that is out."""
         link, ahead = self._link, self._open_rounds.ahead
         self._open_rounds.ahead = {}
-        begun = None if link is None else link.client.round_out(self._number)
+        begun = None if link is None else link.client.pending_round(self._number)
         if begun is not None:
             self._open_rounds.begin(ahead[begun])
 

@@ -1,4 +1,4 @@
-"""What the fields of a verifier's frames must be beyond their types; both the writer and the reader of a frame look."""
+"""Checks on the fields of the verifier protocol's frames beyond their types; both the writer and the reader of a frame run them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["check_answer", "check_draft", "check_follow", "check_rule", "check_v
 
 
 def prefix_hash(ids: Sequence[int]) -> bytes:
-    """Equal where two sides hold the same tokens: the first 16 bytes of the SHA-256 of the ids, 4 bytes each, little-endian."""
+    """Return the hash of a context: the first 16 bytes of the SHA-256 of its ids, 4 bytes each, little-endian."""
     return sha256(pack(ids, 32)).digest()[:16]
 
 
 def check_rule(rule: Rule) -> None:
-    """Numbers are numbers, and sampling has a temperature.
+    """Check that the numbers of a rule are finite, and that sampling has a temperature.
 
     Raises:
-        MalformedFrameError: it isn't so.
+        MalformedFrameError: a number is not finite, or the temperature to sample at is 0.
     """
     numbers = (rule.temperature, rule.top_p, rule.min_p, rule.threshold)
     if not all(map(isfinite, numbers)):
@@ -33,36 +33,36 @@ def check_rule(rule: Rule) -> None:
 
 
 def check_draft(draft: Draft, limits: VerifyLimits) -> None:
-    """The rows belong to the ids to judge, and hold them.
+    """Check that the rows of a draft belong to the ids to verify, and hold them.
 
     Raises:
-        FrameSizeError: more ids to judge than the limit.
-        MalformedFrameError: given ids that aren't there, a row too many or too few, or one without the drafted id.
+        FrameSizeError: there are more ids to verify than the limit.
+        MalformedFrameError: ``given`` exceeds the number of ids, a row is missing or surplus, or a row lacks the drafted id.
     """
     pending = draft.pending
     if draft.given > len(draft.ids):
         raise MalformedFrameError(f"draft: expected at most {len(draft.ids)} given ids, all there are, got {draft.given}")
     if len(pending) > limits.draft_tokens:
-        raise FrameSizeError(f"draft: expected at most {limits.draft_tokens} ids to judge, got {len(pending)}")
+        raise FrameSizeError(f"draft: expected at most {limits.draft_tokens} ids to verify, got {len(pending)}")
     if not draft.rows:
         return
     if len(draft.rows) != len(pending):
-        raise MalformedFrameError(f"draft: expected no row or one for each of {len(pending)} ids to judge, got {len(draft.rows)}")
+        raise MalformedFrameError(f"draft: expected no row or one for each of {len(pending)} ids to verify, got {len(draft.rows)}")
     for position, (token, row) in enumerate(zip(pending, draft.rows, strict=True)):
         if token not in row.ids:
             raise MalformedFrameError(f"draft, row {position}: expected the drafted id {token} among its ids, got {row.ids}")
 
 
 def check_follow(follow: Follow, limits: VerifyLimits, vocabulary_size: int) -> None:
-    """The draft is one, behind a verdict that can come to be.
+    """Check a draft that was sent ahead, and that its expected verdict is a possible one.
 
     Raises:
-        FrameSizeError: more ids to judge than the limit.
-        MalformedFrameError: it isn't so, or its round isn't behind the other one.
+        FrameSizeError: there are more ids to verify than the limit.
+        MalformedFrameError: the draft is malformed, the verdict is impossible, or the round's number is not above that of ``after``.
     """
     check_draft(follow.as_round(0), limits)
     if follow.after >= follow.round_number:
-        raise MalformedFrameError(f"follow: expected a round above {follow.after}, which it comes behind, got {follow.round_number}")
+        raise MalformedFrameError(f"follow: expected a round above {follow.after}, which it follows, got {follow.round_number}")
     if not 0 <= follow.token < vocabulary_size:
         raise MalformedFrameError(f"follow: expected a token below {vocabulary_size}, got {follow.token}")
     if follow.accepted > limits.draft_tokens:
@@ -70,10 +70,10 @@ def check_follow(follow: Follow, limits: VerifyLimits, vocabulary_size: int) -> 
 
 
 def check_verdict(verdict: VerdictFrame, limits: VerifyLimits, vocabulary_size: int) -> None:
-    """No more is accepted than can be drafted, and the token is one.
+    """Check that a verdict accepts no more tokens than a draft may have, and that its token is in the vocabulary.
 
     Raises:
-        MalformedFrameError: it isn't so.
+        MalformedFrameError: one of the two is beyond its limit.
     """
     if verdict.token is not None and not 0 <= verdict.token < vocabulary_size:
         raise MalformedFrameError(f"verdict: expected a token below {vocabulary_size}, got {verdict.token}")
@@ -82,10 +82,15 @@ def check_verdict(verdict: VerdictFrame, limits: VerifyLimits, vocabulary_size: 
 
 
 def check_answer(verdict: VerdictFrame, draft: Draft, top_k: int) -> None:
-    """A verdict is one on this draft, with the rows that were asked for (of ``top_k`` ids at most, 0: none).
+    """Check that a verdict answers this draft, with the rows that were asked for.
+
+    Args:
+        verdict: the server's answer.
+        draft: the round that was sent.
+        top_k: largest number of ids in a row; 0: no rows.
 
     Raises:
-        MalformedFrameError: it isn't.
+        MalformedFrameError: too many tokens are accepted, the correction is missing or corrects nothing, or the rows are wrong.
     """
     pending, where = draft.pending, f"verdict of round {draft.round_number}"
     if verdict.accepted > len(pending):

@@ -1,8 +1,8 @@
-"""The client's end of one connection, without the connection: frames are asked for, answers come back, order and lengths are watched.
+"""The client's end of one connection, without IO: it builds frames, reads answers and checks their order and lengths.
 
-The shell calls a method for what it wants to say and sends what ``take_messages`` gives; it hands every message that arrives to
-``receive``. Answers for sessions and rounds that are over are dropped. An answer that is against the protocol raises, and the connection
-is over: a verifier that can't be believed in one thing is not believed in another.
+The shell calls a method for each frame and sends what ``take_messages`` returns. It hands every message that arrives to ``receive``.
+Answers for sessions and rounds that are over are dropped. An answer that breaks the protocol raises and ends the connection, because a
+verifier that is wrong once can't be trusted in its other answers.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ class _ClientSession:
     top_k: int
     is_opened: bool = False
     last_round: int = -1
-    draft: Draft | None = None  # the round that is out
-    follows: list[Follow] = field(default_factory=list)  # behind it
-    resumed_with: tuple[int, ...] | None = None  # the ids that it is being resumed with
+    draft: Draft | None = None  # the pending round: sent, and not answered yet
+    follows: list[Follow] = field(default_factory=list)  # drafts sent ahead of its verdict
+    resumed_with: tuple[int, ...] | None = None  # its context while a resume is not answered
 
 
 class VerifyClient:
-    """One connection of a client. ``hello`` comes first, then its welcome, then sessions.
+    """The state of one connection of a client: first hello and welcome, then sessions.
 
     Args:
-        codec: of the draft model's vocabulary.
-        vocabulary: the fingerprint.
-        token: bearer token; None: the WebSocket's own request carries it, or none is needed.
-        agent: who this is, for the server's log.
+        codec: codec for the draft model's vocabulary.
+        vocabulary: fingerprint of that vocabulary.
+        token: bearer token. None: the WebSocket's own request carries it, or none is needed.
+        agent: name of this client for the server's log.
     """
 
     def __init__(self, codec: VerifyCodec, vocabulary: str, *, token: str | None = None, agent: str = "streamco") -> None:
@@ -71,39 +71,39 @@ class VerifyClient:
 
     @property
     def limits(self) -> VerifyLimits:
-        """What both sides allow; the client's own until the welcome is there."""
+        """The limits that both sides allow; the client's own until the welcome has come."""
         return self.codec.limits
 
     def take_messages(self) -> list[bytes]:
-        """Return what to send, in order; each message is handed out once."""
+        """Return the messages to send, in order; each is returned once."""
         messages, self._messages = self._messages, []
         return messages
 
     def length(self, session: int) -> int:
-        """Tokens of a session's context, as both sides hold them.
+        """Return the number of tokens in a session's context, as both sides hold it.
 
         Raises:
             UsageError: there is no such session.
         """
         return self._find(session).length
 
-    def round_out(self, session: int) -> int | None:
-        """Return the number of a session's round that is out; None: none is, or there is no such session."""
+    def pending_round(self, session: int) -> int | None:
+        """Return the number of a session's pending round; None if no round is pending, or there is no such session."""
         held = self._sessions.get(session)
         return None if held is None or held.draft is None else held.draft.round_number
 
     def open(self, ids: Sequence[int], rule: Rule, *, top_k: int = 0, reserve: int = 0) -> int:
-        """Begin a session; gives its number. Drafts may follow at once, before ``Opened`` comes.
+        """Begin a session and return its number. Drafts may follow at once, before ``Opened`` comes.
 
         Args:
             ids: the context; a long one may follow in pieces with ``extend``.
-            rule: how its drafts are judged.
-            top_k: candidates of the target at each place of a verdict; 0: none.
-            reserve: tokens that context and answer will reach at most; 0: not known.
+            rule: the rule by which its drafts are verified.
+            top_k: candidates of the target at each position of a verdict; 0: none.
+            reserve: largest number of tokens that context and answer will reach; 0: not known.
 
         Raises:
-            UsageError: the server has not welcomed us, or is gone.
-            VerifyProtocolError: it doesn't fit a frame.
+            UsageError: no welcome has come, or the connection is closed.
+            VerifyProtocolError: the session doesn't fit a frame.
         """
         number = self._next_number()
         self._queue(Open(number, rule, top_k, reserve, tuple(ids)))
@@ -111,22 +111,22 @@ class VerifyClient:
         return number
 
     def extend(self, session: int, base: int, ids: Sequence[int]) -> None:
-        """Cut the context to ``base`` tokens and go on with ``ids``, without an answer.
+        """Cut the context to ``base`` tokens and append ``ids``. The server doesn't answer.
 
         Raises:
-            UsageError: a round is out, or the context is shorter than ``base``.
-            VerifyProtocolError: it doesn't fit a frame.
+            UsageError: a round is pending, or the context is shorter than ``base``.
+            VerifyProtocolError: the ids don't fit a frame.
         """
         held = self._find_idle(session, base)
         self._queue(Extend(session, base, tuple(ids)))
         held.length = base + len(ids)
 
     def draft(self, session: int, base: int, ids: Sequence[int], *, given: int = 0, rows: Sequence[TopK] = ()) -> int:
-        """Begin a round: cut the context to ``base``, add the first ``given`` ids, have the others judged; gives the round's number.
+        """Begin a round and return its number: cut the context to ``base``, append the first ``given`` ids, and verify the others.
 
         Raises:
-            UsageError: a round is out, or the context is shorter than ``base``.
-            VerifyProtocolError: it doesn't fit a frame.
+            UsageError: a round is pending, or the context is shorter than ``base``.
+            VerifyProtocolError: the draft doesn't fit a frame.
         """
         held = self._find_idle(session, base)
         draft = Draft(session, held.last_round + 1, base, tuple(ids), given, tuple(rows))
@@ -135,38 +135,45 @@ class VerifyClient:
         return draft.round_number
 
     def follow(self, session: int, accepted: int, token: int, ids: Sequence[int], *, rows: Sequence[TopK] = ()) -> int:
-        """Send a draft ahead, to be the next round if the verdict of the one that is out is just this; gives its number.
+        """Send a draft ahead of the pending round's verdict and return its number.
 
-        Where it is, that round is out as soon as ``receive`` has given the verdict. Behind one round there is room for ``MAX_FOLLOWS``.
+        If the verdict is the expected one, this draft is the pending round as soon as ``receive`` has returned the verdict. One round may
+        have ``MAX_FOLLOWS`` of them.
 
         Args:
-            accepted: tokens of the draft that is out which stay.
-            token: that follows them.
-            ids: to be judged.
-            rows: what each of those was drawn from.
+            session: number of the session.
+            accepted: expected verdict: accepted tokens of the pending round.
+            token: expected verdict: the token after them.
+            ids: ids to verify.
+            rows: the distribution that each of them was drawn from.
 
         Raises:
-            UsageError: no round is out, it has another draft, or there are enough of these already, or one for that verdict.
-            VerifyProtocolError: it doesn't fit a frame.
+            UsageError: no round is pending, it has fewer tokens, it has ``MAX_FOLLOWS`` of these, or it has one for the same verdict.
+            VerifyProtocolError: the draft doesn't fit a frame.
         """
         held = self._find(session)
-        out = held.draft
-        if out is None or not 0 <= accepted <= len(out.pending):
-            raise UsageError(f"session {session}: expected a round of at least {accepted} tokens to be out, got none")
+        draft = held.draft
+        if draft is None or not 0 <= accepted <= len(draft.pending):
+            raise UsageError(f"session {session}: expected a pending round of at least {accepted} tokens, got none")
         if len(held.follows) >= MAX_FOLLOWS or any((each.accepted, each.token) == (accepted, token) for each in held.follows):
             raise UsageError(f"session {session}: expected at most {MAX_FOLLOWS} drafts ahead, each for another verdict, got one more")
-        follow = Follow(session, held.last_round + 1, out.round_number, accepted, token, tuple(ids), tuple(rows))
+        follow = Follow(session, held.last_round + 1, draft.round_number, accepted, token, tuple(ids), tuple(rows))
         self._queue(follow)
         held.last_round = follow.round_number
         held.follows.append(follow)
         return follow.round_number
 
     def resume(self, key: bytes, ids: Sequence[int], *, top_k: int = 0) -> int:
-        """Take up a session of a lost connection, whose context is ``ids``; gives its new number. ``Resumed`` says how many of them hold.
+        """Continue a session of a lost connection, and return its new number. ``Resumed`` says how many of the ids the server holds.
+
+        Args:
+            key: the session's key, from its ``Opened``.
+            ids: its whole context, as the client holds it.
+            top_k: candidates at each position of a verdict, as in its ``open``.
 
         Raises:
-            UsageError: the server has not welcomed us, or is gone.
-            VerifyProtocolError: it doesn't fit a frame.
+            UsageError: no welcome has come, or the connection is closed.
+            VerifyProtocolError: the key doesn't fit a frame.
         """
         number = self._next_number()
         self._queue(Resume(number, key, len(ids), prefix_hash(ids)))
@@ -174,15 +181,15 @@ class VerifyClient:
         return number
 
     def close(self, session: int) -> None:
-        """End a session; one that is over already is left alone."""
+        """End a session; idempotent."""
         if self._sessions.pop(session, None) is not None and not self.is_closed:
             self._queue(Close(session))
 
     def receive(self, message: bytes | str) -> ServerFrame | None:
-        """Return what the server said, None where it is about something that is over.
+        """Return the server's frame in a message; None if it is about a session or a round that is over.
 
         Raises:
-            VerifyProtocolError: it is against the protocol; the connection is to be closed.
+            VerifyProtocolError: the frame breaks the protocol, and the connection must be closed.
         """
         if self.is_closed:
             return None
@@ -283,7 +290,9 @@ class VerifyClient:
 
     def _next_number(self) -> int:
         if self.welcome is None or self.is_closed:
-            raise UsageError(f"verifier: expected a welcomed connection, got one that is {'closed' if self.is_closed else 'not yet'}")
+            raise UsageError(
+                f"verifier: expected a welcomed connection, got one that is {'closed' if self.is_closed else 'not welcomed yet'}"
+            )
         return self._last_session + 1
 
     def _add(self, number: int, session: _ClientSession) -> None:
@@ -298,9 +307,9 @@ class VerifyClient:
     def _find_idle(self, session: int, base: int) -> _ClientSession:
         held = self._find(session)
         if held.draft is not None:
-            raise UsageError(f"session {session}: expected no round to be out, got round {held.draft.round_number}")
+            raise UsageError(f"session {session}: expected no pending round, got round {held.draft.round_number}")
         if held.resumed_with is not None:
-            raise UsageError(f"session {session}: expected it to be resumed, got it waiting for that")
+            raise UsageError(f"session {session}: expected a resumed session, got one that waits for the answer")
         if not 0 <= base <= held.length:
             raise UsageError(f"session {session}: expected a base of 0 to {held.length}, got {base}")
         return held

@@ -1,8 +1,8 @@
-"""Frames to bytes and back: msgpack arrays, ids bit-packed, everything bounded before it is believed.
+"""Frames to bytes and back: msgpack arrays with bit-packed ids; every size is checked against a limit before it is used.
 
-Ids take ``bits`` bits each: ceil(log2) of the vocabulary's size, at least 8. So their number follows from the number of bytes, and isn't
-sent: n ids are ceil(n x bits / 8) bytes, and no other n gives as many. An array may be longer than this version knows; what follows is
-left alone.
+An id takes ``bits`` bits: ceil(log2) of the vocabulary's size, at least 8. Their number isn't sent, because it follows from the number of
+bytes: n ids are ceil(n x bits / 8) bytes, and no other n gives as many. An array may be longer than this version knows. The surplus
+elements are ignored.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HELLO = 1
 """The number of the hello frame."""
 
 MIN_FRAME_BYTES = 1 << 15
-"""What every peer takes in one frame."""
+"""Size in bytes of a frame that every peer must accept."""
 
 _DRAFT = 4
 _FOLLOW = 7
@@ -115,10 +115,10 @@ _decode_down = msgspec.msgpack.Decoder(Welcome | Opened | _Verdict | Resumed | R
 
 
 def frame_number(message: bytes) -> int:
-    """Return which frame some bytes begin, as far as they say.
+    """Return the number of the frame in a message; nothing after it is read.
 
     Raises:
-        MalformedFrameError: no msgpack array that begins with a number.
+        MalformedFrameError: the message is no msgpack array that begins with a number.
     """
     try:
         return _decode_head(message).number
@@ -127,10 +127,10 @@ def frame_number(message: bytes) -> int:
 
 
 def hello_versions(message: bytes) -> tuple[int, int]:
-    """Return the versions that a hello of any version offers, first and last.
+    """Return the first and the last version that a hello of any version offers.
 
     Raises:
-        MalformedFrameError: they can't be read.
+        MalformedFrameError: the versions can't be read.
     """
     try:
         offer = _decode_versions(message)
@@ -143,15 +143,15 @@ class VerifyCodec:
     """Writes and reads the frames of one vocabulary.
 
     Args:
-        vocabulary_size: number of its ids, 1 to 2**32.
-        limits: sizes, both ways.
+        vocabulary_size: number of ids in the vocabulary, 1 to 2**32.
+        limits: largest sizes, both ways. None: the defaults of ``VerifyLimits``.
 
     Raises:
-        ConfigError: frames of fewer than 32 KiB, which not every hello would fit into.
-        ValueError: the vocabulary's size is out of range.
+        ConfigError: ``frame_bytes`` is below 32 KiB, and not every hello would fit.
+        ValueError: ``vocabulary_size`` is out of range.
 
-    Its methods raise FrameSizeError for what is beyond the limits and MalformedFrameError for anything else that is no frame; where a
-    draft was understood so far, they name its session and round.
+    Its methods raise FrameSizeError beyond the limits and MalformedFrameError for everything else that is no frame. If the session and
+    the round of a draft could be read, the error names them.
     """
 
     __slots__ = ("bits", "limits", "vocabulary_size")
@@ -164,7 +164,7 @@ class VerifyCodec:
             raise ConfigError(f"frame_bytes: expected at least {MIN_FRAME_BYTES}, got {self.limits.frame_bytes}")
 
     def within(self, limits: VerifyLimits) -> VerifyCodec:
-        """Return the same with the smaller of each limit, as far as a codec may be small."""
+        """Return a codec with the smaller of each limit; ``frame_bytes`` stays at 32 KiB at least."""
         ours = self.limits
         smaller = VerifyLimits(
             frame_bytes=max(MIN_FRAME_BYTES, min(ours.frame_bytes, limits.frame_bytes)),
@@ -176,7 +176,7 @@ class VerifyCodec:
         return VerifyCodec(self.vocabulary_size, smaller)
 
     def encode(self, frame: ClientFrame | ServerFrame) -> bytes:
-        """Return the message of one frame."""
+        """Encode a frame as one message."""
         match frame:
             case Draft():
                 check_draft(frame, self.limits)
@@ -204,7 +204,7 @@ class VerifyCodec:
         return message
 
     def decode_up(self, message: bytes) -> ClientFrame:
-        """Return the client's frame in a message."""
+        """Decode a message from the client."""
         self._check_size(message)
         try:
             frame: Hello | _Open | _Extend | _Draft | _Follow | Resume | Close = _decode_up(message)
@@ -222,7 +222,7 @@ class VerifyCodec:
                 return frame
 
     def decode_down(self, message: bytes) -> ServerFrame:
-        """Return the server's frame in a message."""
+        """Decode a message from the server."""
         self._check_size(message)
         try:
             frame: Welcome | Opened | _Verdict | Resumed | Refusal = _decode_down(message)
@@ -237,7 +237,7 @@ class VerifyCodec:
         return verdict
 
     def _read_round(self, frame: _Draft | _Follow) -> Draft | Follow:
-        """Return what is to be judged, now or behind a verdict; what is wrong with it is about its round."""
+        """Decode ids and rows of a draft or a follow. Errors name its session and round."""
         try:
             ids = self._unpack(frame.ids)
             rows = self._unpack_rows(frame.rows, self.limits.draft_tokens)
@@ -284,7 +284,7 @@ class VerifyCodec:
 
 
 def _raise_malformed(what: str, error: Exception) -> NoReturn:
-    """What msgspec found, as the protocol's own error."""
+    """Raise msgspec's error as the protocol's own."""
     if isinstance(error, RecursionError):
         raise MalformedFrameError(f"{what}: expected arrays of little depth, got deeper ones") from None
     if isinstance(error, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""What can go wrong between a device and its verifier: one class a code, the same on both sides of the wire.
+"""Errors of the verifier protocol: one class for each refusal code, the same on both sides.
 
 ::
 
@@ -14,8 +14,8 @@
     ├── ShuttingDownError      shutting_down      *  ├── NotResumableError     not_resumable
     └── VerifierFailedError    failed                └── EvictedError          evicted
 
-Those with a star end the connection. Of the others, one that names a session and a round ends that round (the draft is refused, the session
-is as it was before it), one that names a session ends the session, one that names neither ends nothing: its frame was left out.
+Errors with a star end the connection. Of the others, one that names a session and a round ends that round: the draft is refused, and the
+session is as it was before. One that names only a session ends the session. One that names neither ends nothing: its frame was ignored.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ Scope = Literal["connection", "session", "round", "frame"]
 
 
 class VerifyProtocolError(VerifierError):
-    """A frame was refused, by this side or by the other. The class itself stands for codes this version doesn't know.
+    """A frame that was refused by this side or by the peer. The class itself stands for codes that this version doesn't know.
 
     Args:
-        message: expected, got, where; lower case, no full stop.
-        session: the session it is about; None: none, or not known.
-        round_number: the round it is about; None: none, or not known.
-        retry_after: seconds until another try makes sense; None: not said.
+        message: what was expected, what came, and where; lower case, no full stop.
+        session: number of the session that it is about. None: no session, or not known.
+        round_number: number of the round that it is about. None: no round, or not known.
+        retry_after: seconds until another try makes sense. None: not known.
     """
 
     code = "unknown"
-    is_fatal = False  # it ends the connection
-    is_fault = False  # no working peer causes it: the other side counts these
+    is_fatal = False  # ends the connection
+    is_fault = False  # counted by the other side, because no working peer causes it
 
     def __init__(
         self, message: str, *, session: int | None = None, round_number: int | None = None, retry_after: float | None = None
@@ -77,7 +77,7 @@ class VerifyProtocolError(VerifierError):
 
     @property
     def scope(self) -> Scope:
-        """What it ends."""
+        """The scope that the error ends; "frame" means that only its frame was ignored."""
         if self.is_fatal:
             return "connection"
         if self.session is None:
@@ -86,42 +86,42 @@ class VerifyProtocolError(VerifierError):
 
 
 class MalformedFrameError(VerifyProtocolError):
-    """The bytes are no frame of this protocol, or a field can't be what it says."""
+    """The bytes are no frame of this protocol, or a field has an impossible value."""
 
     code = "malformed"
     is_fault = True
 
 
 class FrameSizeError(VerifyProtocolError):
-    """More bytes, ids, rows or candidates than the limit."""
+    """The frame has more bytes, ids, rows or candidates than the limit."""
 
     code = "too_large"
     is_fault = True
 
 
 class UnexpectedFrameError(VerifyProtocolError):
-    """A well-formed frame at a time when it has no meaning."""
+    """A well-formed frame came at a time when it has no meaning."""
 
     code = "unexpected"
     is_fault = True
 
 
 class HelloExpectedError(VerifyProtocolError):
-    """The first frame is not a hello, or something followed it before the welcome."""
+    """The first frame is not a hello, or another frame followed it before the welcome."""
 
     code = "hello_expected"
     is_fatal = True
 
 
 class VersionError(VerifyProtocolError):
-    """The two sides share no version."""
+    """The two sides have no version of the protocol in common."""
 
     code = "unsupported_version"
     is_fatal = True
 
 
 class UnauthorisedError(VerifyProtocolError):
-    """No token, or not one of the server's."""
+    """The bearer token is missing, or is not one of the server's."""
 
     code = "unauthorised"
     is_fatal = True
@@ -135,34 +135,34 @@ class VocabularyError(VerifyProtocolError):
 
 
 class FaultLimitError(VerifyProtocolError):
-    """The peer has sent so many faulty frames that nothing it says is worth reading."""
+    """The peer has sent too many faulty frames, so its further frames are not read."""
 
     code = "too_many_faults"
     is_fatal = True
 
 
 class ShuttingDownError(VerifyProtocolError):
-    """The server is going away; its sessions are lost unless it says otherwise when it is back."""
+    """The server stops. Its sessions are lost, unless it still has them when it is back."""
 
     code = "shutting_down"
     is_fatal = True
 
 
 class UnknownSessionError(VerifyProtocolError):
-    """No such session on this connection: never opened, refused, closed or evicted."""
+    """The connection has no such session: it was never opened, or refused, closed or evicted."""
 
     code = "unknown_session"
 
 
 class SessionNumberError(VerifyProtocolError):
-    """The number of a new session is not above all earlier ones of the connection."""
+    """The number of a new session is not above all earlier ones of its connection."""
 
     code = "session_number"
     is_fault = True
 
 
 class SessionLimitError(VerifyProtocolError):
-    """More sessions at once than a connection may have."""
+    """The connection has more sessions at once than it may have."""
 
     code = "too_many_sessions"
 
@@ -174,43 +174,43 @@ class RuleError(VerifyProtocolError):
 
 
 class WrongBaseError(VerifyProtocolError):
-    """Ids begin behind the end of the context."""
+    """The base of a frame lies beyond the end of the context."""
 
     code = "wrong_base"
 
 
 class StaleRoundError(VerifyProtocolError):
-    """A round is still being verified, or its number is not above the last one's."""
+    """A round is still being verified, or the new round's number is not above the last one's."""
 
     code = "stale_round"
 
 
 class ContextFullError(VerifyProtocolError):
-    """The context, or what the session wants reserved, is longer than the server's limit."""
+    """The context, or the length that the session reserves, is above the server's limit."""
 
     code = "context_full"
 
 
 class OverloadedError(VerifyProtocolError):
-    """Admission control: come back after ``retry_after`` seconds."""
+    """The server has no capacity now; another try makes sense after ``retry_after`` seconds."""
 
     code = "overloaded"
 
 
 class NotResumableError(VerifyProtocolError):
-    """The session is gone, belongs to somebody else, or its context is another one."""
+    """The session is gone, belongs to another client, or has another context."""
 
     code = "not_resumable"
 
 
 class EvictedError(VerifyProtocolError):
-    """The server gave the session up; its key may still resume it."""
+    """The server gave the session up. Its key may still resume it."""
 
     code = "evicted"
 
 
 class VerifierFailedError(VerifyProtocolError):
-    """The target model failed at this session."""
+    """The target model failed while it verified for this session."""
 
     code = "failed"
 
@@ -221,7 +221,7 @@ _BY_CODE = {kind.code: kind for kind in VerifyProtocolError.__subclasses__()}
 def error_for(
     code: str, message: str, *, session: int | None = None, round_number: int | None = None, retry_after: float | None = None
 ) -> VerifyProtocolError:
-    """Return the error that a code stands for; an unknown code gives the root class with that ``code``."""
+    """Return the error for a code. An unknown code gives an instance of the root class with that ``code``."""
     error = _BY_CODE.get(code, VerifyProtocolError)(message, session=session, round_number=round_number, retry_after=retry_after)
     error.code = code
     return error

@@ -1,8 +1,8 @@
 """The frames between a device that drafts and a server that verifies; docs/verifier-protocol.md is the specification.
 
-Each is an object here and one msgpack array on the wire (``VerifyCodec``), its number first, then its fields in the order below. Frames 1
-to 7 go up, 16 to 20 down. A session's number is the client's, grows with each session of a connection and is never used again on it; the
-key that resumes a session on another connection is the server's.
+A frame is an object here and one msgpack array on the wire (``VerifyCodec``): its number first, then its fields in the order below. The
+client sends frames 1 to 7, the server 16 to 20. The client chooses a session's number: it grows with each session of a connection and is
+never used again on it. The server chooses the key that resumes a session on another connection.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ __all__ = [
 ]
 
 PATH = "/v1/verify"
-"""Where a server listens."""
+"""The path of the WebSocket at a server."""
 
 SUBPROTOCOL = "streamco-verify"
-"""Of the WebSocket."""
+"""The subprotocol of the WebSocket."""
 
 VERSIONS = (1, 1)
 """The first and the last version of the protocol that this package speaks."""
 
 MAX_FOLLOWS = 4
-"""Drafts that may be sent ahead behind one round."""
+"""Largest number of drafts that may be sent ahead of one round's verdict."""
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 Byte = Annotated[int, Meta(ge=0, le=255)]
@@ -60,23 +60,23 @@ Digest = Annotated[bytes, Meta(min_length=16, max_length=16)]
 
 
 class VerifyLimits(Struct, frozen=True, kw_only=True, array_like=True):
-    """Sizes beyond which a frame is refused rather than believed. The server's are part of its welcome; the client keeps to both."""
+    """Sizes beyond which a frame is refused. The server's are part of its welcome; the client keeps to both sides' limits."""
 
-    frame_bytes: Positive = 1 << 20  # one frame; a context of 128 Ki ids of 18 bits takes 288 KiB
-    context_tokens: Positive = 1 << 17  # one session's, draft included
-    draft_tokens: Positive = 31  # to judge in one round; with the token before them a chunk of 32 (Synera 4.5)
+    frame_bytes: Positive = 1 << 20  # bytes of one frame; a context of 128 Ki ids of 18 bits takes 288 KiB
+    context_tokens: Positive = 1 << 17  # tokens of one session, draft included
+    draft_tokens: Positive = 31  # tokens to verify in one round; with the token before them a chunk of 32 (Synera 4.5)
     top_k: Annotated[int, Meta(ge=1, le=255)] = 64  # ids in one row of probabilities
-    sessions: Positive = 64  # of one connection, at one time
+    sessions: Positive = 64  # sessions of one connection at a time
 
 
 class Hello(Struct, frozen=True, array_like=True, tag=1):
-    """The client's first frame. Its number and the two versions stay where they are in every version of the protocol."""
+    """The client's first frame. Its number and the two versions have the same position in every version of the protocol."""
 
     first_version: Positive
     last_version: Positive
     vocabulary: Name  # fingerprint
     vocabulary_size: Positive
-    token: Secret | None = None  # bearer token, where the WebSocket's own request could not carry it
+    token: Secret | None = None  # bearer token, if the WebSocket's own request could not carry it
     agent: Name = ""
 
     def __repr__(self) -> str:
@@ -85,17 +85,17 @@ class Hello(Struct, frozen=True, array_like=True, tag=1):
 
 
 class Open(Struct, frozen=True, gc=False):
-    """Begin a session whose context begins with ``ids``; ``Extend`` may bring the rest of it. Answered with ``Opened``."""
+    """Begin a session with a context that begins with ``ids``; ``Extend`` may add the rest. Answered with ``Opened``."""
 
     session: int
     rule: Rule = Rule()
     top_k: int = 0  # ids in each row of its verdicts; 0: no rows
-    reserve: int = 0  # tokens that context and answer will reach at most; 0: not known
+    reserve: int = 0  # largest number of tokens that context and answer will reach; 0: not known
     ids: tuple[int, ...] = ()
 
 
 class Extend(Struct, frozen=True, gc=False):
-    """The context is cut to ``base`` tokens and goes on with ``ids``. No answer."""
+    """Cut the context to ``base`` tokens and append ``ids``. Not answered."""
 
     session: int
     base: int
@@ -103,9 +103,9 @@ class Extend(Struct, frozen=True, gc=False):
 
 
 class Draft(Struct, frozen=True, gc=False):
-    """One round: the context is cut to ``base`` and goes on with the first ``given`` ids; the others are to be judged.
+    """One round: cut the context to ``base``, append the first ``given`` ids, and verify the others.
 
-    ``rows`` holds what each of those was drawn from, or nothing (greedy, threshold). Answered with ``VerdictFrame``.
+    ``rows`` holds the distribution that each of the others was drawn from, or is empty (greedy, threshold). Answered with ``VerdictFrame``.
     """
 
     session: int
@@ -117,73 +117,73 @@ class Draft(Struct, frozen=True, gc=False):
 
     @property
     def pending(self) -> tuple[int, ...]:
-        """The ids to be judged."""
+        """The ids to verify."""
         return self.ids[self.given :]
 
 
 class Follow(Struct, frozen=True, gc=False):
-    """A draft sent ahead of the verdict that it bets on: all of its ids are to be judged, if round ``after`` ends with just that.
+    """A draft that is sent ahead of the verdict on round ``after``. All of its ids are verified if that verdict is the expected one.
 
-    Then it is a round like others, from the moment of that verdict, behind the context that the verdict leaves; else it is forgotten
-    without an answer.
+    Then it is a round like others from the moment of that verdict, and its context is the one that the verdict leaves. Otherwise it is
+    dropped without an answer.
     """
 
     session: int
     round_number: int
-    after: int  # the round that is out
-    accepted: int
-    token: int
+    after: int  # number of the round that is being verified
+    accepted: int  # expected verdict: accepted tokens of that round
+    token: int  # expected verdict: the token after them
     ids: tuple[int, ...]
     rows: tuple[TopK, ...] = ()
 
     def matches(self, verdict: VerdictFrame) -> bool:
-        """Return True if this verdict is what it bets on."""
+        """Return True if this verdict is the expected one."""
         return (verdict.round_number, verdict.accepted, verdict.token) == (self.after, self.accepted, self.token)
 
     def as_round(self, base: int) -> Draft:
-        """Return the round that it is where its bet is won, behind a context of ``base`` tokens."""
+        """Return the round that this draft becomes after the expected verdict, which leaves a context of ``base`` tokens."""
         return Draft(self.session, self.round_number, base, self.ids, 0, self.rows)
 
 
 class Resume(Struct, frozen=True, array_like=True, tag=5):
-    """Take up a session of a lost connection, of whose context the client holds ``base`` tokens. Answered with ``Resumed``."""
+    """Continue a session of a lost connection. Answered with ``Resumed``."""
 
     session: Number
     key: Digest
-    base: Number
-    prefix: Digest  # prefix_hash of them
+    base: Number  # tokens of its context that the client holds
+    prefix: Digest  # prefix_hash of those tokens
 
 
 class Close(Struct, frozen=True, array_like=True, tag=6):
-    """The session is not needed any more. No answer; a verdict may still be on its way."""
+    """End a session. Not answered; a verdict may still be on its way."""
 
     session: Number
 
 
 class Welcome(Struct, frozen=True, array_like=True, tag=16):
-    """The hello is accepted."""
+    """The answer to an accepted hello."""
 
     version: Positive
     model: Name
-    rules: Byte  # bit n: RuleKind n is understood
+    rules: Byte  # bit n: RuleKind n is supported
     limits: VerifyLimits
-    resume_s: Number  # how long a lost connection's sessions are kept
+    resume_s: Number  # seconds that sessions of a lost connection are kept
     is_exact: bool  # sampling keeps the target's distribution exactly
 
 
 class Opened(Struct, frozen=True, array_like=True, tag=17):
-    """The session exists."""
+    """The answer to an accepted open: the session exists."""
 
     session: Number
-    key: Digest  # resumes it, and belongs to whoever authenticated as its opener
+    key: Digest  # resumes the session, for the client that was authenticated when it was opened
     cached: Number  # tokens of its context that need no computing
 
 
 class VerdictFrame(Struct, frozen=True, gc=False):
-    """A round's result: the context now ends with the accepted tokens and ``token``.
+    """The result of a round: the context now ends with the accepted tokens and ``token``.
 
-    ``token`` is the correction of the first token that was not accepted, or the bonus token behind the last; None: the context is full.
-    Row j is the target's distribution behind the first j judged tokens, up to and including the one behind the last.
+    ``token`` is the correction of the first token that was not accepted, or the bonus token after the last one. None: the context is full.
+    Row j is the target's distribution after the first j tokens to verify; there is one row more than such tokens.
     """
 
     session: int
@@ -191,21 +191,21 @@ class VerdictFrame(Struct, frozen=True, gc=False):
     accepted: int
     token: int | None
     queue_depth: int = 0  # verifications that waited when this one was done
-    queue_us: int = 0  # from the draft's arrival to its batch
-    compute_us: int = 0
+    queue_us: int = 0  # microseconds from the draft's arrival to its batch
+    compute_us: int = 0  # microseconds of the batch
     rows: tuple[TopK, ...] = ()
 
 
 class Resumed(Struct, frozen=True, array_like=True, tag=19):
-    """The session goes on behind its first ``base`` tokens; the client sends what it has beyond them."""
+    """The answer to a resume: the session continues after its first ``base`` tokens. The client sends the tokens after them."""
 
     session: Number
     base: Number
-    prefix: Digest  # prefix_hash of them
+    prefix: Digest  # prefix_hash of those tokens
 
 
 class Refusal(Struct, frozen=True, array_like=True, tag=20):
-    """Something was refused. Its layout is the same in every version of the protocol."""
+    """The refusal of a frame. Its layout is the same in every version of the protocol."""
 
     code: Name
     message: Sentence
@@ -215,13 +215,13 @@ class Refusal(Struct, frozen=True, array_like=True, tag=20):
 
     @classmethod
     def of(cls, error: VerifyProtocolError) -> Refusal:
-        """Return the frame that tells an error."""
+        """Return the frame that carries an error; its message is cut to 1,024 characters."""
         wait = None if error.retry_after is None else min(max(0, round(error.retry_after * 1000)), (1 << 32) - 1)
         message = str(error)[:1024].encode(errors="replace").decode()
         return cls(error.code, message, error.session, error.round_number, wait)
 
     def error(self) -> VerifyProtocolError:
-        """Return the error that was told."""
+        """Return the error that this frame carries."""
         wait = None if self.retry_after_ms is None else self.retry_after_ms / 1000
         return error_for(self.code, self.message, session=self.session, round_number=self.round_number, retry_after=wait)
 

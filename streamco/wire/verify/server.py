@@ -1,8 +1,8 @@
-"""The server's end of one connection, without the connection: which frame is allowed when, and what those that aren't are answered.
+"""The server's end of one connection, without IO: it checks which frames are allowed when, and refuses the others.
 
-The shell hands every message to ``receive`` and carries out the frame it gets back, if any; it sends what ``take_messages`` gives.
-Everything the protocol says about order, numbers and lengths holds for the frames that get through, so the shell need not look again. A
-message that doesn't get through has been answered with a refusal, and the connection goes on unless ``is_closed``.
+The shell hands every message to ``receive`` and carries out the frame that it returns, if any. It sends what ``take_messages`` returns.
+Frames that ``receive`` returns keep all the protocol's rules of order, numbers and lengths, so the shell need not check them again. Any
+other message is answered with a refusal here, and the connection goes on unless ``is_closed``.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ __all__ = ["ServerSessions", "AcceptedFrame", "VerifyServer"]
 
 @dataclass(slots=True)
 class _ServerSession:
-    length: int | None  # tokens of its context; None: asked to be resumed, not yet known
+    length: int | None  # tokens of its context; None: unknown while a resume is not answered
     rule: Rule
     last_round: int = -1
-    draft: Draft | None = None  # the round being verified
-    follows: list[Follow] = field(default_factory=list)  # that bet on its verdict
-    verdict: VerdictFrame | None = None  # the last one, if nothing has come behind it
+    draft: Draft | None = None  # the round that is being verified
+    follows: list[Follow] = field(default_factory=list)  # drafts sent ahead of its verdict
+    verdict: VerdictFrame | None = None  # the last verdict, if the context has not changed since
 
 
 class ServerSessions:
-    """The sessions of one connection. Every method that takes a client's frame raises the error that refuses it."""
+    """The sessions of one connection. A method that takes a client's frame raises the error to refuse it with."""
 
     __slots__ = ("_by_number", "_last", "_limits", "_rules")
 
@@ -78,15 +78,15 @@ class ServerSessions:
         return number in self._by_number
 
     def numbers(self) -> tuple[int, ...]:
-        """Of those that live."""
+        """Return the numbers of the live sessions."""
         return tuple(self._by_number)
 
     def end(self, number: int | None) -> bool:
-        """Forget a session; False where there is none."""
+        """Remove a session; return False if there is none."""
         return number is not None and self._by_number.pop(number, None) is not None
 
     def open(self, frame: Open) -> None:
-        """A session begins."""
+        """Add the session of an open."""
         number = frame.session
         self._check_number(number)
         if frame.rule.kind not in self._rules:
@@ -97,12 +97,12 @@ class ServerSessions:
         self._by_number[number] = _ServerSession(len(frame.ids), frame.rule)
 
     def resume(self, number: int) -> None:
-        """A session is asked for; nothing is allowed in it before ``resumed``."""
+        """Add a session that the client wants to resume. Until ``resumed``, no frame is allowed in it."""
         self._check_number(number)
         self._by_number[number] = _ServerSession(None, Rule())
 
     def resumed(self, number: int, base: int, rule: Rule) -> bool:
-        """It goes on behind ``base`` tokens; False where it is gone."""
+        """Continue a session after its first ``base`` tokens; return False if it is gone."""
         session = self._by_number.get(number)
         if session is None:
             return False
@@ -110,14 +110,14 @@ class ServerSessions:
         return True
 
     def extend(self, frame: Extend) -> None:
-        """The context grows, without an answer."""
+        """Cut and extend the context of a session."""
         session = self._find_idle(frame.session, frame.base, None)
         end = frame.base + len(frame.ids)
         self._check_length(end, frame.session, None)
         session.length, session.verdict = end, None
 
     def begin_round(self, draft: Draft) -> None:
-        """A round begins; the context is as before until its verdict."""
+        """Begin a round. The context stays as it is until the verdict."""
         number, round_number = draft.session, draft.round_number
         session = self._find_idle(number, draft.base, round_number)
         _check_round_number(session, draft)
@@ -126,7 +126,7 @@ class ServerSessions:
         session.last_round, session.draft, session.verdict = round_number, draft, None
 
     def follow(self, frame: Follow) -> Draft | None:
-        """Return a draft comes ahead of the verdict it bets on, or as that is on its way; gives the round that it is already."""
+        """Take a draft that was sent ahead of a verdict. If that verdict is out already, return the round that begins."""
         number, round_number = frame.session, frame.round_number
         session, _ = self._find(number, round_number)
         _check_round_number(session, frame)
@@ -135,15 +135,15 @@ class ServerSessions:
         if session.draft is None:
             return self._begin_matching(session, [frame])
         if frame.after != session.draft.round_number:
-            return None  # behind a round that was refused
+            return None  # it was sent ahead of a round that was refused
         if len(session.follows) >= MAX_FOLLOWS:
             message = f"session {number}: expected at most {MAX_FOLLOWS} drafts ahead of a verdict, got one more"
             raise FrameSizeError(message, session=number, round_number=round_number)
-        session.follows.append(frame if session.rule.kind is RuleKind.SAMPLE else replace(frame, rows=()))  # nobody else reads rows
+        session.follows.append(frame if session.rule.kind is RuleKind.SAMPLE else replace(frame, rows=()))  # other rules need no rows
         return None
 
     def _begin_matching(self, session: _ServerSession, follows: Sequence[Follow]) -> Draft | None:
-        """Return the round of the draft that won its bet on the last verdict; None: none did."""
+        """Begin the round of the draft that matches the last verdict, and return it; None if none matches."""
         verdict = session.verdict
         matching = None if verdict is None else next((follow for follow in follows if follow.matches(verdict)), None)
         if matching is None or session.length is None:
@@ -153,26 +153,26 @@ class ServerSessions:
         return session.draft
 
     def end_round(self, verdict: VerdictFrame) -> bool:
-        """Return the context is what the verdict says, and ``begin_matching`` may follow; False where nobody waits for it any more."""
+        """Change the context as the verdict says; ``begin_matching`` may follow. Return False if its round is over already."""
         session = self._by_number.get(verdict.session)
         draft = None if session is None else session.draft
         if session is None or draft is None or draft.round_number != verdict.round_number:
             return False
         assert verdict.accepted <= len(draft.pending), "no more is accepted than was drafted"
         assert verdict.token is not None or verdict.accepted == len(draft.pending), "what isn't accepted is corrected"
-        assert len(verdict.rows) in {0, len(draft.pending) + 1}, "a row belongs to each place, or none does"
-        session.draft, session.verdict = None, replace(verdict, rows=())  # it may be kept for long
+        assert len(verdict.rows) in {0, len(draft.pending) + 1}, "a row belongs to each position, or none does"
+        session.draft, session.verdict = None, replace(verdict, rows=())  # without rows, because it may be kept for long
         session.length = draft.base + draft.given + verdict.accepted + (verdict.token is not None)
         return True
 
     def begin_matching(self, number: int) -> Draft | None:
-        """Behind a verdict: the round of the draft that has won its bet on it; None: none has."""
+        """Begin, after a verdict, the round of the draft that expected it, and return it; None if none did."""
         session = self._by_number[number]
         follows, session.follows = session.follows, []
         return self._begin_matching(session, follows)
 
     def drop_round(self, number: int | None, round_number: int | None) -> None:
-        """A round ends without a verdict; the context is as before it."""
+        """End a round without a verdict. The context stays as it was before the round."""
         session = self._by_number.get(-1 if number is None else number)
         if session is not None and session.draft is not None and session.draft.round_number == round_number:
             session.draft = None
@@ -186,7 +186,7 @@ class ServerSessions:
             raise SessionLimitError(f"session {number}: expected at most {self._limits.sessions} at once, got one more", session=number)
 
     def _find(self, number: int, round_number: int | None) -> tuple[_ServerSession, int]:
-        """Return a session that is open, and how long its context is."""
+        """Return an open session and the length of its context."""
         session = self._by_number.get(number)
         if session is None:
             raise UnknownSessionError(f"session {number}: expected one that is open, got none", session=number)
@@ -196,7 +196,7 @@ class ServerSessions:
         return session, session.length
 
     def _find_idle(self, number: int, base: int, round_number: int | None) -> _ServerSession:
-        """Return a session that may be added to at ``base``."""
+        """Return a session without a round that is being verified, with a context of at least ``base`` tokens."""
         session, length = self._find(number, round_number)
         if session.draft is not None:
             message = f"session {number}: expected nothing before the verdict of round {session.draft.round_number}, got a frame"
@@ -214,35 +214,35 @@ class ServerSessions:
 
 
 def _check_round_number(session: _ServerSession, frame: Draft | Follow) -> None:
-    """Of a round."""
+    """Check that the number of a round is above that of the session's last one."""
     if frame.round_number <= session.last_round:
         message = f"session {frame.session}: expected a round above {session.last_round}, got {frame.round_number}"
         raise StaleRoundError(message, session=frame.session, round_number=frame.round_number)
 
 
-def _check_rows(session: _ServerSession, frame: Draft | Follow, judged: int) -> None:
-    """Where tokens are drawn, it is told what from."""
-    if session.rule.kind is RuleKind.SAMPLE and len(frame.rows) != judged:
+def _check_rows(session: _ServerSession, frame: Draft | Follow, count: int) -> None:
+    """Check that a draft under rule sample has a row for each of the ``count`` ids to verify."""
+    if session.rule.kind is RuleKind.SAMPLE and len(frame.rows) != count:
         what = type(frame).__name__.lower()
-        message = f"{what}: expected what each of {judged} ids was drawn from, got {len(frame.rows)} rows"
+        message = f"{what}: expected a row for each of {count} ids to verify, got {len(frame.rows)} rows"
         raise MalformedFrameError(message, session=frame.session, round_number=frame.round_number)
 
 
 AcceptedFrame = Hello | Open | Extend | Draft | Resume | Close
-"""What a server's shell acts upon."""
+"""The frames that a server's shell carries out."""
 
 
 class VerifyServer:
-    """One connection of a server.
+    """The state of one connection of a server.
 
     Args:
-        codec: of the target model's vocabulary, with the limits that are announced.
-        vocabulary: the fingerprint.
-        model: what the welcome calls it.
-        rules: the kinds of rule it can verify by.
-        resume_s: seconds that a lost connection's sessions are kept.
+        codec: codec for the target model's vocabulary, with the limits that the welcome announces.
+        vocabulary: fingerprint of that vocabulary.
+        model: name of the target model in the welcome.
+        rules: the kinds of rule that the server can verify by.
+        resume_s: seconds that sessions of a lost connection are kept.
         is_exact: sampling keeps the target's distribution exactly.
-        max_faults: frames that no working client sends, before the connection is ended.
+        max_faults: number of faulty frames that ends the connection; a working client sends none.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class VerifyServer:
         self.codec = codec
         self.vocabulary = vocabulary
         self.is_closed = False
-        self.faults = 0  # of the peer
+        self.faults = 0  # faulty frames from the client so far
         mask = sum(1 << kind for kind in rules)
         self._welcome = Welcome(VERSIONS[1], model, mask, codec.limits, resume_s, is_exact)
         self._max_faults = max_faults
@@ -271,25 +271,24 @@ class VerifyServer:
 
     @property
     def sessions(self) -> tuple[int, ...]:
-        """The numbers of the sessions that live."""
+        """The numbers of the live sessions."""
         return self._sessions.numbers()
 
     def take_messages(self) -> list[bytes]:
-        """Return what to send, in order; each message is handed out once. Where ``is_closed``, close the connection behind them."""
+        """Return the messages to send, in order; each is returned once. If ``is_closed``, close the connection after them."""
         messages, self._messages = self._messages, []
         return messages
 
     def take_begun_rounds(self) -> list[Draft]:
-        """Rounds that have begun with the verdicts that were sent: to be acted upon like a frame that ``receive`` gives."""
+        """Return rounds that began with verdicts sent since the last call. Carry them out like frames from ``receive``."""
         begun, self._begun = self._begun, []
         return begun
 
     def receive(self, message: bytes | str) -> AcceptedFrame | None:
-        """Return the frame to act upon; None if nothing is to be done. A session that a client's fault ended is given as ``Close``.
+        """Return the frame to carry out; None if there is nothing to do. It never raises because of what the client sent.
 
-        A ``Follow`` is kept here until its verdict is sent, and told as the ``Draft`` that it then is.
-
-        Never raises for what the peer sent.
+        If a client's fault ended a session, ``Close`` is returned for it. A ``Follow`` is kept here until its verdict is sent, and then
+        comes as a ``Draft``.
         """
         if self.is_closed:
             return None
@@ -299,20 +298,20 @@ class VerifyServer:
             return self._read(message)
         except VerifyProtocolError as error:
             lost = error.session if error.scope == "session" and error.session in self._sessions else None
-            self._answer(error)  # its round, if any, is another than the one that is out, or the same number once more
+            self._answer(error)  # a round that it names is not the pending one, or repeats its number: nothing to drop
             return None if lost is None or self.is_closed else Close(lost)
 
     def welcome(self) -> None:
-        """Accept the hello that ``receive`` gave (its token is the shell's to check); ``refuse`` it otherwise."""
+        """Accept the hello that ``receive`` returned. The shell must check its token first, and ``refuse`` a wrong one."""
         assert self._hello is not None, "a hello is what a welcome answers"
         self._is_welcome = True
         self._messages.append(self.codec.encode(self._welcome))
 
     def send(self, frame: Opened | VerdictFrame) -> bool:
-        """Answer an open or a draft; False where the session or its round is gone meanwhile, and nothing is sent.
+        """Answer an open or a draft. Return False, and send nothing, if the session or its round is over by now.
 
         Raises:
-            VerifyProtocolError: the frame is none that this codec can write.
+            VerifyProtocolError: the codec can't write this frame.
         """
         message = self.codec.encode(frame)
         if not (self._sessions.end_round(frame) if isinstance(frame, VerdictFrame) else frame.session in self._sessions):
@@ -331,20 +330,20 @@ class VerifyServer:
             self._begun += [] if draft is None else [draft]
 
     def resume(self, frame: Resumed, rule: Rule) -> bool:
-        """Answer a resume, with the rule that the session was opened with; False where it is gone meanwhile, and nothing is sent."""
+        """Answer a resume, with the rule that the session was opened with. Return False, and send nothing, if the session is gone."""
         if not self._sessions.resumed(frame.session, frame.base, rule):
             return False
         self._messages.append(self.codec.encode(frame))
         return True
 
     def refuse(self, error: VerifyProtocolError) -> None:
-        """Tell an error of the shell, and let end what it ends (``error.scope``)."""
+        """Send an error of the shell, and end its scope (``error.scope``)."""
         if error.scope == "round":
             self._sessions.drop_round(error.session, error.round_number)
         self._answer(error)
 
     def _answer(self, error: VerifyProtocolError) -> None:
-        """Tell an error, and let end what it ends but a round."""
+        """Send an error, and end its connection or session."""
         if self.is_closed:
             return
         self._messages.append(self.codec.encode(Refusal.of(error)))

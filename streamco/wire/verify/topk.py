@@ -1,17 +1,17 @@
-"""Probabilities of the likeliest tokens as small whole numbers: what a draft and a verdict say about each position.
+"""Top-k distributions as small whole numbers: the rows of drafts and verdicts, one for each position.
 
-A row is a list of ids, best first, with a weight each, and the weight of everything else (``rest``); the probability of an id is its
-weight divided by the sum of all weights. A device that draws its draft from the row's ``distribution`` tells the verifier precisely what it
-drew from, and speculative sampling keeps the target's distribution whatever the rounding to weights cost. Ids come best first, so a greedy
-verdict reads the first one and no rounding can change it.
+A row is a list of ids, best first, with a weight each, and the weight of all other ids together (``rest``). The probability of an id is
+its weight divided by the sum of all weights and the rest. A device draws its draft from the row's own ``distribution``, so the verifier
+knows exactly what it was drawn from. Speculative sampling then keeps the target's distribution, whatever the rounding to weights costs.
+Ids come best first, so a greedy verdict reads the first one, and no rounding can change it.
 
-A row on the wire, numbers little-endian, ``bits`` the width of an id (see ``VerifyCodec``)::
+Bytes of a row, numbers little-endian, ``bits`` the width of an id (see ``VerifyCodec``)::
 
     bytes                       field
     1                           count: number of ids, 1 to 255
     2                           rest
     2 x count                   weights, 1 to 65535, none above the one before it
-    ceil(count x bits / 8)      ids, all different, packed as streamco._native.tokenpack_py writes down
+    ceil(count x bits / 8)      ids, all different, packed as streamco._native.tokenpack_py specifies
 
 Rows follow each other without a gap. Source: Synera section 4.2, "Compression before transmission".
 """
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
 __all__ = ["MAX_WEIGHT", "MAX_IDS", "TopK", "pack_rows", "quantise", "row_size", "unpack_rows"]
 
 MAX_WEIGHT = (1 << 16) - 1
-MAX_IDS = 255  # of a row
+MAX_IDS = 255  # ids in one row
 
 _HEAD = Layout("<BH")
 
 
 class TopK(Struct, frozen=True, gc=False):
-    """Ids best first, their weights, and the weight of all other ids together."""
+    """A quantised distribution: ids best first, their weights, and the weight of all other ids together."""
 
     ids: tuple[int, ...]
     weights: tuple[int, ...]
     rest: int = 0
 
     def distribution(self) -> Distribution:
-        """Return what it says; whole where nothing is left over. Both sides get the same one, bit by bit."""
+        """Return the probabilities of the ids; they sum to 1 if ``rest`` is 0. Both sides get the same numbers, bit by bit."""
         from streamco.policies.acceptance import Distribution
 
         total = sum(self.weights) + self.rest
@@ -56,14 +56,12 @@ class TopK(Struct, frozen=True, gc=False):
 
 
 def quantise(pairs: Sequence[tuple[int, float]], *, is_whole: bool) -> TopK:
-    """Weights for ids with their probabilities, best first, as ``top_k`` gives them.
+    """Round probabilities to weights. No weight is 0: an id rarer than half a step of 1/65535 gets one step.
 
     Args:
-        pairs: 1 to 255 different ids, probabilities above 0.
-        is_whole: they are all that is drawn from: only their ratios count, and ``rest`` is 0. Otherwise the probabilities are shares of the
-            whole vocabulary, and ``rest`` is what they leave.
-
-    No weight is 0: an id rarer than half a step of 1/65535 is told as one step.
+        pairs: 1 to 255 different ids with probabilities above 0, best first, as ``top_k`` returns them.
+        is_whole: the draw is from these ids alone, so only their ratios count, and ``rest`` is 0. Otherwise the probabilities are shares of
+            the whole vocabulary, and ``rest`` is the share of all other ids.
     """
     scale = MAX_WEIGHT / pairs[0][1] if is_whole else MAX_WEIGHT
     weights = tuple(min(max(1, round(share * scale)), MAX_WEIGHT) for _, share in pairs)
@@ -72,15 +70,15 @@ def quantise(pairs: Sequence[tuple[int, float]], *, is_whole: bool) -> TopK:
 
 
 def row_size(count: int, bits: int) -> int:
-    """Bytes of a row with so many ids."""
+    """Return the size in bytes of a row with ``count`` ids of ``bits`` bits."""
     return _HEAD.size + 2 * count + packed_size(count, bits)
 
 
 def pack_rows(rows: Sequence[TopK], bits: int) -> bytes:
-    """Rows of at most 255 ids each, one behind the other.
+    """Encode rows of at most 255 ids each, one after the other.
 
     Raises:
-        MalformedFrameError: a weight, a rest or an id doesn't fit its field, or there are more or fewer weights than ids.
+        MalformedFrameError: a weight, a rest or an id doesn't fit its field, or the numbers of weights and ids differ.
     """
     parts: list[bytes] = []
     for row in rows:
@@ -92,11 +90,11 @@ def pack_rows(rows: Sequence[TopK], bits: int) -> bytes:
 
 
 def unpack_rows(data: bytes, bits: int, *, vocabulary_size: int, max_rows: int, max_ids: int) -> tuple[TopK, ...]:
-    """Return the rows in some bytes, nothing left over.
+    """Decode bytes that hold whole rows and nothing else.
 
     Raises:
-        FrameSizeError: more rows, or more ids in a row, than the limits.
-        MalformedFrameError: anything else that the format above rules out.
+        FrameSizeError: there are more than ``max_rows`` rows, or more than ``max_ids`` ids in a row.
+        MalformedFrameError: the bytes break another rule of the format.
     """
     rows: list[TopK] = []
     offset = 0

@@ -40,7 +40,7 @@ def test_all_given_is_a_draft_that_asks_for_the_next_token() -> None:
 
 def test_given_ids_count_for_nothing_against_the_limit_of_a_round() -> None:
     check_draft(Draft(1, 1, 0, (1,) * 100, 96), LIMITS)
-    with pytest.raises(FrameSizeError, match="at most 4 ids to judge, got 5"):
+    with pytest.raises(FrameSizeError, match="at most 4 ids to verify, got 5"):
         check_draft(Draft(1, 1, 0, (1,) * 100, 95), LIMITS)
 
 

@@ -92,10 +92,10 @@ def test_a_draft_sent_ahead_is_a_round_when_its_verdict_comes() -> None:
     judge(server, session, 0, 2, 9)
     assert server.take_begun_rounds() == [Draft(session, 1, 6, (10, 11))]
     assert down(server, client) == [VerdictFrame(session, 0, 2, 9)]
-    assert client.round_out(session) == 1
+    assert client.pending_round(session) == 1
     judge(server, session, 1, 1, 20)
     assert down(server, client) == [VerdictFrame(session, 1, 1, 20)]
-    assert (client.round_out(session), client.length(session)) == (None, 8)
+    assert (client.pending_round(session), client.length(session)) == (None, 8)
     client.draft(session, 8, (1,))
     assert up(client, server) == [Draft(session, 3, 8, (1,))]
 
@@ -109,7 +109,7 @@ def test_drafts_sent_ahead_of_another_verdict_are_forgotten_on_both_sides() -> N
     judge(server, session, 0, 1, 9)
     assert server.take_begun_rounds() == []
     down(server, client)
-    assert client.round_out(session) is None
+    assert client.pending_round(session) is None
     client.draft(session, 5, (6,))
     assert up(client, server) == [Draft(session, 2, 5, (6,))]
 
@@ -124,7 +124,7 @@ def test_a_draft_sent_ahead_while_its_verdict_is_on_the_way_is_judged_at_once() 
     client.follow(session, 2, 9, (10, 11))
     assert up(client, server) == [Draft(session, 2, 6, (10, 11))]
     down(server, client)
-    assert client.round_out(session) == 2
+    assert client.pending_round(session) == 2
 
 
 def test_a_refused_round_takes_with_it_what_was_sent_ahead_of_its_verdict() -> None:
@@ -137,12 +137,12 @@ def test_a_refused_round_takes_with_it_what_was_sent_ahead_of_its_verdict() -> N
     client.follow(session, 0, 9, (12,))
     assert up(client, server) == []
     down(server, client)
-    assert client.round_out(session) is None
+    assert client.pending_round(session) is None
     client.draft(session, 3, (4, 5))
     assert up(client, server) == [Draft(session, 3, 3, (4, 5))]
     judge(server, session, 3, 2, 9)
     down(server, client)
-    assert client.round_out(session) is None, "the bets were on the round that was refused"
+    assert client.pending_round(session) is None, "they expected a verdict on the round that was refused"
 
 
 def test_a_draft_that_the_context_has_no_room_for_is_refused_when_its_turn_comes() -> None:
@@ -157,13 +157,13 @@ def test_a_draft_that_the_context_has_no_room_for_is_refused_when_its_turn_comes
     assert verdict == VerdictFrame(session, 0, 2, 9)
     assert isinstance(refusal, Refusal)
     assert (refusal.code, refusal.round_number) == ("context_full", 1)
-    assert client.round_out(session) is None
+    assert client.pending_round(session) is None
 
 
 def test_a_draft_is_sent_ahead_of_a_verdict_that_can_come_and_of_each_but_once() -> None:
     client, server = linked()
     session = opened(client, server)
-    with pytest.raises(UsageError, match="to be out"):
+    with pytest.raises(UsageError, match="expected a pending round"):
         client.follow(session, 0, 9, (1,))
     client.draft(session, 3, (4, 5))
     with pytest.raises(UsageError, match="at least 3 tokens"):
@@ -206,7 +206,7 @@ def test_a_lost_connection_is_taken_up_on_another_at_what_the_server_holds() -> 
     client, server = linked()
     session = client.resume(KEY, ids)
     assert up(client, server) == [Resume(session, KEY, 5, prefix_hash(ids))]
-    with pytest.raises(UsageError, match="expected it to be resumed"):
+    with pytest.raises(UsageError, match="expected a resumed session"):
         client.extend(session, 0, ())
     assert server.resume(Resumed(session, 3, prefix_hash(ids[:3])), GREEDY)
     assert down(server, client) == [Resumed(session, 3, prefix_hash(ids[:3]))]
@@ -220,17 +220,17 @@ def test_a_lost_connection_is_taken_up_on_another_at_what_the_server_holds() -> 
 def test_a_hello_is_the_first_word_and_the_only_one_before_the_welcome() -> None:
     client = VerifyClient(codec(), VOCABULARY, token="secret")
     assert said(client) == [Hello(1, 1, VOCABULARY, 49152, "secret", "streamco")]
-    with pytest.raises(UsageError, match="welcomed connection, got one that is not yet"):
+    with pytest.raises(UsageError, match="welcomed connection, got one that is not welcomed yet"):
         client.open((), GREEDY)
-    with pytest.raises(UsageError, match="welcomed connection, got one that is not yet"):
+    with pytest.raises(UsageError, match="welcomed connection, got one that is not welcomed yet"):
         client.resume(KEY, ())
 
 
 def test_calls_out_of_order_are_the_callers_fault_and_say_nothing() -> None:
     client = drafting()
-    with pytest.raises(UsageError, match="expected no round to be out, got round 0"):
+    with pytest.raises(UsageError, match="expected no pending round, got round 0"):
         client.draft(0, 3, (1,))
-    with pytest.raises(UsageError, match="expected no round to be out"):
+    with pytest.raises(UsageError, match="expected no pending round"):
         client.extend(0, 3, (1,))
     with pytest.raises(UsageError, match="session 7: expected one that is open"):
         client.draft(7, 0, ())
@@ -248,7 +248,7 @@ def test_what_the_server_would_refuse_for_its_size_is_not_sent() -> None:
     assert client.limits.draft_tokens == 2
     client.take_messages()
     client.open((1, 2), GREEDY)
-    with pytest.raises(FrameSizeError, match="at most 2 ids to judge"):
+    with pytest.raises(FrameSizeError, match="at most 2 ids to verify"):
         client.draft(0, 2, (1, 2, 3))
     with pytest.raises(FrameSizeError, match="at most 10, got 11"):
         client.open((1,) * 11, GREEDY)

@@ -57,8 +57,8 @@ def drafts(draw: st.DrawFn) -> Draft:
 def follows(draw: st.DrawFn) -> Follow:
     draft = draw(drafts())
     after = draw(st.integers(0, (1 << 32) - 2))
-    bet = (draft.session, draw(st.integers(after + 1, (1 << 32) - 1)), after, draw(st.integers(0, 8)), draw(st.integers(0, SIZE - 1)))
-    return Follow(*bet, draft.pending, draft.rows)
+    head = (draft.session, draw(st.integers(after + 1, (1 << 32) - 1)), after, draw(st.integers(0, 8)), draw(st.integers(0, SIZE - 1)))
+    return Follow(*head, draft.pending, draft.rows)
 
 
 up_: st.SearchStrategy[ClientFrame] = st.one_of(
@@ -214,7 +214,7 @@ def test_more_ids_than_a_context_holds_are_refused_before_they_are_unpacked() ->
 
 def test_a_draft_beyond_its_limits_names_its_round() -> None:
     wide = codec(VerifyLimits())
-    with pytest.raises(FrameSizeError, match="at most 8 ids to judge, got 9") as caught:
+    with pytest.raises(FrameSizeError, match="at most 8 ids to verify, got 9") as caught:
         CODEC.decode_up(wide.encode(Draft(3, 4, 0, (1,) * 9)))
     assert (caught.value.session, caught.value.round_number, caught.value.scope) == (3, 4, "round")
     with pytest.raises(FrameSizeError, match="at most 16 ids, got 17"):

@@ -12,7 +12,8 @@ from streamco.errors import VerifierError
 from streamco.wire.verify import errors as verify_errors
 from streamco.wire.verify.errors import MalformedFrameError, OverloadedError, Scope, VerifyProtocolError, VersionError, error_for
 from streamco.wire.verify.frames import Refusal
-from tests.wire.verify.peers import codec
+from streamco.wire.verify.server import VerifyServer
+from tests.wire.verify.peers import VOCABULARY, codec
 
 KINDS = VerifyProtocolError.__subclasses__()
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "verifier-protocol.md"
@@ -67,7 +68,22 @@ def test_errors_cross_process_borders_with_their_fields() -> None:
     assert (type(again), again.session, again.retry_after) == (OverloadedError, 1, 2.0)
 
 
-def test_the_specification_lists_every_code() -> None:
+def test_the_specification_lists_every_code_and_those_that_end_the_connection() -> None:
     table = PAGE.read_text().partition("## Refusals")[2]
-    listed = set(re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE))
-    assert listed == {kind.code for kind in KINDS}
+    listed = dict(re.findall(r"^\| `(\w+)` \|([^|]*)\|", table, flags=re.MULTILINE))
+    assert listed.keys() == {kind.code for kind in KINDS}
+    assert {code for code, ends in listed.items() if ends.strip() == "connection"} == {kind.code for kind in KINDS if kind.is_fatal}
+
+
+def test_the_specification_names_the_faults_that_are_counted() -> None:
+    row = re.search(r"^\| `too_many_faults` \|.*$", PAGE.read_text(), flags=re.MULTILINE)
+    assert row is not None
+    assert set(re.findall(r"`(\w+)`", row[0])) - {"too_many_faults"} == {kind.code for kind in KINDS if kind.is_fault}
+    assert f"{VerifyServer(codec(), VOCABULARY)._max_faults} frames" in row[0]
+
+
+def test_the_tree_at_the_modules_head_is_the_tree_of_classes() -> None:
+    assert verify_errors.__doc__ is not None
+    drawn = re.findall(r"[├└]── (\w+) +(\w+)(,? *\.retry_after)?( *\*)?", verify_errors.__doc__)
+    assert {(name, code, bool(star)) for name, code, _, star in drawn} == {(kind.__name__, kind.code, kind.is_fatal) for kind in KINDS}
+    assert len(drawn) == len(KINDS)

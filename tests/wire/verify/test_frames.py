@@ -1,4 +1,4 @@
-"""The specification's examples are what the code says: each line of hex decodes, encodes again, and the exchange runs through a server."""
+"""The frames, and the specification's examples: each line of hex decodes and encodes again, and the exchange runs through a server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,21 @@ from streamco.policies.acceptance import Rule
 from streamco.wire.verify.checks import prefix_hash
 from streamco.wire.verify.codec import HELLO, VerifyCodec, frame_number
 from streamco.wire.verify.errors import VerifyProtocolError
-from streamco.wire.verify.frames import ClientFrame, Opened, Refusal, Resumed, VerdictFrame, VerifyLimits, Welcome
+from streamco.wire.verify.frames import (
+    MAX_FOLLOWS,
+    PATH,
+    SUBPROTOCOL,
+    ClientFrame,
+    Draft,
+    Follow,
+    Hello,
+    Opened,
+    Refusal,
+    Resumed,
+    VerdictFrame,
+    VerifyLimits,
+    Welcome,
+)
 from streamco.wire.verify.server import VerifyServer
 from streamco.wire.verify.topk import pack_rows, unpack_rows
 from tests.wire.verify.peers import SIZE, VOCABULARY
@@ -66,12 +80,36 @@ def test_the_row_and_the_hash_are_as_shown() -> None:
     assert f"`{prefix_hash((1, 4093, 198)).hex()}`" in PAGE
 
 
+def test_a_hello_keeps_its_token_out_of_logs() -> None:
+    shown = repr(Hello(1, 1, VOCABULARY, SIZE, "secret", "tests"))
+    assert "secret" not in shown
+    assert "tests" in shown
+    assert "token=None" in repr(Hello(1, 1, VOCABULARY, SIZE))
+
+
+def test_a_draft_verifies_what_follows_its_given_ids() -> None:
+    assert Draft(0, 0, 3, (7, 8, 9), given=1).pending == (8, 9)
+    assert Draft(0, 0, 3, (7, 8), given=2).pending == ()
+
+
+def test_a_draft_sent_ahead_is_a_round_only_after_the_verdict_it_expects() -> None:
+    follow = Follow(0, 5, 4, 2, 11, (12, 13))
+    assert follow.matches(VerdictFrame(0, 4, 2, 11, queue_depth=3))
+    for other in (VerdictFrame(0, 3, 2, 11), VerdictFrame(0, 4, 1, 11), VerdictFrame(0, 4, 2, 10), VerdictFrame(0, 4, 2, None)):
+        assert not follow.matches(other)
+    assert follow.as_round(30) == Draft(0, 5, 30, (12, 13))
+
+
 def test_the_limits_and_numbers_of_the_page_are_those_of_the_code() -> None:
+    assert f"the path `{PATH}`, subprotocol `{SUBPROTOCOL}`" in PAGE
+    assert f"A server must take {MAX_FOLLOWS} of them" in PAGE
     limits = VerifyLimits()
     for name, value in (
         ("frame_bytes", limits.frame_bytes),
         ("context_tokens", limits.context_tokens),
         ("draft_tokens", limits.draft_tokens),
+        ("top_k", limits.top_k),
+        ("sessions", limits.sessions),
     ):
         assert re.search(rf"^\| `{name}` \|.* {value:,} \|$", PAGE, flags=re.MULTILINE), name
     for frame in (*ClientFrame.__args__, Welcome, Opened, VerdictFrame, Resumed, Refusal):

@@ -193,7 +193,7 @@ def test_a_draft_ahead_of_no_verdict_that_can_come_is_left_alone() -> None:
     assert server.take_begun_rounds() == []
 
 
-def test_what_is_behind_a_verdict_takes_the_bets_on_it_away() -> None:
+def test_a_draft_sent_ahead_of_a_verdict_is_dropped_when_the_context_changes_after_it() -> None:
     server = with_session()
     say(server, Draft(0, 0, 3, (1,)))
     assert judge(server, 0, 0, 1, 5)
