@@ -22,7 +22,7 @@ from importlib import import_module
 from statistics import fmean, median
 
 from bench.report import Row, add_arguments, emit
-from bench.worlds import PHONE_MODELS, Asks, Phone, Service, World, chats, services, with_table_8
+from bench.worlds import PHONE_MODELS, Phone, RequestDraws, Service, World, recorded_lengths, services, with_table_8
 from streamco.client.race.migration import MigrationOptions
 from streamco.policies.cost import RATE_DEVICE_CONSTRAINED, RATE_SERVER_CONSTRAINED, constraint, device_costs
 from streamco.policies.dispatch import Side
@@ -74,9 +74,9 @@ class Job:
 
 def run_cell(job: Job) -> Cell:
     """The same answers without and with migration."""
-    planned, judged = chats()
-    warm = Asks(job.service.planned, planned, f"{job.service.name}/first")
-    asks = Asks(job.service.judged, judged, f"{job.service.name}/judged")
+    planned, judged = recorded_lengths()
+    warm = RequestDraws(job.service.planned, planned, f"{job.service.name}/first")
+    draws = RequestDraws(job.service.judged, judged, f"{job.service.name}/judged")
     costs, times, moves = [0.0, 0.0], [0.0, 0.0], 0
     for contender, migration in enumerate((None, MigrationOptions(unpaced=True))):
         world = World(
@@ -93,12 +93,12 @@ def run_cell(job: Job) -> Cell:
         for index in range(FIRST):
             world.run(warm[index])
         for index in range(job.answers):
-            ran = world.run(asks[index])
-            if ran.cost is None:
+            outcome = world.run(draws[index])
+            if outcome.cost is None:
                 raise AssertionError("expected a service whose prices are known")
-            costs[contender] += ran.cost / job.answers
-            times[contender] += ran.ttft / job.answers
-            moves += len(ran.machine.hand_overs)
+            costs[contender] += outcome.cost / job.answers
+            times[contender] += outcome.ttft / job.answers
+            moves += len(outcome.machine.hand_overs)
     return Cell(
         job.service.name, job.phone.name, job.side, job.budget, costs[0], costs[1], times[0], times[1], moves=moves, answers=job.answers
     )

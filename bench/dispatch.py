@@ -91,10 +91,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def bench_planning(rounds: int) -> list[Row]:
     """Milliseconds from raw samples to a plan, log-normal as in the paper."""
     rows: list[Row] = []
-    dice = np.random.default_rng(SEED)
+    rng = np.random.default_rng(SEED)
     for size in (1_000, 10_000, 100_000):
-        times = dice.lognormal(-0.9, 0.5, size)
-        lengths = np.maximum(1, dice.lognormal(2.9, 0.6, size)).astype(np.int64)
+        times = rng.lognormal(-0.9, 0.5, size)
+        lengths = np.maximum(1, rng.lognormal(2.9, 0.6, size)).astype(np.int64)
         plans: Mapping[Side, Callable[[], object]] = {
             "server": partial(_plan_server, lengths),
             "device": partial(_plan_device, times, lengths),

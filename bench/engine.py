@@ -28,8 +28,8 @@ GREEDY = SamplingOptions(temperature=0)
 
 def prompt_of(tokens: int, seed: int) -> list[int]:
     """Ordinary token ids that no cache holds."""
-    dice = Random(seed)
-    return [dice.randrange(1000, 40000) for _ in range(tokens)]
+    rng = Random(seed)
+    return [rng.randrange(1000, 40000) for _ in range(tokens)]
 
 
 def generate(engine: LlamaEngine, prompt: list[int], tokens: int, on_first: Callable[[], None] | None = None) -> GenerationEnd:
@@ -180,9 +180,9 @@ def prefill_rates(engine: LlamaEngine, threads: int, rounds: int) -> list[Row]:
 
 def cancel_latency(engine: LlamaEngine, threads: int, times: int) -> list[Row]:
     """From ``cancel`` to the end in the consumer's hands, at random moments of a prefill of 512."""
-    dice = Random(SEED)
+    rng = Random(SEED)
     whole = generate(engine, prompt_of(512, SEED), 1).timings.prefill_s
-    waits = [_cancel_once(engine, prompt_of(512, 1000 + turn), dice.uniform(0.05, 0.9) * whole) for turn in range(times)]
+    waits = [_cancel_once(engine, prompt_of(512, 1000 + turn), rng.uniform(0.05, 0.9) * whole) for turn in range(times)]
     waits.sort()
     case = f"cancel in prefill of 512, {threads} threads, {times} times"
     return [

@@ -133,7 +133,7 @@ class Site(Struct, frozen=True, kw_only=True):
         """Calibrate with one device, and how long the models take at this time."""
         pace, law = self._pace(load), self._law(load)
         profile = await calibrate(self.live(load, None), rounds=self.setting.rounds)
-        _say(f"calibrated for {load.case}: {_describe(profile)}")
+        _log(f"calibrated for {load.case}: {_describe(profile)}")
         return Known(profile=profile, law=replace(law, step_times=profile.step_times), pace=pace)
 
     def _law(self, load: Load) -> DeviceLaw:
@@ -144,7 +144,7 @@ class Site(Struct, frozen=True, kw_only=True):
             pace = Looks(engine, self.records).taken()
         judges = " ".join(f"{tokens}: {1000 * seconds:.1f}" for tokens, seconds in pace.judge)
         others = f"writes in {_ms(pace.write)}, reads in {_ms(pace.read)}, ends a prompt in {_ms(pace.end)}"
-        _say(f"the {'whole' if load.is_real else 'served'} model judges [ms] {judges}; for none, and each, it {others}")
+        _log(f"the {'whole' if load.is_real else 'served'} model judges [ms] {judges}; for none, and each, it {others}")
         return pace
 
     def target(self, load: Load) -> Path:
@@ -189,8 +189,8 @@ class Site(Struct, frozen=True, kw_only=True):
 
     def rests(self, load: Load, run: int) -> list[list[float]]:
         """Before each of them, in this run."""
-        dice = Random(f"{load.devices} {run}")
-        return [[dice.uniform(0.0, REST) for _ in records] for records in self.work(load)]
+        rng = Random(f"{load.devices} {run}")
+        return [[rng.uniform(0.0, REST) for _ in records] for records in self.work(load)]
 
 
 def main() -> int:
@@ -236,7 +236,7 @@ async def measure(site: Site) -> list[Found]:
             knows = await site.look(load) if load.is_real else known[load.rtt]
             run = await run_live(site.live(load, knows.profile, number))
             lived[load].append((knows, run))
-            _say(f"run {number + 1}: {load.case}: {_brief(run)}")
+            _log(f"run {number + 1}: {load.case}: {_brief(run)}")
     return [(load, [run for _, run in lives], simulated(site, load, [knows for knows, _ in lives])) for load, lives in lived.items()]
 
 
@@ -252,10 +252,10 @@ def wanted(setting: Setting, runs: Sequence[Run]) -> int:
 
 def rows_of(load: Load, runs: Sequence[Run], simulations: Sequence[Run]) -> Iterator[Row]:
     """Live, simulated, and by how much that is off."""
-    for name, (live, said) in compare(runs, simulations).items():
-        for contender, values in (("live", live), ("simulated", said)):
+    for name, (live, simulated) in compare(runs, simulations).items():
+        for contender, values in (("live", live), ("simulated", simulated)):
             yield Row(BENCH, load.case, contender, name, FIGURES[name], statistics.median(values), min(values), max(values))
-        yield _row(load, "simulated", f"{name}: off by", "share", off(live, said))
+        yield _row(load, "simulated", f"{name}: off by", "share", off(live, simulated))
         yield _row(load, "live", f"{name}: off by", "share", spread(live))
     if load.drafts:
         late = [run.late for run in runs]
@@ -268,13 +268,13 @@ def rows_of(load: Load, runs: Sequence[Run], simulations: Sequence[Run]) -> Iter
 
 def compare(runs: Sequence[Run], simulations: Sequence[Run]) -> dict[str, tuple[list[float], list[float]]]:
     """Each figure, of the live runs and of the simulated ones."""
-    live, said = [figures_of(run) for run in runs], [figures_of(run) for run in simulations]
-    return {name: ([each[name] for each in live], [each[name] for each in said]) for name in FIGURES if name in said[0]}
+    live, simulated = [figures_of(run) for run in runs], [figures_of(run) for run in simulations]
+    return {name: ([each[name] for each in live], [each[name] for each in simulated]) for name in FIGURES if name in simulated[0]}
 
 
-def off(live: Sequence[float], said: Sequence[float]) -> float:
+def off(live: Sequence[float], simulated: Sequence[float]) -> float:
     """By how much the simulator says too much, medians of both."""
-    return _relative(statistics.median(said) - statistics.median(live), statistics.median(live))
+    return _relative(statistics.median(simulated) - statistics.median(live), statistics.median(live))
 
 
 def spread(live: Sequence[float]) -> float:
@@ -289,9 +289,9 @@ def _relative(difference: float, whole: float) -> float:
     return difference / whole if whole else math.copysign(math.inf, difference)
 
 
-def is_right(live: Sequence[float], said: Sequence[float]) -> bool:
+def is_right(live: Sequence[float], simulated: Sequence[float]) -> bool:
     """Off by no more than is bearable, or than the runs are."""
-    return abs(off(live, said)) <= max(BEARABLE, spread(live))
+    return abs(off(live, simulated)) <= max(BEARABLE, spread(live))
 
 
 def table_of(found: Sequence[Found]) -> Iterator[str]:
@@ -299,10 +299,10 @@ def table_of(found: Sequence[Found]) -> Iterator[str]:
     yield "| load | figure | live | runs | simulated | off by | spread | |"
     yield "|---|---|---|---|---|---|---|---|"
     for load, runs, simulations in found:
-        for name, (live, said) in compare(runs, simulations).items():
-            sign = "yes" if is_right(live, said) else "**no**"
-            figures = f"{statistics.median(live):.4g} | {min(live):.4g} to {max(live):.4g} | {statistics.median(said):.4g}"
-            errors = f"{100 * off(live, said):+.1f} % | {100 * spread(live):.1f} %"
+        for name, (live, simulated) in compare(runs, simulations).items():
+            sign = "yes" if is_right(live, simulated) else "**no**"
+            figures = f"{statistics.median(live):.4g} | {min(live):.4g} to {max(live):.4g} | {statistics.median(simulated):.4g}"
+            errors = f"{100 * off(live, simulated):+.1f} % | {100 * spread(live):.1f} %"
             yield f"| {load.case} | {name} [{FIGURES[name]}] | {figures} | {errors} | {sign} |"
 
 
@@ -323,15 +323,15 @@ def _describe(profile: PairProfile) -> str:
 
 def _brief(run: Run) -> str:
     figures: Mapping[str, float] = figures_of(run)
-    said = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
-    return f"{said}; late {run.late:.2f}, {run.others} answers other than recorded, {run.refusals} refused"
+    simulated = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+    return f"{simulated}; late {run.late:.2f}, {run.others} answers other than recorded, {run.refusals} refused"
 
 
 def _ms(times: Sequence[float]) -> str:
     return " ".join(f"{1000 * seconds:.1f}" for seconds in times) + " ms"
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from streamco import SpeculationFigures
 
-__all__ = ["FIGURES", "Run", "Told", "Verdict", "figures_of"]
+__all__ = ["FIGURES", "Run", "MeasuredAnswer", "Verdict", "figures_of"]
 
 FIGURES = {
     "TTFT": "ms",
@@ -24,7 +24,7 @@ FIGURES = {
 """Figures and their units. The last four are of answers that were drafted."""
 
 
-class Told(Struct, kw_only=True):
+class MeasuredAnswer(Struct, kw_only=True):
     """An answer as its reader saw it.
 
     Args:
@@ -85,7 +85,7 @@ class Run(Struct, kw_only=True):
         late: share of the rounds whose batch took longer than imposed. refusals: of sessions and drafts.
     """
 
-    answers: list[Told] = []
+    answers: list[MeasuredAnswer] = []
     verdicts: list[Verdict] = []
     late: float = 0.0
     refusals: int = 0
@@ -93,26 +93,26 @@ class Run(Struct, kw_only=True):
     @property
     def others(self) -> int:
         """Answers that are not as they were recorded: behind a near tie."""
-        return sum(not told.is_as_recorded for told in self.answers)
+        return sum(not measured.is_as_recorded for measured in self.answers)
 
 
 def figures_of(run: Run) -> dict[str, float]:
     """``FIGURES`` of a run, times in milliseconds."""
     answers = run.answers
-    tokens = sum(told.tokens for told in answers)
-    seconds = max(told.last for told in answers) - min(told.began for told in answers)
-    gaps = sorted(gap for told in answers for gap in told.gaps)
+    tokens = sum(measured.tokens for measured in answers)
+    seconds = max(measured.last for measured in answers) - min(measured.began for measured in answers)
+    gaps = sorted(gap for measured in answers for gap in measured.gaps)
     found = {
-        "TTFT": 1000.0 * fmean(told.first - told.began for told in answers),
-        "TBT, mean": 1000.0 * fmean((told.last - told.first) / (told.tokens - 1) for told in answers),
+        "TTFT": 1000.0 * fmean(measured.first - measured.began for measured in answers),
+        "TBT, mean": 1000.0 * fmean((measured.last - measured.first) / (measured.tokens - 1) for measured in answers),
         "TBT, p99": 1000.0 * _percentile(gaps, 0.99),
         "throughput": tokens / seconds,
     }
-    rounds = sum(told.rounds for told in answers)
+    rounds = sum(measured.rounds for measured in answers)
     if rounds:
-        judged = sum(told.judged for told in answers)
-        found["acceptance"] = sum(told.accepted for told in answers) / judged
-        found["hit rate"] = sum(told.hits for told in answers) / rounds
+        judged = sum(measured.judged for measured in answers)
+        found["acceptance"] = sum(measured.accepted for measured in answers) / judged
+        found["hit rate"] = sum(measured.hits for measured in answers) / rounds
         found["verdict, mean"] = 1000.0 * fmean(verdict.wait for verdict in run.verdicts)
         found["tokens of a draft"] = judged / rounds
     return found
@@ -120,7 +120,7 @@ def figures_of(run: Run) -> dict[str, float]:
 
 def _percentile(ordered: Sequence[float], share: float) -> float:
     """Between the two nearest."""
-    place = share * (len(ordered) - 1)
-    low = int(place)
+    position = share * (len(ordered) - 1)
+    low = int(position)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+    return ordered[low] + (position - low) * (ordered[high] - ordered[low])

@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 import streamco
-from bench.fidelity_figures import Run, Told, Verdict
+from bench.fidelity_figures import MeasuredAnswer, Run, Verdict
 from bench.fidelity_records import Record
 from bench.speculate import read_stats
 from bench.speculate_simulated import CORE
@@ -40,7 +40,7 @@ from streamco.profiles import PairProfile
 from streamco.testing import FakeEngine, LinkProxy
 from streamco.testing.engine import FakeVocabulary
 
-__all__ = ["CONTEXT", "CORE_LAW", "PLACES", "READING", "DeviceLaw", "LiveCell", "RecordedEngine", "calibrate", "run_live", "say"]
+__all__ = ["CONTEXT", "CORE_LAW", "PLACES", "READING", "DeviceLaw", "LiveCell", "RecordedEngine", "calibrate", "run_live", "measure_answer"]
 
 CONTEXT = 512  # tokens
 PLACES = 16  # sessions, and answers, side by side
@@ -85,16 +85,16 @@ class RecordedEngine(FakeEngine):
         super().__init__(
             mode="thread",
             vocabulary=FakeVocabulary("recorded", words.info.vocabulary_size),
-            successor=self._said,
+            successor=self._likely,
             held_sequences=HELD_SEQUENCES,
             context_tokens=CONTEXT,
             step_time=law,
         )
         self.info = replace(words.info, name="recorded", context_tokens=CONTEXT)
 
-    def _said(self, ids: Sequence[int]) -> Mapping[int, float]:
+    def _likely(self, ids: Sequence[int]) -> Mapping[int, float]:
         record = self._records[tuple(ids[:_KEY])]
-        return record.said(len(ids) - len(record.prompt))
+        return record.likely(len(ids) - len(record.prompt))
 
     def tokenize(self, text: str, *, special: bool = False, bos: bool = False) -> list[int]:
         """See ``Engine.tokenize``."""
@@ -142,18 +142,20 @@ async def run_live(cell: LiveCell) -> Run:
         verdicts: list[Verdict] = []
         clients = [await stack.enter_async_context(_client(cell, url, records, verdicts.append)) for records in cell.work]
 
-        async def talk(number: int, places: Sequence[int], tokens: int) -> list[Told]:
+        async def talk(number: int, places: Sequence[int], tokens: int) -> list[MeasuredAnswer]:
             answers = []
-            for place in places:
-                await asyncio.sleep(cell.rests[number][place])
-                answers.append(await say(clients[number], cell.work[number][place], tokens))
+            for position in places:
+                await asyncio.sleep(cell.rests[number][position])
+                answers.append(await measure_answer(clients[number], cell.work[number][position], tokens))
             return answers
 
         await asyncio.gather(*(talk(number, [0], WARM_TOKENS) for number in range(len(clients))))
         verdicts.clear()
         before = await read_stats(http, url)
-        for told in await asyncio.gather(*(talk(number, range(1, len(cell.work[number])), cell.tokens) for number in range(len(clients)))):
-            run.answers += told
+        for measured in await asyncio.gather(
+            *(talk(number, range(1, len(cell.work[number])), cell.tokens) for number in range(len(clients)))
+        ):
+            run.answers += measured
         after = await read_stats(http, url)
     run.verdicts = verdicts
     count = after["verdicts"] - before["verdicts"]
@@ -196,7 +198,7 @@ def _release(cell: LiveCell, device: streamco.DeviceEndpoint) -> None:
 
 
 @asynccontextmanager
-async def _client(cell: LiveCell, url: str, records: Sequence[Record], hear: Callable[[Verdict], None]) -> AsyncIterator[streamco.Client]:
+async def _client(cell: LiveCell, url: str, records: Sequence[Record], emit: Callable[[Verdict], None]) -> AsyncIterator[streamco.Client]:
     """One device, behind a link of its own."""
     async with LinkProxy(urlsplit(url).port or 0, rtt=cell.rtt) as proxy:
         if cell.speculation is None:
@@ -205,7 +207,7 @@ async def _client(cell: LiveCell, url: str, records: Sequence[Record], hear: Cal
                 yield client
             return
         device = streamco.DeviceEndpoint(_engine(cell, records))
-        verifier = _TimedVerifier(f"ws://127.0.0.1:{proxy.port}", hear)
+        verifier = _TimedVerifier(f"ws://127.0.0.1:{proxy.port}", emit)
         async with streamco.Client(device, mode="speculate", verifier=verifier, speculation=cell.speculation, seed=1) as client:
             if client.unspeculated:
                 raise SystemExit(f"expected a client that drafts, got: {client.unspeculated}")
@@ -213,10 +215,10 @@ async def _client(cell: LiveCell, url: str, records: Sequence[Record], hear: Cal
         _release(cell, device)
 
 
-async def say(client: streamco.Client, record: Record, tokens: int) -> Told:
+async def measure_answer(client: streamco.Client, record: Record, tokens: int) -> MeasuredAnswer:
     """One greedy answer."""
     sampling = SamplingOptions(temperature=0, max_tokens=tokens, seed=1)
-    told, ids = Told(began=time.perf_counter(), deliveries=[]), []
+    measured, ids = MeasuredAnswer(began=time.perf_counter(), deliveries=[]), []
     request = Request(messages=list(record.messages), sampling=sampling, extra={"return_token_ids": True})
     async with client.open_chat(request) as stream:
         async for chunk in stream:
@@ -225,36 +227,36 @@ async def say(client: streamco.Client, record: Record, tokens: int) -> Told:
                 continue
             now = time.perf_counter()
             ids += found
-            if told.deliveries and now - told.deliveries[-1][0] < 0.001:  # what came at one time is read one by one
-                told.deliveries[-1] = (told.deliveries[-1][0], told.deliveries[-1][1] + len(found))
+            if measured.deliveries and now - measured.deliveries[-1][0] < 0.001:  # what came at one time is read one by one
+                measured.deliveries[-1] = (measured.deliveries[-1][0], measured.deliveries[-1][1] + len(found))
             else:
-                told.deliveries.append((now, len(found)))
-    told.is_as_recorded = ids == record.answer[:tokens]
+                measured.deliveries.append((now, len(found)))
+    measured.is_as_recorded = ids == record.answer[:tokens]
     figures = stream.report.speculation
     if figures is not None:
-        told.judged, told.accepted = round(figures.accepted / figures.acceptance) if figures.acceptance else 0, figures.accepted
-        told.rounds, told.hits = figures.rounds, round((figures.hit_rate or 0.0) * figures.rounds)
-        told.figures = figures
-    return told
+        measured.judged, measured.accepted = round(figures.accepted / figures.acceptance) if figures.acceptance else 0, figures.accepted
+        measured.rounds, measured.hits = figures.rounds, round((figures.hit_rate or 0.0) * figures.rounds)
+        measured.figures = figures
+    return measured
 
 
 class _TimedVerifier(VerifierEndpoint):
     """Tells how long verdicts take, each session's first one left out."""
 
-    def __init__(self, url: str, hear: Callable[[Verdict], None]) -> None:
+    def __init__(self, url: str, emit: Callable[[Verdict], None]) -> None:
         super().__init__(url)
-        self._hear = hear
+        self._emit = emit
 
     def open(self, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int = 0, reserve: int = 0) -> RemoteVerifierSession:
         """See ``Verifier.open``."""
         sent: dict[int, float] = {}  # rounds that were not sent ahead
 
-        def tell(event: VerifierEvent) -> None:
+        def emit_timed(event: VerifierEvent) -> None:
             if isinstance(event, VerdictReceived) and event.round in sent and event.round != min(sent):
-                self._hear(Verdict(time.perf_counter() - sent[event.round], event.queue_seconds, event.compute_seconds))
+                self._emit(Verdict(time.perf_counter() - sent[event.round], event.queue_seconds, event.compute_seconds))
             emit(event)
 
-        session = super().open(prompt_ids, tell, rule=rule, top_k=top_k, reserve=reserve)
+        session = super().open(prompt_ids, emit_timed, rule=rule, top_k=top_k, reserve=reserve)
         run = session.run
 
         def timed(command: VerifierCommand) -> None:

@@ -57,7 +57,7 @@ class Looks:
         self._records = records
         self._waiting = Waiting()
         self._words = sorted({token for record in records for token in record.answer})
-        self._dice = Random(0)
+        self._rng = Random(0)
 
     def taken(self) -> Pace:
         """All of them."""
@@ -126,7 +126,7 @@ class Looks:
 
     def _text(self, count: int) -> list[int]:
         """Each time another, which no cache holds."""
-        return self._dice.choices(self._words, k=count)
+        return self._rng.choices(self._words, k=count)
 
 
 def _median(measure: Callable[[int], float], count: int) -> float:

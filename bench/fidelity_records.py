@@ -46,9 +46,9 @@ class Record(Struct, frozen=True, kw_only=True):
     answer: list[int]
     choices: list[list[tuple[int, float]]]
 
-    def said(self, place: int) -> Mapping[int, float]:
+    def likely(self, position: int) -> Mapping[int, float]:
         """What a draft says in this place, whatever stands before it."""
-        return dict(self.choices[min(place, len(self.choices) - 1)])
+        return dict(self.choices[min(position, len(self.choices) - 1)])
 
     def request(self, number: int, *, device: int, tokens: int | None = None, common: int = 0) -> SimulatedRequest:
         """The same for the simulator; ``tokens``: the answer ends with so many; ``common``: of the prompt, that all begin with."""
@@ -137,9 +137,9 @@ def _answer(engine: LlamaEngine, prompts: Sequence[list[int]], tokens: int) -> l
 
 def _choose(engine: LlamaEngine, prompt: Sequence[int], answer: Sequence[int]) -> list[list[tuple[int, float]]]:
     waiting, held = Waiting(), engine.hold()
-    (said,) = waiting.gather([held.verify(answer, waiting.wake, given=prompt, top=TOP, sampling=GREEDY)])
+    (likely,) = waiting.gather([held.verify(answer, waiting.wake, given=prompt, top=TOP, sampling=GREEDY)])
     held.close()
-    return [list(each.likeliest) for each in said[: len(answer)]]
+    return [list(each.likeliest) for each in likely[: len(answer)]]
 
 
 def _mapped(choices: Sequence[tuple[int, float]], right: int, served: int) -> list[tuple[int, float]]:

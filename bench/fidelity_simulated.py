@@ -8,7 +8,7 @@ from random import Random
 import simpy
 from msgspec import Struct
 
-from bench.fidelity_figures import Run, Told, Verdict
+from bench.fidelity_figures import MeasuredAnswer, Run, Verdict
 from bench.fidelity_live import CONTEXT, PLACES, WARM_TOKENS, DeviceLaw
 from bench.fidelity_paces import Pace
 from bench.fidelity_records import Record
@@ -33,7 +33,7 @@ __all__ = [
     "SERVE_EXACTLY",
     "SimulatedCell",
     "common_tokens",
-    "recorded_member",
+    "recorded_device",
     "scheduler_options",
     "serve_pass",
     "simulate",
@@ -105,68 +105,68 @@ _DRAFT = 12  # tokens: more of each sequence are a prompt's
 class _Watched(Fleet):
     """Notes when tokens come."""
 
-    def __init__(self, env: simpy.Environment, told: dict[int, Told], **options: object) -> None:
+    def __init__(self, env: simpy.Environment, measured: dict[int, MeasuredAnswer], **options: object) -> None:
         super().__init__(env, **options)  # type: ignore[arg-type]
-        self._told = told
+        self._measured = measured
         self._clock = env
 
-    def note_tokens(self, answered: AnswerOutcome, count: int) -> None:
-        """See ``Fleet.note_tokens``."""
-        super().note_tokens(answered, count)
+    def record_tokens(self, outcome: AnswerOutcome, count: int) -> None:
+        """See ``Fleet.record_tokens``."""
+        super().record_tokens(outcome, count)
         if count:
-            self._told[answered.request.number].deliveries.append((self._clock.now, count))
+            self._measured[outcome.request.number].deliveries.append((self._clock.now, count))
 
 
 class _World:
     def __init__(self, cell: SimulatedCell) -> None:
         self.env = simpy.Environment()
-        self.told: dict[int, Told] = {}
+        self.measured: dict[int, MeasuredAnswer] = {}
         self.verdicts: list[Verdict] = []
         self._cell = cell
-        self._heard: set[str] = set()
+        self._seen_sessions: set[str] = set()
         self._common = common_tokens([record for records in cell.work for record in records])
         self._server = TargetServer(self.env, cell.forward, scheduler_options(), Alternating(batch_tokens=_BATCH), limits=cell.limits)
-        self._members = [self._member(number) for number in range(len(cell.work))]
+        self._devices = [self._device(number) for number in range(len(cell.work))]
 
     def run(self) -> Run:
         """A short answer of everybody, which doesn't count, then all of them."""
-        self._say(range(1), WARM_TOKENS)
-        warm, refused = len(self.told), self._server.refused
+        self._answer_all(range(1), WARM_TOKENS)
+        warm, refused = len(self.measured), self._server.refused
         self.verdicts.clear()
-        self._say(range(1, len(self._cell.work[0])), self._cell.tokens)
-        return Run(answers=list(self.told.values())[warm:], verdicts=self.verdicts, refusals=self._server.refused - refused)
+        self._answer_all(range(1, len(self._cell.work[0])), self._cell.tokens)
+        return Run(answers=list(self.measured.values())[warm:], verdicts=self.verdicts, refusals=self._server.refused - refused)
 
-    def _say(self, places: range, tokens: int) -> None:
+    def _answer_all(self, places: range, tokens: int) -> None:
         """Each device has its records of these places answered, one behind the other."""
-        devices = len(self._members)
-        left = {place * devices + device for place in places for device in range(devices)}
+        devices = len(self._devices)
+        left = {position * devices + device for position in places for device in range(devices)}
 
-        def rest(device: int, place: int) -> None:
-            call_at(self.env, self._cell.rests[device][place], lambda: ask(device, place))
+        def rest(device: int, position: int) -> None:
+            call_at(self.env, self._cell.rests[device][position], lambda: ask(device, position))
 
-        def ask(device: int, place: int) -> None:
-            number = place * devices + device
-            self.told[number] = Told(began=self.env.now, deliveries=[])
+        def ask(device: int, position: int) -> None:
+            number = position * devices + device
+            self.measured[number] = MeasuredAnswer(began=self.env.now, deliveries=[])
             length = tokens if self._cell.speculation is None else None
-            crowd.take(self._cell.work[device][place].request(number, device=device, tokens=length, common=self._common))
+            fleet.take(self._cell.work[device][position].request(number, device=device, tokens=length, common=self._common))
 
-        def answer_next(answered: AnswerOutcome) -> None:
-            self._note(answered)
-            place, device = divmod(answered.request.number, devices)
-            left.discard(answered.request.number)
-            if place + 1 in places:
-                rest(device, place + 1)
+        def answer_next(outcome: AnswerOutcome) -> None:
+            self._record(outcome)
+            position, device = divmod(outcome.request.number, devices)
+            left.discard(outcome.request.number)
+            if position + 1 in places:
+                rest(device, position + 1)
 
-        crowd = _Watched(
+        fleet = _Watched(
             self.env,
-            self.told,
-            members=self._members,
+            self.measured,
+            devices=self._devices,
             servers=[self._server],
             routing=routing_policy("round-robin"),
             execution="fused" if self._cell.speculation is None else "distributed",
             options=speculator_options(self._cell.speculation or SpeculationOptions(), tokens),
-            dice=Random(0),
-            on_answered=answer_next,
+            rng=Random(0),
+            on_outcome=answer_next,
             on_verdict=self._on_verdict,
         )
         for device in range(devices):
@@ -174,23 +174,28 @@ class _World:
         while left:
             self.env.step()
 
-    def _note(self, answered: AnswerOutcome) -> None:
+    def _record(self, outcome: AnswerOutcome) -> None:
         """See ``Run``."""
-        if answered.error is not None:
-            raise answered.error
-        told, report = self.told[answered.request.number], answered.report
+        if outcome.error is not None:
+            raise outcome.error
+        measured, report = self.measured[outcome.request.number], outcome.report
         if report is None:
-            told.deliveries.append((answered.ended, 1))  # the last token comes with the end
+            measured.deliveries.append((outcome.ended, 1))  # the last token comes with the end
         else:
-            told.judged, told.accepted, told.rounds, told.hits = report.verified, report.accepted, report.rounds, report.hits
+            measured.judged, measured.accepted, measured.rounds, measured.hits = (
+                report.verified,
+                report.accepted,
+                report.rounds,
+                report.hits,
+            )
 
     def _on_verdict(self, verdict: SendVerdict) -> None:
-        if verdict.session in self._heard:
+        if verdict.session in self._seen_sessions:
             self.verdicts.append(Verdict(self._cell.rtt + verdict.queued + verdict.compute, verdict.queued, verdict.compute))
-        self._heard.add(verdict.session)
+        self._seen_sessions.add(verdict.session)
 
-    def _member(self, number: int) -> FleetDevice:
-        return recorded_member(number, self._cell.law, self._cell.rtt, (self._cell.speculation or SpeculationOptions()).pair(1.0))
+    def _device(self, number: int) -> FleetDevice:
+        return recorded_device(number, self._cell.law, self._cell.rtt, (self._cell.speculation or SpeculationOptions()).pair(1.0))
 
 
 def common_tokens(records: Sequence[Record]) -> int:
@@ -203,7 +208,7 @@ def simulate(cell: SimulatedCell) -> Run:
     return _World(cell).run()
 
 
-def recorded_member(number: int, law: DeviceLaw, rtt: float, pair: SpeculationEstimates) -> FleetDevice:
+def recorded_device(number: int, law: DeviceLaw, rtt: float, pair: SpeculationEstimates) -> FleetDevice:
     """A device that says what was recorded in the time of ``law``, behind a link of ``rtt`` seconds.
 
     Engines read a prompt's last token in the step that writes the answer's first one.

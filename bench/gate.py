@@ -110,8 +110,8 @@ def judge_gate(gate: Gate, answers: Sequence[Answer]) -> tuple[float, float]:
 
 def _chance(share: float) -> Gate:
     """A gate that lets this share through, whatever the request."""
-    dice = Random(SEED)
-    passes: Callable[[RequestFacts], bool] = lambda _: dice.random() < share  # noqa: E731
+    rng = Random(SEED)
+    passes: Callable[[RequestFacts], bool] = lambda _: rng.random() < share  # noqa: E731
     return passes
 
 

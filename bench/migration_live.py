@@ -174,11 +174,11 @@ def load(path: Path) -> LlamaEngine:
     return LlamaEngine(path, EngineOptions(threads=1, context_tokens=256, max_sequences=AT_ONCE, exact=True))
 
 
-def requests(engine: LlamaEngine, dice: random.Random, count: int) -> list[Request]:
+def requests(engine: LlamaEngine, rng: random.Random, count: int) -> list[Request]:
     """Greedy ones of 32 to 48 tokens: chats, every fourth as ids."""
     made: list[Request] = []
     for number, prompt in enumerate(PROMPTS[:count]):
-        sampling = SamplingOptions(temperature=0, max_tokens=dice.randint(32, 48))
+        sampling = SamplingOptions(temperature=0, max_tokens=rng.randint(32, 48))
         if number % 4 == 3:
             made.append(Request(prompt_ids=engine.tokenize(prompt, bos=True), sampling=sampling))
         else:
@@ -220,24 +220,24 @@ class _Places:
         self.whole = [*devices, *servers]
         self.cut_servers = {each.name: each for each in cut_servers}
 
-    def chain(self, dice: random.Random, tokens: int) -> list[Endpoint]:
+    def chain(self, rng: random.Random, tokens: int) -> list[Endpoint]:
         """Two to four endpoints in random order, all but the last broken somewhere."""
-        order = dice.sample(self.whole, dice.choice([2, 4, 4, 4]))
-        broken = [self._broken(each, dice, max(1, tokens // (len(order) - 1))) for each in order[:-1]]
+        order = rng.sample(self.whole, rng.choice([2, 4, 4, 4]))
+        broken = [self._broken(each, rng, max(1, tokens // (len(order) - 1))) for each in order[:-1]]
         return [*broken, order[-1]]
 
-    def _broken(self, endpoint: Endpoint, dice: random.Random, most: int) -> Endpoint:
-        if endpoint.name in self.cut_servers and dice.random() < 0.75:
+    def _broken(self, endpoint: Endpoint, rng: random.Random, most: int) -> Endpoint:
+        if endpoint.name in self.cut_servers and rng.random() < 0.75:
             return self.cut_servers[endpoint.name]
-        return Breaking(endpoint, dice.randint(1, most))
+        return Breaking(endpoint, rng.randint(1, most))
 
 
 @asynccontextmanager
-async def _places(engines: Sequence[LlamaEngine], dice: random.Random) -> AsyncIterator[_Places]:
+async def _places(engines: Sequence[LlamaEngine], rng: random.Random) -> AsyncIterator[_Places]:
     import aiohttp
 
     def faults() -> Faults:
-        return replace(draw_faults(dice.choice(CUTS), dice, events=CUT_EVENTS), piece_bytes=dice.choice([None, dice.randint(1, 400)]))
+        return replace(draw_faults(rng.choice(CUTS), rng, events=CUT_EVENTS), piece_bytes=rng.choice([None, rng.randint(1, 400)]))
 
     async with AsyncExitStack() as stack:
         single = aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True))  # faults are drawn for each connection
@@ -293,12 +293,12 @@ class _Run:
             await self._one(self._number)
 
     async def _one(self, number: int) -> None:
-        dice = random.Random(f"{self.seed}/{number}")
-        at = dice.randrange(len(self.asked))
+        rng = random.Random(f"{self.seed}/{number}")
+        at = rng.randrange(len(self.asked))
         request, whole = self.asked[at], self.whole[at]
         limit = request.sampling.max_tokens
         assert limit is not None
-        endpoints = self.places.chain(dice, len(whole.ids))
+        endpoints = self.places.chain(rng, len(whole.ids))
         where = f"answer {number}, seed {self.seed}, through {', '.join(each.name for each in endpoints)}"
         try:
             joined, machine = await run_session(endpoints, request)

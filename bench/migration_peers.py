@@ -150,11 +150,11 @@ class Judge:
         return at, self.margin([*reference.prompt, *reference.ids[:at]])
 
 
-def _asked(form: Form, engine: LlamaEngine, count: int, dice: random.Random) -> list[Request]:
+def _asked(form: Form, engine: LlamaEngine, count: int, rng: random.Random) -> list[Request]:
     sampling = SamplingOptions(temperature=0, max_tokens=40)
     if form.asks == "prompt":
         return [Request(prompt=text, sampling=sampling, extra=PLAIN) for text in TEXTS[:count]]
-    asked = dice.sample(PROMPTS, min(count, len(PROMPTS)))
+    asked = rng.sample(PROMPTS, min(count, len(PROMPTS)))
     if form.asks == "prompt_ids":
         return [Request(prompt_ids=engine.tokenize(text, bos=True), sampling=sampling, extra=PLAIN) for text in asked]
     return [Request(messages=[{"role": "user", "content": text}], sampling=sampling, extra=PLAIN) for text in asked]
@@ -210,7 +210,7 @@ class _Run:
         self._peer = peer
         self._device = DeviceEndpoint(engine)
         self._judge = judge
-        self._dice = random.Random(f"{SEED}/{form}")
+        self._rng = random.Random(f"{SEED}/{form}")
         self.tallies = {way: PeerTally() for way in (FROM_PEER, TO_PEER) if way == FROM_PEER or form.is_target}
 
     async def one(self, request: Request, cuts: int) -> None:
@@ -225,7 +225,7 @@ class _Run:
             written = references["theirs" if way == FROM_PEER else "ours"]
             self._compare(tally, "uninterrupted", theirs, references["ours"])
             places = range(1, max(1, len(written.ids)))
-            for cut in sorted(self._dice.sample(places, min(cuts, len(places)))):
+            for cut in sorted(self._rng.sample(places, min(cuts, len(places)))):
                 await self._hand_over(way, request, cut, references)
 
     async def _hand_over(self, way: str, request: Request, cut: int, references: dict[str, Reference]) -> None:

@@ -70,68 +70,68 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        dice = self.dice = random.Random(f"{SEED}/{seed}")
-        self.text = "".join(dice.choices(_SIGNS, k=dice.randint(8, 120)))
-        self.is_one_vocabulary = dice.random() < 0.75
-        spellings = [Spelling.throw(self.text, vocabulary, dice) for vocabulary in ("one", "other")]
+        rng = self.rng = random.Random(f"{SEED}/{seed}")
+        self.text = "".join(rng.choices(_SIGNS, k=rng.randint(8, 120)))
+        self.is_one_vocabulary = rng.random() < 0.75
+        spellings = [Spelling.draw(self.text, vocabulary, rng) for vocabulary in ("one", "other")]
         self.spelling = spellings[0]
-        self.is_limited = self.is_one_vocabulary and dice.random() < 0.3
-        names = [f"writer{number}" for number in range(dice.randint(2, 6))]
+        self.is_limited = self.is_one_vocabulary and rng.random() < 0.3
+        names = [f"writer{number}" for number in range(rng.randint(2, 6))]
         self.writers = [self._writer(name, self._spelling_of(spellings), breaks=name != names[-1]) for name in names]
-        waits = [0.0, *(dice.choice([None, None, 0.0, dice.uniform(0, 1)]) for _ in names[2:]), None]
+        waits = [0.0, *(rng.choice([None, None, 0.0, rng.uniform(0, 1)]) for _ in names[2:]), None]
         self.plan = RacePlan(
             attempts=tuple(
-                AttemptPlan(writer.name, wait, continues=True, vocabulary=writer.spelling.vocabulary if writer.tells_ids else None)
+                AttemptPlan(writer.name, wait, continues=True, vocabulary=writer.spelling.vocabulary if writer.sends_ids else None)
                 for writer, wait in zip(self.writers, waits, strict=True)
             ),
-            pace=dice.choice([None, dice.uniform(5, 200)]),
-            explore=dice.random() < 0.2,
+            pace=rng.choice([None, rng.uniform(5, 200)]),
+            explore=rng.random() < 0.2,
             on_failure="migrate",
             max_tokens=len(self.spelling.ids) if self.is_limited else None,
-            migration=self._moves() if dice.random() < 0.5 else None,
+            migration=self._moves() if rng.random() < 0.5 else None,
         )
 
     def _moves(self) -> MigrationPlan:
         """Prices and times at random: what moving saves is not asked here, only that it loses nothing."""
-        dice = self.dice
+        rng = self.rng
         terms = {
             writer.name: Terms(
-                prompt=dice.choice([0.0, 1e-7]),
-                completion=dice.uniform(0, 1e-5),
-                setup=dice.choice([None, dice.uniform(0.01, 0.5)]),
-                per_token=dice.choice([0.0, 0.001]),
-                pre_copy=dice.choice(["append", "warm", "none"]),
+                prompt=rng.choice([0.0, 1e-7]),
+                completion=rng.uniform(0, 1e-5),
+                setup=rng.choice([None, rng.uniform(0.01, 0.5)]),
+                per_token=rng.choice([0.0, 0.001]),
+                pre_copy=rng.choice(["append", "warm", "none"]),
             )
             for writer in self.writers
         }
         return MigrationPlan(
             terms=terms,
             lengths=RemainingLength((50, 400), (0.5, 0.1)),
-            prompt_tokens=dice.randint(1, 100),
-            reader_rate=dice.uniform(1, 50),
-            capacity=dice.choice([8, 500]),
-            rule=dice.choice(["pre-copy", "full-buffer"]),
-            max_migrations=dice.randint(1, 5),
+            prompt_tokens=rng.randint(1, 100),
+            reader_rate=rng.uniform(1, 50),
+            capacity=rng.choice([8, 500]),
+            rule=rng.choice(["pre-copy", "full-buffer"]),
+            max_migrations=rng.randint(1, 5),
         )
 
     def _spelling_of(self, spellings: Sequence[Spelling]) -> Spelling:
-        return self.spelling if self.is_one_vocabulary else self.dice.choice(spellings)
+        return self.spelling if self.is_one_vocabulary else self.rng.choice(spellings)
 
     def _writer(self, name: str, spelling: Spelling, *, breaks: bool) -> SimulatedWriter:
-        dice = self.dice
+        rng = self.rng
         chunks = len(spelling.ids)
         return SimulatedWriter(
             name,
             spelling,
-            dice,
-            first=dice.uniform(0.01, 0.5),
-            gap=dice.choice([0.0, dice.uniform(0.001, 0.1)]),
-            burst=dice.choice([1, 3, 12]),
-            breaks=[dice.randint(0, max(1, chunks // dice.randint(1, 4))) for _ in range(2 * breaks)],
+            rng,
+            first=rng.uniform(0.01, 0.5),
+            gap=rng.choice([0.0, rng.uniform(0.001, 0.1)]),
+            burst=rng.choice([1, 3, 12]),
+            breaks=[rng.randint(0, max(1, chunks // rng.randint(1, 4))) for _ in range(2 * breaks)],
             finish_reason="length" if self.is_limited else "stop",
-            tells_ids=self.is_one_vocabulary or dice.random() < 0.6,
-            tells_early=dice.random() < 0.3,
-            cancel_takes=dice.choice([0.0, dice.uniform(0.001, 0.3)]),
+            sends_ids=self.is_one_vocabulary or rng.random() < 0.6,
+            sends_ids_early=rng.random() < 0.3,
+            cancel_takes=rng.choice([0.0, rng.uniform(0.001, 0.3)]),
         )
 
     def run(self) -> World:

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import structs
 
 from bench.report import Row, add_arguments, emit
-from bench.worlds import PHONE_MODELS, Asks, Phone, RaceOutcome, Service, World, chats, price_of, services
+from bench.worlds import PHONE_MODELS, Phone, RaceOutcome, RequestDraws, Service, World, price_of, recorded_lengths, services
 from streamco.client.race.dispatcher import Dispatcher
 from streamco.client.race.migration import CostOf, MigrationOptions, MigrationPlanner
 from streamco.client.race.report import describe_hand_overs
@@ -50,12 +50,12 @@ PAPER: dict[tuple[Side, str], tuple[float, float, float]] = {  # Table 3, lowest
 }
 
 
-class MeanDesk(MigrationPlanner):
+class MeanPlanner(MigrationPlanner):
     """Takes t_m as the mean of what was seen, without slack: equation 6 as it is printed."""
 
     def _terms(self, endpoint: Endpoint, cost: CostOf) -> Terms | None:
         terms = super()._terms(endpoint, cost)
-        samples = self._switching.pace(endpoint.name, is_device=endpoint.kind == "device")._samples
+        samples = self._switching.timing(endpoint.name, is_device=endpoint.kind == "device")._samples
         if terms is None or not samples:
             return terms
         if endpoint.kind == "device":
@@ -74,7 +74,7 @@ class MeanDesk(MigrationPlanner):
 
 def take_means(dispatcher: Dispatcher) -> None:
     """Have a client's moves planned with mean times."""
-    dispatcher._migration = MeanDesk(dispatcher._migration.answers)
+    dispatcher._migration = MeanPlanner(dispatcher._migration.answers)
 
 
 @dataclass(slots=True)
@@ -97,23 +97,23 @@ class Tally:
         """Share of moves with no delayed token, per cent."""
         return 100.0 * sum(not count for count in self.delayed) / len(self.delayed)
 
-    def add(self, ran: RaceOutcome, world: World) -> None:
+    def add(self, outcome: RaceOutcome, world: World) -> None:
         """Count an answer."""
         self.answers += 1
-        moves = [move for move in describe_hand_overs(ran.machine, ran.dispatched, world.endpoints) if move.is_planned]
+        moves = [move for move in describe_hand_overs(outcome.machine, outcome.dispatched, world.endpoints) if move.is_planned]
         for move in moves:
-            made = (ran.server if move.source == "server" else ran.device).made
+            made = (outcome.server if move.source == "server" else outcome.device).made
             self.delayed.append(move.delayed_tokens)
             self.buffered.append(move.buffered)
             self.position.append(move.position)
             self.overrun.append(made - move.position)
         if moves:
-            self.gaps += gaps_seen(ran)
+            self.gaps += gaps_seen(outcome)
 
 
-def gaps_seen(ran: RaceOutcome) -> Iterable[float]:
+def gaps_seen(outcome: RaceOutcome) -> Iterable[float]:
     """Seconds between what the virtual reader sees, as ``Meter`` has it."""
-    times = [time for time, delivery in ran.session.deliveries for _ in delivery.chunks]
+    times = [time for time, delivery in outcome.session.deliveries for _ in delivery.chunks]
     seen = [max(time, times[0] + place / READING) for place, time in enumerate(times)]
     return (round(later - earlier, 6) for earlier, later in pairwise(seen))
 
@@ -121,7 +121,7 @@ def gaps_seen(ran: RaceOutcome) -> Iterable[float]:
 def run_world(service: Service, phone: Phone, side: Side, contender: str, *, answers: int) -> tuple[Tally, Tally]:
     """A client's first answers, and those after them."""
     rule, is_mean = RULES[contender]
-    planned, judged = chats()
+    planned, judged = recorded_lengths()
     world = World(
         service,
         phone,
@@ -132,12 +132,12 @@ def run_world(service: Service, phone: Phone, side: Side, contender: str, *, ans
         adapt=take_means if is_mean else None,
     )
     first, later = Tally(), Tally()
-    for count, asks, tally in (
-        (FIRST, Asks(service.planned, planned, "first"), first),
-        (answers, Asks(service.judged, judged, "later"), later),
+    for count, draws, tally in (
+        (FIRST, RequestDraws(service.planned, planned, "first"), first),
+        (answers, RequestDraws(service.judged, judged, "later"), later),
     ):
         for index in range(count):
-            tally.add(world.run(asks[index]), world)
+            tally.add(world.run(draws[index]), world)
     return first, later
 
 

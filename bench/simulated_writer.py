@@ -43,13 +43,13 @@ class Spelling:
         self._unused = max(self.ids, default=0) + 1
 
     @classmethod
-    def throw(cls, text: str, vocabulary: str, dice: random.Random) -> Spelling:
+    def draw(cls, text: str, vocabulary: str, rng: random.Random) -> Spelling:
         """A text in tokens of random lengths; no id occurs twice, so that each one's place is known."""
         pieces: list[Piece] = []
-        at, token = 0, dice.randrange(1000)
+        at, token = 0, rng.randrange(1000)
         while at < len(text):
-            part = text[at : at + dice.choice((1, 2, 3, 4, 6))]
-            size = 1 if part.isascii() else dice.randint(1, 3)
+            part = text[at : at + rng.choice((1, 2, 3, 4, 6))]
+            size = 1 if part.isascii() else rng.randint(1, 3)
             pieces.append((part, tuple(range(token, token + size))))
             at, token = at + len(part), token + size
         return cls(vocabulary, pieces)
@@ -81,14 +81,14 @@ class SimulatedWriter:
     Args:
         name: what the session calls it.
         spelling: the answer in its vocabulary.
-        dice: for bursts and gaps.
+        rng: for bursts and gaps.
         first: seconds from opening to the first event.
         gap: seconds between two events, on average.
         burst: chunks an event, at most.
         breaks: for each time it is opened, the chunks behind which it fails, None: never; further times: never.
         finish_reason: how the answer ends.
-        tells_ids: False: text alone, as most servers.
-        tells_early: ids of a code point are told as they are made, before there is text to show.
+        sends_ids: False: text alone, as most servers.
+        sends_ids_early: ids of a code point are told as they are made, before there is text to show.
         cancel_takes: seconds a cancel needs.
 
     Attributes:
@@ -99,26 +99,26 @@ class SimulatedWriter:
         self,
         name: str,
         spelling: Spelling,
-        dice: random.Random,
+        rng: random.Random,
         *,
         first: float = 0.3,
         gap: float = 0.05,
         burst: int = 3,
         breaks: Sequence[int | None] = (),
         finish_reason: str = "stop",
-        tells_ids: bool = True,
-        tells_early: bool = False,
+        sends_ids: bool = True,
+        sends_ids_early: bool = False,
         cancel_takes: float = 0.0,
     ) -> None:
         self.name = name
         self.spelling = spelling
-        self.dice = dice
+        self.rng = rng
         self.first = first
         self.gap = gap
         self.burst = burst
         self.finish_reason = finish_reason
-        self.tells_ids = tells_ids
-        self.tells_early = tells_early and tells_ids
+        self.sends_ids = sends_ids
+        self.sends_ids_early = sends_ids_early and sends_ids
         self.cancel_takes = cancel_takes
         self.by_ids = self.by_text = 0
         self._breaks = list(breaks)
@@ -133,7 +133,7 @@ class SimulatedWriter:
             pieces, held = self._rest(command.partial)
         choices = [
             ChunkChoice(delta=ChoiceDelta(role="assistant", content="")),
-            *(choice for text, ids in pieces for choice in self._tell(text, ids)),
+            *(choice for text, ids in pieces for choice in self._send(text, ids)),
             ChunkChoice(finish_reason=self.finish_reason),
         ]
         return _WriterStream(env, self, emit, choices, held=held, breaks_after=self._breaks.pop(0) if self._breaks else None)
@@ -143,7 +143,7 @@ class SimulatedWriter:
         spelling = self.spelling
         if not spelling.text.startswith(partial.text):
             raise AssertionError(f"{self.name}: expected the beginning of its own answer, got {partial.text!r}")
-        if partial.ids and partial.vocabulary == spelling.vocabulary and self.tells_ids:
+        if partial.ids and partial.vocabulary == spelling.vocabulary and self.sends_ids:
             if spelling.ids[: len(partial.ids)] != partial.ids:
                 raise AssertionError(f"{self.name}: expected the first ids of its own answer, got {partial.ids}")
             self.by_ids += 1
@@ -152,10 +152,10 @@ class SimulatedWriter:
         kept, held = split_trailing_whitespace(partial.text)
         return spelling.after_text(len(kept)), held
 
-    def _tell(self, text: str, ids: tuple[int, ...]) -> list[ChunkChoice]:
-        if not self.tells_ids:
+    def _send(self, text: str, ids: tuple[int, ...]) -> list[ChunkChoice]:
+        if not self.sends_ids:
             return [ChunkChoice(delta=ChoiceDelta(content=text))]
-        if not self.tells_early:
+        if not self.sends_ids_early:
             return [ChunkChoice(delta=ChoiceDelta(content=text), token_ids=list(ids))]
         early = [ChunkChoice(delta=ChoiceDelta(content=""), token_ids=[token]) for token in ids[:-1]]
         return [*early, ChunkChoice(delta=ChoiceDelta(content=text), token_ids=[ids[-1]])]
@@ -198,10 +198,10 @@ class _WriterStream:
             self._emit(StreamFailed(writer.name, EndpointConnectError("cut", endpoint=writer.name)))
         else:
             self._write(choices)
-            call_at(self._env, 2 * writer.gap * writer.dice.random(), self._go_on)
+            call_at(self._env, 2 * writer.gap * writer.rng.random(), self._go_on)
 
     def _write(self, choices: Sequence[ChunkChoice]) -> None:
-        stop = min(self._at + self._writer.dice.randint(1, self._writer.burst), len(choices))
+        stop = min(self._at + self._writer.rng.randint(1, self._writer.burst), len(choices))
         if self._breaks_after is not None:
             stop = min(stop, max(self._at, self._breaks_after))
         sent = choices[self._at : stop]

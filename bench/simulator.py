@@ -53,7 +53,7 @@ def speculating(requests: int, *, seed: int = 1, **policy: Any) -> Scenario:
     workload = {"trace": "gsm8k", "requests": requests, "arrivals": {"poisson_per_s": 25}}
     return Scenario(
         kind="speculate",
-        place=KINDS["speculate"],
+        kind_location=KINDS["speculate"],
         seed=seed,
         world=LARGE,
         workload=workload,
@@ -65,7 +65,7 @@ def racing(requests: int, *, budget: float, dispatch: str, constrained: str, dev
     """One point of DiSCo's sweep."""
     return Scenario(
         kind="race",
-        place=KINDS["race"],
+        kind_location=KINDS["race"],
         seed=7,
         world={"device": device, "service": service},
         workload={"requests": requests},

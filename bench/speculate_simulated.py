@@ -35,7 +35,7 @@ from streamco.policies.mode_switch import RoundConditions, predict_rates
 from streamco.policies.window import MAX_WINDOW, Static
 from streamco.sim.fleet.drafting_device import DraftingDevice
 from streamco.sim.single.answer import SpeculationOutcome, simulate_answer
-from streamco.sim.single.faulty_verifier import FaultyLink, JudgingServer
+from streamco.sim.single.faulty_verifier import FaultyLink, VerifyingServer
 from streamco.sim.workload.token_models import DeterministicModel, TokenModel
 
 __all__ = ["Cell", "main"]
@@ -85,7 +85,7 @@ class Cell:
         shape = NPU if self.draft_step < 0.001 else CORE
         steps = tuple(self.draft_step * each for each in shape)
         device = DraftingDevice(model=draft, step_times=steps, read_time=(steps[-1] - steps[0]) / (len(steps) - 1))
-        server = JudgingServer(model=target, step=self.server_step, read_time=READING * self.server_step, prompt_time=PROMPT_TIME)
+        server = VerifyingServer(model=target, step=self.server_step, read_time=READING * self.server_step, prompt_time=PROMPT_TIME)
         outcome = simulate_answer(pair, options, device, server, FaultyLink(rtt=self.rtt), seed=seed)
         if outcome is None or len(outcome.ids) != TOKENS:
             raise AssertionError(f"{self}: expected an answer of {TOKENS} tokens, got {outcome}")
@@ -112,11 +112,11 @@ def models(acceptance: float, seed: int, *, is_blind: bool) -> tuple[TokenModel,
 
     @cache
     def drafted(length: int, last: int) -> Mapping[int, float]:
-        dice, right = Random(f"draft {seed} {length} {last}"), target.next_token(length, last)
-        chance = dice.betavariate(CONCENTRATION * acceptance, CONCENTRATION * (1.0 - acceptance))
-        wrong, other = dice.sample(range(1000, 2000), 2)
-        is_right, is_second = dice.random() < chance, dice.random() < 0.6
-        said_of = dice.betavariate(CONCENTRATION * acceptance, CONCENTRATION * (1.0 - acceptance)) if is_blind else chance
+        rng, right = Random(f"draft {seed} {length} {last}"), target.next_token(length, last)
+        chance = rng.betavariate(CONCENTRATION * acceptance, CONCENTRATION * (1.0 - acceptance))
+        wrong, other = rng.sample(range(1000, 2000), 2)
+        is_right, is_second = rng.random() < chance, rng.random() < 0.6
+        said_of = rng.betavariate(CONCENTRATION * acceptance, CONCENTRATION * (1.0 - acceptance)) if is_blind else chance
         sure = min(0.995, max(0.05, said_of))
         rest = min(0.6 * (1.0 - sure), 0.9 * sure)
         return {right: sure, wrong: rest} if is_right else {wrong: sure, (right if is_second else other): rest}

@@ -110,21 +110,21 @@ class Device:
     """One connection; answers for ever."""
 
     def __init__(
-        self, socket: websockets.ClientConnection, client: VerifyClient, texts: Sequence[Text], budget: float, dice: Random
+        self, socket: websockets.ClientConnection, client: VerifyClient, texts: Sequence[Text], budget: float, rng: Random
     ) -> None:
         self._socket = socket
         self._client = client
         self._texts = texts
         self._budget = budget
-        self._dice = dice
+        self._rng = rng
 
     async def run(self, seen: Seen) -> None:
         """Write into ``seen`` until cancelled."""
         await self._ask(Welcome)
-        await asyncio.sleep(self._dice.random() * PAUSE)
+        await asyncio.sleep(self._rng.random() * PAUSE)
         while True:
-            await self._answer(self._dice.choice(self._texts), seen)
-            await asyncio.sleep(self._dice.expovariate(1 / PAUSE))
+            await self._answer(self._rng.choice(self._texts), seen)
+            await asyncio.sleep(self._rng.expovariate(1 / PAUSE))
 
     async def _answer(self, text: Text, seen: Seen) -> None:
         whole = (*text.prompt, *text.answer)
@@ -139,10 +139,10 @@ class Device:
         is_first = True
         while position + WINDOW + 1 < len(whole):
             await asyncio.sleep(WINDOW / RATE)
-            if self._dice.random() >= self._budget:
+            if self._rng.random() >= self._budget:
                 position += WINDOW
                 continue
-            draft = [token if self._dice.random() < ACCEPTANCE else (token + 1009) % 4096 for token in whole[position : position + WINDOW]]
+            draft = [token if self._rng.random() < ACCEPTANCE else (token + 1009) % 4096 for token in whole[position : position + WINDOW]]
             verdict, latency = await self._judge(session, base, [*whole[base:position], *draft], position - base, seen)
             (seen.firsts if is_first else seen.latencies).append(latency)
             if not is_first:
@@ -199,13 +199,13 @@ class Server:
             return dict(await response.json())
 
     @contextlib.asynccontextmanager
-    async def device(self, texts: Sequence[Text], budget: float, dice: Random) -> AsyncIterator[Device]:
+    async def device(self, texts: Sequence[Text], budget: float, rng: Random) -> AsyncIterator[Device]:
         """One that is connected."""
         size = self.model["vocabulary_size"]
         client = VerifyClient(VerifyCodec(size), self.model["vocabulary"], agent="bench")
         url = f"{self.address.replace('http', 'ws', 1)}{PATH}"
         async with websockets.connect(url, subprotocols=[SUBPROTOCOL], compression=None) as socket:  # type: ignore[list-item]
-            yield Device(socket, client, texts, budget, dice)
+            yield Device(socket, client, texts, budget, rng)
 
 
 def follow(ids: Sequence[int]) -> dict[int, float]:
@@ -260,9 +260,9 @@ async def serving(engine: str, policy: str, imposed: Sequence[str]) -> AsyncIter
 
 def script_texts(count: int, tokens: int) -> list[Text]:
     """Some of the scripted target's answers."""
-    dice, texts = Random(SEED), []
+    rng, texts = Random(SEED), []
     for _ in range(count):
-        prompt = tuple(dice.randrange(VOCABULARY.size) for _ in range(dice.randrange(20, 80)))
+        prompt = tuple(rng.randrange(VOCABULARY.size) for _ in range(rng.randrange(20, 80)))
         whole = list(prompt)
         for _ in range(tokens):
             whole += follow(whole)
@@ -288,8 +288,8 @@ async def run_case(server: Server, texts: Sequence[Text], budget: float, devices
     """So many devices for so long; what they saw, and what the server counted meanwhile."""
     seen = Seen()
     async with aiohttp.ClientSession() as session, contextlib.AsyncExitStack() as stack:
-        dice = [Random(f"{SEED}/{budget}/{number}") for number in range(devices)]
-        each = [await stack.enter_async_context(server.device(texts, budget, own)) for own in dice]
+        rng = [Random(f"{SEED}/{budget}/{number}") for number in range(devices)]
+        each = [await stack.enter_async_context(server.device(texts, budget, own)) for own in rng]
         tasks = [asyncio.create_task(device.run(seen)) for device in each]
         await asyncio.wait(tasks, timeout=SETTLING * seconds, return_when=asyncio.FIRST_EXCEPTION)
         seen.clear()

@@ -31,8 +31,8 @@ from msgspec import Struct
 from msgspec.structs import replace as changed
 
 import streamco
-from bench.fidelity_figures import Told
-from bench.fidelity_live import CONTEXT, CORE_LAW, READING, DeviceLaw, RecordedEngine, say
+from bench.fidelity_figures import MeasuredAnswer
+from bench.fidelity_live import CONTEXT, CORE_LAW, READING, DeviceLaw, RecordedEngine, measure_answer
 from bench.fidelity_records import Record, load_records, served_model
 from bench.pairs import model_file
 from bench.report import add_arguments, emit
@@ -157,56 +157,56 @@ async def _measure_law() -> DeviceLaw:
     return DeviceLaw(step_times=times, seconds_per_token=READING * times[0])
 
 
-def _run(told: RecordedClient) -> Tally:
-    return asyncio.run(_answer_all(told))
+def _run(job: RecordedClient) -> Tally:
+    return asyncio.run(_answer_all(job))
 
 
-async def _answer_all(told: RecordedClient) -> Tally:
+async def _answer_all(job: RecordedClient) -> Tally:
     tally = Tally()
     serving = ("--model", str(served_model()), "--model-name", "large", "--threads", "1", "--context", str(CONTEXT), "--exact")
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(running_server(*serving, "--port", "0", "--step-times", told.speed))
-        rtt, mbps = told.link
+        url = await stack.enter_async_context(running_server(*serving, "--port", "0", "--step-times", job.speed))
+        rtt, mbps = job.link
         proxy = await stack.enter_async_context(LinkProxy(urlsplit(url).port or 0, rtt=rtt, mbps=mbps))
         http = await stack.enter_async_context(aiohttp.ClientSession())
-        client = await stack.enter_async_context(_client(told, f"http://127.0.0.1:{proxy.port}/v1"))
-        for record in told.warm_ups:
-            await say(client, record, min(told.tokens, WARM_TOKENS))
+        client = await stack.enter_async_context(_client(job, f"http://127.0.0.1:{proxy.port}/v1"))
+        for record in job.warm_ups:
+            await measure_answer(client, record, min(job.tokens, WARM_TOKENS))
         before = await read_stats(http, url)
-        for record in told.records:
-            _count(tally, await say(client, record, told.tokens), told.name)
+        for record in job.records:
+            _count(tally, await measure_answer(client, record, job.tokens), job.name)
         after = await read_stats(http, url)
     tally.verdicts, tally.late = (after[name] - before[name] for name in ("verdicts", "late_verdicts"))
     return tally
 
 
 @asynccontextmanager
-async def _client(told: RecordedClient, address: str) -> AsyncIterator[streamco.Client]:
+async def _client(job: RecordedClient, address: str) -> AsyncIterator[streamco.Client]:
     server = streamco.OpenAIEndpoint("large", base_url=address, name="server")
-    if told.setting is None:
+    if job.setting is None:
         async with streamco.Client(server=server) as client:
             yield client
         return
     with (
         closing(LlamaEngine(model_file(DRAFT), EngineOptions(threads=1, context_tokens=CONTEXT))) as words,
-        closing(RecordedEngine(words, [*told.warm_ups, *told.records], told.law)) as engine,
+        closing(RecordedEngine(words, [*job.warm_ups, *job.records], job.law)) as engine,
     ):
-        setting = changed(told.setting, link_patience=PATIENCE, last_patience=PATIENCE)
+        setting = changed(job.setting, link_patience=PATIENCE, last_patience=PATIENCE)
         async with streamco.Client(streamco.DeviceEndpoint(engine), server, mode="speculate", speculation=setting) as client:
             if client.unspeculated:
-                raise SystemExit(f"{told.name}: expected a client that drafts, got: {client.unspeculated}")
+                raise SystemExit(f"{job.name}: expected a client that drafts, got: {client.unspeculated}")
             yield client
 
 
-def _count(tally: Tally, told: Told, name: str) -> None:
-    if not told.is_as_recorded:
+def _count(tally: Tally, job: MeasuredAnswer, name: str) -> None:
+    if not job.is_as_recorded:
         raise SystemExit(f"{name}: expected the recorded answer, got another one")
-    tally.seconds.append(told.last - told.began)
-    tally.tokens.append(told.tokens)
-    tally.first.append(told.first - told.began)
-    tally.gaps += told.gaps
-    if told.figures is not None:
-        tally.figures.append(told.figures)
+    tally.seconds.append(job.last - job.began)
+    tally.tokens.append(job.tokens)
+    tally.first.append(job.first - job.began)
+    tally.gaps += job.gaps
+    if job.figures is not None:
+        tally.figures.append(job.figures)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import simpy
 
 from bench.fidelity_live import CORE_LAW, DeviceLaw
 from bench.fidelity_records import Record, load_records
-from bench.fidelity_simulated import SERVE_EXACTLY, common_tokens, recorded_member, scheduler_options, speculator_options
+from bench.fidelity_simulated import SERVE_EXACTLY, common_tokens, recorded_device, scheduler_options, speculator_options
 from bench.report import Row, add_arguments, emit
 from bench.speculate import LARGE, WARM_TOKENS, Link, Section, Tally
 from bench.windows import rows_of
@@ -53,23 +53,23 @@ def run_client(
     server = TargetServer(env, lambda rows, read, *_: times(rows, read), scheduler_options(), Alternating(), limits=SERVE_EXACTLY)
     pair = (setting or SpeculationOptions()).pair(1.0)
     pair.expect_rtt(link[0])
-    member = recorded_member(0, law, link[0], pair)
+    device = recorded_device(0, law, link[0], pair)
     common = common_tokens(records)
     answers: list[AnswerOutcome] = []
     for number, record in enumerate(records):
         length = tokens if number >= warm_ups else min(tokens, WARM_TOKENS)
-        crowd = Fleet(
+        fleet = Fleet(
             env,
-            members=[member],
+            devices=[device],
             servers=[server],
             routing=routing_policy("round-robin"),
             execution="fused" if setting is None else "auto",
             options=speculator_options(setting or SpeculationOptions(), length),
-            dice=Random(0),
-            on_answered=answers.append,
+            rng=Random(0),
+            on_outcome=answers.append,
         )
         request = record.request(number, device=0, tokens=length if setting is None else None, common=common)
-        call_at(env, 0.0, partial(crowd.take, request))
+        call_at(env, 0.0, partial(fleet.take, request))
         while len(answers) <= number:
             env.step()
     return _tally(answers[warm_ups:], tokens)
@@ -77,14 +77,14 @@ def run_client(
 
 def _tally(answers: Sequence[AnswerOutcome], tokens: int) -> Tally:
     tally = Tally()
-    for answered in answers:
-        if answered.error is not None:
-            raise answered.error
-        assert answered.first is not None, "it has ended"
-        tally.seconds.append(answered.ended - answered.began)
-        tally.first.append(answered.first - answered.began)
+    for outcome in answers:
+        if outcome.error is not None:
+            raise outcome.error
+        assert outcome.first is not None, "it has ended"
+        tally.seconds.append(outcome.ended - outcome.began)
+        tally.first.append(outcome.first - outcome.began)
         tally.tokens.append(tokens)
-        report, traffic = answered.report, answered.traffic
+        report, traffic = outcome.report, outcome.traffic
         if report is not None:
             sent = {"bytes_up": traffic.bytes_up, "bytes_down": traffic.bytes_down}
             tally.figures.append(speculation_figures(report, budget=1.0, **sent, retracted=report.retracted, is_exact=True))

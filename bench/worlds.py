@@ -17,7 +17,7 @@ from streamco.config import READING
 from streamco.policies.dispatch import Side
 from streamco.profiles import DeviceSpeed, ModelShape, Prices, Profile, TTFTDistribution
 from streamco.sim.race.client import RaceOutcome, RequestDraw, SimulatedClient, draw_request
-from streamco.sim.race.lengths import RecordedChats
+from streamco.sim.race.lengths import RecordedLengths
 from streamco.sim.race.services import PHONES, RecordedService, read_services
 from streamco.sim.race.services import price_of as packaged_price
 
@@ -25,12 +25,12 @@ __all__ = [
     "LIMIT",
     "PHONE_MODELS",
     "RequestDraw",
-    "Asks",
+    "RequestDraws",
     "Phone",
     "RaceOutcome",
     "Service",
     "World",
-    "chats",
+    "recorded_lengths",
     "price_of",
     "services",
     "with_table_8",
@@ -124,8 +124,8 @@ def with_table_8() -> list[Service]:
     """The models of the paper's Table 8 at its prices; its times were not published, so each has those of a service of about its speed."""
     recorded = {service.name: service for service in services()}
     return [
-        dataclasses.replace(recorded[stand_in], name=f"{model} (times of {stand_in})", prices=packaged_price(price))
-        for model, price, stand_in in TABLE_8
+        dataclasses.replace(recorded[substitute], name=f"{model} (times of {substitute})", prices=packaged_price(price))
+        for model, price, substitute in TABLE_8
     ]
 
 
@@ -144,7 +144,7 @@ def _price_list() -> dict[str, Prices]:
 
 
 @cache
-def chats() -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+def recorded_lengths() -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """Tokens of prompt and answer of the Alpaca records, in two halves."""
     count = token_counter()
     pairs = []
@@ -156,18 +156,18 @@ def chats() -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
 
 
 @cache
-def _known() -> RecordedChats:
-    return RecordedChats(*chats())
+def _known() -> RecordedLengths:
+    return RecordedLengths(*recorded_lengths())
 
 
-class Asks:
+class RequestDraws:
     """Requests to a service, any number of them: prompts and recorded times meet at random."""
 
     def __init__(self, rows: Sequence[tuple[float, float]], pairs: Sequence[tuple[int, int]], seed: str) -> None:
-        self._service, self._chats, self._seed = RecordedService(rows, rows), RecordedChats(pairs, pairs), seed
+        self._service, self._lengths, self._seed = RecordedService(rows, rows), RecordedLengths(pairs, pairs), seed
 
     def __getitem__(self, index: int) -> RequestDraw:
-        return draw_request(f"{self._seed}/{index}", self._chats, self._service, LIMIT)
+        return draw_request(f"{self._seed}/{index}", self._lengths, self._service, LIMIT)
 
 
 class World(SimulatedClient):

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from bench.dispatch import PHONES, bench_planning
 from bench.report import emit
-from bench.worlds import chats
+from bench.worlds import recorded_lengths
 from experiments.disco_judged import DRAWS, Cut, format_cuts
 from experiments.disco_ttft import BUDGETS, SIDES, show_ttft
 from experiments.tables import run_all, show_table
@@ -117,7 +117,7 @@ def race(model: str, phone: str, requests: int, pace: str | None, **policy: Any)
     service, prices = MODELS[model]
     return Scenario(
         kind="race",
-        place=KINDS["race"],
+        kind_location=KINDS["race"],
         seed=SEED,
         requests=True,
         world={"service": service, "prices": prices, "device": phone},
@@ -193,18 +193,18 @@ def show_speed(options: argparse.Namespace) -> None:
         ("with migration, device-constrained", RacePolicy(constrained="device", migration="pre-copy", budget=1.0)),
         ("with pace", RacePolicy(constrained="device", pace="reading")),
     ):
-        one = Race(RaceOptions(policy=policy), Scenario(kind="race", place=KINDS["race"], seed=SEED))
-        asks = [one.throw(f"request {number}") for number in range(requests)]
+        one = Race(RaceOptions(policy=policy), Scenario(kind="race", kind_location=KINDS["race"], seed=SEED))
+        draws = [one.draw(f"request {number}") for number in range(requests)]
         events, began = 0, time.perf_counter()
-        for ask in asks:
-            events += next(one.client.run(ask).session._env._eid)  # how many were scheduled
+        for draw in draws:
+            events += next(one.client.run(draw).session._env._eid)  # how many were scheduled
         seconds = time.perf_counter() - began
         rows.append([name, f"{1000.0 * seconds / requests:.3f}", f"{events / requests:.1f}", f"{events / seconds:,.0f}"])
     show_table("One process", ("policy", "ms a request", "events a request", "events/s"), rows)
 
 
 def show_lengths(_: argparse.Namespace) -> None:
-    pairs = [pair for half in chats() for pair in half]
+    pairs = [pair for half in recorded_lengths() for pair in half]
     for name, lengths in zip(("prompts", "answers"), zip(*pairs, strict=True), strict=True):
         print(name, tuple(round(value) for value in np.quantile(lengths, SHARES).tolist()))
 

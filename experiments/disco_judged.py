@@ -77,12 +77,12 @@ class Drawn:
     times: Floats
 
     @classmethod
-    def throw(cls, lengths: LengthDistribution, times: Floats, seed: int, draws: int) -> Drawn:
+    def draw(cls, lengths: LengthDistribution, times: Floats, seed: int, draws: int) -> Drawn:
         """Shares; each row adds up to 1."""
-        dice = np.random.default_rng(seed)
+        rng = np.random.default_rng(seed)
         prompts = int(lengths.counts.sum())
-        of_lengths = dice.multinomial(prompts, lengths.probabilities, draws) / prompts
-        of_times = dice.multinomial(times.size, np.full(times.size, 1.0 / times.size), draws) / times.size
+        of_lengths = rng.multinomial(prompts, lengths.probabilities, draws) / prompts
+        of_times = rng.multinomial(times.size, np.full(times.size, 1.0 / times.size), draws) / times.size
         return cls(np.vstack([lengths.probabilities, of_lengths]), np.vstack([np.full(times.size, 1.0 / times.size), of_times]))
 
 
@@ -91,7 +91,7 @@ def judge_service(phone: str, side: Side, service: str, budgets: Sequence[float]
     traces, prompts = ttft_traces(), prompt_lengths()
     trace, device = traces[service], PHONES[phone]
     lengths = LengthDistribution.from_samples(prompts.judged)
-    drawn = Drawn.throw(lengths, trace.judged, zlib.crc32(service.encode()), draws)
+    drawn = Drawn.draw(lengths, trace.judged, zlib.crc32(service.encode()), draws)
     found = []
     for budget in budgets:
         planned = plan_all(trace, prompts, device, budget, side)

@@ -18,7 +18,7 @@ from random import Random
 
 import numpy as np
 
-from streamco.sim.workload.acceptance_model import AcceptanceFigures, AcceptanceOptions, describe, draw_accepted, fit_acceptance
+from streamco.sim.workload.acceptance_model import AcceptanceMetrics, AcceptanceOptions, describe, draw_accepted, fit_acceptance
 from streamco.sim.workload.trace_files import TraceRow, packaged_traces, read_trace
 
 __all__ = ["main"]
@@ -28,7 +28,7 @@ MADE = 40  # sequences of the chain for each that was recorded, as long as it
 DRAWN = 100  # times, for the standard error
 QUANTILES = 17
 
-FIGURES: dict[str, Callable[[AcceptanceFigures], float]] = {
+FIGURES: dict[str, Callable[[AcceptanceMetrics], float]] = {
     "accepted": lambda figures: figures.mean,
     "spread of requests": lambda figures: figures.spread,
     "autocorrelation at 1": lambda figures: figures.autocorrelation[0],
@@ -49,8 +49,8 @@ def table(name: str, rows: Sequence[TraceRow]) -> list[str]:
     recorded = [row.accepted for row in rows]
     fitted = fit_acceptance(recorded)
     independent = AcceptanceOptions(mean=describe(recorded).mean, concentration=None, persistence=0.0)
-    dice = Random(SEED)
-    drawn = [describe(dice.choices(recorded, k=len(recorded))) for _ in range(DRAWN)]
+    rng = Random(SEED)
+    drawn = [describe(rng.choices(recorded, k=len(recorded))) for _ in range(DRAWN)]
     columns = [describe(recorded), describe(made(fitted, recorded)), describe(made(independent, recorded))]
     tokens = sum(map(len, recorded))
     settings = f"mean {fitted.mean:g}, concentration {fitted.concentration:g}, persistence {fitted.persistence:g}"
@@ -65,8 +65,8 @@ def table(name: str, rows: Sequence[TraceRow]) -> list[str]:
 
 def made(options: AcceptanceOptions, recorded: Iterable[bytes]) -> list[bytes]:
     """Sequences as long as these."""
-    dice = Random(SEED)
-    return [draw_accepted(options, len(each), dice) for each in recorded for _ in range(MADE)]
+    rng = Random(SEED)
+    return [draw_accepted(options, len(each), rng) for each in recorded for _ in range(MADE)]
 
 
 def shared(rows: Sequence[TraceRow]) -> list[str]:

@@ -44,12 +44,12 @@ BRANCHES = (  # side by side while a verdict is out, and of them those sent ahea
 
 def draw_crowd(seed: int, number: int) -> dict[str, Any]:
     """The nth world of a seed, as an experiment's file would say it."""
-    dice = Random(f"crowd {seed}/{number}")
+    rng = Random(f"crowd {seed}/{number}")
 
     def scaled(low: float, high: float) -> float:
-        return float(f"{math.exp(dice.uniform(math.log(low), math.log(high))):.3g}")
+        return float(f"{math.exp(rng.uniform(math.log(low), math.log(high))):.3g}")
 
-    model, gpu, share = dice.choice(TARGETS)
+    model, gpu, share = rng.choice(TARGETS)
     in_flight, rtt_ms = round(scaled(1, 40)), scaled(1, 80)
     least, most = REQUESTS
     return {
@@ -58,7 +58,7 @@ def draw_crowd(seed: int, number: int) -> dict[str, Any]:
             "servers": 1,
             "device_pools": [{"draft_tokens_per_s": scaled(25, 600)}],
             "server_pools": [{"model": model, "gpu": gpu, "tensor_parallel": share}],
-            "link": {"rtt_ms": rtt_ms, "jitter_ms": round(dice.uniform(0.0, 0.4) * rtt_ms, 3)},
+            "link": {"rtt_ms": rtt_ms, "jitter_ms": round(rng.uniform(0.0, 0.4) * rtt_ms, 3)},
         },
         "workload": {
             "requests": min(most, max(least, round(1.5 * in_flight))),
@@ -66,12 +66,12 @@ def draw_crowd(seed: int, number: int) -> dict[str, Any]:
             "prompt": round(scaled(20, 1000)),
             "output": {"uniform": [64, 128]},
             "acceptance": {
-                "mean": round(dice.uniform(0.4, 0.95), 3),
-                "persistence": round(dice.uniform(0.0, 0.6), 3),
-                "is_blind": dice.random() < 0.3,
+                "mean": round(rng.uniform(0.4, 0.95), 3),
+                "persistence": round(rng.uniform(0.0, 0.6), 3),
+                "is_blind": rng.random() < 0.3,
             },
         },
-        "policy": {"batching": dice.choice(BATCHING), **dice.choice(BRANCHES)},
+        "policy": {"batching": rng.choice(BATCHING), **rng.choice(BRANCHES)},
     }
 
 
@@ -88,7 +88,7 @@ def run_crowd(settings: dict[str, Any], execution: str, policy: WindowPolicy | N
     if policy is not None:
         options = replace(options, policy=replace(options.policy, window=cast(Any, policy)))  # a file can only name one
     sink = Sink()
-    figures = {**KIND.run(options, Scenario(kind="speculate", place=KINDS["speculate"], seed=seed), sink), **sink.figures()}
+    figures = {**KIND.run(options, Scenario(kind="speculate", kind_location=KINDS["speculate"], seed=seed), sink), **sink.metrics()}
     if figures["failed"]:
         raise AssertionError(f"{settings}: expected whole answers, {figures['failed']:g} failed")
     return Pace(figures["tokens_per_s"] / settings["workload"]["arrivals"]["closed"], figures["tpot_mean"])

@@ -65,30 +65,30 @@ class Watching:
 
 def examine(seed: int, number: int) -> dict[str, object]:
     """A world's line: how fast fused mode and each window are, and rows of what was seen, each behind the window it was seen under."""
-    world, dice = draw_world(seed, number), Random(f"rows {seed}/{number}")
+    world, rng = draw_world(seed, number), Random(f"rows {seed}/{number}")
     paces, rows = [run_fused(world)], []
     for window in WINDOWS:
         policy = Watching(window, window)
         paces.append(run_policy(world, policy, is_adaptive=False)[0])
-        rows += _rows(window, policy.seen, dice)
+        rows += _rows(window, policy.seen, rng)
     policy = Watching(FUSED, DEFAULT)
     run_policy(world, policy, is_adaptive=True, smoothing=SMOOTHING, min_window=MIN_DRAFT)
-    rows += _rows(0, policy.seen, dice)
+    rows += _rows(0, policy.seen, rng)
     return {"seed": seed, "number": number, "world": settings_of(world), "paces": [_figures(pace) for pace in paces], "rows": rows}
 
 
 def examine_crowd(seed: int, number: int) -> dict[str, object]:
     """The same of a world with many devices."""
-    settings, dice = draw_crowd(seed, number), Random(f"rows {seed}/{number}")
+    settings, rng = draw_crowd(seed, number), Random(f"rows {seed}/{number}")
     fused = run_crowd(settings, "fused", seed=number)
     paces, rows = [fused], []
     for window in WINDOWS:
         policy = Watching(window, window)
         paces.append(run_crowd(settings, "distributed", policy, seed=number))
-        rows += _rows(window, with_tpot(policy.seen, fused.tpot), dice)
+        rows += _rows(window, with_tpot(policy.seen, fused.tpot), rng)
     policy = Watching(FUSED, DEFAULT)
     run_crowd(settings, "auto", policy, seed=number)
-    rows += _rows(0, [replace(state, previous=max(MIN_DRAFT, state.previous)) for state in policy.seen], dice)
+    rows += _rows(0, [replace(state, previous=max(MIN_DRAFT, state.previous)) for state in policy.seen], rng)
     return {"seed": seed, "number": number, "world": settings, "paces": [_figures(pace) for pace in paces], "rows": rows}
 
 
@@ -96,8 +96,8 @@ def _figures(pace: Pace) -> list[float]:
     return [float(f"{pace.rate:.5g}"), float(f"{pace.tpot:.5g}")]
 
 
-def _rows(window: int, seen: Sequence[WindowState], dice: Random) -> list[list[float]]:
-    chosen = sorted(dice.sample(range(len(seen)), min(ROWS, len(seen))))
+def _rows(window: int, seen: Sequence[WindowState], rng: Random) -> list[list[float]]:
+    chosen = sorted(rng.sample(range(len(seen)), min(ROWS, len(seen))))
     return [[window, *(float(f"{getattr(seen[place], name):.4g}") for name in FIELDS)] for place in chosen]
 
 

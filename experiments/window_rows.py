@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from experiments.window_data import FIELDS, FUSED, WINDOWS
 from streamco.policies.learned_window import INPUTS
 
-__all__ = ["CHOICES", "Columns", "Floats", "Rows", "judge", "smooth", "table_of"]
+__all__ = ["CHOICES", "Columns", "Floats", "Rows", "score", "smooth", "table_of"]
 
 Floats = NDArray[np.float64]
 Columns = Mapping[str, Floats]  # of what was seen, by field
@@ -103,10 +103,10 @@ class Rows:
 def smooth(costs: Floats) -> Floats:
     """Each as the quadratic says that fits the five nearest windows best; near the ends those are the outermost five."""
     smoothed = np.empty_like(costs)
-    for place in range(len(costs)):
-        first = min(max(0, place - 2), len(costs) - 5)
+    for row in range(len(costs)):
+        first = min(max(0, row - 2), len(costs) - 5)
         near = np.arange(first, first + 5)
-        smoothed[place] = np.polyval(np.polyfit(near - place, costs[near], 2), 0.0)
+        smoothed[row] = np.polyval(np.polyfit(near - row, costs[near], 2), 0.0)
     return smoothed
 
 
@@ -122,17 +122,17 @@ def table_of(inputs: Sequence[str], rows: Rows) -> Floats:
     return np.stack([CANDIDATES[name](rows.seen) for name in inputs], axis=1)
 
 
-def judge(said: Floats, rows: Rows) -> tuple[float, float, float, float]:
+def score(predicted: Floats, rows: Rows) -> tuple[float, float, float, float]:
     """How good what a network says is: a verdict and a window each, shape (rows, 2).
 
     Returns:
         mean error of the window; share of wrong verdicts; mean regret of both together, and of the window alone where nobody can go on
         alone: by how much what is said costs more than what is best.
     """
-    every = np.arange(len(said))
-    places = (np.clip(np.floor(said[:, 1] + 0.5), WINDOWS[0], WINDOWS[-1]) - 1).astype(int)
-    is_fused = said[:, 0] <= 1.0
+    every = np.arange(len(predicted))
+    places = (np.clip(np.floor(predicted[:, 1] + 0.5), WINDOWS[0], WINDOWS[-1]) - 1).astype(int)
+    is_fused = predicted[:, 0] <= 1.0
     regrets = rows.costs[every, np.where(is_fused, 0, places)] - 1.0
     alone = rows.costs[every, places] / rows.costs[:, 1:].min(axis=1) - 1.0
-    error = np.abs(np.clip(said[:, 1], WINDOWS[0], WINDOWS[-1]) - rows.windows)
+    error = np.abs(np.clip(predicted[:, 1], WINDOWS[0], WINDOWS[-1]) - rows.windows)
     return float(error.mean()), float((is_fused != (rows.verdicts == FUSED)).mean()), float(regrets.mean()), float(alone.mean())

@@ -30,7 +30,7 @@ from streamco.policies.mode_switch import RoundConditions, best_window, predict_
 from streamco.policies.window import Stabiliser, WindowPolicy
 from streamco.sim.fleet.drafting_device import DraftingDevice
 from streamco.sim.single.answer import SimulatedSpeculation, SpeculationOutcome, simulate_answer
-from streamco.sim.single.faulty_verifier import Fault, FaultyLink, JudgingServer
+from streamco.sim.single.faulty_verifier import Fault, FaultyLink, VerifyingServer
 
 __all__ = ["ANSWERS", "TOKENS", "Pace", "WindowWorld", "draw_world", "run_fused", "run_policy"]
 
@@ -107,10 +107,10 @@ def draw_world(seed: int, number: int) -> WindowWorld:
 
     Where the server alone is far ahead by arithmetic, one world teaches as much as the next: five in six of those are drawn again.
     """
-    dice = Random(f"{seed}/{number}")
-    world = _draw(f"{seed}/{number}", dice)
-    while _gain(world) < _HOPELESS and dice.random() >= _KEPT:
-        world = _draw(f"{seed}/{number}", dice)
+    rng = Random(f"{seed}/{number}")
+    world = _draw(f"{seed}/{number}", rng)
+    while _gain(world) < _HOPELESS and rng.random() >= _KEPT:
+        world = _draw(f"{seed}/{number}", rng)
     return world
 
 
@@ -132,30 +132,30 @@ def _gain(world: WindowWorld) -> float:
     return rates.parallel / rates.remote
 
 
-def _draw(seed: str, dice: Random) -> WindowWorld:
+def _draw(seed: str, rng: Random) -> WindowWorld:
     def scaled(low: float, high: float) -> float:
         """As likely between 1 and 2 as between 10 and 20."""
-        return float(f"{math.exp(dice.uniform(math.log(low), math.log(high))):.4g}")
+        return float(f"{math.exp(rng.uniform(math.log(low), math.log(high))):.4g}")
 
     target_step = scaled(0.005, 0.15)
     return WindowWorld(
         seed=seed,
         rtt=scaled(0.001, 0.2),
-        acceptance=round(dice.uniform(0.2, 0.95), 4),
+        acceptance=round(rng.uniform(0.2, 0.95), 4),
         concentration=scaled(1.0, 8.0),
-        run=round(dice.uniform(0.0, _HELD), 3),
-        informed=round(dice.random(), 3),
-        second=round(dice.uniform(0.3, 0.8), 3),
+        run=round(rng.uniform(0.0, _HELD), 3),
+        informed=round(rng.random(), 3),
+        second=round(rng.uniform(0.3, 0.8), 3),
         target_step=target_step,
         read_time=scaled(0.001, 0.01) * target_step,
         prompt_time=scaled(1.0, 20.0) * target_step,
         draft_step=scaled(0.001, min(0.06, target_step)),  # no draft model is slower than its target
         spread=scaled(0.02, 0.9),
-        jitter=round(dice.uniform(0.0, 0.2), 3),
-        load=0.0 if dice.random() < 0.35 else round(dice.uniform(0.05, 0.95), 3),
+        jitter=round(rng.uniform(0.0, 0.2), 3),
+        load=0.0 if rng.random() < 0.35 else round(rng.uniform(0.05, 0.95), 3),
         turn=scaled(0.05, 0.5),
-        is_parallel=(is_parallel := dice.random() < 0.75),
-        is_ahead=is_parallel and dice.random() < 0.67,
+        is_parallel=(is_parallel := rng.random() < 0.75),
+        is_ahead=is_parallel and rng.random() < 0.67,
     )
 
 
@@ -163,18 +163,18 @@ class _Text:
     """An answer, and what a draft model makes of it: the token at each place, its own choice there and how sure it is."""
 
     def __init__(self, world: WindowWorld, number: int) -> None:
-        dice = Random(f"text {world.seed} {number}")
+        rng = Random(f"text {world.seed} {number}")
         alpha, beta = world.concentration * world.acceptance, world.concentration * (1.0 - world.acceptance)
         self._target: list[Mapping[int, float]] = []
         self._draft: list[DraftToken] = []
-        chance = dice.betavariate(alpha, beta)
+        chance = rng.betavariate(alpha, beta)
         for place in range(TOKENS + 16):
             right, wrong, other = 3 * place + 1, 3 * place + 2, 3 * place + 3
-            if dice.random() >= world.run:
-                chance = dice.betavariate(alpha, beta)
-            is_right, is_second = dice.random() < chance, dice.random() < world.second
-            said = chance if dice.random() < world.informed else dice.betavariate(alpha, beta)
-            sure = min(0.995, max(0.05, said))
+            if rng.random() >= world.run:
+                chance = rng.betavariate(alpha, beta)
+            is_right, is_second = rng.random() < chance, rng.random() < world.second
+            emit = chance if rng.random() < world.informed else rng.betavariate(alpha, beta)
+            sure = min(0.995, max(0.05, emit))
             rest = min(0.6 * (1.0 - sure), 0.9 * sure)
             self._target.append({right: 1.0})
             first, second = (right, wrong) if is_right else (wrong, right if is_second else other)
@@ -195,28 +195,28 @@ class _Queue:
 
     def __init__(self, world: WindowWorld, number: int) -> None:
         self._world = world
-        self._dice = Random(f"queue {world.seed} {number}")
+        self._rng = Random(f"queue {world.seed} {number}")
         self._waiting = 0
 
     def fault(self, _: int) -> Fault | None:
         """Of the next round: it comes late."""
-        world, dice = self._world, self._dice
+        world, rng = self._world, self._rng
         if not world.load:
             return None
-        self._waiting = int(math.log(1.0 - dice.random()) / math.log(world.load))
-        running = dice.random() if dice.random() < world.load else 0.0
+        self._waiting = int(math.log(1.0 - rng.random()) / math.log(world.load))
+        running = rng.random() if rng.random() < world.load else 0.0
         return Fault("slow", world.target_step * (running + world.turn * self._waiting))
 
-    def tell(self, _: simpy.Environment, run: SimulatedSpeculation) -> None:
-        """Have the verdicts say it."""
+    def attach(self, _: simpy.Environment, run: SimulatedSpeculation) -> None:
+        """Make the verdicts carry the queue's depth."""
         emit = run.session.emit
 
-        def said(event: object) -> None:
+        def emit_with_depth(event: object) -> None:
             if isinstance(event, VerdictReceived):
                 event = replaced(event, queue_depth=min(1.0, self._waiting / FULL_QUEUE))
             emit(event)  # type: ignore[arg-type]
 
-        run.session.emit = said
+        run.session.emit = emit_with_depth
 
 
 def run_policy(
@@ -241,10 +241,10 @@ def run_policy(
         device = DraftingDevice(
             model=text.draft, writes=text.write, step_times=world.step_times, read_time=world.spread * world.draft_step, jitter=world.jitter
         )
-        server = JudgingServer(
+        server = VerifyingServer(
             model=text.target, step=world.target_step, read_time=world.read_time, prompt_time=world.prompt_time, faults=queue.fault
         )
-        outcome = simulate_answer(pair, options, device, server, FaultyLink(rtt=world.rtt), seed=number, before=queue.tell)
+        outcome = simulate_answer(pair, options, device, server, FaultyLink(rtt=world.rtt), seed=number, before=queue.attach)
         if outcome is None or len(outcome.ids) != TOKENS:
             raise AssertionError(f"{world}: expected an answer of {TOKENS} tokens, got {outcome}")
         outcomes.append(outcome)

@@ -132,20 +132,20 @@ def write_answers(engine: LlamaEngine, prompts: Sequence[Prompt], most: int) -> 
     return answers
 
 
-def judge(engine: LlamaEngine, prompt: Prompt, answer: Sequence[int]) -> dict[str, Any]:
+def compare(engine: LlamaEngine, prompt: Prompt, answer: Sequence[int]) -> dict[str, Any]:
     """A row: what this draft model says in place of each of the answer's tokens."""
     waiting = Waiting()
     held = engine.hold()
-    said = waiting.gather([held.verify(answer, waiting.wake, given=prompt.ids, top=LAST_RANK, sampling=GREEDY)])[0]
+    predictions = waiting.gather([held.verify(answer, waiting.wake, given=prompt.ids, top=LAST_RANK, sampling=GREEDY)])[0]
     held.close()
-    ranks = [rank_of(token, prediction) for token, prediction in zip(answer, said, strict=False)]
+    ranks = [rank_of(token, prediction) for token, prediction in zip(answer, predictions, strict=False)]
     return {
         "source": prompt.source,
         "prompt_length": len(prompt.ids),
         "output_length": len(answer),
         "acceptance_seq": [int(rank == 0) for rank in ranks],
-        "confidences": [round(255 * prediction.confidence) for prediction in said[: len(answer)]],
-        "runners_up": [round(255 * prediction.likeliest[1][1]) for prediction in said[: len(answer)]],
+        "confidences": [round(255 * prediction.confidence) for prediction in predictions[: len(answer)]],
+        "runners_up": [round(255 * prediction.likeliest[1][1]) for prediction in predictions[: len(answer)]],
         "ranks": "".join(map(str, ranks)),
     }
 
@@ -173,7 +173,7 @@ def record(folder: Path, counts: dict[str, int], drafts: Sequence[str], most: in
             for prompt, answer in zip(group, write_answers(target, group, most), strict=True):
                 for draft, engine in engines.items():
                     if prompt.source not in recordings[prompt.task, draft].sources:
-                        recordings[prompt.task, draft].add(judge(engine, prompt, answer))
+                        recordings[prompt.task, draft].add(compare(engine, prompt, answer))
                 done += 1
                 sys.stderr.write(f"\r{done} of {len(asked)} prompts, {prompt.task} {prompt.source}   ")
                 sys.stderr.flush()

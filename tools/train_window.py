@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.window_data import WINDOWS
-from experiments.window_rows import CHOICES, Floats, Rows, judge, table_of
+from experiments.window_rows import CHOICES, Floats, Rows, score, table_of
 from streamco.policies.learned_window import INPUTS, WindowNet, WindowWeights
 
 __all__ = ["main"]
@@ -61,17 +61,17 @@ def network(inputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, WIDTH), nn.SiLU(), Block(), Block(), nn.Linear(WIDTH, 2))
 
 
-def _loss(kind: Loss, said: Tensor, right: Tensor, regrets: Tensor) -> Tensor:
+def _loss(kind: Loss, predicted: Tensor, right: Tensor, regrets: Tensor) -> Tensor:
     """Of verdicts or windows: their distance from what is right; or what they cost, read off the line through the regrets at 0, 1, ... 12.
 
     Where that line is flat, or rises towards the best window, the distance shows the way.
     """
-    distance = nn.functional.l1_loss(said, right)
+    distance = nn.functional.l1_loss(predicted, right)
     if kind == "l1":
         return distance
-    inside = said.clamp(0.0, WINDOWS[-1] - 1e-3)
+    inside = predicted.clamp(0.0, WINDOWS[-1] - 1e-3)
     below = inside.floor().long()
-    before, behind = (regrets.gather(1, place[:, None])[:, 0] for place in (below, below + 1))
+    before, behind = (regrets.gather(1, row[:, None])[:, 0] for row in (below, below + 1))
     return (before + (behind - before) * (inside - below)).mean() + WAY * distance
 
 
@@ -91,9 +91,9 @@ def train(inputs: Sequence[str], rows: Rows, *, loss: Loss, seed: int) -> tuple[
     for _ in range(EPOCHS):
         for batch in torch.randperm(len(given)).split(BATCH):
             optimiser.zero_grad()
-            said = net(given[batch])
-            lost = _loss(loss, said[:, 0], verdicts[batch], of_verdicts[batch])
-            (lost + _loss(loss, said[:, 1], windows[batch], of_windows[batch])).backward()
+            predicted = net(given[batch])
+            lost = _loss(loss, predicted[:, 0], verdicts[batch], of_verdicts[batch])
+            (lost + _loss(loss, predicted[:, 1], windows[batch], of_windows[batch])).backward()
             optimiser.step()
             schedule.step()
     return net.eval(), mean, deviation
@@ -103,7 +103,7 @@ def _tensor(values: Floats) -> Tensor:
     return torch.tensor(values, dtype=torch.float32)
 
 
-def said_by(net: nn.Sequential, mean: Floats, deviation: Floats, table: Floats) -> Floats:
+def predictions_of(net: nn.Sequential, mean: Floats, deviation: Floats, table: Floats) -> Floats:
     """Verdicts and windows, shape (rows, 2), for inputs of shape (rows, inputs)."""
     with torch.no_grad():
         return np.asarray(net(_tensor((table - mean) / deviation)).double())
@@ -116,7 +116,7 @@ def compare(trained: Rows, checked: Rows, *, seeds: int) -> None:
     for title, inputs in CHOICES.items():
         for loss in get_args(Loss):
             nets = (train(inputs, trained, loss=loss, seed=seed) for seed in range(seeds))
-            found = np.array([judge(said_by(*net, table_of(inputs, checked)), checked) for net in nets])
+            found = np.array([score(predictions_of(*net, table_of(inputs, checked)), checked) for net in nets])
             (error, wrong, regret, alone), spread = found.mean(axis=0), np.ptp(found, axis=0) / 2.0
             figures = f"{error:13.3f}  {wrong:14.1%}  {regret:6.2%} +- {spread[2]:5.2%}  {alone:6.2%} +- {spread[3]:5.2%}"
             print(f"{title:30} {loss:7} {figures}", flush=True)
@@ -131,8 +131,8 @@ def write(path: Path, made: Mapping[str, object], trained: Rows, *, loss: Loss, 
     net, mean, deviation = train(INPUTS, trained, loss=loss, seed=seed)
     low, high = (bound(table_of(INPUTS, trained), axis=0) for bound in (np.min, np.max))
     inputs = np.clip(table_of(INPUTS, checked), low, high)
-    said = said_by(net, mean, deviation, inputs)
-    error, wrong, regret, alone = (round(figure, 4) for figure in judge(said, checked))
+    predicted = predictions_of(net, mean, deviation, inputs)
+    error, wrong, regret, alone = (round(figure, 4) for figure in score(predicted, checked))
     figures = {"error": error, "wrong verdicts": wrong, "regret": regret, "regret without fused mode": alone}
     entry, _, first, second, last = net.children()
     content = {
@@ -148,9 +148,9 @@ def write(path: Path, made: Mapping[str, object], trained: Rows, *, loss: Loss, 
     }
     text = json.dumps(content, separators=(",", ":")).replace('],"', '],\n"').replace('},"', '},\n"')
     reckoned = WindowNet(msgspec.json.decode(text, type=WindowWeights))
-    for place in range(0, len(said), len(said) // 200 + 1):
-        if np.abs(np.array(reckoned.reckon(inputs[place])) - said[place]).max() > CLOSE:
-            raise AssertionError(f"row {place}: expected {said[place]}, got {reckoned.reckon(inputs[place])}")
+    for row in range(0, len(predicted), len(predicted) // 200 + 1):
+        if np.abs(np.array(reckoned.reckon(inputs[row])) - predicted[row]).max() > CLOSE:
+            raise AssertionError(f"row {row}: expected {predicted[row]}, got {reckoned.reckon(inputs[row])}")
     path.write_text(text + "\n")
     print(f"{path}: {len(text)} bytes; {figures}")
 

@@ -65,17 +65,17 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(f"--out: expected a folder to write to, got {error}") from error
     print(_headline(experiment), file=sys.stderr)
-    ledger = ResultStore(folder / "done.jsonl", code=code_digest(experiment.scenarios[0].place), takes_any=args.resume)
-    if known := sum(name_of(scenario) in ledger for scenario in experiment.scenarios):
+    store = ResultStore(folder / "done.jsonl", code=code_digest(experiment.scenarios[0].kind_location), takes_any=args.resume)
+    if known := sum(name_of(scenario) in store for scenario in experiment.scenarios):
         print(f"{known} of them were finished before", file=sys.stderr)
     try:
         with showing_progress(sys.stderr) as progress:
-            run_sweep(experiment.scenarios, ledger, jobs=args.jobs or _cores(), dask=args.dask, progress=progress)
+            run_sweep(experiment.scenarios, store, jobs=args.jobs or _cores(), dask=args.dask, progress=progress)
     except KeyboardInterrupt:
         print(f"interrupted; finished scenarios are kept in {folder}: the same command continues from there", file=sys.stderr)
         raise
-    write_results(folder / "results.json", experiment, ledger)
-    points = summarise(experiment, ledger)
+    write_results(folder / "results.json", experiment, store)
+    points = summarise(experiment, store)
     if len(points) <= MOST_ROWS:
         _print_table(table_of(experiment, points), sys.stdout)
     else:

@@ -16,8 +16,8 @@ from streamco.sim.race.session import Opening
 ANSWER = Spelling("one", [("Hel", (1,)), ("lo", (2,)), (" wor", (3,)), ("ld ", (4,)), ("🦎", (5, 6, 7)), ("!", (8,))])
 
 
-def make(dice: random.Random | None = None, **options: object) -> SimulatedWriter:
-    return SimulatedWriter("writer", ANSWER, dice or random.Random(1), **options)  # type: ignore[arg-type]  # as the tests name them
+def make(rng: random.Random | None = None, **options: object) -> SimulatedWriter:
+    return SimulatedWriter("writer", ANSWER, rng or random.Random(1), **options)  # type: ignore[arg-type]  # as the tests name them
 
 
 def run(writer: SimulatedWriter, command: Opening | None = None, *, cancel_at: float | None = None) -> list[tuple[float, Event]]:
@@ -96,11 +96,11 @@ def test_ids_of_another_vocabulary_are_not_its_own() -> None:
 
 
 def test_one_that_tells_no_ids_tells_text() -> None:
-    assert told(run(make(tells_ids=False))) == (ANSWER.text, [])
+    assert told(run(make(sends_ids=False))) == (ANSWER.text, [])
 
 
 def test_ids_may_be_told_ahead_of_their_text() -> None:
-    chunks = [chunk for _, event in run(make(tells_early=True)) if isinstance(event, TokensReceived) for chunk in event.chunks]
+    chunks = [chunk for _, event in run(make(sends_ids_early=True)) if isinstance(event, TokensReceived) for chunk in event.chunks]
     parts = [(chunk.choices[0].delta.content, chunk.choices[0].token_ids) for chunk in chunks]
     assert parts[5:8] == [("", [5]), ("", [6]), ("🦎", [7])]
 
@@ -126,9 +126,9 @@ def test_a_thrown_spelling_is_the_text_from_every_place(seed: int) -> None:
     def text_of(pieces: list[Piece]) -> str:
         return "".join(text for text, _ in pieces)
 
-    dice = random.Random(seed)
-    text = "".join(dice.choices("ab é日🦎\n", k=dice.randint(1, 40)))
-    spelling = Spelling.throw(text, "v", dice)
+    rng = random.Random(seed)
+    text = "".join(rng.choices("ab é日🦎\n", k=rng.randint(1, 40)))
+    spelling = Spelling.draw(text, "v", rng)
     assert spelling.text == text
     assert len(set(spelling.ids)) == len(spelling.ids)
     for length in range(len(text) + 1):

@@ -37,7 +37,7 @@ def toy(tmp_path: Path) -> Path:
 
 
 def run(*words: object, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.sim.toys", "simulate", *map(str, words)]
+    command = [sys.executable, "-m", "tests.sim.toy_kind", "simulate", *map(str, words)]
     return subprocess.run(command, text=True, capture_output=True, cwd=folder, env={"PYTHONPATH": str(ROOT)}, timeout=60, check=False)
 
 
@@ -108,7 +108,7 @@ def test_a_folder_that_can_not_be_written_to_is_told(toy: Path) -> None:
 def test_after_ctrl_c_the_same_command_goes_on(toy: Path, tmp_path: Path, jobs: int) -> None:
     toy.write_text(TOY.replace("policy.window: [4, dynamic]", "policy.hangs: [false, true]"))
     out = tmp_path / "out"
-    with terminal("-m", "tests.sim.toys", "simulate", str(toy), "--out", str(out), "--jobs", str(jobs), width=100) as driven:
+    with terminal("-m", "tests.sim.toy_kind", "simulate", str(toy), "--out", str(out), "--jobs", str(jobs), width=100) as driven:
         driven.expect("of each", limit=30.0)
         if jobs == 1:
             driven.expect("2/16", limit=30.0)
@@ -123,7 +123,7 @@ def test_after_ctrl_c_the_same_command_goes_on(toy: Path, tmp_path: Path, jobs: 
 
 
 def test_a_terminal_has_a_bar_and_keeps_the_table(toy: Path, tmp_path: Path) -> None:
-    with terminal("-m", "tests.sim.toys", "simulate", str(toy), "--out", str(tmp_path / "out"), "--jobs", "1", width=100) as driven:
+    with terminal("-m", "tests.sim.toy_kind", "simulate", str(toy), "--out", str(tmp_path / "out"), "--jobs", "1", width=100) as driven:
         assert driven.wait(30.0) == 0
         text = plain(driven.raw)
     assert "16/16" in text

@@ -32,7 +32,7 @@ from streamco.events import StreamEnded, TokensReceived
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
 from streamco.sim.fleet.drafting_device import SimulatedDrafts
 from streamco.sim.single.answer import simulate_answer
-from streamco.sim.single.faulty_verifier import FaultyLink, FaultyVerifierSession, JudgingServer, SimulatedRemote
+from streamco.sim.single.faulty_verifier import FaultyLink, FaultyVerifierSession, SimulatedRemote, VerifyingServer
 from streamco.testing.virtual_clock import run_in_virtual_time
 from tests.sim.single.test_answer import Scenario
 
@@ -110,7 +110,7 @@ class Stream:
 class RemoteSide(SimulatedRemote):
     """The simulated remote side, one stream at a time."""
 
-    def __init__(self, env: Any, server: JudgingServer, link: FaultyLink, dice: Random) -> None:
+    def __init__(self, env: Any, server: VerifyingServer, link: FaultyLink, dice: Random) -> None:
         super().__init__(env, server, link, self._tell, dice)
         self._count = 0
         self._hear: Callable[[Any], None] = lambda _: None

@@ -11,9 +11,9 @@ from experiments.disco_judged import Cut, Drawn, figures_of, interval
 from streamco.policies.dispatch import Side
 from streamco.profiles import LengthDistribution
 
-DICE = np.random.default_rng(1)
-TRACE = Halves(np.sort(DICE.lognormal(-0.5, 0.6, 60)), DICE.lognormal(-0.5, 0.6, 40))
-PROMPTS = Halves(DICE.integers(4, 60, 400), DICE.integers(4, 60, 300))
+RNG = np.random.default_rng(1)
+TRACE = Halves(np.sort(RNG.lognormal(-0.5, 0.6, 60)), RNG.lognormal(-0.5, 0.6, 40))
+PROMPTS = Halves(RNG.integers(4, 60, 400), RNG.integers(4, 60, 300))
 LENGTHS = LengthDistribution.from_samples(PROMPTS.judged)
 DEVICE = PHONES["pixel7-bloom-560m"]
 
@@ -21,7 +21,7 @@ DEVICE = PHONES["pixel7-bloom-560m"]
 @pytest.mark.parametrize("side", ["device", "server"])
 @pytest.mark.parametrize("budget", [0.1, 0.5, 0.9])
 def test_the_first_draw_is_the_recording_itself(side: Side, budget: float) -> None:
-    drawn = Drawn.throw(LENGTHS, TRACE.judged, 1, 5)
+    drawn = Drawn.draw(LENGTHS, TRACE.judged, 1, 5)
     for policy in plan_all(TRACE, PROMPTS, DEVICE, budget, side).values():
         means, tails = figures_of(policy, TRACE.judged, LENGTHS, DEVICE, drawn)
         judged = judge(policy, TRACE.judged, LENGTHS, DEVICE, side)
@@ -29,7 +29,7 @@ def test_the_first_draw_is_the_recording_itself(side: Side, budget: float) -> No
 
 
 def test_a_draw_is_what_judging_the_drawn_rows_gives() -> None:
-    drawn = Drawn.throw(LENGTHS, TRACE.judged, 2, 8)
+    drawn = Drawn.draw(LENGTHS, TRACE.judged, 2, 8)
     policy = plan_all(TRACE, PROMPTS, DEVICE, 0.4, "device")["streamco"]
     means, tails = figures_of(policy, TRACE.judged, LENGTHS, DEVICE, drawn)
     for number in range(1, 9):
@@ -41,7 +41,7 @@ def test_a_draw_is_what_judging_the_drawn_rows_gives() -> None:
 
 
 def test_draws_are_as_many_rows_as_there_are_and_differ() -> None:
-    drawn = Drawn.throw(LENGTHS, TRACE.judged, 3, 50)
+    drawn = Drawn.draw(LENGTHS, TRACE.judged, 3, 50)
     assert drawn.times.sum(axis=1) == pytest.approx(np.ones(51))
     assert drawn.lengths.sum(axis=1) == pytest.approx(np.ones(51))
     assert len({tuple(row) for row in drawn.times}) == 51

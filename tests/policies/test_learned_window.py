@@ -22,7 +22,7 @@ from streamco.policies.mode_switch import ModeSwitch, RoundConditions
 from streamco.policies.window import EndsDraftsEarly, Static, WindowPolicy, WindowState
 from streamco.sim.fleet.drafting_device import DraftingDevice
 from streamco.sim.single.answer import SpeculationOutcome, simulate_answer
-from streamco.sim.single.faulty_verifier import Fault, FaultyLink, JudgingServer
+from streamco.sim.single.faulty_verifier import Fault, FaultyLink, VerifyingServer
 from streamco.sim.workload.token_models import DeterministicModel
 
 KNOWN = WindowState(previous=4, acceptance=0.75, rtt=0.02, tpot=0.05, draft_step=0.005, wait=0.08, hit_rate=0.4, slowdown=1.5)
@@ -51,10 +51,10 @@ def test_it_reckons_as_the_paper_draws_it(inputs: tuple[float, ...]) -> None:
 
 
 def test_the_same_state_gets_the_same_window_whatever_was_asked_before() -> None:
-    policy, dice = Adaptive(), Random(1)
+    policy, rng = Adaptive(), Random(1)
     first = policy.propose(KNOWN)
     for _ in range(50):
-        policy.propose(replace(KNOWN, acceptance=dice.random(), wait=dice.random() + 0.01))
+        policy.propose(replace(KNOWN, acceptance=rng.random(), wait=rng.random() + 0.01))
     assert policy.propose(KNOWN) == first == Adaptive().propose(KNOWN)
 
 
@@ -157,7 +157,7 @@ def answers(late: Mapping[int, float], count: int) -> list[SpeculationOutcome]:
         return Fault("slow", seconds) if seconds else None
 
     device = DraftingDevice(model=texts.draft, step_times=tuple(0.004 * (1.0 + 0.1 * more) for more in range(6)))
-    server = JudgingServer(model=texts.target, step=0.05, prompt_time=0.1, faults=fault)
+    server = VerifyingServer(model=texts.target, step=0.05, prompt_time=0.1, faults=fault)
     pair = SpeculationOptions(window="adaptive", prior=EstimatesPrior(remote_step=0.05)).pair(1.0)
     outcomes = []
     for number in range(count):

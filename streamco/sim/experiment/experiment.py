@@ -19,9 +19,9 @@ from msgspec import Meta, Struct
 from streamco.errors import ConfigError
 from streamco.sim.experiment.option_errors import convert_options, pick
 from streamco.sim.experiment.plot_options import PlotOptions, read_plots
-from streamco.sim.experiment.scenario import Kind, Scenario, figures_of, kind_place, load_kind
+from streamco.sim.experiment.scenario import Kind, Scenario, kind_location, load_kind, metrics_of
 from streamco.sim.experiment.sweep_axes import PARTS, Axis, Label, Value, change, dotted, label_of, read_axes
-from streamco.sim.experiment.yaml_document import Document, Place, read_document
+from streamco.sim.experiment.yaml_document import Document, Location, read_document
 
 __all__ = ["Experiment", "ExperimentFile", "read_experiment", "merge"]
 
@@ -67,10 +67,10 @@ class Experiment:
         self._document = document
         file = convert_options(document.data, ExperimentFile, document.where)
         try:
-            self._place = kind_place(file.kind)
+            self._kind_location = kind_location(file.kind)
         except ConfigError as error:
             raise ConfigError(f"{document.where(('kind',), ())}: {error}") from error
-        self.kind: Kind = load_kind(self._place)
+        self.kind: Kind = load_kind(self._kind_location)
         if is_quick:
             file = self._shorten(file)
         self.file = file if seed is None else msgspec.structs.replace(file, seed=seed)
@@ -80,7 +80,7 @@ class Experiment:
             self.axes = tuple(self._thin(axis) for axis in self.axes)
         self.columns = self._columns()
         self._descriptions: list[str] = []  # point by point
-        self._found: set[tuple[Place, str]] = set()  # settings, and what they name that was looked up
+        self._found: set[tuple[Location, str]] = set()  # settings, and what they name that was looked up
         self.scenarios = list(self._expand())
 
     @property
@@ -113,7 +113,7 @@ class Experiment:
                 settings = change(settings, value, self._document)
             scenario = Scenario(
                 kind=self.file.kind,
-                place=self._place,
+                kind_location=self._kind_location,
                 seed=self.file.seed,
                 requests=self.file.requests,
                 point={name: value.label for name, value in zip(self._names, values, strict=True)},
@@ -127,29 +127,29 @@ class Experiment:
     def _check(self, scenario: Scenario, values: tuple[Value, ...]) -> None:
         """Whether the kind takes these options, and finds what they name; where a sweep set one, the error is there."""
 
-        def where(place: Place, *, is_whole: bool = False) -> str:
+        def where(location: Location, *, is_whole: bool = False) -> str:
             """``is_whole``: all that is at the place is meant, so that it may be a part of it that the sweep set."""
             for value in reversed(values):
-                for path, written in value.places.items():
-                    if place[: len(path)] == path or (is_whole and path[: len(place)] == place):
-                        return f"{self._document.where(written, ())}: sweep: {dotted(max(place, path, key=len))}"
-            return self._document.where(place)
+                for path, written in value.locations.items():
+                    if location[: len(path)] == path or (is_whole and path[: len(location)] == location):
+                        return f"{self._document.where(written, ())}: sweep: {dotted(max(location, path, key=len))}"
+            return self._document.where(location)
 
         options = convert_options(scenario.settings, self.kind.options, where)
         try:
             self._descriptions.append(self.kind.describe(options))
         except ConfigError as error:
             raise ConfigError(f"{self._document.where(('world',), ())}: {error}") from error
-        for place, name, find in self.kind.names(options, scenario):
-            if (place, name) not in self._found:
+        for location, name, find in self.kind.names(options, scenario):
+            if (location, name) not in self._found:
                 try:
                     find()
                 except ConfigError as error:
-                    raise ConfigError(f"{where(place, is_whole=True)}: {error}") from error
-                self._found.add((place, name))
+                    raise ConfigError(f"{where(location, is_whole=True)}: {error}") from error
+                self._found.add((location, name))
 
     def _columns(self) -> tuple[str, ...]:
-        known = figures_of(self.kind)
+        known = metrics_of(self.kind)
         for index, name in enumerate(self.file.table):
             if name not in known:
                 raise ConfigError(f"{self._document.where(('table', index))}: {pick(name, known)}")
@@ -169,8 +169,8 @@ class Experiment:
         """Return the first value, one in the middle and the last; those that a plot holds fast stay."""
         kept = {label_of(plot.where[axis.name]) for plot in self.plots if axis.name in plot.where}
         last = len(axis.values) - 1
-        places = {round(last * step / (QUICK_VALUES - 1)) for step in range(QUICK_VALUES)}
-        return Axis(axis.name, tuple(value for place, value in enumerate(axis.values) if place in places or value.label in kept))
+        positions = {round(last * step / (QUICK_VALUES - 1)) for step in range(QUICK_VALUES)}
+        return Axis(axis.name, tuple(value for position, value in enumerate(axis.values) if position in positions or value.label in kept))
 
 
 def read_experiment(path: Path, *, seed: int | None = None, is_quick: bool = False) -> Experiment:

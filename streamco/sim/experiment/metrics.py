@@ -13,14 +13,14 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-__all__ = ["STANDARD", "Figure", "Quantiles", "RequestRow", "Sink", "round_figure"]
+__all__ = ["STANDARD", "Metric", "Quantiles", "RequestRow", "Sink", "round_metric"]
 
 SMALLEST, LARGEST = 1e-6, 1e6  # seconds; what is outside counts as the bound
 WIDTH = 1.01  # of a bin: its upper bound over its lower one
 DIGITS = 9  # significant ones of a figure that is written down
 
 
-class Figure(Struct, frozen=True):
+class Metric(Struct, frozen=True):
     """What a figure of a world is called where people read it.
 
     Args:
@@ -34,22 +34,22 @@ class Figure(Struct, frozen=True):
     better: Literal["higher", "lower", ""] = ""
 
 
-STANDARD: Mapping[str, Figure] = {
-    "throughput": Figure("throughput", "requests/s", "higher"),
-    "tokens_per_s": Figure("tokens of all answers", "tokens/s", "higher"),
-    "ttft_mean": Figure("time to first token, mean", "s", "lower"),
-    "ttft_p50": Figure("time to first token, median", "s", "lower"),
-    "ttft_p99": Figure("time to first token, 99th percentile", "s", "lower"),
-    "tpot_mean": Figure("time per token after the first, mean", "s", "lower"),
-    "tpot_p50": Figure("time per token after the first, median", "s", "lower"),
-    "tpot_p99": Figure("time per token after the first, 99th percentile", "s", "lower"),
-    "seconds_mean": Figure("time to the whole answer, mean", "s", "lower"),
-    "seconds_p99": Figure("time to the whole answer, 99th percentile", "s", "lower"),
-    "acceptance": Figure("accepted share of judged draft tokens", "share", "higher"),
-    "rounds_mean": Figure("rounds of drafting an answer", "", ""),
-    "completed": Figure("answers that were finished"),
-    "failed": Figure("answers that failed", "", "lower"),
-    "span": Figure("simulated time from the first arrival to the last token", "s"),
+STANDARD: Mapping[str, Metric] = {
+    "throughput": Metric("throughput", "requests/s", "higher"),
+    "tokens_per_s": Metric("tokens of all answers", "tokens/s", "higher"),
+    "ttft_mean": Metric("time to first token, mean", "s", "lower"),
+    "ttft_p50": Metric("time to first token, median", "s", "lower"),
+    "ttft_p99": Metric("time to first token, 99th percentile", "s", "lower"),
+    "tpot_mean": Metric("time per token after the first, mean", "s", "lower"),
+    "tpot_p50": Metric("time per token after the first, median", "s", "lower"),
+    "tpot_p99": Metric("time per token after the first, 99th percentile", "s", "lower"),
+    "seconds_mean": Metric("time to the whole answer, mean", "s", "lower"),
+    "seconds_p99": Metric("time to the whole answer, 99th percentile", "s", "lower"),
+    "acceptance": Metric("accepted share of judged draft tokens", "share", "higher"),
+    "rounds_mean": Metric("rounds of drafting an answer", "", ""),
+    "completed": Metric("answers that were finished"),
+    "failed": Metric("answers that failed", "", "lower"),
+    "span": Metric("simulated time from the first arrival to the last token", "s"),
 }
 """What a ``Sink`` knows by itself, whatever kind of world it is."""
 
@@ -109,8 +109,8 @@ class Quantiles:
         """One number more."""
         self.count += 1
         self.total += value
-        place = int(math.log(value / SMALLEST) * self._scale) if value > SMALLEST else 0
-        self._counts[min(place, self._bins)] += 1
+        index = int(math.log(value / SMALLEST) * self._scale) if value > SMALLEST else 0
+        self._counts[min(index, self._bins)] += 1
 
     @property
     def mean(self) -> float:
@@ -120,10 +120,10 @@ class Quantiles:
     def quantile(self, share: float) -> float:
         """Return the number that ``share`` of all are at most as large as (nearest rank); there is one at least."""
         rank = max(1, math.ceil(share * self.count))
-        for place, count in enumerate(self._counts):
+        for index, count in enumerate(self._counts):
             rank -= count
             if rank <= 0:
-                return float(SMALLEST * WIDTH ** (place + 0.5))
+                return float(SMALLEST * WIDTH ** (index + 0.5))
         raise AssertionError("a rank is at most the count")
 
 
@@ -165,7 +165,7 @@ class Sink:
         if row.tpot is not None:
             self._tpot.add(row.tpot)
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Return those of ``STANDARD`` that are known; a figure that nothing was measured of is not there."""
         span = max(0.0, self._last - self._first)
         found = {"completed": float(self._completed), "failed": float(self._failed), "span": span}
@@ -183,10 +183,10 @@ class Sink:
             found["acceptance"] = self._accepted / self._judged
         if self._completed and self._rounds:
             found["rounds_mean"] = self._rounds / self._completed
-        return {name: round_figure(found[name]) for name in STANDARD if name in found}
+        return {name: round_metric(found[name]) for name in STANDARD if name in found}
 
 
-def round_figure(value: float) -> float:
+def round_metric(value: float) -> float:
     """Return a figure to nine significant digits, as it is written down."""
     return float(f"{value:.{DIGITS}g}")
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from streamco.errors import ConfigError
-from streamco.sim.experiment.yaml_document import Place
+from streamco.sim.experiment.yaml_document import Location
 
 __all__ = ["convert_options", "pick"]
 
@@ -26,10 +26,10 @@ NAMES: Mapping[object, str] = {
     type(None): "nothing",
     Any: "a value",
 }
-LONGEST = 60  # characters of a value that an error repeats
+MAX_CHARACTERS = 60  # characters of a value that an error repeats
 
 
-def convert_options(data: Any, kind: type[T], where: Callable[[Place], str]) -> T:
+def convert_options(data: Any, kind: type[T], where: Callable[[Location], str]) -> T:
     """Data as options.
 
     Args:
@@ -39,8 +39,8 @@ def convert_options(data: Any, kind: type[T], where: Callable[[Place], str]) -> 
     Raises:
         ConfigError: an unknown key, a value that doesn't fit, a setting that is missing.
     """
-    for place, name, known in _unknown_keys(data, kind, ()):
-        raise ConfigError(f"{where((*place, name))}: {pick(name, known, 'a key that is unknown')}")
+    for location, name, known in _unknown_keys(data, kind, ()):
+        raise ConfigError(f"{where((*location, name))}: {pick(name, known, 'a key that is unknown')}")
     try:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
@@ -58,12 +58,12 @@ def pick(got: object, known: Mapping[str, Any] | tuple[str, ...], instead: str |
     return f"expected {'one of ' if len(known) > 1 else ''}{', '.join(known) or 'nothing'}, got {instead or _show(got)}{hint}"
 
 
-def _unknown_keys(data: Any, hint: Any, place: Place) -> Iterator[tuple[Place, str, tuple[str, ...]]]:
+def _unknown_keys(data: Any, hint: Any, location: Location) -> Iterator[tuple[Location, str, tuple[str, ...]]]:
     """(place of the mapping, key, keys that it may have)."""
     if isinstance(data, list):
         inner = next((args[0] for one in _parts(hint) if get_origin(one) in {tuple, list} and (args := get_args(one))), Any)
         for index, each in enumerate(data):
-            yield from _unknown_keys(each, inner, (*place, index))
+            yield from _unknown_keys(each, inner, (*location, index))
     elif isinstance(data, dict):
         kind = next((one for one in _parts(hint) if isinstance(one, type) and issubclass(one, Struct)), None)
         if kind is None:
@@ -71,9 +71,9 @@ def _unknown_keys(data: Any, hint: Any, place: Place) -> Iterator[tuple[Place, s
         fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
         for name, each in data.items():
             if name not in fields:
-                yield place, str(name), tuple(fields)
+                yield location, str(name), tuple(fields)
             else:
-                yield from _unknown_keys(each, fields[name], (*place, name))
+                yield from _unknown_keys(each, fields[name], (*location, name))
 
 
 def _parts(hint: Any) -> Iterator[Any]:
@@ -87,27 +87,29 @@ def _parts(hint: Any) -> Iterator[Any]:
         yield hint
 
 
-def _explain(text: str, data: Any, kind: type[Struct], where: Callable[[Place], str]) -> str:
+def _explain(text: str, data: Any, kind: type[Struct], where: Callable[[Location], str]) -> str:
     """In our order what msgspec says as ``Expected `int`, got `str` - at `$.world.devices```."""
     reason, _, path = text.rpartition(" - at `$")
     if not reason:
         reason, path = text, ""
-    place: Place = tuple(int(index) if index else name for name, index in re.findall(r"([^.\[\]`]+)|\[(\d+)\]", path.removesuffix("`")))
+    location: Location = tuple(
+        int(index) if index else name for name, index in re.findall(r"([^.\[\]`]+)|\[(\d+)\]", path.removesuffix("`"))
+    )
     if missing := re.search(r"missing required field `(.+)`", reason):
-        place = (*place, missing[1])
-        return f"{where(place)}: expected {_describe(_hint_at(kind, place))}, got nothing"
+        location = (*location, missing[1])
+        return f"{where(location)}: expected {_describe(_hint_at(kind, location))}, got nothing"
     if not reason.startswith(("Expected `", "Invalid ")):
-        return f"{where(place)}: {reason}"  # a check of our own, in our words
-    value, hint = _value_at(data, place), _hint_at(kind, place)
+        return f"{where(location)}: {reason}"  # a check of our own, in our words
+    value, hint = _value_at(data, location), _hint_at(kind, location)
     choices = tuple(str(choice) for one in _parts(hint) if get_origin(one) is Literal for choice in get_args(one))
     near = get_close_matches(str(value), choices, n=1) if isinstance(value, str) else []
     note = f"; did you mean {near[0]}?" if near else _note_on_exponents(value)
-    return f"{where(place)}: expected {_describe(hint)}, got {_show(value)}{note}"
+    return f"{where(location)}: expected {_describe(hint)}, got {_show(value)}{note}"
 
 
-def _hint_at(hint: Any, place: Place) -> Any:
+def _hint_at(hint: Any, location: Location) -> Any:
     """Return the type of what is at a place; ``Any`` where types don't tell."""
-    for name in place:
+    for name in location:
         if isinstance(name, int):
             hint = next((args[0] for one in _parts(hint) if get_origin(one) in {tuple, list} and (args := get_args(one))), Any)
         else:
@@ -117,8 +119,8 @@ def _hint_at(hint: Any, place: Place) -> Any:
     return hint
 
 
-def _value_at(data: Any, place: Place) -> Any:
-    for name in place:
+def _value_at(data: Any, location: Location) -> Any:
+    for name in location:
         try:
             data = data[name]
         except (KeyError, IndexError, TypeError):
@@ -153,7 +155,7 @@ def _bounds(meta: Meta) -> str:
 
 def _show(value: object) -> str:
     text = "nothing" if value is None else repr(value)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}..."
 
 
 def _note_on_exponents(value: object) -> str:

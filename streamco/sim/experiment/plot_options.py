@@ -11,13 +11,13 @@ from msgspec import Struct
 
 from streamco.errors import ConfigError
 from streamco.sim.experiment.option_errors import pick
-from streamco.sim.experiment.scenario import Kind, figures_of
+from streamco.sim.experiment.scenario import Kind, metrics_of
 from streamco.sim.experiment.sweep_axes import Axis, label_of
-from streamco.sim.experiment.yaml_document import Document, Place
+from streamco.sim.experiment.yaml_document import Document, Location
 
 __all__ = ["PlotOptions", "read_plots"]
 
-MOST_PANELS = 16
+MAX_PANELS = 16
 
 
 class PlotOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,22 +66,24 @@ def _usual(axes: Sequence[Axis], kind: Kind) -> tuple[PlotOptions, ...]:
     return (PlotOptions(x=names[0], y=kind.columns[0], line=names[1] if len(names) > 1 else None, panels=tuple(names[2:])),)
 
 
-def _check(document: Document, plot: PlotOptions, axes: Sequence[Axis], kind: Kind, place: Place) -> PlotOptions:
+def _check(document: Document, plot: PlotOptions, axes: Sequence[Axis], kind: Kind, location: Location) -> PlotOptions:
     labels = {axis.name: [value.label for value in axis.values] for axis in axes}
-    figures = figures_of(kind)
-    if plot.y not in figures:
-        raise ConfigError(f"{document.where((*place, 'y'))}: {pick(plot.y, figures)}")
+    metrics = metrics_of(kind)
+    if plot.y not in metrics:
+        raise ConfigError(f"{document.where((*location, 'y'))}: {pick(plot.y, metrics)}")
     panels = (plot.panels,) if isinstance(plot.panels, str) else plot.panels
     drawn = [("x", plot.x), *([("line", plot.line)] if plot.line is not None else []), *(("panels", name) for name in panels)]
     for field, name in [*drawn, *(("where", name) for name in plot.where)]:
         if name not in labels:
-            raise ConfigError(f"{document.where((*place, field))}: {pick(name, labels)}; what is drawn has to be swept")
+            raise ConfigError(f"{document.where((*location, field))}: {pick(name, labels)}; what is drawn has to be swept")
     for name, label in plot.where.items():
         if label_of(label) not in labels[name]:
-            raise ConfigError(f"{document.where((*place, 'where', name))}: {pick(label, tuple(map(str, labels[name])))}")
+            raise ConfigError(f"{document.where((*location, 'where', name))}: {pick(label, tuple(map(str, labels[name])))}")
     known = {*plot.where, *(name for _, name in drawn)}
     panels = (*panels, *(name for name in labels if name not in known))
-    if (many := prod(len(labels[name]) for name in panels)) > MOST_PANELS:
+    if (many := prod(len(labels[name]) for name in panels)) > MAX_PANELS:
         held = ", ".join(panels)
-        raise ConfigError(f"{document.where(place)}: expected {MOST_PANELS} panels at most, got {many}: say in where which {held} is meant")
+        raise ConfigError(
+            f"{document.where(location)}: expected {MAX_PANELS} panels at most, got {many}: say in where which {held} is meant"
+        )
     return msgspec.structs.replace(plot, panels=panels)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from streamco.errors import ConfigError
 from streamco.sim.experiment.experiment import Experiment
-from streamco.sim.experiment.metrics import Figure
+from streamco.sim.experiment.metrics import Metric
 from streamco.sim.experiment.plot_options import PlotOptions
-from streamco.sim.experiment.scenario import figures_of
+from streamco.sim.experiment.scenario import metrics_of
 from streamco.sim.experiment.sweep_axes import Axis, Label, label_of
 from streamco.sim.experiment.tables import Point, Spread, name_of_path, scale_of
 
@@ -29,7 +29,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = "osD^vPX*"
 QUIET = "#555555"
 WIDTH, HEIGHT, PANEL, ROW = 8.0, 5.6, 4.2, 3.4  # inches
-MOST_BESIDE, MOST_TICKS = 4, 12  # panels in a row, and values that each have a tick
+MAX_BESIDE, MAX_TICKS = 4, 12  # panels in a row, and values that each have a tick
 CHARACTERS = 14.5  # of a caption, an inch
 LEGEND_ROW, USUAL_ROWS = 0.23, 3  # inches; and rows of a legend, its title among them, for which the height is meant
 
@@ -63,32 +63,32 @@ def _draw(experiment: Experiment, plot: PlotOptions, points: Sequence[Point], pa
     axes_by_name = {axis.name: axis for axis in experiment.axes}
     held = {name: label_of(label) for name, label in plot.where.items()}
     points = [point for point in points if all(point.labels[name] == label for name, label in held.items())]
-    figure = figures_of(experiment.kind)[plot.y]
-    drawn = [point.figures[plot.y] for point in points if plot.y in point.figures]
+    metric = metrics_of(experiment.kind)[plot.y]
+    drawn = [point.metrics[plot.y] for point in points if plot.y in point.metrics]
     if not drawn:
         raise ConfigError(f"plot: expected a figure that something was measured of, got {plot.y}, which no request has")
-    unit, factor = scale_of(figure, [spread.high for spread in drawn])
+    unit, factor = scale_of(metric, [spread.high for spread in drawn])
     panels = [
         dict(zip(plot.panels, labels, strict=True))
         for labels in product(*([value.label for value in axes_by_name[name].values] for name in plot.panels))
     ]
 
-    beside = min(len(panels), MOST_BESIDE)
+    beside = min(len(panels), MAX_BESIDE)
     rows = -(-len(panels) // beside)
     width = max(WIDTH, PANEL * beside)
     lines = [] if plot.line is None else [str(value.label) for value in axes_by_name[plot.line].values]
-    told = LEGEND_ROW * max(0, _legend_rows(lines, width) - USUAL_ROWS)
-    picture = Picture(figsize=(width, HEIGHT + (rows - 1) * ROW + told), dpi=150)
+    legend_inches = LEGEND_ROW * max(0, _legend_rows(lines, width) - USUAL_ROWS)
+    picture = Picture(figsize=(width, HEIGHT + (rows - 1) * ROW + legend_inches), dpi=150)
     FigureCanvasAgg(picture)
     grid = picture.subplots(rows, beside, sharey=True, squeeze=False).flat
     for ax in grid[len(panels) :]:
         ax.remove()
-    for place, (panel, ax) in enumerate(zip(panels, grid, strict=False)):
+    for index, (panel, ax) in enumerate(zip(panels, grid, strict=False)):
         inside = [point for point in points if all(point.labels[name] == label for name, label in panel.items())]
         _draw_panel(ax, plot, axes_by_name, inside, factor)
-        ax.set_title("\n".join(_told(name, label) for name, label in panel.items()), fontsize=10, color=QUIET)
-        if place % beside == 0:
-            ax.set_ylabel(_label_y(figure, unit))
+        ax.set_title("\n".join(_setting(name, label) for name, label in panel.items()), fontsize=10, color=QUIET)
+        if index % beside == 0:
+            ax.set_ylabel(_label_y(metric, unit))
     _begin_at_zero(grid[0], drawn, factor)
     _frame(picture, grid[0], experiment, plot)
     picture.savefig(path, metadata={"Software": None})
@@ -99,18 +99,18 @@ def _draw_panel(ax: Axes, plot: PlotOptions, axes: dict[str, Axis], points: Sequ
     x = axes[plot.x]
     lines: list[Label | None] = [value.label for value in axes[plot.line].values] if plot.line is not None else [None]
     labels = [value.label for value in x.values]
-    for place, line in enumerate(lines):
+    for index, line in enumerate(lines):
         among = {point.labels[plot.x]: point for point in points if plot.line is None or point.labels[plot.line] == line}
-        found = {label: among[label].figures[plot.y] for label in labels if label in among and plot.y in among[label].figures}
+        found = {label: among[label].metrics[plot.y] for label in labels if label in among and plot.y in among[label].metrics}
         means = [spread.mean * factor for spread in found.values()]
-        style: dict[str, Any] = {"color": COLOURS[place % len(COLOURS)], "yerr": _reach(list(found.values()), factor), "capsize": 4}
+        style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "yerr": _reach(list(found.values()), factor), "capsize": 4}
         style["label"] = None if line is None else str(line)
         if x.is_numeric:
-            marker = MARKERS[place % len(MARKERS)]
+            marker = MARKERS[index % len(MARKERS)]
             ax.errorbar([float(label) for label in found], means, marker=marker, markersize=6, linewidth=2, **style)
         else:
             width = 0.8 / len(lines)
-            ax.bar([labels.index(label) - 0.4 + (place + 0.5) * width for label in found], means, width * 0.92, **style)
+            ax.bar([labels.index(label) - 0.4 + (index + 0.5) * width for label in found], means, width * 0.92, **style)
     _label_x(ax, x)
     ax.grid(axis="y", color="#dddddd", linewidth=0.8)
     ax.set_axisbelow(True)
@@ -133,7 +133,7 @@ def _label_x(ax: Axes, x: Axis) -> None:
     numbers = [float(value.label) for value in x.values]
     if min(numbers) > 0 and max(numbers) / min(numbers) > 30:
         ax.set_xscale("log")
-    if len(numbers) <= MOST_TICKS:
+    if len(numbers) <= MAX_TICKS:
         ax.set_xticks(numbers, [f"{number:g}" for number in numbers])
         ax.minorticks_off()
 
@@ -144,9 +144,9 @@ def _begin_at_zero(ax: Axes, drawn: Sequence[Spread], factor: float) -> None:
         ax.set_ylim(0.0, high * 1.08)
 
 
-def _label_y(figure: Figure, unit: str) -> str:
-    text = textwrap.fill(f"{figure.text}{f' ({unit})' if unit else ''}", 44)
-    return f"{text}\n{figure.better} is better" if figure.better else text
+def _label_y(metric: Metric, unit: str) -> str:
+    text = textwrap.fill(f"{metric.text}{f' ({unit})' if unit else ''}", 44)
+    return f"{text}\n{metric.better} is better" if metric.better else text
 
 
 def _frame(picture: Any, ax: Axes, experiment: Experiment, plot: PlotOptions) -> None:
@@ -196,9 +196,9 @@ def _caption(experiment: Experiment, plot: PlotOptions) -> str:
     kinds = "dots" if next(axis for axis in experiment.axes if axis.name == plot.x).is_numeric else "bars"
     spread = f" {kinds.capitalize()} are means of {repeats} repeats, whiskers the smallest and the largest of them." if repeats > 1 else ""
     where = {name: label_of(label) for name, label in plot.where.items()}
-    held = "".join(f" {_told(name, label)}." for name, label in where.items())
+    held = "".join(f" {_setting(name, label)}." for name, label in where.items())
     return f"Simulated: {experiment.describe(where)}.{held}{spread}"
 
 
-def _told(name: str, label: Label) -> str:
+def _setting(name: str, label: Label) -> str:
     return f"{name_of_path(name)}: {label}"

@@ -26,7 +26,7 @@ __all__ = ["ResultStore", "code_digest", "name_of"]
 PACKAGE = Path(streamco.__file__).parent
 ASIDE = {"cli", "proxy", "testing", "calibration", "__pycache__"}  # folders of the package that no outcome depends on
 COMPILED = {".so", ".c", ".pyc", ".pyd"}  # made of what is looked at
-LONGEST = 4096  # characters of a path
+MAX_CHARACTERS = 4096  # characters of a path
 
 
 class _Line(Struct):
@@ -130,7 +130,7 @@ def _texts(data: Any) -> Iterator[str]:
 
 
 def _file_named(scenario: Scenario, text: str) -> Path | None:
-    if len(text) > LONGEST or "\0" in text:
+    if len(text) > MAX_CHARACTERS or "\0" in text:
         return None
     path = scenario.locate(text)
     return path if path.is_file() else None

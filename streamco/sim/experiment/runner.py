@@ -37,7 +37,7 @@ END_WITHIN = 5.0  # seconds for processes that were ended
 
 
 def run_sweep(
-    scenarios: Sequence[Scenario], ledger: ResultStore, *, jobs: int, dask: str | None = None, progress: Callable[[int, int], None]
+    scenarios: Sequence[Scenario], store: ResultStore, *, jobs: int, dask: str | None = None, progress: Callable[[int, int], None]
 ) -> None:
     """Run what the ledger hasn't got.
 
@@ -50,12 +50,12 @@ def run_sweep(
         StreamcoError: a scenario can't be run, or a process died. What was finished before is in the ledger.
     """
     named = {name_of(scenario): scenario for scenario in scenarios}  # the same content is run once
-    left = {name: scenario for name, scenario in named.items() if name not in ledger}
+    left = {name: scenario for name, scenario in named.items() if name not in store}
     finished = len(named) - len(left)
     progress(finished, len(named))
     with closing(_outcomes(left, jobs=jobs, dask=dask)) as outcomes:
         for name, outcome in outcomes:
-            ledger.add(name, outcome)
+            store.add(name, outcome)
             finished += 1
             progress(finished, len(named))
 
@@ -69,8 +69,8 @@ def _outcomes(left: dict[str, Scenario], *, jobs: int, dask: str | None) -> Gene
             yield name, _run(scenario)
         return
     try:
-        with _cluster(dask) if dask is not None else _processes(min(jobs, len(left))) as (executor, room, pressed):
-            yield from _hand_out(left, executor, room, pressed)
+        with _cluster(dask) if dask is not None else _processes(min(jobs, len(left))) as (executor, slots, pressed):
+            yield from _hand_out(left, executor, slots, pressed)
     except BrokenProcessPool as error:
         raise StreamcoError(
             "simulate: expected every process to live, one was ended by the system, perhaps for its memory: try fewer --jobs; "
@@ -78,12 +78,12 @@ def _outcomes(left: dict[str, Scenario], *, jobs: int, dask: str | None) -> Gene
         ) from error
 
 
-def _hand_out(left: dict[str, Scenario], executor: Executor, room: int, pressed: list[int]) -> Iterator[tuple[str, bytes]]:
+def _hand_out(left: dict[str, Scenario], executor: Executor, slots: int, pressed: list[int]) -> Iterator[tuple[str, bytes]]:
     waiting = iter(left.items())
     running: dict[Future[bytes], str] = {}
     done: Queue[Future[bytes]] = Queue()  # a SimpleQueue that hears a signal as its time is up waits for ever
     while True:
-        for name, scenario in islice(waiting, AHEAD * room - len(running)):
+        for name, scenario in islice(waiting, AHEAD * slots - len(running)):
             with _masking_ctrl_c():
                 future = executor.submit(_run, scenario)
             running[future] = name
@@ -127,7 +127,7 @@ def _run(scenario: Scenario) -> bytes:
 
 @contextmanager
 def _processes(jobs: int) -> Iterator[tuple[Executor, int, list[int]]]:
-    with _hearing_ctrl_c() as pressed:
+    with _catching_ctrl_c() as pressed:
         with _masking_ctrl_c():
             resource_tracker.ensure_running()  # it would unblock Ctrl-C where a worker is to begin without
         others = set(active_children())
@@ -160,7 +160,7 @@ def _end_workers(executor: ProcessPoolExecutor, workers: Iterable[BaseProcess]) 
 
 
 @contextmanager
-def _hearing_ctrl_c() -> Iterator[list[int]]:
+def _catching_ctrl_c() -> Iterator[list[int]]:
     """Notes that it was pressed, for whoever looks there, and raises at the end: pools don't bear an exception just anywhere."""
     pressed: list[int] = []
     if current_thread() is not main_thread() or signal.getsignal(signal.SIGINT) in {signal.SIG_IGN, None}:
@@ -214,8 +214,8 @@ def _cluster(address: str) -> Iterator[tuple[Executor, int, list[int]]]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"--dask: expected the address of a scheduler that answers, got {address!r}: {error}") from error
     with client:
-        room = sum(client.nthreads().values())
-        if not room:
+        slots = sum(client.nthreads().values())
+        if not slots:
             raise ConfigError(f"--dask: expected a cluster with workers, got none at {address}")
-        with _hearing_ctrl_c() as pressed:
-            yield client.get_executor(pure=False), room, pressed
+        with _catching_ctrl_c() as pressed:
+            yield client.get_executor(pure=False), slots, pressed

@@ -19,10 +19,10 @@ import msgspec
 from msgspec import Struct
 
 from streamco.errors import ConfigError
-from streamco.sim.experiment.metrics import STANDARD, Figure, RequestRow, Sink, round_figure
-from streamco.sim.experiment.yaml_document import Place
+from streamco.sim.experiment.metrics import STANDARD, Metric, RequestRow, Sink, round_metric
+from streamco.sim.experiment.yaml_document import Location
 
-__all__ = ["KINDS", "Kind", "Named", "Outcome", "Scenario", "figures_of", "kind_place", "load_kind", "run_scenario"]
+__all__ = ["KINDS", "Kind", "Named", "Outcome", "Scenario", "metrics_of", "kind_location", "load_kind", "run_scenario"]
 
 KINDS = {
     "race": "streamco.sim.race.kind:KIND",
@@ -36,7 +36,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
 
     Args:
         kind: name of the kind.
-        place: where the kind is, as in ``KINDS``.
+        kind_location: where the kind is, as in ``KINDS``.
         seed: of all dice.
         requests: rows of single requests are wanted.
         world, workload, policy: the kind's options as the file has them, the sweep's values put in.
@@ -45,7 +45,7 @@ class Scenario(Struct, frozen=True, kw_only=True):
     """
 
     kind: str
-    place: str
+    kind_location: str
     seed: int
     requests: bool = False
     world: dict[str, Any] = {}
@@ -86,12 +86,12 @@ class Named(NamedTuple):
     """Something that options name: a file, hardware, a packaged table.
 
     Args:
-        place: of the setting that names it.
+        location: of the setting that names it.
         name: the same wherever the same is meant.
         find: looks it up, and raises a ``ConfigError`` where it isn't there or is of no use.
     """
 
-    place: Place
+    location: Location
     name: str
     find: Callable[[], object]
 
@@ -105,7 +105,7 @@ class Kind(Protocol):
         ...
 
     @property
-    def figures(self) -> Mapping[str, Figure]:
+    def metrics(self) -> Mapping[str, Metric]:
         """What ``run`` returns beyond ``STANDARD``, and how it is called; may rename standard ones."""
         ...
 
@@ -138,7 +138,7 @@ class Kind(Protocol):
         ...
 
 
-def kind_place(name: str) -> str:
+def kind_location(name: str) -> str:
     """Where the kind of that name is.
 
     Raises:
@@ -150,13 +150,13 @@ def kind_place(name: str) -> str:
     return KINDS[name]
 
 
-def load_kind(place: str) -> Kind:
+def load_kind(location: str) -> Kind:
     """Return the kind at a place, ``module:NAME``.
 
     Raises:
         ConfigError: it needs a package that isn't installed.
     """
-    module, _, attribute = place.partition(":")
+    module, _, attribute = location.partition(":")
     try:
         kind: Kind = getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
@@ -166,9 +166,9 @@ def load_kind(place: str) -> Kind:
     return kind
 
 
-def figures_of(kind: Kind) -> dict[str, Figure]:
+def metrics_of(kind: Kind) -> dict[str, Metric]:
     """Return all figures that a scenario of this kind may have, by name."""
-    return {**STANDARD, **kind.figures}
+    return {**STANDARD, **kind.metrics}
 
 
 def run_scenario(scenario: Scenario) -> Outcome:
@@ -177,16 +177,16 @@ def run_scenario(scenario: Scenario) -> Outcome:
     Raises:
         ConfigError: the options contradict themselves, or name what isn't there.
     """
-    kind = load_kind(scenario.place)
+    kind = load_kind(scenario.kind_location)
     sink = Sink(keeps=scenario.requests)
     try:
         options = msgspec.convert(scenario.settings, kind.options)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{scenario.kind}: {error}") from error
     told = kind.run(options, scenario, sink)
-    known = figures_of(kind)
+    known = metrics_of(kind)
     if unknown := sorted(set(told) - set(known)):
-        raise AssertionError(f"{scenario.place}: expected figures that it has declared, got {', '.join(unknown)} too")
-    system = {**sink.figures(), **{name: round_figure(value) for name, value in told.items()}}
+        raise AssertionError(f"{scenario.kind_location}: expected figures that it has declared, got {', '.join(unknown)} too")
+    system = {**sink.metrics(), **{name: round_metric(value) for name, value in told.items()}}
     rows: list[RequestRow] = sorted(sink.rows, key=lambda row: row.number)
     return Outcome(system={name: system[name] for name in known if name in system}, requests=rows)

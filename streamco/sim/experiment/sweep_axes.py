@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from streamco.errors import ConfigError
-from streamco.sim.experiment.yaml_document import Document, Place
+from streamco.sim.experiment.yaml_document import Document, Location
 
 __all__ = ["PARTS", "Axis", "Label", "Value", "change", "dotted", "label_of", "read_axes"]
 
@@ -25,12 +25,12 @@ class Value(Struct, frozen=True):
     Args:
         label: what people call it.
         settings: values by path.
-        places: where in the file each of them is, by path.
+        locations: where in the file each of them is, by path.
     """
 
     label: Label
-    settings: dict[Place, Any]
-    places: dict[Place, Place]
+    settings: dict[Location, Any]
+    locations: dict[Location, Location]
 
 
 class Axis(Struct, frozen=True):
@@ -61,12 +61,12 @@ def change(settings: Mapping[str, Any], value: Value, document: Document) -> dic
         ConfigError: a path leads through something that has no settings.
     """
     changed: Any = settings
-    for place, setting in value.settings.items():
+    for location, setting in value.settings.items():
         try:
-            changed = _with(changed, place, setting)
+            changed = _with(changed, location, setting)
         except (LookupError, TypeError) as error:
-            where = document.where(value.places[place])
-            raise ConfigError(f"{where}: expected a path to a setting, got {dotted(place)}: {error}") from error
+            where = document.where(value.locations[location])
+            raise ConfigError(f"{where}: expected a path to a setting, got {dotted(location)}: {error}") from error
     return dict(changed)
 
 
@@ -75,9 +75,9 @@ def label_of(value: Any) -> Label:
     return value if isinstance(value, str | float | int) else msgspec.json.encode(value).decode()
 
 
-def dotted(place: Place) -> str:
+def dotted(location: Location) -> str:
     """Return a place as people write it."""
-    return ".".join(str(part) for part in place)
+    return ".".join(str(part) for part in location)
 
 
 def _axis(document: Document, name: str, values: Any) -> Axis:
@@ -95,25 +95,25 @@ def _axis(document: Document, name: str, values: Any) -> Axis:
 
 
 def _case(document: Document, name: str, label: Any, settings: Any) -> Value:
-    written: Place = ("sweep", name, str(label))
+    written: Location = ("sweep", name, str(label))
     if not isinstance(settings, dict):
         raise ConfigError(f"{document.where(written)}: expected settings by their paths, got {settings!r}")
-    places = {_path(document, str(path), (*written, str(path))): (*written, str(path)) for path in settings}
-    return Value(label_of(label), dict(zip(places, settings.values(), strict=True)), places)
+    locations = {_path(document, str(path), (*written, str(path))): (*written, str(path)) for path in settings}
+    return Value(label_of(label), dict(zip(locations, settings.values(), strict=True)), locations)
 
 
-def _path(document: Document, text: str, written: Place) -> Place:
-    place = tuple(int(part) if part.isdigit() else part for part in text.split("."))
-    if len(place) < 2 or place[0] not in PARTS:
+def _path(document: Document, text: str, written: Location) -> Location:
+    location = tuple(int(part) if part.isdigit() else part for part in text.split("."))
+    if len(location) < 2 or location[0] not in PARTS:
         raise ConfigError(f"{document.where(written)}: expected a path that begins with {', '.join(PARTS)}, or cases by name, got {text!r}")
-    return place
+    return location
 
 
-def _with(data: Any, place: Place, value: Any) -> Any:
+def _with(data: Any, location: Location, value: Any) -> Any:
     """Return a copy of nested mappings and lists in which one place has another value; mappings that aren't there are made."""
-    if not place:
+    if not location:
         return value
-    name, rest = place[0], place[1:]
+    name, rest = location[0], location[1:]
     if isinstance(data, list):
         if not isinstance(name, int):
             raise TypeError(f"expected the number of an element, got {name}")

@@ -15,9 +15,9 @@ import msgspec
 from msgspec import Struct
 
 from streamco.sim.experiment.experiment import Experiment
-from streamco.sim.experiment.metrics import Figure
+from streamco.sim.experiment.metrics import Metric
 from streamco.sim.experiment.result_store import ResultStore, name_of
-from streamco.sim.experiment.scenario import figures_of
+from streamco.sim.experiment.scenario import metrics_of
 from streamco.sim.experiment.sweep_axes import PARTS, Label
 
 __all__ = [
@@ -33,7 +33,7 @@ __all__ = [
     "write_results",
 ]
 
-WIDEST, WIDEST_LABEL = 14, 30  # characters of a column's head, and of a label in it
+MAX_WIDTH, MAX_LABEL_WIDTH = 14, 30  # characters of a column's head, and of a label in it
 MISSING = "-"  # instead of a figure that nothing was measured of
 
 UNITS = {"ms": "ms", "mbps": "Mbit/s", "per_s": "1/s", "tokens_per_s": "tokens/s", "s": "s"}
@@ -64,7 +64,7 @@ class Point(Struct, frozen=True):
     """A point of the sweep: its value on every axis, and its figures; those that no repeat has are missing."""
 
     labels: dict[str, Label]
-    figures: dict[str, Spread]
+    metrics: dict[str, Spread]
 
 
 class Table(Struct, frozen=True):
@@ -75,53 +75,53 @@ class Table(Struct, frozen=True):
     labels: int
 
 
-def summarise(experiment: Experiment, ledger: ResultStore) -> list[Point]:
+def summarise(experiment: Experiment, store: ResultStore) -> list[Point]:
     """Return every point of a finished experiment, repeats put together."""
     repeats = experiment.file.repeats
     points = []
     for begin in range(0, len(experiment.scenarios), repeats):
         scenarios = experiment.scenarios[begin : begin + repeats]
-        systems = [ledger.read(name_of(scenario)).system for scenario in scenarios]
-        found = {name: [system[name] for system in systems if name in system] for name in figures_of(experiment.kind)}
-        figures = {name: Spread(statistics.fmean(values), min(values), max(values)) for name, values in found.items() if values}
-        points.append(Point(scenarios[0].point, figures))
+        systems = [store.read(name_of(scenario)).system for scenario in scenarios]
+        found = {name: [system[name] for system in systems if name in system] for name in metrics_of(experiment.kind)}
+        metrics = {name: Spread(statistics.fmean(values), min(values), max(values)) for name, values in found.items() if values}
+        points.append(Point(scenarios[0].point, metrics))
     return points
 
 
-def write_results(path: Path, experiment: Experiment, ledger: ResultStore) -> None:
+def write_results(path: Path, experiment: Experiment, store: ResultStore) -> None:
     """Write everything that came out as JSON, a scenario a line; the file is there whole or not at all."""
     part = path.with_name(f"{path.name}.part")
     with part.open("wb") as file:
-        file.writelines(_lines(experiment, ledger))
+        file.writelines(_lines(experiment, store))
     part.replace(path)
 
 
 def table_of(experiment: Experiment, points: Sequence[Point]) -> Table:
     """Return the table of the experiment's columns; means where there are repeats."""
-    known = figures_of(experiment.kind)
-    names = [name for name in experiment.columns if any(name in point.figures for point in points)]
+    known = metrics_of(experiment.kind)
+    names = [name for name in experiment.columns if any(name in point.metrics for point in points)]
     heads, columns = [], []
     for name in names:
-        values = [point.figures[name].mean if name in point.figures else None for point in points]
+        values = [point.metrics[name].mean if name in point.metrics else None for point in points]
         unit, factor = scale_of(known[name], [value for value in values if value is not None])
         heads.append(f"{known[name].text}{f' ({unit})' if unit else ''}")
         is_whole = all(value is None or value * factor == round(value * factor) for value in values)
         columns.append([MISSING if value is None else f"{value:.0f}" if is_whole else format_number(value * factor) for value in values])
     labels = [axis.name for axis in experiment.axes]
-    rows = [(*(str(point.labels[label]) for label in labels), *(column[place] for column in columns)) for place, point in enumerate(points)]
+    rows = [(*(str(point.labels[label]) for label in labels), *(column[index] for column in columns)) for index, point in enumerate(points)]
     return Table((*map(name_of_path, labels), *heads), tuple(rows), len(labels))
 
 
-def format_table(table: Table, room: int | None = None) -> str:
+def format_table(table: Table, max_width: int | None = None) -> str:
     """Return a table as text: heads and labels in as many lines as they need, numbers to the right.
 
     Args:
-        room: characters of a line; the last figures are left out where there are fewer than it takes. None: any number.
+        max_width: characters of a line; the last figures are left out where there are fewer than it takes. None: any number.
     """
     columns = [
-        _Column(head, cells, place < table.labels) for place, (head, *cells) in enumerate(zip(table.heads, *table.rows, strict=True))
+        _Column(head, cells, index < table.labels) for index, (head, *cells) in enumerate(zip(table.heads, *table.rows, strict=True))
     ]
-    while room is not None and len(columns) > table.labels + 1 and sum(column.width + 2 for column in columns) - 2 > room:
+    while max_width is not None and len(columns) > table.labels + 1 and sum(column.width + 2 for column in columns) - 2 > max_width:
         columns.pop()
     heads = _block([column.head for column in columns], columns, is_head=True)
     rule = "  ".join("─" * column.width for column in columns)
@@ -134,8 +134,8 @@ class _Column:
 
     def __init__(self, head: str, cells: Sequence[str], is_label: bool) -> None:
         self.is_number = all(_is_number(cell) for cell in cells)
-        self.head = textwrap.wrap(head, WIDEST if not is_label or self.is_number else WIDEST_LABEL, break_long_words=False) or [""]
-        self.cells = [textwrap.wrap(cell, WIDEST_LABEL, break_long_words=False) or [""] if is_label else [cell] for cell in cells]
+        self.head = textwrap.wrap(head, MAX_WIDTH if not is_label or self.is_number else MAX_LABEL_WIDTH, break_long_words=False) or [""]
+        self.cells = [textwrap.wrap(cell, MAX_LABEL_WIDTH, break_long_words=False) or [""] if is_label else [cell] for cell in cells]
         self.width = max(len(line) for cell in [self.head, *self.cells] for line in cell)
 
 
@@ -162,11 +162,11 @@ def name_of_path(path: str) -> str:
     return f"{name.removesuffix(f'_{ending}').replace('_', ' ')} ({UNITS[ending]})"
 
 
-def scale_of(figure: Figure, values: Sequence[float]) -> tuple[str, float]:
+def scale_of(metric: Metric, values: Sequence[float]) -> tuple[str, float]:
     """Return the unit to tell such values in, and what to multiply them with: seconds below one are told in milliseconds."""
-    if figure.unit == "s" and values and 0.0 < max(values) < 1.0:
+    if metric.unit == "s" and values and 0.0 < max(values) < 1.0:
         return "ms", 1e3
-    return figure.unit, 1.0
+    return metric.unit, 1.0
 
 
 def format_number(value: float) -> str:
@@ -174,7 +174,7 @@ def format_number(value: float) -> str:
     return f"{value:.0f}" if abs(float(f"{value:.3g}")) >= 100 else f"{value:#.3g}"
 
 
-def _lines(experiment: Experiment, ledger: ResultStore) -> Iterator[bytes]:
+def _lines(experiment: Experiment, store: ResultStore) -> Iterator[bytes]:
     file = experiment.file
     head = {
         "name": file.name,
@@ -184,15 +184,15 @@ def _lines(experiment: Experiment, ledger: ResultStore) -> Iterator[bytes]:
         "repeats": file.repeats,
         "settings": {part: getattr(file, part) for part in PARTS},
         "sweep": file.sweep,
-        "figures": figures_of(experiment.kind),
+        "figures": metrics_of(experiment.kind),
     }
     yield b"{\n" + msgspec.json.encode(head)[1:-1] + b',\n"scenarios": [\n'
-    for place, scenario in enumerate(experiment.scenarios):
+    for index, scenario in enumerate(experiment.scenarios):
         head = {"point": scenario.point, "seed": scenario.seed}
-        outcome: dict[str, Any] = msgspec.json.decode(ledger.read_json(name_of(scenario)), type=dict[str, msgspec.Raw])
+        outcome: dict[str, Any] = msgspec.json.decode(store.read_json(name_of(scenario)), type=dict[str, msgspec.Raw])
         if not scenario.requests:
             outcome.pop("requests", None)
-        yield (b",\n" if place else b"") + msgspec.json.encode({**head, **outcome})
+        yield (b",\n" if index else b"") + msgspec.json.encode({**head, **outcome})
     yield b"\n]\n}\n"
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from streamco.errors import ConfigError
 
-__all__ = ["Document", "Place", "read_document"]
+__all__ = ["Document", "Location", "read_document"]
 
-LARGEST = 4 << 20  # bytes; an experiment of a thousand cases has some hundred kB
+MAX_CHARACTERS = 4 << 20  # an experiment of a thousand cases has some hundred kB
 
-Place = tuple[str | int, ...]
+Location = tuple[str | int, ...]
 """Keys and indices that lead to a value."""
 
 
@@ -29,19 +29,19 @@ class Document:
         path, data: see above.
     """
 
-    def __init__(self, path: Path, data: Any, lines: Mapping[Place, int]) -> None:
+    def __init__(self, path: Path, data: Any, lines: Mapping[Location, int]) -> None:
         self.path = path
         self.data = data
         self._lines = lines
 
-    def where(self, place: Place, name: Place | None = None) -> str:
+    def where(self, location: Location, name: Location | None = None) -> str:
         """Where a value is or would be, for the beginning of an error: ``file, line 7: world.link.rtt_ms``.
 
         Args:
             name: what to call it, if not by its place.
         """
-        known = next(place[:size] for size in range(len(place), -1, -1) if place[:size] in self._lines)
-        called = ".".join(str(part) for part in (place if name is None else name))
+        known = next(location[:size] for size in range(len(location), -1, -1) if location[:size] in self._lines)
+        called = ".".join(str(part) for part in (location if name is None else name))
         return f"{self.path}, line {self._lines[known]}{f': {called}' if called else ''}"
 
 
@@ -57,12 +57,12 @@ def read_document(path: Path) -> Document:
         raise ConfigError("simulate: expected the package PyYAML, got none: pip install 'streamco[sim]'") from error
     try:
         with path.open(encoding="utf-8") as file:
-            text = file.read(LARGEST + 1)
+            text = file.read(MAX_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: expected a YAML file that can be read, got {error}") from error
-    if len(text) > LARGEST:
-        raise ConfigError(f"{path}: expected at most {LARGEST} characters, got more")
-    lines: dict[Place, int] = {(): 1}
+    if len(text) > MAX_CHARACTERS:
+        raise ConfigError(f"{path}: expected at most {MAX_CHARACTERS} characters, got more")
+    lines: dict[Location, int] = {(): 1}
     data = None
     try:
         loader = yaml.SafeLoader(text)
@@ -72,25 +72,25 @@ def read_document(path: Path) -> Document:
             data = loader.construct_document(node)
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
-        place = f", line {mark.line + 1}" if mark is not None else ""
+        location = f", line {mark.line + 1}" if mark is not None else ""
         hint = "; a text with one of , : ? # in it needs quotes" if "expected" in problem or "not allowed here" in problem else ""
-        raise ConfigError(f"{path}{place}: expected YAML, got {problem}{hint}") from error
+        raise ConfigError(f"{path}{location}: expected YAML, got {problem}{hint}") from error
     return Document(path, data, lines)
 
 
-def _lines_of(node: Any, place: Place, path: Path) -> Iterator[tuple[Place, int]]:
+def _lines_of(node: Any, location: Location, path: Path) -> Iterator[tuple[Location, int]]:
     """Line by place. A key that is there twice would lose its first value without a word."""
-    yield place, node.start_mark.line + 1
+    yield location, node.start_mark.line + 1
     if node.id == "sequence":
         for index, child in enumerate(node.value):
-            yield from _lines_of(child, (*place, index), path)
+            yield from _lines_of(child, (*location, index), path)
     elif node.id == "mapping":
         seen: set[str] = set()
         for key, child in node.value:
             name = str(key.value)
             if name in seen:
-                called = ".".join(str(part) for part in (*place, name))
+                called = ".".join(str(part) for part in (*location, name))
                 raise ConfigError(f"{path}, line {key.start_mark.line + 1}: {called}: expected each key once, got it again")
             seen.add(name)
-            for inner, line in _lines_of(child, (*place, name), path):
-                yield inner, key.start_mark.line + 1 if inner == (*place, name) else line
+            for inner, line in _lines_of(child, (*location, name), path):
+                yield inner, key.start_mark.line + 1 if inner == (*location, name) else line

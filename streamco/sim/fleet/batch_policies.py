@@ -62,8 +62,8 @@ class LengthAware(Struct, frozen=True, kw_only=True):
             return None
         head = waiting[0]
         length = self._length(head)
-        most = self.tolerance * length
-        alike = [work for work in waiting if work.kind == head.kind and abs(self._length(work) - length) <= most]
+        max_difference = self.tolerance * length
+        alike = [work for work in waiting if work.kind == head.kind and abs(self._length(work) - length) <= max_difference]
         return _group(alike[: self.requests], self.batch_tokens, situation)
 
     def _length(self, work: Waiting) -> int:
@@ -200,16 +200,16 @@ def _since(line: Sequence[Waiting]) -> float:
     return line[0].since
 
 
-def _group(alike: Sequence[Waiting], room: int, situation: BatchContext) -> Batch | None:
+def _group(alike: Sequence[Waiting], free_tokens: int, situation: BatchContext) -> Batch | None:
     """Of one kind: verifications as they come, prompts whole; only the first prompt is cut, if it is longer than there is room."""
     if alike[0].kind == "verify":
-        return FirstCome(batch_tokens=room).choose(alike, situation)
-    portions = [Portion(alike[0].session, min(alike[0].tokens, room))]
-    room -= portions[0].tokens
+        return FirstCome(batch_tokens=free_tokens).choose(alike, situation)
+    portions = [Portion(alike[0].session, min(alike[0].tokens, free_tokens))]
+    free_tokens -= portions[0].tokens
     for work in alike[1:]:
-        if work.tokens <= room:
+        if work.tokens <= free_tokens:
             portions.append(Portion(work.session, work.tokens))
-            room -= work.tokens
+            free_tokens -= work.tokens
     return Batch("prefill", tuple(portions))
 
 

@@ -33,7 +33,7 @@ class DraftingDevice(Struct, frozen=True, kw_only=True):
         burst: tokens an event.
         top: alternatives told with each token.
         jitter: a step takes up to this share more or less.
-        told_after: seconds from a token to its event, which comes even if the draft was dropped meanwhile.
+        emit_delay: seconds from a token to its event, which comes even if the draft was dropped meanwhile.
         fails_at: when it fails; None: never.
     """
 
@@ -48,7 +48,7 @@ class DraftingDevice(Struct, frozen=True, kw_only=True):
     burst: int = 1
     top: int = 4
     jitter: float = 0.0
-    told_after: float = 0.0
+    emit_delay: float = 0.0
     fails_at: float | None = None
 
 
@@ -58,7 +58,7 @@ class _Sequence:
     ids: list[int]
     left: int
     read: int  # of the ids: not those that it was given, nor the last one that it wrote
-    told: list[DraftToken] = field(default_factory=list)
+    pending: list[DraftToken] = field(default_factory=list)
 
 
 class SimulatedDrafts:
@@ -66,34 +66,34 @@ class SimulatedDrafts:
 
     Args:
         emit: is told events when they happen.
-        dice: for draws and jitter.
+        rng: for draws and jitter.
 
     Attributes:
         made: tokens written, those of drafts that were dropped included.
     """
 
     def __init__(
-        self, env: simpy.Environment, device: DraftingDevice, emit: Callable[[TokensDrafted | DeviceFailed], None], dice: Random
+        self, env: simpy.Environment, device: DraftingDevice, emit: Callable[[TokensDrafted | DeviceFailed], None], rng: Random
     ) -> None:
         self.made = 0
         self._env = env
         self._device = device
         self._emit = emit
-        self._dice = dice
+        self._rng = rng
         self._own = _Sequence(0, [], 0, 0)
         self._branches: dict[int, _Sequence] = {}
-        self._is_busy = self._is_called = False
+        self._is_busy = self._is_scheduled = False
         self._running: list[_Sequence] = []  # in the present step, where that may be broken off
         self._steps = 0
-        self._is_out = False
+        self._has_failed = False
         self._unread_prompt = device.prompt_time
         if device.fails_at is not None:
             call_at(env, device.fails_at, self._fail)
 
     @property
-    def is_out(self) -> bool:
+    def has_failed(self) -> bool:
         """The device has failed."""
-        return self._is_out
+        return self._has_failed
 
     @property
     def ids(self) -> list[int]:
@@ -116,8 +116,8 @@ class SimulatedDrafts:
                     self._drop(version)
         if self._running and not any(map(self._is_wanted, self._running)):
             self._stop()
-        if not self._is_busy and not self._is_called:
-            self._is_called = True
+        if not self._is_busy and not self._is_scheduled:
+            self._is_scheduled = True
             call_at(self._env, 0.0, self._step)  # what is asked at one time shares its batches
 
     def _begin(self, version: int, length: int, ids: tuple[int, ...], count: int) -> _Sequence:
@@ -137,9 +137,9 @@ class SimulatedDrafts:
 
     def _step(self) -> None:
         """One batch of everything that drafts."""
-        self._is_called = False
+        self._is_scheduled = False
         active = [sequence for sequence in (self._own, *self._branches.values()) if sequence.left]
-        if self._is_busy or self._is_out or not active:
+        if self._is_busy or self._has_failed or not active:
             return
         times, missing = self._device.step_times, sum(max(0, len(one.ids) - one.read - 1) for one in active)
         seconds = times[min(len(active), len(times)) - 1] + self._device.read_time * missing
@@ -148,14 +148,14 @@ class SimulatedDrafts:
         seconds, self._unread_prompt = seconds + self._unread_prompt, 0.0
         self._is_busy = True
         number = self._steps
-        call_at(self._env, seconds * (1.0 + self._device.jitter * self._dice.uniform(-1.0, 1.0)), lambda: self._end_step(active, number))
+        call_at(self._env, seconds * (1.0 + self._device.jitter * self._rng.uniform(-1.0, 1.0)), lambda: self._end_step(active, number))
 
     def _end_step(self, active: list[_Sequence], number: int) -> None:
         if number != self._steps:
             return  # it was broken off
         self._stop()
         for sequence in active:
-            if self._is_wanted(sequence) and not self._is_out:
+            if self._is_wanted(sequence) and not self._has_failed:
                 self._write(sequence)
         self._step()
 
@@ -173,7 +173,7 @@ class SimulatedDrafts:
         if device.context is None or len(sequence.ids) < device.context:
             drafted = self._draw(sequence.ids) if device.writes is None else device.writes(sequence.ids)
             token = drafted.id
-            sequence.told.append(drafted)
+            sequence.pending.append(drafted)
             sequence.ids.append(token)
             sequence.left -= 1
             self.made += 1
@@ -181,21 +181,21 @@ class SimulatedDrafts:
                 sequence.left = 0
         else:
             sequence.left = 0
-        if not sequence.left or len(sequence.told) >= device.burst:
-            told, sequence.told = tuple(sequence.told), []
-            event = TokensDrafted(sequence.version, told, is_finished=not sequence.left)
-            if device.told_after:
-                call_at(self._env, device.told_after, lambda: self._emit(event))
+        if not sequence.left or len(sequence.pending) >= device.burst:
+            pending, sequence.pending = tuple(sequence.pending), []
+            event = TokensDrafted(sequence.version, pending, is_finished=not sequence.left)
+            if device.emit_delay:
+                call_at(self._env, device.emit_delay, lambda: self._emit(event))
             else:
                 self._emit(event)
 
     def _draw(self, ids: list[int]) -> DraftToken:
         device = self._device
         model = device.model(ids)
-        token = choose_token(model, self._dice if device.is_sampled else None)
+        token = choose_token(model, self._rng if device.is_sampled else None)
         best = sorted(model.items(), key=lambda item: (-item[1], item[0]))[: device.top]
         return DraftToken(token, model[token], tuple(best), model if device.is_sampled else None)
 
     def _fail(self) -> None:
-        self._is_out = True
+        self._has_failed = True
         self._emit(DeviceFailed(EngineError("device: expected a decode, got a failure")))

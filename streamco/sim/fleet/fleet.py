@@ -135,26 +135,26 @@ class FleetDevice:
         self.waiting: deque[SimulatedRequest] = deque()
 
 
-class _Speculated(SimulatedMachine[SpeculationEvent, SpeculationCommand]):
+class _SpeculatedAnswer(SimulatedMachine[SpeculationEvent, SpeculationCommand]):
     """One answer by speculation, between a member and a server."""
 
     def __init__(
         self,
         env: simpy.Environment,
-        crowd: Fleet,
+        fleet: Fleet,
         *,
-        member: FleetDevice,
+        device: FleetDevice,
         server: TargetServer,
         answer: RecordedAnswer,
-        answered: AnswerOutcome,
+        outcome: AnswerOutcome,
         options: SpeculationMachineOptions,
     ) -> None:
         seed = answer.request.number
-        speculator = SpeculationMachine(member.pair, options, Random(seed))
+        speculator = SpeculationMachine(device.pair, options, Random(seed))
         super().__init__(env, speculator)
-        model, request = member.model, answer.request
-        self._unread = max(1, request.prompt_tokens - min(member.has_read, request.common_tokens))
-        device = DraftingDevice(
+        model, request = device.model, answer.request
+        self._unread = max(1, request.prompt_tokens - min(device.has_read, request.common_tokens))
+        drafting = DraftingDevice(
             model=answer.draft,
             writes=answer.write,
             step_times=model.step_times,
@@ -162,24 +162,24 @@ class _Speculated(SimulatedMachine[SpeculationEvent, SpeculationCommand]):
             prompt_time=model.overhead + model.seconds_per_token * self._unread,
             end_ids=frozenset({END}),
         )
-        self._crowd = crowd
-        self._member = member
+        self._fleet = fleet
+        self._device = device
         self._answer = answer
-        self._answered = answered
+        self._outcome = outcome
         self._speculator = speculator
-        self._drafts = SimulatedDrafts(env, device, self.receive, Random(seed))
+        self._drafts = SimulatedDrafts(env, drafting, self.receive, Random(seed))
         self._session = SimulatedVerifierSession(
             env,
             server,
-            member.link,
-            traffic=answered.traffic,
-            device=f"device{member.number}",
+            device.link,
+            traffic=outcome.traffic,
+            device=f"device{device.number}",
             answer=answer,
             emit=self.receive,
-            on_verdict=crowd.on_verdict,
-            token_bytes=crowd.token_bytes,
+            on_verdict=fleet.on_verdict,
+            token_bytes=fleet.token_bytes,
         )
-        self._remote = SimulatedRemoteStream(env, server, member.link, traffic=answered.traffic, answer=answer, emit=self.receive)
+        self._remote = SimulatedRemoteStream(env, server, device.link, traffic=outcome.traffic, answer=answer, emit=self.receive)
 
     def _do(self, command: SpeculationCommand) -> None:
         match command:
@@ -187,7 +187,7 @@ class _Speculated(SimulatedMachine[SpeculationEvent, SpeculationCommand]):
                 self._drafts.run(command)
             case SendDraft():
                 if command.if_verdict is None:
-                    self._answered.windows.append(len(command.ids))
+                    self._outcome.windows.append(len(command.ids))
                 self._session.run(command)
             case ConnectVerifier() | CloseVerifier():
                 self._session.run(command)
@@ -195,9 +195,9 @@ class _Speculated(SimulatedMachine[SpeculationEvent, SpeculationCommand]):
                 self._remote.run(command)
             case DeliverIds(ids, origin):
                 if origin != "draft":
-                    self._crowd.note_tokens(self._answered, len(ids))
+                    self._fleet.record_tokens(self._outcome, len(ids))
             case CommitIds(count):
-                self._crowd.note_tokens(self._answered, count)
+                self._fleet.record_tokens(self._outcome, count)
             case RetractIds():
                 pass
             case FinishAnswer():
@@ -208,29 +208,29 @@ class _Speculated(SimulatedMachine[SpeculationEvent, SpeculationCommand]):
                 assert_never(command)
 
     def _end(self, error: StreamcoError | None) -> None:
-        answered, model, report = self._answered, self._member.model, self._speculator.report
-        answered.report = report
-        if not self._member.pair.is_lossless:
-            answered.right = sum(token == self._answer.right(place) for place, token in enumerate(self._speculator.answer.ids))
-        answered.drafted = self._drafts.made
-        if answered.drafted:
-            self._member.has_read = max(self._member.has_read, min(answered.request.common_tokens, answered.request.prompt_tokens))
-        answered.joules = model.prompt_joules * self._unread + model.token_joules * self._drafts.made
-        answered.mode = "distributed" if not report.remote else "both" if report.rounds else "fused"
-        self._crowd.end(self._member, answered, error)
+        outcome, model, report = self._outcome, self._device.model, self._speculator.report
+        outcome.report = report
+        if not self._device.pair.is_lossless:
+            outcome.right = sum(token == self._answer.right(position) for position, token in enumerate(self._speculator.answer.ids))
+        outcome.drafted = self._drafts.made
+        if outcome.drafted:
+            self._device.has_read = max(self._device.has_read, min(outcome.request.common_tokens, outcome.request.prompt_tokens))
+        outcome.joules = model.prompt_joules * self._unread + model.token_joules * self._drafts.made
+        outcome.mode = "distributed" if not report.remote else "both" if report.rounds else "fused"
+        self._fleet.end(self._device, outcome, error)
 
 
 class Fleet:
     """Devices, servers, and the requests between them.
 
     Args:
-        members: the devices.
+        devices: the devices.
         servers: the targets.
         routing: which server a request goes to.
         execution: whether to draft.
         options: of the speculators.
-        dice: for routing, and for which device draws a request that names none.
-        on_answered: is told every request's end.
+        rng: for routing, and for which device draws a request that names none.
+        on_outcome: is told every request's end.
         on_verdict: is told every verdict that a server sends.
         token_bytes: of a drafted token on its way.
 
@@ -243,13 +243,13 @@ class Fleet:
         self,
         env: simpy.Environment,
         *,
-        members: Sequence[FleetDevice],
+        devices: Sequence[FleetDevice],
         servers: Sequence[TargetServer],
         routing: RoutingPolicy,
         execution: Execution,
         options: SpeculationMachineOptions,
-        dice: Random,
-        on_answered: Callable[[AnswerOutcome], None],
+        rng: Random,
+        on_outcome: Callable[[AnswerOutcome], None],
         on_verdict: Callable[[SendVerdict], None] = lambda _: None,
         token_bytes: float = 2.0,
     ) -> None:
@@ -257,69 +257,69 @@ class Fleet:
         self.token_bytes = token_bytes
         self.in_flight = 0
         self._env = env
-        self._members = members
+        self._devices = devices
         self._servers = servers
         self._routing = routing
         self._execution = execution
         self._options = options
-        self._dice = dice
-        self._on_answered = on_answered
+        self._rng = rng
+        self._on_outcome = on_outcome
 
     def take(self, request: SimulatedRequest) -> None:
         """A request comes now."""
         self.in_flight += 1
-        number = self._dice.randrange(len(self._members)) if request.device is None else request.device % len(self._members)
-        member = self._members[number]
-        if member.is_busy:
-            member.waiting.append(request)
+        number = self._rng.randrange(len(self._devices)) if request.device is None else request.device % len(self._devices)
+        device = self._devices[number]
+        if device.is_busy:
+            device.waiting.append(request)
         else:
-            self._begin(member, request)
+            self._begin(device, request)
 
-    def _begin(self, member: FleetDevice, request: SimulatedRequest) -> None:
-        member.is_busy = True
-        number = self._routing.choose([server.load for server in self._servers], self._dice)
+    def _begin(self, device: FleetDevice, request: SimulatedRequest) -> None:
+        device.is_busy = True
+        number = self._routing.choose([server.load for server in self._servers], self._rng)
         server = self._servers[number]
         server.load += 1
         answer = RecordedAnswer(request)
-        answered = AnswerOutcome(request=request, device=member.number, server=number, began=self._env.now, windows=[], traffic=Traffic())
+        outcome = AnswerOutcome(request=request, device=device.number, server=number, began=self._env.now, windows=[], traffic=Traffic())
         if self._execution == "fused":
-            self._stream(member, server, answer, answered)
+            self._stream(device, server, answer, outcome)
         else:
-            _Speculated(self._env, self, member=member, server=server, answer=answer, answered=answered, options=self._options).start()
+            _SpeculatedAnswer(self._env, self, device=device, server=server, answer=answer, outcome=outcome, options=self._options).start()
 
-    def _stream(self, member: FleetDevice, server: TargetServer, answer: RecordedAnswer, answered: AnswerOutcome) -> None:
-        def hear(event: RemoteTokensReceived | RemoteEnded) -> None:
+    def _stream(self, device: FleetDevice, server: TargetServer, answer: RecordedAnswer, outcome: AnswerOutcome) -> None:
+        def emit(event: RemoteTokensReceived | RemoteEnded) -> None:
             match event:
                 case RemoteTokensReceived(_, ids):
-                    self.note_tokens(answered, len(ids))
+                    self.record_tokens(outcome, len(ids))
                 case RemoteEnded():
-                    self.end(member, answered, None)
+                    self.end(device, outcome, None)
 
-        SimulatedRemoteStream(self._env, server, member.link, traffic=answered.traffic, answer=answer, emit=hear).run(
+        SimulatedRemoteStream(self._env, server, device.link, traffic=outcome.traffic, answer=answer, emit=emit).run(
             OpenRemote(1, (), None)
         )
 
     # What answers say
 
-    def note_tokens(self, answered: AnswerOutcome, count: int) -> None:
+    def record_tokens(self, outcome: AnswerOutcome, count: int) -> None:
         """A reader got final tokens."""
-        if answered.first is None and count:
-            answered.first = self._env.now
-        answered.tokens += count
+        if outcome.first is None and count:
+            outcome.first = self._env.now
+        outcome.tokens += count
 
-    def end(self, member: FleetDevice, answered: AnswerOutcome, error: StreamcoError | None) -> None:
+    def end(self, device: FleetDevice, outcome: AnswerOutcome, error: StreamcoError | None) -> None:
         """An answer is over."""
-        answered.ended = self._env.now
-        answered.error = error
-        server = self._servers[answered.server]
+        outcome.ended = self._env.now
+        outcome.error = error
+        server = self._servers[outcome.server]
         server.load -= 1
-        call_at(self._env, 0.0, lambda: self._next(member, server, answered))
+        call_at(self._env, 0.0, lambda: self._next(device, server, outcome))
 
-    def _next(self, member: FleetDevice, server: TargetServer, answered: AnswerOutcome) -> None:
+    def _next(self, device: FleetDevice, server: TargetServer, outcome: AnswerOutcome) -> None:
         self.in_flight -= 1
-        server.forget(answered.request.number)
-        if member.waiting:
-            self._begin(member, member.waiting.popleft())
+        server.forget(outcome.request.number)
+        if device.waiting:
+            self._begin(device, device.waiting.popleft())
         else:
-            member.is_busy = False
-        self._on_answered(answered)
+            device.is_busy = False
+        self._on_outcome(outcome)

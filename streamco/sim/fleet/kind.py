@@ -25,9 +25,9 @@ from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.server.profiles import load_step_times
 from streamco.sim.driver import call_at
-from streamco.sim.experiment.metrics import Figure, RequestRow, Sink
+from streamco.sim.experiment.metrics import Metric, RequestRow, Sink
 from streamco.sim.experiment.scenario import Named, Scenario
-from streamco.sim.experiment.yaml_document import Place
+from streamco.sim.experiment.yaml_document import Location
 from streamco.sim.fleet.batch_policies import batch_policy
 from streamco.sim.fleet.fleet import AnswerOutcome, DeviceModel, Fleet, FleetDevice
 from streamco.sim.fleet.options import DevicePool, PolicyOptions, ServerPool, WorldOptions
@@ -37,7 +37,7 @@ from streamco.sim.fleet.target_server import ForwardPass, TargetServer
 from streamco.sim.fleet.topology import Topology, auto_topology, describe_topology
 from streamco.sim.fleet.totals import FleetTotals
 from streamco.sim.hardware.forward_pass_times import Hardware, memory_tokens, predictor
-from streamco.sim.hardware.link_capacity import read_trace as read_capacity
+from streamco.sim.hardware.link_capacity import read_link_trace
 from streamco.sim.hardware.links import LinkOptions, simulated_link
 from streamco.sim.workload.trace_files import read_gaps, read_lengths, read_trace
 from streamco.sim.workload.workload import SimulatedRequest, WorkloadOptions, read_requests
@@ -81,7 +81,7 @@ def device_model(pool: DevicePool) -> DeviceModel:
     step = 1.0 / pool.draft_tokens_per_s
     return DeviceModel(
         name=f"{pool.draft_tokens_per_s:g} tokens/s",
-        step_times=tuple(step * (1.0 + _ONE_MORE * place) for place in range(_SEQUENCES)),
+        step_times=tuple(step * (1.0 + _ONE_MORE * index) for index in range(_SEQUENCES)),
         seconds_per_token=step / _PREFILL if pool.prefill_tokens_per_s is None else 1.0 / pool.prefill_tokens_per_s,
         overhead=pool.prefill_ms / 1000,
         **energy,
@@ -108,24 +108,24 @@ class SpeculateKind:
     """The kind, for ``streamco.sim.experiment.scenario``."""
 
     options = SpeculateOptions
-    figures: Mapping[str, Figure] = MappingProxyType(
+    metrics: Mapping[str, Metric] = MappingProxyType(
         {
-            "utilisation": Figure("busy share of the servers", "share"),
-            "verdict_mean": Figure("time a verification takes at the server, mean", "s", "lower"),
-            "verdict_p95": Figure("time a verification takes at the server, 95th percentile", "s", "lower"),
-            "verdict_queue": Figure("of that, waiting for its batch, mean", "s", "lower"),
-            "network_delay": Figure("time a message is under way, mean", "s", "lower"),
-            "device_wait": Figure("time a request waits for its device, mean", "s", "lower"),
-            "window_mean": Figure("drafted tokens a round, mean", "tokens"),
-            "hit_rate": Figure("rounds whose draft was begun before the verdict", "share", "higher"),
-            "drafted_unused": Figure("drafted tokens that were of no use, for each of an answer", "tokens", "lower"),
-            "offloaded_share": Figure("drafted tokens that were sent to be judged", "share"),
-            "agreement": Figure("tokens that the server's model would have said too", "share", "higher"),
-            "by_server_alone": Figure("tokens of the answers that the server wrote alone", "share"),
-            "bytes_up": Figure("sent by devices, for each token of an answer", "bytes/token", "lower"),
-            "device_joules": Figure("energy of the devices, for each token of an answer", "J/token", "lower"),
-            "server_tokens": Figure("tokens that servers computed, for each of an answer", "tokens", "lower"),
-            "events": Figure("events of the simulation"),
+            "utilisation": Metric("busy share of the servers", "share"),
+            "verdict_mean": Metric("time a verification takes at the server, mean", "s", "lower"),
+            "verdict_p95": Metric("time a verification takes at the server, 95th percentile", "s", "lower"),
+            "verdict_queue": Metric("of that, waiting for its batch, mean", "s", "lower"),
+            "network_delay": Metric("time a message is under way, mean", "s", "lower"),
+            "device_wait": Metric("time a request waits for its device, mean", "s", "lower"),
+            "window_mean": Metric("drafted tokens a round, mean", "tokens"),
+            "hit_rate": Metric("rounds whose draft was begun before the verdict", "share", "higher"),
+            "drafted_unused": Metric("drafted tokens that were of no use, for each of an answer", "tokens", "lower"),
+            "offloaded_share": Metric("drafted tokens that were sent to be judged", "share"),
+            "agreement": Metric("tokens that the server's model would have said too", "share", "higher"),
+            "by_server_alone": Metric("tokens of the answers that the server wrote alone", "share"),
+            "bytes_up": Metric("sent by devices, for each token of an answer", "bytes/token", "lower"),
+            "device_joules": Metric("energy of the devices, for each token of an answer", "J/token", "lower"),
+            "server_tokens": Metric("tokens that servers computed, for each of an answer", "tokens", "lower"),
+            "events": Metric("events of the simulation"),
         }
     )
     columns = ("throughput", "tpot_mean", "ttft_mean", "acceptance", "window_mean", "utilisation")
@@ -169,16 +169,16 @@ class _World:
         self._totals = FleetTotals()
         topology = auto_topology(options.world)
         self._servers = self._make_servers(topology)
-        self._crowd = Fleet(
+        self._fleet = Fleet(
             self._env,
-            members=self._make_members(topology),
+            devices=self._make_devices(topology),
             servers=self._servers,
             routing=routing_policy("join-shortest-queue" if options.policy.routing == "jsq" else options.policy.routing),
             execution=options.policy.execution,
             options=self._speculator_options(),
-            dice=Random(f"{scenario.seed} routing"),
-            on_answered=self._on_answered,
-            on_verdict=self._totals.note_verdict,
+            rng=Random(f"{scenario.seed} routing"),
+            on_outcome=self._on_outcome,
+            on_verdict=self._totals.record_verdict,
             token_bytes=options.policy.draft_token_bytes,
         )
         workload = options.workload
@@ -190,17 +190,17 @@ class _World:
     def run(self) -> Mapping[str, float]:
         for _ in range(self._in_flight or 1):
             self._expect_next()
-        env, crowd, events = self._env, self._crowd, 0
-        while not self._is_exhausted or crowd.in_flight:
+        env, fleet, events = self._env, self._fleet, 0
+        while not self._is_exhausted or fleet.in_flight:
             if env.peek() == math.inf:
-                raise AssertionError(f"expected the end of {crowd.in_flight} requests, got a world where nothing happens any more")
+                raise AssertionError(f"expected the end of {fleet.in_flight} requests, got a world where nothing happens any more")
             env.step()
             events += 1
         busy = [server.busy for server in self._servers]
         computed = sum(server.made + server.judged + server.read for server in self._servers)
         return {
             "utilisation": sum(busy) / len(busy) / self._last if self._last else 0.0,
-            **self._totals.figures(computed),
+            **self._totals.metrics(computed),
             "events": float(events),
         }
 
@@ -211,18 +211,18 @@ class _World:
         if request is None:
             self._is_exhausted = True
         elif self._in_flight is not None:
-            self._crowd.take(replace(request, arrival=self._env.now))
+            self._fleet.take(replace(request, arrival=self._env.now))
         else:
             call_at(self._env, max(0.0, request.arrival - self._env.now), lambda: self._take(request))
 
     def _take(self, request: SimulatedRequest) -> None:
-        self._crowd.take(request)
+        self._fleet.take(request)
         self._expect_next()
 
-    def _on_answered(self, answered: AnswerOutcome) -> None:
-        self._last = max(self._last, answered.ended)
-        self._totals.note(answered)
-        self._sink(_row(answered))
+    def _on_outcome(self, outcome: AnswerOutcome) -> None:
+        self._last = max(self._last, outcome.ended)
+        self._totals.record(outcome)
+        self._sink(_row(outcome))
         if self._in_flight is not None:
             self._expect_next()
 
@@ -232,11 +232,11 @@ class _World:
         policy = self._options.policy
         servers = []
         for server in topology.servers:
-            forward, room = forward_pass(server.options, self._scenario)
+            forward, cache_tokens = forward_pass(server.options, self._scenario)
             options = SchedulerOptions(
-                kv_tokens=room,
+                kv_tokens=cache_tokens,
                 places=1 << 20,
-                context_tokens=room,
+                context_tokens=cache_tokens,
                 sessions=1 << 20,
                 sessions_per_device=1 << 20,
                 prefill_within=math.inf,
@@ -247,14 +247,14 @@ class _World:
             servers.append(TargetServer(self._env, forward, options, batching, is_padded=policy.is_padded))
         return servers
 
-    def _make_members(self, topology: Topology) -> list[FleetDevice]:
+    def _make_devices(self, topology: Topology) -> list[FleetDevice]:
         policy, seed = self._options.policy, self._scenario.seed
         models = [device_model(pool) for pool in self._options.world.device_pools]
         step = None  # a client that may let the server write alone measures it
         if policy.execution == "distributed" or policy.is_calibrated:
             steps = [forward_pass(pool, self._scenario)[0](1, 0, _CONTEXT, 1) for pool in self._options.world.server_pools]
             step = fmean(steps[server.pool] for server in topology.servers)
-        members = []
+        devices = []
         for device in topology.devices:
             model = models[device.pool]
             options = SpeculationOptions(
@@ -265,8 +265,8 @@ class _World:
             link = simulated_link(device.link, Random(f"{seed} link {device.number}"))
             pair = options.pair(policy.budget)
             pair.expect_rtt(device.link.rtt_ms / 1000)
-            members.append(FleetDevice(device.number, model, link, pair))
-        return members
+            devices.append(FleetDevice(device.number, model, link, pair))
+        return devices
 
     def _speculator_options(self) -> SpeculationMachineOptions:
         policy = self._options.policy
@@ -328,32 +328,32 @@ def _located(options: SpeculateOptions, scenario: Scenario) -> SpeculateOptions:
     )
 
 
-def _recordings_of(link: LinkOptions | None, place: Place) -> Iterator[Named]:
+def _recordings_of(link: LinkOptions | None, location: Location) -> Iterator[Named]:
     for way in ("up_trace", "down_trace"):
         path = None if link is None else getattr(link, way)
         if path is not None:
-            yield Named((*place, way), path, partial(read_capacity, Path(path)))
+            yield Named((*location, way), path, partial(read_link_trace, Path(path)))
 
 
-def _row(answered: AnswerOutcome) -> RequestRow:
-    request, report = answered.request, answered.report
-    behind = answered.tokens - 1
-    first = answered.first
-    figures: dict[str, Any] = {}
+def _row(outcome: AnswerOutcome) -> RequestRow:
+    request, report = outcome.request, outcome.report
+    after_first = outcome.tokens - 1
+    first = outcome.first
+    metrics: dict[str, Any] = {}
     if report is not None:
-        figures = {"judged": report.verified, "accepted": report.accepted, "rounds": report.rounds}
+        metrics = {"judged": report.verified, "accepted": report.accepted, "rounds": report.rounds}
     return RequestRow(
         number=request.number,
         arrival=request.arrival,
-        tokens=answered.tokens,
+        tokens=outcome.tokens,
         prompt_tokens=request.prompt_tokens,
-        seconds=answered.ended - request.arrival,
+        seconds=outcome.ended - request.arrival,
         ttft=None if first is None else first - request.arrival,
-        tpot=None if first is None or behind < 1 else (answered.ended - first) / behind,
-        device=answered.device,
-        server=answered.server,
-        windows=tuple(answered.windows),
-        mode=answered.mode,
-        failed=None if answered.error is None else str(answered.error),
-        **figures,
+        tpot=None if first is None or after_first < 1 else (outcome.ended - first) / after_first,
+        device=outcome.device,
+        server=outcome.server,
+        windows=tuple(outcome.windows),
+        mode=outcome.mode,
+        failed=None if outcome.error is None else str(outcome.error),
+        **metrics,
     )

@@ -18,7 +18,7 @@ END = 0
 _STRIDE = 8  # numbers a place has: the target's token and the draft model's wrong ones
 _SECOND_IS_RIGHT = 0.55  # where ranks weren't recorded; what the packaged traces have, docs/workloads.md
 _UNKNOWN = 0.7  # confidence of draft tokens where it wasn't recorded
-_LEAST, _MOST = 0.02, 0.995  # confidences a draft token can have
+_MIN_CONFIDENCE, _MAX_CONFIDENCE = 0.02, 0.995  # confidences a draft token can have
 _PROMPTS: list[tuple[int, ...]] = [()]
 
 
@@ -47,18 +47,18 @@ class RecordedAnswer:
         self.tokens = request.output_tokens
         self._drafted: list[DraftToken | None] = [None] * self.tokens
 
-    def right(self, place: int) -> int:
+    def right(self, position: int) -> int:
         """Return the target's token."""
-        return place * _STRIDE + 1 if place + 1 < self.tokens else END
+        return position * _STRIDE + 1 if position + 1 < self.tokens else END
 
-    def judge(self, draft: Sequence[int], place: int) -> tuple[int, int]:
-        """Return how many tokens of a draft that begins at ``place`` are the target's, and the target's behind them."""
+    def verify(self, draft: Sequence[int], position: int) -> tuple[int, int]:
+        """Return how many tokens of a draft that begins at ``position`` are the target's, and the target's behind them."""
         accepted = 0
         for token in draft:
-            if token != self.right(place + accepted):
+            if token != self.right(position + accepted):
                 break
             accepted += 1
-        return accepted, self.right(place + accepted)
+        return accepted, self.right(position + accepted)
 
     def draft(self, ids: Sequence[int]) -> Mapping[int, float]:
         """Return what the draft model says behind these ids of the answer."""
@@ -66,36 +66,36 @@ class RecordedAnswer:
 
     def write(self, ids: Sequence[int]) -> DraftToken:
         """Return the draft model's token behind these ids of the answer."""
-        place = min(len(ids), self.tokens - 1)
-        token = self._drafted[place]
+        position = min(len(ids), self.tokens - 1)
+        token = self._drafted[position]
         if token is None:
-            token = self._drafted[place] = self._draft(place)
+            token = self._drafted[position] = self._draft(position)
         return token
 
-    def _draft(self, place: int) -> DraftToken:
-        right, wrong = self.right(place), place * _STRIDE + 2
+    def _draft(self, position: int) -> DraftToken:
+        right, wrong = self.right(position), position * _STRIDE + 2
         choices = [wrong, wrong + 1, wrong + 2]
-        rank = self._rank(place)
+        rank = self._rank(position)
         if rank < len(choices):
             choices[rank] = right
-        shares = self._shares(place)
+        shares = self._shares(position)
         return DraftToken(choices[0], shares[0], tuple(zip(choices, shares, strict=True)))
 
-    def _shares(self, place: int) -> tuple[float, float, float]:
+    def _shares(self, position: int) -> tuple[float, float, float]:
         """Probabilities of the draft model's first three choices; what wasn't recorded is guessed."""
         request = self.request
-        confidence = request.confidences[place] if request.confidences else _UNKNOWN
-        sure = min(_MOST, max(_LEAST, confidence))
+        confidence = request.confidences[position] if request.confidences else _UNKNOWN
+        sure = min(_MAX_CONFIDENCE, max(_MIN_CONFIDENCE, confidence))
         left = 1.0 - sure
-        second = min(request.runners_up[place], sure, left) if request.runners_up else min(0.6 * left, 0.9 * sure)
+        second = min(request.runners_up[position], sure, left) if request.runners_up else min(0.6 * left, 0.9 * sure)
         return sure, second, min(0.5 * second, left - second)
 
-    def _rank(self, place: int) -> int:
+    def _rank(self, position: int) -> int:
         """Return the place of the target's token among the draft model's choices; 3: further behind."""
         request = self.request
-        if request.accepted[place]:
+        if request.accepted[position]:
             return 0
         if request.ranks:
-            return max(1, request.ranks[place])
-        shuffled = ((request.number * 2_654_435_761 + place * 40_503) >> 4) % 1000  # a share of the places, the same in every run
+            return max(1, request.ranks[position])
+        shuffled = ((request.number * 2_654_435_761 + position * 40_503) >> 4) % 1000  # a share of the places, the same in every run
         return 1 if shuffled < 1000 * _SECOND_IS_RIGHT else 3

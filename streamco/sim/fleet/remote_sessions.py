@@ -109,10 +109,10 @@ class SimulatedVerifierSession(_LinkedPeer):
         self._emit = emit
         self._base = answer.request.prompt_tokens
         self._openings = 0
-        self._not_before = 0.0
+        self._retry_at = 0.0
         self._name = ""
-        self._there: int | None = None  # the round that the server decides
-        self._said: ExpectedVerdict | None = None  # its last verdict, if nothing came behind it
+        self._current_round: int | None = None  # the round that the server decides
+        self._last_verdict: ExpectedVerdict | None = None  # its last verdict, if nothing came behind it
         self._ahead: list[tuple[ExpectedVerdict, DraftReceived]] = []
         self._is_closed = False
 
@@ -128,25 +128,25 @@ class SimulatedVerifierSession(_LinkedPeer):
             case CloseVerifier():
                 self._close()
 
-    def _arrive(self, draft: DraftReceived, behind: ExpectedVerdict | None) -> None:
+    def _arrive(self, draft: DraftReceived, if_verdict: ExpectedVerdict | None) -> None:
         """At the server, where a draft that was sent ahead waits for its verdict (``wire.verify_sessions``)."""
-        if behind is None:
-            self._there, self._said, self._ahead = draft.round, None, []
+        if if_verdict is None:
+            self._current_round, self._last_verdict, self._ahead = draft.round, None, []
             self._server.receive(draft)
-        elif behind.round == self._there:
-            self._ahead.append((behind, draft))
-        elif behind == self._said:
+        elif if_verdict.round == self._current_round:
+            self._ahead.append((if_verdict, draft))
+        elif if_verdict == self._last_verdict:
             self._arrive(draft, None)
 
-    def _decide(self, said: SendVerdict | RefuseDraft) -> None:
+    def _decide(self, answer: SendVerdict | RefuseDraft) -> None:
         """The server has decided the round that was there."""
-        ahead, self._ahead, self._there = self._ahead, [], None
-        self._said = None
-        if isinstance(said, SendVerdict) and said.token is not None:
-            self._said = ExpectedVerdict(said.round, said.accepted, said.token)
-        won = next((draft for behind, draft in ahead if behind == self._said), None)
-        if won is not None:
-            call_at(self._env, 0.0, lambda: self._arrive(won, None))
+        ahead, self._ahead, self._current_round = self._ahead, [], None
+        self._last_verdict = None
+        if isinstance(answer, SendVerdict) and answer.token is not None:
+            self._last_verdict = ExpectedVerdict(answer.round, answer.accepted, answer.token)
+        next_draft = next((draft for if_verdict, draft in ahead if if_verdict == self._last_verdict), None)
+        if next_draft is not None:
+            call_at(self._env, 0.0, lambda: self._arrive(next_draft, None))
 
     def _open(self, ids: tuple[int, ...]) -> None:
         """The first time the session is used before the server has answered, as ``endpoints.verify_session`` does."""
@@ -155,43 +155,43 @@ class SimulatedVerifierSession(_LinkedPeer):
             self._close()
         self._openings += 1
         self._is_closed = False
-        self._there, self._said, self._ahead = None, None, []
+        self._current_round, self._last_verdict, self._ahead = None, None, []
         name = self._name = f"{self._answer.request.number}-{self._openings}"
         event = SessionOpened(name, self._device, prompt_ids(self._base) + ids)
 
-        def listen(said: SessionAnswer) -> None:
-            if isinstance(said, SendVerdict):
-                self._on_verdict(said)
-            if isinstance(said, SendVerdict | RefuseDraft) and name == self._name:
-                self._decide(said)
-            self._send(_FRAME, lambda: self._hear(name, ids, is_first, said), is_up=False)
+        def emit(answer: SessionAnswer) -> None:
+            if isinstance(answer, SendVerdict):
+                self._on_verdict(answer)
+            if isinstance(answer, SendVerdict | RefuseDraft) and name == self._name:
+                self._decide(answer)
+            self._send(_FRAME, lambda: self._receive(name, ids, is_first, answer), is_up=False)
 
-        def ask() -> None:
+        def open_at_server() -> None:
             if not self._is_closed and name == self._name:
-                self._send(_FRAME + _TOKEN * len(event.ids), lambda: self._server.open(event, self._answer, listen), is_up=True)
+                self._send(_FRAME + _TOKEN * len(event.ids), lambda: self._server.open(event, self._answer, emit), is_up=True)
 
         if is_first:
-            ask()
+            open_at_server()
             call_at(self._env, 0.0, lambda: None if self._is_closed else self._emit(VerifierConnected(len(ids))))
         else:
-            call_at(self._env, max(0.0, self._not_before - self._env.now), ask)
+            call_at(self._env, max(0.0, self._retry_at - self._env.now), open_at_server)
 
     def _close(self) -> None:
         self._is_closed = True
         name = self._name
         self._send(_FRAME, lambda: self._server.close(name), is_up=True)
 
-    def _hear(self, name: str, ids: tuple[int, ...], is_first: bool, said: SessionAnswer) -> None:
+    def _receive(self, name: str, ids: tuple[int, ...], is_first: bool, answer: SessionAnswer) -> None:
         if self._is_closed or name != self._name:
             return
-        match said:
+        match answer:
             case AcceptSession():
                 if not is_first:
                     self._emit(VerifierConnected(len(ids)))
             case RefuseSession(retry_after=retry_after):
                 if retry_after is None:
-                    raise AssertionError(f"{name}: expected a session that fits the server, got the refusal {said.reason!r}")
-                self._not_before = self._env.now + retry_after
+                    raise AssertionError(f"{name}: expected a session that fits the server, got the refusal {answer.reason!r}")
+                self._retry_at = self._env.now + retry_after
                 if is_first:  # it was used already
                     self._emit(VerifierLost(retry_after))
                 else:
@@ -199,16 +199,16 @@ class SimulatedVerifierSession(_LinkedPeer):
             case SendVerdict():
                 self._emit(
                     VerdictReceived(
-                        round=said.round,
-                        accepted=said.accepted,
-                        token=said.token,
-                        queue_depth=min(1.0, said.depth / FULL_QUEUE),
-                        queue_seconds=said.queued,
-                        compute_seconds=said.compute,
+                        round=answer.round,
+                        accepted=answer.accepted,
+                        token=answer.token,
+                        queue_depth=min(1.0, answer.depth / FULL_QUEUE),
+                        queue_seconds=answer.queued,
+                        compute_seconds=answer.compute,
                     )
                 )
             case RefuseDraft():
-                self._emit(DraftRefused(said.round, said.retry_after))
+                self._emit(DraftRefused(answer.round, answer.retry_after))
             case ForgetSession():
                 self._emit(VerifierLost())
 
@@ -246,7 +246,7 @@ class SimulatedRemoteStream(_LinkedPeer):
         """Begin what is asked."""
         match command:
             case OpenRemote(version, ids):
-                stream = PlainStream(self._answer, len(ids), lambda place: self._tell(version, place))
+                stream = PlainStream(self._answer, len(ids), lambda position: self._emit_token(version, position))
                 self._streams[version] = stream
                 payload = _FRAME + _TOKEN * (self._answer.request.prompt_tokens + len(ids))
                 self._send(payload, lambda: self._begin(version, stream), is_up=True)
@@ -259,10 +259,10 @@ class SimulatedRemoteStream(_LinkedPeer):
         if version in self._streams:  # otherwise it was closed on its way
             self._server.stream(stream)
 
-    def _tell(self, version: int, place: int) -> None:
+    def _emit_token(self, version: int, position: int) -> None:
         self.made += 1
-        is_last = place + 1 >= self._answer.tokens
-        token = self._answer.right(place)
+        is_last = position + 1 >= self._answer.tokens
+        token = self._answer.right(position)
 
         def arrive() -> None:
             if is_last:

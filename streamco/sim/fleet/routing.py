@@ -24,12 +24,12 @@ class RoutingPolicy(Protocol):
         """What reports and settings call it."""
         ...
 
-    def choose(self, loads: Sequence[int], dice: Random) -> int:
+    def choose(self, loads: Sequence[int], rng: Random) -> int:
         """Return the index of the server.
 
         Args:
             loads: requests that each server has, of one server at least.
-            dice: for what is left to chance.
+            rng: for what is left to chance.
         """
         ...
 
@@ -39,9 +39,9 @@ class RandomChoice:
 
     name = "random"
 
-    def choose(self, loads: Sequence[int], dice: Random) -> int:
+    def choose(self, loads: Sequence[int], rng: Random) -> int:
         """Return a throw of dice."""
-        return int(dice.random() * len(loads))
+        return int(rng.random() * len(loads))
 
 
 class RoundRobin:
@@ -52,7 +52,7 @@ class RoundRobin:
     def __init__(self) -> None:
         self._next = 0
 
-    def choose(self, loads: Sequence[int], dice: Random) -> int:
+    def choose(self, loads: Sequence[int], rng: Random) -> int:
         """Return the one behind the last."""
         index = self._next % len(loads)
         self._next = index + 1
@@ -67,13 +67,13 @@ class ShortestQueue:
 
     name = "join-shortest-queue"
 
-    def choose(self, loads: Sequence[int], dice: Random) -> int:
+    def choose(self, loads: Sequence[int], rng: Random) -> int:
         """Return one of the least loaded."""
-        least = min(loads)
-        index, equals = loads.index(least), loads.count(least)
+        lowest = min(loads)
+        index, equals = loads.index(lowest), loads.count(lowest)
         if equals > 1:
-            for _ in range(int(dice.random() * equals)):
-                index = loads.index(least, index + 1)
+            for _ in range(int(rng.random() * equals)):
+                index = loads.index(lowest, index + 1)
         return index
 
 
@@ -82,12 +82,12 @@ class TwoChoices:
 
     name = "power-of-two-choices"
 
-    def choose(self, loads: Sequence[int], dice: Random) -> int:
+    def choose(self, loads: Sequence[int], rng: Random) -> int:
         """Return the less loaded of two; of equals the first that was named."""
         servers = len(loads)
         if servers == 1:
             return 0
-        first, second = int(dice.random() * servers), int(dice.random() * (servers - 1))
+        first, second = int(rng.random() * servers), int(rng.random() * (servers - 1))
         second += second >= first  # two different ones
         return first if loads[first] <= loads[second] else second
 

@@ -74,15 +74,15 @@ class PlainStream:
     Args:
         answer: what it writes.
         length: tokens of the answer it begins behind.
-        told: is given the number of each token's place.
+        emit: is given the number of each token's place.
     """
 
-    __slots__ = ("answer", "length", "told", "unread")
+    __slots__ = ("answer", "emit", "length", "unread")
 
-    def __init__(self, answer: RecordedAnswer, length: int, told: Callable[[int], None]) -> None:
+    def __init__(self, answer: RecordedAnswer, length: int, emit: Callable[[int], None]) -> None:
         self.answer = answer
         self.length = length
-        self.told = told
+        self.emit = emit
         self.unread = 0  # tokens before the first step
 
 
@@ -123,7 +123,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         self._forward = forward
         self._limits = limits or PassLimits()
         self._is_padded = is_padded
-        self._listeners: dict[str, Callable[[SessionAnswer], None]] = {}
+        self._emit_to: dict[str, Callable[[SessionAnswer], None]] = {}
         self._answers: dict[str, RecordedAnswer] = {}
         self._closed: list[str] = []  # in the batch that runs
         self._known: dict[int, int] = {}  # by request: tokens of prompt and answer that are in the cache, whoever had them read
@@ -147,9 +147,9 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
 
     # Sessions
 
-    def open(self, event: SessionOpened, answer: RecordedAnswer, listener: Callable[[SessionAnswer], None]) -> None:
-        """A device wants drafts of this answer judged; ``listener`` is told what the scheduler says of it."""
-        self._listeners[event.session] = listener
+    def open(self, event: SessionOpened, answer: RecordedAnswer, emit: Callable[[SessionAnswer], None]) -> None:
+        """A device wants drafts of this answer judged; ``emit`` is told what the scheduler says of it."""
+        self._emit_to[event.session] = emit
         self._answers[event.session] = answer
         self.receive(event)
 
@@ -165,7 +165,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
 
     def _drop(self, session: str) -> None:
         self._answers.pop(session, None)
-        self._listeners.pop(session, None)
+        self._emit_to.pop(session, None)
 
     def forget(self, request: int) -> None:
         """Nothing more comes of the request of this number."""
@@ -180,12 +180,12 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
             case TruncateSequence() | DropSequence():
                 pass  # the scheduler's own count is what costs
             case RefuseSession(name) | ForgetSession(name):
-                listener = self._listeners[name]
+                emit = self._emit_to[name]
                 self._drop(name)
-                listener(command)
+                emit(command)
             case _:
-                if command.session in self._listeners:  # otherwise it was refused, and a draft was on its way already
-                    self._listeners[command.session](command)
+                if command.session in self._emit_to:  # otherwise it was refused, and a draft was on its way already
+                    self._emit_to[command.session](command)
 
     # Streams
 
@@ -262,9 +262,9 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
 
     def _finish(self, batch: RunBatch, seconds: float, found: int) -> None:
         self._batch = None
-        verdicts = tuple(self._judgement(part) for part in batch.parts if part.judged)
+        verdicts = tuple(self._verify(part) for part in batch.parts if part.judged)
         for part in batch.parts:
-            self._note(part)
+            self._record_read(part)
         closed, self._closed = self._closed, []
         for session in closed:
             self._drop(session)
@@ -277,14 +277,14 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
                 self._write(stream)
 
     def _write(self, stream: PlainStream) -> None:
-        place = stream.length
+        position = stream.length
         stream.length += 1
         self.made += 1
         answer = stream.answer
         self._cache(answer.request, answer.request.prompt_tokens + stream.length)
         if stream.length >= answer.tokens:
             self._writing.remove(stream)
-        stream.told(place)
+        stream.emit(position)
 
     def _found(self, batch: RunBatch) -> int:
         """Tokens of a prefill that a stream of the same request has had read, or that all prompts begin with."""
@@ -304,24 +304,24 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         self._known[request.number] = max(self._known.get(request.number, 0), tokens)
         self._common = max(self._common, min(tokens, request.common_tokens))
 
-    def _note(self, part: BatchPart) -> None:
+    def _record_read(self, part: BatchPart) -> None:
         answer = self._answers.get(part.session)
         if answer is not None and not part.judged:
             self._cache(answer.request, part.start + len(part.ids))
 
-    def _judgement(self, part: BatchPart) -> DraftVerdict:
+    def _verify(self, part: BatchPart) -> DraftVerdict:
         answer = self._answers[part.session]
         draft = part.ids[len(part.ids) - part.judged + 1 :]
         self.judged += len(draft)
-        place = part.start + len(part.ids) - len(draft) - answer.request.prompt_tokens
-        return DraftVerdict(part.session, *answer.judge(draft, place))
+        position = part.start + len(part.ids) - len(draft) - answer.request.prompt_tokens
+        return DraftVerdict(part.session, *answer.verify(draft, position))
 
 
-def _pieces(lengths: Sequence[int], tokens: int, most: int | None) -> list[int]:
-    """Tokens of each pass, where a batch of ``tokens`` has parts of these lengths, of which a pass reads ``most`` tokens each."""
+def _pieces(lengths: Sequence[int], tokens: int, max_tokens: int | None) -> list[int]:
+    """Tokens of each pass, where a batch of ``tokens`` has parts of these lengths, of which a pass reads ``max_tokens`` tokens each."""
     longest = max(lengths)
-    if most is None or longest <= most:
+    if max_tokens is None or longest <= max_tokens:
         return [tokens]
     whole = sum(lengths)
-    cut = [sum(min(most, max(0, length - start)) for length in lengths) for start in range(0, longest, most)]
+    cut = [sum(min(max_tokens, max(0, length - start)) for length in lengths) for start in range(0, longest, max_tokens)]
     return [round(tokens * piece / whole) for piece in cut]  # what was found, and what is padded, is shared by all

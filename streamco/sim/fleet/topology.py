@@ -71,9 +71,9 @@ def apportion(total: int, shares: Sequence[float]) -> list[int]:
     """Whole parts of a whole, in proportion to shares above 0 (largest remainders; of equal ones the first)."""
     exact = [total * share / sum(shares) for share in shares]
     parts = [int(part) for part in exact]
-    by_remainder = sorted(range(len(shares)), key=lambda place: (parts[place] - exact[place], place))
-    for place in by_remainder[: total - sum(parts)]:
-        parts[place] += 1
+    by_remainder = sorted(range(len(shares)), key=lambda index: (parts[index] - exact[index], index))
+    for index in by_remainder[: total - sum(parts)]:
+        parts[index] += 1
     return parts
 
 
@@ -89,27 +89,27 @@ def _sizes(what: str, pools: Sequence[DevicePool | ServerPool], total: int) -> l
     if not pools:
         raise ConfigError(f"{what}_pools: expected one pool or more, got none")
     sizes = [pool.count or 0 for pool in pools]
-    sharing = [place for place, pool in enumerate(pools) if pool.count is None]
+    sharing = [index for index, pool in enumerate(pools) if pool.count is None]
     left = total - sum(sizes)
     if left < 0 or (left > 0 and not sharing):
         raise ConfigError(f"{what}_pools: expected counts of {total} in all, as {what}s says, got {sum(sizes)}")
-    for place, part in zip(sharing, apportion(left, _shares([pools[place].share for place in sharing])), strict=True):
-        sizes[place] = part
+    for index, part in zip(sharing, apportion(left, _shares([pools[index].share for index in sharing])), strict=True):
+        sizes[index] = part
     return sizes
 
 
-def _shares(told: Sequence[float | None]) -> list[float]:
-    known = [share for share in told if share is not None]
-    missing = len(told) - len(known)
+def _shares(shares: Sequence[float | None]) -> list[float]:
+    known = [share for share in shares if share is not None]
+    missing = len(shares) - len(known)
     rest = 1.0 - sum(known)
     usual = rest / missing if missing and rest > 0.0 else sum(known) / len(known) if known else 1.0
-    return [usual if share is None else share for share in told]
+    return [usual if share is None else share for share in shares]
 
 
 def _deal(sizes: Sequence[int]) -> list[int]:
     """Return the pool of each number: each pool spread evenly over all."""
-    places = sorted(((one + 0.5) / size, pool) for pool, size in enumerate(sizes) for one in range(size))
-    return [pool for _, pool in places]
+    spread = sorted(((one + 0.5) / size, pool) for pool, size in enumerate(sizes) for one in range(size))
+    return [pool for _, pool in spread]
 
 
 def _count(kinds: Iterable[str]) -> str:

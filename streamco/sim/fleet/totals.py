@@ -21,37 +21,37 @@ class FleetTotals:
         self._delay = self._waited = self._joules = 0.0
         self._speculated = self._compared = self._right = 0
 
-    def note_verdict(self, verdict: SendVerdict) -> None:
+    def record_verdict(self, verdict: SendVerdict) -> None:
         """A server sent this."""
         self._verdicts.add(verdict.queued + verdict.compute)
         self._queued += verdict.queued
 
-    def note(self, answered: AnswerOutcome) -> None:
+    def record(self, outcome: AnswerOutcome) -> None:
         """An answer is over."""
         self._answers += 1
-        self._tokens += answered.tokens
-        self._waited += answered.began - answered.request.arrival
-        traffic, report = answered.traffic, answered.report
+        self._tokens += outcome.tokens
+        self._waited += outcome.began - outcome.request.arrival
+        traffic, report = outcome.traffic, outcome.report
         self._bytes_up += traffic.bytes_up
         self._frames += traffic.frames
         self._delay += traffic.delay
-        self._joules += answered.joules
+        self._joules += outcome.joules
         if report is None:
-            self._remote += answered.tokens
+            self._remote += outcome.tokens
             return
         self._speculated += 1
-        self._compared += answered.request.output_tokens
-        self._right += answered.request.output_tokens if answered.right is None else answered.right
+        self._compared += outcome.request.output_tokens
+        self._right += outcome.request.output_tokens if outcome.right is None else outcome.right
         self._rounds += report.rounds
-        self._sent += sum(answered.windows)
+        self._sent += sum(outcome.windows)
         self._hits += report.hits
-        self._drafted += answered.drafted
+        self._drafted += outcome.drafted
         self._used += report.accepted + report.device
         self._chunks += report.chunks
         self._offloaded += report.offloaded
         self._remote += report.remote
 
-    def figures(self, server_tokens: int) -> dict[str, float]:
+    def metrics(self, server_tokens: int) -> dict[str, float]:
         """By the names of ``world.SpeculateKind``."""
         found: dict[str, float] = {}
         verdicts = self._verdicts.count

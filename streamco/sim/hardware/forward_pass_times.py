@@ -107,11 +107,11 @@ def memory_tokens(hardware: Hardware, *, usable: float = 0.9) -> int:
     """
     gpu, _ = _table(hardware)
     model = MODELS[hardware.model]
-    room = usable * gpu.memory * hardware.tensor_parallel
-    if room - model.weight_bytes < model.cache_bytes:
+    memory = usable * gpu.memory * hardware.tensor_parallel
+    if memory - model.weight_bytes < model.cache_bytes:
         where = f"{hardware.model} on {hardware.tensor_parallel} {hardware.gpu}"
-        raise ConfigError(f"{where}: expected room for {model.weight_bytes / 1e9:.0f} GB of weights and a cache, got {room / 1e9:.0f} GB")
-    return int((room - model.weight_bytes) // model.cache_bytes)
+        raise ConfigError(f"{where}: expected room for {model.weight_bytes / 1e9:.0f} GB of weights and a cache, got {memory / 1e9:.0f} GB")
+    return int((memory - model.weight_bytes) // model.cache_bytes)
 
 
 def describe(hardware: Hardware) -> str:
@@ -122,8 +122,8 @@ def describe(hardware: Hardware) -> str:
     """
     gpu, _ = _table(hardware)
     twin = _SAME_LAYERS.get(hardware.model)
-    stands_in = f"; {hardware.model}: the layers of {twin}" if twin else ""
-    return f"{gpu.title}; {gpu.note}{stands_in}; {gpu.source}, {gpu.license}"
+    substitute = f"; {hardware.model}: the layers of {twin}" if twin else ""
+    return f"{gpu.title}; {gpu.note}{substitute}; {gpu.source}, {gpu.license}"
 
 
 def gpus() -> Mapping[str, Gpu]:

@@ -18,14 +18,14 @@ from pathlib import Path
 
 from streamco.errors import ConfigError
 
-__all__ = ["HEADERS", "PACKET", "SEGMENT", "Rate", "Recorded", "Trace", "read_trace"]
+__all__ = ["HEADERS", "PACKET", "SEGMENT", "FixedRate", "RecordedCapacity", "LinkTrace", "read_link_trace"]
 
 SEGMENT = 1460  # bytes of a packet without headers
 HEADERS = 40  # of IPv4 and TCP
 PACKET = SEGMENT + HEADERS  # what a trace counts
 
 
-class Rate:
+class FixedRate:
     """So many bytes a second.
 
     Args:
@@ -44,7 +44,7 @@ class Rate:
         return self._free
 
 
-class Trace:
+class LinkTrace:
     """A recorded link: opportunities to send a packet of 1500 bytes, over and over. They lie evenly in their bins.
 
     Args:
@@ -63,8 +63,8 @@ class Trace:
         if min(counts, default=0) < 0 or not sum(counts) or not width > 0.0:
             raise ConfigError(f"{source}: expected packets in bins of some width, got {sum(counts)} in {len(counts)} bins of {width} s")
         self.period = len(counts) * width
-        places = ((place, one, count) for place, count in enumerate(counts) for one in range(count))
-        self._times = array("d", ((place + (one + 0.5) / count) * width for place, one, count in places))
+        indices = ((index, one, count) for index, count in enumerate(counts) for one in range(count))
+        self._times = array("d", ((index + (one + 0.5) / count) * width for index, one, count in indices))
 
     def first(self, at: float) -> int:
         """Return the number of the first opportunity at ``at`` seconds or later."""
@@ -73,12 +73,12 @@ class Trace:
 
     def time(self, number: int) -> float:
         """When an opportunity is, seconds."""
-        rounds, place = divmod(number, len(self._times))
-        return rounds * self.period + self._times[place]
+        rounds, index = divmod(number, len(self._times))
+        return rounds * self.period + self._times[index]
 
 
 @cache
-def read_trace(path: Path) -> Trace:
+def read_link_trace(path: Path) -> LinkTrace:
     """Return a recording, read once however many links share it.
 
     Raises:
@@ -95,10 +95,10 @@ def read_trace(path: Path) -> Trace:
     for number, (time, _) in enumerate(rows):
         if time != rows[0][0] + number * width:
             raise ConfigError(f"trace: {path}: expected bins of {width} ms, got t_ms {time} in row {number + 1}")
-    return Trace([count for _, count in rows], width / 1e3, source=f"trace: {path}")
+    return LinkTrace([count for _, count in rows], width / 1e3, source=f"trace: {path}")
 
 
-class Recorded:
+class RecordedCapacity:
     """A place in a recording. What an opportunity has left over is for bytes that were there in time for it, and lost for others.
 
     Args:
@@ -107,7 +107,7 @@ class Recorded:
 
     __slots__ = ("_left", "_number", "_offset", "_sent", "_trace")
 
-    def __init__(self, trace: Trace, offset: float) -> None:
+    def __init__(self, trace: LinkTrace, offset: float) -> None:
         self._trace = trace
         self._offset = offset
         self._number = -1  # of the opportunity used last

@@ -26,11 +26,11 @@ from typing import Protocol
 from msgspec import Struct
 
 from streamco.errors import ConfigError
-from streamco.sim.hardware.link_capacity import HEADERS, SEGMENT, Rate, Recorded, read_trace
+from streamco.sim.hardware.link_capacity import HEADERS, SEGMENT, FixedRate, RecordedCapacity, read_link_trace
 
 __all__ = ["ConstantLink", "LinkOptions", "SimulatedLink", "TcpLink", "simulated_link"]
 
-LEAST_TIMEOUT = 0.2  # seconds; Linux adds them to the round trip, and to the probe of a lone packet
+MIN_TIMEOUT = 0.2  # seconds; Linux adds them to the round trip, and to the probe of a lone packet
 APART = 1e-9  # seconds from one arrival to the next, at least: sums of times are rounded, and still nothing may overtake
 _SHAPE = 2.0  # of the gamma distribution
 
@@ -85,18 +85,18 @@ class SimulatedLink(Protocol):
         ...
 
 
-def simulated_link(options: LinkOptions, dice: Random) -> SimulatedLink:
+def simulated_link(options: LinkOptions, rng: Random) -> SimulatedLink:
     """Return the simplest link that does what the options say.
 
     Args:
-        dice: for jitter, losses and where a recording begins.
+        rng: for jitter, losses and where a recording begins.
 
     Raises:
         ConfigError: a recording can't be read.
     """
     if options == LinkOptions(rtt_ms=options.rtt_ms, trace_offset_s=options.trace_offset_s):
         return ConstantLink(options.rtt_ms / 1e3)
-    return TcpLink(options, dice)
+    return TcpLink(options, rng)
 
 
 class ConstantLink:
@@ -121,14 +121,16 @@ class TcpLink:
 
     __slots__ = ("_down", "_since", "_up", "_was_up")
 
-    def __init__(self, options: LinkOptions, dice: Random) -> None:
-        traces = [None if path is None else read_trace(Path(path)) for path in (options.up_trace, options.down_trace)]
+    def __init__(self, options: LinkOptions, rng: Random) -> None:
+        traces = [None if path is None else read_link_trace(Path(path)) for path in (options.up_trace, options.down_trace)]
         period = max((trace.period for trace in traces if trace is not None), default=0.0)
         offset = options.trace_offset_s
         if offset is None and period:
-            offset = dice.uniform(0.0, period)  # one for both directions: they were recorded together
+            offset = rng.uniform(0.0, period)  # one for both directions: they were recorded together
         self._up, self._down = (
-            _Direction(options, dice, Recorded(trace, offset or 0.0) if trace is not None else None if mbps is None else Rate(mbps))
+            _Direction(
+                options, rng, RecordedCapacity(trace, offset or 0.0) if trace is not None else None if mbps is None else FixedRate(mbps)
+            )
             for trace, mbps in zip(traces, (options.up_mbps, options.down_mbps), strict=True)
         )
         self._was_up: bool | None = None
@@ -144,17 +146,17 @@ class TcpLink:
 class _Direction:
     """One way; ``queue`` None: as many bytes as there are leave at once."""
 
-    __slots__ = ("_dice", "_floor", "_last", "_lone", "_loss", "_probe", "_queue", "_rtt", "_scale", "_shape", "_timeout")
+    __slots__ = ("_floor", "_last", "_lone", "_loss", "_probe", "_queue", "_rng", "_rtt", "_scale", "_shape", "_timeout")
 
-    def __init__(self, options: LinkOptions, dice: Random, queue: Rate | Recorded | None) -> None:
+    def __init__(self, options: LinkOptions, rng: Random, queue: FixedRate | RecordedCapacity | None) -> None:
         rtt, jitter = options.rtt_ms / 1e3, options.jitter_ms / 1e3
         self._rtt = rtt
         self._floor, self._shape, self._scale = _gamma(rtt / 2.0, jitter)
         self._loss = options.loss
-        self._dice = dice
+        self._rng = rng
         self._queue = queue
-        self._timeout = rtt + max(LEAST_TIMEOUT, 4.0 * math.sqrt(2.0) * jitter)  # of the round trip, two delays deviate
-        self._probe, self._lone = min(2.0 * rtt, self._timeout), min(2.0 * rtt + LEAST_TIMEOUT, self._timeout)
+        self._timeout = rtt + max(MIN_TIMEOUT, 4.0 * math.sqrt(2.0) * jitter)  # of the round trip, two delays deviate
+        self._probe, self._lone = min(2.0 * rtt, self._timeout), min(2.0 * rtt + MIN_TIMEOUT, self._timeout)
         self._last = -APART  # when what was sent before arrives
 
     def delay(self, now: float, payload: int, pace: float) -> float:
@@ -162,23 +164,23 @@ class _Direction:
         packets = -(-payload // SEGMENT) or 1
         arrival = self._floor + (now if self._queue is None else self._queue.send(now, payload + HEADERS * packets))
         if self._scale:
-            arrival += self._dice.gammavariate(self._shape, self._scale)
+            arrival += self._rng.gammavariate(self._shape, self._scale)
         if self._loss:
-            arrival += self._lost(packets, pace)
+            arrival += self._loss_delay(packets, pace)
         self._last = max(arrival, self._last + APART)
         return self._last - now
 
-    def _lost(self, packets: int, pace: float) -> float:
+    def _loss_delay(self, packets: int, pace: float) -> float:
         """Seconds more, for what is lost and sent again."""
-        dice, loss = self._dice, self._loss
-        if dice.random() < loss:  # the last one
+        rng, loss = self._rng, self._loss
+        if rng.random() < loss:  # the last one
             seconds = min(self._lone if packets == 1 else self._probe, pace + self._rtt)
-        elif packets > 1 and dice.random() < 1.0 - (1.0 - loss) ** (packets - 1):
+        elif packets > 1 and rng.random() < 1.0 - (1.0 - loss) ** (packets - 1):
             seconds = self._rtt
         else:
             return 0.0
         timeout = self._timeout
-        while dice.random() < loss:
+        while rng.random() < loss:
             seconds += timeout
             timeout *= 2.0
         return seconds

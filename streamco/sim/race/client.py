@@ -23,7 +23,7 @@ from streamco.events import Event
 from streamco.policies.cost import DeviceCosts, device_costs
 from streamco.profiles import DeviceSpeed, ModelShape, Prices
 from streamco.sim.race.endpoints import SimulatedAnswer, SimulatedDevice, SimulatedServer, UsageCounter
-from streamco.sim.race.lengths import Chats
+from streamco.sim.race.lengths import RequestLengths
 from streamco.sim.race.services import Reply, ServiceModel
 from streamco.sim.race.session import Opening, SimulatedRace, SimulatedStream
 
@@ -48,11 +48,11 @@ class RequestDraw(NamedTuple):
     seed: str
 
 
-def draw_request(seed: str, chats: Chats, service: ServiceModel, max_tokens: int | None) -> RequestDraw:
+def draw_request(seed: str, lengths: RequestLengths, service: ServiceModel, max_tokens: int | None) -> RequestDraw:
     """Return one request: a prompt with its answer meets a fate of the service by chance."""
-    dice = Random(seed)
-    prompt, tokens = chats.draw(dice)
-    reply = service.draw(dice)
+    rng = Random(seed)
+    prompt, tokens = lengths.draw(rng)
+    reply = service.draw(rng)
     return RequestDraw(SimulatedAnswer(prompt_tokens=prompt, tokens=tokens, max_tokens=max_tokens), reply, seed)
 
 
@@ -145,17 +145,17 @@ class SimulatedClient:
         self._prices = prices
         self._costs: DeviceCosts | None = None if shape is None else device_costs(shape, exchange_rate=exchange_rate)
         self._device: Any = _Endpoint("device", Capabilities(continuation="token_ids", pre_copy="append"), TokenPrices(), _engine(shape))
-        told = (
+        token_prices = (
             TokenPrices()
             if prices is None
             else TokenPrices(prompt=prices.prompt, completion=prices.completion, cached_prompt=prices.cached_prompt)
         )
-        self._server: Any = _Endpoint("server", Capabilities(continuation="continue_final_message"), told)
+        self._server: Any = _Endpoint("server", Capabilities(continuation="continue_final_message"), token_prices)
         self.endpoints: Mapping[str, Any] = {"device": self._device, "server": self._server}
 
-    def run(self, ask: RequestDraw) -> RaceOutcome:
+    def run(self, draw: RequestDraw) -> RaceOutcome:
         """Return one answer, to its end and that of all work for it; the client learns from it."""
-        answer = ask.answer
+        answer = draw.answer
         request = Request(prompt_ids=range(answer.prompt_tokens))
         dispatched = self.dispatcher.decide(request, self._device, [self._server], {})
         plan = RacePlan(
@@ -171,22 +171,22 @@ class SimulatedClient:
                 dispatched, self.endpoints, self.migration, pace=self._pace, capacity=_CAPACITY, limit=answer.max_tokens
             ),
         )
-        machine, session, device, server = self._play(ask, plan)
+        machine, session, device, server = self._play(draw, plan)
         if not machine.is_over or machine.error is not None:
-            raise AssertionError(f"{ask.seed}: expected a whole answer, got {machine.error}")
+            raise AssertionError(f"{draw.seed}: expected a whole answer, got {machine.error}")
         self.dispatcher.settle(dispatched, machine)
         return RaceOutcome(machine, session, dispatched, device.work, server.work, self._cost(device.work, server.work))
 
-    def _play(self, ask: RequestDraw, plan: RacePlan) -> tuple[RaceMachine, SimulatedRace, _Device, _Server]:
-        dice, reply = Random(ask.seed), ask.reply
+    def _play(self, draw: RequestDraw, plan: RacePlan) -> tuple[RaceMachine, SimulatedRace, _Device, _Server]:
+        rng, reply = Random(draw.seed), draw.reply
         first = self._burst if plan.migration is None else 1
-        device = _Device("device", self._speed, dice, ask.answer, burst=first, cancel_takes=CANCEL_TAKES)
+        device = _Device("device", self._speed, rng, draw.answer, burst=first, cancel_takes=CANCEL_TAKES)
         server = _Server(
             "server",
             (reply.first, reply.later),
             reply.rate,
-            dice,
-            ask.answer,
+            rng,
+            draw.answer,
             rtt=ROUND_TRIP,
             burst=max(first, self._server_burst),
         )

@@ -77,7 +77,7 @@ class SimulatedDevice:
     Args:
         name: what the session calls it.
         speed: k, c, jitter and decode rate. Each reading has a jitter of its own.
-        dice: for the jitter.
+        rng: for the jitter.
         answer: what it writes.
         chunk: tokens it reads at once; a cancel loses what of one has been read.
         burst: tokens an event, behind the first.
@@ -95,7 +95,7 @@ class SimulatedDevice:
         self,
         name: str,
         speed: DeviceSpeed,
-        dice: Random,
+        rng: Random,
         answer: SimulatedAnswer,
         *,
         chunk: int = 128,
@@ -114,14 +114,14 @@ class SimulatedDevice:
         self.kept = 0
         self._speed = speed
         self._gap = 1.0 / speed.decode_tokens_per_s
-        self._dice = dice
+        self._rng = rng
 
     def open(self, env: simpy.Environment, emit: Callable[[Event], None], command: Opening) -> SimulatedStream:
         """Begin the answer, go on with it, or only read it."""
         position = _position(command)
         length = self.answer.prompt_tokens + position
         fresh = max(1, length - self.kept)  # the last token is always computed: its logits are needed
-        jitter = self._dice.choice(self._speed.jitter)
+        jitter = self._rng.choice(self._speed.jitter)
         seconds_per_token, overhead = self._speed.seconds_per_token * jitter, self._speed.overhead * jitter
         first = overhead + seconds_per_token * fresh
         total = 0 if isinstance(command, PrepareStream) else max(0, self.answer.made - position)
@@ -148,7 +148,7 @@ class SimulatedServer:
         name: what the session calls it.
         ttft: seconds to the first token: a distribution, or recorded ones, taken in order, one an opening, from the first again at the end.
         rate: tokens per second it writes.
-        dice: for the distribution.
+        rng: for the distribution.
         answer: what it writes.
         pre_copy: "warm": what it is told to read is cached afterwards, and billed with one token; "none": it takes no such request.
         rtt: seconds; a cancel takes so long, and until then it goes on, and bills it.
@@ -166,7 +166,7 @@ class SimulatedServer:
         name: str,
         ttft: TTFTDistribution | Sequence[float],
         rate: float,
-        dice: Random,
+        rng: Random,
         answer: SimulatedAnswer,
         *,
         pre_copy: PreCopy = "none",
@@ -185,37 +185,37 @@ class SimulatedServer:
         self.burst = burst
         self.work = UsageCounter()
         self.cached = 0
-        self._times = _draw(name, ttft, dice)
+        self._times = _draw(name, ttft, rng)
         self._gap = 1.0 / rate
 
     def open(self, env: simpy.Environment, emit: Callable[[Event], None], command: Opening) -> SimulatedStream:
         """Begin the answer, go on with it, or read it into the cache."""
         position = _position(command)
         length = self.answer.prompt_tokens + position
-        is_ahead = isinstance(command, PrepareStream)
-        if is_ahead and self.pre_copy == "none":
+        is_prepare = isinstance(command, PrepareStream)
+        if is_prepare and self.pre_copy == "none":
             raise AssertionError(f"{self.name}: expected no request to read ahead")
-        total = 1 if is_ahead else max(0, self.answer.made - position)
+        total = 1 if is_prepare else max(0, self.answer.made - position)
         cached = min(length, self.cached)
         self.work.read += length
         self.work.cached += cached
 
         def account(_: float, made: int) -> None:
             self.work.made += made
-            if is_ahead and made:
+            if is_prepare and made:
                 self.cached = length
 
-        end = StreamEnded(self.name, None if is_ahead else self.answer.finish_reason, _usage(length, total, cached=cached))
+        end = StreamEnded(self.name, None if is_prepare else self.answer.finish_reason, _usage(length, total, cached=cached))
         first = next(self._times)
         return _Stream(
-            env, emit, account, end, first=first, gap=self._gap, total=total, burst=self.burst, cancel_takes=self.rtt, goes_on=self.rtt
+            env, emit, account, end, first=first, gap=self._gap, total=total, burst=self.burst, cancel_takes=self.rtt, runs_on=self.rtt
         )
 
 
 class _Stream:
     """A first token, then the rest at a steady rate.
 
-    ``account`` is told once, at the end or when a cancel has taken effect: seconds of work and tokens made. ``goes_on``: seconds of work
+    ``account`` is told once, at the end or when a cancel has taken effect: seconds of work and tokens made. ``runs_on``: seconds of work
     behind a cancel.
     """
 
@@ -231,7 +231,7 @@ class _Stream:
         total: int,
         burst: int,
         cancel_takes: float,
-        goes_on: float = 0.0,
+        runs_on: float = 0.0,
     ) -> None:
         self._env = env
         self._emit = emit
@@ -242,27 +242,27 @@ class _Stream:
         self._total = total
         self._burst = burst
         self._cancel_takes = cancel_takes
-        self._goes_on = goes_on
+        self._runs_on = runs_on
         self._since = env.now
         self._sent = 0
         self._is_over = False
-        call_at(env, first, self._go_on)
+        call_at(env, first, self._emit_next)
 
     def cancel(self, released: Callable[[], None]) -> None:
         """Stop it; the account is closed now, with what it will have done by the time the cancel takes effect."""
         if not self._is_over:
             self._is_over = True
-            elapsed = self._env.now - self._since + self._goes_on
+            elapsed = self._env.now - self._since + self._runs_on
             self._account(elapsed, self._made_within(elapsed))
         call_at(self._env, self._cancel_takes, released)
 
     def _made_within(self, elapsed: float) -> int:
-        behind = elapsed - self._first
-        if behind < -_SLACK or not self._total:
+        since_first = elapsed - self._first
+        if since_first < -_SLACK or not self._total:
             return 0
-        return min(self._total, 1 + math.floor(behind / self._gap + _SLACK))
+        return min(self._total, 1 + math.floor(since_first / self._gap + _SLACK))
 
-    def _go_on(self) -> None:
+    def _emit_next(self) -> None:
         if self._is_over:
             return
         count = min(self._burst if self._sent else 1, self._total - self._sent)
@@ -276,7 +276,7 @@ class _Stream:
         if is_last:
             self._emit(self._end)
         else:
-            call_at(self._env, self._gap * min(self._burst, self._total - self._sent), self._go_on)
+            call_at(self._env, self._gap * min(self._burst, self._total - self._sent), self._emit_next)
 
 
 def _position(command: Opening) -> int:
@@ -292,9 +292,9 @@ def _usage(length: int, made: int, *, cached: int) -> CompletionUsage:
     return CompletionUsage(prompt_tokens=length, completion_tokens=made, total_tokens=length + made, prompt_tokens_details=details)
 
 
-def _draw(name: str, ttft: TTFTDistribution | Sequence[float], dice: Random) -> Iterator[float]:
+def _draw(name: str, ttft: TTFTDistribution | Sequence[float], rng: Random) -> Iterator[float]:
     if isinstance(ttft, TTFTDistribution):
-        return iter(lambda: ttft.quantile(dice.random()), None)
+        return iter(lambda: ttft.quantile(rng.random()), None)
     if not ttft:
         raise ConfigError(f"{name}: expected one or more times to first token, got none")
     return cycle(ttft)

@@ -22,10 +22,10 @@ from streamco.config import parse_pace
 from streamco.core.meter import FRAME
 from streamco.policies.cost import RATE_DEVICE_CONSTRAINED, RATE_SERVER_CONSTRAINED
 from streamco.profiles import Profile
-from streamco.sim.experiment.metrics import Figure, RequestRow, Sink
+from streamco.sim.experiment.metrics import Metric, RequestRow, Sink
 from streamco.sim.experiment.scenario import Named, Scenario
 from streamco.sim.race.client import RaceOutcome, RequestDraw, SimulatedClient, draw_request
-from streamco.sim.race.options import RaceOptions, RacePolicy, find_chats, find_phone, find_prices, find_service
+from streamco.sim.race.options import RaceOptions, RacePolicy, find_lengths, find_phone, find_prices, find_service
 
 __all__ = ["KIND", "Race", "RaceKind", "RaceRow"]
 
@@ -53,17 +53,17 @@ class RaceKind:
     """See ``scenario.Kind``."""
 
     options = RaceOptions
-    figures: Mapping[str, Figure] = {
-        "budget_share": Figure("prompt tokens that the constrained side processed", "share"),
-        "device_wins": Figure("answers that the device began", "share"),
-        "cost_per_1000": Figure("cost of a thousand answers, energy included", "US dollars", "lower"),
-        "tbt_mean": Figure("time between tokens at the reader, mean", "s", "lower"),
-        "tbt_p99": Figure("time between tokens at the reader, 99th percentile", "s", "lower"),
-        "delayed_mean": Figure("delayed tokens an answer", "tokens", "lower"),
-        "moves_mean": Figure("moves an answer"),
-        "delayed_move_mean": Figure("delayed tokens a move, mean", "tokens", "lower"),
-        "delayed_move_p99": Figure("delayed tokens a move, 99th percentile", "tokens", "lower"),
-        "unnoticed": Figure("moves without a delayed token", "share", "higher"),
+    metrics: Mapping[str, Metric] = {
+        "budget_share": Metric("prompt tokens that the constrained side processed", "share"),
+        "device_wins": Metric("answers that the device began", "share"),
+        "cost_per_1000": Metric("cost of a thousand answers, energy included", "US dollars", "lower"),
+        "tbt_mean": Metric("time between tokens at the reader, mean", "s", "lower"),
+        "tbt_p99": Metric("time between tokens at the reader, 99th percentile", "s", "lower"),
+        "delayed_mean": Metric("delayed tokens an answer", "tokens", "lower"),
+        "moves_mean": Metric("moves an answer"),
+        "delayed_move_mean": Metric("delayed tokens a move, mean", "tokens", "lower"),
+        "delayed_move_p99": Metric("delayed tokens a move, 99th percentile", "tokens", "lower"),
+        "unnoticed": Metric("moves without a delayed token", "share", "higher"),
     }
     columns = ("ttft_mean", "ttft_p99", "budget_share", "cost_per_1000", "tbt_p99", "delayed_mean", "moves_mean")
 
@@ -78,18 +78,18 @@ class RaceKind:
         """Services and recorded lengths; devices and prices are known by then."""
         service, lengths = options.world.service, options.workload.lengths
         yield Named(("world", "service"), repr(service), partial(find_service, service, scenario))
-        yield Named(("workload", "lengths"), lengths, partial(find_chats, lengths, scenario))
+        yield Named(("workload", "lengths"), lengths, partial(find_lengths, lengths, scenario))
 
     def run(self, options: RaceOptions, scenario: Scenario, sink: Sink) -> Mapping[str, float]:
         """Return the client's requests, one by one."""
         race = Race(options, scenario)
         for number in range(options.workload.warm_up):
-            race.client.run(race.throw(f"warm-up {number}"))
-        tally = Tally()
+            race.client.run(race.draw(f"warm-up {number}"))
+        tally = RaceTotals()
         for number in range(options.workload.requests):
-            ask = race.throw(f"request {number}")
-            sink(tally.add(race, ask, race.client.run(ask), number))
-        return tally.figures()
+            draw = race.draw(f"request {number}")
+            sink(tally.add(race, draw, race.client.run(draw), number))
+        return tally.metrics()
 
 
 KIND = RaceKind()
@@ -110,16 +110,16 @@ class Race:
         world, workload, policy = options.world, options.workload, options.policy
         self.phone = find_phone(world.device)
         self.service = find_service(world.service, scenario)
-        self.chats = find_chats(workload.lengths, scenario)
+        self.lengths = find_lengths(workload.lengths, scenario)
         self.rate = world.reader_tokens_per_s
         self._prices = find_prices(world)
         self._seed, self._max_tokens = scenario.seed, workload.max_tokens
         self.is_coarse = policy.pace is None and policy.migration == "none"
         self.client = self._client(policy)
 
-    def throw(self, name: str) -> RequestDraw:
+    def draw(self, name: str) -> RequestDraw:
         """Return one request, whoever races."""
-        return draw_request(f"{self._seed} {name}", self.chats, self.service, self._max_tokens)
+        return draw_request(f"{self._seed} {name}", self.lengths, self.service, self._max_tokens)
 
     def _client(self, policy: RacePolicy) -> SimulatedClient:
         default = RATE_DEVICE_CONSTRAINED if policy.constrained == "device" else RATE_SERVER_CONSTRAINED
@@ -155,26 +155,26 @@ class Race:
         return Profile(
             server_ttft=self.service.ttft,
             device=self.phone.speed,
-            lengths=self.chats.prompts,
-            answers=self.chats.answers,
+            lengths=self.lengths.prompts,
+            answers=self.lengths.answers,
             prices=self._prices,
             shape=self.phone.shape,
         )
 
-    def times(self, ask: RequestDraw, ran: RaceOutcome) -> list[float] | None:
+    def times(self, draw: RequestDraw, outcome: RaceOutcome) -> list[float] | None:
         """When each token was delivered, seconds; None: none later than the virtual reader wanted it."""
         if not self.is_coarse:
-            return [time for time, delivery in ran.session.deliveries for _ in delivery.chunks]
+            return [time for time, delivery in outcome.session.deliveries for _ in delivery.chunks]
         decode = self.phone.speed.decode_tokens_per_s
         assert decode is not None, "every device here has one"
-        gap, burst = (1.0 / decode, 1) if ran.machine.winner == "device" else (1.0 / ask.reply.rate, self.service.burst)
+        gap, burst = (1.0 / decode, 1) if outcome.machine.winner == "device" else (1.0 / draw.reply.rate, self.service.burst)
         if gap * burst * self.rate <= 1.0:
             return None
-        first, last = ran.ttft, ask.answer.made - 1
-        return [first + gap * min(last, -(-place // burst) * burst) for place in range(last + 1)]
+        first, last = outcome.ttft, draw.answer.made - 1
+        return [first + gap * min(last, -(-index // burst) * burst) for index in range(last + 1)]
 
 
-class Tally:
+class RaceTotals:
     """What many answers came to."""
 
     def __init__(self) -> None:
@@ -184,22 +184,22 @@ class Tally:
         self._gaps: dict[int, int] = {}  # steps, how often
         self._delayed_by_move: list[int] = []
 
-    def add(self, race: Race, ask: RequestDraw, ran: RaceOutcome, number: int) -> RaceRow:
+    def add(self, race: Race, draw: RequestDraw, outcome: RaceOutcome, number: int) -> RaceRow:
         """Return one answer more."""
-        machine, dispatched = ran.machine, ran.dispatched
+        machine, dispatched = outcome.machine, outcome.dispatched
         constrained = dispatched.plan.constrained
         attempts = (*machine.past_attempts, *machine.attempts.values())
         is_spent = any(
             attempt.source == constrained and attempt.opened is not None for attempt in attempts
         )  # as the client's account has it
-        delayed = self._see(race.times(ask, ran), machine.meter.tokens, 1.0 / race.rate)
+        delayed = self._count_gaps(race.times(draw, outcome), machine.meter.tokens, 1.0 / race.rate)
         moves = [move.delayed_tokens for move in describe_hand_overs(machine, dispatched, race.client.endpoints) if move.is_planned]
         self._answers += 1
         self._tokens += dispatched.prompt_tokens
         self._spent += dispatched.prompt_tokens * is_spent
         self._delayed += delayed
         self._device_wins += machine.winner == "device"
-        self._cost = None if self._cost is None or ran.cost is None else self._cost + ran.cost
+        self._cost = None if self._cost is None or outcome.cost is None else self._cost + outcome.cost
         self._delayed_by_move += moves
         meter = machine.meter
         assert meter.last is not None, "it is a whole answer"
@@ -210,32 +210,32 @@ class Tally:
             tokens=meter.tokens,
             prompt_tokens=dispatched.prompt_tokens,
             seconds=meter.last,
-            ttft=ran.ttft,
-            tpot=(meter.last - ran.ttft) / (meter.tokens - 1) if meter.tokens > 1 else None,
-            device=0 if ran.device.read else None,
-            server=0 if ran.server.read else None,
+            ttft=outcome.ttft,
+            tpot=(meter.last - outcome.ttft) / (meter.tokens - 1) if meter.tokens > 1 else None,
+            device=0 if outcome.device.read else None,
+            server=0 if outcome.server.read else None,
             mode=", ".join(filter(None, (machine.winner, *(move.target for move in machine.hand_overs)))),
             is_spent=is_spent,
             moves=len(moves),
             delayed=delayed,
-            cost=ran.cost,
+            cost=outcome.cost,
         )
 
-    def _see(self, times: list[float] | None, tokens: int, period: float) -> int:
+    def _count_gaps(self, times: list[float] | None, tokens: int, period: float) -> int:
         """Count the gaps that the virtual reader sees; how many tokens were delayed."""
         if times is None:
-            self._note_gap(period, tokens - 1)
+            self._record_gap(period, tokens - 1)
             return 0
-        wanted = [times[0] + place * period for place in range(tokens)]
+        wanted = [times[0] + index * period for index in range(tokens)]
         for earlier, later in pairwise(map(max, times, wanted)):
-            self._note_gap(later - earlier, 1)
+            self._record_gap(later - earlier, 1)
         return sum(time > due + FRAME for time, due in zip(times, wanted, strict=True))
 
-    def _note_gap(self, seconds: float, count: int) -> None:
+    def _record_gap(self, seconds: float, count: int) -> None:
         gap = round(seconds / _STEP)
         self._gaps[gap] = self._gaps.get(gap, 0) + count
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Return those that the sink can't know."""
         found = {
             "budget_share": self._spent / self._tokens,

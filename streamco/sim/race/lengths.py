@@ -19,7 +19,7 @@ from streamco.errors import ConfigError
 from streamco.profiles import LengthDistribution, RemainingLength
 from streamco.sim.race.services import read_rows
 
-__all__ = ["ALPACA", "SHARES", "Chats", "RecordedChats", "TabledChats", "read_chats"]
+__all__ = ["ALPACA", "SHARES", "RequestLengths", "RecordedLengths", "QuantileLengths", "read_request_lengths"]
 
 SHARES = (*(twentieth / 20 for twentieth in range(20)), 0.98, 0.99, 0.999, 1.0)
 _POINTS = 1000  # of a table, as a client knows it
@@ -37,7 +37,7 @@ Source: github.com/gpt4life/alpagasus, data/random/random_9k.json, commit 95ad3e
 """
 
 
-class Chats(Protocol):
+class RequestLengths(Protocol):
     """Prompts with their answers that can be drawn from."""
 
     @property
@@ -50,12 +50,12 @@ class Chats(Protocol):
         """What it may know of answers."""
         ...
 
-    def draw(self, dice: Random) -> tuple[int, int]:
+    def draw(self, rng: Random) -> tuple[int, int]:
         """Tokens of one prompt and of its answer."""
         ...
 
 
-class TabledChats:
+class QuantileLengths:
     """Lengths by quantiles, linear between them.
 
     Args:
@@ -68,20 +68,20 @@ class TabledChats:
     @cached_property
     def prompts(self) -> LengthDistribution:
         """From the table."""
-        return LengthDistribution.from_samples(_spread(self._tables[0]))
+        return LengthDistribution.from_samples(_samples(self._tables[0]))
 
     @cached_property
     def answers(self) -> RemainingLength:
         """From the table."""
-        return _remaining(_spread(self._tables[1]))
+        return _remaining(_samples(self._tables[1]))
 
-    def draw(self, dice: Random) -> tuple[int, int]:
+    def draw(self, rng: Random) -> tuple[int, int]:
         """Independently."""
         prompts, answers = self._tables
-        return _read(prompts, dice.random()), _read(answers, dice.random())
+        return _read(prompts, rng.random()), _read(answers, rng.random())
 
 
-class RecordedChats:
+class RecordedLengths:
     """Lengths that were recorded, in their order.
 
     Args:
@@ -100,7 +100,7 @@ class RecordedChats:
         self.known, self.rows = known, rows
 
     @classmethod
-    def halves(cls, rows: Sequence[tuple[int, int]]) -> RecordedChats:
+    def halves(cls, rows: Sequence[tuple[int, int]]) -> RecordedLengths:
         """Return the first half is known."""
         return cls(rows[: len(rows) // 2], rows[len(rows) // 2 :])
 
@@ -114,12 +114,12 @@ class RecordedChats:
         """Of the first half."""
         return _remaining([answer for _, answer in self.known])
 
-    def draw(self, dice: Random) -> tuple[int, int]:
+    def draw(self, rng: Random) -> tuple[int, int]:
         """Return one row by chance."""
-        return dice.choice(self.rows)
+        return rng.choice(self.rows)
 
 
-def read_chats(path: Path) -> list[tuple[int, int]]:
+def read_request_lengths(path: Path) -> list[tuple[int, int]]:
     """Recorded (prompt, answer) in tokens from CSV or JSON lines; rows in which either is 0 are left out.
 
     Of the prompt ``prompt_tokens``, ``context_tokens`` or ``input_tokens`` is taken, of the answer ``answer_tokens``, ``output_tokens``,
@@ -139,9 +139,9 @@ def read_chats(path: Path) -> list[tuple[int, int]]:
     return found
 
 
-def _spread(table: Sequence[int]) -> list[int]:
+def _samples(table: Sequence[int]) -> list[int]:
     """Equally likely lengths."""
-    return [_read(table, (place + 0.5) / _POINTS) for place in range(_POINTS)]
+    return [_read(table, (index + 0.5) / _POINTS) for index in range(_POINTS)]
 
 
 def _read(table: Sequence[int], share: float) -> int:

@@ -14,7 +14,7 @@ from streamco.policies.dispatch import Side
 from streamco.policies.migration import TransferRule
 from streamco.profiles import DeviceSpeed, ModelShape, Prices
 from streamco.sim.experiment.scenario import Scenario
-from streamco.sim.race.lengths import ALPACA, Chats, RecordedChats, TabledChats, read_chats
+from streamco.sim.race.lengths import ALPACA, QuantileLengths, RecordedLengths, RequestLengths, read_request_lengths
 from streamco.sim.race.services import (
     JITTER,
     OVERHEAD,
@@ -29,7 +29,7 @@ from streamco.sim.race.services import (
 )
 
 __all__ = ["DeviceOptions", "PriceOptions", "RaceOptions", "RacePolicy", "RaceWorkload", "RaceWorld", "TraceOptions"]
-__all__ += ["find_chats", "find_phone", "find_prices", "find_service"]
+__all__ += ["find_lengths", "find_phone", "find_prices", "find_service"]
 
 Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
@@ -48,7 +48,7 @@ Dispatch = Literal[
 ]
 
 
-_ALPACA = TabledChats(*ALPACA)  # what a client knows of it is reckoned once
+_ALPACA = QuantileLengths(*ALPACA)  # what a client knows of it is reckoned once
 
 
 class DeviceOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -116,7 +116,7 @@ class RaceWorkload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     Args:
         requests: that count.
         warm_up: answers before them, which the client learns from.
-        lengths: "alpaca", or a file of recorded lengths (``chats.read_chats``).
+        lengths: "alpaca", or a file of recorded lengths (``chats.read_request_lengths``).
         max_tokens: of an answer; none: no limit (DiSCo Appendix E: 128).
     """
 
@@ -193,13 +193,13 @@ def find_service(service: str | TraceOptions, scenario: Scenario) -> ServiceMode
     return RecordedService.halves(rows[wanted])
 
 
-def find_chats(lengths: str, scenario: Scenario) -> Chats:
+def find_lengths(lengths: str, scenario: Scenario) -> RequestLengths:
     """Prompts and answers.
 
     Raises:
         ConfigError: the file is not there or has no lengths.
     """
-    return _ALPACA if lengths == "alpaca" else RecordedChats.halves(read_chats(scenario.locate(lengths)))
+    return _ALPACA if lengths == "alpaca" else RecordedLengths.halves(read_request_lengths(scenario.locate(lengths)))
 
 
 def find_prices(world: RaceWorld) -> Prices | None:

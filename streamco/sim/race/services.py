@@ -127,7 +127,7 @@ class ServiceModel(Protocol):
         """Tokens that come together."""
         ...
 
-    def draw(self, dice: Random) -> Reply:
+    def draw(self, rng: Random) -> Reply:
         """Return one request's fate."""
         ...
 
@@ -152,14 +152,14 @@ class PackagedService:
     @property
     def ttft(self) -> TTFTDistribution:
         """The quantiles."""
-        return TTFTDistribution.from_samples([quantile(self.profile.ttft_s, (place + 0.5) / _POINTS) for place in range(_POINTS)])
+        return TTFTDistribution.from_samples([quantile(self.profile.ttft_s, (index + 0.5) / _POINTS) for index in range(_POINTS)])
 
-    def draw(self, dice: Random) -> Reply:
+    def draw(self, rng: Random) -> Reply:
         """Of profiles that have a gap for each request, that one's; of the others the mean."""
         profile = self.profile
-        first, later = quantile(profile.ttft_s, dice.random()), quantile(profile.ttft_s, dice.random())
+        first, later = quantile(profile.ttft_s, rng.random()), quantile(profile.ttft_s, rng.random())
         if profile.gap_of == "request":
-            return Reply(first, later, 1.0 / max(quantile(profile.gap_s, dice.random()), _LEAST))
+            return Reply(first, later, 1.0 / max(quantile(profile.gap_s, rng.random()), _LEAST))
         return Reply(first, later, self._rate)
 
 
@@ -191,9 +191,9 @@ class RecordedService:
         """Of the first half."""
         return TTFTDistribution.from_samples([ttft for ttft, _ in self.known])
 
-    def draw(self, dice: Random) -> Reply:
+    def draw(self, rng: Random) -> Reply:
         """Two rows by chance: one that begins the answer, one that would go on with it."""
-        (first, rate), (later, _) = dice.choice(self.rows), dice.choice(self.rows)
+        (first, rate), (later, _) = rng.choice(self.rows), rng.choice(self.rows)
         return Reply(first, later, rate)
 
 
@@ -233,9 +233,9 @@ def read_services(path: Path, by: Sequence[str] = ()) -> dict[str, list[tuple[fl
 
 def _rate(row: Mapping[str, Any], ttft: float) -> float:
     """Tokens per second behind the first."""
-    told = row.get("tokens_per_s") or row.get("tps")
-    if told:
-        return min(float(told), 1.0 / _LEAST)
+    recorded = row.get("tokens_per_s") or row.get("tps")
+    if recorded:
+        return min(float(recorded), 1.0 / _LEAST)
     tokens = int(float(row["output_tokens"])) if "output_tokens" in row else row["output_chars"] // _CHARACTERS_A_TOKEN
     seconds = float(row["e2e_s"] if "e2e_s" in row else row["total_s"]) - ttft
     return (tokens - 1) / max(seconds, tokens / 1000.0) if tokens > 1 else 1000.0

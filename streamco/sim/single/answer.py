@@ -35,7 +35,7 @@ from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.errors import StreamcoError
 from streamco.sim.driver import SimulatedMachine
 from streamco.sim.fleet.drafting_device import DraftingDevice, SimulatedDrafts
-from streamco.sim.single.faulty_verifier import FaultyLink, FaultyVerifierSession, JudgingServer, SimulatedRemote
+from streamco.sim.single.faulty_verifier import FaultyLink, FaultyVerifierSession, SimulatedRemote, VerifyingServer
 
 __all__ = ["SimulatedReader", "SimulatedSpeculation", "SpeculationOutcome", "simulate_answer"]
 
@@ -58,7 +58,7 @@ class SimulatedReader:
         self.times: list[float] = []
         self.shown = self.retracted = 0
 
-    def hear(self, command: DeliverIds | CommitIds | RetractIds, *, now: float) -> None:
+    def receive(self, command: DeliverIds | CommitIds | RetractIds, *, now: float) -> None:
         """Take a command in.
 
         Raises:
@@ -120,7 +120,7 @@ class SimulatedSpeculation(SimulatedMachine[SpeculationEvent, SpeculationCommand
     """One answer between its parties.
 
     Args:
-        dice: for everything that is left to chance.
+        rng: for everything that is left to chance.
         log: collects (now, event or None, commands) of every step.
 
     Attributes:
@@ -133,19 +133,19 @@ class SimulatedSpeculation(SimulatedMachine[SpeculationEvent, SpeculationCommand
         env: simpy.Environment,
         speculator: SpeculationMachine,
         device: DraftingDevice,
-        server: JudgingServer,
+        server: VerifyingServer,
         link: FaultyLink,
         *,
-        dice: Random,
+        rng: Random,
         log: Log | None = None,
     ) -> None:
         super().__init__(env, speculator, log)
         self.outcome: SpeculationOutcome | None = None
         self.reader = SimulatedReader()
         self._speculator = speculator
-        self._drafts = SimulatedDrafts(env, device, self.receive, dice)
-        self.session = FaultyVerifierSession(env, server, link, self.receive, dice)
-        self._remote = SimulatedRemote(env, server, link, self.receive, dice)
+        self._drafts = SimulatedDrafts(env, device, self.receive, rng)
+        self.session = FaultyVerifierSession(env, server, link, self.receive, rng)
+        self._remote = SimulatedRemote(env, server, link, self.receive, rng)
         self._began = env.now
 
     def _do(self, command: SpeculationCommand) -> None:
@@ -161,12 +161,12 @@ class SimulatedSpeculation(SimulatedMachine[SpeculationEvent, SpeculationCommand
                 self.session.run(command)
                 if command.if_verdict is None:
                     self._check("the verifier's context", [*self.session.ids[: command.base], *command.given, *command.ids])
-                    if not self._drafts.is_out:  # what was sent ahead may be sent again without the device
+                    if not self._drafts.has_failed:  # what was sent ahead may be sent again without the device
                         self._check_draft(command.ids)
             case OpenRemote() | CloseRemote():
                 self._remote.run(command)
             case DeliverIds() | CommitIds() | RetractIds():
-                self.reader.hear(command, now=self._env.now)
+                self.reader.receive(command, now=self._env.now)
             case FinishAnswer(reason):
                 self._end(reason, None)
             case FailAnswer(error):
@@ -205,7 +205,7 @@ def simulate_answer(
     pair: SpeculationEstimates,
     options: SpeculationMachineOptions,
     device: DraftingDevice,
-    server: JudgingServer,
+    server: VerifyingServer,
     link: FaultyLink,
     *,
     seed: int,
@@ -220,8 +220,8 @@ def simulate_answer(
         log: see ``SimulatedSpeculation``.
         before: is given both before the answer begins, to make things happen in its time.
     """
-    env, dice = simpy.Environment(), Random(seed)
-    run = SimulatedSpeculation(env, SpeculationMachine(pair, options, Random(seed)), device, server, link, dice=dice, log=log)
+    env, rng = simpy.Environment(), Random(seed)
+    run = SimulatedSpeculation(env, SpeculationMachine(pair, options, Random(seed)), device, server, link, rng=rng, log=log)
     if before is not None:
         before(env, run)
     run.start()

@@ -31,12 +31,12 @@ from streamco.policies.acceptance import Distribution, Rule, RuleKind, Verdict, 
 from streamco.sim.driver import call_at
 from streamco.sim.workload.token_models import TokenModel, choose_token
 
-__all__ = ["Fault", "FaultKind", "Faults", "JudgingServer", "FaultyLink", "SimulatedRemote", "FaultyVerifierSession"]
+__all__ = ["Fault", "FaultKind", "Faults", "VerifyingServer", "FaultyLink", "SimulatedRemote", "FaultyVerifierSession"]
 
 _GREEDY, _SAMPLE = Rule(RuleKind.GREEDY), Rule(RuleKind.SAMPLE, temperature=1.0)
 
-Told = VerifierConnected | VerifierLost | VerifierFailed | VerdictReceived | DraftRefused
-Streamed = RemoteTokensReceived | RemoteEnded | RemoteFailed
+VerifierEvent = VerifierConnected | VerifierLost | VerifierFailed | VerdictReceived | DraftRefused
+RemoteEvent = RemoteTokensReceived | RemoteEnded | RemoteFailed
 
 
 class FaultyLink(Struct, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ Faults = Callable[[int], Fault | None]
 """The fault of the nth draft that is sent, counted from 0; None: none."""
 
 
-class JudgingServer(Struct, frozen=True, kw_only=True):
+class VerifyingServer(Struct, frozen=True, kw_only=True):
     """What verifies, and streams.
 
     Args:
@@ -110,7 +110,7 @@ class FaultyVerifierSession:
 
     Args:
         emit: is told events when they happen.
-        dice: for verdicts and for what is remembered.
+        rng: for verdicts and for what is remembered.
 
     Attributes:
         emit: as given; may be changed.
@@ -119,14 +119,16 @@ class FaultyVerifierSession:
         ids: of the answer, that its context holds.
     """
 
-    def __init__(self, env: simpy.Environment, server: JudgingServer, link: FaultyLink, emit: Callable[[Told], None], dice: Random) -> None:
+    def __init__(
+        self, env: simpy.Environment, server: VerifyingServer, link: FaultyLink, emit: Callable[[VerifierEvent], None], rng: Random
+    ) -> None:
         self.drafts = 0
         self.bytes_up = 0
         self._env = env
         self._server = server
         self._link = link
         self.emit = emit
-        self._dice = dice
+        self._rng = rng
         self.ids: list[int] = []
         self._connection = 0  # what was said on an earlier one is lost
         self._is_open = self._is_out = self._is_closed = False
@@ -151,7 +153,7 @@ class FaultyVerifierSession:
                 self._is_closed = True
                 self._connection += 1
 
-    def _tell(self, seconds: float, event: Told, done: Callable[[], None] = lambda: None) -> None:
+    def _emit_later(self, seconds: float, event: VerifierEvent, done: Callable[[], None] = lambda: None) -> None:
         """After so long, if the connection still stands."""
         connection = self._connection
 
@@ -168,10 +170,10 @@ class FaultyVerifierSession:
         self._is_open, self._waiting = False, None
         self._ahead.clear()
         held = common_prefix_length(self.ids, ids)
-        length = held if self._server.remembers else self._dice.choice((0, held, len(ids)))
+        length = held if self._server.remembers else self._rng.choice((0, held, len(ids)))
         self.ids = list(ids[:length])
         if not self._is_out:
-            self._tell(self._server.connect_trips * self._link.rtt + 1e-9, VerifierConnected(length), self._open)
+            self._emit_later(self._server.connect_trips * self._link.rtt + 1e-9, VerifierConnected(length), self._open)
 
     def _open(self) -> None:
         self._is_open = True
@@ -201,14 +203,14 @@ class FaultyVerifierSession:
         back = self._link.seconds(20)
         match fault:
             case Fault("draft lost", seconds):
-                self._tell(there + seconds, VerifierLost(), self._lose)
+                self._emit_later(there + seconds, VerifierLost(), self._lose)
             case Fault("refused", seconds):
                 refusal = DraftRefused(command.round, None if seconds < 0.0 else seconds)
-                self._tell(there + back, refusal, self._end_round)
+                self._emit_later(there + back, refusal, self._end_round)
             case _:
-                self._judge(command, fault, there, back)
+                self._verify(command, fault, there, back)
 
-    def _judge(self, command: SendDraft, fault: Fault | None, there: float, back: float) -> None:
+    def _verify(self, command: SendDraft, fault: Fault | None, there: float, back: float) -> None:
         server = self._server
         arrived = self._env.now + there
         compute = server.step + server.read_time * (len(command.given) + len(command.ids))
@@ -236,17 +238,17 @@ class FaultyVerifierSession:
             self._lose()
 
         if fault is None or fault.kind == "slow":
-            self._tell(seconds + back, event, end_round)
+            self._emit_later(seconds + back, event, end_round)
         elif fault.kind == "verdict lost":
-            self._tell(seconds + fault.seconds, VerifierLost(), lose)
+            self._emit_later(seconds + fault.seconds, VerifierLost(), lose)
 
     def _verdict(self, command: SendDraft) -> tuple[Verdict, list[int]]:
         """Return what becomes of a draft, and the context behind it."""
         before = [*self.ids[: command.base], *command.given]
-        models = [self._server.model([*before, *command.ids[:place]]) for place in range(len(command.ids) + 1)]
+        models = [self._server.model([*before, *command.ids[:position]]) for position in range(len(command.ids) + 1)]
         rule = _SAMPLE if self._server.is_sampled else _GREEDY
         drafted_from = [_distribution(cast(Mapping[int, float], row)) for row in command.rows] if self._server.is_sampled else []
-        verdict = verify(rule, command.ids, drafted_from, [_ModelRow(model) for model in models], self._dice)
+        verdict = verify(rule, command.ids, drafted_from, [_ModelRow(model) for model in models], self._rng)
         return verdict, [*before, *command.ids[: verdict.accepted], verdict.token]
 
     def _end_round(self) -> None:
@@ -270,17 +272,17 @@ class SimulatedRemote:
 
     Args:
         emit: is told events when they happen.
-        dice: for draws.
+        rng: for draws.
     """
 
     def __init__(
-        self, env: simpy.Environment, server: JudgingServer, link: FaultyLink, emit: Callable[[Streamed], None], dice: Random
+        self, env: simpy.Environment, server: VerifyingServer, link: FaultyLink, emit: Callable[[RemoteEvent], None], rng: Random
     ) -> None:
         self._env = env
         self._server = server
         self._link = link
         self._emit = emit
-        self._dice = dice
+        self._rng = rng
         self._version: int | None = None
         self._is_out = False
         self._is_read = False
@@ -311,7 +313,7 @@ class SimulatedRemote:
 
     def _write(self, version: int, ids: list[int], left: int | None) -> None:
         server = self._server
-        token = choose_token(server.model(ids), self._dice if server.is_sampled else None)
+        token = choose_token(server.model(ids), self._rng if server.is_sampled else None)
         is_end = token in server.end_ids
         if not is_end:
             ids.append(token)
@@ -323,7 +325,7 @@ class SimulatedRemote:
         else:
             self._later(server.step, version, lambda: self._write(version, ids, left))
 
-    def _send(self, event: Streamed) -> None:
+    def _send(self, event: RemoteEvent) -> None:
         """What is on its way arrives, whether or not anybody still wants it."""
         call_at(self._env, self._link.rtt / 2.0, lambda: self._emit(event))
 

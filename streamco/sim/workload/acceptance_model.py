@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from streamco.errors import ConfigError
 
-__all__ = ["AcceptanceFigures", "AcceptanceOptions", "describe", "draw_accepted", "draw_answer", "fit_acceptance"]
+__all__ = ["AcceptanceMetrics", "AcceptanceOptions", "describe", "draw_accepted", "draw_answer", "fit_acceptance"]
 
 Floats = NDArray[np.float64]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -68,14 +68,14 @@ class AcceptanceOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ConfigError(f"acceptance: expected second and third to be at most 1 together, got {self.second} and {self.third}")
 
 
-def draw_answer(options: AcceptanceOptions, tokens: int, dice: Random) -> tuple[bytes, bytes, bytes]:
+def draw_answer(options: AcceptanceOptions, tokens: int, rng: Random) -> tuple[bytes, bytes, bytes]:
     """(accepted, confidences, ranks) of an answer; see ``workload.SimulatedRequest``."""
-    accepted = draw_accepted(options, tokens, dice)
-    drawn = dice.randbytes(tokens)
+    accepted = draw_accepted(options, tokens, rng)
+    drawn = rng.randbytes(tokens)
     of_accepted, of_rejected = drawn.translate(_ACCEPTED_TABLE), drawn.translate(_REJECTED_TABLE)
-    seems = [dice.random() < options.mean for _ in accepted] if options.is_blind else accepted
+    seems = [rng.random() < options.mean for _ in accepted] if options.is_blind else accepted
     confidences = bytes([high if good else low for good, high, low in zip(seems, of_accepted, of_rejected, strict=True)])
-    ranks = bytes([0 if good else _rank(options, dice.random()) for good in accepted])
+    ranks = bytes([0 if good else _rank(options, rng.random()) for good in accepted])
     return accepted, confidences, ranks
 
 
@@ -85,41 +85,41 @@ def _rank(options: AcceptanceOptions, drawn: float) -> int:
     return 2 if drawn < options.second + options.third else 3
 
 
-def draw_accepted(options: AcceptanceOptions, tokens: int, dice: Random) -> bytes:
+def draw_accepted(options: AcceptanceOptions, tokens: int, rng: Random) -> bytes:
     """Return an acceptance sequence, run by run."""
     mean, spread = options.mean, options.concentration
     if spread is not None and 0.0 < mean < 1.0:
-        mean = dice.betavariate(mean * spread, (1.0 - mean) * spread)
+        mean = rng.betavariate(mean * spread, (1.0 - mean) * spread)
     leaves = ((mean * (1.0 - options.persistence)), (1.0 - mean) * (1.0 - options.persistence))  # chances that a run ends, by its kind
-    parts, made, kind = [], 0, int(dice.random() < mean)
+    parts, made, kind = [], 0, int(rng.random() < mean)
     while made < tokens:
-        run = min(tokens - made, _run(leaves[kind], dice))
+        run = min(tokens - made, _run(leaves[kind], rng))
         parts.append((b"\0", b"\1")[kind] * run)
         made += run
         kind = 1 - kind
     return b"".join(parts)
 
 
-def _run(end: float, dice: Random) -> int:
+def _run(end: float, rng: Random) -> int:
     """Length of a run that ends behind each of its tokens with this chance."""
     if end >= 1.0:
         return 1
     if end < 1e-12:
         return 1 << 40
-    return 1 + int(math.log(1.0 - dice.random()) / math.log1p(-end))
+    return 1 + int(math.log(1.0 - rng.random()) / math.log1p(-end))
 
 
 def _table(quantiles: Sequence[int]) -> bytes:
     """Of 256 equal shares, in the order of their size: what a drawn byte stands for."""
     steps = len(quantiles) - 1
-    places = [(share + 0.5) / 256 * steps for share in range(256)]
-    return bytes(round(quantiles[int(at)] + (at % 1.0) * (quantiles[int(at) + 1] - quantiles[int(at)])) for at in places)
+    positions = [(share + 0.5) / 256 * steps for share in range(256)]
+    return bytes(round(quantiles[int(at)] + (at % 1.0) * (quantiles[int(at) + 1] - quantiles[int(at)])) for at in positions)
 
 
 _ACCEPTED_TABLE, _REJECTED_TABLE = _table(_OF_ACCEPTED), _table(_OF_REJECTED)
 
 
-class AcceptanceFigures(Struct, frozen=True, kw_only=True):
+class AcceptanceMetrics(Struct, frozen=True, kw_only=True):
     """What acceptance sequences do, whoever made them.
 
     Args:
@@ -141,7 +141,7 @@ class AcceptanceFigures(Struct, frozen=True, kw_only=True):
     round_tokens: dict[int, float]
 
 
-def describe(sequences: Sequence[bytes], *, distances: int = 4, windows: Iterable[int] = (2, 4, 8, 12)) -> AcceptanceFigures:
+def describe(sequences: Sequence[bytes], *, distances: int = 4, windows: Iterable[int] = (2, 4, 8, 12)) -> AcceptanceMetrics:
     """Return the figures of sequences of 0 and 1.
 
     Raises:
@@ -155,7 +155,7 @@ def describe(sequences: Sequence[bytes], *, distances: int = 4, windows: Iterabl
     variance = mean * (1.0 - mean) or 1.0
     products = ([each[:-distance] * each[distance:] for each in centred] for distance in range(1, distances + 1))
     runs = {kind: [run for each in sequences for run in _inner_runs(each, kind)] or [0] for kind in (0, 1)}
-    return AcceptanceFigures(
+    return AcceptanceMetrics(
         mean=mean,
         spread=float(np.std([each.mean() for each in centred])),
         autocorrelation=tuple(float(np.concatenate(each).mean()) / variance for each in products),
@@ -174,10 +174,10 @@ def _inner_runs(sequence: bytes, kind: int) -> list[int]:
 
 def _rounds(sequence: bytes, window: int) -> int:
     """That write all of it."""
-    place = rounds = 0
-    while place < len(sequence):
-        wrong = sequence.find(0, place, place + window)
-        place = (place + window if wrong < 0 else wrong) + 1
+    position = rounds = 0
+    while position < len(sequence):
+        wrong = sequence.find(0, position, position + window)
+        position = (position + window if wrong < 0 else wrong) + 1
         rounds += 1
     return rounds
 
@@ -205,8 +205,8 @@ def fit_acceptance(sequences: Iterable[bytes]) -> AcceptanceOptions:
             np.linspace(middle - half, middle + half, _POINTS) for middle, half in zip(centre, width, strict=True)
         )
         persistences = np.clip(persistences, 0.0, 0.99)
-        places = np.array([(mean, spread) for mean in means for spread in spreads])
-        beta = np.exp(places[:, 1])[:, None] * np.stack([1 / (1 + np.exp(-places[:, 0])), 1 / (1 + np.exp(places[:, 0]))], axis=1)
+        positions = np.array([(mean, spread) for mean in means for spread in spreads])
+        beta = np.exp(positions[:, 1])[:, None] * np.stack([1 / (1 + np.exp(-positions[:, 0])), 1 / (1 + np.exp(positions[:, 0]))], axis=1)
         prior = np.stack([np.log(own), np.log1p(-own)]).T @ (beta - 1.0).T
         prior = np.exp(prior - prior.max(axis=0))
         prior /= prior.sum(axis=0)
@@ -215,8 +215,8 @@ def fit_acceptance(sequences: Iterable[bytes]) -> AcceptanceOptions:
             chances = counts @ np.log(_chances(own, float(persistence)))
             highest = chances.max(axis=1, keepdims=True)
             likelihoods.append((np.log(np.exp(chances - highest) @ prior + 1e-300) + highest).sum(axis=0))
-        best = np.unravel_index(int(np.argmax(likelihoods)), (_POINTS, len(places)))
-        centre = np.array([*places[best[1]], persistences[best[0]]])
+        best = np.unravel_index(int(np.argmax(likelihoods)), (_POINTS, len(positions)))
+        centre = np.array([*positions[best[1]], persistences[best[0]]])
         width = width / 3.0
     return AcceptanceOptions(
         mean=round(float(1 / (1 + np.exp(-centre[0]))), 4),

@@ -98,13 +98,13 @@ class LengthOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if first > last:
             raise ConfigError(f"lengths: expected the least before the most, got {first} and {last}")
 
-    def draw(self, dice: Random) -> int:
+    def draw(self, rng: Random) -> int:
         """Tokens of one."""
         if self.uniform is not None:
-            return dice.randint(*self.uniform)
+            return rng.randint(*self.uniform)
         if self.log_normal is None:
             raise AssertionError("lengths have one distribution")
-        drawn = dice.lognormvariate(math.log(self.log_normal.median), self.log_normal.sigma)
+        drawn = rng.lognormvariate(math.log(self.log_normal.median), self.log_normal.sigma)
         return min(self.most, max(self.least, round(drawn)))
 
 
@@ -134,16 +134,16 @@ class ArrivalOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.rate_scale != 1.0 and self.azure is None:
             raise ConfigError(f"arrivals: rate_scale: expected azure beside it, got {given[0]}")
 
-    def times(self, dice: Random) -> Iterator[float]:
+    def times(self, rng: Random) -> Iterator[float]:
         """Seconds of one arrival after the other, without end.
 
         Raises:
             ConfigError: the recorded arrivals can't be read.
         """
         if self.poisson_per_s is not None:
-            return _poisson(self.poisson_per_s, dice)
+            return _poisson(self.poisson_per_s, rng)
         if self.azure is not None:
-            return _recorded_times(read_gaps(self.azure), dice, self.rate_scale)
+            return _recorded_times(read_gaps(self.azure), rng, self.rate_scale)
         return repeat(0.0)
 
 
@@ -208,9 +208,9 @@ def read_requests(options: WorkloadOptions, *, devices: int | None = None, seed:
     """
     if devices is not None and devices < 1:
         raise ConfigError(f"devices: expected at least 1, got {devices}")
-    dice = Random(f"{seed} devices")
+    rng = Random(f"{seed} devices")
     for number, (arrival, device, row) in enumerate(_arriving(options, devices, seed)):
-        drawn = dice.randrange(devices) if device is None and devices is not None else device
+        drawn = rng.randrange(devices) if device is None and devices is not None else device
         yield SimulatedRequest(
             number=number,
             arrival=arrival,
@@ -240,7 +240,7 @@ def _arriving(options: WorkloadOptions, devices: int | None, seed: int) -> Itera
     return ((arrival, None, row) for arrival, row in islice(zip(arrivals, rows, strict=False), options.requests))
 
 
-def _as_recorded(trace: str, devices: int | None, requests: int | None, dice: Random) -> Iterator[tuple[float, int | None, TraceRow]]:
+def _as_recorded(trace: str, devices: int | None, requests: int | None, rng: Random) -> Iterator[tuple[float, int | None, TraceRow]]:
     """The trace; then again its arrivals, behind the last one, with its rows in another order."""
     kept: list[TraceRow] = []
     last = 0.0
@@ -261,53 +261,53 @@ def _as_recorded(trace: str, devices: int | None, requests: int | None, dice: Ra
     first = kept[0].arrival or 0.0
     period = (last - first) * len(kept) / max(1, len(kept) - 1)  # a mean gap behind the last
     for turn in count(1):
-        shuffled = dice.sample(kept, len(kept))
+        shuffled = rng.sample(kept, len(kept))
         for placed, row in zip(kept, shuffled, strict=True):
             yield (placed.arrival or 0.0) + turn * period, placed.device if devices is not None else None, row
 
 
-def _shuffled(trace: str, requests: int | None, dice: Random) -> Iterator[TraceRow]:
+def _shuffled(trace: str, requests: int | None, rng: Random) -> Iterator[TraceRow]:
     rows = list(read_trace(trace))
     for _ in count() if requests is not None else range(1):
-        dice.shuffle(rows)
+        rng.shuffle(rows)
         yield from rows
 
 
 def _generated(options: WorkloadOptions, seed: int) -> Iterator[TraceRow]:
-    acceptance, dice = options.acceptance or AcceptanceOptions(), Random(f"{seed} acceptance")
+    acceptance, rng = options.acceptance or AcceptanceOptions(), Random(f"{seed} acceptance")
     for prompt, output in _lengths(options, Random(f"{seed} rows")):
-        accepted, confidences, ranks = draw_answer(acceptance, output, dice)
+        accepted, confidences, ranks = draw_answer(acceptance, output, rng)
         yield TraceRow(prompt_tokens=prompt, output_tokens=output, accepted=accepted, confidences=confidences, ranks=ranks)
 
 
-def _lengths(options: WorkloadOptions, dice: Random) -> Iterator[tuple[int, int]]:
+def _lengths(options: WorkloadOptions, rng: Random) -> Iterator[tuple[int, int]]:
     """(prompt, output), without end."""
     if options.lengths is not None:
         prompts, outputs = read_lengths(options.lengths)
         while True:
-            place = dice.randrange(len(prompts))
-            yield prompts[place], outputs[place]
+            position = rng.randrange(len(prompts))
+            yield prompts[position], outputs[position]
     while True:
-        yield _length(options.prompt, dice), _length(options.output, dice)
+        yield _length(options.prompt, rng), _length(options.output, rng)
 
 
-def _length(of: int | LengthOptions | None, dice: Random) -> int:
+def _length(of: int | LengthOptions | None, rng: Random) -> int:
     if of is None:
         raise AssertionError("options are checked when they are made")
-    return of if isinstance(of, int) else of.draw(dice)
+    return of if isinstance(of, int) else of.draw(rng)
 
 
-def _poisson(rate: float, dice: Random) -> Iterator[float]:
+def _poisson(rate: float, rng: Random) -> Iterator[float]:
     now = 0.0
     while True:
-        now += dice.expovariate(rate)
+        now += rng.expovariate(rate)
         yield now
 
 
-def _recorded_times(gaps: array[float], dice: Random, rate: float) -> Iterator[float]:
+def _recorded_times(gaps: array[float], rng: Random, rate: float) -> Iterator[float]:
     """From 0; the gaps from anywhere on, around and around."""
-    place, now = dice.randrange(len(gaps)), 0.0
+    position, now = rng.randrange(len(gaps)), 0.0
     while True:
         yield now
-        now += gaps[place] / rate
-        place = (place + 1) % len(gaps)
+        now += gaps[position] / rate
+        position = (position + 1) % len(gaps)

@@ -7,7 +7,7 @@ import pytest
 from streamco.errors import ConfigError
 from streamco.sim.experiment.experiment import Experiment, merge, read_experiment
 from streamco.sim.experiment.scenario import KINDS
-from tests.sim.toys import LOOKED_UP, PLACE
+from tests.sim.toy_kind import LOCATION, LOOKED_UP
 
 TOY = """\
 name: Does it pay?
@@ -27,7 +27,7 @@ sweep:
 
 @pytest.fixture(autouse=True)
 def toys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(KINDS, "toy", PLACE)
+    monkeypatch.setitem(KINDS, "toy", LOCATION)
 
 
 def load(folder: Path, text: str = TOY, *, seed: int | None = None, is_quick: bool = False) -> Experiment:

@@ -6,7 +6,7 @@ import statistics
 import msgspec
 import pytest
 
-from streamco.sim.experiment.metrics import STANDARD, Quantiles, RequestRow, Sink, round_figure
+from streamco.sim.experiment.metrics import STANDARD, Quantiles, RequestRow, Sink, round_metric
 
 
 def row(number: int = 0, **changes: object) -> RequestRow:
@@ -17,8 +17,8 @@ def row(number: int = 0, **changes: object) -> RequestRow:
 @pytest.mark.parametrize("share", [0.01, 0.5, 0.9, 0.99, 1.0])
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 3e4])
 def test_a_quantile_is_within_half_a_per_cent_of_the_one_that_sorting_finds(share: float, scale: float) -> None:
-    dice = random.Random(f"{share} {scale}")
-    values = sorted(scale * dice.lognormvariate(0.0, 1.0) for _ in range(5000))
+    rng = random.Random(f"{share} {scale}")
+    values = sorted(scale * rng.lognormvariate(0.0, 1.0) for _ in range(5000))
     quantiles = Quantiles()
     for value in values:
         quantiles.add(value)
@@ -39,33 +39,33 @@ def test_figures_are_those_of_all_rows_and_no_row_is_kept_unasked() -> None:
     for number in range(4):
         sink(row(number, judged=10, accepted=number, rounds=3))
     assert sink.rows == []
-    figures = sink.figures()
-    assert figures["completed"] == 4
-    assert figures["span"] == 5.0  # the last arrives at 3 and takes 2
-    assert figures["throughput"] == pytest.approx(4 / 5)
-    assert figures["tokens_per_s"] == pytest.approx(44 / 5)
-    assert figures["acceptance"] == pytest.approx(6 / 40)
-    assert figures["rounds_mean"] == 3
-    assert figures["ttft_mean"] == 1.0
-    assert figures["tpot_p99"] == pytest.approx(0.1, rel=0.005)
+    metrics = sink.metrics()
+    assert metrics["completed"] == 4
+    assert metrics["span"] == 5.0  # the last arrives at 3 and takes 2
+    assert metrics["throughput"] == pytest.approx(4 / 5)
+    assert metrics["tokens_per_s"] == pytest.approx(44 / 5)
+    assert metrics["acceptance"] == pytest.approx(6 / 40)
+    assert metrics["rounds_mean"] == 3
+    assert metrics["ttft_mean"] == 1.0
+    assert metrics["tpot_p99"] == pytest.approx(0.1, rel=0.005)
 
 
 def test_a_request_that_failed_is_counted_and_its_times_are_not() -> None:
     sink = Sink()
     sink(row(0))
     sink(row(1, seconds=100.0, ttft=None, tpot=None, failed="the link was lost"))
-    figures = sink.figures()
-    assert (figures["completed"], figures["failed"]) == (1, 1)
-    assert figures["seconds_mean"] == 2.0
-    assert figures["span"] == 101.0
+    metrics = sink.metrics()
+    assert (metrics["completed"], metrics["failed"]) == (1, 1)
+    assert metrics["seconds_mean"] == 2.0
+    assert metrics["span"] == 101.0
 
 
 def test_what_nothing_was_measured_of_is_not_there() -> None:
-    assert Sink().figures() == {"completed": 0.0, "failed": 0.0, "span": 0.0}
+    assert Sink().metrics() == {"completed": 0.0, "failed": 0.0, "span": 0.0}
     sink = Sink()
     sink(row(0, tokens=1, tpot=None))
-    assert "tpot_mean" not in sink.figures()
-    assert "acceptance" not in sink.figures()
+    assert "tpot_mean" not in sink.metrics()
+    assert "acceptance" not in sink.metrics()
 
 
 def test_rows_that_are_kept_have_their_times_rounded_to_microseconds() -> None:
@@ -86,5 +86,5 @@ def test_a_row_of_a_kinds_own_is_kept_with_its_fields() -> None:
 def test_every_figure_of_a_sink_has_a_name_for_people() -> None:
     sink = Sink()
     sink(row(0, judged=1, accepted=1, rounds=1))
-    assert set(sink.figures()) == set(STANDARD)
-    assert round_figure(0.1 + 0.2) == 0.3
+    assert set(sink.metrics()) == set(STANDARD)
+    assert round_metric(0.1 + 0.2) == 0.3

@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 
 from streamco.errors import ConfigError
 from streamco.sim.experiment.option_errors import convert_options, pick
-from streamco.sim.experiment.yaml_document import Place
+from streamco.sim.experiment.yaml_document import Location
 
 
 class Pool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,8 +32,8 @@ class Options(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     more: dict[str, int] = {}
 
 
-def where(place: Place) -> str:
-    return "/".join(map(str, place))
+def where(location: Location) -> str:
+    return "/".join(map(str, location))
 
 
 def test_data_that_fits_becomes_options() -> None:

@@ -8,7 +8,7 @@ from streamco.errors import ConfigError
 from streamco.sim.experiment.plot_options import PlotOptions, read_plots
 from streamco.sim.experiment.sweep_axes import read_axes
 from streamco.sim.experiment.yaml_document import read_document
-from tests.sim.toys import KIND
+from tests.sim.toy_kind import KIND
 
 SWEEP = """\
 sweep:

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'streamco[sim]'")
 
+
 from matplotlib.figure import Figure
 
 from streamco.errors import ConfigError
@@ -18,7 +19,7 @@ from streamco.sim.experiment.result_store import ResultStore
 from streamco.sim.experiment.runner import run_sweep
 from streamco.sim.experiment.scenario import KINDS
 from streamco.sim.experiment.tables import Point, summarise
-from tests.sim.toys import PLACE
+from tests.sim.toy_kind import LOCATION
 
 TOY = """\
 name: Does it pay when the server is far away?
@@ -47,13 +48,13 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 
 def finish(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> tuple[Experiment, list[Point]]:
-    monkeypatch.setitem(KINDS, "toy", PLACE)
+    monkeypatch.setitem(KINDS, "toy", LOCATION)
     path = folder / "toy.yaml"
     path.write_text(text)
     experiment = read_experiment(path)
-    ledger = ResultStore(folder / "done.jsonl", code="c")
-    run_sweep(experiment.scenarios, ledger, jobs=1, progress=lambda _done, _total: None)
-    return experiment, summarise(experiment, ledger)
+    store = ResultStore(folder / "done.jsonl", code="c")
+    run_sweep(experiment.scenarios, store, jobs=1, progress=lambda _done, _total: None)
+    return experiment, summarise(experiment, store)
 
 
 def words(picture: Figure) -> str:
@@ -83,7 +84,7 @@ def test_a_picture_has_a_question_axes_with_units_a_legend_and_says_what_was_sim
         assert part in said
     server, both = (container.lines[0] for container in ax.containers)  # type: ignore[attr-defined]
     assert list(server.get_xdata()) == [10, 30, 60]
-    means = [point.figures["seconds_mean"].mean * 1e3 for point in points]
+    means = [point.metrics["seconds_mean"].mean * 1e3 for point in points]
     assert list(server.get_ydata()) == pytest.approx(means[::2])
     assert list(both.get_ydata()) == pytest.approx(means[1::2])
     assert (server.get_color(), server.get_marker()) != (both.get_color(), both.get_marker())
@@ -99,7 +100,7 @@ def test_a_sweep_of_names_is_drawn_as_bars_and_panels_have_titles(
     (picture,) = drawn
     assert [ax.get_title() for ax in picture.axes] == [f"round trip of the link (ms): {rtt}" for rtt in (10, 30, 60)]
     bars: list[Any] = list(picture.axes[0].patches)
-    assert [bar.get_height() for bar in bars] == pytest.approx([p.figures["throughput"].mean for p in points[:2]])
+    assert [bar.get_height() for bar in bars] == pytest.approx([p.metrics["throughput"].mean for p in points[:2]])
     assert [tick.get_text() for tick in picture.axes[0].get_xticklabels()] == ["the server", "both"]
     assert "Who is faster?" in words(picture)
     assert "Bars are means" in words(picture)

@@ -11,15 +11,15 @@ from streamco.errors import ConfigError
 from streamco.sim.experiment import result_store
 from streamco.sim.experiment.result_store import ResultStore, code_digest, name_of
 from streamco.sim.experiment.scenario import Outcome, Scenario
-from tests.sim.toys import PLACE
+from tests.sim.toy_kind import LOCATION
 
 
-def outcome(figure: float) -> bytes:
-    return msgspec.json.encode(Outcome(system={"throughput": figure}))
+def outcome(metric: float) -> bytes:
+    return msgspec.json.encode(Outcome(system={"throughput": metric}))
 
 
 def toy(**changes: Any) -> Scenario:
-    return Scenario(**{"kind": "toy", "place": PLACE, "seed": 1, "world": {"link": {"trace": "fade.csv"}}, **changes})
+    return Scenario(**{"kind": "toy", "kind_location": LOCATION, "seed": 1, "world": {"link": {"trace": "fade.csv"}}, **changes})
 
 
 def test_what_was_added_is_there_now_and_later(tmp_path: Path) -> None:
@@ -27,20 +27,20 @@ def test_what_was_added_is_there_now_and_later(tmp_path: Path) -> None:
     first = ResultStore(path, code="c")
     first.add("a", outcome(1.0))
     first.add("b", outcome(2.0))
-    for ledger in (first, ResultStore(path, code="c")):
-        assert "a" in ledger
-        assert "c" not in ledger
-        assert (ledger.read("a").system, ledger.read("b").system) == ({"throughput": 1.0}, {"throughput": 2.0})
-        assert ledger.read_json("b") == outcome(2.0)
+    for store in (first, ResultStore(path, code="c")):
+        assert "a" in store
+        assert "c" not in store
+        assert (store.read("a").system, store.read("b").system) == ({"throughput": 1.0}, {"throughput": 2.0})
+        assert store.read_json("b") == outcome(2.0)
 
 
 @pytest.mark.parametrize("cut", range(1, 60, 7))
 def test_a_torn_last_line_is_cut_away_and_the_next_one_stands_alone(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "done.jsonl"
-    ledger = ResultStore(path, code="c")
-    ledger.add("a", outcome(1.0))
+    store = ResultStore(path, code="c")
+    store.add("a", outcome(1.0))
     whole = path.stat().st_size
-    ledger.add("b", outcome(2.0))
+    store.add("b", outcome(2.0))
     path.write_bytes(path.read_bytes()[: whole + cut])
     again = ResultStore(path, code="c")
     assert ("a" in again, "b" in again) == (True, False)
@@ -81,8 +81,8 @@ def test_a_name_changes_with_what_is_in_the_files_that_a_scenario_names(tmp_path
 
 
 def test_the_code_is_the_packages_and_the_kinds_own() -> None:
-    assert code_digest(PLACE) != code_digest("streamco.sim.experiment.scenario:KINDS")
-    assert len(code_digest(PLACE)) == 16
+    assert code_digest(LOCATION) != code_digest("streamco.sim.experiment.scenario:KINDS")
+    assert len(code_digest(LOCATION)) == 16
 
 
 def test_the_digest_is_of_the_whole_package_without_what_no_outcome_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_the_digest_is_of_the_whole_package_without_what_no_outcome_depends_on(t
     def digest() -> str:
         code_digest.cache_clear()
         result_store._digest.cache_clear()
-        return code_digest(PLACE)
+        return code_digest(LOCATION)
 
     whole = digest()
     for name, counts in (("cli/main.py", False), ("testing/engine.py", False), ("core/meter.py", True), ("sim/driver.py", True)):

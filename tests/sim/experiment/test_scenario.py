@@ -10,12 +10,12 @@ import pytest
 
 from streamco.errors import ConfigError
 from streamco.sim.experiment import scenario as module
-from streamco.sim.experiment.scenario import Outcome, Scenario, figures_of, kind_place, load_kind, run_scenario
-from tests.sim.toys import KIND, PLACE
+from streamco.sim.experiment.scenario import Outcome, Scenario, kind_location, load_kind, metrics_of, run_scenario
+from tests.sim.toy_kind import KIND, LOCATION
 
 
 def toy(**changes: Any) -> Scenario:
-    return Scenario(**{"kind": "toy", "place": PLACE, "seed": 1, "world": {"devices": 2}, **changes})
+    return Scenario(**{"kind": "toy", "kind_location": LOCATION, "seed": 1, "world": {"devices": 2}, **changes})
 
 
 def test_the_same_scenario_gives_the_same_outcome_and_another_seed_another_one() -> None:
@@ -35,12 +35,12 @@ def test_figures_are_the_sinks_and_the_kinds_own() -> None:
     system = run_scenario(toy(world={"link": {"rtt_ms": 30}})).system
     assert system["completed"] == 4
     assert system["waiting"] == pytest.approx(0.01)
-    assert set(system) <= set(figures_of(KIND))
+    assert set(system) <= set(metrics_of(KIND))
 
 
 def test_a_figure_that_was_not_declared_is_a_defect_of_the_kind() -> None:
     with pytest.raises(AssertionError, match="expected figures that it has declared, got undeclared too"):
-        run_scenario(toy(place="tests.sim.toys:BROKEN"))
+        run_scenario(toy(kind_location="tests.sim.toy_kind:BROKEN"))
 
 
 def test_the_key_is_that_of_the_content_alone() -> None:
@@ -62,7 +62,7 @@ def test_files_are_found_beside_the_experiment_and_by_variables(monkeypatch: pyt
 
 def test_an_unknown_kind_is_told_with_those_there_are() -> None:
     with pytest.raises(ConfigError, match=r"kind: expected race or speculate, got 'speculat'; did you mean speculate\?"):
-        kind_place("speculat")
+        kind_location("speculat")
 
 
 def test_a_package_that_is_missing_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ def test_an_axis_is_a_path_with_values_or_a_name_with_cases(tmp_path: Path) -> N
     assert [value.settings for value in share.values] == [{("world", "pools", 1, "share"): 0.5}, {("world", "pools", 1, "share"): 2}]
     assert [(value.label, len(value.settings)) for value in who.values] == [("nobody", 0), ("both", 2)]
     assert (window.is_numeric, share.is_numeric, who.is_numeric) == (False, True, False)
-    assert read.where(window.values[1].places["policy", "window"]).endswith("line 2: sweep.policy.window.1")
-    assert read.where(who.values[1].places["world", "link", "rtt_ms"]).endswith("line 6: sweep.who.both.world.link.rtt_ms")
+    assert read.where(window.values[1].locations["policy", "window"]).endswith("line 2: sweep.policy.window.1")
+    assert read.where(who.values[1].locations["world", "link", "rtt_ms"]).endswith("line 6: sweep.who.both.world.link.rtt_ms")
 
 
 def test_a_value_changes_a_copy_and_what_is_not_on_its_way_is_shared(tmp_path: Path) -> None:

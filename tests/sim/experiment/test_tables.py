@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from streamco.sim.experiment.experiment import Experiment, read_experiment
-from streamco.sim.experiment.metrics import Figure
+from streamco.sim.experiment.metrics import Metric
 from streamco.sim.experiment.result_store import ResultStore
 from streamco.sim.experiment.runner import run_sweep
 from streamco.sim.experiment.scenario import KINDS
 from streamco.sim.experiment.tables import Table, format_number, format_table, name_of_path, scale_of, summarise, table_of, write_results
-from tests.sim.toys import PLACE
+from tests.sim.toy_kind import LOCATION
 
 TOY = """\
 name: Does it pay?
@@ -26,34 +26,34 @@ sweep:
 
 @pytest.fixture(autouse=True)
 def toys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(KINDS, "toy", PLACE)
+    monkeypatch.setitem(KINDS, "toy", LOCATION)
 
 
 def finish(folder: Path, text: str = TOY, *, name: str = "toy", backwards: bool = False) -> tuple[Experiment, ResultStore]:
     path = folder / f"{name}.yaml"
     path.write_text(text)
     experiment = read_experiment(path)
-    ledger = ResultStore(folder / f"{name}.jsonl", code="c")
+    store = ResultStore(folder / f"{name}.jsonl", code="c")
     scenarios = experiment.scenarios[::-1] if backwards else experiment.scenarios
-    run_sweep(scenarios, ledger, jobs=1, progress=lambda _done, _total: None)
-    return experiment, ledger
+    run_sweep(scenarios, store, jobs=1, progress=lambda _done, _total: None)
+    return experiment, store
 
 
 def test_a_point_has_the_mean_and_the_reach_of_its_repeats(tmp_path: Path) -> None:
-    experiment, ledger = finish(tmp_path)
-    points = summarise(experiment, ledger)
+    experiment, store = finish(tmp_path)
+    points = summarise(experiment, store)
     assert [point.labels for point in points] == experiment.points
-    ttft = points[0].figures["ttft_mean"]
+    ttft = points[0].metrics["ttft_mean"]
     assert ttft.low < ttft.mean < ttft.high
-    assert points[0].figures["waiting"].low == points[0].figures["waiting"].high == pytest.approx(0.01 / 3)
-    assert "acceptance" not in points[0].figures
+    assert points[0].metrics["waiting"].low == points[0].metrics["waiting"].high == pytest.approx(0.01 / 3)
+    assert "acceptance" not in points[0].metrics
 
 
 def test_results_have_the_same_bytes_in_whatever_order_they_were_found(tmp_path: Path) -> None:
     found = []
     for name, backwards in (("a", False), ("b", True)):
-        experiment, ledger = finish(tmp_path, name=name, backwards=backwards)
-        write_results(tmp_path / f"{name}.json", experiment, ledger)
+        experiment, store = finish(tmp_path, name=name, backwards=backwards)
+        write_results(tmp_path / f"{name}.json", experiment, store)
         found.append((tmp_path / f"{name}.json").read_bytes())
     assert found[0] == found[1]
     results = json.loads(found[0])
@@ -67,16 +67,16 @@ def test_results_have_the_same_bytes_in_whatever_order_they_were_found(tmp_path:
 
 
 def test_requests_are_told_one_by_one_where_they_are_wanted(tmp_path: Path) -> None:
-    experiment, ledger = finish(tmp_path, f"{TOY}requests: true\n")
-    write_results(tmp_path / "results.json", experiment, ledger)
+    experiment, store = finish(tmp_path, f"{TOY}requests: true\n")
+    write_results(tmp_path / "results.json", experiment, store)
     (first, *_) = json.loads((tmp_path / "results.json").read_bytes())["scenarios"]
     assert [row["number"] for row in first["requests"]] == [0, 1, 2, 3]
     assert set(first["requests"][0]) == {"number", "arrival", "tokens", "prompt_tokens", "seconds", "ttft", "tpot"}
 
 
 def test_the_table_has_a_row_for_each_point_in_units_that_fit(tmp_path: Path) -> None:
-    experiment, ledger = finish(tmp_path, f"{TOY}table: [waiting, acceptance, completed]\n")
-    table = table_of(experiment, summarise(experiment, ledger))
+    experiment, store = finish(tmp_path, f"{TOY}table: [waiting, acceptance, completed]\n")
+    table = table_of(experiment, summarise(experiment, store))
     assert table.heads == ("round trip of the link (ms)", "who", "time that requests wait (ms)", "answers that were finished")
     assert table.rows[0] == ("10", "one", "3.33", "4")
     assert len(table.rows) == 4
@@ -98,7 +98,7 @@ def test_a_table_is_aligned_and_what_is_long_is_wrapped() -> None:
 
 def test_the_last_figures_are_left_out_where_there_is_no_room() -> None:
     table = Table(("who", "first", "second", "third"), (("one", "1", "2", "3"),), 1)
-    assert [format_table(table, room).splitlines()[0] for room in (25, 23, 18, 10, 3)] == [
+    assert [format_table(table, max_width).splitlines()[0] for max_width in (25, 23, 18, 10, 3)] == [
         "who  first  second  third",
         "who  first  second",
         "who  first  second",
@@ -116,10 +116,10 @@ def test_numbers_have_three_significant_digits(value: float, text: str) -> None:
 
 
 def test_seconds_below_one_are_told_in_milliseconds() -> None:
-    seconds = Figure("time", "s")
+    seconds = Metric("time", "s")
     assert scale_of(seconds, [0.01, 0.5]) == ("ms", 1e3)
     assert scale_of(seconds, [0.01, 1.5]) == ("s", 1.0)
-    assert scale_of(Figure("throughput", "requests/s"), [0.1]) == ("requests/s", 1.0)
+    assert scale_of(Metric("throughput", "requests/s"), [0.1]) == ("requests/s", 1.0)
 
 
 @pytest.mark.parametrize(

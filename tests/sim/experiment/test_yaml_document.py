@@ -56,7 +56,7 @@ def test_what_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "latin.yaml").write_bytes(b"a: \xe4\n")
     with pytest.raises(ConfigError, match="expected a YAML file that can be read"):
         read_document(tmp_path / "latin.yaml")
-    monkeypatch.setattr(module, "LARGEST", 10)
+    monkeypatch.setattr(module, "MAX_CHARACTERS", 10)
     with pytest.raises(ConfigError, match="expected at most 10 characters"):
         read_document(write(tmp_path, "a: 1234567890\n"))
 

@@ -116,7 +116,7 @@ def test_what_is_dropped_is_told_no_more_but_for_what_is_on_its_way() -> None:
     world.env.run(until=1.5)
     world.drafts.run(DropDrafts((1,)))
     assert world.run() == []
-    late = World(burst=1, told_after=0.7)
+    late = World(burst=1, emit_delay=0.7)
     late.drafts.run(DraftTokens(1, 0, (7,), 3))
     late.env.run(until=1.5)
     late.drafts.run(DropDrafts((1,)))

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.sim.fleet.fleet import Execution
-from tests.sim.crowds import DRAFT_STEP, OPEN, RTT, STEP, Small, requests
+from tests.sim.fleets import DRAFT_STEP, OPEN, RTT, STEP, SmallFleet, requests
 
 
 @dataclass
@@ -20,80 +20,80 @@ CASES = [Case("distributed"), Case("distributed", 6), Case("fused"), Case("auto"
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_request_gets_its_whole_answer_whatever_the_execution(case: Case) -> None:
-    asked = requests(12, gap=0.2, acceptance=0.7)
-    small = Small(asked, execution=case.execution, branches=case.branches, servers=2)
-    assert sorted(answered.request.number for answered in small.answered) == [*range(12)]
-    for answered in small.answered:
-        assert answered.error is None
-        assert answered.tokens == answered.request.output_tokens - 1  # the last one ends the text and isn't shown
-        assert answered.first is not None
-        assert answered.request.arrival <= answered.began < answered.first <= answered.ended
-    assert small.crowd.in_flight == 0
+    requested = requests(12, gap=0.2, acceptance=0.7)
+    small = SmallFleet(requested, execution=case.execution, branches=case.branches, servers=2)
+    assert sorted(outcomes.request.number for outcomes in small.outcomes) == [*range(12)]
+    for outcomes in small.outcomes:
+        assert outcomes.error is None
+        assert outcomes.tokens == outcomes.request.output_tokens - 1  # the last one ends the text and isn't shown
+        assert outcomes.first is not None
+        assert outcomes.request.arrival <= outcomes.began < outcomes.first <= outcomes.ended
+    assert small.fleet.in_flight == 0
     assert [server.load for server in small.servers] == [0, 0]
 
 
 def test_one_device_alone_takes_what_arithmetic_says_round_by_round() -> None:
-    small = Small(requests(1, tokens=26), devices=1)
-    (answered,) = small.answered
-    assert answered.first is not None
-    assert answered.first == pytest.approx(30 * 0.001 + 4 * DRAFT_STEP + RTT + STEP)  # the verifier reads the prompt meanwhile
+    small = SmallFleet(requests(1, tokens=26), devices=1)
+    (outcomes,) = small.outcomes
+    assert outcomes.first is not None
+    assert outcomes.first == pytest.approx(30 * 0.001 + 4 * DRAFT_STEP + RTT + STEP)  # the verifier reads the prompt meanwhile
     rounds = 26 / 5  # all four and the bonus token
-    assert answered.ended - answered.first == pytest.approx((rounds - 1) * (4 * DRAFT_STEP + RTT + STEP), rel=0.2)
-    assert answered.windows[:5] == [4] * 5
+    assert outcomes.ended - outcomes.first == pytest.approx((rounds - 1) * (4 * DRAFT_STEP + RTT + STEP), rel=0.2)
+    assert outcomes.windows[:5] == [4] * 5
 
 
 def test_the_target_alone_takes_a_step_a_token_and_half_a_round_trip_each_way() -> None:
-    small = Small(requests(1, tokens=21), devices=1, execution="fused")
-    (answered,) = small.answered
-    assert answered.first == pytest.approx(RTT + STEP)
-    assert answered.ended == pytest.approx(RTT + 21 * STEP)
-    assert answered.report is None
-    assert answered.mode == "fused"
+    small = SmallFleet(requests(1, tokens=21), devices=1, execution="fused")
+    (outcomes,) = small.outcomes
+    assert outcomes.first == pytest.approx(RTT + STEP)
+    assert outcomes.ended == pytest.approx(RTT + 21 * STEP)
+    assert outcomes.report is None
+    assert outcomes.mode == "fused"
 
 
 def test_branches_save_time_where_drafts_are_accepted() -> None:
-    waiting, drafting = (Small(requests(1, tokens=60), devices=1, branches=branches).answered[0] for branches in (0, 6))
+    waiting, drafting = (SmallFleet(requests(1, tokens=60), devices=1, branches=branches).outcomes[0] for branches in (0, 6))
     assert drafting.ended < 0.9 * waiting.ended
     assert drafting.report is not None
     assert drafting.report.hits > 0
 
 
 def test_a_device_reads_what_all_prompts_begin_with_once() -> None:
-    asked = [replace(request, common_tokens=15) for request in requests(3, gap=10.0, tokens=26)]
-    small = Small(asked, devices=1)
-    waits = [(answered.first or 0.0) - answered.began for answered in small.answered]
+    requested = [replace(request, common_tokens=15) for request in requests(3, gap=10.0, tokens=26)]
+    small = SmallFleet(requested, devices=1)
+    waits = [(outcomes.first or 0.0) - outcomes.began for outcomes in small.outcomes]
     behind = 4 * DRAFT_STEP + RTT + STEP
     assert waits == pytest.approx([30 * 0.001 + behind, 15 * 0.001 + behind, 15 * 0.001 + behind])
-    assert [answered.joules - 2.0 * answered.drafted for answered in small.answered] == [15.0, 7.5, 7.5]
-    assert small.members[0].has_read == 15
+    assert [outcomes.joules - 2.0 * outcomes.drafted for outcomes in small.outcomes] == [15.0, 7.5, 7.5]
+    assert small.devices[0].has_read == 15
 
 
 def test_a_device_answers_one_request_at_a_time_and_the_others_wait_for_it() -> None:
-    small = Small(requests(3, gap=0.0), devices=1)
-    began = sorted((answered.began, answered.ended) for answered in small.answered)
+    small = SmallFleet(requests(3, gap=0.0), devices=1)
+    began = sorted((outcomes.began, outcomes.ended) for outcomes in small.outcomes)
     for (_, ended), (later, _) in pairwise(began):
         assert later == pytest.approx(ended)
 
 
 def test_requests_go_where_fewest_are() -> None:
-    asked = [replace(request, device=request.number) for request in requests(8, gap=0.001)]
-    small = Small(asked, devices=8, servers=4)
-    assert sorted(answered.server for answered in small.answered) == [0, 0, 1, 1, 2, 2, 3, 3]
+    requested = [replace(request, device=request.number) for request in requests(8, gap=0.001)]
+    small = SmallFleet(requested, devices=8, servers=4)
+    assert sorted(outcomes.server for outcomes in small.outcomes) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_a_server_that_refuses_is_asked_again_and_no_answer_is_lost() -> None:
     tight = SchedulerOptions(kv_tokens=200, places=2, context_tokens=100, idle_after=0.1, min_retry=0.05)
-    small = Small(requests(6, gap=0.0), devices=6, options=tight)
-    assert [answered.error for answered in small.answered] == [None] * 6
+    small = SmallFleet(requests(6, gap=0.0), devices=6, options=tight)
+    assert [outcomes.error for outcomes in small.outcomes] == [None] * 6
 
 
 def test_energy_is_that_of_the_prompt_and_of_all_that_was_drafted() -> None:
-    (answered,) = Small(requests(1), devices=1).answered
-    assert answered.joules == pytest.approx(0.5 * 30 + 2.0 * answered.drafted)
+    (outcomes,) = SmallFleet(requests(1), devices=1).outcomes
+    assert outcomes.joules == pytest.approx(0.5 * 30 + 2.0 * outcomes.drafted)
 
 
 def test_nothing_of_a_finished_request_stays_with_a_server() -> None:
-    small = Small(requests(10, gap=0.3), servers=2, execution="auto")
+    small = SmallFleet(requests(10, gap=0.3), servers=2, execution="auto")
     small.env.run(until=small.env.now + 5.0)
     for server in small.servers:
         assert not server.sessions

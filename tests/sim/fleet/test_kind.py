@@ -10,7 +10,7 @@ import pytest
 from streamco.client.speculation.options import SpeculationOptions
 from streamco.errors import ConfigError
 from streamco.server.profiles import load_step_times
-from streamco.sim.experiment.scenario import KINDS, Outcome, Scenario, figures_of, load_kind, run_scenario
+from streamco.sim.experiment.scenario import KINDS, Outcome, Scenario, load_kind, metrics_of, run_scenario
 from streamco.sim.fleet import kind as world_module
 from streamco.sim.fleet.kind import KIND, device_model, forward_pass
 from streamco.sim.fleet.options import DevicePool, ServerPool
@@ -28,7 +28,7 @@ WORKLOAD: dict[str, Any] = {"trace": "gsm8k", "requests": 8, "arrivals": {"poiss
 def scenario(*, world: dict[str, Any] | None = None, workload: dict[str, Any] | None = None, seed: int = 1, **policy: Any) -> Scenario:
     return Scenario(
         kind="speculate",
-        place=KINDS["speculate"],
+        kind_location=KINDS["speculate"],
         seed=seed,
         requests=True,
         world={**WORLD, **(world or {})},
@@ -48,7 +48,7 @@ def test_all_requests_are_answered_whoever_decides_what(execution: str, batching
     assert outcome.system["completed"] == 8
     assert outcome.system["failed"] == 0
     assert [row.number for row in outcome.requests] == [*range(8)]
-    assert set(outcome.system) <= set(figures_of(KIND))
+    assert set(outcome.system) <= set(metrics_of(KIND))
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_one_others() -> None:
@@ -150,7 +150,7 @@ def test_step_times_are_a_packaged_profile_or_a_file_beside_the_experiment(tmp_p
     assert packaged(1, 0, 100, 1) == pytest.approx(0.05486)
     assert room > 1_000_000
     (tmp_path / "mine.json").write_text('{"kind": "step_times", "name": "m", "source": "s", "license": "l", "decode_ms": [[1, 7.0]]}')
-    beside = Scenario(kind="speculate", place=KINDS["speculate"], seed=1, folder=str(tmp_path))
+    beside = Scenario(kind="speculate", kind_location=KINDS["speculate"], seed=1, folder=str(tmp_path))
     assert forward_pass(ServerPool(step_times="mine.json"), beside)[0](1, 0, 0, 1) == 0.007
     with pytest.raises(ConfigError, match="step_times profile"):
         forward_pass(ServerPool(step_times="nobody"), scenario())
@@ -181,7 +181,7 @@ def test_what_is_named_is_looked_up_before_anything_runs(part: str, setting: dic
         try:
             named.find()
         except ConfigError as error:
-            missing[".".join(str(step) for step in named.place)] = str(error)
+            missing[".".join(str(step) for step in named.location)] = str(error)
     assert list(missing) == [place]
     assert message in missing[place]
 
@@ -192,7 +192,7 @@ def test_recordings_of_a_link_lie_beside_the_experiment(tmp_path: Path, monkeypa
     for folder, path in ((str(tmp_path), "slow.csv"), ("", "$RECORDED/slow.csv")):
         of = Scenario(
             kind="speculate",
-            place=KINDS["speculate"],
+            kind_location=KINDS["speculate"],
             seed=1,
             folder=folder,
             world={**WORLD, "link": {"up_trace": path}},
@@ -206,7 +206,7 @@ def test_recorded_arrivals_may_lie_where_the_data_is(tmp_path: Path, monkeypatch
     monkeypatch.setenv("STREAMCO_DATA", str(tmp_path))
     of = Scenario(
         kind="speculate",
-        place=KINDS["speculate"],
+        kind_location=KINDS["speculate"],
         seed=1,
         folder=str(tmp_path / "experiments"),
         world=WORLD,

@@ -19,8 +19,8 @@ def drafted(of: RecordedAnswer, count: int) -> list[int]:
 
 def test_a_draft_is_accepted_as_far_as_the_record_says_and_the_target_goes_on_behind_it() -> None:
     of = answer(bytes([1, 1, 0, 1, 1, 1]))
-    assert of.judge(drafted(of, 4), 0) == (2, of.right(2))
-    assert of.judge([of.right(2), *[of.write([0] * place).id for place in (3, 4)]], 2) == (3, of.right(5))
+    assert of.verify(drafted(of, 4), 0) == (2, of.right(2))
+    assert of.verify([of.right(2), *[of.write([0] * position).id for position in (3, 4)]], 2) == (3, of.right(5))
 
 
 def test_the_last_token_ends_the_text_and_the_draft_model_can_say_so() -> None:
@@ -32,7 +32,7 @@ def test_the_last_token_ends_the_text_and_the_draft_model_can_say_so() -> None:
 
 def test_no_two_places_share_a_token() -> None:
     of = answer(bytes(40))
-    said = [token for place in range(39) for token in (of.right(place), *(one for one, _ in of.write([0] * place).alternatives))]
+    said = [token for position in range(39) for token in (of.right(position), *(one for one, _ in of.write([0] * position).alternatives))]
     assert len(set(said)) >= 3 * 39
     assert END not in said
 
@@ -46,7 +46,7 @@ def test_the_second_choice_is_the_targets_token_where_its_rank_says_so() -> None
 
 def test_without_ranks_more_than_half_of_the_misses_have_the_targets_token_second() -> None:
     of = answer(bytes(2000))
-    second = sum(of.write([0] * place).alternatives[1][0] == of.right(place) for place in range(1999))
+    second = sum(of.write([0] * position).alternatives[1][0] == of.right(position) for position in range(1999))
     assert 0.5 < second / 1999 < 0.6
 
 
@@ -60,7 +60,7 @@ def test_a_confidence_is_what_was_recorded_and_choices_come_likeliest_first() ->
 
 def test_second_choices_are_as_likely_as_was_recorded_as_far_as_there_is_room_for_them() -> None:
     of = answer(bytes([1, 0, 1]), confidences=(0.6, 0.2, 1.0), runners_up=(0.2, 0.2, 0.0))
-    chances = [[chance for _, chance in of.write([0] * place).alternatives] for place in range(3)]
+    chances = [[chance for _, chance in of.write([0] * position).alternatives] for position in range(3)]
     assert chances[0] == pytest.approx([0.6, 0.2, 0.1])
     assert chances[1] == pytest.approx([0.2, 0.2, 0.1])
     assert chances[2] == pytest.approx([0.995, 0.0, 0.0])

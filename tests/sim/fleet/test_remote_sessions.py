@@ -17,7 +17,7 @@ from streamco.sim.fleet.recorded_answer import RecordedAnswer
 from streamco.sim.fleet.remote_sessions import SimulatedRemoteStream, SimulatedVerifierSession, Traffic
 from streamco.sim.fleet.target_server import TargetServer
 from streamco.sim.hardware.links import ConstantLink
-from tests.sim.crowds import OPEN, RTT, STEP, flat, requests
+from tests.sim.fleets import OPEN, RTT, STEP, flat, requests
 
 
 class Parts:

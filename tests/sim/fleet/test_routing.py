@@ -15,15 +15,15 @@ from streamco.sim.fleet.routing import ROUTING, RoutingPolicy, routing_policy
 
 
 def counted(policy: RoutingPolicy, loads: Sequence[int], *, requests: int = 4000) -> Counter[int]:
-    dice = Random(1)
-    return Counter(policy.choose(loads, dice) for _ in range(requests))
+    rng = Random(1)
+    return Counter(policy.choose(loads, rng) for _ in range(requests))
 
 
 def filled(policy: RoutingPolicy, *, servers: int, requests: int, seed: int = 1) -> list[int]:
     """Loads after so many requests that nobody ends."""
-    loads, dice = [0] * servers, Random(seed)
+    loads, rng = [0] * servers, Random(seed)
     for _ in range(requests):
-        loads[policy.choose(loads, dice)] += 1
+        loads[policy.choose(loads, rng)] += 1
     return loads
 
 
@@ -45,9 +45,9 @@ def test_dice_choose_every_server_equally_often_whatever_it_has_to_do() -> None:
 
 
 def test_going_round_every_server_has_its_turn_and_a_server_more_is_taken_in() -> None:
-    policy, dice = routing_policy("round-robin"), Random(1)
-    assert [policy.choose([9, 0, 0], dice) for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
-    assert [policy.choose([9, 0, 0, 0], dice) for _ in range(4)] == [1, 2, 3, 0]
+    policy, rng = routing_policy("round-robin"), Random(1)
+    assert [policy.choose([9, 0, 0], rng) for _ in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+    assert [policy.choose([9, 0, 0, 0], rng) for _ in range(4)] == [1, 2, 3, 0]
 
 
 @given(loads=st.lists(st.integers(0, 5), min_size=1, max_size=25), seed=st.integers(0, 2**32))

@@ -6,7 +6,7 @@ from streamco.core.verifier.events import AcceptSession, DraftReceived, RefuseSe
 from streamco.policies.batching import Alternating
 from streamco.sim.fleet.recorded_answer import RecordedAnswer, prompt_ids
 from streamco.sim.fleet.target_server import PassLimits, PlainStream, SessionAnswer, TargetServer
-from tests.sim.crowds import OPEN, requests
+from tests.sim.fleets import OPEN, requests
 
 STEP = 0.05
 

@@ -2,7 +2,7 @@ import pytest
 
 from streamco.core.verifier.events import SendVerdict
 from streamco.sim.fleet.totals import FleetTotals
-from tests.sim.crowds import Small, requests
+from tests.sim.fleets import SmallFleet, requests
 
 
 def verdict(queued: float, compute: float) -> SendVerdict:
@@ -10,19 +10,19 @@ def verdict(queued: float, compute: float) -> SendVerdict:
 
 
 def test_of_nothing_there_are_no_figures() -> None:
-    assert FleetTotals().figures(0) == {}
+    assert FleetTotals().metrics(0) == {}
 
 
 def test_shares_are_of_what_they_say() -> None:
-    small = Small(requests(5, acceptance=0.6), branches=6)
+    small = SmallFleet(requests(5, acceptance=0.6), branches=6)
     totals = FleetTotals()
-    for answered in small.answered:
-        totals.note(answered)
+    for outcomes in small.outcomes:
+        totals.record(outcomes)
     for each in (verdict(0.1, 0.2), verdict(0.3, 0.2)):
-        totals.note_verdict(each)
-    found = totals.figures(server_tokens=500)
-    reports = [answered.report for answered in small.answered if answered.report is not None]
-    tokens = sum(answered.tokens for answered in small.answered)
+        totals.record_verdict(each)
+    found = totals.metrics(server_tokens=500)
+    reports = [outcomes.report for outcomes in small.outcomes if outcomes.report is not None]
+    tokens = sum(outcomes.tokens for outcomes in small.outcomes)
     assert found["verdict_mean"] == pytest.approx(0.4)
     assert found["verdict_queue"] == pytest.approx(0.2)
     assert found["hit_rate"] == pytest.approx(sum(report.hits for report in reports) / sum(report.rounds for report in reports))
@@ -35,8 +35,8 @@ def test_shares_are_of_what_they_say() -> None:
 
 def test_answers_of_the_server_alone_say_nothing_of_drafts() -> None:
     totals = FleetTotals()
-    for answered in Small(requests(3), execution="fused").answered:
-        totals.note(answered)
-    found = totals.figures(100)
+    for outcomes in SmallFleet(requests(3), execution="fused").outcomes:
+        totals.record(outcomes)
+    found = totals.metrics(100)
     assert found["by_server_alone"] == 1.0
     assert not {"window_mean", "hit_rate", "drafted_unused", "offloaded_share"} & set(found)

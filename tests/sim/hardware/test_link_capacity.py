@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.errors import ConfigError
-from streamco.sim.hardware.link_capacity import PACKET, Rate, Recorded, Trace, read_trace
+from streamco.sim.hardware.link_capacity import PACKET, FixedRate, LinkTrace, RecordedCapacity, read_link_trace
 from tests.support.data import data_path
 
 
@@ -28,7 +28,7 @@ def written(folder: Path, text: str, *, name: str = "trace.csv") -> Path:
 
 
 def test_bytes_leave_one_behind_the_other_and_an_idle_link_has_no_memory() -> None:
-    rate = Rate(0.008)  # 1000 bytes a second
+    rate = FixedRate(0.008)  # 1000 bytes a second
     assert [rate.send(0.0, 500), rate.send(0.1, 1000), rate.send(9.0, 250)] == [0.5, 1.5, 9.25]
 
 
@@ -36,30 +36,30 @@ def test_bytes_leave_one_behind_the_other_and_an_idle_link_has_no_memory() -> No
 
 
 def test_opportunities_lie_evenly_in_their_bins_and_come_again_with_every_period() -> None:
-    trace = Trace([2, 0, 1], 1.0)
+    trace = LinkTrace([2, 0, 1], 1.0)
     assert trace.period == 3.0
     assert [trace.time(number) for number in range(7)] == [0.25, 0.75, 2.5, 3.25, 3.75, 5.5, 6.25]
     assert [trace.first(at) for at in (0.0, 0.25, 0.5, 2.6, 3.0, 3.3, 301.0)] == [0, 0, 1, 3, 3, 4, 302]
 
 
 def test_a_small_frame_waits_for_an_opportunity_and_those_that_wait_together_share_it() -> None:
-    link = Recorded(Trace([1, 1], 1.0), 0.0)
+    link = RecordedCapacity(LinkTrace([1, 1], 1.0), 0.0)
     assert [link.send(0.0, 1000), link.send(0.25, 500), link.send(0.5, 1)] == [0.5, 0.5, 1.5]
 
 
 def test_what_nobody_waits_for_is_lost() -> None:
-    link = Recorded(Trace([1, 1], 1.0), 0.0)
+    link = RecordedCapacity(LinkTrace([1, 1], 1.0), 0.0)
     assert link.send(0.0, 100) == 0.5
     assert link.send(0.75, 100) == 1.5  # 1400 bytes of the first opportunity were free, before it came
 
 
 def test_in_an_outage_everything_waits_for_its_end() -> None:
-    link = Recorded(Trace([1, 0, 0, 0, 2], 1.0), 0.0)
+    link = RecordedCapacity(LinkTrace([1, 0, 0, 0, 2], 1.0), 0.0)
     assert [link.send(0.75, 200), link.send(1.0, 3000), link.send(4.3, 10)] == [4.25, 5.5, 5.5]
 
 
 def test_a_link_may_begin_anywhere_in_a_recording() -> None:
-    assert Recorded(Trace([1, 0, 0], 1.0), 2.0).send(0.0, 100) == 1.5
+    assert RecordedCapacity(LinkTrace([1, 0, 0], 1.0), 2.0).send(0.0, 100) == 1.5
 
 
 @given(
@@ -72,7 +72,7 @@ def test_a_recording_carries_what_a_queue_served_opportunity_by_opportunity_does
 ) -> None:
     """Times are in 64ths of a second, which are exact."""
     sent = [(time / 64, size) for time, size in sorted(frames, key=lambda frame: frame[0])]
-    link = Recorded(Trace(counts, 1.0), offset / 64)
+    link = RecordedCapacity(LinkTrace(counts, 1.0), offset / 64)
     assert [link.send(time, size) for time, size in sent] == served(counts, sent, offset / 64)
 
 
@@ -83,12 +83,12 @@ def served(counts: list[int], frames: list[tuple[float, int]], offset: float) ->
         count = counts[second % len(counts)]
         for one in range(count):
             at, room = second + (one + 0.5) / count - offset, PACKET
-            for place, (since, _) in enumerate(frames):
-                if since <= at and left[place] and room:
-                    taken = min(left[place], room)
-                    left[place] -= taken
+            for index, (since, _) in enumerate(frames):
+                if since <= at and left[index] and room:
+                    taken = min(left[index], room)
+                    left[index] -= taken
                     room -= taken
-                    done[place] = at
+                    done[index] = at
         if not any(left):
             return done
     raise AssertionError("expected the recording to carry everything")
@@ -100,10 +100,10 @@ def served(counts: list[int], frames: list[tuple[float, int]], offset: float) ->
 @pytest.mark.parametrize("name", ["trace.csv", "trace.csv.gz"])
 def test_a_recording_is_read_once(tmp_path: Path, name: str) -> None:
     path = written(tmp_path, "t_ms,packets_1500B\n0,2\n20,0\n40,1\n", name=name)
-    trace = read_trace(path)
+    trace = read_link_trace(path)
     assert trace.period == pytest.approx(0.06)
     assert [trace.time(number) for number in range(4)] == pytest.approx([0.005, 0.015, 0.05, 0.065])
-    assert read_trace(path) is trace
+    assert read_link_trace(path) is trace
 
 
 @pytest.mark.parametrize(
@@ -123,16 +123,16 @@ def test_a_recording_is_read_once(tmp_path: Path, name: str) -> None:
 def test_a_file_that_is_no_recording_is_refused_by_its_name(tmp_path: Path, text: str, said: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
-        read_trace(path)
+        read_link_trace(path)
     assert f"trace: {path}: {said}" in str(caught.value)
 
 
 def test_a_file_that_is_not_there_or_not_gzipped_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"trace: expected a recording that can be read, got .*no-such"):
-        read_trace(tmp_path / "no-such.csv")
+        read_link_trace(tmp_path / "no-such.csv")
     (tmp_path / "plain.csv.gz").write_text("t_ms,packets_1500B\n0,1\n20,1\n")
     with pytest.raises(ConfigError, match="trace: expected a recording that can be read"):
-        read_trace(tmp_path / "plain.csv.gz")
+        read_link_trace(tmp_path / "plain.csv.gz")
 
 
 @pytest.mark.parametrize("name", ["ATT-LTE-driving_up", "TMobile-UMTS-driving_down"])
@@ -140,8 +140,8 @@ def test_a_busy_link_carries_all_of_a_recording_in_its_period(name: str) -> None
     path = data_path("network", f"mahimahi_{name}.csv.gz")
     with gzip.open(path, "rt", newline="") as file:
         packets = sum(int(row["packets_1500B"]) for row in csv.DictReader(file))
-    trace = read_trace(path)
-    link = Recorded(trace, 0.0)
+    trace = read_link_trace(path)
+    link = RecordedCapacity(trace, 0.0)
     for _ in range(packets):
         end = link.send(0.0, PACKET)
     assert trace.period - 5.0 < end <= trace.period  # it may end with an outage

@@ -173,7 +173,7 @@ def test_a_link_with_recordings_waits_in_each_direction_as_they_say(tmp_path: Pa
 
 
 def test_a_link_begins_anywhere_in_its_recordings_and_at_one_place_in_both(tmp_path: Path) -> None:
-    (tmp_path / "both.csv").write_text("t_ms,packets_1500B\n" + "".join(f"{100 * place},{int(place == 9)}\n" for place in range(10)))
+    (tmp_path / "both.csv").write_text("t_ms,packets_1500B\n" + "".join(f"{100 * index},{int(index == 9)}\n" for index in range(10)))
     recording = str(tmp_path / "both.csv")
     options = LinkOptions(rtt_ms=0.0, up_trace=recording, down_trace=recording)
     both = []

@@ -132,8 +132,8 @@ def test_a_device_that_is_stopped_while_it_writes_keeps_what_it_wrote() -> None:
 
 def test_every_reading_strays_from_the_line_by_a_factor_of_its_own() -> None:
     speed = DeviceSpeed(seconds_per_token=0.1, decode_tokens_per_s=10.0, jitter=(0.5, 1.0, 2.0))
-    dice = Random(3)
-    firsts = {World(SimulatedDevice("device", speed, dice, ANSWER)).open(OpenStream("device")).tokens[0][0] for _ in range(40)}
+    rng = Random(3)
+    firsts = {World(SimulatedDevice("device", speed, rng, ANSWER)).open(OpenStream("device")).tokens[0][0] for _ in range(40)}
     assert firsts == {1.0, 2.0, 4.0}
 
 

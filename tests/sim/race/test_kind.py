@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from streamco.errors import ConfigError
-from streamco.sim.experiment.scenario import KINDS, Outcome, Scenario, figures_of, run_scenario
+from streamco.sim.experiment.scenario import KINDS, Outcome, Scenario, metrics_of, run_scenario
 from streamco.sim.race.kind import KIND, RaceRow
 from streamco.sim.race.options import RaceOptions
 
@@ -24,7 +24,7 @@ def run(*, requests: int = 150, seed: int = 1, rows: bool = False, folder: str =
     for name, value in settings.items():
         part = next(part for part in parts if name in RaceOptions.__annotations__ or hasattr(getattr(RaceOptions(), part), name))
         parts[part][name] = value
-    return run_scenario(Scenario(kind="race", place=KINDS["race"], seed=seed, requests=rows, folder=folder, **parts))
+    return run_scenario(Scenario(kind="race", kind_location=KINDS["race"], seed=seed, requests=rows, folder=folder, **parts))
 
 
 def rows(**settings: Any) -> list[RaceRow]:
@@ -39,8 +39,8 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_others() -> None:
 
 def test_every_figure_has_a_name_and_the_table_has_figures() -> None:
     found = run(migration="pre-copy", constrained="device", budget=1.0, prices="gpt-4o-mini").system
-    assert set(KIND.columns) <= set(found) <= set(figures_of(KIND))
-    assert set(KIND.figures) <= set(found)
+    assert set(KIND.columns) <= set(found) <= set(metrics_of(KIND))
+    assert set(KIND.metrics) <= set(found)
 
 
 def test_all_policies_meet_the_same_requests() -> None:
@@ -72,9 +72,9 @@ def test_a_budget_of_nothing_leaves_one_side_alone() -> None:
 @pytest.mark.parametrize("device", ["pixel7-bloom-1.1b", "xiaomi14-qwen-0.5b"])
 def test_disco_is_sooner_than_dice_where_the_device_is_spared(device: str) -> None:
     settings: dict[str, Any] = {"requests": 500, "service": OTHER, "device": device, "constrained": "device", "budget": 0.5}
-    disco, dice = run(**settings).system, run(dispatch="stochastic", **settings).system
-    assert disco["ttft_mean"] < 0.95 * dice["ttft_mean"]
-    assert disco["ttft_p99"] <= dice["ttft_p99"]
+    disco, rng = run(**settings).system, run(dispatch="stochastic", **settings).system
+    assert disco["ttft_mean"] < 0.95 * rng["ttft_mean"]
+    assert disco["ttft_p99"] <= rng["ttft_p99"]
 
 
 def test_disco_has_the_shorter_tail_where_the_server_is_spared() -> None:
@@ -142,14 +142,14 @@ def test_lengths_can_be_a_recording_too(tmp_path: Path) -> None:
 def test_recordings_are_looked_up_before_anything_runs(tmp_path: Path) -> None:
     of = Scenario(
         kind="race",
-        place=KINDS["race"],
+        kind_location=KINDS["race"],
         seed=1,
         folder=str(tmp_path),
         world={"service": {"file": "trace.csv"}},
         workload={"lengths": "lengths.csv"},
     )
     service, lengths = KIND.names(msgspec.convert(of.settings, KIND.options), of)
-    assert (service.place, lengths.place) == (("world", "service"), ("workload", "lengths"))
+    assert (service.location, lengths.location) == (("world", "service"), ("workload", "lengths"))
     with pytest.raises(ConfigError, match=r"trace\.csv"):
         service.find()
     with pytest.raises(ConfigError, match=r"lengths\.csv"):

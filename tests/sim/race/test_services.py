@@ -41,8 +41,8 @@ def test_the_papers_two_exchange_rates_spare_the_two_sides() -> None:
 
 @pytest.mark.parametrize("name", packaged_names("latency"))
 def test_a_packaged_service_behaves_as_its_profile_says(name: str) -> None:
-    service, dice = PackagedService.load(name), Random(1)
-    replies = [service.draw(dice) for _ in range(4000)]
+    service, rng = PackagedService.load(name), Random(1)
+    replies = [service.draw(rng) for _ in range(4000)]
     times = service.profile.ttft_s
     assert all(times[0] <= reply.first <= times[-1] and times[0] <= reply.later <= times[-1] for reply in replies)
     assert fmean(reply.first for reply in replies) == pytest.approx(service.ttft.mean, rel=0.05)

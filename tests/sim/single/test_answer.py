@@ -19,7 +19,7 @@ from streamco.policies.window import Dynamic, Static, WindowPolicy
 from streamco.sim.driver import call_at
 from streamco.sim.fleet.drafting_device import DraftingDevice
 from streamco.sim.single.answer import SimulatedSpeculation, SpeculationOutcome, simulate_answer
-from streamco.sim.single.faulty_verifier import Fault, FaultKind, Faults, FaultyLink, JudgingServer
+from streamco.sim.single.faulty_verifier import Fault, FaultKind, Faults, FaultyLink, VerifyingServer
 from streamco.sim.workload.token_models import DeterministicModel, FakeDistribution, TokenModel, choose_token
 
 _END = 0
@@ -49,12 +49,12 @@ def own_answer(target: TokenModel, end_ids: frozenset[int], most: int) -> list[i
     return ids
 
 
-def random_faults(dice: Random, share: float) -> Faults:
+def random_faults(rng: Random, share: float) -> Faults:
     def fault(_: int) -> Fault | None:
-        if dice.random() >= share:
+        if rng.random() >= share:
             return None
-        kind = dice.choice(_KINDS)
-        return Fault(kind, dice.choice((-1.0, 0.0, 0.01, 0.3, 3.0)) if kind == "refused" else dice.random() * 2.0)
+        kind = rng.choice(_KINDS)
+        return Fault(kind, rng.choice((-1.0, 0.0, 0.01, 0.3, 3.0)) if kind == "refused" else rng.random() * 2.0)
 
     return fault
 
@@ -74,78 +74,78 @@ class Scenario:
     """Everything about an answer, from one seed."""
 
     def __init__(self, seed: int, *, budget: float | None = None) -> None:
-        dice = Random(seed)
+        rng = Random(seed)
         self.seed = seed
-        self.budget = dice.choice((0.0, 0.2, 0.5, 0.9)) if budget is None else budget
-        self.end_ids = frozenset({_END}) if dice.random() < 0.7 else frozenset[int]()
-        self.most = dice.choice((1, 2, 3, 7, 20, 40))
-        self.target = model(dice.randrange(12), 0.0)
-        draft = model(dice.randrange(12), dice.choice((0.0, 0.5, 1.0, 3.0)))
-        if dice.random() < 0.8:
-            draft = model(seed % 12, dice.choice((0.0, 0.5, 1.0, 3.0)))
+        self.budget = rng.choice((0.0, 0.2, 0.5, 0.9)) if budget is None else budget
+        self.end_ids = frozenset({_END}) if rng.random() < 0.7 else frozenset[int]()
+        self.most = rng.choice((1, 2, 3, 7, 20, 40))
+        self.target = model(rng.randrange(12), 0.0)
+        draft = model(rng.randrange(12), rng.choice((0.0, 0.5, 1.0, 3.0)))
+        if rng.random() < 0.8:
+            draft = model(seed % 12, rng.choice((0.0, 0.5, 1.0, 3.0)))
             self.target = model(seed % 12, 0.0)
-        is_sampled = dice.random() < 0.2
-        fails = [dice.choice((0.05, 0.5, 2.0)) if dice.random() < 0.12 else None for _ in range(3)]
+        is_sampled = rng.random() < 0.2
+        fails = [rng.choice((0.05, 0.5, 2.0)) if rng.random() < 0.12 else None for _ in range(3)]
         self.is_doomed = any(fail is not None for fail in fails)
-        share = dice.choice((0.0, 0.0, 0.1, 0.5))
-        self.window: WindowPolicy = Static(dice.randrange(1, 7)) if dice.random() < 0.6 else Dynamic()
-        prior = EstimatesPrior(remote_step=dice.choice((0.01, 0.05, 0.2)), wait=dice.choice((0.02, 0.1, 0.5)))
+        share = rng.choice((0.0, 0.0, 0.1, 0.5))
+        self.window: WindowPolicy = Static(rng.randrange(1, 7)) if rng.random() < 0.6 else Dynamic()
+        prior = EstimatesPrior(remote_step=rng.choice((0.01, 0.05, 0.2)), wait=rng.choice((0.02, 0.1, 0.5)))
         self.pair = SpeculationEstimates(self.budget, window=self.window, prior=prior)
-        emit: Emit = dice.choice(("verified", "draft"))
+        emit: Emit = rng.choice(("verified", "draft"))
         self.options = SpeculationMachineOptions(
             end_ids=self.end_ids,
             max_tokens=self.most,
             emit=emit,
-            has_remote=dice.random() < 0.7,
-            may_use_device=dice.random() < 0.3,
-            is_adaptive=dice.random() < 0.7,
-            is_parallel=dice.random() < 0.8,
-            max_branches=dice.randrange(1, 6),
-            verdict_patience=dice.choice((0.2, 1.0, 5.0)),
-            prompt_patience=dice.choice((1.0, 5.0)),
-            link_patience=dice.choice((0.1, 1.0)),
-            last_patience=dice.choice((5.0, 30.0)),
+            has_remote=rng.random() < 0.7,
+            may_use_device=rng.random() < 0.3,
+            is_adaptive=rng.random() < 0.7,
+            is_parallel=rng.random() < 0.8,
+            max_branches=rng.randrange(1, 6),
+            verdict_patience=rng.choice((0.2, 1.0, 5.0)),
+            prompt_patience=rng.choice((1.0, 5.0)),
+            link_patience=rng.choice((0.1, 1.0)),
+            last_patience=rng.choice((5.0, 30.0)),
             max_ahead=Random(f"ahead {seed}").choice((0, 1, 3)) if self.budget == 1.0 else 0,
         )
-        step = dice.choice((0.001, 0.02, 0.05))
+        step = rng.choice((0.001, 0.02, 0.05))
         self.device = DraftingDevice(
             model=draft,
-            step_times=tuple(step * (1.0 + 0.1 * place) for place in range(dice.randrange(1, 7))),
-            read_time=dice.choice((0.0, 0.01)),
+            step_times=tuple(step * (1.0 + 0.1 * place) for place in range(rng.randrange(1, 7))),
+            read_time=rng.choice((0.0, 0.01)),
             is_sampled=is_sampled,
             end_ids=self.end_ids,
-            context=dice.choice((None, None, None, 5, 30)),
-            burst=dice.choice((1, 2, 100)),
-            jitter=dice.choice((0.0, 0.5)),
-            told_after=dice.choice((0.0, 0.005)),
+            context=rng.choice((None, None, None, 5, 30)),
+            burst=rng.choice((1, 2, 100)),
+            jitter=rng.choice((0.0, 0.5)),
+            emit_delay=rng.choice((0.0, 0.005)),
             fails_at=fails[0],
         )
-        self.server = JudgingServer(
+        self.server = VerifyingServer(
             model=self.target,
-            step=dice.choice((0.01, 0.05, 0.2)),
-            read_time=dice.choice((0.0, 0.002)),
-            prompt_time=dice.choice((0.0, 0.3)),
+            step=rng.choice((0.01, 0.05, 0.2)),
+            read_time=rng.choice((0.0, 0.002)),
+            prompt_time=rng.choice((0.0, 0.3)),
             is_sampled=is_sampled,
             end_ids=self.end_ids,
-            context=dice.choice((None, None, None, None, 6, 25)),
-            connect_trips=dice.choice((1.0, 3.0)),
+            context=rng.choice((None, None, None, None, 6, 25)),
+            connect_trips=rng.choice((1.0, 3.0)),
             faults=random_faults(Random(seed + 1), share),
-            remembers=dice.random() < 0.5,
+            remembers=rng.random() < 0.5,
             verifier_fails_at=fails[1],
             remote_fails_at=fails[2],
         )
-        self.link = FaultyLink(rtt=dice.choice((0.0, 0.03, 0.2)), bits_per_s=dice.choice((1e4, 1e8)))
+        self.link = FaultyLink(rtt=rng.choice((0.0, 0.03, 0.2)), bits_per_s=rng.choice((1e4, 1e8)))
         self.is_sampled = is_sampled
 
     def trouble(self, env: simpy.Environment, run: SimulatedSpeculation) -> None:
         """Everything is told twice, and some readers fall behind now and then."""
         repeat_events(env, run)
-        dice = Random(self.seed + 2)
+        rng = Random(self.seed + 2)
         at = 0.0
-        while dice.random() < 0.6 and self.seed % 3 == 0:
-            at += dice.random()
+        while rng.random() < 0.6 and self.seed % 3 == 0:
+            at += rng.random()
             call_at(env, at, lambda: run.receive(ReaderFellBehind()))
-            at += dice.random()
+            at += rng.random()
             call_at(env, at, lambda: run.receive(ReaderCaughtUp()))
 
     def run(self) -> SpeculationOutcome:
@@ -216,12 +216,12 @@ def scripted(agreement: float, seed: int) -> tuple[TokenModel, TokenModel]:
 
     @cache
     def drafted(length: int, last: int) -> Mapping[int, float]:
-        dice, right = Random(f"draft {seed} {length} {last}"), target.next_token(length, last)
-        wrong, other = dice.sample(range(1000, 2000), 2)
-        sure = min(0.95, max(0.4, dice.gauss(agreement, 0.15)))
-        if dice.random() < agreement:
+        rng, right = Random(f"draft {seed} {length} {last}"), target.next_token(length, last)
+        wrong, other = rng.sample(range(1000, 2000), 2)
+        sure = min(0.95, max(0.4, rng.gauss(agreement, 0.15)))
+        if rng.random() < agreement:
             return {right: sure, wrong: (1.0 - sure) * 0.5}
-        return {wrong: sure, (right if dice.random() < 0.6 else other): (1.0 - sure) * 0.6}
+        return {wrong: sure, (right if rng.random() < 0.6 else other): (1.0 - sure) * 0.6}
 
     return target, lambda ids: drafted(len(ids), ids[-1] if ids else 0)
 
@@ -232,7 +232,7 @@ def answer_ratio(
     """Tokens per second of an answer of 256 tokens, relative to the plain stream."""
     target, draft = scripted(agreement, 5)
     device = DraftingDevice(model=draft, step_times=tuple(draft_step * (1.0 + 0.05 * place) for place in range(6)))
-    server = JudgingServer(model=target, step=step, prompt_time=0.2)
+    server = VerifyingServer(model=target, step=step, prompt_time=0.2)
     outcome = simulate_answer(
         pair, SpeculationMachineOptions(max_tokens=256, is_adaptive=is_adaptive), device, server, FaultyLink(rtt=rtt), seed=1
     )
@@ -262,7 +262,7 @@ def test_a_long_prompt_on_the_device_makes_it_seem_no_slower() -> None:
     target, draft = scripted(0.8, 5)
     device = DraftingDevice(model=draft, step_times=(0.01,) * 6, prompt_time=2.0)
     pair = SpeculationEstimates(prior=EstimatesPrior(step_times=(0.02,) * 6))
-    server = JudgingServer(model=target, step=0.06)
+    server = VerifyingServer(model=target, step=0.06)
     options = SpeculationMachineOptions(max_tokens=6, has_remote=False)  # a round or two
     assert simulate_answer(pair, options, device, server, FaultyLink(rtt=0.03), seed=1) is not None
     assert 0.01 <= pair.step_times[0] < 0.02
@@ -296,7 +296,7 @@ def test_pre_drafted_branches_are_adopted_in_more_than_45_percent_of_the_rounds(
     for max_branches, is_parallel in ((6, True), (1, True), (6, False)):
         options = SpeculationMachineOptions(max_tokens=400, is_adaptive=False, is_parallel=is_parallel, max_branches=max_branches)
         pair = SpeculationEstimates(prior=EstimatesPrior(acceptance=0.75))
-        outcome = simulate_answer(pair, options, device, JudgingServer(model=target), FaultyLink(rtt=0.06), seed=seed)
+        outcome = simulate_answer(pair, options, device, VerifyingServer(model=target), FaultyLink(rtt=0.06), seed=seed)
         assert outcome is not None
         assert outcome.report.acceptance is not None
         rates.append(outcome.report.hit_rate or 0.0)
@@ -315,7 +315,7 @@ def test_drafts_that_are_sent_ahead_spare_the_link(draft_step: float) -> None:
     for max_ahead in (0, 3):
         options = SpeculationMachineOptions(max_tokens=400, is_adaptive=False, max_ahead=max_ahead)
         pair = SpeculationEstimates(prior=EstimatesPrior(acceptance=0.75))
-        outcome = simulate_answer(pair, options, device, JudgingServer(model=target), FaultyLink(rtt=0.12), seed=1)
+        outcome = simulate_answer(pair, options, device, VerifyingServer(model=target), FaultyLink(rtt=0.12), seed=1)
         assert outcome is not None
         rates.append(outcome.tokens_per_s)
         assert ((outcome.report.ahead_rate or 0.0) > 0.3) == (max_ahead > 0)
@@ -330,7 +330,7 @@ def test_answers_that_are_drawn_have_the_targets_distribution(max_ahead: int) ->
     for _ in range(3):
         expected = {(*ids, token): share * p for ids, share in expected.items() for token, p in target(ids).items()}
     device = DraftingDevice(model=draft, is_sampled=True, step_times=(0.01, 0.011, 0.012))
-    server = JudgingServer(model=target, is_sampled=True, prompt_time=0.0)
+    server = VerifyingServer(model=target, is_sampled=True, prompt_time=0.0)
     options = SpeculationMachineOptions(max_tokens=3 + max_ahead, is_adaptive=False, emit="draft", max_ahead=max_ahead)
     counts = dict.fromkeys(expected, 0)
     hits, ahead, runs = 0, 0, 4000

@@ -24,7 +24,7 @@ from streamco.core.speculation.events import (
     VerifierFailed,
     VerifierLost,
 )
-from streamco.sim.single.faulty_verifier import Fault, FaultKind, FaultyLink, FaultyVerifierSession, JudgingServer, SimulatedRemote
+from streamco.sim.single.faulty_verifier import Fault, FaultKind, FaultyLink, FaultyVerifierSession, SimulatedRemote, VerifyingServer
 
 
 def counting(ids: Sequence[int]) -> Mapping[int, float]:
@@ -35,7 +35,7 @@ class World:
     def __init__(self, **settings: Any) -> None:
         self.env = simpy.Environment()
         self.heard: list[tuple[float, Any]] = []
-        server = JudgingServer(**{"model": counting, "step": 1.0, "prompt_time": 0.0, "connect_trips": 1.0, **settings})
+        server = VerifyingServer(**{"model": counting, "step": 1.0, "prompt_time": 0.0, "connect_trips": 1.0, **settings})
         self.session = FaultyVerifierSession(self.env, server, FaultyLink(rtt=2.0), self.hear, Random(1))
         self.remote = SimulatedRemote(self.env, server, FaultyLink(rtt=2.0), self.hear, Random(1))
 

@@ -13,14 +13,14 @@ from streamco.sim.workload.trace_files import read_trace
 
 
 def sequences(options: AcceptanceOptions, count: int = 400, tokens: int = 128) -> list[bytes]:
-    dice = Random(1)
-    return [draw_accepted(options, tokens, dice) for _ in range(count)]
+    rng = Random(1)
+    return [draw_accepted(options, tokens, rng) for _ in range(count)]
 
 
 def test_sequences_are_as_long_as_asked_and_of_ones_and_zeros() -> None:
-    dice = Random(1)
+    rng = Random(1)
     for tokens in (1, 2, 7, 300):
-        made = draw_accepted(AcceptanceOptions(), tokens, dice)
+        made = draw_accepted(AcceptanceOptions(), tokens, rng)
         assert len(made) == tokens
         assert set(made) <= {0, 1}
 
@@ -33,16 +33,16 @@ def test_a_mean_at_the_end_of_its_range_leaves_nothing_to_chance(mean: float) ->
 @pytest.mark.parametrize("mean", [0.3, 0.75, 0.95])
 @pytest.mark.parametrize("persistence", [0.0, 0.4])
 def test_persistence_makes_runs_longer_and_leaves_the_mean(mean: float, persistence: float) -> None:
-    figures = describe(sequences(AcceptanceOptions(mean=mean, concentration=None, persistence=persistence), tokens=512))
-    assert figures.mean == pytest.approx(mean, abs=0.01)
-    assert figures.accepted_runs == pytest.approx(1.0 / ((1.0 - mean) * (1.0 - persistence)), rel=0.08)
-    assert figures.rejected_runs == pytest.approx(1.0 / (mean * (1.0 - persistence)), rel=0.05)
-    assert figures.autocorrelation == pytest.approx([persistence**distance for distance in (1, 2, 3, 4)], abs=0.03)
+    metrics = describe(sequences(AcceptanceOptions(mean=mean, concentration=None, persistence=persistence), tokens=512))
+    assert metrics.mean == pytest.approx(mean, abs=0.01)
+    assert metrics.accepted_runs == pytest.approx(1.0 / ((1.0 - mean) * (1.0 - persistence)), rel=0.08)
+    assert metrics.rejected_runs == pytest.approx(1.0 / (mean * (1.0 - persistence)), rel=0.05)
+    assert metrics.autocorrelation == pytest.approx([persistence**distance for distance in (1, 2, 3, 4)], abs=0.03)
 
 
 def test_what_requests_have_of_their_own_does_not_fade_with_the_distance() -> None:
-    figures = describe(sequences(AcceptanceOptions(mean=0.7, concentration=4.0, persistence=0.3), 1500), distances=6)
-    assert figures.autocorrelation == pytest.approx([0.2 + 0.8 * 0.3**distance for distance in range(1, 7)], abs=0.03)
+    metrics = describe(sequences(AcceptanceOptions(mean=0.7, concentration=4.0, persistence=0.3), 1500), distances=6)
+    assert metrics.autocorrelation == pytest.approx([0.2 + 0.8 * 0.3**distance for distance in range(1, 7)], abs=0.03)
 
 
 @pytest.mark.parametrize(
@@ -64,14 +64,14 @@ def test_a_fit_finds_the_settings_again(options: AcceptanceOptions) -> None:
 
 def test_rounds_are_those_of_drafting_and_correcting() -> None:
     sequence = bytes([1, 1, 1, 0, 1, 1, 1, 1, 0, 0])
-    figures = describe([sequence], windows=(1, 2, 4))
+    metrics = describe([sequence], windows=(1, 2, 4))
     # window 4: 1 1 1 0 | 1 1 1 1 0 | 0; window 2: 1 1 1 | 0 | 1 1 1 | 1 0 | 0, the token behind a whole draft being the target's
-    assert figures.round_tokens == {1: 10 / 6, 2: 10 / 5, 4: 10 / 3}
+    assert metrics.round_tokens == {1: 10 / 6, 2: 10 / 5, 4: 10 / 3}
 
 
 def test_the_runs_that_are_counted_are_whole() -> None:
-    figures = describe([bytes([1, 1, 0, 1, 1, 1, 0, 0, 1])])
-    assert (figures.accepted_runs, figures.rejected_runs) == (3.0, 1.5)
+    metrics = describe([bytes([1, 1, 0, 1, 1, 1, 0, 0, 1])])
+    assert (metrics.accepted_runs, metrics.rejected_runs) == (3.0, 1.5)
 
 
 def test_an_answer_has_ranks_and_confidences_that_agree_with_it() -> None:
@@ -96,9 +96,9 @@ def test_a_blind_model_is_as_sure_of_what_is_rejected() -> None:
 def test_the_chain_gives_rounds_like_those_that_were_recorded() -> None:
     for trace in ("gsm8k", "humaneval"):
         recorded = [row.accepted for row in read_trace(trace)]
-        figures = describe(recorded)
+        metrics = describe(recorded)
         made = describe(sequences(fit_acceptance(recorded), 1000))
-        for window, tokens in figures.round_tokens.items():
+        for window, tokens in metrics.round_tokens.items():
             assert made.round_tokens[window] == pytest.approx(tokens, rel=0.1), (trace, window)
 
 

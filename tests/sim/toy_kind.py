@@ -1,6 +1,6 @@
 """A kind of world for tests of experiments: no simulation, figures that follow from the options.
 
-As a program it is ``streamco`` with this kind: ``python -m tests.sim.toys simulate toy.yaml``.
+As a program it is ``streamco`` with this kind: ``python -m tests.sim.toy_kind simulate toy.yaml``.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from msgspec import Meta, Struct
 
 from streamco.cli.main import main
 from streamco.errors import ConfigError
-from streamco.sim.experiment.metrics import Figure, RequestRow, Sink
+from streamco.sim.experiment.metrics import Metric, RequestRow, Sink
 from streamco.sim.experiment.scenario import KINDS, Named, Scenario
 
-__all__ = ["BROKEN", "DYING", "INTERRUPTED", "KIND", "LOOKED_UP", "PLACE"]
+__all__ = ["BROKEN", "DYING", "INTERRUPTED", "KIND", "LOOKED_UP", "LOCATION"]
 
-PLACE = "tests.sim.toys:KIND"
+LOCATION = "tests.sim.toy_kind:KIND"
 LOOKED_UP: list[str] = []  # traces, in order
 
 
@@ -71,7 +71,7 @@ def look_up(trace: str) -> None:
 
 class ToyKind:
     options = ToyOptions
-    figures: Mapping[str, Figure] = {"waiting": Figure("time that requests wait", "s", "lower")}
+    metrics: Mapping[str, Metric] = {"waiting": Metric("time that requests wait", "s", "lower")}
     columns = ("throughput", "ttft_mean", "waiting")
 
     def describe(self, options: Any) -> str:
@@ -84,7 +84,7 @@ class ToyKind:
             yield Named(("world", "link", "trace"), options.world.link.trace, partial(look_up, options.world.link.trace))
 
     def run(self, options: Any, scenario: Scenario, sink: Sink) -> Mapping[str, float]:
-        dice = random.Random(f"{scenario.seed} toy")
+        rng = random.Random(f"{scenario.seed} toy")
         if options.policy.fails:
             raise ConfigError(f"toy: expected luck, got none with seed {scenario.seed}")
         if options.policy.hangs:
@@ -92,7 +92,7 @@ class ToyKind:
         window = 6 if options.policy.window == "dynamic" else options.policy.window
         slow = options.world.link.rtt_ms / 1e3
         for number in reversed(range(options.workload.requests)):
-            ttft = slow + dice.random() / 100
+            ttft = slow + rng.random() / 100
             seconds = ttft + 10 * (0.02 + slow / window)
             sink(RequestRow(number=number, arrival=0.1 * number, tokens=11, prompt_tokens=7, seconds=seconds, ttft=ttft, tpot=slow / 10))
         return {"waiting": slow / 3}
@@ -121,5 +121,5 @@ DYING = DyingKind()
 INTERRUPTED = InterruptedKind()
 
 if __name__ == "__main__":
-    KINDS["toy"] = PLACE
+    KINDS["toy"] = LOCATION
     sys.exit(main())

@@ -30,25 +30,25 @@ def flat(rows: int, tokens: int, context: int, sequences: int) -> float:
 
 
 def requests(count: int, *, gap: float = 0.5, tokens: int = 20, acceptance: float = 1.0, seed: int = 1) -> list[SimulatedRequest]:
-    dice = Random(seed)
+    rng = Random(seed)
     return [
         SimulatedRequest(
             number=number,
             arrival=number * gap,
             prompt_tokens=30,
             output_tokens=tokens,
-            accepted=bytes(dice.random() < acceptance for _ in range(tokens)),
+            accepted=bytes(rng.random() < acceptance for _ in range(tokens)),
         )
         for number in range(count)
     ]
 
 
-class Small:
+class SmallFleet:
     """A crowd, run to its end."""
 
     def __init__(
         self,
-        asked: Sequence[SimulatedRequest],
+        requested: Sequence[SimulatedRequest],
         *,
         devices: int = 4,
         servers: int = 1,
@@ -59,17 +59,17 @@ class Small:
         until: float = 1e6,
     ) -> None:
         self.env = simpy.Environment()
-        self.answered: list[AnswerOutcome] = []
+        self.outcomes: list[AnswerOutcome] = []
         self.servers = [TargetServer(self.env, flat, options) for _ in range(servers)]
         prior = EstimatesPrior(step_times=(DRAFT_STEP,) * 6)
         model = DeviceModel(name="device", step_times=prior.step_times, seconds_per_token=0.001, token_joules=2.0, prompt_joules=0.5)
-        self.members = [
+        self.devices = [
             FleetDevice(number, model, ConstantLink(RTT), SpeculationEstimates(window=Static(window), prior=prior))
             for number in range(devices)
         ]
-        self.crowd = Fleet(
+        self.fleet = Fleet(
             self.env,
-            members=self.members,
+            devices=self.devices,
             servers=self.servers,
             routing=routing_policy("join-shortest-queue"),
             execution=execution,
@@ -80,10 +80,10 @@ class Small:
                 is_parallel=branches > 0,
                 max_branches=branches,
             ),
-            dice=Random(1),
-            on_answered=self.answered.append,
+            rng=Random(1),
+            on_outcome=self.outcomes.append,
         )
-        for request in asked:
-            call_at(self.env, request.arrival, lambda request=request: self.crowd.take(request))  # type: ignore[misc]
-        while len(self.answered) < len(asked) and self.env.peek() < until:
+        for request in requested:
+            call_at(self.env, request.arrival, lambda request=request: self.fleet.take(request))  # type: ignore[misc]
+        while len(self.outcomes) < len(requested) and self.env.peek() < until:
             self.env.step()
