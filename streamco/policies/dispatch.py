@@ -7,11 +7,11 @@ for anybody who wants the expected value. Planning lives beside each policy, as 
 from __future__ import annotations
 
 from random import Random
-from typing import Literal, Protocol
+from typing import Literal
 
 from msgspec import Struct
 
-__all__ = ["BothAtOnce", "Decision", "DeviceOnly", "DispatchPolicy", "Outcomes", "ServerOnly", "Side", "one_side"]
+__all__ = ["BothAtOnce", "Decision", "DeviceOnly", "Outcomes", "ServerOnly", "Side", "one_side"]
 
 Side = Literal["device", "server"]
 
@@ -44,23 +44,6 @@ class Decision(Struct, frozen=True):
 
 
 Outcomes = tuple[tuple[float, Decision], ...]
-
-
-class DispatchPolicy(Protocol):
-    """What every dispatch policy offers."""
-
-    @property
-    def name(self) -> str:
-        """What reports and settings call it."""
-        ...
-
-    def outcomes(self, length: int) -> Outcomes:
-        """Return the decisions for a prompt of ``length`` tokens with their probabilities, which add up to 1."""
-        ...
-
-    def decide(self, length: int, rng: Random) -> Decision:
-        """Return the decision for a prompt of ``length`` tokens; ``rng`` is asked only where there are several outcomes."""
-        ...
 
 
 _DEVICE_ONLY = Decision(0.0, None, "device-only", "device alone")

@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from streamco.policies.dispatch import BothAtOnce, Decision, DeviceOnly, DispatchPolicy, ServerOnly, Side, one_side
+from streamco.policies.dispatch import BothAtOnce, Decision, DeviceOnly, ServerOnly, Side, one_side
+from tests.policies.worlds import DispatchPolicy
 
 FIXED: list[tuple[DispatchPolicy, str, float | None, float | None]] = [
     (DeviceOnly(), "device-only", 0.0, None),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from random import Random
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from hypothesis import strategies as st
 
-from streamco.policies.dispatch import DispatchPolicy, Side
+from streamco.policies.dispatch import Decision, Outcomes, Side
 from streamco.profiles import DeviceSpeed, LengthDistribution, TTFTDistribution
 
 times = st.lists(st.floats(0.01, 20.0).map(lambda value: round(value, 3)), min_size=1, max_size=40)
@@ -23,6 +24,17 @@ devices = st.builds(
 )
 
 PIXEL = DeviceSpeed.from_rates(31.32, 13.93)
+
+
+class DispatchPolicy(Protocol):
+    """What every dispatch policy has."""
+
+    @property
+    def name(self) -> str: ...
+
+    def outcomes(self, length: int) -> Outcomes: ...
+
+    def decide(self, length: int, rng: Random) -> Decision: ...
 
 
 class World(NamedTuple):

@@ -29,7 +29,7 @@ __all__ += ["SessionClosed", "SessionExtended", "SessionOpened", "TruncateSequen
 FULL_QUEUE = 32
 """Verifications that wait in a queue that counts as full; more is no fuller."""
 
-Reason = Literal["overloaded", "device limit", "too long", "unknown session", "taken", "busy", "stale round", "gap", "engine failed"]
+Reason = Literal["overloaded", "device limit", "too long", "unknown session", "busy", "stale round", "gap", "engine failed"]
 """Why not. Waiting helps where a ``retry_after`` is told: overloaded, device limit, busy, engine failed."""
 
 

@@ -129,8 +129,7 @@ class VerificationScheduler:
 
     def handle_deadline(self, *, now: float) -> None:
         """Forget who was silent for too long; begin what has waited long enough."""
-        forgotten = [session for session in self._residency if session.is_at_rest and session.touched + self._options.forget_after <= now]
-        for session in forgotten:
+        for session in self._residency.overdue(now=now):
             self._remove(session)
             self._commands.append(ForgetSession(session.name))
         if self._ready_at is not None and self._ready_at <= now:
@@ -158,8 +157,7 @@ class VerificationScheduler:
     def _open(self, event: SessionOpened, now: float) -> None:
         options, name = self._options, event.session
         if self._residency.get(name) is not None:
-            self._refuse_session(name, "taken")
-            return
+            raise AssertionError(f"{name}: a session's name is used once")
         if len(event.ids) >= options.context_tokens:
             self._refuse_session(name, "too long")
             return
