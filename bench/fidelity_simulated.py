@@ -7,6 +7,7 @@ from random import Random
 
 import simpy
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from bench.fidelity_figures import MeasuredAnswer, Run, Verdict
 from bench.fidelity_live import CONTEXT, PLACES, WARM_TOKENS, DeviceLaw
@@ -238,16 +239,10 @@ def speculator_options(speculation: SpeculationOptions, tokens: int) -> Speculat
 
 
 def scheduler_options() -> SchedulerOptions:
-    """As ``server.hosting`` makes them of what the server was started with."""
-    options = VerifyOptions()
+    """As ``server.verify.sessions`` makes them of what the server was started with."""
     return SchedulerOptions(
         kv_tokens=_TOKENS_EACH * CONTEXT + 1,
         places=PLACES,
         context_tokens=CONTEXT + 1,
-        sessions=options.sessions,
-        sessions_per_device=options.connection_sessions,
-        idle_after=options.idle_after,
-        forget_after=options.forget_after,
-        prefill_within=options.prefill_within,
-        draft_stretch=options.draft_stretch,
+        **asdict(VerifyOptions().load),
     )

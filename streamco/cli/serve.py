@@ -125,11 +125,12 @@ def _options(args: argparse.Namespace, path: Path) -> ServeOptions:
 
 
 def _verify_options(args: argparse.Namespace) -> VerifyOptions:
+    from streamco.core.verifier.options import LoadLimits
     from streamco.server.verify.options import VerifyOptions
 
     return VerifyOptions(
         policy=args.verify_policy,
-        sessions=args.verify_sessions,
+        load=LoadLimits(sessions=args.verify_sessions),
         connections=args.verify_connections,
         peer_connections=args.verify_peer,
         resume_s=args.verify_resume,

@@ -150,7 +150,7 @@ def test_options_reach_the_verifier(model: str) -> None:
     words = "--verify-policy strict --verify-sessions 5 --verify-connections 6 --verify-peer 7 --verify-resume 8"
     verify = serve._options(parse(*words.split()), Path(model)).verify
     assert verify is not None
-    assert (verify.policy, verify.sessions, verify.connections, verify.peer_connections, verify.resume_s) == ("strict", 5, 6, 7, 8)
+    assert (verify.policy, verify.load.sessions, verify.connections, verify.peer_connections, verify.resume_s) == ("strict", 5, 6, 7, 8)
 
 
 def test_settings_reach_the_engine(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_settings_reach_the_engine(model: str, monkeypatch: pytest.MonkeyPatch) 
         (["--ready-fd", "9999"], 2, "ready-fd: expected an open file descriptor, got 9999"),
         (["--tls-key", "key.pem"], 2, "tls_key: expected a tls_cert beside it, got none"),
         (["--tls-cert", "/nowhere/cert.pem"], 2, "got No such file or directory at /nowhere/cert.pem"),
-        (["--verify-sessions", "0"], 2, "verify: sessions: expected at least 1, got 0"),
+        (["--verify-sessions", "0"], 2, "scheduler: sessions: expected at least 1, got 0"),
         (["--verify-places", "-1"], 2, "held_sequences: expected at least 0, got -1"),
         (["--prefill-chunk", "0"], 2, "prefill_chunk: expected at least 1, got 0"),
     ],

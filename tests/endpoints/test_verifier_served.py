@@ -15,6 +15,7 @@ import pytest
 
 from streamco.config import SamplingOptions
 from streamco.core.speculation.events import ConnectVerifier, DraftRefused, VerdictReceived, VerifierConnected, VerifierFailed, VerifierLost
+from streamco.core.verifier.options import LoadLimits
 from streamco.endpoints.base import Request
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
@@ -234,7 +235,7 @@ async def test_a_context_beyond_the_servers_is_a_failure() -> None:
 
 async def test_sessions_beyond_what_is_borne_come_when_there_is_room() -> None:
     """Four sessions a device are borne by this server; the fifth is opened when one is closed."""
-    async with serving(verify=VerifyOptions(connection_sessions=2)) as server, verifier_at(server.url) as verifier:
+    async with serving(verify=VerifyOptions(load=LoadLimits(sessions_per_device=2))) as server, verifier_at(server.url) as verifier:
         talks = [Talk(verifier, (number, *PROMPT)) for number in range(3)]
         for talk in talks[:2]:
             await talk.connect()

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import websockets
 
+from streamco.core.verifier.options import LoadLimits
 from streamco.server.verify.options import VerifyOptions
 from streamco.server.verify.service import PATH, VerifyService
 from streamco.sim.workload.token_models import FakeDistribution
@@ -202,7 +203,7 @@ async def test_more_connections_than_are_borne_are_refused_until_one_leaves(opti
 
 
 async def test_more_sessions_than_a_connection_may_have_are_refused() -> None:
-    async with serving(verify=VerifyOptions(connection_sessions=2)) as server, connected(server.url) as device:
+    async with serving(verify=VerifyOptions(load=LoadLimits(sessions_per_device=2))) as server, connected(server.url) as device:
         for _ in range(2):
             await device.open()
         device.client.open(PROMPT, GREEDY)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 import websockets
 
+from streamco.core.verifier.options import LoadLimits
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.server.verify.options import VerifyOptions
 from streamco.sim.workload.token_models import FakeDistribution
@@ -128,7 +129,7 @@ async def test_a_session_whose_time_is_over_is_refused() -> None:
 
 
 async def test_a_session_that_was_silent_for_too_long_is_evicted() -> None:
-    async with serving(target(), verify=VerifyOptions(forget_after=0.05)) as server, connected(server.url) as device:
+    async with serving(target(), verify=VerifyOptions(load=LoadLimits(forget_after=0.05))) as server, connected(server.url) as device:
         session, opened = await device.open()
         assert await device.refused() == ("evicted", session, None)
         with pytest.raises(NotResumableError):

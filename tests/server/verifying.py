@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import websockets
 from aiohttp import web
 
+from streamco.core.verifier.options import LoadLimits
 from streamco.engines.base import Engine, HoldingEngine
 from streamco.policies.acceptance import Rule
 from streamco.server.app import VERIFY, ServeOptions, make_app, make_runner
@@ -76,7 +77,7 @@ class Serving:
 async def serving(engine: Engine | None = None, *, verify: VerifyOptions | None = None, **options: Any) -> AsyncIterator[Serving]:
     """A server that verifies on a free port; it takes what comes, unless told."""
     engine = engine or target()
-    settings = ServeOptions(verify=verify or VerifyOptions(draft_stretch=1e6, prefill_within=1e6), **options)
+    settings = ServeOptions(verify=verify or VerifyOptions(load=LoadLimits(draft_stretch=1e6, prefill_within=1e6)), **options)
     app = make_app(engine, settings)
     runner = make_runner(app, settings)
     await runner.setup()

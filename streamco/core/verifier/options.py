@@ -1,4 +1,4 @@
-"""Settings of the verifier's scheduler."""
+"""Settings of the verifier's scheduler: the load that it tolerates, and the size of its engine's cache."""
 
 from __future__ import annotations
 
@@ -8,34 +8,27 @@ from msgspec import Struct
 
 from streamco.errors import ConfigError
 
-__all__ = ["SchedulerOptions"]
+__all__ = ["LoadLimits", "SchedulerOptions"]
 
 
-class SchedulerOptions(Struct, frozen=True, kw_only=True):
-    """What a verifier bears."""
+class LoadLimits(Struct, frozen=True, kw_only=True):
+    """The load that a scheduler tolerates before it refuses sessions and drafts; the same for every engine."""
 
-    kv_tokens: int  # tokens the engine's cache holds
-    places: int  # sequences it holds
-    context_tokens: int  # of one session, draft included
-    sessions: int = 1024  # remembered, without a place in the cache too
-    sessions_per_device: int = 4
-    idle_after: float = 5.0  # seconds of silence, longer than any drafting, after which others may have the place
+    sessions: int = 1024  # remembered, those without tokens in the cache included
+    sessions_per_device: int = 64
+    idle_after: float = 5.0  # seconds of silence, longer than any drafting, after which a session may lose its cache to another
     forget_after: float = 600.0  # seconds of silence after which the device must send the context again
-    prefill_within: float = 10.0  # seconds a new prompt may have to wait; inf: it waits as long as it must
-    late_stretch: float = 1.5  # a verdict is late after so many times what it takes alone, and
+    prefill_within: float = 10.0  # seconds that a new prompt may have to wait; inf: no limit
+    late_stretch: float = 1.5  # a verdict is late after this many times what it takes alone, and
     late_grace: float = 0.03  # seconds more: half a round trip of 60 ms, so that the device sees 1.5 times what it sees alone
-    draft_stretch: float = (
-        4.0  # a draft is refused if it would take so many times what it takes alone, and the same seconds more; inf: never
-    )
+    draft_stretch: float = 4.0  # a draft is refused beyond this many times what it takes alone and late_grace more; inf: never
     min_retry: float = 0.02  # seconds; a retry takes a round trip anyway
     max_retry: float = 30.0  # seconds
 
     def __post_init__(self) -> None:
-        for field in ("places", "context_tokens", "sessions", "sessions_per_device"):
+        for field in ("sessions", "sessions_per_device"):
             if getattr(self, field) < 1:
                 raise ConfigError(f"scheduler: {field}: expected at least 1, got {getattr(self, field)}")
-        if self.kv_tokens < self.context_tokens:
-            raise ConfigError(f"scheduler: kv_tokens: expected at least {self.context_tokens}, one session's, got {self.kv_tokens}")
         if not self.prefill_within >= 0:
             raise ConfigError(f"scheduler: prefill_within: expected seconds >= 0, got {self.prefill_within}")
         for field in ("idle_after", "forget_after", "late_grace", "min_retry"):
@@ -45,3 +38,19 @@ class SchedulerOptions(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"scheduler: max_retry: expected at least {self.min_retry} seconds, got {self.max_retry}")
         if not 1 <= self.late_stretch <= self.draft_stretch:
             raise ConfigError(f"scheduler: expected 1 <= late_stretch <= draft_stretch, got {self.late_stretch} and {self.draft_stretch}")
+
+
+class SchedulerOptions(LoadLimits, frozen=True, kw_only=True):
+    """The load that a scheduler tolerates, on an engine of this size."""
+
+    kv_tokens: int  # tokens that the engine's cache holds
+    places: int  # token sequences that it holds
+    context_tokens: int  # of one session, draft included
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for field in ("places", "context_tokens"):
+            if getattr(self, field) < 1:
+                raise ConfigError(f"scheduler: {field}: expected at least 1, got {getattr(self, field)}")
+        if self.kv_tokens < self.context_tokens:
+            raise ConfigError(f"scheduler: kv_tokens: expected at least {self.context_tokens}, one session's, got {self.kv_tokens}")

@@ -122,7 +122,7 @@ class VerifyService:
             context_tokens=info.context_tokens,
             draft_tokens=options.draft_tokens,
             top_k=options.top_k,
-            sessions=options.connection_sessions,
+            sessions=options.load.sessions_per_device,
         )
         codec = VerifyCodec(info.vocabulary_size, limits)
         return VerifyServer(codec, info.vocabulary, model=self._model[:256], resume_s=options.resume_s, is_exact=True)

@@ -15,6 +15,8 @@ import secrets
 from random import Random
 from typing import Protocol
 
+from msgspec.structs import asdict
+
 from streamco.core.verifier.events import (
     AcceptSession,
     DraftReceived,
@@ -406,12 +408,7 @@ def make_scheduler(engine: HoldingEngine, options: VerifyOptions) -> Verificatio
         kv_tokens=max(engine.held_tokens, context) + 1,
         places=engine.held_sequences,
         context_tokens=context + 1,  # a draft may fill the context; then no token follows it
-        sessions=options.sessions,
-        sessions_per_device=options.connection_sessions,
-        idle_after=options.idle_after,
-        forget_after=options.forget_after,
-        prefill_within=options.prefill_within,
-        draft_stretch=options.draft_stretch,
+        **asdict(options.load),
     )
     policy = StrictPrefill if options.policy == "strict" else Alternating
     return VerificationScheduler(bounds, _step(engine), policy(batch_tokens=max(CHUNK, engine.batch_tokens)))

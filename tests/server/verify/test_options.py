@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from streamco.core.verifier.options import LoadLimits
 from streamco.errors import ConfigError
 from streamco.server.verify.options import VerifyOptions
 
@@ -15,7 +16,8 @@ from streamco.server.verify.options import VerifyOptions
     ("changes", "text"),
     [
         ({"connections": 0}, "connections: expected at least 1, got 0"),
-        ({"sessions": 0}, "sessions: expected at least 1, got 0"),
+        ({"peer_sessions": 0}, "peer_sessions: expected at least 1, got 0"),
+        ({"load": LoadLimits(forget_after=0.0)}, "load.forget_after: expected seconds > 0, got 0.0"),
         ({"policy": "fastest"}, "policy: expected alternating or strict, got 'fastest'"),
         ({"frame_bytes": 1000}, "frame_bytes: expected at least 32768, got 1000"),
         ({"draft_tokens": 32}, "expected draft_tokens up to 31 and top_k up to 255, got 32 and 64"),

@@ -9,6 +9,7 @@ from random import Random
 import aiohttp
 import pytest
 
+from streamco.core.verifier.options import LoadLimits
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.server.verify.options import VerifyOptions
 from streamco.server.verify.service import PATH, STATS_PATH
@@ -30,7 +31,7 @@ async def test_greedy_verdicts_give_the_targets_own_answer() -> None:
 
 
 async def test_the_welcome_says_what_the_server_takes() -> None:
-    options = VerifyOptions(frame_bytes=40_000, draft_tokens=8, top_k=5, connection_sessions=3, resume_s=7)
+    options = VerifyOptions(frame_bytes=40_000, draft_tokens=8, top_k=5, resume_s=7, load=LoadLimits(sessions_per_device=3))
     async with serving(target(context_tokens=100), verify=options, model="large") as server, connecting(server.url) as device:
         welcome = await device.hear(Welcome)
     assert (welcome.version, welcome.model, welcome.rules, welcome.resume_s, welcome.is_exact) == (1, "large", 0b111, 7, True)
@@ -125,7 +126,7 @@ async def test_a_context_that_is_full_gets_no_token() -> None:
 
 
 async def test_a_closed_session_frees_its_place_for_another() -> None:
-    options = VerifyOptions(idle_after=60.0)
+    options = VerifyOptions(load=LoadLimits(idle_after=60.0))
     async with serving(target(held_sequences=1), verify=options) as server, connected(server.url) as device:
         session, _ = await device.open()
         device.client.open(PROMPT, GREEDY)
@@ -139,7 +140,7 @@ async def test_a_closed_session_frees_its_place_for_another() -> None:
 
 
 async def test_an_idle_sessions_place_is_taken_and_its_context_read_again() -> None:
-    options = VerifyOptions(idle_after=0.0)
+    options = VerifyOptions(load=LoadLimits(idle_after=0.0))
     async with serving(target(successor=TRUTH, held_sequences=1), verify=options) as server, connected(server.url) as device:
         sessions = [(await device.open((*PROMPT, number)))[0] for number in range(3)]
         for count in range(1, 10, 4):
@@ -270,7 +271,7 @@ async def test_no_text_of_many_devices_is_ever_mixed_with_anothers(policy: str, 
     """What follows depends on every token of the text, so a foreign one anywhere would change all that comes."""
     successor = WholeText(SIZE)
     engine = target(successor=successor, mode="thread", held_sequences=20, context_tokens=128)
-    options = VerifyOptions(policy=policy, idle_after=0.01)  # type: ignore[arg-type]
+    options = VerifyOptions(policy=policy, load=LoadLimits(idle_after=0.01))  # type: ignore[arg-type]
 
     async def ask(number: int) -> None:
         dice, draft = Random(number), FakeDistribution(number, SIZE)

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import websockets
 
+from streamco.core.verifier.options import LoadLimits
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.server.verify.options import VerifyOptions
 from streamco.server.verify.sessions import SessionManager, make_scheduler
@@ -76,7 +77,7 @@ async def answer(server: Serving, number: int, count: int) -> None:
 @pytest.mark.parametrize("policy", ["alternating", "strict"])
 async def test_answers_over_connections_that_are_cut_at_random_lose_and_mix_nothing(policy: str) -> None:
     engine = target(successor=SUCCESSOR, mode="thread", held_sequences=6, context_tokens=128)
-    options = VerifyOptions(policy=policy, idle_after=0.005, draft_stretch=1e6, prefill_within=1e6)  # type: ignore[arg-type]
+    options = VerifyOptions(policy=policy, load=LoadLimits(idle_after=0.005, draft_stretch=1e6, prefill_within=1e6))  # type: ignore[arg-type]
     async with holding_nothing_new():
         async with serving(engine, verify=options) as server:
             await asyncio.gather(*(answer(server, number, 30) for number in range(16)))
