@@ -75,7 +75,7 @@ def _plain_message(index: int, message: Any) -> dict[str, Any]:
     if content is None:
         content = ""
     if isinstance(content, Sequence) and not isinstance(content, str | bytes):
-        content = "".join(_part_text(part, f"messages[{index}].content[{at}]") for at, part in enumerate(content))
+        content = "".join(_part_text(part, f"messages[{index}].content[{part_index}]") for part_index, part in enumerate(content))
     if not isinstance(content, str):
         raise EngineError(f"messages[{index}].content: expected a string or text parts, got {type(content).__name__}")
     return {**message, "content": content}

@@ -79,9 +79,9 @@ class StopMatcher:
             return [piece], False
         self._held.append(piece)
         self._text += piece.text
-        at = min((found for found in map(self._text.find, self._stops) if found >= 0), default=-1)
-        if at >= 0:
-            return self._cut(at), True
+        position = min((found for found in map(self._text.find, self._stops) if found >= 0), default=-1)
+        if position >= 0:
+            return self._cut(position), True
         return self._release(len(self._text) - self._open_length()), False
 
     def flush(self) -> list[TextPiece]:
@@ -91,8 +91,8 @@ class StopMatcher:
 
     def _open_length(self) -> int:
         """Length of the longest end of the text that begins a stop string."""
-        longest = min(len(self._text), max(map(len, self._stops)) - 1)
-        for length in range(longest, 0, -1):
+        max_length = min(len(self._text), max(map(len, self._stops)) - 1)
+        for length in range(max_length, 0, -1):
             tail = self._text[-length:]
             if any(len(stop) > length and stop.startswith(tail) for stop in self._stops):
                 return length

@@ -147,12 +147,12 @@ class LlamaEngine:
             raise EngineError("prompt: expected at least one token, got none")
         if min(ids) < 0 or max(ids) >= self.info.vocabulary_size:
             raise EngineError(f"prompt: expected ids from 0 to {self.info.vocabulary_size - 1}, got {min(ids)} to {max(ids)}")
-        room = context - len(ids)
-        least = 0 if request.prefill_only else 1
-        if room < least:
-            raise EngineError(f"prompt: expected at most {context - least} tokens (the context is {context}), got {len(ids)}")
+        free_tokens = context - len(ids)
+        minimum = 0 if request.prefill_only else 1
+        if free_tokens < minimum:
+            raise EngineError(f"prompt: expected at most {context - minimum} tokens (the context is {context}), got {len(ids)}")
         wanted = request.sampling.max_tokens
-        return room if wanted is None else min(wanted, room)
+        return free_tokens if wanted is None else min(wanted, free_tokens)
 
     def together(self) -> AbstractContextManager[None]:
         """What is asked inside is taken in at once; see ``HoldingEngine.together``."""
@@ -194,7 +194,7 @@ class LlamaEngine:
 
 
 def _check_options(options: EngineOptions) -> None:
-    for name, least in (
+    for name, minimum in (
         ("context_tokens", 2),
         ("max_sequences", 1),
         ("prefill_chunk", 1),
@@ -203,12 +203,12 @@ def _check_options(options: EngineOptions) -> None:
         ("held_tokens", 1),
     ):
         value = getattr(options, name)
-        if value is not None and value < least:
-            raise ConfigError(f"{name}: expected at least {least}, got {value}")
+        if value is not None and value < minimum:
+            raise ConfigError(f"{name}: expected at least {minimum}, got {value}")
     sequences = options.max_sequences + options.held_sequences
-    most = MAX_SEQUENCES // 2 if options.exact else MAX_SEQUENCES - 1
-    if sequences > most:
-        raise ConfigError(f"max_sequences and held_sequences: expected at most {most} together, got {sequences}")
+    max_sequences = MAX_SEQUENCES // 2 if options.exact else MAX_SEQUENCES - 1
+    if sequences > max_sequences:
+        raise ConfigError(f"max_sequences and held_sequences: expected at most {max_sequences} together, got {sequences}")
 
 
 def _layers(options: EngineOptions, count: int) -> list[int]:

@@ -94,8 +94,8 @@ def _largest(logits: Logits, best: float, count: int) -> NDArray[np.int64]:
         near = np.arange(logits.shape[0])
     values = logits[near]
     if len(near) > count:
-        least = np.partition(values, len(near) - count)[len(near) - count]
-        near = near[values >= least]
+        minimum = np.partition(values, len(near) - count)[len(near) - count]
+        near = near[values >= minimum]
     return _sorted(logits, near)[:count]
 
 
@@ -180,8 +180,8 @@ class Sampler:
         """Return the next token, from what ``distribution`` gave."""
         if self.is_greedy:
             return int(ids[0])
-        at = int(weights.cumsum().searchsorted(self._rng.random(), side="right"))
-        return int(ids[min(at, len(ids) - 1)])
+        index = int(weights.cumsum().searchsorted(self._rng.random(), side="right"))
+        return int(ids[min(index, len(ids) - 1)])
 
     def draw_weighted(self, ids: Sequence[int], weights: Sequence[int]) -> int:
         """Return the next token, in proportion to whole numbers and to nothing else: whoever is told them knows what it was drawn from."""
@@ -202,6 +202,6 @@ def _check(options: SamplingOptions) -> None:
         ("min_p", options.min_p, 0.0, 1.0, "from 0 to 1"),
         ("max_tokens", options.max_tokens, 0, endless, "at least 0"),
     )
-    for name, value, least, most, wanted in ranges:
-        if value is not None and (not least <= value <= most or value == endless):
+    for name, value, minimum, maximum, wanted in ranges:
+        if value is not None and (not minimum <= value <= maximum or value == endless):
             raise ConfigError(f"{name}: expected None or a number {wanted}, got {value}")

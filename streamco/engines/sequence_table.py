@@ -153,9 +153,9 @@ class SequenceTable:
     def reap(self) -> None:
         """End what was cancelled before its turn came, and everything behind it."""
         for sequence in list(self._with_tasks):
-            at = next((index for index, task in enumerate(sequence.queue) if task.is_cancelled), None)
-            if at is not None:
-                self._end_queue(sequence, TaskEnd("cancelled", _NO_TIME), at)
+            start = next((index for index, task in enumerate(sequence.queue) if task.is_cancelled), None)
+            if start is not None:
+                self._end_queue(sequence, TaskEnd("cancelled", _NO_TIME), start)
                 self._drop_if_idle(sequence)
 
     def end(self, reason: str, error: EngineError | None) -> None:

@@ -227,9 +227,9 @@ class VerificationTask(Task):
 
     def accept(self, logits: NDArray[np.float32]) -> None:
         """What the model says behind the next id."""
-        at = self._first + self._made
-        self.emit(self._reader.read_row(logits, at, self.prompt[at] if at < len(self.prompt) else None))
-        if at == len(self.prompt):
+        position = self._first + self._made
+        self.emit(self._reader.read_row(logits, position, self.prompt[position] if position < len(self.prompt) else None))
+        if position == len(self.prompt):
             self.finish("done")
 
     def finish(self, reason: str, *, error: Exception | None = None) -> None:

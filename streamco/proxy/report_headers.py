@@ -8,7 +8,7 @@ from streamco.core.report import Report, SpeculationFigures
 
 __all__ = ["comment", "headers", "opening_headers"]
 
-_LONGEST = 500  # characters of one header; reasons quote limits, not prompts, but they may name many endpoints
+_MAX_LENGTH = 500  # characters of one header; reasons quote limits, not prompts, but they may name many endpoints
 
 
 def headers(report: Report) -> dict[str, str]:
@@ -45,4 +45,4 @@ def comment(report: Report) -> bytes:
 def _plain(text: str) -> str:
     """Return what a header can carry: printable ASCII; everything else as an escape."""
     shown = "".join([character if character.isprintable() else f"\\u{ord(character):04x}" for character in text])
-    return shown.encode("ascii", "backslashreplace").decode()[:_LONGEST]
+    return shown.encode("ascii", "backslashreplace").decode()[:_MAX_LENGTH]

@@ -92,10 +92,10 @@ class Service:
     async def _answer(self, request: web.Request, asked: ApiRequest, body_bytes: int, arrived: float) -> web.StreamResponse:
         if asked.model:
             self._check_model(asked.model)
-        holdback = self._holdback(arrived)
+        replay = self._start_replay(arrived)
         generation = await build_generation(self.engine, asked, self.options, body_bytes)
         answer = self._shape(asked, generation)
-        work = self._start(generation, holdback)
+        work = self._start(generation, replay)
         try:
             respond = stream_answer if asked.is_streamed else answer_whole
             return await respond(request, work, answer, self.options, self.clock)
@@ -103,18 +103,18 @@ class Service:
             work.stop("the reader's leaving")
             self._works.discard(work)
 
-    def _start(self, generation: GenerationRequest, holdback: LatencyReplay | None) -> GenerationReader:
+    def _start(self, generation: GenerationRequest, replay: LatencyReplay | None) -> GenerationReader:
         self.admission.check_open()  # it may have closed while the prompt was read
         if self._waker is None:
             self._waker = WakeCoalescer()
         try:
-            work = GenerationReader(self.engine, generation, self._waker, self.clock, holdback)
+            work = GenerationReader(self.engine, generation, self._waker, self.clock, replay)
         except EngineError as error:
             raise RequestError(503, str(error), code="engine_error") from error
         self._works.add(work)
         return work
 
-    def _holdback(self, arrived: float) -> LatencyReplay | None:
+    def _start_replay(self, arrived: float) -> LatencyReplay | None:
         if self.options.latency is None:
             return None
         self._requests += 1

@@ -52,11 +52,11 @@ class LatencyProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     kind: Literal["latency"] = "latency"
 
     def __post_init__(self) -> None:
-        for field, least in (("ttft_s", 0.0), ("gap_s", 0.0), ("burst_chunks", 1.0)):
+        for field, minimum in (("ttft_s", 0.0), ("gap_s", 0.0), ("burst_chunks", 1.0)):
             values = getattr(self, field)
-            if not values or not all(math.isfinite(value) and value >= least for value in values):
+            if not values or not all(math.isfinite(value) and value >= minimum for value in values):
                 raise ConfigError(
-                    f"latency profile {self.name}: {field}: expected one or more numbers >= {least:g}, got {list(values)[:5]}"
+                    f"latency profile {self.name}: {field}: expected one or more numbers >= {minimum:g}, got {list(values)[:5]}"
                 )
             if any(left > right for left, right in pairwise(values)):
                 raise ConfigError(f"latency profile {self.name}: {field}: expected ascending values")

@@ -20,7 +20,7 @@ __all__ = ["load_latency", "load_step_times", "packaged_names"]
 
 T = TypeVar("T", LatencyProfile, StepTimes)
 
-LARGEST = 1 << 20  # bytes; the packaged ones are below 3 kB
+MAX_BYTES = 1 << 20  # bytes; the packaged ones are below 3 kB
 
 
 class _Kind(msgspec.Struct):
@@ -72,9 +72,9 @@ def _read(name: str, kind: str) -> bytes:
         return (resources.files("streamco.server") / "profiles" / f"{name}.json").read_bytes()
     try:
         with path.open("rb") as file:
-            data = file.read(LARGEST + 1)
+            data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{kind} profile: {name}: {error.strerror or error}") from error
-    if len(data) > LARGEST:
-        raise ConfigError(f"{kind} profile: expected at most {LARGEST} bytes, got more in {name}")
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{kind} profile: expected at most {MAX_BYTES} bytes, got more in {name}")
     return data

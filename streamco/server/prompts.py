@@ -45,9 +45,9 @@ async def build_generation(engine: Engine, request: ApiRequest, options: ServeOp
 def _limit(engine: Engine, request: ApiRequest, options: ServeOptions, field: str, length: int) -> int:
     """Completion tokens this request gets: what it asked for, as far as the context goes."""
     context = engine.info.context_tokens
-    most = min(context - 1, options.max_prompt_tokens or context)
-    if length > most:
-        raise invalid(field, f"expected at most {most} tokens (the context is {context}), got {length}", code="context_length_exceeded")
+    limit = min(context - 1, options.max_prompt_tokens or context)
+    if length > limit:
+        raise invalid(field, f"expected at most {limit} tokens (the context is {context}), got {length}", code="context_length_exceeded")
     name, wanted = request.wanted_tokens
     if wanted is not None and options.max_tokens is not None and wanted > options.max_tokens:
         raise invalid(name, f"expected at most {options.max_tokens}, got {wanted}")

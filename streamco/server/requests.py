@@ -19,7 +19,7 @@ from streamco.server.http.errors import RequestError, invalid, unsupported
 __all__ = ["TOP_LOGPROBS", "ChatRequest", "CompletionRequest", "GenerateRequest", "StreamOptions", "parse"]
 
 TOP_LOGPROBS = 20  # most alternatives a request may ask for, as at OpenAI
-MOST_STOPS = 16  # OpenAI takes 4
+MAX_STOPS = 16  # OpenAI takes 4
 
 T = TypeVar("T", bound="GenerateRequest")
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -102,8 +102,8 @@ class GenerateRequest(Struct, kw_only=True):
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "expected none without stream, got some")
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        if len(stops) > MOST_STOPS:
-            raise invalid("stop", f"expected at most {MOST_STOPS} strings, got {len(stops)}")
+        if len(stops) > MAX_STOPS:
+            raise invalid("stop", f"expected at most {MAX_STOPS} strings, got {len(stops)}")
         if "" in stops:
             raise invalid("stop", "expected text, got an empty string")
 

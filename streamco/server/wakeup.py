@@ -17,7 +17,7 @@ from streamco.server.latency_replay import LatencyReplay
 
 __all__ = ["WakeEvent", "Clock", "LoopClock", "WakeCoalescer", "GenerationReader"]
 
-AHEAD = 1024  # pieces taken over while they are held back; beyond it the ring fills and the sequence parks
+MAX_HELD_PIECES = 1024  # pieces taken over while they are held back; beyond it the ring fills and the sequence parks
 TIMER_SLACK = 0.001  # s; uvloop rounds timers to milliseconds and may fire early
 
 
@@ -26,16 +26,16 @@ class WakeEvent:
 
     def __init__(self) -> None:
         self._waiter: asyncio.Future[bool] | None = None
-        self._was_rung = False
+        self._is_set = False
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the waiter; remembered when there is none. Loop thread only."""
-        self._was_rung = True
+        self._is_set = True
         self._settle(True)
 
     async def wait(self, deadline: float | None) -> bool:
         """True once the bell has rung, False at ``deadline`` (loop time). Safe to cancel: a ring is not lost."""
-        if not self._was_rung:
+        if not self._is_set:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
             timer = None if deadline is None else loop.call_at(max(deadline, loop.time() + TIMER_SLACK), self._settle, False)
@@ -45,8 +45,8 @@ class WakeEvent:
                 self._waiter = None
                 if timer is not None:
                     timer.cancel()
-        was_rung, self._was_rung = self._was_rung, False
-        return was_rung
+        was_set, self._is_set = self._is_set, False
+        return was_set
 
     def _settle(self, value: bool) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -60,7 +60,7 @@ class Clock(Protocol):
         """Seconds on a monotonic clock."""
         ...
 
-    async def wait(self, bell: WakeEvent, deadline: float | None) -> bool:
+    async def wait(self, event: WakeEvent, deadline: float | None) -> bool:
         """True once the bell has rung, False at ``deadline``."""
         ...
 
@@ -72,15 +72,15 @@ class LoopClock:
         """Seconds of the running loop."""
         return asyncio.get_running_loop().time()
 
-    async def wait(self, bell: WakeEvent, deadline: float | None) -> bool:
+    async def wait(self, event: WakeEvent, deadline: float | None) -> bool:
         """See ``WakeEvent.wait``."""
-        return await bell.wait(deadline)
+        return await event.wait(deadline)
 
 
 class Wakeable(Protocol):
     """What can be woken."""
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Something has come; called on the loop."""
         ...
 
@@ -90,14 +90,14 @@ class WakeCoalescer:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._rung: deque[Wakeable] = deque()
+        self._pending: deque[Wakeable] = deque()
         self._is_scheduled = False
 
-    def bind(self, bell: Wakeable) -> Callable[[], None]:
+    def bind(self, event: Wakeable) -> Callable[[], None]:
         """Return a ``wake`` for ``Engine.submit`` that rings this bell."""
 
         def wake() -> None:
-            self._rung.append(bell)
+            self._pending.append(event)
             if not self._is_scheduled:
                 self._is_scheduled = True
                 self._schedule()
@@ -106,17 +106,17 @@ class WakeCoalescer:
 
     def _schedule(self) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._ring)
+            self._loop.call_soon_threadsafe(self._wake_pending)
         except RuntimeError:
             if not self._loop.is_closed():
                 raise
             # the loop went away before the engine: nobody is left to wake, and the engine's thread must live to be closed
 
-    def _ring(self) -> None:
+    def _wake_pending(self) -> None:
         # cleared first: a wake that comes during the loop below schedules another round instead of being missed
         self._is_scheduled = False
-        while self._rung:
-            self._rung.popleft().ring()
+        while self._pending:
+            self._pending.popleft().wake()
 
 
 class GenerationReader:
@@ -134,14 +134,14 @@ class GenerationReader:
     """
 
     def __init__(
-        self, engine: Engine, request: GenerationRequest, waker: WakeCoalescer, clock: Clock, holdback: LatencyReplay | None = None
+        self, engine: Engine, request: GenerationRequest, waker: WakeCoalescer, clock: Clock, latency_replay: LatencyReplay | None = None
     ) -> None:
-        self._bell = WakeEvent()
+        self._event = WakeEvent()
         self._clock = clock
-        self._holdback = holdback
+        self._latency_replay = latency_replay
         self._stopped_by: str | None = None
         self._has_ended = False
-        self._generation: Generation = engine.submit(request, waker.bind(self._bell))
+        self._generation: Generation = engine.submit(request, waker.bind(self._event))
 
     @property
     def stopped_by(self) -> str | None:
@@ -161,7 +161,7 @@ class GenerationReader:
             if pieces or end is not None:
                 return pieces, end
             until = min((time for time in (deadline, due) if time is not None), default=None)
-            if not await self._clock.wait(self._bell, until) and deadline is not None and self._clock.now() >= deadline:
+            if not await self._clock.wait(self._event, until) and deadline is not None and self._clock.now() >= deadline:
                 return None
         return None
 
@@ -171,18 +171,18 @@ class GenerationReader:
             self._stopped_by = reason
             if not self._has_ended:
                 self._generation.cancel()
-            self._bell.ring()
+            self._event.wake()
 
     def _collect(self) -> tuple[list[TextPiece], GenerationEnd | None, float | None]:
         """Return what may leave now, and when there will be more that may."""
-        holdback = self._holdback
-        if holdback is None:
+        latency_replay = self._latency_replay
+        if latency_replay is None:
             return *self._take(), None
         now = self._clock.now()
-        if holdback.held < AHEAD and not self._has_ended:
-            holdback.push(*self._take(), now)
-        pieces, end = holdback.pop(now)
-        return pieces, end, holdback.due()
+        if latency_replay.held < MAX_HELD_PIECES and not self._has_ended:
+            latency_replay.push(*self._take(), now)
+        pieces, end = latency_replay.pop(now)
+        return pieces, end, latency_replay.due()
 
     def _take(self) -> tuple[list[TextPiece], GenerationEnd | None]:
         pieces, end = self._generation.take()

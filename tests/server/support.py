@@ -31,11 +31,11 @@ class ManualClock:
     def now(self) -> float:
         return self.time
 
-    async def wait(self, bell: WakeEvent, deadline: float | None) -> bool:
-        entry = (deadline, bell)
+    async def wait(self, event: WakeEvent, deadline: float | None) -> bool:
+        entry = (deadline, event)
         self.sleepers.append(entry)
         try:
-            await bell.wait(None)
+            await event.wait(None)
         finally:
             if entry in self.sleepers:
                 self.sleepers.remove(entry)
@@ -44,10 +44,10 @@ class ManualClock:
     def advance(self, to: float) -> None:
         self.time = to
         for entry in list(self.sleepers):
-            deadline, bell = entry
+            deadline, event = entry
             if deadline is not None and deadline <= to:
                 self.sleepers.remove(entry)
-                bell.ring()
+                event.wake()
 
     async def asleep(self, count: int = 1) -> None:
         """Until this many readers wait."""

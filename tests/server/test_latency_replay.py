@@ -34,7 +34,7 @@ def pieces(count: int, first: int = 0) -> list[TextPiece]:
     return [TextPiece(f"{number} ", (number,)) for number in range(first, first + count)]
 
 
-def holdback(**changes: object) -> LatencyReplay:
+def make_replay(**changes: object) -> LatencyReplay:
     return LatencyReplay(profile(**changes), Random(1), started=10.0)
 
 
@@ -55,98 +55,98 @@ def test_a_quantile_lies_within_its_table(table: list[float], share: float) -> N
 
 
 def test_the_first_piece_waits_for_the_sampled_time_to_first_token() -> None:
-    held = holdback()
-    held.push(pieces(1), None, now=10.1)
-    assert held.due() == 11.0
-    assert texts(held.pop(10.999)) == []
-    assert texts(held.pop(11.0)) == ["0"]
+    replay = make_replay()
+    replay.push(pieces(1), None, now=10.1)
+    assert replay.due() == 11.0
+    assert texts(replay.pop(10.999)) == []
+    assert texts(replay.pop(11.0)) == ["0"]
 
 
 def test_each_later_piece_waits_for_its_gap_though_all_were_ready() -> None:
-    held = holdback()
-    held.push(pieces(3), STOP, now=10.1)
-    assert texts(held.pop(11.0)) == ["0"]
-    assert held.due() == 11.5
-    assert held.pop(11.4) == ([], None)
-    assert texts(held.pop(11.5)) == ["1"]
-    released, end = held.pop(12.0)
+    replay = make_replay()
+    replay.push(pieces(3), STOP, now=10.1)
+    assert texts(replay.pop(11.0)) == ["0"]
+    assert replay.due() == 11.5
+    assert replay.pop(11.4) == ([], None)
+    assert texts(replay.pop(11.5)) == ["1"]
+    released, end = replay.pop(12.0)
     assert [piece.text for piece in released] == ["2 "]
     assert end is STOP
 
 
 def test_a_late_timer_does_not_shift_the_schedule() -> None:
-    held = holdback()
-    held.push(pieces(3), None, now=10.1)
-    held.pop(11.3)
-    assert held.due() == 11.5
+    replay = make_replay()
+    replay.push(pieces(3), None, now=10.1)
+    replay.pop(11.3)
+    assert replay.due() == 11.5
 
 
 def test_a_slow_model_shows_its_own_times_and_the_next_gap_counts_from_there() -> None:
-    held = holdback()
-    held.push(pieces(1), None, now=14.0)
-    assert texts(held.pop(14.0)) == ["0"]
-    held.push(pieces(1, 1), None, now=14.1)
-    assert held.due() == 14.5
+    replay = make_replay()
+    replay.push(pieces(1), None, now=14.0)
+    assert texts(replay.pop(14.0)) == ["0"]
+    replay.push(pieces(1, 1), None, now=14.1)
+    assert replay.due() == 14.5
 
 
 def test_the_rate_is_the_slower_of_model_and_profile_and_not_their_sum() -> None:
-    held = holdback(ttft_s=[0.0], gap_s=[0.5])
+    replay = make_replay(ttft_s=[0.0], gap_s=[0.5])
     left_at = []
     for number in range(20):
-        held.push(pieces(1, number), None, now=10.0 + 0.6 * number)
-        due = held.due()
+        replay.push(pieces(1, number), None, now=10.0 + 0.6 * number)
+        due = replay.due()
         assert due is not None
         at = max(due, 10.0 + 0.6 * number)
-        assert len(texts(held.pop(at))) == 1
+        assert len(texts(replay.pop(at))) == 1
         left_at.append(at)
     gaps = [later - earlier for earlier, later in pairwise(left_at)]
     assert max(gaps) == pytest.approx(0.6)
 
 
 def test_a_burst_leaves_whole_and_only_when_it_is_complete() -> None:
-    held = holdback(burst_chunks=[3])
-    held.push(pieces(2), None, now=10.1)
-    assert held.due() is None
-    assert held.pop(20.0) == ([], None)
-    held.push(pieces(2, 2), None, now=20.0)
-    assert texts(held.pop(20.0)) == ["0", "1", "2"]
-    assert held.held == 1
+    replay = make_replay(burst_chunks=[3])
+    replay.push(pieces(2), None, now=10.1)
+    assert replay.due() is None
+    assert replay.pop(20.0) == ([], None)
+    replay.push(pieces(2, 2), None, now=20.0)
+    assert texts(replay.pop(20.0)) == ["0", "1", "2"]
+    assert replay.held == 1
 
 
 def test_the_end_completes_a_burst() -> None:
-    held = holdback(burst_chunks=[3])
-    held.push(pieces(2), STOP, now=10.1)
-    released, end = held.pop(11.0)
+    replay = make_replay(burst_chunks=[3])
+    replay.push(pieces(2), STOP, now=10.1)
+    released, end = replay.pop(11.0)
     assert len(released) == 2
     assert end is STOP
 
 
 def test_an_end_that_comes_alone_after_everything_left_is_told_at_once() -> None:
-    held = holdback()
-    held.push(pieces(1), None, now=10.1)
-    held.pop(11.0)
-    held.push([], STOP, now=11.01)
-    assert held.pop(11.01) == ([], STOP)
+    replay = make_replay()
+    replay.push(pieces(1), None, now=10.1)
+    replay.pop(11.0)
+    replay.push([], STOP, now=11.01)
+    assert replay.pop(11.01) == ([], STOP)
 
 
 def test_an_empty_answer_takes_its_time_to_first_token_but_a_failure_does_not() -> None:
-    held = holdback()
-    held.push([], STOP, now=10.1)
-    assert held.due() == 11.0
-    assert held.pop(10.5) == ([], None)
-    assert held.pop(11.0) == ([], STOP)
-    failed = holdback()
+    replay = make_replay()
+    replay.push([], STOP, now=10.1)
+    assert replay.due() == 11.0
+    assert replay.pop(10.5) == ([], None)
+    assert replay.pop(11.0) == ([], STOP)
+    failed = make_replay()
     failed.push([], FAILED, now=10.1)
     assert failed.pop(10.1) == ([], FAILED)
 
 
 def test_a_trace_of_means_draws_one_gap_for_the_whole_request() -> None:
-    held = holdback(gap_s=[0.1, 0.9], gap_of="request", ttft_s=[0.0])
-    held.push(pieces(50), None, now=10.0)
+    replay = make_replay(gap_s=[0.1, 0.9], gap_of="request", ttft_s=[0.0])
+    replay.push(pieces(50), None, now=10.0)
     dues = []
-    while (due := held.due()) is not None:
+    while (due := replay.due()) is not None:
         dues.append(due)
-        held.pop(due)
+        replay.pop(due)
     gaps = [later - earlier for earlier, later in pairwise(dues)]
     assert max(gaps) - min(gaps) < 1e-9
     assert 0.1 <= gaps[0] <= 0.9
@@ -154,12 +154,12 @@ def test_a_trace_of_means_draws_one_gap_for_the_whole_request() -> None:
 
 def test_the_same_seed_gives_the_same_times() -> None:
     def dues(seed: int) -> list[float]:
-        held = LatencyReplay(load_latency("openai-gpt-4-0125-preview"), Random(seed), started=0.0)
-        held.push(pieces(100), None, now=0.0)
+        replay = LatencyReplay(load_latency("openai-gpt-4-0125-preview"), Random(seed), started=0.0)
+        replay.push(pieces(100), None, now=0.0)
         found = []
-        while (due := held.due()) is not None:
+        while (due := replay.due()) is not None:
             found.append(due)
-            held.pop(due)
+            replay.pop(due)
         return found
 
     assert dues(5) == dues(5)
@@ -175,25 +175,25 @@ def test_the_same_seed_gives_the_same_times() -> None:
 def test_every_piece_leaves_once_in_order_never_before_it_was_made_or_due(
     gaps: list[float], bursts: list[int], arrivals: list[tuple[float, int]], rng: Random
 ) -> None:
-    held = LatencyReplay(profile(gap_s=gaps, burst_chunks=bursts), rng, started=0.0)
+    replay = LatencyReplay(profile(gap_s=gaps, burst_chunks=bursts), rng, started=0.0)
     now, made, left = 0.0, 0, []
     for number, (step, count) in enumerate(arrivals):
         now += step
-        held.push(pieces(count, made), STOP if number == len(arrivals) - 1 else None, now)
+        replay.push(pieces(count, made), STOP if number == len(arrivals) - 1 else None, now)
         made += count
-        due = held.due()
-        released, _ = held.pop(now)
+        due = replay.due()
+        released, _ = replay.pop(now)
         assert not released or (due is not None and due <= now)
         assert not released or now >= 1.0
         left += released
-    while (due := held.due()) is not None:
+    while (due := replay.due()) is not None:
         now = max(now, due)
-        released, end = held.pop(now)
+        released, end = replay.pop(now)
         left += released
         if end is not None:
             break
     assert [piece.ids[0] for piece in left] == list(range(made))
-    assert held.held == 0
+    assert replay.held == 0
 
 
 @pytest.mark.parametrize(
@@ -217,14 +217,14 @@ def replayed(name: str, requests: int, chunks: int) -> tuple[list[float], list[f
     """Times to first token and chunk rates of many replayed requests."""
     firsts, rates = [], []
     for seed in range(requests):
-        held = LatencyReplay(load_latency(name), Random(seed), started=0.0)
-        held.push(pieces(chunks), STOP, now=0.0)
+        replay = LatencyReplay(load_latency(name), Random(seed), started=0.0)
+        replay.push(pieces(chunks), STOP, now=0.0)
         dues = []
         while True:
-            due = held.due()
+            due = replay.due()
             assert due is not None
             dues.append(due)
-            if held.pop(due)[1] is not None:
+            if replay.pop(due)[1] is not None:
                 break
         firsts.append(dues[0])
         rates.append((dues[-1] - dues[0]) / chunks)

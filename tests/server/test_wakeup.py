@@ -13,7 +13,7 @@ from streamco.config import SamplingOptions
 from streamco.engines.base import GenerationRequest
 from streamco.errors import EngineError
 from streamco.server.latency_replay import LatencyProfile, LatencyReplay
-from streamco.server.wakeup import AHEAD, GenerationReader, LoopClock, WakeCoalescer, WakeEvent
+from streamco.server.wakeup import MAX_HELD_PIECES, GenerationReader, LoopClock, WakeCoalescer, WakeEvent
 from streamco.testing.engine import FakeEngine
 from tests.server.support import ManualClock, until
 
@@ -24,8 +24,8 @@ def request(**sampling: object) -> GenerationRequest:
     return GenerationRequest(prompt_ids=[1, 2, 3], sampling=msgspec.convert(sampling, type=SamplingOptions))
 
 
-def work_of(engine: FakeEngine, clock: ManualClock | None = None, holdback: LatencyReplay | None = None) -> GenerationReader:
-    return GenerationReader(engine, request(), WakeCoalescer(), clock or LoopClock(), holdback)
+def work_of(engine: FakeEngine, clock: ManualClock | None = None, replay: LatencyReplay | None = None) -> GenerationReader:
+    return GenerationReader(engine, request(), WakeCoalescer(), clock or LoopClock(), replay)
 
 
 async def read_all(work: GenerationReader) -> tuple[str, str]:
@@ -39,17 +39,17 @@ async def read_all(work: GenerationReader) -> tuple[str, str]:
 
 
 async def test_a_bell_that_rang_before_the_wait_is_heard() -> None:
-    bell = WakeEvent()
-    bell.ring()
-    assert await bell.wait(None) is True
+    event = WakeEvent()
+    event.wake()
+    assert await event.wait(None) is True
 
 
 async def test_a_bell_is_heard_once() -> None:
-    bell = WakeEvent()
-    bell.ring()
-    bell.ring()
-    assert await bell.wait(None)
-    assert await bell.wait(asyncio.get_running_loop().time()) is False
+    event = WakeEvent()
+    event.wake()
+    event.wake()
+    assert await event.wait(None)
+    assert await event.wait(asyncio.get_running_loop().time()) is False
 
 
 async def test_a_wait_ends_at_its_deadline_and_not_before() -> None:
@@ -60,14 +60,14 @@ async def test_a_wait_ends_at_its_deadline_and_not_before() -> None:
 
 
 async def test_a_cancelled_wait_loses_no_ring() -> None:
-    bell = WakeEvent()
-    waiting = asyncio.ensure_future(bell.wait(None))
+    event = WakeEvent()
+    waiting = asyncio.ensure_future(event.wait(None))
     await asyncio.sleep(0)
-    bell.ring()
+    event.wake()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert await bell.wait(None)
+    assert await event.wait(None)
 
 
 async def test_many_wakes_from_a_thread_are_one_loop_wake_up() -> None:
@@ -82,8 +82,8 @@ async def test_many_wakes_from_a_thread_are_one_loop_wake_up() -> None:
 
     loop.call_soon_threadsafe = counting  # type: ignore[method-assign,assignment]
     waker = WakeCoalescer()
-    bells = [WakeEvent() for _ in range(8)]
-    wakes = [waker.bind(bell) for bell in bells]
+    events = [WakeEvent() for _ in range(8)]
+    wakes = [waker.bind(event) for event in events]
 
     def burst() -> None:
         for wake in wakes:
@@ -93,7 +93,7 @@ async def test_many_wakes_from_a_thread_are_one_loop_wake_up() -> None:
     thread.start()
     thread.join()
     assert scheduled == 1
-    assert all([await bell.wait(None) for bell in bells])
+    assert all([await event.wait(None) for event in events])
     burst()
     assert scheduled == 2
 
@@ -214,11 +214,11 @@ async def test_generation_runs_ahead_while_pieces_are_held_back_but_not_without_
     work = work_of(engine, clock, LatencyReplay(PROFILE, Random(1), 0.0))
     waiting = asyncio.ensure_future(work.receive(None))
     await clock.asleep()
-    holdback = work._holdback
-    assert holdback is not None
-    await until(lambda: holdback.held >= AHEAD)
+    replay = work._latency_replay
+    assert replay is not None
+    await until(lambda: replay.held >= MAX_HELD_PIECES)
     await asyncio.sleep(0.02)
-    assert holdback.held <= AHEAD + 50
+    assert replay.held <= MAX_HELD_PIECES + 50
     waiting.cancel()
     work.stop("the test's end")
     engine.close()

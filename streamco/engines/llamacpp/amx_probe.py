@@ -64,7 +64,7 @@ def allows_repacking(path: Path, library: Any, *, cpuinfo: Path = CPUINFO, run: 
 
 
 def _run(command: Sequence[str]) -> int | None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(place for place in sys.path if place) or "."}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folder for folder in sys.path if folder) or "."}
     try:
         done = subprocess.run(  # noqa: S603  # this Python, this module
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=CHILD_TIMEOUT, check=False

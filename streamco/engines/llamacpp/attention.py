@@ -110,8 +110,8 @@ class AttentionTap:
         for number, shape, data in self._tap.copies():
             if number == 0:
                 rows = [self._note(cell, waiting, sequences, positions) for cell in np.frombuffer(data, dtype=np.int64).tolist()]
-                for place, row in enumerate(rows):
-                    self._row_places[row] = (len(self._weights), place, sequences[row], positions[row] + 1)
+                for index, row in enumerate(rows):
+                    self._row_places[row] = (len(self._weights), index, sequences[row], positions[row] + 1)
                 self._weights.append({})
                 continue
             cells, columns, heads, streams = shape
@@ -149,12 +149,12 @@ class AttentionTap:
         """
         import numpy as np
 
-        part, place, sequence, tokens = self._row_places.get(row, (0, 0, 0, 0))
+        part, index, sequence, tokens = self._row_places.get(row, (0, 0, 0, 0))
         found = self._weights[part] if self._weights else {}
         if not tokens or len(found) < len(self._layers):
             raise EngineError(f"attention: expected a row of a batch whose attention was read, got row {row}")
         cells = self._cells[sequence][:tokens]
-        return np.stack([found[layer][place][:, cells].mean(axis=0) for layer in self._layers])
+        return np.stack([found[layer][index][:, cells].mean(axis=0) for layer in self._layers])
 
     # The cells of sequences
 

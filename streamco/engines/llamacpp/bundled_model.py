@@ -21,7 +21,7 @@ def packaged_model(package: str = PACKAGE) -> Path:
         EngineError: the package is not installed, or holds no or several GGUF files.
     """
     spec = importlib.util.find_spec(package)
-    folders = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
     found = sorted(path for folder in folders for path in folder.glob("*.gguf"))
     if len(found) != 1:
         got = f"{len(found)} files in {folders[0]}" if folders else "no such package"

@@ -61,13 +61,13 @@ class LlamaModel:
             bos: let the model's begin token come first, where it has one and wants it.
         """
         data = text.encode("utf-8", "surrogatepass")
-        room = len(data) + 2
-        ids = (ctypes.c_int32 * room)()
+        size = len(data) + 2
+        ids = (ctypes.c_int32 * size)()
         with self._lock:
             self._check_open()
-            count = self.library.llama_tokenize(self._vocab, data, len(data), ids, room, bos, special)
+            count = self.library.llama_tokenize(self._vocab, data, len(data), ids, size, bos, special)
         if count < 0:
-            raise EngineError(f"tokenize: expected at most {room} tokens for {len(data)} bytes, got {-count}")
+            raise EngineError(f"tokenize: expected at most {size} tokens for {len(data)} bytes, got {-count}")
         return ids[:count]
 
     def token_bytes(self, token: int) -> bytes:
@@ -163,21 +163,21 @@ class LlamaModel:
         return (text or b"").decode("utf-8", "replace")
 
     def _metadata(self, key: str) -> str:
-        room = 1024
-        buffer = ctypes.create_string_buffer(room)
-        length = self.library.llama_model_meta_val_str(self.handle, key.encode(), buffer, room)
+        size = 1024
+        buffer = ctypes.create_string_buffer(size)
+        length = self.library.llama_model_meta_val_str(self.handle, key.encode(), buffer, size)
         return buffer.value.decode("utf-8", "replace") if length > 0 else ""
 
     def _read_piece(self, token: int) -> bytes:
         with self._lock:
             self._check_open()
-            room = 64
+            size = 64
             while True:
-                buffer = ctypes.create_string_buffer(room)
-                length = self.library.llama_token_to_piece(self._vocab, token, buffer, room, 0, False)
+                buffer = ctypes.create_string_buffer(size)
+                length = self.library.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
                 if length >= 0:
                     return buffer.raw[:length]
-                room = -length  # a negative answer is the room it needs
+                size = -length  # a negative answer is the room it needs
 
     def _check_open(self) -> None:
         if self.handle is None:

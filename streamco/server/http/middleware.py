@@ -123,7 +123,7 @@ class RequestAdmission:
     """How many requests are in the house."""
 
     def __init__(self, options: ListenOptions) -> None:
-        self._most = options.max_streams
+        self._max_streams = options.max_streams
         self._wait = options.retry_after
         self._present = 0
         self._is_closed = False
@@ -150,8 +150,8 @@ class RequestAdmission:
             RequestError: 429 all places are taken, 503 the server is shutting down.
         """
         self.check_open()
-        if self._present >= self._most:
-            raise overloaded(f"requests: expected at most {self._most} at once, got one more", self._wait)
+        if self._present >= self._max_streams:
+            raise overloaded(f"requests: expected at most {self._max_streams} at once, got one more", self._wait)
         self._present += 1
         try:
             yield

@@ -33,9 +33,9 @@ class ListenOptions(Struct, frozen=True, kw_only=True):
     tls_key: str | None = None  # PEM file of its key; None: the certificate's file has it
 
     def __post_init__(self) -> None:
-        for field, least in (("port", 0), ("max_body_bytes", 1), ("max_streams", 1), ("retry_after", 0)):
-            if getattr(self, field) < least:
-                raise ConfigError(f"{field}: expected at least {least}, got {getattr(self, field)}")
+        for field, minimum in (("port", 0), ("max_body_bytes", 1), ("max_streams", 1), ("retry_after", 0)):
+            if getattr(self, field) < minimum:
+                raise ConfigError(f"{field}: expected at least {minimum}, got {getattr(self, field)}")
         if self.port > _LAST_PORT:
             raise ConfigError(f"port: expected at most {_LAST_PORT}, got {self.port}")
         for field in ("keepalive", "idle_timeout", "reader_timeout", "shutdown"):

@@ -172,7 +172,7 @@ class _Running:
         self._started = started
         self._is_over = False
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """See what has ended."""
         have_ended = [part.look() for part in self.parts]
         if not self._is_over and all(have_ended):

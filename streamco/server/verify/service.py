@@ -186,7 +186,7 @@ class _Connection:
         try:
             await self._read(host)
             self._is_over = True
-            self._bell.ring()
+            self._bell.wake()
             await writer
         finally:
             if self._is_welcome:
@@ -197,7 +197,7 @@ class _Connection:
     def flush(self) -> None:
         """Send what the server's end has to say."""
         self._unsent += self.server.take_messages()
-        self._bell.ring()
+        self._bell.wake()
 
     def stop(self) -> None:
         """The server goes away."""
@@ -245,9 +245,9 @@ class _Connection:
             while self._unsent:
                 if not await self._send(self._unsent.popleft()):
                     self._is_over = True
-                    self._room.ring()
+                    self._room.wake()
                     return
-                self._room.ring()
+                self._room.wake()
             if self.server.is_closed:
                 code = WSCloseCode.GOING_AWAY if self._service.is_stopping else WSCloseCode.POLICY_VIOLATION
                 await self._socket.close(code=code)
