@@ -1,10 +1,12 @@
-"""A request that goes on with an answer somebody else has begun, in the form its endpoint understands.
+"""Requests that continue an answer which another endpoint began, in the form that the next endpoint understands.
 
-Token ids go where they mean the same, packed or plain. Everywhere else text goes, and its end needs care. Vocabularies put the last space
-of a run in front of the next word, and join the rest of it: read at the end of a text, a line break and an indent become other tokens than
-in the middle of one, and what follows those is hardly ever what would have followed. Many chat templates trim the end of a message, too.
-So all whitespace there (``seam``) is held back. The target writes it again, and ``BoundaryWhitespace`` takes it out of what comes: known
-characters that the target was never shown, so nothing is guessed.
+Token ids are sent, packed or plain, if they mean the same at both endpoints. Otherwise text is sent, and the end of a text needs care.
+Vocabularies join the last space of a run to the next word, and the rest of the run to one token. So a line break and an indent become
+other tokens at the end of a text than in the middle of one, and what follows those is hardly ever what would have followed. Many chat
+templates trim the end of a message, too.
+
+So all whitespace at the end is held back. The next endpoint writes it again, and ``BoundaryWhitespace`` takes it out of the answer. It
+removes known characters that the endpoint was never shown, so nothing is guessed.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ __all__ = [
 
 PACKED_FIELD = "continuation_tokens_packed"  # of ``streamco serve``: docs/serve.md
 PREFILL_FIELD = "prefill_only"  # likewise
-_ABOUT_TOKENS = {  # what is written and how much of it is told: nobody reads it, and some of it costs or contradicts a limit of one token
+_OUTPUT_FIELDS = {  # what is written and how much of it is told: nobody reads it, and some of it costs or contradicts a limit of one token
     "best_of",
     "function_call",
     "functions",
@@ -50,7 +52,7 @@ _ABOUT_TOKENS = {  # what is written and how much of it is told: nobody reads it
 }
 
 
-def hand_over(request: Request, partial: Partial, can: Capabilities, *, codec: TokenCodec | None = None) -> tuple[Request, str]:
+def hand_over(request: Request, partial: Partial, capabilities: Capabilities, *, codec: TokenCodec | None = None) -> tuple[Request, str]:
     """Return the request that makes a server go on behind ``partial``, and the whitespace it will write again.
 
     Args:
@@ -66,12 +68,14 @@ def hand_over(request: Request, partial: Partial, can: Capabilities, *, codec: T
     if ids and codec is not None and partial.vocabulary == codec.vocabulary:
         packed = b64encode(codec.encode(ids)).decode("ascii")
         return msgspec.structs.replace(request, extra={**request.extra, PACKED_FIELD: packed}), ""
-    if ids and request.prompt_ids is not None and can.takes_token_ids and can.vocabulary in {None, partial.vocabulary}:
+    if ids and request.prompt_ids is not None and capabilities.takes_token_ids and capabilities.vocabulary in {None, partial.vocabulary}:
         return msgspec.structs.replace(request, prompt_ids=[*request.prompt_ids, *ids]), ""  # the prompt's ids are the server's too
-    text, seam = split_trailing_whitespace(partial.text)
+    text, held_whitespace = split_trailing_whitespace(partial.text)
     if not text:
-        return request, seam
-    return continue_request(request, text, "continue_final_message" if can.continuation == "token_ids" else can.continuation), seam
+        return request, held_whitespace
+    return continue_request(
+        request, text, "continue_final_message" if capabilities.continuation == "token_ids" else capabilities.continuation
+    ), held_whitespace
 
 
 def continue_request(request: Request, text: str, how: Continuation) -> Request:
@@ -107,7 +111,7 @@ def prefill_request(request: Request, how: PreCopy) -> Request:
     """
     if how == "none":
         raise UsageError("prefill_only: expected an endpoint that can read ahead, got one with pre_copy 'none'")
-    extra = {name: value for name, value in request.extra.items() if name not in _ABOUT_TOKENS}
+    extra = {name: value for name, value in request.extra.items() if name not in _OUTPUT_FIELDS}
     if how == "append":
         extra[PREFILL_FIELD] = True
     sampling = msgspec.structs.replace(request.sampling, max_tokens=1, stop=())
@@ -127,17 +131,17 @@ class BoundaryWhitespace:
         text: as it was held back; "": nothing is to be done.
     """
 
-    __slots__ = ("_left",)
+    __slots__ = ("_pending",)
 
     def __init__(self, text: str = "") -> None:
-        self._left = text
+        self._pending = text
 
     @property
     def is_open(self) -> bool:
         """True if something may still be taken out."""
-        return bool(self._left)
+        return bool(self._pending)
 
-    def close(self, event: TokensReceived) -> TokensReceived:
+    def strip(self, event: TokensReceived) -> TokensReceived:
         """Return the event without what the reader has. The first character that differs ends it: from there on all of the text is new."""
         dropped = sum(self._trim(chunk.choices[:1]) for chunk in event.chunks)
         return TokensReceived(event.source, event.chunks, max(0, event.tokens - dropped))
@@ -147,12 +151,12 @@ class BoundaryWhitespace:
         dropped = 0
         for choice in choices:
             text = choice.delta.content
-            if not self._left or not text:
+            if not self._pending or not text:
                 continue
-            same = common_prefix_length(self._left, text)
-            self._left = "" if same < len(text) else self._left[same:]
-            if same:
-                dropped += 0 if same < len(text) else len(choice.token_ids or (0,))
-                choice.delta.content = text[same:]
+            shared = common_prefix_length(self._pending, text)
+            self._pending = "" if shared < len(text) else self._pending[shared:]
+            if shared:
+                dropped += 0 if shared < len(text) else len(choice.token_ids or (0,))
+                choice.delta.content = text[shared:]
                 choice.token_ids = None
         return dropped

@@ -74,9 +74,9 @@ class DeviceEndpoint:
         self._loading: asyncio.Task[Engine] | None = None
         self._streams: set[DeviceStream] = set()
         self._drafters: set[DeviceDrafter] = set()
-        self._tokenized: tuple[Request, list[int]] | None = None
+        self._last_tokenized: tuple[Request, list[int]] | None = None
         self._is_closed = False
-        self._numbers = count(1)
+        self._stream_numbers = count(1)
 
     @property
     def name(self) -> str:
@@ -111,16 +111,17 @@ class DeviceEndpoint:
         Raises:
             EngineError: it can't be loaded; a later call tries again.
         """
-        await self._loaded()
+        await self.loaded_engine()
 
-    async def _loaded(self) -> Engine:
+    async def loaded_engine(self) -> Engine:
+        """Return the engine; load the model if it isn't, see ``start``."""
         if self._is_closed:
             raise StreamClosed(f"{self._name}: expected an open endpoint, got a closed one")
         if self._engine is not None:
             return self._engine
         if self._loading is None:
             self._loading = asyncio.create_task(self._load(), name=f"streamco load {self._name}")
-            self._loading.add_done_callback(_retrieve)
+            self._loading.add_done_callback(_retrieve_exception)
         return await asyncio.shield(self._loading)
 
     async def _load(self) -> Engine:
@@ -146,7 +147,7 @@ class DeviceEndpoint:
 
     def open(self, request: Request) -> DeviceStream:
         """Begin an answer; when the model is loaded and the prompt is short, the engine has it before this returns."""
-        stream = DeviceStream(self, request, f"{self._name}-{next(self._numbers)}")
+        stream = DeviceStream(self, request, f"{self._name}-{next(self._stream_numbers)}")
         self._streams.add(stream)
         stream.begin()
         return stream
@@ -168,7 +169,7 @@ class DeviceEndpoint:
         """
         from streamco.endpoints.device_drafter import TOP, DeviceDrafter
 
-        engine = await self._loaded()
+        engine = await self.loaded_engine()
         try:
             ids = await asyncio.to_thread(self.prompt_ids, engine, request) if not _is_short(request) else self.prompt_ids(engine, request)
             drafter = DeviceDrafter(
@@ -187,7 +188,7 @@ class DeviceEndpoint:
         self._drafters.add(drafter)
         return drafter
 
-    def forget(self, stream: DeviceStream) -> None:
+    def discard(self, stream: DeviceStream) -> None:
         """A stream has ended."""
         self._streams.discard(stream)
 
@@ -202,9 +203,9 @@ class DeviceEndpoint:
 
     def prompt_ids(self, engine: Engine, request: Request) -> list[int]:
         """``request_ids`` of the module, remembered for the last request: it is counted first and opened then."""
-        known = self._tokenized
+        known = self._last_tokenized
         if known is None or known[0] is not request:
-            self._tokenized = known = (request, request_ids(engine, request))
+            self._last_tokenized = known = (request, request_ids(engine, request))
         return known[1]
 
     async def aclose(self) -> None:
@@ -237,8 +238,8 @@ class DeviceStream:
         self._failure: Exception | None = None
         self._end: GenerationEnd | None = None
         self._partial: list[str] = []
-        self._seam = BoundaryWhitespace()
-        self._has_begun = self._has_told = self._has_ended = self._is_cancelled = False
+        self._boundary = BoundaryWhitespace()
+        self._has_begun = self._has_sent_finish = self._has_ended = self._is_cancelled = False
 
     @property
     def timings(self) -> GenerationTimings | None:
@@ -258,7 +259,7 @@ class DeviceStream:
 
     async def _prepare(self) -> None:
         try:
-            engine = await self._endpoint._loaded()
+            engine = await self._endpoint.loaded_engine()
             ids = await asyncio.to_thread(self._endpoint.prompt_ids, engine, self._request)
             if not self._is_cancelled:
                 self._submit(engine, ids)
@@ -273,7 +274,7 @@ class DeviceStream:
             prefill_only=self._request.prefill_only,
             pending_bytes=pending_bytes(engine, ids),
         )
-        self._seam = BoundaryWhitespace(_seam_of(engine, self._request.partial))
+        self._boundary = BoundaryWhitespace(_boundary_whitespace(engine, self._request.partial))
         self._generation = engine.submit(request, self._wake)
 
     async def receive(self) -> TokensReceived | StreamEnded:
@@ -295,11 +296,13 @@ class DeviceStream:
                 self._close()
                 raise self._translate(self._failure)
             pieces = self._take()
-            if pieces or (self._end is not None and self._end.reason in FINISHED and not self._has_told and not self._request.prefill_only):
+            if pieces or (
+                self._end is not None and self._end.reason in FINISHED and not self._has_sent_finish and not self._request.prefill_only
+            ):
                 return self._tokens(pieces)
             if self._end is not None:
                 return self._finish(self._end)
-            await self._woken()
+            await self._wait_for_wake()
 
     async def cancel(self) -> None:
         """Stop; returns when the engine has let go of the sequence. Idempotent, safe in every state."""
@@ -311,7 +314,7 @@ class DeviceStream:
             while self._end is None:
                 self._take()
                 if self._end is None:
-                    await self._woken()
+                    await self._wait_for_wake()
         self._notify()  # a receive that waits hears of it
         self._close()
 
@@ -337,7 +340,7 @@ class DeviceStream:
             if not waiter.done():
                 waiter.set_result(None)
 
-    async def _woken(self) -> None:
+    async def _wait_for_wake(self) -> None:
         waiter = self._loop.create_future()
         self._waiters.append(waiter)
         await waiter
@@ -354,10 +357,10 @@ class DeviceStream:
             ids = None if piece.is_cut else list(piece.ids)
             chunks.append(self._chunk(ChunkChoice(delta=ChoiceDelta(content=piece.text), token_ids=ids)))
         if self._end is not None and self._end.reason in FINISHED:
-            self._has_told = True
+            self._has_sent_finish = True
             chunks.append(self._chunk(ChunkChoice(finish_reason=self._end.reason)))
         event = TokensReceived(self._endpoint.name, chunks, tokens)
-        return self._seam.close(event) if self._seam.is_open else event
+        return self._boundary.strip(event) if self._boundary.is_open else event
 
     def _chunk(self, choice: ChunkChoice) -> ChatCompletionChunk:
         return ChatCompletionChunk(id=self._number, choices=[choice], created=self._created, model=self._model_name())
@@ -388,7 +391,7 @@ class DeviceStream:
         return error
 
     def _close(self) -> None:
-        self._endpoint.forget(self)
+        self._endpoint.discard(self)
 
 
 def _holding(engine: Engine) -> HoldingEngine:
@@ -432,7 +435,7 @@ def _has_ids(engine: Engine, partial: Partial) -> bool:
     return bool(partial.ids) and partial.vocabulary == engine.info.vocabulary
 
 
-def _seam_of(engine: Engine, partial: Partial | None) -> str:
+def _boundary_whitespace(engine: Engine, partial: Partial | None) -> str:
     """Return the spaces at the end of a text that was handed over."""
     return "" if partial is None or _has_ids(engine, partial) else split_trailing_whitespace(partial.text)[1]
 
@@ -455,7 +458,7 @@ def _usage(timings: GenerationTimings) -> CompletionUsage:
     )
 
 
-def _retrieve(task: asyncio.Task[Engine]) -> None:
+def _retrieve_exception(task: asyncio.Task[Engine]) -> None:
     """Every waiter gets the error itself; when all of them left, it is nobody's."""
     if not task.cancelled():
         task.exception()

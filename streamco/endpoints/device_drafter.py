@@ -31,13 +31,13 @@ DrafterCommand = DraftTokens | DraftBranch | AdoptBranch | DropDrafts
 DrafterEvent = TokensDrafted | DeviceFailed
 
 TOP = ALTERNATIVES + 1  # of each position: the token itself and what might replace it
-_WHOLE = ("done", "stop")
-_GONE = ("evicted", "error")
-_FEW = 32  # ids that go into the batch of a draft's first token; more are read before it, and stay when the draft is dropped
+_COMPLETE = ("done", "stop")
+_LOST = ("evicted", "error")
+_MAX_BATCHED_IDS = 32  # ids that go into the batch of a draft's first token; more are read before it, and stay when the draft is dropped
 
 
 @dataclass(slots=True)
-class _Asked:
+class _PendingDraft:
     """A draft that the engine was asked for."""
 
     version: int | None
@@ -65,34 +65,34 @@ class _SequenceState:
     count: int = 0
     held: list[int] = field(default_factory=list)
     sequence: TokenSequence | None = None
-    asked: _Asked | None = None
+    pending: _PendingDraft | None = None
     source: TokenSequence | None = None
-    is_born: bool = True
+    exists: bool = True
     is_lost: bool = False
     has_failed: bool = False
 
     @property
-    def is_waiting(self) -> bool:
+    def needs_draft(self) -> bool:
         """There is something to draft, and nothing was asked for yet."""
-        return self.asked is None and self.count > 0 and not self.is_lost
+        return self.pending is None and self.count > 0 and not self.is_lost
 
     def take(self) -> tuple[list[Prediction], TaskEnd | None]:
         """Return what is new of the draft, and its end, where it is still wanted."""
-        asked = self.asked
-        if asked is None:
+        pending = self.pending
+        if pending is None:
             return [], None
-        predictions, end = asked.task.take()
+        predictions, end = pending.task.take()
         ids = [_token(prediction) for prediction in predictions]
         if ids:
-            self.held += (*asked.given, *ids)
-            asked.given = []
+            self.held += (*pending.given, *ids)
+            pending.given = []
         if end is not None:
-            self.asked = None
+            self.pending = None
         if ids:
-            self.is_born, self.has_failed = True, False
-        if asked.version is None or asked.version != self.version:
-            if end is not None and (end.reason in _GONE or not self.is_born):
-                self.lose()
+            self.exists, self.has_failed = True, False
+        if pending.version is None or pending.version != self.version:
+            if end is not None and (end.reason in _LOST or not self.exists):
+                self.discard()
             return [], None
         self.wanted += ids
         self.count -= len(ids)
@@ -101,19 +101,19 @@ class _SequenceState:
     def stop(self) -> None:
         """Draft no further; what the sequence has stays."""
         self.version, self.count = None, 0
-        if self.asked is not None:
-            self.asked.task.cancel()
+        if self.pending is not None:
+            self.pending.task.cancel()
             self.take()  # it may have ended already
 
-    def leave(self) -> SequenceTask | None:
+    def release(self) -> SequenceTask | None:
         """Give the sequence back; gives the task whose end is to be waited for."""
-        asked, self.asked = self.asked, None
-        if asked is not None:
-            asked.task.cancel()
-        self.lose()
-        return asked.task if asked is not None else None
+        pending, self.pending = self.pending, None
+        if pending is not None:
+            pending.task.cancel()
+        self.discard()
+        return pending.task if pending is not None else None
 
-    def lose(self) -> None:
+    def discard(self) -> None:
         """The sequence is of no use any more."""
         if self.sequence is not None:
             self.sequence.close()
@@ -157,7 +157,7 @@ class DeviceDrafter:
         self._context = engine.info.context_tokens
         self._emit = emit
         self._sampling = sampling
-        self._dice = Random(None if sampling.seed is None else f"drafts {sampling.seed}")
+        self._rng = Random(None if sampling.seed is None else f"drafts {sampling.seed}")
         self._top = top
         self._row_ids = row_ids
         self._name = name
@@ -166,8 +166,8 @@ class DeviceDrafter:
         self._is_woken = False
         self._is_over = False  # closed or failed
         self._is_closed = False
-        self._leaving: list[SequenceTask] = []  # cancelled tasks of sequences that were given back
-        self._has_left = asyncio.Event()
+        self._cancelled_tasks: list[SequenceTask] = []  # cancelled tasks of sequences that were given back
+        self._is_released = asyncio.Event()
         self._branches: dict[int, _SequenceState] = {}
         if not self.prompt_ids or len(self.prompt_ids) >= self._context:
             raise EngineError(
@@ -210,21 +210,21 @@ class DeviceDrafter:
         self._is_closed = True
         if self._on_close is not None:
             self._on_close(self)
-        self._let_go()
+        self._release_all()
         self._collect()
-        await self._has_left.wait()
+        await self._is_released.wait()
 
     # Commands
 
     def _draft(self, command: DraftTokens) -> None:
-        trunk, wanted = self._trunk, self._begin(command.length) + list(command.ids)
+        trunk, wanted = self._trunk, self._prefix(command.length) + list(command.ids)
         trunk.stop()
         trunk.version, trunk.count, trunk.wanted = command.version, command.count, wanted
 
     def _branch(self, command: DraftBranch) -> None:
-        self._branches[command.version] = _SequenceState(command.version, self._begin(command.length) + list(command.ids), command.count)
+        self._branches[command.version] = _SequenceState(command.version, self._prefix(command.length) + list(command.ids), command.count)
 
-    def _begin(self, length: int) -> list[int]:
+    def _prefix(self, length: int) -> list[int]:
         """Return the trunk's ids with so many tokens of the answer."""
         has = len(self._trunk.wanted) - len(self.prompt_ids)
         if not 0 <= length <= has:
@@ -232,64 +232,64 @@ class DeviceDrafter:
         return self._trunk.wanted[: len(self.prompt_ids) + length]
 
     def _adopt(self, version: int) -> None:
-        line = self._branches.pop(version, None)
-        if line is None:
+        state = self._branches.pop(version, None)
+        if state is None:
             raise UsageError(f"branch {version}: expected one of {sorted(self._branches)}, got none of them")
-        former, self._trunk = self._trunk, line
-        self._release(former)
-        line.is_lost = False
+        old, self._trunk = self._trunk, state
+        self._release(old)
+        state.is_lost = False
 
     def _drop(self, versions: Sequence[int]) -> None:
         for version in versions:
-            line = self._branches.pop(version, None)
-            if line is not None:
-                self._release(line)
+            state = self._branches.pop(version, None)
+            if state is not None:
+                self._release(state)
             elif version == self._trunk.version:
                 self._trunk.stop()
 
-    def _release(self, line: _SequenceState) -> None:
-        line.stop()
-        self._give_back(line)
+    def _release(self, state: _SequenceState) -> None:
+        state.stop()
+        self._give_back(state)
 
-    def _give_back(self, line: _SequenceState) -> None:
-        task = line.leave()
+    def _give_back(self, state: _SequenceState) -> None:
+        task = state.release()
         if task is not None:
-            self._leaving.append(task)
+            self._cancelled_tasks.append(task)
 
     # What the engine is asked
 
-    def _ask(self, line: _SequenceState) -> None:
+    def _request_draft(self, state: _SequenceState) -> None:
         """Draft what is still to be drafted, if nothing is in the way."""
-        if len(line.wanted) >= self._context:
+        if len(state.wanted) >= self._context:
             self._wake()  # there it is told
             return
-        sequence = line.sequence or self._find_sequence(line)
+        sequence = state.sequence or self._find_sequence(state)
         if sequence is None:
             return
-        shared = common_prefix_length(line.held, line.wanted)
-        if shared < len(line.held):
+        shared = common_prefix_length(state.held, state.wanted)
+        if shared < len(state.held):
             sequence.truncate(shared)
-            line.held = line.held[:shared]
-        given = line.wanted[shared:]
-        if len(given) > _FEW:
+            state.held = state.held[:shared]
+        given = state.wanted[shared:]
+        if len(given) > _MAX_BATCHED_IDS:
             sequence.extend(given)
-            line.held, given = list(line.wanted), []
-        sampling = replace(self._sampling, seed=self._dice.getrandbits(63))
-        task = sequence.draft(line.count, self._wake, ids=given, top=self._top, row_ids=self._row_ids, sampling=sampling)
-        line.asked = _Asked(line.version, task, given)
+            state.held, given = list(state.wanted), []
+        sampling = replace(self._sampling, seed=self._rng.getrandbits(63))
+        task = sequence.draft(state.count, self._wake, ids=given, top=self._top, row_ids=self._row_ids, sampling=sampling)
+        state.pending = _PendingDraft(state.version, task, given)
 
-    def _find_sequence(self, line: _SequenceState) -> TokenSequence | None:
+    def _find_sequence(self, state: _SequenceState) -> TokenSequence | None:
         """Return a new one, for a branch a fork of the trunk; None: the trunk drafts, and what waited behind that could be lost with it."""
         trunk = self._trunk
         if not trunk.count:
             trunk.take()  # its draft has been told to the end, or isn't wanted
-        if line is trunk or trunk.sequence is None:
-            line.sequence, line.is_born = self._engine.hold(self._name), True
-        elif trunk.asked is None:
-            shared = common_prefix_length(trunk.held, line.wanted)
-            line.sequence, line.source, line.is_born = trunk.sequence.fork(shared), trunk.sequence, False
-            line.held = line.wanted[:shared]
-        return line.sequence
+        if state is trunk or trunk.sequence is None:
+            state.sequence, state.exists = self._engine.hold(self._name), True
+        elif trunk.pending is None:
+            shared = common_prefix_length(trunk.held, state.wanted)
+            state.sequence, state.source, state.exists = trunk.sequence.fork(shared), trunk.sequence, False
+            state.held = state.wanted[:shared]
+        return state.sequence
 
     # What the engine says
 
@@ -306,77 +306,77 @@ class DeviceDrafter:
     def _collect(self) -> None:
         """Take everything there is, tell it, and ask for what is next."""
         self._is_woken = False  # before anything is taken: what comes behind that wakes again
-        self._leaving = [task for task in self._leaving if task.take()[1] is None]
+        self._cancelled_tasks = [task for task in self._cancelled_tasks if task.take()[1] is None]
         try:
-            for line in (self._trunk, *self._branches.values()):
-                self._take(line)
-            waiting = [line for line in (*self._branches.values(), self._trunk) if line.is_waiting]
+            for state in (self._trunk, *self._branches.values()):
+                self._take(state)
+            waiting = [state for state in (*self._branches.values(), self._trunk) if state.needs_draft]
             if waiting and not self._is_over:
                 with self._engine.together():
-                    for line in waiting:  # branches first: they begin with what the trunk has now
-                        self._ask(line)
+                    for state in waiting:  # branches first: they begin with what the trunk has now
+                        self._request_draft(state)
         except EngineError as error:
             self._fail(error)
-        if self._is_over and not self._leaving:
-            self._has_left.set()
+        if self._is_over and not self._cancelled_tasks:
+            self._is_released.set()
 
-    def _take(self, line: _SequenceState) -> None:
+    def _take(self, state: _SequenceState) -> None:
         """Tell what is new of a line; what is told may change every line."""
-        version, count = line.version, line.count
-        predictions, end = line.take()
+        version, count = state.version, state.count
+        predictions, end = state.take()
         if version is None or not count:
             return  # everything was told
-        is_full = line.asked is None and len(line.wanted) >= self._context
-        is_finished = is_full or not line.count or (end is not None and end.reason in _WHOLE)
-        failure = self._mourn(line, end) if end is not None and not is_finished else None
+        is_full = state.pending is None and len(state.wanted) >= self._context
+        is_finished = is_full or not state.count or (end is not None and end.reason in _COMPLETE)
+        failure = self._handle_lost_draft(state, end) if end is not None and not is_finished else None
         if is_finished:
-            line.count = 0
+            state.count = 0
         if predictions or is_finished:
             importance = predictions[-1].importance if predictions else None
-            self._emit(TokensDrafted(version, tuple(map(self._tell, predictions)), is_finished, importance))
+            self._emit(TokensDrafted(version, tuple(map(self._to_draft_token, predictions)), is_finished, importance))
         if failure is not None:
             raise failure
 
-    def _mourn(self, line: _SequenceState, end: TaskEnd) -> EngineError | None:
+    def _handle_lost_draft(self, state: _SequenceState, end: TaskEnd) -> EngineError | None:
         """Return a draft that was wanted ended before its time; gives what the answer's drafts fail with.
 
         Evicted: others needed the memory. Cancelled: the trunk that it was to be forked from was given back, or the engine was closed,
         which the next question to it says. Error: there may have been no place or no memory left; so a branch is nothing to fail for,
         branches make room for the trunk, and it is tried twice: meanwhile others may have been dropped.
         """
-        is_orphan = end.reason == "evicted" and not line.is_born  # by the trunk's fate, for what is asked of is not evicted
-        if is_orphan and line.source is self._trunk.sequence and self._trunk.asked is None:
-            self._trunk.lose()
-        line.lose()
-        line.is_lost = line is not self._trunk and end.reason != "cancelled" and not is_orphan
-        if line is not self._trunk or end.reason != "error":
+        is_lost_with_source = end.reason == "evicted" and not state.exists  # by the trunk's fate, for what is asked of is not evicted
+        if is_lost_with_source and state.source is self._trunk.sequence and self._trunk.pending is None:
+            self._trunk.discard()
+        state.discard()
+        state.is_lost = state is not self._trunk and end.reason != "cancelled" and not is_lost_with_source
+        if state is not self._trunk or end.reason != "error":
             return None
         others = [branch for branch in self._branches.values() if branch.sequence is not None]
         for branch in others:
             branch.is_lost = True
             self._give_back(branch)
-        if others or not line.has_failed:
-            line.has_failed = True
+        if others or not state.has_failed:
+            state.has_failed = True
             return None
         return end.error if isinstance(end.error, EngineError) else EngineError(f"engine: expected drafts, got {end.error}")
 
-    def _tell(self, prediction: Prediction) -> DraftToken:
+    def _to_draft_token(self, prediction: Prediction) -> DraftToken:
         share = 0.0 if prediction.share is None else min(1.0, prediction.share)
         return DraftToken(_token(prediction), share, prediction.likeliest[: self._top], prediction.row)
 
     def _fail(self, error: EngineError) -> None:
         error.endpoint = error.endpoint or self._name
-        self._let_go()
-        self._loop.call_soon(self._tell_failure, error)
+        self._release_all()
+        self._loop.call_soon(self._emit_failure, error)
 
-    def _tell_failure(self, error: EngineError) -> None:
+    def _emit_failure(self, error: EngineError) -> None:
         if not self._is_closed:
             self._emit(DeviceFailed(error))
 
-    def _let_go(self) -> None:
+    def _release_all(self) -> None:
         self._is_over = True
-        for line in (self._trunk, *self._branches.values()):
-            self._release(line)
+        for state in (self._trunk, *self._branches.values()):
+            self._release(state)
         self._branches.clear()
 
 

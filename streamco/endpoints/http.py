@@ -33,7 +33,7 @@ _REDIRECTS = 4  # requests in a row
 _LINGER = 2.0  # seconds for the formal end of a complete answer where no limit is set
 _LARGE_BODY = 1 << 20  # bytes; aiohttp wants larger ones as a file, to write them in pieces
 
-_taken: ContextVar[list[asyncio.Transport]] = ContextVar("taken")
+_transports: ContextVar[list[asyncio.Transport]] = ContextVar("taken")
 
 
 class HttpClient:
@@ -83,7 +83,7 @@ class HttpClient:
                 timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109  aiohttp's name
             ) -> aiohttp.connector.Connection:
                 connection = await super().connect(req, traces, timeout)
-                _note_transport(connection)
+                _record_transport(connection)
                 return connection
 
         return aiohttp.ClientSession(
@@ -107,12 +107,12 @@ class HttpClient:
         session = self._session
         assert session is not None, "start comes before request"
         proxy = await self._find_proxy(url)
-        with self._translated(), _aborting_unless_answered():
+        with self._translated(), _abort_on_failure():
             for _ in range(_REDIRECTS):
                 data = io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY else body
                 response = await session.request(method, url, data=data, headers=headers, allow_redirects=False, proxy=proxy)
                 if response.status not in {307, 308}:
-                    _tell_of_loss(response)
+                    _report_lost_connection(response)
                     return response
                 response.close()
                 url = self._redirected(url, response.headers.get("Location", ""))
@@ -153,8 +153,8 @@ class HttpClient:
         if not task.cancelled():
             task.result()
 
-    async def read(self, response: aiohttp.ClientResponse, most: int) -> bytes:
-        """Return the body, or its first ``most`` bytes; the connection is given back, or closed when there was more.
+    async def read(self, response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+        """Return the body, or its first ``max_bytes`` bytes; the connection is given back, or closed when there was more.
 
         Raises:
             EndpointProtocolError: the body was cut.
@@ -162,12 +162,12 @@ class HttpClient:
         body = bytearray()
         try:
             with self._translated():
-                while len(body) <= most:
+                while len(body) <= max_bytes:
                     data = await response.content.readany()
                     if not data:
                         return bytes(body)
                     body += data
-            return bytes(body[:most])
+            return bytes(body[:max_bytes])
         finally:
             response.close()  # does nothing after the end of the body: the connection is back in the pool
 
@@ -259,12 +259,12 @@ class HttpClient:
 
 
 @contextmanager
-def _aborting_unless_answered() -> Iterator[None]:
+def _abort_on_failure() -> Iterator[None]:
     """Abort the connections taken inside when it fails or is cancelled. aiohttp only closes them, and a close waits for unsent bytes, for
     ever when the peer has stopped reading.
     """
     taken: list[asyncio.Transport] = []
-    token = _taken.set(taken)
+    token = _transports.set(taken)
     try:
         yield
     except BaseException:
@@ -272,16 +272,16 @@ def _aborting_unless_answered() -> Iterator[None]:
             transport.abort()
         raise
     finally:
-        _taken.reset(token)
+        _transports.reset(token)
 
 
-def _note_transport(connection: aiohttp.connector.Connection) -> None:
-    taken = _taken.get(None)
+def _record_transport(connection: aiohttp.connector.Connection) -> None:
+    taken = _transports.get(None)
     if taken is not None and connection.transport is not None:
         taken.append(connection.transport)
 
 
-def _tell_of_loss(response: aiohttp.ClientResponse) -> None:
+def _report_lost_connection(response: aiohttp.ClientResponse) -> None:
     """Wake who reads the body when the connection ends without a word of why: where chunk framing is broken, aiohttp closes the connection
     and leaves its reader waiting.
     """
@@ -293,17 +293,17 @@ def _tell_of_loss(response: aiohttp.ClientResponse) -> None:
     if closed is None:
         return
 
-    def tell(closed: asyncio.Future[None]) -> None:
+    def on_closed(closed: asyncio.Future[None]) -> None:
         if not closed.cancelled():
             closed.exception()
         if content.exception() is None and not content.is_eof():
             content.set_exception(aiohttp.ClientPayloadError("its framing is broken"))
 
-    def forget() -> None:
-        closed.remove_done_callback(tell)
+    def stop_watching() -> None:
+        closed.remove_done_callback(on_closed)
 
-    closed.add_done_callback(tell)
-    content.on_eof(forget)
+    closed.add_done_callback(on_closed)
+    content.on_eof(stop_watching)
 
 
 def _read_proxy(origin: str) -> URL | None:

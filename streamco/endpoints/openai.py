@@ -24,7 +24,7 @@ from streamco.endpoints.prices import find_prices
 from streamco.endpoints.probe import PROBED_PATHS, STREAMCO, ServerInfo, identify
 from streamco.endpoints.providers import GENERIC, Dialect, find_provider
 from streamco.endpoints.retry import Retries
-from streamco.endpoints.shared_tokenizer import SharedVocabulary
+from streamco.endpoints.shared_tokenizer import SharedTokenizer
 from streamco.endpoints.token_counter import TokenCounter
 from streamco.engines.base import Engine
 from streamco.errors import ConfigError, EndpointError, EndpointProtocolError, EndpointStatusError, EngineError, UsageError
@@ -106,7 +106,7 @@ class OpenAIEndpoint:
         self._capabilities = self._address.provider.capabilities if capabilities is None else capabilities
         self._dialect = Dialect(self._address.provider)
         self._codec: TokenCodec | None = None  # of a server that takes packed ids
-        self._shared = None if tokenizer is None else SharedVocabulary(tokenizer)
+        self._tokenizer = None if tokenizer is None else SharedTokenizer(tokenizer)
         self._key = key
         self._headers = _build_headers(self._address, key, headers)
         self._client = HttpClient(self._name, timeouts=timeouts, session=session, secret=key)
@@ -154,7 +154,7 @@ class OpenAIEndpoint:
             self._name,
             self._client,
             lambda: self._prepare(request),
-            refine=self._learn,
+            refine=self._record_refusal,
             retries=Retries(self._retry, self._rng),
             timeouts=self._timeouts,
             limits=self._limits,
@@ -170,7 +170,7 @@ class OpenAIEndpoint:
         """
         return self._counter.count(request)
 
-    def access(self) -> tuple[str, str | None]:
+    def credentials(self) -> tuple[str, str | None]:
         """Base URL and key, for who speaks another protocol to the same server."""
         return self._address.base_url, self._key
 
@@ -200,9 +200,9 @@ class OpenAIEndpoint:
             elif not isinstance(answer, EndpointError):
                 raise answer
         info = identify(models, facts, model=self.model)
-        self._adopt(info)
-        if self._shared is not None and info.vocabulary is None:
-            info = await self._compare(self._shared, info)
+        self._apply(info)
+        if self._tokenizer is not None and info.vocabulary is None:
+            info = await self._compare_tokenizers(self._tokenizer, info)
         return info
 
     async def aclose(self) -> None:
@@ -211,25 +211,25 @@ class OpenAIEndpoint:
         await asyncio.gather(*(stream.cancel() for stream in list(self._streams)))
         await self._client.aclose()
 
-    async def _compare(self, shared: SharedVocabulary, info: ServerInfo) -> ServerInfo:
+    async def _compare_tokenizers(self, tokenizer: SharedTokenizer, info: ServerInfo) -> ServerInfo:
         """Let the server and the model here read the same; what an earlier probe found is forgotten."""
-        usual = self._declared or self._address.provider.capabilities
-        self._capabilities = msgspec.structs.replace(self._capabilities, vocabulary=usual.vocabulary, continuation=usual.continuation)
-        how = self._address.provider.reading
+        default = self._declared or self._address.provider.capabilities
+        self._capabilities = msgspec.structs.replace(self._capabilities, vocabulary=default.vocabulary, continuation=default.continuation)
+        how = self._address.provider.tokenize_api
         if how is None or not self._capabilities.takes_token_ids:
             return info
         try:
-            found = await shared.compare(self._ask, how, model=self.model, is_chat=self._api == "chat")
+            found = await tokenizer.compare(self._post, how, model=self.model, is_chat=self._api == "chat")
         except EngineError:
             raise
         except EndpointError:
             return info  # one that doesn't say is sent text
         if found is not None:
             info = msgspec.structs.replace(info, vocabulary=found[0], vocabulary_size=found[1])
-            self._adopt(info)
+            self._apply(info)
         return info
 
-    def _adopt(self, info: ServerInfo) -> None:
+    def _apply(self, info: ServerInfo) -> None:
         if self._address.provider is GENERIC and info.kind != GENERIC.name:
             provider = find_provider(info.kind)
             self._address = msgspec.structs.replace(self._address, provider=provider)
@@ -245,7 +245,7 @@ class OpenAIEndpoint:
             self._codec = TokenCodec(info.vocabulary, info.vocabulary_size)
             self._capabilities = msgspec.structs.replace(self._capabilities, pre_copy="append")
 
-    def _learn(self, error: EndpointStatusError) -> bool:
+    def _record_refusal(self, error: EndpointStatusError) -> bool:
         """Read a refusal; True: the same request is worth sending in another form. The server may have another model by now."""
         if self._codec is not None and error.status == 400 and PACKED_FIELD in error.body:
             self._codec = None
@@ -254,41 +254,41 @@ class OpenAIEndpoint:
         if self._capabilities.pre_copy == "append" and error.status in {400, 422} and PREFILL_FIELD in error.body:
             self._capabilities = msgspec.structs.replace(self._capabilities, pre_copy="warm")
             return True
-        return self._dialect.learn(error)
+        return self._dialect.record_refusal(error)
 
     async def _prepare(self, request: Request) -> StreamCall:
         is_answer = not request.prefill_only
         if not is_answer:
             request = prefill_request(request, self._capabilities.pre_copy)
-        request, seam = await self._go_on(request)
+        request, held_whitespace = await self._continue(request)
         model = request.model or self.model
         api, path, body = self._build_body(request, model, self._extra(request) if is_answer else request.extra)
         last = request.messages[-1] if request.messages else {}
         url = self._url(path, model, base_url=self._address.provider.continuation_base_url if last.get("prefix") else None)
         headers = {**self._headers, **request.headers} if request.headers else self._headers
         try:
-            return StreamCall(url, headers, encode_request(body), api, seam if is_answer else "")
+            return StreamCall(url, headers, encode_request(body), api, held_whitespace if is_answer else "")
         except TypeError as exc:
             raise UsageError(f"request: expected values that have a JSON form, got {exc}") from exc
 
-    async def _go_on(self, request: Request) -> tuple[Request, str]:
+    async def _continue(self, request: Request) -> tuple[Request, str]:
         """Return the request without ``partial``, and what is held back at its end."""
         if request.partial is None:
             return request, ""
         rest = msgspec.structs.replace(request, partial=None)
         if rest.prompt is not None and self._api == "chat":
             rest = msgspec.structs.replace(rest, prompt=None, messages=[{"role": "user", "content": rest.prompt}])
-        if self._shared is not None and self._codec is None and self._takes_ids(rest, request.partial):
+        if self._tokenizer is not None and self._codec is None and self._takes_ids(rest, request.partial):
             context_tokens = self._capabilities.context_tokens
-            by_ids = await self._shared.hand_over(rest, request.partial, context_tokens=context_tokens)
+            by_ids = await self._tokenizer.hand_over(rest, request.partial, context_tokens=context_tokens)
             if by_ids is not None:
                 return by_ids, ""
         return hand_over(rest, request.partial, self._capabilities, codec=self._codec)
 
     def _takes_ids(self, request: Request, partial: Partial) -> bool:
         """Return True if the server's template and vocabulary are those of the model here, for this request."""
-        can = self._capabilities
-        is_same = can.takes_token_ids and can.vocabulary is not None and can.vocabulary == partial.vocabulary
+        capabilities = self._capabilities
+        is_same = capabilities.takes_token_ids and capabilities.vocabulary is not None and capabilities.vocabulary == partial.vocabulary
         return is_same and request.prompt_ids is None and request.model in {None, self.model}
 
     def _extra(self, request: Request) -> Mapping[str, Any]:
@@ -296,7 +296,7 @@ class OpenAIEndpoint:
         provider = self._address.provider
         if self._capabilities.vocabulary is None or not provider.has_token_ids:
             return request.extra
-        if provider.ids_lead_stops and (request.sampling.stop or request.extra.get("stop")):
+        if provider.ids_precede_text and (request.sampling.stop or request.extra.get("stop")):
             return request.extra
         return {"return_token_ids": True, **request.extra}
 
@@ -326,7 +326,7 @@ class OpenAIEndpoint:
         )
         return "chat", "/chat/completions", body
 
-    async def _ask(self, path: str, body: Mapping[str, Any]) -> Any:
+    async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
         """POST to a path beside the API."""
         return await self._get_json(self._address.root_url(path), body)
 

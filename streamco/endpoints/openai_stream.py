@@ -47,13 +47,13 @@ _END_GRACE = 5.0  # seconds for usage and [DONE] after the last finish_reason; s
 
 
 class StreamCall(Struct, frozen=True):
-    """What is sent: ``body`` is JSON. ``seam``: whitespace the server was not shown and will write again."""
+    """What is sent: ``body`` is JSON. ``held_whitespace``: whitespace the server was not shown and will write again."""
 
     url: URL
     headers: Mapping[str, str]
     body: bytes
     api: Api
-    seam: str = ""
+    held_whitespace: str = ""
 
 
 class _Opener:
@@ -202,7 +202,7 @@ class OpenAIStream:
         self._response: aiohttp.ClientResponse | None = None
         self._content: aiohttp.StreamReader | None = None
         self._parser = ChatStreamParser(endpoint=name, limits=limits)
-        self._seam = BoundaryWhitespace()
+        self._boundary = BoundaryWhitespace()
         self._held: list[ChatCompletionChunk] | None = []  # chunks before the first content; None: it has come
         self._is_complete = False
         self._is_reading = False
@@ -292,7 +292,7 @@ class OpenAIStream:
         """Let an answer begin, or raise why none does."""
         response, call = await self._opener.open(wait, self._watchdog)
         self._parser = ChatStreamParser(endpoint=self._name, limits=self._limits, api=call.api)
-        self._seam = BoundaryWhitespace(call.seam)
+        self._boundary = BoundaryWhitespace(call.held_whitespace)
         self._response = response
         self._content = response.content
 
@@ -329,7 +329,7 @@ class OpenAIStream:
         if not chunks:
             return None
         event = TokensReceived(self._name, chunks, tokens)
-        return self._seam.close(event) if self._seam.is_open else event
+        return self._boundary.strip(event) if self._boundary.is_open else event
 
     def _close_parser(self) -> tuple[list[ChatCompletionChunk], int]:
         try:

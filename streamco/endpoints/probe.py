@@ -60,7 +60,7 @@ def identify(models: Any, facts: Mapping[str, Any], *, model: str) -> ServerInfo
     props = facts.get("/props")
     kind = _find_kind(entries, facts)
     vocabulary, size = chosen.get("vocabulary"), _read_size(chosen, "vocabulary_size")
-    is_told = kind == STREAMCO and isinstance(vocabulary, str) and size is not None and size <= 1 << 32
+    has_vocabulary = kind == STREAMCO and isinstance(vocabulary, str) and size is not None and size <= 1 << 32
     return ServerInfo(
         kind=kind,
         models=tuple(str(entry["id"]) for entry in entries),
@@ -70,8 +70,8 @@ def identify(models: Any, facts: Mapping[str, Any], *, model: str) -> ServerInfo
         or _read_size(chosen, "meta", "n_ctx")
         or _read_size(facts.get("/get_model_info"), "context_length"),
         version=str(_get(facts.get("/version"), "version") or _get(props, "build_info") or ""),
-        vocabulary=vocabulary if is_told else None,
-        vocabulary_size=size if is_told else None,
+        vocabulary=vocabulary if has_vocabulary else None,
+        vocabulary_size=size if has_vocabulary else None,
     )
 
 

@@ -15,9 +15,9 @@ from streamco.endpoints.base import Capabilities
 from streamco.errors import ConfigError, EndpointStatusError
 from streamco.wire.openai.requests import MaxTokensField
 
-__all__ = ["GENERIC", "PROVIDERS", "Dialect", "Provider", "Reading", "find_provider"]
+__all__ = ["GENERIC", "PROVIDERS", "Dialect", "Provider", "TokenizeApi", "find_provider"]
 
-Reading = Literal["tokenize", "apply-template"]
+TokenizeApi = Literal["tokenize", "apply-template"]
 """How a server is asked which ids it reads a prompt into: see ``vocabulary``."""
 
 _FULL = Capabilities(tools=True, json_schema=True, images=True, choices=True)
@@ -55,8 +55,8 @@ class Provider(Struct, frozen=True, kw_only=True):
     capabilities: Capabilities = Capabilities()
     continuation_base_url: str | None = None
     has_token_ids: bool = False
-    ids_lead_stops: bool = False
-    reading: Reading | None = None
+    ids_precede_text: bool = False
+    tokenize_api: TokenizeApi | None = None
     source: str
 
 
@@ -162,8 +162,8 @@ PROVIDERS: tuple[Provider, ...] = (
             takes_token_ids=True, json_schema=True, choices=True, continuation="continue_final_message", pre_copy="warm"
         ),
         has_token_ids=True,
-        ids_lead_stops=True,
-        reading="tokenize",
+        ids_precede_text=True,
+        tokenize_api="tokenize",
         source="docs.vllm.ai: openai_compatible_server (continue_final_message, prompt as token ids, return_token_ids, tokenize); "
         "tools depend on --enable-auto-tool-choice; ids before held text: v1/engine/detokenizer.py, seen with 0.32",
     ),
@@ -173,7 +173,7 @@ PROVIDERS: tuple[Provider, ...] = (
             takes_token_ids=True, json_schema=True, choices=True, continuation="continue_final_message", pre_copy="warm"
         ),
         has_token_ids=True,
-        reading="tokenize",
+        tokenize_api="tokenize",
         source="docs.sglang.ai: openai_api_completions (continue_final_message); prompts of ids: sglang#736; "
         "return_token_ids in completions: sglang#30917, earlier ones leave it alone; /tokenize takes prompts, no messages: "
         "entrypoints/openai/serving_tokenize.py",
@@ -181,7 +181,7 @@ PROVIDERS: tuple[Provider, ...] = (
     Provider(
         name="llama-server",
         capabilities=Capabilities(takes_token_ids=True, json_schema=True, continuation="continue_final_message", pre_copy="warm"),
-        reading="apply-template",
+        tokenize_api="apply-template",
         source="llama.cpp tools/server/README.md: prompt as token ids, response_format, apply-template and tokenize; "
         "continue_final_message since llama.cpp#23012, a last assistant message is continued before that too; tools depend on --jinja",
     ),
@@ -216,7 +216,7 @@ class Dialect:
         self.has_stream_options = provider.has_stream_options
         self.max_tokens_field: MaxTokensField = provider.max_tokens_field
 
-    def learn(self, error: EndpointStatusError) -> bool:
+    def record_refusal(self, error: EndpointStatusError) -> bool:
         """Read a refusal; True: it was about a field that can be left out or renamed, so the request is worth sending again at once."""
         if error.status not in {400, 422} or not _REFUSAL.search(error.body):
             return False

@@ -48,16 +48,16 @@ class Retries:
         rng: the source of the jitter.
     """
 
-    __slots__ = ("_made", "_policy", "_rng")
+    __slots__ = ("_policy", "_retries", "_rng")
 
     def __init__(self, policy: RetryPolicy, rng: random.Random) -> None:
         self._policy = policy
         self._rng = rng
-        self._made = 0
+        self._retries = 0
 
     def forbid(self) -> None:
         """No further retry: the server said that it would be of no use."""
-        self._made = self._policy.attempts
+        self._retries = self._policy.attempts
 
     def next_wait(self, error: EndpointError) -> float | None:
         """Seconds to wait before the next try after this transient error; None: give up.
@@ -66,17 +66,17 @@ class Retries:
         exponential backoff with full jitter: uniform in [0, backoff * 2^n] (M. Brooker, AWS Architecture Blog, 2015).
         """
         policy = self._policy
-        if self._made >= policy.attempts:
+        if self._retries >= policy.attempts:
             return None
-        wished = error.retry_after if isinstance(error, EndpointStatusError) else None
-        if wished is not None and wished > policy.longest_wait:
+        retry_after = error.retry_after if isinstance(error, EndpointStatusError) else None
+        if retry_after is not None and retry_after > policy.longest_wait:
             return None
-        ceiling = min(policy.backoff * 2**self._made, policy.longest_wait)
-        self._made += 1
-        return self._rng.uniform(0.0, ceiling) if wished is None else wished
+        ceiling = min(policy.backoff * 2**self._retries, policy.longest_wait)
+        self._retries += 1
+        return self._rng.uniform(0.0, ceiling) if retry_after is None else retry_after
 
 
-_LONGEST_WISH = 60.0  # seconds; a server that asks for more is asked sooner
+_MAX_RETRY_AFTER = 60.0  # seconds; a server that asks for more is asked sooner
 
 
 class Backoff:
@@ -87,17 +87,17 @@ class Backoff:
         rng: dice.
     """
 
-    def __init__(self, first: float, longest: float, rng: Random) -> None:
+    def __init__(self, first: float, max_wait: float, rng: Random) -> None:
         self._first = first
-        self._longest = longest
+        self._max_wait = max_wait
         self._rng = rng
         self._tries = 0
 
-    def next_wait(self, wished: float | None = None) -> float:
+    def next_wait(self, retry_after: float | None = None) -> float:
         """Return the wait; what the server wishes goes first, up to a minute."""
         self._tries += 1
-        if wished is not None:
-            return min(wished, _LONGEST_WISH)
+        if retry_after is not None:
+            return min(retry_after, _MAX_RETRY_AFTER)
         if self._tries == 1:
             return 0.0
-        return self._rng.uniform(0.0, min(self._longest, self._first * 2.0 ** (self._tries - 2)))
+        return self._rng.uniform(0.0, min(self._max_wait, self._first * 2.0 ** (self._tries - 2)))

@@ -15,15 +15,15 @@ from msgspec.structs import replace
 
 from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint, request_ids
-from streamco.endpoints.providers import Reading
+from streamco.endpoints.providers import TokenizeApi
 from streamco.engines.base import Engine
 from streamco.engines.prompt_ids import pending_bytes
 from streamco.errors import EndpointProtocolError, EngineError
 from streamco.partial import Partial
 
-__all__ = ["SAMPLE", "SharedVocabulary"]
+__all__ = ["SAMPLE", "SharedTokenizer"]
 
-Ask = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
+Post = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
 """POSTs JSON to a path at the server's root and gives the answer's JSON."""
 
 SAMPLE = "Hello, world!  12345 + 6.78 = ?\n\n\tdef f(x): # naïve café\n日本語, العربية, Ελληνικά, 🦎🐈\u200d⬛ e\u0301"
@@ -46,7 +46,7 @@ _IN_BOTH_APIS = {  # fields that mean the same in a chat and behind a prompt
 }
 
 
-class SharedVocabulary:
+class SharedTokenizer:
     """The model here.
 
     Args:
@@ -56,7 +56,7 @@ class SharedVocabulary:
     def __init__(self, model: DeviceEndpoint | Engine) -> None:
         self._model = model
 
-    async def compare(self, ask: Ask, how: Reading, *, model: str, is_chat: bool) -> tuple[str, int] | None:
+    async def compare(self, post: Post, api: TokenizeApi, *, model: str, is_chat: bool) -> tuple[str, int] | None:
         """Fingerprint and size of the vocabulary if the server reads the sample as the model here does, else None. Loads a device.
 
         Args:
@@ -74,7 +74,7 @@ class SharedVocabulary:
             here = await asyncio.to_thread(_read, engine, sample)
         except EngineError:
             return None  # no chat template, or one that refuses the sample: there is nothing to compare
-        there = await _WAYS[how](ask, model, sample)
+        there = await _READERS[api](post, model, sample)
         return (engine.info.vocabulary, engine.info.vocabulary_size) if here == there else None
 
     async def hand_over(self, request: Request, partial: Partial, *, context_tokens: int | None) -> Request | None:
@@ -108,13 +108,13 @@ class SharedVocabulary:
 def _extend(engine: Engine, request: Request, ids: tuple[int, ...], context_tokens: int | None) -> Request | None:
     if pending_bytes(engine, ids):
         return None  # vLLM writes all of a prompt out that ends inside a code point
-    whole = [*_read(engine, request), *ids]
+    ids_so_far = [*_read(engine, request), *ids]
     limit = request.sampling.max_tokens
     if limit is None and context_tokens is not None:
-        limit = max(1, context_tokens - len(whole))
+        limit = max(1, context_tokens - len(ids_so_far))
     if limit is None:
         return None
-    return replace(request, messages=None, prompt=None, prompt_ids=whole, sampling=replace(request.sampling, max_tokens=limit))
+    return replace(request, messages=None, prompt=None, prompt_ids=ids_so_far, sampling=replace(request.sampling, max_tokens=limit))
 
 
 def _read(engine: Engine, request: Request) -> list[int]:
@@ -131,21 +131,21 @@ def _is_plain(request: Request) -> bool:
     return all(message.keys() <= {"role", "content"} and isinstance(message.get("content"), str) for message in request.messages or ())
 
 
-async def _ask_tokenize(ask: Ask, model: str, sample: Request) -> list[int]:
+async def _read_by_tokenize(post: Post, model: str, sample: Request) -> list[int]:
     """As vLLM: ``/tokenize`` renders messages by itself."""
-    asked = {"messages": sample.messages} if sample.prompt is None else {"prompt": sample.prompt}
-    return _find_ids(await ask("/tokenize", {"model": model, **asked}))
+    fields = {"messages": sample.messages} if sample.prompt is None else {"prompt": sample.prompt}
+    return _find_ids(await post("/tokenize", {"model": model, **fields}))
 
 
-async def _ask_apply_template(ask: Ask, model: str, sample: Request) -> list[int]:
+async def _read_by_apply_template(post: Post, model: str, sample: Request) -> list[int]:
     """As llama.cpp's server: one path renders, another tokenises."""
     text = sample.prompt
     if text is None:
-        answer = await ask("/apply-template", {"model": model, "messages": sample.messages})
+        answer = await post("/apply-template", {"model": model, "messages": sample.messages})
         text = answer.get("prompt") if isinstance(answer, dict) else None
     if not isinstance(text, str):
         raise EndpointProtocolError(f"/apply-template: expected a prompt, got {str(text)[:80]!r}")
-    return _find_ids(await ask("/tokenize", {"content": text, "add_special": True, "parse_special": True}))
+    return _find_ids(await post("/tokenize", {"content": text, "add_special": True, "parse_special": True}))
 
 
 def _find_ids(answer: Any) -> list[int]:
@@ -155,7 +155,7 @@ def _find_ids(answer: Any) -> list[int]:
     return ids
 
 
-_WAYS: dict[Reading, Callable[[Ask, str, Request], Awaitable[list[int]]]] = {
-    "tokenize": _ask_tokenize,
-    "apply-template": _ask_apply_template,
+_READERS: dict[TokenizeApi, Callable[[Post, str, Request], Awaitable[list[int]]]] = {
+    "tokenize": _read_by_tokenize,
+    "apply-template": _read_by_apply_template,
 }

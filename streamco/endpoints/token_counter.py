@@ -60,9 +60,9 @@ def _load(model: str) -> tuple[tiktoken.Encoding, bool] | None:
         return None
     plugged = set(tiktoken.list_encoding_names())
     for name in dict.fromkeys((wanted, *_FALLBACKS)):
-        here = f"{name}_offline" if f"{name}_offline" in plugged else name if _is_cached(name) else None
-        if here is not None:
-            return tiktoken.get_encoding(here), name == wanted
+        name_here = f"{name}_offline" if f"{name}_offline" in plugged else name if _is_cached(name) else None
+        if name_here is not None:
+            return tiktoken.get_encoding(name_here), name == wanted
     return None
 
 

@@ -37,10 +37,10 @@ class Watchdog:
         "_content_since",
         "_handle",
         "_is_suspended",
-        "_left_at",
         "_loop",
         "_next_limit",
         "_on_expired",
+        "_paused_at",
         "_phase",
         "_socket_limit",
         "_timeouts",
@@ -54,7 +54,7 @@ class Watchdog:
         self._armed_for = inf
         self._next_limit = inf if timeouts.next_token is None else timeouts.next_token
         self._socket_limit = inf if timeouts.socket is None else timeouts.socket
-        self._left_at: float | None = loop.time()
+        self._paused_at: float | None = loop.time()
         self.restart()
 
     def restart(self) -> None:
@@ -65,10 +65,10 @@ class Watchdog:
         self._phase: Literal["first_token", "next_token"] = "first_token"
         self._content_since = self._bytes_since = now
         self._is_suspended = False
-        if self._left_at is None:
+        if self._paused_at is None:
             self._watch()
         else:
-            self._left_at = now
+            self._paused_at = now
 
     def suspend(self) -> None:
         """Nothing is expected of the server until ``restart`` (the wait before a retry)."""
@@ -76,21 +76,21 @@ class Watchdog:
 
     def resume(self) -> None:
         """Somebody begins to wait."""
-        left_at = self._left_at
-        if left_at is not None:
-            idle = self._loop.time() - left_at
+        paused_at = self._paused_at
+        if paused_at is not None:
+            idle = self._loop.time() - paused_at
             self._content_since += idle
             self._bytes_since += idle
-            self._left_at = None
+            self._paused_at = None
         self._watch()
 
     def pause(self) -> None:
         """Nobody waits any more."""
-        self._left_at = self._loop.time()
+        self._paused_at = self._loop.time()
 
     def feed(self, *, has_content: bool) -> None:
         """Bytes arrived; call it between ``pause`` and ``resume``."""
-        now = self._left_at
+        now = self._paused_at
         assert now is not None, "feed comes after pause"
         self._bytes_since = now
         if has_content:
@@ -100,7 +100,7 @@ class Watchdog:
 
     def expect_end(self, limit: float) -> None:
         """The answer is complete but for its formal end: wait for that so many seconds at most."""
-        self._content_since = self._loop.time() if self._left_at is None else self._left_at
+        self._content_since = self._loop.time() if self._paused_at is None else self._paused_at
         self._content_limit = min(self._content_limit, limit)
 
     def stop(self) -> None:
@@ -125,11 +125,11 @@ class Watchdog:
 
     def _arm(self, deadline: float) -> None:
         self._armed_for = deadline
-        self._handle = None if deadline == inf else self._loop.call_at(deadline, self._look)
+        self._handle = None if deadline == inf else self._loop.call_at(deadline, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._handle = None
-        if self._left_at is not None:
+        if self._paused_at is not None:
             return  # the next resume arms the timer anew
         deadline = self._deadline()
         if self._loop.time() < deadline:

@@ -83,7 +83,7 @@ class World(Struct):
             "m", base_url=url, name=name, timeouts=self.timeouts, retry=self.retry, prices=PRICES[number], capabilities=able, rng=rng
         )
         if self.info is not None:
-            endpoint._adopt(self.info)
+            endpoint._apply(self.info)
         return endpoint
 
 

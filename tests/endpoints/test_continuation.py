@@ -131,7 +131,7 @@ def test_a_text_prompt_is_held_to_the_same() -> None:
 
 def closed(seam: BoundaryWhitespace, *pieces: str) -> tuple[str, int]:
     """Text and tokens of an event when the seam has been closed."""
-    event = seam.close(TokensReceived("s", [text_chunk(piece, ids=[9]) for piece in pieces], len(pieces)))
+    event = seam.strip(TokensReceived("s", [text_chunk(piece, ids=[9]) for piece in pieces], len(pieces)))
     assert all(choice.token_ids is None or choice.delta.content in pieces for chunk in event.chunks for choice in chunk.choices)
     return "".join(choice.delta.content or "" for chunk in event.chunks for choice in chunk.choices), event.tokens
 

@@ -63,7 +63,7 @@ class Bench:
     async def asked(self) -> None:
         """Wait until the engine was asked for all branches."""
         async with asyncio.timeout(30):
-            while any(line.is_waiting for line in self.drafter._branches.values()):
+            while any(line.needs_draft for line in self.drafter._branches.values()):
                 await asyncio.sleep(0.001)
 
     async def failed(self, again: Callable[[], None] | None = None) -> list[DeviceFailed]:
@@ -653,7 +653,7 @@ async def test_nothing_of_an_answer_is_left_behind() -> None:
         await at.drafts()
         at.run(AdoptBranch(2), DraftBranch(3, 4, (), 9))
         await at.step(2)
-        asked = at.drafter._branches[3].asked
+        asked = at.drafter._branches[3].pending
         assert asked is not None
         drafter, sequence, task = weakref.ref(at.drafter), weakref.ref(at.drafter._trunk.sequence), weakref.ref(asked.task)
         del asked

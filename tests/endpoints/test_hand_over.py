@@ -123,7 +123,7 @@ async def served(engine: LlamaEngine, proxy: Faults | None = None) -> AsyncItera
         asked = OpenAIEndpoint("m", base_url=url, name="probe", retry=NO_RETRIES)
         endpoint = OpenAIEndpoint("m", base_url=between.url, name="server", retry=NO_RETRIES)
         try:
-            endpoint._adopt(await asked.probe())  # beside the proxy: each of its connections is cut
+            endpoint._apply(await asked.probe())  # beside the proxy: each of its connections is cut
             yield endpoint
         finally:
             await asked.aclose()

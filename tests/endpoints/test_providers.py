@@ -66,16 +66,16 @@ OLDER = '{"detail":[{"type":"extra_forbidden","loc":["body","max_completion_toke
 @pytest.mark.parametrize(("status", "body"), [(422, MISTRAL), (400, AZURE)])
 def test_a_refused_stream_options_is_left_out_from_then_on(status: int, body: str) -> None:
     dialect = Dialect(GENERIC)
-    assert dialect.learn(refusal(body, status))
+    assert dialect.record_refusal(refusal(body, status))
     assert not dialect.has_stream_options
-    assert not dialect.learn(refusal(body, status))
+    assert not dialect.record_refusal(refusal(body, status))
 
 
 def test_the_name_of_the_length_limit_is_learned_both_ways() -> None:
     dialect = Dialect(GENERIC)
     fields = []
     for error in (refusal(REASONING), refusal(OLDER, 422)):
-        assert dialect.learn(error)
+        assert dialect.record_refusal(error)
         fields.append(dialect.max_tokens_field)
     assert fields == ["max_completion_tokens", "max_tokens"]
 
@@ -92,6 +92,6 @@ def test_the_name_of_the_length_limit_is_learned_both_ways() -> None:
 )
 def test_other_errors_teach_nothing(error: EndpointStatusError) -> None:
     dialect = Dialect(find_provider("openai"))
-    assert not dialect.learn(error)
+    assert not dialect.record_refusal(error)
     assert dialect.has_stream_options
     assert dialect.max_tokens_field == "max_completion_tokens"

@@ -159,7 +159,7 @@ def test_what_the_target_writes_joins_without_a_gap_at_every_place(way: tuple[Ll
         seam, events = BoundaryWhitespace(held), []
         while pieces:
             size = dice.randint(1, 4)
-            events.append(seam.close(event_of(pieces[:size])))
+            events.append(seam.strip(event_of(pieces[:size])))
             pieces = pieces[size:]
         assert text[:cut] + text_of(events) == text, f"cut behind {cut} characters"
 

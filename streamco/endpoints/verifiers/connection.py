@@ -35,7 +35,7 @@ from streamco.wire.verify.frames import SUBPROTOCOL, Opened, Refusal, Resumed, S
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
 
-__all__ = ["LinkAddress", "SessionListener", "VerifierConnection", "connect_link", "is_lasting", "load_websockets"]
+__all__ = ["VerifierAddress", "SessionListener", "VerifierConnection", "connect_verifier", "is_lasting", "load_websockets"]
 
 _SMOOTHING = 0.3  # of a new round trip time
 _BUSY = frozenset({408, 425, 429})  # statuses that pass, beside 5xx
@@ -44,16 +44,16 @@ _BUSY = frozenset({408, 425, 429})  # statuses that pass, beside 5xx
 class SessionListener(Protocol):
     """A session, as its connection sees it."""
 
-    def take(self, frame: Opened | Resumed | VerdictFrame | Refusal, size: int) -> None:
+    def frame_received(self, frame: Opened | Resumed | VerdictFrame | Refusal, size: int) -> None:
         """What the server said about it, in so many bytes."""
         ...
 
-    def end(self, error: StreamcoError) -> None:
+    def connection_lost(self, error: StreamcoError) -> None:
         """The connection is over."""
         ...
 
 
-class LinkAddress(Struct, frozen=True):
+class VerifierAddress(Struct, frozen=True):
     """Where a verifier listens.
 
     Args:
@@ -77,7 +77,9 @@ async def load_websockets() -> None:
     await asyncio.to_thread(importlib.import_module, "websockets.asyncio.client")
 
 
-async def connect_link(address: LinkAddress, client: VerifyClient, *, timeouts: Timeouts, ping_every: float) -> VerifierConnection:
+async def connect_verifier(
+    address: VerifierAddress, client: VerifyClient, *, timeouts: Timeouts, ping_interval: float
+) -> VerifierConnection:
     """Connect, say hello, and wait to be welcomed.
 
     Raises:
@@ -89,7 +91,7 @@ async def connect_link(address: LinkAddress, client: VerifyClient, *, timeouts: 
             with _translated(address.name):
                 socket = await _open(address, client)
             try:
-                await _be_welcomed(socket, client, address.name)
+                await _handshake(socket, client, address.name)
             except BaseException:
                 socket.transport.abort()
                 raise
@@ -99,7 +101,7 @@ async def connect_link(address: LinkAddress, client: VerifyClient, *, timeouts: 
         limit = timeouts.connect or 0.0
         text = f"expected to be welcomed within {limit:g} s, got nothing"
         raise EndpointTimeoutError(text, phase="connect", limit=limit, endpoint=address.name) from None
-    return VerifierConnection(socket, client, name=address.name, timeouts=timeouts, ping_every=ping_every)
+    return VerifierConnection(socket, client, name=address.name, timeouts=timeouts, ping_interval=ping_interval)
 
 
 def is_lasting(error: StreamcoError) -> bool:
@@ -127,7 +129,7 @@ class VerifierConnection:
         ping_every: seconds between two pings.
     """
 
-    def __init__(self, socket: ClientConnection, client: VerifyClient, *, name: str, timeouts: Timeouts, ping_every: float) -> None:
+    def __init__(self, socket: ClientConnection, client: VerifyClient, *, name: str, timeouts: Timeouts, ping_interval: float) -> None:
         assert client.welcome is not None, "a link begins behind its welcome"
         self.client = client
         self.welcome: Welcome = client.welcome
@@ -136,21 +138,21 @@ class VerifierConnection:
         self._name = name
         self._socket = socket
         self._timeouts = timeouts
-        self._ping_every = ping_every
+        self._ping_interval = ping_interval
         self._sessions: dict[int, SessionListener] = {}
         self._unsent: asyncio.Queue[bytes] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         self._reader = loop.create_task(self._read(), name=f"streamco verifier reader {name}")
-        self._helpers = [
+        self._tasks = [
             loop.create_task(self._write(), name=f"streamco verifier writer {name}"),
             loop.create_task(self._keep_pinging(), name=f"streamco verifier pings {name}"),
         ]
 
-    def join(self, number: int, session: SessionListener) -> None:
+    def add_session(self, number: int, session: SessionListener) -> None:
         """Tell this session what concerns it from now on."""
         self._sessions[number] = session
 
-    def leave(self, number: int) -> None:
+    def remove_session(self, number: int) -> None:
         """Tell it nothing more."""
         self._sessions.pop(number, None)
 
@@ -162,7 +164,7 @@ class VerifierConnection:
             self._unsent.put_nowait(message)
         return size
 
-    async def check(self) -> bool:
+    async def check_alive(self) -> bool:
         """Return True if the other side still answers; if it doesn't, the connection is dropped."""
         if self.is_over:
             return False
@@ -177,18 +179,18 @@ class VerifierConnection:
         if self.is_over:
             return
         self.is_over = True
-        for task in self._helpers:
+        for task in self._tasks:
             task.cancel()
         self._socket.transport.abort()
         sessions, self._sessions = self._sessions, {}
         for session in sessions.values():
-            session.end(error)
+            session.connection_lost(error)
 
     async def aclose(self) -> None:
         """Close the connection behind what is still to be sent; idempotent."""
         self.is_over = True
         self._sessions.clear()
-        for task in self._helpers:
+        for task in self._tasks:
             task.cancel()
         try:
             async with asyncio.timeout(self._timeouts.cancel):
@@ -198,7 +200,7 @@ class VerifierConnection:
                 await self._socket.close()
         except TimeoutError:
             self._socket.transport.abort()
-        await asyncio.wait([self._reader, *self._helpers])
+        await asyncio.wait([self._reader, *self._tasks])
 
     async def _read(self) -> None:
         try:
@@ -219,7 +221,7 @@ class VerifierConnection:
                 raise error
         session = None if frame.session is None else self._sessions.get(frame.session)
         if session is not None:
-            session.take(frame, len(message))
+            session.frame_received(frame, len(message))
 
     async def _write(self) -> None:
         with suppress(EndpointError), _translated(self._name):  # the reader meets the same end, and tells
@@ -230,7 +232,7 @@ class VerifierConnection:
         try:
             while True:
                 await self._ping()
-                await asyncio.sleep(self._ping_every)
+                await asyncio.sleep(self._ping_interval)
         except EndpointTimeoutError as error:
             self.drop(error)
         except EndpointError:
@@ -248,7 +250,7 @@ class VerifierConnection:
         self.rtt = seconds if self.rtt is None else self.rtt + _SMOOTHING * (seconds - self.rtt)
 
 
-async def _open(address: LinkAddress, client: VerifyClient) -> ClientConnection:
+async def _open(address: VerifierAddress, client: VerifyClient) -> ClientConnection:
     from websockets.asyncio.client import connect
     from websockets.typing import Subprotocol
 
@@ -270,19 +272,19 @@ async def _open(address: LinkAddress, client: VerifyClient) -> ClientConnection:
         ping_interval=None,
         close_timeout=None,
         max_size=client.limits.frame_bytes,
-        logger=_quiet(),
+        logger=_quiet_logger(),
         **tls,
     )
 
 
-def _quiet() -> logging.Logger:
+def _quiet_logger() -> logging.Logger:
     """For ``websockets``, which writes headers and messages into a log that takes everything: a token, a prompt."""
     logger = logging.getLogger("streamco.websockets")
     logger.setLevel(logging.INFO)
     return logger
 
 
-async def _be_welcomed(socket: ClientConnection, client: VerifyClient, name: str) -> None:
+async def _handshake(socket: ClientConnection, client: VerifyClient, name: str) -> None:
     with _translated(name):
         if socket.subprotocol != SUBPROTOCOL:
             raise EndpointProtocolError(f"expected the subprotocol {SUBPROTOCOL}, got {socket.subprotocol}", endpoint=name)
@@ -318,7 +320,7 @@ def _translate(exc: Exception, name: str) -> EndpointError | None:
             headers = dict(response.headers.raw_items())
             return status_error(response.status_code, headers, bytes(response.body or b""), endpoint=name)
         case exceptions.ConnectionClosed():
-            return EndpointConnectError(f"expected the connection to last, got {_tell_close(exc)}", endpoint=name)
+            return EndpointConnectError(f"expected the connection to last, got {_describe_close(exc)}", endpoint=name)
         case exceptions.ProxyError():
             return EndpointConnectError(f"expected the proxy to connect, got {exc}", endpoint=name)
         case exceptions.InvalidMessage() if isinstance(exc.__cause__, EOFError | OSError):
@@ -341,7 +343,7 @@ def _scrubbed(error: StreamcoError, token: str | None) -> StreamcoError:
     return error
 
 
-def _tell_close(exc: Any) -> str:
+def _describe_close(exc: Any) -> str:
     received = exc.rcvd
     if received is None:
         return "the connection cut"

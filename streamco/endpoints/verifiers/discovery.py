@@ -16,7 +16,7 @@ async def find_verifier(server: OpenAIEndpoint) -> Verifier | None:
         EndpointError: it doesn't answer.
     """
     kind = (await server.probe()).kind
-    url, key = server.access()
+    url, key = server.credentials()
     if kind == STREAMCO:
         from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 

@@ -48,7 +48,7 @@ __all__ = ["LogprobVerifier"]
 _TIMEOUTS = Timeouts()
 _LIMITS = Limits()
 _DRAFT_TOKENS = 64  # a round; the servers have no limit of their own
-_MOST = re.compile(r"max allowed: (-?\d+)")  # ids in a row; vLLM, --max-logprobs
+_MAX_LOGPROBS = re.compile(r"max allowed: (-?\d+)")  # ids in a row; vLLM, --max-logprobs
 
 
 class LogprobVerifier(ABC):
@@ -197,9 +197,9 @@ class LogprobVerifier(ABC):
         Raises:
             EndpointError: it doesn't.
         """
-        begun = asyncio.get_running_loop().time()
+        started = asyncio.get_running_loop().time()
         await self._started().models()
-        self._rtt = asyncio.get_running_loop().time() - begun
+        self._rtt = asyncio.get_running_loop().time() - started
 
     async def score(self, ids: Sequence[int], pending: int, *, top: int) -> tuple[PromptLogprobs, int, int]:
         """Return what it says of the last ``pending`` ids and of what follows; bytes sent and received.
@@ -210,21 +210,21 @@ class LogprobVerifier(ABC):
         """
         from yarl import URL
 
-        url, asked = self._request(ids, pending, top)
-        body = encode_request(asked)
+        url, fields = self._request(ids, pending, top)
+        body = encode_request(fields)
         limit = self._timeouts.first_token
-        most = self._limits.body_bytes
+        max_bytes = self._limits.body_bytes
         try:
             async with asyncio.timeout(limit):
                 response = await self._client.request("POST", URL(url, encoded=True), headers=self._headers, body=body)
-                answer = await self._client.read(response, most)
+                answer = await self._client.read(response, max_bytes)
         except TimeoutError:
             text = f"expected scores within {limit:g} s, got none"
             raise EndpointTimeoutError(text, phase="first_token", limit=limit or 0.0, endpoint=self._name) from None
         if response.status != 200:
             raise self._client.scrub(status_error(response.status, response.headers, answer, endpoint=self._name))
-        if len(answer) >= most:
-            raise VerifierError(f"{self._name}: expected scores of less than {most} bytes, got more")
+        if len(answer) >= max_bytes:
+            raise VerifierError(f"{self._name}: expected scores of less than {max_bytes} bytes, got more")
         try:
             return self._read(answer, ids, pending), len(body), len(answer)
         except EndpointProtocolError as error:
@@ -261,21 +261,21 @@ class LogprobVerifier(ABC):
             got = "one that reads a sample into other ids, or doesn't say" if found is None else found
             raise VerifierError(f"{self._name}: expected the draft model's vocabulary {draft.info.vocabulary}, got {got}")
         sample = await asyncio.to_thread(draft.tokenize, SAMPLE, special=True, bos=True)
-        top = await self._try_rows(sample)
+        top = await self._probe_top_k(sample)
         self._facts = VerifierFacts(
             model=self._model, rules=frozenset(RuleKind), draft_tokens=_DRAFT_TOKENS, top_k=top, context_tokens=info.context_tokens
         )
         return self._facts
 
-    async def _try_rows(self, sample: Sequence[int]) -> int:
+    async def _probe_top_k(self, sample: Sequence[int]) -> int:
         """Have a sample scored; the ids that a row may have."""
         try:
             await self.score(sample, 2, top=self._top_k)
         except EndpointStatusError as error:
-            most = _MOST.search(error.body)
-            if error.status not in {400, 422} or most is None:
+            max_bytes = _MAX_LOGPROBS.search(error.body)
+            if error.status not in {400, 422} or max_bytes is None:
                 raise
-            top = int(most[1])
+            top = int(max_bytes[1])
             if top < 1:
                 raise VerifierError(f"{self._name}: expected log-probabilities of a prompt, got none allowed: {error}") from error
             await self.score(sample, 2, top=top)

@@ -87,7 +87,7 @@ class LogprobSession:
         self._rng = random.Random(rule.seed) if rule.seed is not None else rng
         self._was_lost = False
         self._task: asyncio.Task[None] | None = None
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self, command: VerifierCommand) -> None:
         """See ``VerifierSession.run``.
@@ -99,13 +99,13 @@ class LogprobSession:
             return
         match command:
             case ConnectVerifier(ids):
-                self._was_lost = self._was_lost or self._is_at_work()  # nobody waits for it any more: does the server still answer?
+                self._was_lost = self._was_lost or self._is_running()  # nobody waits for it any more: does the server still answer?
                 self._begin(self._connect(ids))
             case SendDraft():
                 base = len(self._prompt) + command.base
                 if base > len(self._context):
                     raise UsageError(f"draft: expected a base of at most {len(self._context) - len(self._prompt)}, got {command.base}")
-                self._begin(self._judge(command, [*self._context[:base], *command.given]))
+                self._begin(self._verify(command, [*self._context[:base], *command.given]))
             case CloseVerifier():
                 self._end()
             case _ as never:
@@ -114,21 +114,21 @@ class LogprobSession:
     async def aclose(self) -> None:
         """Give the session up; idempotent. A round that is out is cancelled, and its connection closed."""
         self._end()
-        if self._leaving:
-            await asyncio.wait(self._leaving)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         self._cancel()
         task = asyncio.get_running_loop().create_task(work, name=f"streamco verifier session {self._verifier.name}")
         self._task = task
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    def _is_at_work(self) -> bool:
+    def _is_running(self) -> bool:
         return self._task is not None and not self._task.done() and self._task is not asyncio.current_task()
 
     def _cancel(self) -> None:
-        if self._task is not None and self._is_at_work():
+        if self._task is not None and self._is_running():
             self._task.cancel()
 
     def _end(self) -> None:
@@ -162,23 +162,23 @@ class LogprobSession:
                 self._emit(VerifierConnected(len(ids)))
                 return
 
-    async def _judge(self, command: SendDraft, context: list[int]) -> None:
+    async def _verify(self, command: SendDraft, context: list[int]) -> None:
         facts = self._verifier.facts
         if facts is None or self._was_lost:
             return  # that was told
         loop = asyncio.get_running_loop()
-        begun = loop.time()
+        started = loop.time()
         try:
-            whole = [*context, *command.ids]
-            if facts.context_tokens is not None and len(whole) >= facts.context_tokens:
-                raise VerifierError(f"context: expected less than {facts.context_tokens} tokens, draft included, got {len(whole)}")
-            scores, up, down = await self._verifier.score(whole, len(command.ids), top=self._top(facts))
+            ids = [*context, *command.ids]
+            if facts.context_tokens is not None and len(ids) >= facts.context_tokens:
+                raise VerifierError(f"context: expected less than {facts.context_tokens} tokens, draft included, got {len(ids)}")
+            scores, up, down = await self._verifier.score(ids, len(command.ids), top=self._top(facts))
             self.bytes_up += up
             self.bytes_down += down
             rows = [row for row in command.rows if isinstance(row, TopK)]
             verdict = verify_logprobs(self._rule, command.ids, rows, scores, self._rng)
         except EndpointError as error:
-            self._take_error(error, command.round)
+            self._handle_error(error, command.round)
             return
         except StreamcoError as error:
             self._fail(error)
@@ -190,8 +190,8 @@ class LogprobSession:
                 round=command.round,
                 accepted=verdict.accepted,
                 token=verdict.token,
-                rows=tuple(_tell(place, self._rule, self._top_k) for place in scores.positions) if self._top_k else (),
-                compute_seconds=max(0.0, loop.time() - begun - (self._verifier.rtt or 0.0)),
+                rows=tuple(_candidates(position, self._rule, self._top_k) for position in scores.positions) if self._top_k else (),
+                compute_seconds=max(0.0, loop.time() - started - (self._verifier.rtt or 0.0)),
             )
         )
 
@@ -202,9 +202,9 @@ class LogprobSession:
             drawn = self._rule.top_k or facts.top_k
         return max(1, min(max(self._top_k, drawn), facts.top_k))
 
-    def _take_error(self, error: EndpointError, turn: int) -> None:
+    def _handle_error(self, error: EndpointError, number: int) -> None:
         if isinstance(error, EndpointStatusError) and error.status in _BUSY:
-            self._emit(DraftRefused(turn, error.retry_after))
+            self._emit(DraftRefused(number, error.retry_after))
         elif is_transient(error) or isinstance(error, EndpointTimeoutError):
             self._was_lost = True
             self._emit(VerifierLost())
@@ -226,7 +226,7 @@ def verify_logprobs(rule: Rule, draft: Sequence[int], rows: Sequence[TopK], scor
         ConfigError: rule sample without rows.
     """
     drafted_from = [row.distribution() for row in rows]
-    return verify(rule, draft, drafted_from, [_ScoredRow(place) for place in scores.positions], rng)
+    return verify(rule, draft, drafted_from, [_ScoredRow(position) for position in scores.positions], rng)
 
 
 class _ScoredRow:
@@ -234,27 +234,27 @@ class _ScoredRow:
 
     __slots__ = ("_place", "best")
 
-    def __init__(self, place: PositionLogprobs) -> None:
-        self.best = place.best
-        self._place = place
+    def __init__(self, position: PositionLogprobs) -> None:
+        self.best = position.best
+        self._place = position
 
     def distribution(self, rule: Rule, /) -> Distribution:
         """Return the rule's distribution over the ids that the server reported."""
-        return _drawable(self._place, rule)
+        return _distribution(self._place, rule)
 
 
-def _drawable(place: PositionLogprobs, rule: Rule) -> Distribution:
+def _distribution(position: PositionLogprobs, rule: Rule) -> Distribution:
     """Return what may be drawn there, whole: the target's filters over the ids that it told of."""
     import numpy as np
 
-    logits = np.array([max(value, -1e4) for value in place.logprobs], dtype=np.float32)
+    logits = np.array([max(value, -1e4) for value in position.logprobs], dtype=np.float32)
     at, shares = candidates(logits, temperature=rule.temperature, top_k=rule.top_k, top_p=rule.top_p, min_p=rule.min_p)
-    return Distribution(np.array(place.ids)[at], shares)
+    return Distribution(np.array(position.ids)[at], shares)
 
 
-def _tell(place: PositionLogprobs, rule: Rule, count: int) -> Candidates:
+def _candidates(position: PositionLogprobs, rule: Rule, count: int) -> Candidates:
     """Return the likeliest ids; with another temperature than 1 their shares among those that were told of."""
     if rule.kind is RuleKind.SAMPLE and rule.temperature != 1.0:
-        told = _drawable(place, Rule(RuleKind.SAMPLE, rule.temperature))
+        told = _distribution(position, Rule(RuleKind.SAMPLE, rule.temperature))
         return tuple(zip(told.ids.tolist(), told.probabilities.tolist(), strict=True))[:count]
-    return tuple((token, min(1.0, math.exp(value))) for token, value in zip(place.ids, place.logprobs, strict=True))[:count]
+    return tuple((token, min(1.0, math.exp(value))) for token, value in zip(position.ids, position.logprobs, strict=True))[:count]

@@ -42,15 +42,15 @@ from streamco.wire.verify.errors import VerifyProtocolError
 from streamco.wire.verify.frames import Opened, Refusal, Resumed, VerdictFrame
 from streamco.wire.verify.topk import TopK
 
-__all__ = ["Links", "RemoteVerifierSession"]
+__all__ = ["ConnectionSource", "RemoteVerifierSession"]
 
-_PIECE = 4096  # ids of a context in one frame: other sessions' rounds find room between them
-_WORTH_A_TRY = frozenset({"overloaded", "too_many_sessions", "evicted", "failed", "unknown_session", "not_resumable"})
-_MOST_FAILURES = 3  # of the target, one behind the other, without a verdict between them
-_LONGEST_REFUSAL = 60.0  # seconds that a server's word is taken for
+_MAX_FRAME_IDS = 4096  # ids of a context in one frame: other sessions' rounds find room between them
+_RETRYABLE = frozenset({"overloaded", "too_many_sessions", "evicted", "failed", "unknown_session", "not_resumable"})
+_MAX_FAILURES = 3  # of the target, one behind the other, without a verdict between them
+_MAX_RETRY_AFTER = 60.0  # seconds that a server's word is taken for
 
 
-class Links(Protocol):
+class ConnectionSource(Protocol):
     """Where sessions get their connection from."""
 
     async def find(self) -> VerifierConnection:
@@ -87,14 +87,14 @@ class _Refusals:
         self.is_refused = error.code != "not_resumable"
         if error.retry_after is None:
             return None
-        seconds = min(error.retry_after, _LONGEST_REFUSAL)
+        seconds = min(error.retry_after, _MAX_RETRY_AFTER)
         self.not_before = now + seconds
         return seconds
 
-    def is_worth_a_try(self, error: VerifyProtocolError) -> bool:
+    def may_retry(self, error: VerifyProtocolError) -> bool:
         """Return True if another try may succeed; counts failures of the target model."""
         self.failures += error.code == "failed"
-        return error.code in _WORTH_A_TRY and self.failures < _MOST_FAILURES
+        return error.code in _RETRYABLE and self.failures < _MAX_FAILURES
 
 
 class RemoteVerifierSession:
@@ -110,7 +110,7 @@ class RemoteVerifierSession:
 
     def __init__(
         self,
-        links: Links,
+        source: ConnectionSource,
         *,
         name: str,
         prompt_ids: Sequence[int],
@@ -125,20 +125,20 @@ class RemoteVerifierSession:
         self.bytes_down = 0
         self.rounds = 0
         self.is_over = False
-        self._links = links
+        self._source = source
         self._name = name
         self._wanted = _SessionRequest(tuple(prompt_ids), rule, top_k, reserve)
         self._emit = emit
         self._timeouts = timeouts
         self._backoff = backoff
         self._loop = asyncio.get_running_loop()
-        self._link: VerifierConnection | None = None  # while the session lives on it
-        self._number = -1
+        self._connection: VerifierConnection | None = None  # while the session lives on it
+        self._session = -1
         self._is_open = False  # drafts may be sent
         self._key: bytes | None = None
-        self._open_rounds = OpenRounds(self._loop, timeouts, self._give_up_round)
+        self._open_rounds = OpenRounds(self._loop, timeouts, self._expire_round)
         self._refusals = _Refusals()
-        self._answer: asyncio.Future[Opened | Resumed | VerifyProtocolError] | None = None
+        self._reply: asyncio.Future[Opened | Resumed | VerifyProtocolError] | None = None
         self._connecting: asyncio.Task[None] | None = None
 
     def run(self, command: VerifierCommand) -> None:
@@ -164,34 +164,34 @@ class RemoteVerifierSession:
 
     # What the connection tells
 
-    def take(self, frame: Opened | Resumed | VerdictFrame | Refusal, size: int) -> None:
+    def frame_received(self, frame: Opened | Resumed | VerdictFrame | Refusal, size: int) -> None:
         """What the server said."""
         self.bytes_down += size
         match frame:
             case VerdictFrame():
-                self._take_verdict(frame)
+                self._handle_verdict(frame)
             case Opened():
                 self._key = frame.key
-                self._settle(frame)
+                self._set_reply(frame)
             case Resumed():
-                self._settle(frame)
+                self._set_reply(frame)
             case Refusal():
-                self._take_refusal(frame.error())
+                self._handle_refusal(frame.error())
             case _ as never:
                 assert_never(never)
 
-    def end(self, error: StreamcoError) -> None:
+    def connection_lost(self, error: StreamcoError) -> None:
         """The connection is over."""
         was_open = self._is_open
-        self._forget_link()
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(error)
+        self._detach()
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_exception(error)
         elif is_lasting(error):
             self._fail(error)
         elif was_open:
             self._emit(VerifierLost())
 
-    def _take_verdict(self, verdict: VerdictFrame) -> None:
+    def _handle_verdict(self, verdict: VerdictFrame) -> None:
         number = self._open_rounds.end()
         if number is None:
             return
@@ -212,34 +212,34 @@ class RemoteVerifierSession:
 
     def _begin_ahead(self) -> None:
         """The draft that was sent ahead for just this verdict is the round that is out."""
-        link, ahead = self._link, self._open_rounds.ahead
+        connection, ahead = self._connection, self._open_rounds.ahead
         self._open_rounds.ahead = {}
-        begun = None if link is None else link.client.pending_round(self._number)
+        begun = None if connection is None else connection.client.pending_round(self._session)
         if begun is not None:
             self._open_rounds.begin(ahead[begun])
 
-    def _take_refusal(self, error: VerifyProtocolError) -> None:
+    def _handle_refusal(self, error: VerifyProtocolError) -> None:
         if error.scope == "round":
-            self._take_round_refusal(error)
+            self._handle_round_refusal(error)
             return
         was_open = self._is_open
         if error.code not in {"evicted", "overloaded"}:
             self._key = None
-        self._forget_link()
+        self._detach()
         seconds = self._refusals.record(error, self._loop.time())
-        if self._answer is not None and not self._answer.done():
-            self._settle(error)
-        elif not self._refusals.is_worth_a_try(error):
+        if self._reply is not None and not self._reply.done():
+            self._set_reply(error)
+        elif not self._refusals.may_retry(error):
             self._fail(error)
         elif was_open:
             self._emit(VerifierLost(seconds))
 
-    def _take_round_refusal(self, error: VerifyProtocolError) -> None:
+    def _handle_round_refusal(self, error: VerifyProtocolError) -> None:
         number = self._open_rounds.end()
         if number is None:
             return
         self._open_rounds.ahead.clear()
-        if error.code == "overloaded" or (error.code == "failed" and self._refusals.is_worth_a_try(error)):
+        if error.code == "overloaded" or (error.code == "failed" and self._refusals.may_retry(error)):
             self._emit(DraftRefused(number, error.retry_after))
         else:
             self._fail(error)
@@ -247,143 +247,145 @@ class RemoteVerifierSession:
     # Connecting
 
     async def _connect(self, ids: tuple[int, ...]) -> None:
-        first, longest, rng = self._backoff
-        backoff = Backoff(first, longest, rng)
-        whole = (*self._wanted.prompt, *ids)
-        await self._leave()
+        first, max_wait, rng = self._backoff
+        backoff = Backoff(first, max_wait, rng)
+        context = (*self._wanted.prompt, *ids)
+        await self._close_former()
         while not self.is_over:
-            wished = None
+            retry_after = None
             try:
                 await asyncio.sleep(self._refusals.not_before - self._loop.time())
-                link = await self._links.find()
-                if await self._enter(link, whole):
+                connection = await self._source.find()
+                if await self._open_or_resume(connection, context):
                     self._emit(VerifierConnected(len(ids)))
                     return
             except StreamcoError as error:
-                self._forget_link()
-                if not self._may_go_on(error):
+                self._detach()
+                if not self._may_retry(error):
                     self._fail(error)
                     return
-                wished = getattr(error, "retry_after", None)
-            await asyncio.sleep(backoff.next_wait(wished))
+                retry_after = getattr(error, "retry_after", None)
+            await asyncio.sleep(backoff.next_wait(retry_after))
 
-    def _may_go_on(self, error: StreamcoError) -> bool:
+    def _may_retry(self, error: StreamcoError) -> bool:
         """Return True if another try may help: to connect, about this session, or after the server's good-bye."""
         match error:
             case VerifyProtocolError():
-                return error.code == "shutting_down" or (not error.is_fatal and self._refusals.is_worth_a_try(error))
+                return error.code == "shutting_down" or (not error.is_fatal and self._refusals.may_retry(error))
             case EndpointError():
                 return not is_lasting(error)
         return False
 
-    async def _leave(self) -> None:
+    async def _close_former(self) -> None:
         """Give up the session that seems to be there: nobody asks for another one while it is well."""
-        link = self._link
-        if link is None:
+        connection = self._connection
+        if connection is None:
             return
         self._is_open = False
         self._open_rounds.clear()
-        if await link.check() and self._link is link:
-            link.leave(self._number)
-            link.client.close(self._number)
-            self.bytes_up += link.flush()
+        if await connection.check_alive() and self._connection is connection:
+            connection.remove_session(self._session)
+            connection.client.close(self._session)
+            self.bytes_up += connection.flush()
             self._key = None
-        self._forget_link()
+        self._detach()
 
-    async def _enter(self, link: VerifierConnection, whole: tuple[int, ...]) -> bool:
+    async def _open_or_resume(self, connection: VerifierConnection, context: tuple[int, ...]) -> bool:
         """Resume or open on this connection; False: it was over before it began, perhaps right behind the answer.
 
         Raises:
             EndpointError, VerifyProtocolError: it was not to be.
         """
-        if link.is_over:
+        if connection.is_over:
             return False
         if self._key is None:
-            await self._open(link, whole)
+            await self._open(connection, context)
             return self._is_open
-        number = link.client.resume(self._key, whole, top_k=self._top_k_at(link))
-        self._join(link, number)
-        await self._answered()
-        if self._link is link:
-            self._add(link, number, whole)
+        number = connection.client.resume(self._key, context, top_k=self._top_k_at(connection))
+        self._attach(connection, number)
+        await self._wait_for_reply()
+        if self._connection is connection:
+            self._send_context(connection, number, context)
             self._is_open = True
         return self._is_open
 
-    async def _open(self, link: VerifierConnection, whole: tuple[int, ...]) -> None:
+    async def _open(self, connection: VerifierConnection, context: tuple[int, ...]) -> None:
         self._open_rounds.has_verdict = False
         wanted = self._wanted
-        rule = replace(wanted.rule, seed=continuation_seed(wanted.rule.seed, len(whole) - len(wanted.prompt)))
-        number = link.client.open(whole[:_PIECE], rule, top_k=self._top_k_at(link), reserve=max(wanted.reserve, len(whole)))
-        self._join(link, number)
-        self._add(link, number, whole)
+        rule = replace(wanted.rule, seed=continuation_seed(wanted.rule.seed, len(context) - len(wanted.prompt)))
+        number = connection.client.open(
+            context[:_MAX_FRAME_IDS], rule, top_k=self._top_k_at(connection), reserve=max(wanted.reserve, len(context))
+        )
+        self._attach(connection, number)
+        self._send_context(connection, number, context)
         if self._refusals.is_refused:
-            await self._answered()
-        if self._link is link:
+            await self._wait_for_reply()
+        if self._connection is connection:
             self._refusals.is_refused = False
             self._is_open = True
 
-    def _add(self, link: VerifierConnection, number: int, whole: tuple[int, ...]) -> None:
+    def _send_context(self, connection: VerifierConnection, number: int, context: tuple[int, ...]) -> None:
         """Send what the server's context is short of."""
-        for place in range(link.client.length(number), len(whole), _PIECE):
-            link.client.extend(number, place, whole[place : place + _PIECE])
-        self.bytes_up += link.flush()
+        for position in range(connection.client.length(number), len(context), _MAX_FRAME_IDS):
+            connection.client.extend(number, position, context[position : position + _MAX_FRAME_IDS])
+        self.bytes_up += connection.flush()
 
-    def _join(self, link: VerifierConnection, number: int) -> None:
-        self._link, self._number = link, number
-        link.join(number, self)
-        self.bytes_up += link.flush()
+    def _attach(self, connection: VerifierConnection, number: int) -> None:
+        self._connection, self._session = connection, number
+        connection.add_session(number, self)
+        self.bytes_up += connection.flush()
 
-    async def _answered(self) -> None:
+    async def _wait_for_reply(self) -> None:
         """Wait for what becomes of an open or a resume.
 
         Raises:
             EndpointError, VerifyProtocolError: nothing.
         """
-        self._answer = self._loop.create_future()
+        self._reply = self._loop.create_future()
         limit = self._timeouts.first_token
         try:
             async with asyncio.timeout(limit):
-                answer = await self._answer
+                answer = await self._reply
         except TimeoutError:
             self._key = None  # it may be what the server doesn't come to terms with
-            self._close()
+            self._close_remote()
             text = f"expected the session to be opened within {limit:g} s, got nothing"
             raise EndpointTimeoutError(text, phase="first_token", limit=limit or 0.0, endpoint=self._name) from None
         finally:
-            self._answer = None
+            self._reply = None
         if isinstance(answer, VerifyProtocolError):
             raise answer
 
-    def _settle(self, answer: Opened | Resumed | VerifyProtocolError) -> None:
-        if self._answer is not None and not self._answer.done():
-            self._answer.set_result(answer)
+    def _set_reply(self, answer: Opened | Resumed | VerifyProtocolError) -> None:
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_result(answer)
 
-    def _top_k_at(self, link: VerifierConnection) -> int:
-        return min(self._wanted.top_k, link.client.limits.top_k)
+    def _top_k_at(self, connection: VerifierConnection) -> int:
+        return min(self._wanted.top_k, connection.client.limits.top_k)
 
     # Rounds
 
     def _send(self, command: SendDraft) -> None:
-        link = self._link
-        if link is None or not self._is_open:
+        connection = self._connection
+        if connection is None or not self._is_open:
             return  # it was lost, and that was told
         wanted, rounds = self._wanted, self._open_rounds
         rows = tuple(row for row in command.rows if isinstance(row, TopK)) if wanted.rule.kind is RuleKind.SAMPLE else ()
         condition, base = command.if_verdict, len(wanted.prompt) + command.base
         try:
             if condition is not None and condition.round == rounds.number:
-                number = link.client.follow(self._number, condition.accepted, condition.token, command.ids, rows=rows)
+                number = connection.client.follow(self._session, condition.accepted, condition.token, command.ids, rows=rows)
                 rounds.ahead[number] = command.round
             # If the condition is the last verdict, the speculator sent this draft before it received that verdict.
             elif condition is None or (rounds.number is None and condition == rounds.last_verdict):
-                link.client.draft(self._number, base, (*command.given, *command.ids), given=len(command.given), rows=rows)
+                connection.client.draft(self._session, base, (*command.given, *command.ids), given=len(command.given), rows=rows)
                 rounds.begin(command.round)
         except VerifyProtocolError as error:  # beyond the server's limits
             self._loop.call_soon(self._fail, error)
             return
-        self.bytes_up += link.flush()
+        self.bytes_up += connection.flush()
 
-    def _give_up_round(self) -> None:
+    def _expire_round(self) -> None:
         """No verdict came: the session is not well, or the connection is dead; whoever connects again finds out."""
         self._is_open = False
         self._emit(VerifierLost())
@@ -395,26 +397,26 @@ class RemoteVerifierSession:
             return
         self.is_over = True
         self._cancel_connecting()
-        self._close()
-        self._forget_link()
+        self._close_remote()
+        self._detach()
 
-    def _close(self) -> None:
+    def _close_remote(self) -> None:
         """Tell the server that the session is not wanted any more."""
-        link = self._link
-        if link is not None and not link.is_over:
-            link.client.close(self._number)
-            self.bytes_up += link.flush()
+        connection = self._connection
+        if connection is not None and not connection.is_over:
+            connection.client.close(self._session)
+            self.bytes_up += connection.flush()
 
     def _fail(self, error: StreamcoError) -> None:
         if not self.is_over:
             self._end()
             self._emit(VerifierFailed(error))
 
-    def _forget_link(self) -> None:
+    def _detach(self) -> None:
         self._open_rounds.clear()
-        if self._link is not None:
-            self._link.leave(self._number)
-        self._link, self._is_open = None, False
+        if self._connection is not None:
+            self._connection.remove_session(self._session)
+        self._connection, self._is_open = None, False
 
     def _cancel_connecting(self) -> None:
         if self._connecting is not None and self._connecting is not asyncio.current_task():

@@ -25,7 +25,7 @@ from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.probe import STREAMCO
 from streamco.endpoints.providers import find_provider
 from streamco.endpoints.verifiers.base import Emit, VerifierFacts
-from streamco.endpoints.verifiers.connection import LinkAddress, VerifierConnection, connect_link, load_websockets
+from streamco.endpoints.verifiers.connection import VerifierAddress, VerifierConnection, connect_verifier, load_websockets
 from streamco.endpoints.verifiers.session import RemoteVerifierSession
 from streamco.engines.base import Engine, ModelInfo
 from streamco.errors import ConfigError, EndpointError, StreamClosed, UsageError
@@ -41,7 +41,7 @@ __all__ = ["VerifierEndpoint"]
 
 _SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 _TIMEOUTS = Timeouts(socket=5.0)  # seconds for the answer to a ping, which no computing delays
-_PING_EVERY = 5.0  # seconds
+_PING_INTERVAL = 5.0  # seconds
 _BACKOFF = (0.1, 5.0)  # seconds; ceilings of the first wait and of any
 
 
@@ -92,11 +92,11 @@ class VerifierEndpoint:
         self._codec: VerifyCodec | None = None
         self._facts: VerifierFacts | None = None
         self._rtt: float | None = None
-        self._link: VerifierConnection | None = None
+        self._connection: VerifierConnection | None = None
         self._connecting: asyncio.Task[VerifierConnection] | None = None
         self._sessions: WeakSet[RemoteVerifierSession] = WeakSet()
         self._is_closed = False
-        self._base = urlunsplit(("https" if parts.scheme == "wss" else "http", parts.netloc, path.removesuffix(PATH) + "/v1", "", ""))
+        self._base_url = urlunsplit(("https" if parts.scheme == "wss" else "http", parts.netloc, path.removesuffix(PATH) + "/v1", "", ""))
         self._prices = prices or TokenPrices()
         self._remote: OpenAIEndpoint | None = None
         self._session: aiohttp.ClientSession | None = None  # of the remote, where certificates are given
@@ -117,8 +117,8 @@ class VerifierEndpoint:
     @property
     def rtt(self) -> float | None:
         """Seconds of a ping and its answer, smoothed."""
-        if self._link is not None and self._link.rtt is not None:
-            self._rtt = self._link.rtt
+        if self._connection is not None and self._connection.rtt is not None:
+            self._rtt = self._connection.rtt
         return self._rtt
 
     @property
@@ -146,7 +146,7 @@ class VerifierEndpoint:
             usual = find_provider(STREAMCO).capabilities
             self._remote = OpenAIEndpoint(
                 "default",  # until the welcome names it
-                base_url=self._base,
+                base_url=self._base_url,
                 api_key=self._token or "",
                 name=f"{self._name}/remote",
                 provider=STREAMCO,
@@ -161,11 +161,11 @@ class VerifierEndpoint:
 
     async def probe(self) -> VerifierFacts:
         """Connect; see ``Verifier.probe``. The completions API is asked as well, and does without where there is none."""
-        link = await self.find()
+        connection = await self.find()
         if self._remote is not None:
             with suppress(EndpointError):  # who is asked to go on alone will tell
                 await self._remote.probe()
-        return _read_welcome(link.welcome)
+        return _read_welcome(connection.welcome)
 
     def open(self, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int = 0, reserve: int = 0) -> RemoteVerifierSession:
         """Return a session for one answer; see ``Verifier.open``.
@@ -196,8 +196,8 @@ class VerifierEndpoint:
             EndpointError: there is none to be had.
             VerifierError: the server doesn't want us.
         """
-        if self._link is not None and not self._link.is_over:
-            return self._link
+        if self._connection is not None and not self._connection.is_over:
+            return self._connection
         if self._connecting is None:
             self._connecting = asyncio.get_running_loop().create_task(self._connect(), name=f"streamco verifier {self._name}")
             self._connecting.add_done_callback(self._end_connecting)
@@ -210,9 +210,9 @@ class VerifierEndpoint:
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.wait([self._connecting])
-        link, self._link = self._link, None
-        if link is not None:
-            await link.aclose()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.aclose()
         if self._remote is not None:
             await self._remote.aclose()
         if self._session is not None:
@@ -222,15 +222,15 @@ class VerifierEndpoint:
         if self._draft is None or self._codec is None or self._is_closed:
             raise UsageError(f"{self._name}: expected a verifier that was started, got one that was not, or was closed")
         client = VerifyClient(self._codec, self._draft.vocabulary)
-        address = LinkAddress(self._url, self._name, self._token, self._tls)
-        former = self._link
+        address = VerifierAddress(self._url, self._name, self._token, self._tls)
+        former = self._connection
         if former is not None:
             await former.aclose()
-        self._link = await connect_link(address, client, timeouts=self._timeouts, ping_every=_PING_EVERY)
-        self._facts = _read_welcome(self._link.welcome)
+        self._connection = await connect_verifier(address, client, timeouts=self._timeouts, ping_interval=_PING_INTERVAL)
+        self._facts = _read_welcome(self._connection.welcome)
         if self._remote is not None and self._facts.model:
             self._remote.model = self._facts.model
-        return self._link
+        return self._connection
 
     def _end_connecting(self, task: asyncio.Task[VerifierConnection]) -> None:
         self._connecting = None

@@ -49,17 +49,17 @@ class VLLMVerifier(LogprobVerifier):
     def _make_remote(self, model: str, **options: Any) -> OpenAIEndpoint:
         return _SaltedEndpoint(lambda: self._salt, model, **options)
 
-    async def _try_rows(self, sample: Sequence[int]) -> int:
+    async def _probe_top_k(self, sample: Sequence[int]) -> int:
         """As ``LogprobVerifier``; without the salt where the server knows of none."""
         salt = self._salt
         try:
-            return await super()._try_rows(sample)
+            return await super()._probe_top_k(sample)
         except EndpointStatusError as error:
             if error.status not in {400, 422} or salt is None:
                 raise
         self._salt = None
         try:
-            return await super()._try_rows(sample)
+            return await super()._probe_top_k(sample)
         except BaseException:
             self._salt = salt
             raise
