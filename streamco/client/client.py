@@ -15,11 +15,9 @@ from streamco.client.preparation import AnswerPreparation
 from streamco.client.race.dispatcher import Dispatcher, DispatchOptions, DispatchRecord
 from streamco.client.race.driver import RaceDriver
 from streamco.client.race.migration import MigrationOptions
-from streamco.client.race.report import build_bill
 from streamco.client.speculation.driver import SpeculationDriver
 from streamco.client.speculation.options import Mode, SpeculationOptions, VerifierSetting, check_speculation
 from streamco.client.speculation.planner import PreparedSpeculation, SpeculationPlanner
-from streamco.client.speculation.report import SpeculationRecord, speculation_bill
 from streamco.client.speculation.verifier_binding import VerifierBinding, drafting_engine_options
 from streamco.client.stream import ChatStream, PendingAnswer, TokenStream
 from streamco.config import Limits, Pace, parse_pace
@@ -237,25 +235,20 @@ class Client:
             dispatched = self._dispatcher.decide(request, shared.device, shared.servers, shared.unavailable, beginning.facts)
             if beginning.note:
                 dispatched.add_note(f"not speculated: {beginning.note}")
-            beginning.dispatched = dispatched
             return self._run(request, dispatched, rate)
 
-        return PendingAnswer(ready, begin, beginning.report, beginning.usage, beginning.abandon)
+        return PendingAnswer(ready, begin, beginning.abandon)
 
     def _speculate(
         self, beginning: AnswerPreparation, prepared: PreparedSpeculation, rate: float | None, *, shows_drafts: bool
     ) -> SpeculationDriver:
         desk, shared = self._desk, self._shared
-        steering = desk.pair.steering
-        record = SpeculationRecord(
-            prepared, desk.pairing, self._dispatcher.costs(shared.device, shared.servers), desk.budget, steering.share
-        )
 
         def settle(driver: SpeculationDriver) -> None:
             shared.active.discard(driver)
             desk.heed(driver)
             self._dispatcher.learn_prompt(prepared.prompt_tokens)
-            self._ledger.record(speculation_bill(driver, record))
+            self._ledger.record(driver.cost())
 
         driver = desk.begin(
             prepared,
@@ -264,9 +257,10 @@ class Client:
             shows_drafts=shows_drafts,
             may_use_device=self._on_failure != "raise",
             limits=self._limits,
+            cost=self._dispatcher.costs(shared.device, shared.servers),
             on_over=settle,
         )
-        beginning.record = record  # what was got ready is the driver's from here on
+        beginning.has_begun = True  # what was got ready is the driver's from here on
         shared.active.add(driver)
         driver.start()
         return driver
@@ -289,7 +283,7 @@ class Client:
             self._shared.active.discard(driver)
             self._dispatcher.settle(dispatched, driver.machine)
             self._desk.learn(driver.machine)
-            self._ledger.record(build_bill(driver.machine, dispatched, self._shared.endpoints, was_left=driver.was_broken_off))
+            self._ledger.record(driver.cost())
 
         driver = RaceDriver(
             RaceMachine(plan),
@@ -297,6 +291,7 @@ class Client:
             request,
             max_unread=self._limits.unread_tokens,
             max_ahead=ahead,
+            record=dispatched,
             on_over=settle,
         )
         self._shared.active.add(driver)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from streamco.core.report import AnswerUsage, Report
 from streamco.openai_types import ChatCompletionChunk
 
 __all__ = ["AnswerDriver", "Batch"]
@@ -28,6 +29,14 @@ class AnswerDriver(Protocol):
     @property
     def has_changed_hands(self) -> bool:
         """True if what its chunks say of usage is of a part of it alone."""
+        ...
+
+    def report(self) -> Report:
+        """Return the answer's figures so far."""
+        ...
+
+    def usage(self) -> AnswerUsage:
+        """Return the answer's token counts so far."""
         ...
 
     async def next_batch(self) -> Batch | None:

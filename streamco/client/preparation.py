@@ -5,16 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from streamco.client.driver import AnswerDriver
 from streamco.client.endpoint_set import EndpointSet
-from streamco.client.race.dispatcher import DispatchRecord
-from streamco.client.race.driver import RaceDriver
-from streamco.client.race.report import build_report, describe_usage
 from streamco.client.request_facts import describe_request, takes_long
-from streamco.client.speculation.driver import SpeculationDriver
 from streamco.client.speculation.planner import PreparedSpeculation, SpeculationPlanner
-from streamco.client.speculation.report import SpeculationRecord, speculation_report, speculation_usage
-from streamco.core.report import AnswerUsage, Report
 from streamco.endpoints.base import Endpoint, Request
 from streamco.policies.eligibility import RequestFacts
 
@@ -33,8 +26,7 @@ class AnswerPreparation:
         facts: of the request, where they take long to find, or somebody asked for them.
         prepared: None: it races.
         note: why it isn't speculated; "": nobody wanted that.
-        dispatched: set when it races.
-        record: set when it is speculated.
+        has_begun: what was prepared belongs to the answer's driver.
     """
 
     def __init__(self, request: Request, shared: EndpointSet, desk: SpeculationPlanner) -> None:
@@ -42,8 +34,7 @@ class AnswerPreparation:
         self.facts: RequestFacts | None = None
         self.prepared: PreparedSpeculation | None = None
         self.note = ""
-        self.dispatched: DispatchRecord | None = None
-        self.record: SpeculationRecord | None = None
+        self.has_begun = False
         self._shared = shared
         self._desk = desk
         self._lock = asyncio.Lock()  # two tasks may wait for one stream to begin
@@ -66,26 +57,8 @@ class AnswerPreparation:
 
     async def abandon(self) -> None:
         """Release what was got ready; the answer doesn't begin."""
-        if self.prepared is not None and self.record is None:
+        if self.prepared is not None and not self.has_begun:
             await self.prepared.drafter.aclose()
-
-    def report(self, driver: AnswerDriver) -> Report:
-        """Return the figures of the answer that has begun."""
-        match driver:
-            case SpeculationDriver() if self.record is not None:
-                return speculation_report(driver, self.record, now=driver.now)
-            case RaceDriver() if self.dispatched is not None:
-                return build_report(driver.machine, self.dispatched, self._shared.endpoints, now=driver.now, was_left=driver.was_broken_off)
-        raise AssertionError("an answer that has begun races or is speculated")
-
-    def usage(self, driver: AnswerDriver) -> AnswerUsage:
-        """Its tokens."""
-        match driver:
-            case SpeculationDriver() if self.record is not None:
-                return speculation_usage(driver, self.record)
-            case RaceDriver() if self.dispatched is not None:
-                return describe_usage(driver.machine, self.dispatched.prompt_tokens)
-        raise AssertionError("an answer that has begun races or is speculated")
 
 
 async def _describe(request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> RequestFacts:

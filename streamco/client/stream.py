@@ -70,8 +70,6 @@ class PendingAnswer:
     Args:
         ready: waits until the client can begin.
         begin: starts the session.
-        report: describes it.
-        usage: counts its answer's tokens.
         abandon: releases what ``ready`` has got, where it does not begin after all.
     """
 
@@ -79,16 +77,12 @@ class PendingAnswer:
         self,
         ready: Callable[[], Awaitable[None]],
         begin: Callable[[], AnswerDriver],
-        report: Callable[[AnswerDriver], Report],
-        usage: Callable[[AnswerDriver], AnswerUsage],
         abandon: Callable[[], Awaitable[None]],
     ) -> None:
         self.driver: AnswerDriver | None = None
         self.is_closed = False
         self._ready = ready
         self._begin = begin
-        self._describe = report
-        self._count = usage
         self._abandon = abandon
 
     async def start(self) -> AnswerDriver:
@@ -129,7 +123,7 @@ class PendingAnswer:
         """
         if self.driver is None:
             raise StreamConsumed("expected a stream that has begun, got a report asked for before the first read")
-        return self._describe(self.driver)
+        return self.driver.report()
 
     def usage(self) -> AnswerUsage:
         """Its answer's tokens.
@@ -139,7 +133,7 @@ class PendingAnswer:
         """
         if self.driver is None:
             raise StreamConsumed("expected a stream that has begun, got usage asked for before the first read")
-        return self._count(self.driver)
+        return self.driver.usage()
 
     def __del__(self) -> None:
         driver = self.driver

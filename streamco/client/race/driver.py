@@ -16,6 +16,8 @@ from msgspec.structs import replace
 from streamco.client.delivery_queue import DeliveryQueue
 from streamco.client.driver import Batch
 from streamco.client.error_translation import FailedStream, translate
+from streamco.client.race.dispatcher import DispatchRecord
+from streamco.client.race.report import build_cost, build_report, describe_usage
 from streamco.core.race.commands import (
     CancelStream,
     Command,
@@ -27,6 +29,8 @@ from streamco.core.race.commands import (
     PrepareStream,
 )
 from streamco.core.race.machine import RaceMachine
+from streamco.core.report import AnswerUsage, Report
+from streamco.core.totals import AnswerCost
 from streamco.endpoints.base import Endpoint, EndpointStream, Request
 from streamco.errors import StreamcoError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
@@ -46,6 +50,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         max_unread: if more chunks wait for the reader, or more tokens for the pace, endpoints are not read on.
         max_ahead: the same bound for tokens that a device holds for the pace; None: ``max_unread``. A server has the larger bound: a server
             that is not read closes the connection in the end, and bills what it has written all the same.
+        record: what was decided for the request; None: the driver can't report.
         on_over: called once when the answer and all its work have ended.
         clock: seconds, monotonic; None: the system's, or the loop's if the loop has one of its own (virtual time).
         log: collects (now, event or None, commands) of every step, for replay. With a log no token is passed on without a step.
@@ -61,6 +66,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         *,
         max_unread: int = 4096,
         max_ahead: int | None = None,
+        record: DispatchRecord | None = None,
         on_over: Callable[[RaceDriver], None] | None = None,
         clock: Callable[[], float] | None = None,
         log: list[tuple[float, Event | None, list[Command]]] | None = None,
@@ -68,6 +74,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         super().__init__(machine, on_over=on_over, clock=clock, log=log)
         self.request = request
         self._endpoints = endpoints
+        self._record = record
         self._max_unread = max_unread
         self._max_ahead = max_unread if max_ahead is None else min(max_ahead, max_unread)
         self._queue = DeliveryQueue()
@@ -142,6 +149,25 @@ class RaceDriver(TaskDriver[Event, Command]):
             return None
         finally:
             queue.is_reading = False
+
+    # Figures
+
+    def report(self) -> Report:
+        """Return the answer's figures so far; final when ``is_over``."""
+        return build_report(self.machine, self._dispatched(), self._endpoints, now=self.now, was_left=self.was_broken_off)
+
+    def usage(self) -> AnswerUsage:
+        """Return the token counts of the answer as it was delivered."""
+        return describe_usage(self.machine, self._dispatched().prompt_tokens)
+
+    def cost(self) -> AnswerCost:
+        """Return what the answer has taken so far."""
+        return build_cost(self.machine, self._dispatched(), self._endpoints, was_left=self.was_broken_off)
+
+    def _dispatched(self) -> DispatchRecord:
+        if self._record is None:
+            raise AssertionError("expected the record of the dispatch decision, which a report is made from, got none")
+        return self._record
 
     # The machine's commands
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from streamco.client.cost_totals import answer_ending, total_cost
+from streamco.client.race.dispatcher import DispatchRecord
 from streamco.core.race.attempt import Attempt, AttemptState
 from streamco.core.race.machine import RaceMachine
-from streamco.core.report import AnswerUsage, Ending, EndpointReport, HandOver, Outcome, Report
+from streamco.core.report import AnswerUsage, EndpointReport, HandOver, Outcome, Report
 from streamco.core.totals import AnswerCost
 from streamco.endpoints.base import Endpoint
 from streamco.errors import EndpointConnectError, EndpointStatusError
 from streamco.openai_types import CompletionUsage
 
-if TYPE_CHECKING:
-    from streamco.client.race.dispatcher import DispatchRecord
-
-__all__ = ["build_bill", "build_report", "describe_hand_overs", "describe_attempt", "describe_usage"]
+__all__ = ["build_cost", "build_report", "describe_hand_overs", "describe_attempt", "describe_usage"]
 
 
 def build_report(
@@ -31,31 +30,31 @@ def build_report(
         was_left: its reader went before its end.
     """
     meter = machine.meter
-    bill = build_bill(machine, dispatched, endpoints, was_left=was_left)
+    cost = build_cost(machine, dispatched, endpoints, was_left=was_left)
     span = (meter.last - meter.first) if meter.first is not None and meter.last is not None else 0.0
     return Report(
         winner=machine.winner,
         ttft=None if meter.first is None else meter.first - machine.began,
         duration=(now if machine.finished is None else machine.finished) - machine.began,
-        tokens=bill.tokens,
+        tokens=cost.tokens,
         tokens_per_second=(meter.tokens - 1) / span if meter.tokens > 1 and span > 0 else None,
         finish_reason=machine.finish_reason,
         dispatch=dispatched.report(),
-        endpoints=bill.endpoints,
+        endpoints=cost.endpoints,
         quality=meter.quality(),
-        cost_usd=bill.cost_usd,
-        unified_cost_usd=bill.unified_cost_usd,
-        energy_j=bill.energy_j,
+        cost_usd=cost.cost_usd,
+        unified_cost_usd=cost.unified_cost_usd,
+        energy_j=cost.energy_j,
         hand_overs=describe_hand_overs(machine, dispatched, endpoints),
-        wasted_tokens=bill.wasted_tokens,
-        wasted_prompt_tokens=bill.wasted_prompt_tokens,
+        wasted_tokens=cost.wasted_tokens,
+        wasted_prompt_tokens=cost.wasted_prompt_tokens,
         usage=describe_usage(machine, dispatched.prompt_tokens),
-        ending=bill.ending,
+        ending=cost.ending,
         is_final=machine.is_over,
     )
 
 
-def build_bill(
+def build_cost(
     machine: RaceMachine, dispatched: DispatchRecord, endpoints: Mapping[str, Endpoint], *, was_left: bool = False
 ) -> AnswerCost:
     """Return what the answer has taken so far; costs nothing for each token, as its quality does."""
@@ -70,11 +69,11 @@ def build_bill(
     joules = [part.energy_j for part in worked if part.energy_j is not None]
     return AnswerCost(
         endpoints=parts,
-        ending=_ending(machine, was_left=was_left),
+        ending=answer_ending(was_left=was_left, error=machine.error, finished=machine.finished),
         hand_overs=len(machine.hand_overs),
         tokens=machine.meter.tokens,
-        cost_usd=_total([part.cost_usd for part in worked]),
-        unified_cost_usd=_total([part.unified_cost_usd for part in worked]),
+        cost_usd=total_cost([part.cost_usd for part in worked]),
+        unified_cost_usd=total_cost([part.unified_cost_usd for part in worked]),
         energy_j=sum(joules) if joules else None,
         wasted_tokens=sum(part.wasted_tokens for part in parts),
         wasted_prompt_tokens=sum(part.wasted_prompt_tokens for part in parts),
@@ -126,7 +125,7 @@ def _saved(
     behind = _late(source, _count(source, dispatched.prompt_tokens))
     without = dispatched.cost(endpoints[source.source], 0, written - behind, 0).total
     target = endpoints[parts[-1].source]
-    taken = _total([dispatched.cost(target, count.prompt, count.completion, count.cached).total for count in counts])
+    taken = total_cost([dispatched.cost(target, count.prompt, count.completion, count.cached).total for count in counts])
     return None if without is None or taken is None else without - taken
 
 
@@ -212,25 +211,11 @@ def _count(attempt: Attempt, prompt_tokens: int) -> _Count:
     return _Count(length, 0 if attempt.kept is None else min(length, prompt_tokens + attempt.kept), attempt.tokens)
 
 
-def _total(costs: list[float | None]) -> float | None:
-    """Return the sum, unless a part of it is not known."""
-    known = [cost for cost in costs if cost is not None]
-    return sum(known) if len(known) == len(costs) else None
-
-
 def _has_worked(attempt: Attempt) -> bool:
     """Return True if it did anything that is paid for; whoever refuses a connection or a request did not."""
     if attempt.opened is None:
         return False
     return bool(attempt.tokens) or not isinstance(attempt.error, EndpointConnectError | EndpointStatusError)
-
-
-def _ending(machine: RaceMachine, *, was_left: bool) -> Ending | None:
-    if was_left:
-        return "left"
-    if machine.error is not None:
-        return "failed"
-    return None if machine.finished is None else "complete"
 
 
 def _outcome(attempt: Attempt) -> Outcome:

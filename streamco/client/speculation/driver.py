@@ -15,6 +15,8 @@ from streamco.client.driver import Batch
 from streamco.client.error_translation import with_partial
 from streamco.client.speculation.output import SpeculativeOutput
 from streamco.client.speculation.remote_stream import OpenRemoteStream, RemoteStreamReader
+from streamco.client.speculation.report import SpeculationRecord, speculation_cost, speculation_report, speculation_usage
+from streamco.core.report import AnswerUsage, Report
 from streamco.core.speculation.events import (
     AdoptBranch,
     CloseRemote,
@@ -39,6 +41,7 @@ from streamco.core.speculation.events import (
     VerifierLost,
 )
 from streamco.core.speculation.machine import SpeculationMachine
+from streamco.core.totals import AnswerCost
 from streamco.endpoints.verifiers.base import VerifierSession
 from streamco.errors import EndpointProtocolError, StreamcoError
 from streamco.events import ReaderLeft
@@ -76,6 +79,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         prompt_tokens: in front of the answer.
         max_unread: if more chunks wait for the reader, no new round starts.
         max_ahead: if more tokens are held for the pace, no new round starts.
+        record: what the report needs beside the driver; None: the driver can't report.
         on_over: called once when the answer and all its work have ended.
         clock: seconds, monotonic; None: the system's, or the loop's where the loop has one of its own (virtual time).
         log: collects (now, event or None, commands) of every step, for replay.
@@ -106,12 +110,14 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         prompt_tokens: int = 0,
         max_unread: int = 4096,
         max_ahead: int = 4096,
+        record: SpeculationRecord | None = None,
         on_over: Callable[[SpeculationDriver], None] | None = None,
         clock: Callable[[], float] | None = None,
         log: SpeculationLog | None = None,
     ) -> None:
         super().__init__(machine, on_over=on_over, clock=clock, log=log)
         self.presentation = presentation
+        self._record = record
         self.began = 0.0
         self.finished: float | None = None
         self.finish_reason: str | None = None
@@ -170,6 +176,25 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         self.emit(ReaderLeft())
         self._wind_up()
         self._end_if_idle()
+
+    # Figures
+
+    def report(self) -> Report:
+        """Return the answer's figures so far; final when ``is_over``."""
+        return speculation_report(self, self._recorded(), now=self.now)
+
+    def usage(self) -> AnswerUsage:
+        """Return the token counts of the answer as it was delivered."""
+        return speculation_usage(self, self._recorded())
+
+    def cost(self) -> AnswerCost:
+        """Return what the answer has taken so far."""
+        return speculation_cost(self, self._recorded())
+
+    def _recorded(self) -> SpeculationRecord:
+        if self._record is None:
+            raise AssertionError("expected the record of the prepared answer, which a report is made from, got none")
+        return self._record
 
     # The machine's events and commands
 

@@ -9,11 +9,13 @@ from random import Random, SystemRandom
 from msgspec import Struct
 from msgspec.structs import replace
 
+from streamco.client.race.migration import CostOf
 from streamco.client.speculation.driver import SpeculationDriver, Tell
 from streamco.client.speculation.eligibility import acceptance_rule, resolve_sampling, why_not_speculable
 from streamco.client.speculation.incremental_text import IncrementalText
 from streamco.client.speculation.options import Mode, SpeculationOptions
 from streamco.client.speculation.output import SpeculativeOutput
+from streamco.client.speculation.report import SpeculationRecord
 from streamco.client.speculation.verifier_binding import VerifierBinding
 from streamco.config import Limits
 from streamco.core.delivery import Delivery
@@ -207,6 +209,7 @@ class SpeculationPlanner:
         shows_drafts: bool,
         may_use_device: bool,
         limits: Limits,
+        cost: CostOf,
         on_over: Callable[[SpeculationDriver], None],
     ) -> SpeculationDriver:
         """Return the answer's driver, not started.
@@ -217,7 +220,8 @@ class SpeculationPlanner:
             shows_drafts: the reader can be told that text is taken back.
             may_use_device: the device may finish what nobody else can.
             limits: how far the answer may be ahead of its reader.
-            on_over: is told when all work has ended.
+            cost: what tokens cost at an endpoint.
+            on_over: called when all work has ended.
         """
         pairing, drafter, relay = self.pairing, prepared.drafter, prepared.relay
         engine, verifier = pairing.device.engine, pairing.verifier
@@ -270,6 +274,17 @@ class SpeculationPlanner:
             prompt_tokens=length,
             max_unread=limits.unread_tokens,
             max_ahead=limits.unread_tokens if pace is None else limits.tokens_ahead(pace),
+            record=SpeculationRecord(
+                prompt_tokens=length,
+                rule=prepared.rule,
+                is_exact=prepared.is_exact,
+                device=pairing.device,
+                verifier=verifier,
+                server=pairing.server,
+                cost=cost,
+                budget=self.budget,
+                share=self.pair.steering.share,
+            ),
             on_over=on_over,
         )
 

@@ -3,33 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from streamco.client.cost_totals import answer_ending, total_cost
 from streamco.client.race.migration import CostOf
-from streamco.client.speculation.driver import SpeculationDriver
-from streamco.client.speculation.planner import PreparedSpeculation
 from streamco.client.speculation.remote_stream import RemoteStreamPart
-from streamco.client.speculation.verifier_binding import VerifierBinding
-from streamco.core.report import AnswerUsage, DispatchReport, Ending, EndpointReport, Report, SpeculationFigures, SpeculationReport
+from streamco.core.report import AnswerUsage, DispatchReport, EndpointReport, Report, SpeculationFigures, SpeculationReport
 from streamco.core.totals import AnswerCost
 from streamco.endpoints.base import Endpoint
+from streamco.endpoints.verifiers.base import Verifier
+from streamco.policies.acceptance import Rule
 
-__all__ = ["SpeculationRecord", "speculation_bill", "speculation_figures", "speculation_report", "speculation_usage"]
+if TYPE_CHECKING:  # the driver has a record, and its report is made from both
+    from streamco.client.speculation.driver import SpeculationDriver
+
+__all__ = ["SpeculationRecord", "speculation_cost", "speculation_figures", "speculation_report", "speculation_usage"]
 
 
-class SpeculationRecord(Struct):
-    """What an answer's figures are made of, beside its driver.
+class SpeculationRecord(Struct, kw_only=True):
+    """What a speculated answer's report needs beside its driver.
 
     Args:
-        prepared: the request.
-        pairing: who took part.
-        cost: what their tokens cost.
-        budget: share of the drafts that is judged. share: realised by this client so far; None: nothing yet.
+        prompt_tokens: tokens of the prompt.
+        rule: the verifier's acceptance rule.
+        is_exact: True if that rule keeps its promise at this verifier.
+        device: the endpoint that drafts.
+        verifier: the verifier of the drafts.
+        server: the server with the prices, if the verifier has none; None: there is none.
+        cost: what tokens cost at an endpoint.
+        budget: share of the drafts to be verified, 0 to 1.
+        share: realised share of this client so far; None: nothing was drafted yet.
     """
 
-    prepared: PreparedSpeculation
-    pairing: VerifierBinding
+    prompt_tokens: int
+    rule: Rule
+    is_exact: bool
+    device: Endpoint
+    verifier: Verifier
+    server: Endpoint | None
     cost: CostOf
     budget: float
     share: float | None
@@ -37,15 +50,15 @@ class SpeculationRecord(Struct):
 
 def speculation_report(driver: SpeculationDriver, record: SpeculationRecord, *, now: float) -> Report:
     """Return the figures of an answer, finished or not; ``now`` on the driver's clock, seconds."""
-    meter, bill = driver.presentation.delivery.meter, speculation_bill(driver, record)
+    meter, cost = driver.presentation.delivery.meter, speculation_cost(driver, record)
     first = driver.presentation.first
     span = (meter.last - meter.first) if meter.first is not None and meter.last is not None else 0.0
-    device, verifier = bill.endpoints
+    device, verifier = cost.endpoints
     return Report(
         winner=None if first is None else _makers(driver, device.name, verifier.name),
         ttft=None if first is None else first - driver.began,
         duration=(now if driver.finished is None else driver.finished) - driver.began,
-        tokens=bill.tokens,
+        tokens=cost.tokens,
         tokens_per_second=(meter.tokens - 1) / span if meter.tokens > 1 and span > 0 else None,
         finish_reason=driver.finish_reason,
         dispatch=DispatchReport(
@@ -53,19 +66,19 @@ def speculation_report(driver: SpeculationDriver, record: SpeculationRecord, *, 
             constraint=None,
             device_wait=0.0,
             server_wait=0.0,
-            reason=f"{device.name} drafts, {verifier.name} verifies by {record.prepared.rule.kind.name.lower()}",
-            prompt_tokens=record.prepared.prompt_tokens,
+            reason=f"{device.name} drafts, {verifier.name} verifies by {record.rule.kind.name.lower()}",
+            prompt_tokens=record.prompt_tokens,
             budget=record.budget,
             budget_share=record.share,
         ),
-        endpoints=bill.endpoints,
+        endpoints=cost.endpoints,
         quality=meter.quality(),
-        cost_usd=bill.cost_usd,
-        unified_cost_usd=bill.unified_cost_usd,
-        energy_j=bill.energy_j,
-        wasted_tokens=bill.wasted_tokens,
+        cost_usd=cost.cost_usd,
+        unified_cost_usd=cost.unified_cost_usd,
+        energy_j=cost.energy_j,
+        wasted_tokens=cost.wasted_tokens,
         usage=speculation_usage(driver, record),
-        ending=bill.ending,
+        ending=cost.ending,
         is_final=driver.is_over,
         mode="speculate",
         speculation=_figures(driver, record),
@@ -74,22 +87,22 @@ def speculation_report(driver: SpeculationDriver, record: SpeculationRecord, *, 
 
 def speculation_usage(driver: SpeculationDriver, record: SpeculationRecord) -> AnswerUsage:
     """Tokens of the answer as it was delivered, counted here."""
-    prompt, completion = record.prepared.prompt_tokens, driver.presentation.delivery.meter.tokens
+    prompt, completion = record.prompt_tokens, driver.presentation.delivery.meter.tokens
     return AnswerUsage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
 
 
-def speculation_bill(driver: SpeculationDriver, record: SpeculationRecord) -> AnswerCost:
+def speculation_cost(driver: SpeculationDriver, record: SpeculationRecord) -> AnswerCost:
     """Return what the answer has taken so far."""
     parts = [_device_part(driver, record), _verifier_part(driver, record)]
     costs = [part.cost_usd for part in parts]
     unified = [part.unified_cost_usd for part in parts]
     return AnswerCost(
         endpoints=parts,
-        ending=_ending(driver),
+        ending=answer_ending(was_left=driver.was_broken_off, error=driver.error, finished=driver.finished),
         hand_overs=0,
         tokens=driver.presentation.delivery.meter.tokens,
-        cost_usd=_total(costs),
-        unified_cost_usd=_total(unified),
+        cost_usd=total_cost(costs),
+        unified_cost_usd=total_cost(unified),
         energy_j=parts[0].energy_j,
         wasted_tokens=sum(part.wasted_tokens for part in parts),
         wasted_prompt_tokens=0,
@@ -103,15 +116,15 @@ def _makers(driver: SpeculationDriver, device: str, verifier: str) -> str:
 
 
 def _device_part(driver: SpeculationDriver, record: SpeculationRecord) -> EndpointReport:
-    report, device = driver.machine.report, record.pairing.device
+    report, device = driver.machine.report, record.device
     wasted, _ = _waste(driver)
-    cost = record.cost(device, record.prepared.prompt_tokens, report.drafted, 0)
+    cost = record.cost(device, record.prompt_tokens, report.drafted, 0)
     return EndpointReport(
         name=device.name,
         kind="device",
         outcome="drafted",
         opened=0.0,
-        prompt_tokens=record.prepared.prompt_tokens,
+        prompt_tokens=record.prompt_tokens,
         completion_tokens=report.drafted,
         wasted_tokens=wasted,
         cost_usd=cost.server,
@@ -125,17 +138,15 @@ def _verifier_part(driver: SpeculationDriver, record: SpeculationRecord) -> Endp
 
     Tokens of the answer that were only given count with the prompt.
     """
-    report, pairing, parts = driver.machine.report, record.pairing, driver.stand_in.parts
+    report, verifier, parts = driver.machine.report, record.verifier, driver.stand_in.parts
     was_asked = driver.session.bytes_up > 0 or report.rounds > 0
-    prompt = record.prepared.prompt_tokens * was_asked + report.given + sum(part.read for part in parts)
+    prompt = record.prompt_tokens * was_asked + report.given + sum(part.read for part in parts)
     cached = _cached(parts, was_asked=was_asked, unread=max(0, report.device - report.given))
-    if pairing.verifier is None:
-        raise AssertionError("somebody verified")
-    biller = _biller(pairing.verifier.remote, pairing.server)
+    biller = _biller(verifier.remote, record.server)
     cost = None if biller is None else record.cost(biller, prompt, report.target_tokens, cached)
     _, wasted = _waste(driver)
     return EndpointReport(
-        name=pairing.verifier.name,
+        name=verifier.name,
         kind="server",
         outcome="verified",
         opened=0.0,
@@ -187,7 +198,7 @@ def _figures(driver: SpeculationDriver, record: SpeculationRecord) -> Speculatio
         bytes_up=driver.session.bytes_up,
         bytes_down=driver.session.bytes_down,
         retracted=driver.machine.answer.retracted,
-        is_exact=record.prepared.is_exact,
+        is_exact=record.is_exact,
     )
 
 
@@ -218,17 +229,3 @@ def speculation_figures(
         retracted=retracted,
         is_exact=is_exact and report.is_exact and not report.device,
     )
-
-
-def _ending(driver: SpeculationDriver) -> Ending | None:
-    if driver.was_broken_off:
-        return "left"
-    if driver.error is not None:
-        return "failed"
-    return None if driver.finished is None else "complete"
-
-
-def _total(costs: list[float | None]) -> float | None:
-    """Return the sum, unless a part of it is not known."""
-    known = [cost for cost in costs if cost is not None]
-    return sum(known) if len(known) == len(costs) else None

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from streamco.client.arguments import build_request
 from streamco.client.client import Client
 from streamco.client.race.dispatcher import Dispatcher, DispatchOptions, DispatchRecord
-from streamco.client.race.report import build_bill, build_report, describe_attempt, describe_usage
+from streamco.client.race.report import build_cost, build_report, describe_attempt, describe_usage
 from streamco.core.race.attempt import AttemptPlan, AttemptState
 from streamco.core.race.machine import OnFailure, RaceMachine, RacePlan
 from streamco.core.report import AnswerUsage, EndpointReport, Report
@@ -229,10 +229,10 @@ def test_prompts_of_those_whose_answer_nobody_read_are_waste() -> None:
 
 def test_a_bill_has_the_reports_figures() -> None:
     machine = run(*WON, (1.0, StreamEnded("server", "stop")))
-    bill, report = build_bill(machine, dispatched(), SIDES), report_on(machine)
-    assert bill.endpoints == report.endpoints
+    cost, report = build_cost(machine, dispatched(), SIDES), report_on(machine)
+    assert cost.endpoints == report.endpoints
     for name in ("tokens", "cost_usd", "energy_j", "unified_cost_usd", "wasted_tokens", "wasted_prompt_tokens", "ending"):
-        assert getattr(bill, name) == getattr(report, name)
+        assert getattr(cost, name) == getattr(report, name)
 
 
 # How it ended
