@@ -81,7 +81,7 @@ class Waiting(Struct, frozen=True, kw_only=True):
     device: str
     kind: Kind
     tokens: int
-    judged: int
+    verify_rows: int
     context: int
     since: float
     due: float
@@ -125,7 +125,7 @@ class BatchPolicy(Protocol):
         """Most tokens of a batch."""
         ...
 
-    def choose(self, waiting: Sequence[Waiting], situation: BatchContext) -> Batch | None:
+    def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
         """Return the next batch; None only if nothing waits. ``waiting`` is in the order of arrival."""
         ...
 
@@ -142,12 +142,12 @@ class StrictPrefill(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _check_room(self.batch_tokens)
 
-    def choose(self, waiting: Sequence[Waiting], situation: BatchContext) -> Batch | None:
+    def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
         """Prefills first; verifications starve while new ones come."""
         prefills, verifications = _split(waiting)
         if prefills:
-            return _prefill(fair_order(prefills, situation.served), self.batch_tokens)
-        return _verify(fair_order(verifications, situation.served), self.batch_tokens)
+            return _prefill(fair_order(prefills, state.served), self.batch_tokens)
+        return _verify(fair_order(verifications, state.served), self.batch_tokens)
 
 
 class Alternating(Struct, frozen=True, kw_only=True):
@@ -172,21 +172,21 @@ class Alternating(Struct, frozen=True, kw_only=True):
         if self.turns < 1 or self.stretch < 1.0:
             raise ConfigError(f"alternating: expected turns >= 1 and stretch >= 1, got {self.turns} and {self.stretch}")
 
-    def choose(self, waiting: Sequence[Waiting], situation: BatchContext) -> Batch | None:
+    def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
         """Whose turn it is."""
         prefills, verifications = _split(waiting)
-        room = self._room(situation.step, max((work.context for work in verifications), default=0))
-        verify = _verify(fair_order(verifications, situation.served), room)
+        room = self._room(state.step, max((work.context for work in verifications), default=0))
+        verify = _verify(fair_order(verifications, state.served), room)
         if not prefills:
             return verify
         context = max(work.context for work in prefills)
-        prefill = _prefill(fair_order(prefills, situation.served), self._room(situation.step, context))
-        if verify is None or situation.verified >= self.turns:
+        prefill = _prefill(fair_order(prefills, state.served), self._room(state.step, context))
+        if verify is None or state.verified >= self.turns:
             return prefill
-        if situation.verified == 0:
+        if state.verified == 0:
             return verify
         contexts = {work.session: work.context for work in waiting}
-        ends = situation.now + sum(_seconds(batch, contexts, situation.step) for batch in (prefill, verify))
+        ends = state.now + sum(_seconds(batch, contexts, state.step) for batch in (prefill, verify))
         return prefill if ends <= min(work.due for work in verifications) else verify
 
     def _room(self, step: StepSeconds, context: int) -> int:
@@ -214,7 +214,7 @@ class FirstCome(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _check_room(self.batch_tokens)
 
-    def choose(self, waiting: Sequence[Waiting], situation: BatchContext) -> Batch | None:
+    def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
         """Return the head of the queue."""
         if not waiting:
             return None
@@ -281,7 +281,7 @@ def _chunk(work: Waiting, room: int) -> int:
     """Tokens of a verification's next part; 0: what is judged doesn't fit any more."""
     if work.tokens <= min(CHUNK, room):
         return work.tokens
-    return min(CHUNK, room, work.tokens - work.judged)
+    return min(CHUNK, room, work.tokens - work.verify_rows)
 
 
 def _seconds(batch: Batch, contexts: Mapping[str, int], step: StepSeconds) -> float:
@@ -297,6 +297,6 @@ def _check_room(batch_tokens: int) -> None:
 class MayWait(Protocol):
     """A policy that may choose nothing though something waits."""
 
-    def ready_at(self, waiting: Sequence[Waiting], situation: BatchContext) -> float | None:
+    def ready_at(self, waiting: Sequence[Waiting], state: BatchContext) -> float | None:
         """When it will choose something even if nothing else comes, seconds, perhaps now or earlier; None: nothing waits."""
         ...

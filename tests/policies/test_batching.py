@@ -35,32 +35,32 @@ def prompt(session: str, tokens: int, *, device: str | None = None) -> Waiting:
         device=device or session,
         kind="prefill",
         tokens=tokens,
-        judged=0,
+        verify_rows=0,
         context=0,
         since=float(next(_arrivals)),
         due=math.inf,
     )
 
 
-def draft(session: str, tokens: int = 5, *, judged: int = 5, device: str | None = None, due: float = 0.0) -> Waiting:
+def draft(session: str, tokens: int = 5, *, verify_rows: int = 5, device: str | None = None, due: float = 0.0) -> Waiting:
     return Waiting(
         session=session,
         device=device or session,
         kind="verify",
         tokens=tokens,
-        judged=judged,
+        verify_rows=verify_rows,
         context=100,
         since=float(next(_arrivals)),
         due=due,
     )
 
 
-def situation(*, now: float = 0.0, verified: int = 1, served: dict[str, float] | None = None) -> BatchContext:
+def state(*, now: float = 0.0, verified: int = 1, served: dict[str, float] | None = None) -> BatchContext:
     return BatchContext(now=now, served=served or {}, verified=verified, step=STEP)
 
 
 def chosen(policy: BatchPolicy, *waiting: Waiting, **settings: float) -> tuple[str, dict[str, int]]:
-    batch = policy.choose(waiting, situation(**settings))  # type: ignore[arg-type]
+    batch = policy.choose(waiting, state(**settings))  # type: ignore[arg-type]
     assert batch is not None
     return batch.kind, {portion.session: portion.tokens for portion in batch.portions}
 
@@ -90,13 +90,13 @@ def test_strictly_a_verification_waits_as_long_as_prompts_come() -> None:
 
 def test_a_long_verification_is_read_in_chunks_and_its_draft_in_the_last_one() -> None:
     assert chosen(StrictPrefill(), draft("a", 100)) == ("verify", {"a": CHUNK})
-    assert chosen(StrictPrefill(), draft("a", 34, judged=5)) == ("verify", {"a": 29})
-    assert chosen(StrictPrefill(), draft("a", 32, judged=5)) == ("verify", {"a": 32})
+    assert chosen(StrictPrefill(), draft("a", 34, verify_rows=5)) == ("verify", {"a": 29})
+    assert chosen(StrictPrefill(), draft("a", 32, verify_rows=5)) == ("verify", {"a": 32})
 
 
 def test_a_draft_that_does_not_fit_any_more_waits_and_a_shorter_one_goes_along() -> None:
     policy = StrictPrefill(batch_tokens=40)
-    assert chosen(policy, draft("a", 32), draft("b", 10, judged=10), draft("c", 8)) == ("verify", {"a": 32, "c": 8})
+    assert chosen(policy, draft("a", 32), draft("b", 10, verify_rows=10), draft("c", 8)) == ("verify", {"a": 32, "c": 8})
 
 
 # Alternating
@@ -185,10 +185,10 @@ def test_a_batch_has_one_kind_fits_and_takes_each_session_once(
     waiting = [
         prompt(f"s{n}", tokens, device=f"d{device}")
         if is_prompt
-        else draft(f"s{n}", max(tokens, judged), judged=judged, device=f"d{device}", due=due)
-        for n, (is_prompt, tokens, device, judged, due) in enumerate(works)
+        else draft(f"s{n}", max(tokens, verify_rows), verify_rows=verify_rows, device=f"d{device}", due=due)
+        for n, (is_prompt, tokens, device, verify_rows, due) in enumerate(works)
     ]
-    batch = policy.choose(waiting, situation(verified=verified))
+    batch = policy.choose(waiting, state(verified=verified))
     by_name = {work.session: work for work in waiting}
     assert batch is not None
     assert batch.portions
@@ -200,16 +200,16 @@ def test_a_batch_has_one_kind_fits_and_takes_each_session_once(
         assert 0 < portion.tokens <= work.tokens
         if work.kind == "verify":
             assert portion.tokens <= CHUNK
-            assert portion.tokens == work.tokens or work.tokens - portion.tokens >= work.judged
+            assert portion.tokens == work.tokens or work.tokens - portion.tokens >= work.verify_rows
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
 def test_without_anything_that_waits_there_is_no_batch(policy: BatchPolicy) -> None:
-    assert policy.choose([], situation()) is None
+    assert policy.choose([], state()) is None
 
 
 def test_where_time_grows_with_tokens_few_are_verified_at_once_and_where_it_does_not_all_are() -> None:
-    drafts = [draft(f"v{number}", 10, judged=10) for number in range(20)]
+    drafts = [draft(f"v{number}", 10, verify_rows=10) for number in range(20)]
     for step, most in ((LinearStep(setup=0.01, per_token=0.003), 3), (LinearStep(setup=0.05, per_token=0.0001), 20)):
         batch = Alternating().choose(drafts, BatchContext(now=0.0, served={}, verified=1, step=step))
         assert batch is not None

@@ -127,12 +127,12 @@ class SimulatedVerifier(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         for part in command.parts:
             self.cache.read(part)
         self.cache.most = max(self.cache.most, self.cache.tokens)
-        verdicts = tuple(self._verdict(part) for part in command.parts if part.judged)
+        verdicts = tuple(self._verdict(part) for part in command.parts if part.verify_rows)
         call_at(self._env, seconds, lambda: self.receive(BatchFinished(command.number, verdicts, seconds)))
 
     def _verdict(self, part: BatchPart) -> DraftVerdict:
         ids = tuple(self.cache.ids[part.session])
-        border = len(ids) - part.judged + 1
+        border = len(ids) - part.verify_rows + 1
         return DraftVerdict(part.session, *self._judge(ids[:border], ids[border:]))
 
 

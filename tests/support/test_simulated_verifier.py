@@ -62,7 +62,7 @@ def measure(
         sizes = [len(part.ids) for part in batch.parts]
         assert sum(sizes) <= policy.batch_tokens
         assert batch.kind == "prefill" or max(sizes) <= CHUNK
-        assert batch.kind == "verify" or not any(part.judged for part in batch.parts)
+        assert batch.kind == "verify" or not any(part.verify_rows for part in batch.parts)
     assert verifier.cache.most <= bears.kv_tokens
     refusals = [refusal for device in crowd for refusal in device.refused]
     assert all(refusal.retry_after is not None for refusal in refusals)

@@ -44,14 +44,14 @@ class Admission:
         self._policy = policy
         self._step = step
         self._pace = pace
-        self._residency = residency
+        self._sessions = residency
         self.limit = SessionLimit(_LATE_SHARE)
 
     def due(self, tokens: int, context: int, *, now: float) -> float:
         """When a verification of ``tokens`` behind ``context`` is late."""
         return now + self._options.late_stretch * self._step.alone(tokens, context) + self._options.late_grace
 
-    def until_verdict(self, work: Waiting, waiting: Sequence[Waiting], situation: BatchContext, *, now: float) -> float | None:
+    def until_verdict(self, work: Waiting, waiting: Sequence[Waiting], state: BatchContext, *, now: float) -> float | None:
         """For a draft.
 
         Args:
@@ -63,13 +63,13 @@ class Admission:
         if options.draft_stretch == math.inf:
             return None
         most = now + options.draft_stretch * self._step.alone(work.tokens, work.context) + options.late_grace
-        return _positive(self._foresee(work, waiting, situation, most) - most)
+        return _positive(self._foresee(work, waiting, state, most) - most)
 
     def until_open(self, waiting: Sequence[Waiting], tokens: int, *, now: float) -> float | None:
         """For a session with a context of ``tokens``."""
-        if len(self._residency) >= self._options.sessions:
+        if len(self._sessions) >= self._options.sessions:
             return self.until_forgotten(now=now)
-        full = self.limit.wait(self._residency.in_use(now=now), now=now, most=self._options.max_retry)
+        full = self.limit.wait(self._sessions.in_use(now=now), now=now, most=self._options.max_retry)
         return full if full is not None else self.until_prefilled(waiting, tokens)
 
     def until_prefilled(self, waiting: Sequence[Waiting], tokens: int) -> float | None:
@@ -79,27 +79,27 @@ class Admission:
 
     def until_free_tokens(self, waiting: Sequence[Waiting], *, now: float) -> float:
         """For room in the cache: until a session may lose its own, or, if all are busy, until what waits is done."""
-        idle = self._residency.next_idle(now=now)
+        idle = self._sessions.next_idle(now=now)
         if idle is not None:
             return idle - now
         return sum(work.tokens for work in waiting) * self._pace.seconds_per_token
 
     def until_forgotten(self, *, now: float) -> float:
         """For a place among those that are remembered."""
-        time = self._residency.next_forgotten()
+        time = self._sessions.next_forgotten()
         return self._options.max_retry if time is None else time - now
 
-    def _foresee(self, work: Waiting, waiting: Sequence[Waiting], situation: BatchContext, most: float) -> float:
+    def _foresee(self, work: Waiting, waiting: Sequence[Waiting], state: BatchContext, most: float) -> float:
         """When this verification will be done if nothing else comes; not followed further than ``most``."""
         left = {each.session: each for each in (*waiting, work)}
-        served = dict(situation.served)
-        time, verified = situation.now, situation.verified
+        served = dict(state.served)
+        time, verified = state.now, state.verified
         for _ in range(_FORESIGHT):
             ordered = sorted(left.values(), key=lambda each: each.since)
-            batch = self._policy.choose(ordered, replace(situation, now=time, served=served, verified=verified))
+            batch = self._policy.choose(ordered, replace(state, now=time, served=served, verified=verified))
             if batch is None:
                 assert isinstance(self._policy, MayWait), "the draft waits"
-                time = max(time, self._policy.ready_at(ordered, replace(situation, now=time)) or time)
+                time = max(time, self._policy.ready_at(ordered, replace(state, now=time)) or time)
                 continue
             time += self._step(sum(part.tokens for part in batch.portions), sum(left[part.session].context for part in batch.portions))
             verified = 0 if batch.kind == "prefill" else verified + 1

@@ -92,7 +92,7 @@ class BatchFinished(Struct, frozen=True):
 
     Args:
         number: of its ``RunBatch``.
-        judgements: one for each part of it with ``judged`` that didn't fail, in any order.
+        judgements: one for each part of it with ``verify_rows`` that didn't fail, in any order.
         seconds: it took.
         failed: sessions whose parts alone failed; what their sequences hold is not known.
         found: of the tokens it was to read, those that others had read before, so that they took no time.
@@ -181,7 +181,7 @@ class BatchPart(Struct, frozen=True):
     session: str
     start: int
     ids: tuple[int, ...]
-    judged: int = 0
+    verify_rows: int = 0
 
 
 class RunBatch(Struct, frozen=True):

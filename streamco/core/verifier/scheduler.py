@@ -79,12 +79,12 @@ class VerificationScheduler:
         self._policy = policy or Alternating()
         self._patient = self._policy if isinstance(self._policy, MayWait) else None
         self._step = MeasuredStep(step)
-        room = self._policy.batch_tokens
-        self._pace = PrefillPace(_TURNS * step(room, 0) / room)
-        self._residency = SessionTable(
+        tokens = self._policy.batch_tokens
+        self._pace = PrefillPace(_TURNS * step(tokens, 0) / tokens)
+        self._sessions = SessionTable(
             tokens=options.kv_tokens, places=options.places, idle_after=options.idle_after, forget_after=options.forget_after
         )
-        self._admission = Admission(options, self._policy, self._step, self._pace, self._residency)
+        self._admission = Admission(options, self._policy, self._step, self._pace, self._sessions)
         self._busy: dict[str, HeldSession] = {}  # who waits or runs
         self._served: dict[str, float] = {}  # tokens, by device, of every device that has a session
         self._running: _Running | None = None
@@ -124,12 +124,12 @@ class VerificationScheduler:
 
     def next_deadline(self) -> float | None:
         """When the next session is to be forgotten, or a batch that waits for more is to begin; None: neither."""
-        forgotten = self._residency.next_forgotten()
+        forgotten = self._sessions.next_forgotten()
         return forgotten if self._ready_at is None else min(self._ready_at, math.inf if forgotten is None else forgotten)
 
     def handle_deadline(self, *, now: float) -> None:
         """Forget who was silent for too long; begin what has waited long enough."""
-        for session in self._residency.overdue(now=now):
+        for session in self._sessions.overdue(now=now):
             self._remove(session)
             self._commands.append(ForgetSession(session.name))
         if self._ready_at is not None and self._ready_at <= now:
@@ -145,18 +145,18 @@ class VerificationScheduler:
     @property
     def reserved(self) -> int:
         """Tokens of the cache that are spoken for."""
-        return self._residency.reserved
+        return self._sessions.reserved
 
     def text(self, name: str) -> tuple[int, ...] | None:
         """Return what both sides hold for settled, to compare when a device resumes; None: the session is not known."""
-        session = self._residency.get(name)
+        session = self._sessions.get(name)
         return None if session is None or session.is_closed else tuple(session.text)
 
     # Sessions
 
     def _open(self, event: SessionOpened, now: float) -> None:
         options, name = self._options, event.session
-        if self._residency.get(name) is not None:
+        if self._sessions.get(name) is not None:
             raise AssertionError(f"{name}: a session's name is used once")
         if len(event.ids) >= options.context_tokens:
             self._refuse_session(name, "too long")
@@ -171,13 +171,13 @@ class VerificationScheduler:
         if wait is not None:
             self._refuse_session(name, "overloaded", wait)
             return
-        self._residency.add(session)
+        self._sessions.add(session)
         self._served.setdefault(event.device, 0.0)
         self._commands.append(AcceptSession(name))
         self._enqueue(session, now)
 
     def _extend(self, event: SessionExtended, now: float) -> None:
-        session = self._residency.get(event.session)
+        session = self._sessions.get(event.session)
         if session is None or session.is_closed:
             self._refuse_session(event.session, "unknown session")
         elif session.pending is not None:
@@ -187,15 +187,15 @@ class VerificationScheduler:
         elif event.base + len(event.ids) >= self._options.context_tokens:
             self._refuse_session(event.session, "too long")
         elif tuple(session.text[event.base :]) != event.ids:  # who says nothing new is as silent as before
-            wait = self._until_extended(session, event, now) if session.room else None
+            wait = self._until_extended(session, event, now) if session.reserved_tokens else None
             if wait is not None and session.is_running:
                 self._refuse_session(event.session, "overloaded", wait)
                 return
             if wait is not None:
                 self._evict(session)  # it is read when there is room again and a draft comes
-            self._residency.touch(session, now=now)
+            self._sessions.touch(session, now=now)
             self._rewrite(session, event.base, event.ids)
-            if session.room:
+            if session.reserved_tokens:
                 session.prompt_end = max(0, len(session.text) - 1)
                 self._enqueue(session, now)
 
@@ -211,7 +211,7 @@ class VerificationScheduler:
         return None if self._reserve(session, max(1, end), now) else self._admission.until_free_tokens(self._waiting(), now=now)
 
     def _close(self, name: str, now: float) -> None:
-        session = self._residency.get(name)
+        session = self._sessions.get(name)
         if session is None or session.is_closed:
             return
         self._admission.limit.record_end(now=now)
@@ -224,19 +224,19 @@ class VerificationScheduler:
     def _remove(self, session: HeldSession) -> None:
         """Forget a session and what the engine holds of it."""
         self._evict(session)
-        self._residency.remove(session)
+        self._sessions.remove(session)
         if not self._sessions_of(session.device):
             del self._served[session.device]
 
     def _evict(self, session: HeldSession) -> None:
         self._busy.pop(session.name, None)
-        if session.room:
-            self._residency.evict(session)
+        if session.reserved_tokens:
+            self._sessions.evict(session)
             self._commands.append(DropSequence(session.name))
 
     def _reserve(self, session: HeldSession, tokens: int, now: float) -> bool:
         """Make room in the cache, if need be at the cost of others; False: there is none."""
-        victims = self._residency.make_room(session, tokens, now=now)
+        victims = self._sessions.reserve(session, tokens, now=now)
         if victims is None:
             return False
         self._commands += [DropSequence(victim.name) for victim in victims]
@@ -247,12 +247,12 @@ class VerificationScheduler:
             self._commands.append(TruncateSequence(session.name, session.cached))
 
     def _sessions_of(self, device: str) -> int:
-        return sum(session.device == device for session in self._residency)
+        return sum(session.device == device for session in self._sessions)
 
     # Drafts
 
     def _take_draft(self, event: DraftReceived, now: float) -> None:
-        session = self._residency.get(event.session)
+        session = self._sessions.get(event.session)
         if session is None or session.is_closed:
             self._refuse(event, "unknown session")
             return
@@ -266,7 +266,7 @@ class VerificationScheduler:
         if wait is not None:
             self._refuse(event, "overloaded", wait)
             return
-        self._residency.touch(session, now=now)
+        self._sessions.touch(session, now=now)
         session.taken_back = session.text[event.base :]
         self._rewrite(session, event.base, event.given)
         session.pending, session.round, session.asked, session.due = event, event.round, now, due
@@ -289,7 +289,7 @@ class VerificationScheduler:
     def _until_verdict(self, session: HeldSession, event: DraftReceived, now: float) -> tuple[float | None, float]:
         """Return how long to wait before asking, None: not at all; and when the verdict is late."""
         length = event.base + len(event.given)
-        if not session.room:
+        if not session.reserved_tokens:
             return self._admission.until_prefilled(self._waiting(), length), math.inf
         if session.cached < session.prompt_end:
             return None, math.inf  # it waits for its own prompt, which was admitted
@@ -299,15 +299,15 @@ class VerificationScheduler:
             device=session.device,
             kind="verify",
             tokens=length + len(event.draft) - cached,
-            judged=len(event.draft) + 1,
+            verify_rows=len(event.draft) + 1,
             context=cached,
             since=now,
             due=self._admission.due(length + len(event.draft) - cached, cached, now=now),
         )
         start = self._running.ends if self._running is not None else now
         served = {**self._served, session.device: self._lifted(session.device)}
-        situation = BatchContext(now=max(now, start), served=served, verified=self._verified, step=self._step)
-        return self._admission.until_verdict(work, self._waiting(), situation, now=now), work.due
+        state = BatchContext(now=max(now, start), served=served, verified=self._verified, step=self._step)
+        return self._admission.until_verdict(work, self._waiting(), state, now=now), work.due
 
     # Batches
 
@@ -340,12 +340,12 @@ class VerificationScheduler:
         if self._running is not None:
             return
         waiting = self._waiting()
-        situation = BatchContext(now=now, served=self._served, verified=self._verified, step=self._step)
-        batch = self._policy.choose(waiting, situation)
+        state = BatchContext(now=now, served=self._served, verified=self._verified, step=self._step)
+        batch = self._policy.choose(waiting, state)
         self._ready_at = None
         if batch is None:
             if self._patient is not None:
-                self._ready_at = self._patient.ready_at(waiting, situation)
+                self._ready_at = self._patient.ready_at(waiting, state)
             return
         self._numbers += 1
         self._verified = 0 if batch.kind == "prefill" else self._verified + 1
@@ -366,7 +366,7 @@ class VerificationScheduler:
         if work.kind == "verify" and session.started is None:
             session.started = now
         start = session.cached
-        return BatchPart(session.name, start, session.read(portion.tokens), work.judged if portion.tokens == work.tokens else 0)
+        return BatchPart(session.name, start, session.read(portion.tokens), work.verify_rows if portion.tokens == work.tokens else 0)
 
     def _finish(self, event: BatchFinished, now: float) -> None:
         running = self._take_running(event.number)
@@ -383,10 +383,10 @@ class VerificationScheduler:
             if session.is_closed:
                 self._remove(session)
                 continue
-            self._residency.touch(session, now=now)
+            self._sessions.touch(session, now=now)
             if session.keep(session.keeps):
                 self._commands.append(TruncateSequence(session.name, session.cached))
-            if part.judged:
+            if part.verify_rows:
                 self._conclude(session, verdicts[session.name], now)
             if session.work() is None:
                 del self._busy[session.name]
@@ -411,9 +411,9 @@ class VerificationScheduler:
         if session.keep(kept):
             self._commands.append(TruncateSequence(session.name, kept))
         session.prompt_end = min(session.prompt_end, kept)
-        self._residency.shrink(session)
+        self._sessions.shrink(session)
         if session.due < math.inf:
-            self._admission.limit.observe(is_late=now > session.due, present=self._residency.in_use(now=now))
+            self._admission.limit.observe(is_late=now > session.due, present=self._sessions.in_use(now=now))
         self._commands.append(
             SendVerdict(
                 session=session.name,
@@ -438,7 +438,7 @@ class VerificationScheduler:
             self._remove(session)
             return
         draft = session.pending
-        self._residency.touch(session, now=now)
+        self._sessions.touch(session, now=now)
         self._evict(session)
         session.restore()
         if draft is not None:

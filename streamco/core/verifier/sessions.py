@@ -49,7 +49,7 @@ class HeldSession:
         "name",
         "pending",
         "prompt_end",
-        "room",
+        "reserved_tokens",
         "round",
         "since",
         "started",
@@ -73,12 +73,12 @@ class HeldSession:
         self.compute = 0.0
         self.is_running = self.is_closed = False
         self.keeps = math.inf
-        self.room = 0
+        self.reserved_tokens = 0
 
     @property
     def is_at_rest(self) -> bool:
         """True if nothing is to be done for it."""
-        return self.pending is None and not self.is_running and (not self.room or self.cached >= self.prompt_end)
+        return self.pending is None and not self.is_running and (not self.reserved_tokens or self.cached >= self.prompt_end)
 
     @property
     def need(self) -> int:
@@ -88,13 +88,13 @@ class HeldSession:
     def work(self) -> Waiting | None:
         """Return what is to be read next, what runs counted as done."""
         missing = self.prompt_end - self.cached
-        if self.room and missing > 0:
+        if self.reserved_tokens and missing > 0:
             return Waiting(
                 session=self.name,
                 device=self.device,
                 kind="prefill",
                 tokens=missing,
-                judged=0,
+                verify_rows=0,
                 context=self.cached,
                 since=self.since,
                 due=math.inf,
@@ -107,7 +107,7 @@ class HeldSession:
             device=self.device,
             kind="verify",
             tokens=tokens,
-            judged=len(self.pending.draft) + 1,
+            verify_rows=len(self.pending.draft) + 1,
             context=self.cached,
             since=self.since,
             due=self.due,
@@ -197,7 +197,7 @@ class SessionTable:
         self._sessions[session.name] = self._sessions.pop(session.name)
         session.touched = now
 
-    def make_room(self, session: HeldSession, tokens: int, *, now: float) -> list[HeldSession] | None:
+    def reserve(self, session: HeldSession, tokens: int, *, now: float) -> list[HeldSession] | None:
         """Reserve ``tokens`` for it altogether.
 
         Who was silent for long loses the cache first; then the devices that hold more than this one would, as long as they still do.
@@ -205,10 +205,10 @@ class SessionTable:
         Returns:
             Who lost the cache for it; None: there is no room, and nothing was changed.
         """
-        free = self._tokens - self.reserved + session.room
-        free_places = self._places - self.resident + bool(session.room)
+        free = self._tokens - self.reserved + session.reserved_tokens
+        free_places = self._places - self.resident + bool(session.reserved_tokens)
         victims: list[HeldSession] = []
-        at_rest = [each for each in self if each is not session and each.room and each.is_at_rest]
+        at_rest = [each for each in self if each is not session and each.reserved_tokens and each.is_at_rest]
         idle = [each for each in at_rest if each.touched + self._idle_after <= now]
         while free < tokens or free_places < 1:
             if len(victims) < len(idle):
@@ -220,37 +220,37 @@ class SessionTable:
                     return None
                 victim = found
             victims.append(victim)
-            free += victim.room
+            free += victim.reserved_tokens
             free_places += 1
         for victim in victims:
             self.evict(victim)
-        self.resident += not session.room
-        self.reserved += tokens - session.room
-        session.room = tokens
+        self.resident += not session.reserved_tokens
+        self.reserved += tokens - session.reserved_tokens
+        session.reserved_tokens = tokens
         return victims
 
     def _of_the_largest(self, others: list[HeldSession], gone: list[HeldSession], session: HeldSession, tokens: int) -> HeldSession | None:
         """Who of ``others`` is to make room for ``session``; ``tokens`` are wanted, or, where these are 0, a place."""
         held: Counter[str] = Counter()
         for each in self:
-            if each.room and each is not session and each not in gone:
-                held[each.device] += each.room if tokens else 1
+            if each.reserved_tokens and each is not session and each not in gone:
+                held[each.device] += each.reserved_tokens if tokens else 1
         victim = max(others, key=lambda each: held[each.device], default=None)  # of several the one that was silent longest
-        if victim is None or held[victim.device] - (victim.room if tokens else 1) < held[session.device] + (tokens or 1):
+        if victim is None or held[victim.device] - (victim.reserved_tokens if tokens else 1) < held[session.device] + (tokens or 1):
             return None
         return victim
 
     def shrink(self, session: HeldSession) -> None:
         """Reserve only what its text needs now."""
-        if session.room:
-            self.reserved += session.need - session.room
-            session.room = session.need
+        if session.reserved_tokens:
+            self.reserved += session.need - session.reserved_tokens
+            session.reserved_tokens = session.need
 
     def evict(self, session: HeldSession) -> None:
         """Take its cache; its ids stay, to be read again."""
-        self.resident -= bool(session.room)
-        self.reserved -= session.room
-        session.room = session.cached = 0
+        self.resident -= bool(session.reserved_tokens)
+        self.reserved -= session.reserved_tokens
+        session.reserved_tokens = session.cached = 0
         session.prompt_end = max(0, len(session.text) - 1)
 
     def remove(self, session: HeldSession) -> None:
@@ -264,7 +264,7 @@ class SessionTable:
 
     def next_idle(self, *, now: float) -> float | None:
         """When one more session's cache may be taken; None: nobody is at rest."""
-        times = (session.touched + self._idle_after for session in self if session.room and session.is_at_rest)
+        times = (session.touched + self._idle_after for session in self if session.reserved_tokens and session.is_at_rest)
         return next((time for time in times if time > now), None)
 
     def next_forgotten(self) -> float | None:

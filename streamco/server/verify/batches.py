@@ -122,11 +122,11 @@ class BatchRunner:
             if part.start:
                 raise AssertionError(f"{part.session}: expected a sequence of {part.start} tokens, got none")
             sequence = self._sequences[part.session] = self._engine.hold(part.session)
-        if not part.judged:
+        if not part.verify_rows:
             running.task = sequence.read(part.ids, wake)
             return
         running.rows = rows = TargetRowCollector(self._ask(part.session))
-        border = len(part.ids) - part.judged + 1
+        border = len(part.ids) - part.verify_rows + 1
         running.task = sequence.verify(part.ids[border:], wake, given=part.ids[:border], reader=rows)
 
 
@@ -137,7 +137,7 @@ class _Part:
         self.session = part.session
         self.tokens = len(part.ids)
         self.length = part.start + self.tokens
-        self.judged = part.judged
+        self.verify_rows = part.verify_rows
         self.rows: TargetRowCollector | None = None
         self.task: SequenceTask | None = None
         self.end: TaskEnd | None = None
@@ -204,7 +204,7 @@ class _Running:
 
     def _rule(self, part: _Part, rows: TargetRowCollector) -> VerificationResult:
         ruling = rows.rule()
-        is_full = ruling.accepted == part.judged - 1 and part.length >= self._judge.context_tokens
+        is_full = ruling.accepted == part.verify_rows - 1 and part.length >= self._judge.context_tokens
         return VerificationResult(ruling.accepted, None, ruling.rows) if is_full else ruling
 
 

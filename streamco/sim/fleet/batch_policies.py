@@ -56,7 +56,7 @@ class LengthAware(Struct, frozen=True, kw_only=True):
         if not self.tolerance >= 0.0 or self.requests < 1:
             raise ConfigError(f"length-aware: expected tolerance >= 0 and requests >= 1, got {self.tolerance} and {self.requests}")
 
-    def choose(self, waiting: Sequence[Waiting], situation: BatchContext) -> Batch | None:
+    def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
         """Return the head, and who is like it, in the order of arrival."""
         if not waiting:
             return None
@@ -64,7 +64,7 @@ class LengthAware(Struct, frozen=True, kw_only=True):
         length = self._length(head)
         max_difference = self.tolerance * length
         alike = [work for work in waiting if work.kind == head.kind and abs(self._length(work) - length) <= max_difference]
-        return _group(alike[: self.requests], self.batch_tokens, situation)
+        return _group(alike[: self.requests], self.batch_tokens, state)
 
     def _length(self, work: Waiting) -> int:
         return work.tokens if self.measure == "tokens" else work.context + work.tokens
@@ -82,9 +82,9 @@ class Continuous(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _check_tokens("batch_tokens", self.batch_tokens)
 
-    def choose(self, waiting: Sequence[Waiting], situation: BatchContext) -> Batch | None:
+    def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
         """Who waits longest, and all of its kind there is room for."""
-        return _group(_of_kind(waiting, waiting[0].kind), self.batch_tokens, situation) if waiting else None
+        return _group(_of_kind(waiting, waiting[0].kind), self.batch_tokens, state) if waiting else None
 
 
 class ChunkedPrefill(Struct, frozen=True, kw_only=True):
@@ -103,12 +103,12 @@ class ChunkedPrefill(Struct, frozen=True, kw_only=True):
         if self.batch_tokens < self.chunk:
             raise ConfigError(f"batch_tokens: expected at least {self.chunk}, a chunk, got {self.batch_tokens}")
 
-    def choose(self, waiting: Sequence[Waiting], situation: BatchContext) -> Batch | None:
+    def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
         """Verifications after a chunk, a chunk after verifications."""
         prefills, verifications = _of_kind(waiting, "prefill"), _of_kind(waiting, "verify")
-        if verifications and (not prefills or situation.verified == 0):
-            return FirstCome(batch_tokens=self.batch_tokens).choose(verifications, situation)
-        return FirstCome(batch_tokens=self.chunk).choose(prefills, situation)
+        if verifications and (not prefills or state.verified == 0):
+            return FirstCome(batch_tokens=self.batch_tokens).choose(verifications, state)
+        return FirstCome(batch_tokens=self.chunk).choose(prefills, state)
 
 
 class Windowed(Struct, frozen=True, kw_only=True):
@@ -132,14 +132,14 @@ class Windowed(Struct, frozen=True, kw_only=True):
         if self.requests < 1 or not 0.0 <= self.window < float("inf"):
             raise ConfigError(f"windowed: expected requests >= 1 and window >= 0 seconds, got {self.requests} and {self.window}")
 
-    def choose(self, waiting: Sequence[Waiting], situation: BatchContext) -> Batch | None:
+    def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
         """Return the line that is ready; None: none is, see ``ready_at``."""
-        ready = [line for line in _lines(waiting) if self._ready_at(line) <= situation.now]
+        ready = [line for line in _lines(waiting) if self._ready_at(line) <= state.now]
         if not ready:
             return None
-        return FirstCome(batch_tokens=self.batch_tokens).choose(min(ready, key=_since)[: self.requests], situation)
+        return FirstCome(batch_tokens=self.batch_tokens).choose(min(ready, key=_since)[: self.requests], state)
 
-    def ready_at(self, waiting: Sequence[Waiting], situation: BatchContext) -> float | None:
+    def ready_at(self, waiting: Sequence[Waiting], state: BatchContext) -> float | None:
         """When the first line is ready."""
         return min(map(self._ready_at, _lines(waiting)), default=None)
 
@@ -200,10 +200,10 @@ def _since(line: Sequence[Waiting]) -> float:
     return line[0].since
 
 
-def _group(alike: Sequence[Waiting], free_tokens: int, situation: BatchContext) -> Batch | None:
+def _group(alike: Sequence[Waiting], free_tokens: int, state: BatchContext) -> Batch | None:
     """Of one kind: verifications as they come, prompts whole; only the first prompt is cut, if it is longer than there is room."""
     if alike[0].kind == "verify":
-        return FirstCome(batch_tokens=free_tokens).choose(alike, situation)
+        return FirstCome(batch_tokens=free_tokens).choose(alike, state)
     portions = [Portion(alike[0].session, min(alike[0].tokens, free_tokens))]
     free_tokens -= portions[0].tokens
     for work in alike[1:]:

@@ -262,7 +262,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
 
     def _finish(self, batch: RunBatch, seconds: float, found: int) -> None:
         self._batch = None
-        verdicts = tuple(self._verify(part) for part in batch.parts if part.judged)
+        verdicts = tuple(self._verify(part) for part in batch.parts if part.verify_rows)
         for part in batch.parts:
             self._record_read(part)
         closed, self._closed = self._closed, []
@@ -306,12 +306,12 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
 
     def _record_read(self, part: BatchPart) -> None:
         answer = self._answers.get(part.session)
-        if answer is not None and not part.judged:
+        if answer is not None and not part.verify_rows:
             self._cache(answer.request, part.start + len(part.ids))
 
     def _verify(self, part: BatchPart) -> DraftVerdict:
         answer = self._answers[part.session]
-        draft = part.ids[len(part.ids) - part.judged + 1 :]
+        draft = part.ids[len(part.ids) - part.verify_rows + 1 :]
         self.judged += len(draft)
         position = part.start + len(part.ids) - len(draft) - answer.request.prompt_tokens
         return DraftVerdict(part.session, *answer.verify(draft, position))

@@ -19,8 +19,8 @@ STEP = MeasuredStep(LinearStep(setup=0.1, per_token=0.0))
 
 
 def work(session: str, kind: Kind = "verify", *, tokens: int = 5, since: float = 0.0) -> Waiting:
-    judged, due = (0, math.inf) if kind == "prefill" else (5, 0.0)
-    return Waiting(session=session, device=session, kind=kind, tokens=tokens, judged=judged, context=0, since=since, due=due)
+    verify_rows, due = (0, math.inf) if kind == "prefill" else (5, 0.0)
+    return Waiting(session=session, device=session, kind=kind, tokens=tokens, verify_rows=verify_rows, context=0, since=since, due=due)
 
 
 class Desk:
@@ -31,8 +31,8 @@ class Desk:
 
     def until_verdict(self, *waiting: Waiting, now: float = 0.0, begins: float = 0.0) -> float | None:
         served = {each.device: 0.0 for each in waiting} | {"new": 0.0}
-        situation = BatchContext(now=begins, served=served, verified=1, step=STEP)
-        return self.admission.until_verdict(work("new", since=9.0), waiting, situation, now=now)
+        state = BatchContext(now=begins, served=served, verified=1, step=STEP)
+        return self.admission.until_verdict(work("new", since=9.0), waiting, state, now=now)
 
 
 # Drafts
@@ -59,10 +59,10 @@ def test_what_remains_of_the_batch_that_runs_counts() -> None:
 def test_a_device_that_was_served_little_does_not_wait_for_those_who_were_served_much() -> None:
     crowd = [work(f"s{number}", tokens=32) for number in range(8)]
     served = dict.fromkeys((each.device for each in crowd), 100.0) | {"new": 0.0}
-    situation = BatchContext(now=0.0, served=served, verified=1, step=STEP)
-    assert Desk().admission.until_verdict(work("new", since=9.0), crowd, situation, now=0.0) is None
-    situation = BatchContext(now=0.0, served=served | {"new": 200.0}, verified=1, step=STEP)
-    assert Desk().admission.until_verdict(work("new", since=9.0), crowd, situation, now=0.0) is not None
+    state = BatchContext(now=0.0, served=served, verified=1, step=STEP)
+    assert Desk().admission.until_verdict(work("new", since=9.0), crowd, state, now=0.0) is None
+    state = BatchContext(now=0.0, served=served | {"new": 200.0}, verified=1, step=STEP)
+    assert Desk().admission.until_verdict(work("new", since=9.0), crowd, state, now=0.0) is not None
 
 
 def test_strictly_a_draft_waits_for_all_prompts_and_in_turns_for_none() -> None:
@@ -88,7 +88,7 @@ def test_room_comes_when_the_next_session_is_idle_or_else_when_what_waits_is_don
     desk = Desk()
     assert desk.admission.until_free_tokens([work("a", tokens=20)], now=0.0) == pytest.approx(0.2)
     session = HeldSession("a", "a", (1,), now=1.0)
-    assert desk.residency.make_room(session, 1, now=1.0) == []
+    assert desk.residency.reserve(session, 1, now=1.0) == []
     desk.residency.add(session)
     assert desk.admission.until_free_tokens([], now=2.0) == pytest.approx(4.0)
 

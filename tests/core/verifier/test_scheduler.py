@@ -93,7 +93,9 @@ class Server:
         self.running = None
         seconds = STEP(sum(len(part.ids) for part in running.parts), 0)
         self.now += seconds
-        verdicts = tuple(DraftVerdict(part.session, min(accepted, part.judged - 1), token) for part in running.parts if part.judged)
+        verdicts = tuple(
+            DraftVerdict(part.session, min(accepted, part.verify_rows - 1), token) for part in running.parts if part.verify_rows
+        )
         return self.tell(BatchFinished(running.number, verdicts, seconds))
 
     def drain(self) -> list[SchedulerCommand]:
@@ -124,7 +126,7 @@ def test_a_session_is_accepted_at_once_and_its_context_read_but_for_the_last_tok
     accepted, batch = Server().open("a", 50)
     assert accepted == AcceptSession("a")
     assert isinstance(batch, RunBatch)
-    assert (batch.kind, batch.parts[0].start, batch.parts[0].ids, batch.parts[0].judged) == ("prefill", 0, tuple(range(49)), 0)
+    assert (batch.kind, batch.parts[0].start, batch.parts[0].ids, batch.parts[0].verify_rows) == ("prefill", 0, tuple(range(49)), 0)
 
 
 def times_after(found: int) -> tuple[float, float]:
@@ -226,7 +228,7 @@ def test_a_draft_of_a_session_that_is_closed_is_not_answered() -> None:
 def test_a_draft_is_judged_behind_the_last_token_and_what_is_rejected_leaves_the_cache() -> None:
     server = Server().opened("a", tokens=50)
     batch = only(server.draft("a", draft=4), RunBatch)
-    assert (batch.kind, batch.parts[0].start, batch.parts[0].ids, batch.parts[0].judged) == ("verify", 49, (49, 900, 901, 902, 903), 5)
+    assert (batch.kind, batch.parts[0].start, batch.parts[0].ids, batch.parts[0].verify_rows) == ("verify", 49, (49, 900, 901, 902, 903), 5)
     truncate, verdict = server.finish(accepted=2, token=7)
     assert truncate == TruncateSequence("a", 52)
     assert isinstance(verdict, SendVerdict)
@@ -246,22 +248,24 @@ def test_a_draft_that_stays_whole_leaves_the_cache_as_it_is_and_the_bonus_is_rea
 def test_tokens_the_device_went_on_with_are_read_with_the_draft() -> None:
     server = Server().opened("a")
     batch = only(server.draft("a", draft=2, given=3), RunBatch)
-    assert (batch.parts[0].ids, batch.parts[0].judged) == ((49, 500, 501, 502, 900, 901), 3)
+    assert (batch.parts[0].ids, batch.parts[0].verify_rows) == ((49, 500, 501, 502, 900, 901), 3)
     server.finish()
     assert server.scheduler.text("a") == (*range(50), 500, 501, 502, 900, 901, 7)
 
 
 def test_many_of_them_are_read_in_chunks_and_the_draft_is_judged_in_one_piece() -> None:
     server = Server().opened("a")
-    sizes = [(len(part.ids), part.judged) for part in only(server.draft("a", draft=4, given=60), RunBatch).parts]
+    sizes = [(len(part.ids), part.verify_rows) for part in only(server.draft("a", draft=4, given=60), RunBatch).parts]
     while server.running is not None:
-        sizes += [(len(part.ids), part.judged) for command in server.finish() if isinstance(command, RunBatch) for part in command.parts]
+        sizes += [
+            (len(part.ids), part.verify_rows) for command in server.finish() if isinstance(command, RunBatch) for part in command.parts
+        ]
     assert sizes == [(32, 0), (28, 0), (5, 5)]
 
 
 def test_without_a_draft_the_next_token_is_asked_for() -> None:
     server = Server().opened("a")
-    assert only(server.draft("a", draft=0), RunBatch).parts[0].judged == 1
+    assert only(server.draft("a", draft=0), RunBatch).parts[0].verify_rows == 1
     assert only(server.finish(), SendVerdict).token == 7
 
 
@@ -621,11 +625,11 @@ class AnyOrder(RuleBasedStateMachine):
                 assert len(part.ids) <= CHUNK
                 draft = self.out[part.session]
                 expected = [*self.texts[part.session][: draft.base], *draft.given, *draft.draft]
-                if part.judged:
-                    assert part.judged == len(draft.draft) + 1
+                if part.verify_rows:
+                    assert part.verify_rows == len(draft.draft) + 1
                     assert cache.ids[part.session] == expected
             else:
-                assert not part.judged
+                assert not part.verify_rows
                 draft_out = self.out.get(part.session)
                 expected = self.texts[part.session]
                 if draft_out is not None:
@@ -687,9 +691,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.server.running = None
         self.server.now += 0.05
         verdicts = tuple(
-            DraftVerdict(part.session, min(accepted, part.judged - 1), self.ids(part.session, 1)[0])
+            DraftVerdict(part.session, min(accepted, part.verify_rows - 1), self.ids(part.session, 1)[0])
             for part in running.parts
-            if part.judged
+            if part.verify_rows
         )
         self.hear(self.server.tell(BatchFinished(running.number, verdicts, 0.05)))
 

@@ -14,7 +14,7 @@ def residency(*lengths: int, tokens: int = 100, places: int = 4) -> tuple[Sessio
     held = SessionTable(tokens=tokens, places=places, idle_after=5.0, forget_after=60.0)
     sessions = [session(f"s{number}", length, now=float(number)) for number, length in enumerate(lengths)]
     for each in sessions:
-        assert held.make_room(each, each.need, now=each.touched) == []
+        assert held.reserve(each, each.need, now=each.touched) == []
         held.add(each)
         each.cached = each.prompt_end
     return held, sessions
@@ -25,7 +25,7 @@ def residency(*lengths: int, tokens: int = 100, places: int = 4) -> tuple[Sessio
 
 def test_a_prompt_is_read_up_to_its_last_token_which_the_first_draft_needs() -> None:
     one = session(length=10)
-    one.room = 10
+    one.reserved_tokens = 10
     work = one.work()
     assert work is not None
     assert (work.kind, work.tokens) == ("prefill", 9)
@@ -35,12 +35,12 @@ def test_a_prompt_is_read_up_to_its_last_token_which_the_first_draft_needs() -> 
 
 def test_a_draft_is_read_behind_what_the_device_has_given_and_judged_from_the_last_settled_token_on() -> None:
     one = session(length=10)
-    one.room, one.cached = 20, 9
+    one.reserved_tokens, one.cached = 20, 9
     one.rewrite(10, (10, 11))
     one.pending = DraftReceived(session="a", round=0, base=10, given=(10, 11), draft=(12, 13, 14))
     work = one.work()
     assert work is not None
-    assert (work.kind, work.tokens, work.judged) == ("verify", 6, 4)
+    assert (work.kind, work.tokens, work.verify_rows) == ("verify", 6, 4)
     assert one.read(2) == (9, 10)
     assert one.read(4) == (11, 12, 13, 14)
 
@@ -57,7 +57,7 @@ def test_a_text_that_is_cut_takes_the_cache_with_it_but_for_what_is_before_its_l
 
 def test_what_a_batch_reads_of_a_text_that_is_cut_meanwhile_does_not_stay() -> None:
     one = session(length=10)
-    one.room = 10
+    one.reserved_tokens = 10
     one.read(9)
     one.is_running = True
     assert not one.rewrite(4, (70, 71))
@@ -72,62 +72,62 @@ def test_what_a_batch_reads_of_a_text_that_is_cut_meanwhile_does_not_stay() -> N
 def test_room_is_made_by_taking_the_place_of_who_was_silent_longest() -> None:
     held, (first, second, _) = residency(40, 40, 20)
     newcomer = session("new", 40, now=8.0)
-    assert held.make_room(newcomer, 40, now=8.0) == [first]
-    assert (first.room, first.cached, first.prompt_end) == (0, 0, 39)
-    assert second.room == 40
+    assert held.reserve(newcomer, 40, now=8.0) == [first]
+    assert (first.reserved_tokens, first.cached, first.prompt_end) == (0, 0, 39)
+    assert second.reserved_tokens == 40
     assert (held.reserved, held.resident) == (100, 3)
 
 
 def test_who_was_heard_of_lately_keeps_the_place() -> None:
     held, (_, second, _) = residency(40, 40, 20)
     held.touch(second, now=6.0)
-    assert held.make_room(session("new", 70, now=8.0), 70, now=8.0) is None
+    assert held.reserve(session("new", 70, now=8.0), 70, now=8.0) is None
     assert held.reserved == 100
 
 
 def test_who_waits_for_something_keeps_the_place() -> None:
     held, (first, second, _) = residency(40, 40, 20)
     first.pending = DraftReceived(session="s0", round=0, base=40, draft=())
-    assert held.make_room(session("new", 40, now=50.0), 40, now=50.0) == [second]
+    assert held.reserve(session("new", 40, now=50.0), 40, now=50.0) == [second]
 
 
 def test_sequences_are_counted_as_well_as_tokens() -> None:
     held, (first, _) = residency(10, 10, places=2)
-    assert held.make_room(session("new", 10, now=3.0), 10, now=3.0) is None
-    assert held.make_room(session("new", 10, now=9.0), 10, now=9.0) == [first]
+    assert held.reserve(session("new", 10, now=3.0), 10, now=3.0) is None
+    assert held.reserve(session("new", 10, now=9.0), 10, now=9.0) == [first]
 
 
 def test_who_holds_most_places_makes_room_for_a_device_with_fewer_however_often_it_is_heard_of() -> None:
     held, (first, second, _) = residency(10, 10, 10, places=3)
     newcomer = session("new", 10, device="another")
-    assert held.make_room(newcomer, 10, now=3.0) == [first]
+    assert held.reserve(newcomer, 10, now=3.0) == [first]
     held.add(newcomer)
-    assert held.make_room(session("more", 10, device="another"), 10, now=3.0) is None, "then both would have to give"
+    assert held.reserve(session("more", 10, device="another"), 10, now=3.0) is None, "then both would have to give"
     second.pending = DraftReceived(session="s1", round=0, base=10, draft=())
-    assert held.make_room(session("third", 10, device="third"), 10, now=3.0) is not None
-    assert second.room == 10
+    assert held.reserve(session("third", 10, device="third"), 10, now=3.0) is not None
+    assert second.reserved_tokens == 10
 
 
 def test_who_holds_most_tokens_makes_room_for_a_device_that_will_hold_no_more() -> None:
     held, (first, second, _) = residency(40, 40, 20)
-    assert held.make_room(session("new", 61, device="another"), 61, now=3.0) is None
-    assert held.make_room(session("new", 60, device="another"), 60, now=3.0) is None
+    assert held.reserve(session("new", 61, device="another"), 61, now=3.0) is None
+    assert held.reserve(session("new", 60, device="another"), 60, now=3.0) is None
     assert held.reserved == 100
-    assert held.make_room(session("new", 30, device="another"), 30, now=3.0) == [first]
-    assert second.room == 40
+    assert held.reserve(session("new", 30, device="another"), 30, now=3.0) == [first]
+    assert second.reserved_tokens == 40
 
 
 def test_a_session_does_not_lose_its_place_to_itself() -> None:
     held, (first,) = residency(60)
-    assert held.make_room(first, 101, now=100.0) is None
-    assert held.make_room(first, 100, now=100.0) == []
+    assert held.reserve(first, 101, now=100.0) is None
+    assert held.reserve(first, 100, now=100.0) == []
 
 
 def test_room_that_a_rejected_draft_needed_is_given_back() -> None:
     held, (first,) = residency(10)
-    held.make_room(first, 30, now=0.0)
+    held.reserve(first, 30, now=0.0)
     held.shrink(first)
-    assert (held.reserved, first.room) == (10, 10)
+    assert (held.reserved, first.reserved_tokens) == (10, 10)
 
 
 def test_what_is_forgotten_is_not_reserved() -> None:

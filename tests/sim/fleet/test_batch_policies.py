@@ -28,21 +28,30 @@ def small(name: str) -> BatchPolicy:
 
 
 def prompt(session: str, tokens: int, *, since: float = 0.0, context: int = 0) -> Waiting:
-    return Waiting(session=session, device=session, kind="prefill", tokens=tokens, judged=0, context=context, since=since, due=math.inf)
-
-
-def draft(session: str, tokens: int = 5, *, judged: int = 5, since: float = 0.0, context: int = 100) -> Waiting:
     return Waiting(
-        session=session, device=session, kind="verify", tokens=tokens, judged=judged, context=context, since=since, due=since + 0.1
+        session=session, device=session, kind="prefill", tokens=tokens, verify_rows=0, context=context, since=since, due=math.inf
     )
 
 
-def situation(now: float = 0.0, *, verified: int = 1) -> BatchContext:
+def draft(session: str, tokens: int = 5, *, verify_rows: int = 5, since: float = 0.0, context: int = 100) -> Waiting:
+    return Waiting(
+        session=session,
+        device=session,
+        kind="verify",
+        tokens=tokens,
+        verify_rows=verify_rows,
+        context=context,
+        since=since,
+        due=since + 0.1,
+    )
+
+
+def state(now: float = 0.0, *, verified: int = 1) -> BatchContext:
     return BatchContext(now=now, served={}, verified=verified, step=STEP)
 
 
 def chosen(policy: BatchPolicy, *waiting: Waiting, now: float = 0.0, verified: int = 1) -> tuple[str, dict[str, int]]:
-    batch = policy.choose(waiting, situation(now, verified=verified))
+    batch = policy.choose(waiting, state(now, verified=verified))
     assert batch is not None
     return batch.kind, {portion.session: portion.tokens for portion in batch.portions}
 
@@ -88,9 +97,9 @@ def test_like_lengths_cost_less_padding_than_the_order_of_arrival() -> None:
     lengths = [5, 31, 6, 30, 5, 29, 6, 31]
     padding = {}
     for name in ("fifo", "length-aware"):
-        waiting, computed = [draft(f"s{n}", length, judged=1) for n, length in enumerate(lengths)], 0
+        waiting, computed = [draft(f"s{n}", length, verify_rows=1) for n, length in enumerate(lengths)], 0
         while waiting:
-            batch = batch_policy(name).choose(waiting, situation())
+            batch = batch_policy(name).choose(waiting, state())
             assert batch is not None
             computed += padded_tokens(batch.portions)
             waiting = [work for work in waiting if work.session not in {portion.session for portion in batch.portions}]
@@ -137,16 +146,16 @@ def test_without_verifications_chunks_follow_one_another_and_the_next_prompt_has
 
 def test_a_batch_goes_when_it_is_full() -> None:
     policy = Windowed(requests=2, window=1.0)
-    assert policy.choose([draft("a", since=5.0)], situation(5.5)) is None
+    assert policy.choose([draft("a", since=5.0)], state(5.5)) is None
     assert chosen(policy, draft("a", since=5.0), draft("b", since=5.5), draft("c", since=5.5), now=5.5) == ("verify", {"a": 5, "b": 5})
 
 
 def test_a_batch_goes_when_its_first_has_waited_for_the_window_and_ready_at_says_when_that_is() -> None:
     policy, waiting = Windowed(requests=8, window=1.0), [draft("a", since=5.0), prompt("p", 30, since=5.2), draft("b", since=5.9)]
-    assert policy.ready_at(waiting, situation(5.9)) == 6.0
-    assert policy.choose(waiting, situation(5.99)) is None
+    assert policy.ready_at(waiting, state(5.9)) == 6.0
+    assert policy.choose(waiting, state(5.99)) is None
     assert chosen(policy, *waiting, now=6.0) == ("verify", {"a": 5, "b": 5})
-    assert policy.ready_at([], situation()) is None
+    assert policy.ready_at([], state()) is None
 
 
 def test_each_kind_has_a_line_of_its_own_and_the_older_of_two_that_are_ready_goes() -> None:
@@ -169,8 +178,8 @@ def arrived(drawn: Sequence[tuple[bool, int, int]], since: float, names: count[i
     return [
         prompt(f"s{next(names)}", tokens, since=since)
         if is_prompt
-        else draft(f"s{next(names)}", max(tokens, judged), judged=judged, since=since)
-        for is_prompt, tokens, judged in drawn
+        else draft(f"s{next(names)}", max(tokens, verify_rows), verify_rows=verify_rows, since=since)
+        for is_prompt, tokens, verify_rows in drawn
     ]
 
 
@@ -180,13 +189,13 @@ def test_a_batch_is_of_one_kind_fits_and_splits_nothing_that_is_judged(
     name: str, drawn: list[tuple[bool, int, int]], verified: int, late: float
 ) -> None:
     policy, waiting = small(name), arrived(drawn, 0.0, count())
-    batch = policy.choose(waiting, situation(late, verified=verified))
+    batch = policy.choose(waiting, state(late, verified=verified))
     if batch is None:
         assert isinstance(policy, MayWait)
-        ready_at = policy.ready_at(waiting, situation(late))
+        ready_at = policy.ready_at(waiting, state(late))
         assert ready_at is not None
         assert ready_at > late
-        batch = policy.choose(waiting, situation(ready_at, verified=verified))
+        batch = policy.choose(waiting, state(ready_at, verified=verified))
     assert batch is not None
     by_name = {work.session: work for work in waiting}
     assert batch.portions
@@ -196,12 +205,12 @@ def test_a_batch_is_of_one_kind_fits_and_splits_nothing_that_is_judged(
         work = by_name[portion.session]
         assert work.kind == batch.kind
         assert 0 < portion.tokens <= work.tokens
-        assert work.kind == "prefill" or portion.tokens == work.tokens or work.tokens - portion.tokens >= work.judged
+        assert work.kind == "prefill" or portion.tokens == work.tokens or work.tokens - portion.tokens >= work.verify_rows
 
 
 @pytest.mark.parametrize("name", BATCHING)
 def test_without_anything_that_waits_there_is_no_batch(name: str) -> None:
-    assert small(name).choose([], situation()) is None
+    assert small(name).choose([], state()) is None
 
 
 def batches_until_read(policy: BatchPolicy, waiting: list[Waiting], stream: Sequence[Waiting], *, most: int) -> int:
@@ -209,11 +218,11 @@ def batches_until_read(policy: BatchPolicy, waiting: list[Waiting], stream: Sequ
     target, names = waiting[-1].session, count()
     now, verified = 0.0, 0
     for number in range(1, most + 1):
-        batch = policy.choose(waiting, situation(now, verified=verified))
+        batch = policy.choose(waiting, state(now, verified=verified))
         if batch is None:
             assert isinstance(policy, MayWait)
-            now = policy.ready_at(waiting, situation(now)) or now
-            batch = policy.choose(waiting, situation(now, verified=verified))
+            now = policy.ready_at(waiting, state(now)) or now
+            batch = policy.choose(waiting, state(now, verified=verified))
         assert batch is not None
         read = {portion.session: portion.tokens for portion in batch.portions}
         verified = 0 if batch.kind == "prefill" else verified + 1
