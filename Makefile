@@ -4,6 +4,8 @@ VENV ?= .venv
 VLLM ?= .vllm
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
+# One worker a core, at most four; tests with a real model share one worker, because their engines share the cores.
+PARALLEL := -n auto --maxprocesses=4 --dist=loadgroup
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 CASES ?= 10000000
@@ -33,20 +35,20 @@ native: $(VENV)/.dev
 	$(BIN)/python setup.py --quiet build_ext --inplace
 
 test: $(VENV)/.dev
-	$(PYTEST) -q
+	$(PYTEST) -q $(PARALLEL)
 
-# The same with ten times as many examples of each property, and more random scenarios.
+# The same with many more random examples.
 thorough: $(VENV)/.dev
-	HYPOTHESIS_PROFILE=thorough $(PYTEST) -q
+	HYPOTHESIS_PROFILE=thorough $(PYTEST) -q $(PARALLEL)
 
 # Ten million hostile messages and calls, on both twins: some minutes.
 fuzz: $(VENV)/.dev
 	PYTHONPATH=. $(BIN)/python -m tests.fuzz.verify --cases $(CASES)
 
-# The same tests on the pure twins, and the asyncio tests in debug mode.
+# What stands on native code, on the pure twins; and the asyncio tests in debug mode.
 pure: $(VENV)/.dev
-	STREAMCO_NO_NATIVE=1 $(PYTEST) -q -m "not model and not peer"
-	PYTHONASYNCIODEBUG=1 $(PYTEST) -q tests/client tests/endpoints tests/contract -m "not model and not peer"
+	STREAMCO_NO_NATIVE=1 $(PYTEST) -q $(PARALLEL) tests/native tests/wire tests/engines tests/endpoints tests/server -m "not model and not peer"
+	PYTHONASYNCIODEBUG=1 $(PYTEST) -q $(PARALLEL) tests/client tests/endpoints tests/contract -m "not model and not peer"
 
 style: $(VENV)/.dev
 	$(BIN)/ruff check .

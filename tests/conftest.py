@@ -1,11 +1,21 @@
-"""What every test gets: a fixed hypothesis profile."""
+"""What every test gets: a Hypothesis profile, and a group for parallel runs."""
 
 from __future__ import annotations
 
-import os
-
+import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+from tests.support.examples import PROFILE
+
+_CHECKS = [HealthCheck.too_slow]
+settings.register_profile("default", deadline=None, suppress_health_check=_CHECKS, print_blob=True, max_examples=30)
 settings.register_profile("thorough", parent=settings.get_profile("default"), max_examples=1000)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+settings.load_profile(PROFILE)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a file on one worker, because they share fixtures, and all tests with a real model, because engines share cores."""
+    for item in items:
+        group = "models" if item.get_closest_marker("model") else item.nodeid.split("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))

@@ -27,6 +27,11 @@ TAKE_TERMINAL = (  # so that Ctrl-C typed here is a signal there
 CURSOR_REPORT = b"\x1b[6n"  # prompt_toolkit asks where the cursor is, and waits for the answer
 
 
+def _inherited() -> dict[str, str]:
+    """This process's environment without the size of a terminal, which a parallel test runner sets: the pseudo-terminal has its own."""
+    return {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "LINES"}}
+
+
 class Terminal:
     """A process whose stdin, stdout and stderr are one terminal.
 
@@ -44,7 +49,7 @@ class Terminal:
             stdout=slave,
             stderr=slave,
             cwd=ROOT,
-            env={**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", "NO_COLOR": "", **(env or {})},
+            env={**_inherited(), "TERM": "xterm-256color", "COLORTERM": "truecolor", "NO_COLOR": "", **(env or {})},
             start_new_session=True,
         )
         os.close(slave)

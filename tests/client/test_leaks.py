@@ -19,6 +19,7 @@ from streamco.testing import ScriptedServer, Stall, chunk_event, stream_answer
 from streamco.testing.engine import FakeEngine
 from streamco.testing.responses import RecordedRequest, ScriptedResponse
 from tests.client.helpers import device
+from tests.support.examples import examples
 from tests.support.leaks import holding_nothing_new, resident_bytes, settled
 
 STREAMS = 10_000
@@ -160,7 +161,7 @@ async def test_two_hundred_streams_leave_the_server_without_a_sequence() -> None
 
 
 @pytest.mark.model
-async def test_two_hundred_streams_leave_a_real_engine_without_a_sequence() -> None:
+async def test_many_streams_leave_a_real_engine_without_a_sequence() -> None:
     from streamco.engines.base import EngineOptions
     from streamco.engines.llama import LlamaEngine
     from streamco.engines.llamacpp.bundled_model import packaged_model
@@ -172,7 +173,7 @@ async def test_two_hundred_streams_leave_a_real_engine_without_a_sequence() -> N
             endpoint = OpenAIEndpoint(engine.info.name, base_url=url, name="server")
             async with Client(server=endpoint, seed=1) as client:
                 rng = random.Random(14)
-                turns = iter(range(200))
+                turns = iter(range(examples(80, thorough=200)))
 
                 async def work() -> None:
                     for turn in turns:

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamco.engines.kv_slots import Slot, SlotTable
+from tests.support.examples import examples
 
 
 class Cells:
@@ -146,7 +147,7 @@ def test_forgetting_idle_slots_says_whether_it_helped() -> None:
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=8)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(66, thorough=200))
 @given(st.integers(1, 4), st.booleans(), st.booleans(), st.lists(st.tuples(prompts, st.booleans()), max_size=20))
 def test_ids_and_cells_agree_whatever_happens(count: int, can_share: bool, removable: bool, steps: list[tuple[list[int], bool]]) -> None:
     cells = Cells(removable=removable)
@@ -247,7 +248,7 @@ def test_where_copies_are_dear_a_short_beginning_is_not_taken_from_who_would_los
     assert (slot.ids, cells.copies) == (list(range(9)), 1)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(66, thorough=200))
 @given(
     st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=8), min_size=3, max_size=3),
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=20),

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamco._native.ring_py import ACCEPTED, CLOSED, FILLED, FULL, WAKE
+from tests.support.examples import examples
 
 
 def test_the_first_push_of_a_burst_asks_for_a_wake_up_and_the_next_ones_do_not(ring: ModuleType) -> None:
@@ -322,7 +323,7 @@ def step(slots: Any, model: Model, name: str, number: int) -> None:
 
 
 @given(capacity=st.integers(1, 6), data=st.data(), script=operations)
-@settings(max_examples=300)
+@settings(max_examples=examples(100, thorough=300))
 def test_any_sequence_of_calls_agrees_with_the_plain_rules(
     ring: ModuleType, capacity: int, data: st.DataObject, script: list[tuple[str, int]]
 ) -> None:

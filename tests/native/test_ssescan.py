@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from streamco._native import ssescan_py
 from tests.native.conftest import TWINS, load_twin
+from tests.support.examples import examples
 
 LIMIT = 1 << 20
 
@@ -90,7 +91,7 @@ _PIECES = [b"data:", b"data: ", b" ", b"\n", b"\n\n", b"\r", b"\r\n", b"\r\n\r\n
 
 
 @given(st.lists(st.sampled_from(_PIECES), max_size=30), st.integers(0, 40))
-@settings(max_examples=300)
+@settings(max_examples=examples(100, thorough=300))
 def test_the_twins_agree_on_anything(pieces: list[bytes], limit: int) -> None:
     body = b"".join(pieces)
     assert load_twin("ssescan", "native").scan_events(body, limit) == ssescan_py.scan_events(body, limit)

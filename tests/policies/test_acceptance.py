@@ -25,6 +25,7 @@ from streamco.policies.acceptance import (
     verify_sampled,
     verify_threshold,
 )
+from tests.support.examples import examples
 from tests.support.surprise import surprise
 
 VOCABULARY = 4
@@ -136,7 +137,7 @@ def test_certain_distributions_make_sampling_greedy(draft: list[int], choices: l
     assert verdict == verify_greedy(draft, choices)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(20, thorough=60))
 @given(weights, weights, st.integers(0, 1000))
 def test_the_first_token_has_the_targets_probability_for_any_pair(wanted: list[int], offered: list[int], seed: int) -> None:
     """By the sum over all draft tokens: q(y) a(y) + (rejections) (p - q)+ / |p - q|+ = p(y), with rejections drawn many times."""

@@ -17,11 +17,12 @@ from streamco.policies.dispatch_stochastic import Stochastic
 from streamco.policies.server_constrained import ServerConstrained
 from streamco.profiles import DeviceSpeed, LengthDistribution, TTFTDistribution
 from tests.policies.worlds import PIXEL, World, budgets, devices, expected, lognormal_world, prompts, times
+from tests.support.examples import examples
 
 SIDES: list[Side] = ["device", "server"]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(13, thorough=40))
 @given(times, prompts, devices, budgets)
 def test_planned_figures_are_those_of_the_plans_own_curves(
     server_times: list[float], lengths: list[int], device: DeviceSpeed, budget: float
@@ -36,7 +37,7 @@ def test_planned_figures_are_those_of_the_plans_own_curves(
             assert share == pytest.approx(policy.planned_share, abs=1e-6)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(13, thorough=40))
 @given(times, prompts, devices, budgets)
 def test_no_rule_does_better_for_the_same_budget(server_times: list[float], lengths: list[int], device: DeviceSpeed, budget: float) -> None:
     world = World(TTFTDistribution.from_samples(server_times), LengthDistribution.from_samples(lengths), device)

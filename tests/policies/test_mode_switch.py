@@ -15,6 +15,7 @@ from streamco.errors import ConfigError
 from streamco.policies.acceptance import expected_tokens, solve_acceptance
 from streamco.policies.mode_switch import ModeSwitch, Predicted, RoundConditions, best_window, predict_rates, round_seconds
 from streamco.policies.window import Static, WindowPolicy, WindowState
+from tests.support.examples import examples
 
 LARGE = RoundConditions(acceptance=0.75, window=4, draft_step=0.02, remote_step=0.06, verify=0.06, rtt=0.03)
 conditions = st.builds(
@@ -258,7 +259,7 @@ def test_the_rate_is_never_below_19_twentieths_of_plain_remote(believed: float) 
     assert worst >= 0.95
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(10, thorough=30))
 @example(RoundConditions(acceptance=0.0, window=4, draft_step=1 / 32, remote_step=3 / 16, verify=1 / 32, rtt=1 / 16), 1.0, 0, False)
 @example(RoundConditions(acceptance=0.0, window=4, draft_step=1 / 32, remote_step=3 / 16, verify=1 / 32, rtt=1 / 16), 0.0, 0, True)
 @given(conditions, st.floats(0.0, 1.0), st.integers(0, 1000), st.booleans())

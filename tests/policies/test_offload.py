@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from streamco.errors import ConfigError
 from streamco.policies.offload import Offload, OffloadRule, OffloadSteering, confidence_probability, importance_probability, is_past_exit
+from tests.support.examples import examples
 
 RULES: list[OffloadRule] = ["combined", "confidence", "importance", "random"]
 budgets = st.floats(0.0, 1.0)
@@ -109,7 +110,7 @@ def test_a_plan_sends_its_budget_of_the_chunks_it_was_made_on(rule: OffloadRule,
     assert plan.planned_share == budget
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(66, thorough=200))
 @given(chunks, budgets, st.sampled_from(RULES), st.floats(0.0, 1.0))
 def test_the_budget_is_met_for_any_chunks_ties_and_steps_included(
     seen: list[tuple[float, float, int]], budget: float, rule: OffloadRule, threshold: float
@@ -251,7 +252,7 @@ def test_the_share_holds_when_the_text_turns_sure() -> None:
     assert max(abs(share - 0.4) for share in shares[300:]) < 0.03
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(13, thorough=40))
 @given(
     st.lists(st.tuples(confidences, st.one_of(st.none(), importances), st.integers(1, 8)), min_size=1, max_size=30),
     st.floats(0.0, 1.0),
