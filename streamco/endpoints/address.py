@@ -1,4 +1,4 @@
-"""Where a server is and how one identifies oneself there: from arguments, the environment and the provider's entry."""
+"""A server's address and key: from arguments, the environment and the provider's entry."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Address(Struct, frozen=True):
 
     Args:
         provider: what is known about such servers.
-        base_url: scheme, host, port and path, no trailing slash, no credentials.
-        query: appended to every URL (Azure's ``api-version``), "" for none.
+        base_url: scheme, host, port and path, without trailing slash and credentials.
+        query: appended to every URL (Azure's ``api-version``); "": nothing.
     """
 
     provider: Provider
@@ -53,18 +53,18 @@ class Address(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """What to call the server: the provider's name, or host and port of an unknown one."""
+        """Label of the server: the provider's name; host and port if the provider is unknown."""
         return urlsplit(self.base_url).netloc if self.provider is GENERIC else self.provider.name
 
     def url(self, path: str, *, model: str = "", base_url: str | None = None) -> str:
-        """Return the URL of ``path`` below the base URL; Azure names the deployment (here: the model) in it."""
+        """Return the URL of ``path`` below the base URL. Azure's names the deployment, which is the model here."""
         base = base_url or self.base_url
         if self.provider.name == "azure" and base.endswith("/openai") and path != "/models":
             base += f"/deployments/{model}"
         return base + path + (f"?{self.query}" if self.query else "")
 
     def root_url(self, path: str) -> str:
-        """Return the URL of ``path`` beside the API, at the server's root."""
+        """Return the URL of ``path`` at the server's root, outside its API."""
         parts = urlsplit(self.base_url)
         return urlunsplit((parts.scheme, parts.netloc, parts.path.removesuffix("/v1") + path, "", ""))
 
@@ -72,13 +72,13 @@ class Address(Struct, frozen=True):
 def find_address(
     base_url: str | None, api_key: str | None, provider: str | None, environ: Mapping[str, str] = os.environ
 ) -> tuple[Address, str | None]:
-    """Return the address and the key to use there, None when there is none.
+    """Return the address and the key to use there. None: no key.
 
-    Without a base URL the provider's variable and default are used, without a provider ``OPENAI_BASE_URL`` or OpenAI itself. A key of the
-    environment goes only where it belongs: each known provider has its own variable, and a loopback server given by argument gets none.
+    Without a base URL, the provider's variable and default are used; without a provider, ``OPENAI_BASE_URL`` or OpenAI itself. A key from
+    the environment goes only to its own provider: each known one has a variable. A loopback server that was given by argument gets none.
 
     Raises:
-        ConfigError: no or a malformed URL, an unknown provider, a missing or malformed key.
+        ConfigError: the URL is missing or malformed, the provider is unknown, or the key is missing or malformed.
     """
     named = find_provider(provider) if provider is not None else None
     chosen = base_url or _read_default_url(named or find_provider("openai"), environ)
@@ -96,15 +96,15 @@ def find_address(
 
 
 def read_key(variable: str, *, setting: str, environ: Mapping[str, str] = os.environ) -> str:
-    """Return the key in that environment variable.
+    """Return the key in an environment variable.
 
     Args:
-        variable: its name.
+        variable: the variable's name.
         setting: where the name was given, for the error.
         environ: the environment.
 
     Raises:
-        ConfigError: the variable isn't set, or that is no variable's name (the text is not repeated: it may be a key).
+        ConfigError: the variable isn't set, or the text is no variable's name. The text is not repeated, because it may be a key.
     """
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
         raise ConfigError(f"{setting}: expected the name of an environment variable, got something else (a key does not belong here)")
@@ -138,7 +138,7 @@ def _split(url: str) -> SplitResult:
 
 
 def _complete(parts: SplitResult, provider: Provider, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Base URL and query with what people leave out: ``/v1`` of servers that all have it, Azure's path and version."""
+    """Return base URL and query, completed by what is often left out: ``/v1`` of servers that all have it, Azure's path and version."""
     path = parts.path.rstrip("/")
     query = parts.query
     if provider.name == "azure":

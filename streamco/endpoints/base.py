@@ -1,4 +1,4 @@
-"""What every backend offers: the seam between drivers and the outside."""
+"""The interface of every endpoint: where the drivers meet the network and the device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Continuation = Literal["token_ids", "continue_final_message", "prefix", "none"]
 
 
 class TokenPrices(Struct, frozen=True, kw_only=True):
-    """US dollars per token. None: not known."""
+    """Prices in US dollars per token. None: not known."""
 
     prompt: float | None = None
     completion: float | None = None
@@ -27,12 +27,12 @@ class TokenPrices(Struct, frozen=True, kw_only=True):
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
-    """What an endpoint can do: declared or probed, never assumed. None: not known."""
+    """Abilities of an endpoint: declared or probed, never assumed. None: not known."""
 
     vocabulary: str | None = None  # fingerprint of the tokenizer (size + hash of pieces)
     takes_token_ids: bool = False
     continuation: Continuation = "none"
-    pre_copy: PreCopy = "none"  # what `Request.prefill_only` does: keep what is appended, warm a cache for money, or nothing of use
+    pre_copy: PreCopy = "none"  # what `Request.prefill_only` does: see `PreCopy`
     tools: bool = False
     json_schema: bool = False
     images: bool = False
@@ -46,14 +46,14 @@ class Request(Struct, frozen=True, kw_only=True):
     Exactly one of ``messages`` (chat), ``prompt`` (text) and ``prompt_ids`` is set.
 
     Args:
-        model: the remote model's name; None: the endpoint's own. A device ignores it.
+        model: the remote model's name. None: the endpoint's own. A device ignores it.
         extra: further fields of the OpenAI request body, passed on as they are (``tools``, ``response_format``, ``n`` ...).
         headers: further HTTP headers.
-        partial: the answer's beginning, made by somebody else: go on behind it, repeat none of it. Only for endpoints whose
-            ``Capabilities.continuation`` is not "none".
+        partial: the answer's beginning, made by another endpoint: continue after it and repeat none of it. Only for endpoints whose
+            ``Capabilities.continuation`` is not "none". None: begin the answer.
         prefill_only: read the prompt and the beginning, keep them for the request that follows, and end without an answer. An endpoint
-            with ``Capabilities.pre_copy`` "append" reads only what it has not kept yet and makes no token; one with "warm" has to make one,
-            and bills for all of it. Whatever comes before ``StreamEnded`` is not part of the answer.
+            with ``Capabilities.pre_copy`` "append" reads only what it has not kept yet and makes no token. One with "warm" has to make a
+            token, and bills for all it reads. Nothing that comes before ``StreamEnded`` is part of the answer.
     """
 
     messages: Sequence[Message] | None = None
@@ -68,62 +68,62 @@ class Request(Struct, frozen=True, kw_only=True):
 
 
 class EndpointStream(Protocol):
-    """One answer in the making.
+    """One answer of an endpoint, while it is generated.
 
     ``receive`` gives ``TokensReceived`` batches and, once, ``StreamEnded``; after that it must not be called again. It raises
-    ``EndpointError`` on failure. Cancelling a ``receive`` that waits loses nothing: the next call goes on where it stopped.
+    ``EndpointError`` on failure. Cancelling a ``receive`` that waits loses nothing: the next call continues from there.
     """
 
     async def receive(self) -> TokensReceived | StreamEnded:
-        """Wait for what comes next.
+        """Wait for the next tokens or the end.
 
         Raises:
-            EndpointError: the answer can't go on; ``partial`` holds this endpoint's text so far.
+            EndpointError: the answer failed; ``partial`` holds this endpoint's text so far.
         """
         ...
 
     async def cancel(self) -> None:
-        """Stop the work and release the connection or the sequence; idempotent, safe in every state, returns when it is done."""
+        """Stop the work and release the connection or the sequence; return when that is done. Idempotent, safe in every state."""
         ...
 
 
 class Endpoint(Protocol):
-    """Something that can answer a request with a stream of tokens."""
+    """A source of answers: it answers a request with a stream of tokens."""
 
     @property
     def name(self) -> str:
-        """Unique within a client; what reports and errors call it."""
+        """Name in reports and errors, unique within a client."""
         ...
 
     @property
     def kind(self) -> Kind:
-        """Which side of the race it is on."""
+        """The endpoint's side in a race."""
         ...
 
     @property
     def capabilities(self) -> Capabilities:
-        """What is known so far; more after ``start``."""
+        """Abilities as far as they are known; ``start`` may find more."""
         ...
 
     @property
     def prices(self) -> TokenPrices:
-        """What it charges."""
+        """Prices of the endpoint's tokens."""
         ...
 
     async def start(self) -> None:
-        """Load the model, open the connection pool; idempotent, safe to call from several tasks.
+        """Load the model or open the connection pool; idempotent, safe to call from several tasks.
 
         Raises:
-            EndpointError: it can't be used.
+            EndpointError: the endpoint can't be used.
         """
         ...
 
     def open(self, request: Request) -> EndpointStream:
-        """Begin an answer. Does not block and does not fail: work begins with the first ``receive`` or before."""
+        """Begin an answer. Never blocks or fails: work begins with the first ``receive`` or before."""
         ...
 
     def count_tokens(self, request: Request) -> int | None:
-        """Prompt length in this endpoint's tokens, template included; None when it can't tell without asking the network.
+        """Return the prompt's length in this endpoint's tokens, template included. None: only the network could say.
 
         Called from a worker thread for long prompts.
         """

@@ -33,9 +33,11 @@ __all__ = [
     "split_trailing_whitespace",
 ]
 
-PACKED_FIELD = "continuation_tokens_packed"  # of ``streamco serve``: docs/serve.md
-PREFILL_FIELD = "prefill_only"  # likewise
-_OUTPUT_FIELDS = {  # what is written and how much of it is told: nobody reads it, and some of it costs or contradicts a limit of one token
+# Fields of ``streamco serve``: docs/serve.md.
+PACKED_FIELD = "continuation_tokens_packed"
+PREFILL_FIELD = "prefill_only"
+# Fields about what is written. After a pre-copy no reader gets it, and some of these cost money or contradict a limit of one token.
+_OUTPUT_FIELDS = {
     "best_of",
     "function_call",
     "functions",
@@ -53,23 +55,25 @@ _OUTPUT_FIELDS = {  # what is written and how much of it is told: nobody reads i
 
 
 def hand_over(request: Request, partial: Partial, capabilities: Capabilities, *, codec: TokenCodec | None = None) -> tuple[Request, str]:
-    """Return the request that makes a server go on behind ``partial``, and the whitespace it will write again.
+    """Return the request that makes a server continue after ``partial``, and the whitespace that the server will write again.
 
     Args:
-        request: without its ``partial``; a text prompt for the chat API as the message it becomes.
-        partial: the answer's beginning. Nothing of it that could be sent: the request begins anew.
-        can: of the server.
-        codec: of its vocabulary, if it takes ids packed behind any prompt (``streamco serve``).
+        request: the request without its ``partial``; for the chat API, a text prompt is the message that it becomes.
+        partial: the answer's beginning. If nothing of it can be sent, the request begins the answer again.
+        capabilities: the server's abilities.
+        codec: packs ids of the server's vocabulary, if it takes packed ids after any prompt (``streamco serve``). None: it doesn't.
 
     Raises:
-        UsageError: it can't go on with this answer.
+        UsageError: the server can't continue this answer.
     """
     ids = partial.ids
     if ids and codec is not None and partial.vocabulary == codec.vocabulary:
         packed = b64encode(codec.encode(ids)).decode("ascii")
         return msgspec.structs.replace(request, extra={**request.extra, PACKED_FIELD: packed}), ""
     if ids and request.prompt_ids is not None and capabilities.takes_token_ids and capabilities.vocabulary in {None, partial.vocabulary}:
-        return msgspec.structs.replace(request, prompt_ids=[*request.prompt_ids, *ids]), ""  # the prompt's ids are the server's too
+        return msgspec.structs.replace(
+            request, prompt_ids=[*request.prompt_ids, *ids]
+        ), ""  # the prompt's ids belong to the server's vocabulary
     text, held_whitespace = split_trailing_whitespace(partial.text)
     if not text:
         return request, held_whitespace
@@ -81,11 +85,13 @@ def hand_over(request: Request, partial: Partial, capabilities: Capabilities, *,
 def continue_request(request: Request, text: str, how: Continuation) -> Request:
     """Return the same request with ``text`` as the beginning of its answer; the endpoint then sends what comes after it.
 
-    ``prefix``: the last message is the assistant's and marked (DeepSeek, where it goes to the beta URL, and Mistral).
-    ``continue_final_message``: it is not closed by the chat template (vLLM, SGLang, llama.cpp's server). A text prompt simply grows.
+    A text prompt grows by the text. Messages get one more, by the form ``how``:
+
+    - ``prefix``: it is the assistant's and marked (Mistral, and DeepSeek at its beta URL).
+    - ``continue_final_message``: the chat template leaves it open (vLLM, SGLang, llama.cpp's server).
 
     Raises:
-        UsageError: the endpoint can't go on with text, or the request has token ids in place of text.
+        UsageError: the endpoint can't continue a text, or the request has token ids in place of text.
     """
     if request.prompt_ids is not None:
         raise UsageError("continuation: expected messages or a text prompt, got token ids")
@@ -101,10 +107,14 @@ def continue_request(request: Request, text: str, how: Continuation) -> Request:
 
 
 def prefill_request(request: Request, how: PreCopy) -> Request:
-    """Return the request that makes a server read what it holds and write as little as it can: one token, where it has to write at all.
+    """Return the request that makes a server read the prompt ahead and write at most one token.
 
-    ``append``: ``streamco serve`` is told to. ``warm``: the one token is what stock servers with a prefix cache are asked for. The limit
-    goes to both: a server that doesn't know the field must not write a whole answer.
+    ``append``: ``streamco serve`` has a field for that. ``warm``: stock servers with a prefix cache are asked for one token. The limit of
+    one token goes to both, because a server that doesn't know the field must not write a whole answer.
+
+    Args:
+        request: the request to read.
+        how: what reading ahead does at the server.
 
     Raises:
         UsageError: reading ahead is of no use at this endpoint.
@@ -119,16 +129,16 @@ def prefill_request(request: Request, how: PreCopy) -> Request:
 
 
 def split_trailing_whitespace(text: str) -> tuple[str, str]:
-    """Return the text that is handed over, and the whitespace at its end that is not."""
+    """Return the text that is handed over, and the whitespace at its end, which is held back."""
     kept = text.rstrip()
     return kept, text[len(kept) :]
 
 
 class BoundaryWhitespace:
-    """Takes whitespace that the reader has already out of the beginning of what comes.
+    """Takes whitespace that the reader already has out of the beginning of a continued answer.
 
     Args:
-        text: as it was held back; "": nothing is to be done.
+        text: the whitespace that was held back; "": nothing is taken out.
     """
 
     __slots__ = ("_pending",)
@@ -142,12 +152,15 @@ class BoundaryWhitespace:
         return bool(self._pending)
 
     def strip(self, event: TokensReceived) -> TokensReceived:
-        """Return the event without what the reader has. The first character that differs ends it: from there on all of the text is new."""
+        """Return the event without the whitespace that the reader has. From the first character that differs, all text is new."""
         dropped = sum(self._trim(chunk.choices[:1]) for chunk in event.chunks)
         return TokensReceived(event.source, event.chunks, max(0, event.tokens - dropped))
 
     def _trim(self, choices: Sequence[ChunkChoice]) -> int:
-        """Shorten a chunk; how many tokens nothing is left of. Ids of a shortened text would not be its own any more."""
+        """Shorten a chunk's choices; return the number of tokens that nothing is left of.
+
+        A shortened text loses its ids, because they would not be its own any more.
+        """
         dropped = 0
         for choice in choices:
             text = choice.delta.content

@@ -1,7 +1,7 @@
-"""One pooled HTTP client: connections that are really given back, and opened before they are needed.
+"""One pooled HTTP client: connections really return to the pool, and are opened before they are needed.
 
-aiohttp is imported when the client starts, not with the package. Its own timeouts are off but for ``connect``; the phases of an answer
-are watched by ``watchdog``.
+aiohttp is imported when the client starts, not with the package. Of its own timeouts only ``connect`` is on; ``watchdog`` limits the
+phases of an answer.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = ["HttpClient"]
 
 _READ_BUFFER = 1 << 16  # bytes; aiohttp pauses the socket at twice this, so a slow reader holds the server back
 _KEEP_ALIVE = 60.0  # seconds an idle connection is kept; the usual limit of the servers in front of APIs is 60 to 75
-_POLL = 0.005  # seconds; seldom needed, a request is sent long before its answer is cancelled
+_POLL = 0.005  # seconds; seldom used: a request is sent long before its answer is cancelled
 _REDIRECTS = 4  # requests in a row
-_LINGER = 2.0  # seconds for the formal end of a complete answer where no limit is set
+_LINGER = 2.0  # seconds for the formal end of a complete answer if no limit is set
 _LARGE_BODY = 1 << 20  # bytes; aiohttp wants larger ones as a file, to write them in pieces
 
 _transports: ContextVar[list[asyncio.Transport]] = ContextVar("taken")
@@ -40,10 +40,10 @@ class HttpClient:
     """The connection pool of one endpoint.
 
     Args:
-        name: the endpoint's, for errors.
-        timeouts: ``connect`` and ``cancel`` in seconds.
-        session: use this one and leave it open at the end; None: an own one.
-        secret: the key, taken out of every error's text.
+        name: the endpoint's name, for errors.
+        timeouts: ``connect`` and ``cancel``, in seconds.
+        session: a session to use and leave open at the end. None: the client makes and closes its own.
+        secret: the key, which is taken out of every error's text.
     """
 
     def __init__(self, name: str, *, timeouts: Timeouts, session: aiohttp.ClientSession | None = None, secret: str | None = None) -> None:
@@ -61,13 +61,14 @@ class HttpClient:
         """Import aiohttp and make the session; idempotent.
 
         Raises:
-            StreamClosed: it was closed.
+            StreamClosed: the client was closed.
         """
         if self._is_closed:
             raise StreamClosed(f"{self._name}: expected an open endpoint, got one that was closed")
         if self._session is not None:
             return
-        # In a thread also where another endpoint has begun it: half a module is in sys.modules, and importing it waits for the other half.
+        # In a thread even if another endpoint has begun the import: sys.modules has half a module then, and importing it here would wait
+        # for the other half.
         await asyncio.to_thread(importlib.import_module, "aiohttp")  # 0.2 s, and it loads the certificate store
         if self._session is None:
             self._session = self._make_session()
@@ -97,12 +98,12 @@ class HttpClient:
     async def request(self, method: str, url: URL, *, headers: Mapping[str, str], body: bytes | None = None) -> aiohttp.ClientResponse:
         """Send a request and wait for the head of the answer.
 
-        A redirect (307, 308) is followed within the same scheme, host and port: never does a key or a prompt go elsewhere.
+        A redirect (307, 308) is followed within the same scheme, host and port, so that no key or prompt goes elsewhere.
 
         Raises:
-            EndpointConnectError: no connection, or it was lost before the head of the answer.
-            EndpointTimeoutError: connecting took too long.
-            EndpointProtocolError: the peer doesn't speak HTTP.
+            EndpointConnectError: there was no connection, or it was lost before the head of the answer.
+            EndpointTimeoutError: connecting took longer than ``timeouts.connect``.
+            EndpointProtocolError: the peer doesn't speak HTTP, or redirects elsewhere or too often.
         """
         session = self._session
         assert session is not None, "start comes before request"
@@ -126,10 +127,11 @@ class HttpClient:
         return target
 
     def warm(self, url: URL) -> None:
-        """Open a connection in the background if none is idle, so that the next request finds one: DNS, TCP and TLS take two or three
-        round trips, and a cancelled answer has cost its connection. Nothing is sent. Failures are left for that request to find.
+        """Open a connection in the background if none is idle, so that the next request finds one.
 
-        Does nothing on the loopback, where connecting is free, and in a session that is not its own.
+        DNS, TCP and TLS take two or three round trips, and a cancelled answer has cost its connection. Nothing is sent. Failures are
+        ignored here: the next request meets them. Does nothing on the loopback, because connecting is free there, and in a session that
+        belongs to the caller.
         """
         if self._warming is None and self._is_owner and not self._is_closed and not is_loopback(url.host or ""):
             self._warming = asyncio.get_running_loop().create_task(self._warm(url), name=f"streamco warm {self._name}")
@@ -154,7 +156,7 @@ class HttpClient:
             task.result()
 
     async def read(self, response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-        """Return the body, or its first ``max_bytes`` bytes; the connection is given back, or closed when there was more.
+        """Return the body, or its first ``max_bytes`` bytes. The connection returns to the pool, or is closed if there was more.
 
         Raises:
             EndpointProtocolError: the body was cut.
@@ -172,10 +174,12 @@ class HttpClient:
             response.close()  # does nothing after the end of the body: the connection is back in the pool
 
     def finish(self, response: aiohttp.ClientResponse) -> asyncio.Future[None] | None:
-        """Give the connection back once the last bytes of a complete answer have come; close it if they don't within ``timeouts.cancel``.
+        """Return the connection to the pool once the last bytes of a complete answer have come.
+
+        If they don't come within ``timeouts.cancel`` seconds, the connection is closed.
 
         Returns:
-            A future that is done when the connection is back in the pool, or None: it is settled already.
+            A future that is done when the connection is back in the pool or closed. None: it is already.
         """
         content = response.content
         if content.is_eof():
@@ -203,19 +207,19 @@ class HttpClient:
         response.close()
 
     async def drop(self, response: aiohttp.ClientResponse) -> None:
-        """Close the connection of an answer that is not wanted any more; returns when it is closed. The closing itself happens at once."""
+        """Close the connection of an answer that is not wanted any more, at once; return when it is closed."""
         connection = response.connection
         transport = connection.transport if connection is not None else None
         response.close()
         if transport is None:
             return
         if transport.get_extra_info("sslcontext") is not None:
-            transport.abort()  # an orderly end of TLS waits for the peer, for up to 30 s
+            transport.abort()  # an orderly end of TLS waits up to 30 s for the peer
         try:
             async with asyncio.timeout(self._timeouts.cancel):
                 while transport.get_write_buffer_size():  # noqa: ASYNC110  a transport has no event for it
                     await asyncio.sleep(_POLL)
-        except TimeoutError:  # the peer doesn't take what is still to be sent
+        except TimeoutError:  # the peer doesn't read what is still to be sent
             transport.abort()
         await asyncio.sleep(0)  # the loop closes the socket in its next turn
 
@@ -233,7 +237,7 @@ class HttpClient:
             await session.close()
 
     def scrub(self, error: EndpointError) -> EndpointError:
-        """Return the same error without the key, which some servers repeat in their answers."""
+        """Return the same error without the key: some servers repeat it in their answers."""
         if self._secret:
             error.args = tuple(arg.replace(self._secret, "***") if isinstance(arg, str) else arg for arg in error.args)
             if isinstance(error, EndpointStatusError):
@@ -251,7 +255,10 @@ class HttpClient:
             raise self.scrub(error) from root_cause(exc)
 
     async def _find_proxy(self, url: URL) -> URL | None:
-        """Return the proxy that the environment names for this host; looked up once, in a thread, because it may read system settings."""
+        """Return the proxy that the environment names for this host.
+
+        It is looked up once for each host, in a thread, because the look-up may read system settings.
+        """
         host = url.host or ""
         if host not in self._proxies:
             self._proxies[host] = None if is_loopback(host) else await asyncio.to_thread(_read_proxy, str(url.origin()))
@@ -260,8 +267,9 @@ class HttpClient:
 
 @contextmanager
 def _abort_on_failure() -> Iterator[None]:
-    """Abort the connections taken inside when it fails or is cancelled. aiohttp only closes them, and a close waits for unsent bytes, for
-    ever when the peer has stopped reading.
+    """Abort the connections that were taken inside the block if it fails or is cancelled.
+
+    aiohttp only closes them, and a close waits for unsent bytes: for ever if the peer has stopped reading.
     """
     taken: list[asyncio.Transport] = []
     token = _transports.set(taken)
@@ -282,8 +290,9 @@ def _record_transport(connection: aiohttp.connector.Connection) -> None:
 
 
 def _report_lost_connection(response: aiohttp.ClientResponse) -> None:
-    """Wake who reads the body when the connection ends without a word of why: where chunk framing is broken, aiohttp closes the connection
-    and leaves its reader waiting.
+    """Fail the body's reader when the connection closes without an error.
+
+    If chunk framing is broken, aiohttp closes the connection and leaves the reader waiting.
     """
     import aiohttp
 

@@ -1,4 +1,4 @@
-"""aiohttp's errors in our words: expected, got, where."""
+"""aiohttp's errors as streamco's own: expected, got, where."""
 
 from __future__ import annotations
 
@@ -11,13 +11,20 @@ __all__ = ["root_cause", "translate"]
 
 
 def root_cause(exc: Exception) -> BaseException:
-    """Return the TLS error inside one of aiohttp's, else the exception itself."""
+    """Return the TLS error inside one of aiohttp's errors, else the exception itself."""
     inner = getattr(exc, "certificate_error", None) or getattr(exc, "os_error", None)
     return inner if isinstance(inner, ssl.SSLError) else exc
 
 
 def translate(exc: Exception, name: str, timeouts: Timeouts, *, partial: str = "") -> EndpointError | None:
-    """Our error for one of aiohttp's, None for any other exception."""
+    """Return streamco's error for one of aiohttp's. None: the exception is another one.
+
+    Args:
+        exc: what aiohttp raised.
+        name: the endpoint's name.
+        timeouts: the limits that were in force.
+        partial: the answer's text so far.
+    """
     import aiohttp
 
     broken = _explain_broken_answer(exc)
@@ -50,7 +57,7 @@ def translate(exc: Exception, name: str, timeouts: Timeouts, *, partial: str = "
 
 
 def _explain_broken_answer(exc: Exception) -> str | None:
-    """Return what is wrong with bytes that should be an HTTP answer; None: the exception is about something else."""
+    """Return what is wrong with bytes that should be an HTTP answer. None: the exception is about something else."""
     import aiohttp
 
     match exc:
@@ -61,6 +68,6 @@ def _explain_broken_answer(exc: Exception) -> str | None:
             return f"expected the rest of the answer, got {got}"
         case aiohttp.ClientResponseError() | aiohttp.http.HttpProcessingError():
             return f"expected an HTTP answer, got {exc.message!r}"
-        case RuntimeError() if exc.args == ("Connection closed.",):  # aiohttp's reader, once framing was broken
+        case RuntimeError() if exc.args == ("Connection closed.",):  # raised by aiohttp's reader after broken framing
             return "expected the rest of the answer, got the connection closed"
     return None

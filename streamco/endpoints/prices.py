@@ -1,7 +1,7 @@
-"""What common models charge, for cost estimates when the caller gives no prices.
+"""Prices of common models, for cost estimates if the caller gives none.
 
-Source: litellm 1.109.1, model_prices_and_context_window_backup.json (MIT licence), November 2026. Prices change: pass ``prices=`` where
-money is decided on them.
+Source: litellm 1.109.1, model_prices_and_context_window_backup.json (MIT licence), November 2026. Prices change: pass ``prices=`` if money
+depends on them.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _PER_MILLION: dict[str, dict[str, tuple[float, float, float | None]]] = {
 
 
 def find_prices(provider: str, model: str) -> TokenPrices:
-    """Prices of exactly this model at this provider, all None where they are not known.
+    """Return the prices of exactly this model at this provider; all None if they are not known.
 
-    Azure is left out: a deployment there may have any name.
+    Azure is left out, because a deployment there may have any name.
     """
     known = _PER_MILLION.get(provider, {}).get(model)
     if known is None:

@@ -1,4 +1,4 @@
-"""What kind of server answers at a URL, told from what it says about itself.
+"""The kind of server that answers at a URL, by what it says about itself.
 
 ``GET /v1/models`` exists everywhere; ``/props`` is llama.cpp's, ``/version`` vLLM's and Ollama's, ``/get_model_info`` SGLang's.
 """
@@ -30,13 +30,13 @@ class ServerInfo(Struct, frozen=True, kw_only=True):
     """What a server says about itself.
 
     Args:
-        kind: a provider's name, "generic" when it can't be told.
-        models: ids of the models it offers.
-        context_tokens: prompt and answer together, of the model asked for; None: it doesn't say.
-        version: as it writes it, "" if it doesn't.
-        vocabulary: fingerprint of its tokens' ids, as ``streamco serve`` tells it, or that of a model here which reads a sample into the
-            same ids; None: not known.
-        vocabulary_size: number of those ids.
+        kind: a provider's name; "generic" if it isn't known.
+        models: ids of the models that the server offers.
+        context_tokens: size of the model's context, prompt and answer together. None: the server doesn't say.
+        version: as the server writes it; "" if it doesn't.
+        vocabulary: fingerprint of the server's token ids. ``streamco serve`` gives it; else it is that of a local model which reads a
+            sample into the same ids. None: not known.
+        vocabulary_size: number of those ids. None: not known.
     """
 
     kind: str
@@ -48,12 +48,12 @@ class ServerInfo(Struct, frozen=True, kw_only=True):
 
 
 def identify(models: Any, facts: Mapping[str, Any], *, model: str) -> ServerInfo:
-    """Read the answers.
+    """Return what a server's answers say about it.
 
     Args:
-        models: the JSON of ``/v1/models``, None if there was none.
+        models: the JSON of ``/v1/models``. None: there was none.
         facts: the JSON of each of ``PROBED_PATHS`` that gave any.
-        model: whose context size is wanted; the only model's where it is not listed.
+        model: the model to report the context size of. If the server doesn't list it, its only model is taken.
     """
     entries = _read_models(models)
     chosen = next((entry for entry in entries if entry.get("id") == model), entries[0] if len(entries) == 1 else {})

@@ -1,7 +1,7 @@
-"""Whether and when a request is tried again: a decision about one error, without doing anything.
+"""Decide whether and when a request is tried again after an error; nothing is done here.
 
-Only failures before the first content come here. After it a retry would show the reader text twice and break tool-call JSON; going on
-with another endpoint is the session's business then.
+Only failures before the first content come here. After it a retry would show the reader text twice and break tool-call JSON. The race
+then continues with another endpoint.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from streamco.errors import EndpointConnectError, EndpointError, EndpointProtoco
 __all__ = ["Backoff", "Retries", "is_transient"]
 
 _TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})
-# A 429 of these kinds lasts until somebody pays (OpenAI error codes guide).
+# A 429 of these kinds lasts until the account is paid (OpenAI error codes guide).
 _LASTING = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
 
 
@@ -24,8 +24,8 @@ def is_transient(error: EndpointError) -> bool:
     """Return True if the same request may succeed a little later.
 
     Yes: no connection, the connect limit, 408, 409, 425, 429, 5xx (529 included), an answer cut before its first content.
-    No: other 4xx, a used-up quota, a certificate that is not trusted, a server that was silent for the whole first-token limit (waiting
-    as long again helps nobody).
+    No: other 4xx, a used-up quota, a certificate that is not trusted, a server that was silent for the whole first-token limit, because
+    waiting as long again helps no reader.
     """
     match error:
         case EndpointStatusError(status=status, body=body):
@@ -44,8 +44,8 @@ class Retries:
     """The retries of one request.
 
     Args:
-        policy: how many, how long.
-        rng: the source of the jitter.
+        policy: number of retries, and their waits.
+        rng: draws the jitter.
     """
 
     __slots__ = ("_policy", "_retries", "_rng")
@@ -56,14 +56,15 @@ class Retries:
         self._retries = 0
 
     def forbid(self) -> None:
-        """No further retry: the server said that it would be of no use."""
+        """Allow no further retry, because the server said that it would fail again."""
         self._retries = self._policy.attempts
 
     def next_wait(self, error: EndpointError) -> float | None:
-        """Seconds to wait before the next try after this transient error; None: give up.
+        """Return the seconds to wait before the next try after this transient error. None: give up.
 
-        The server's own wish is kept to; one beyond ``longest_wait`` means giving up now rather than calling too early. Without one it is
-        exponential backoff with full jitter: uniform in [0, backoff * 2^n] (M. Brooker, AWS Architecture Blog, 2015).
+        The server's own ``retry_after`` is followed. If it is longer than ``longest_wait``, the request fails now, because an earlier try
+        would fail too. Without it, the wait is exponential backoff with full jitter: uniform in [0, backoff * 2^n] (M. Brooker, AWS
+        Architecture Blog, 2015).
         """
         policy = self._policy
         if self._retries >= policy.attempts:
@@ -76,15 +77,16 @@ class Retries:
         return self._rng.uniform(0.0, ceiling) if retry_after is None else retry_after
 
 
-_MAX_RETRY_AFTER = 60.0  # seconds; a server that asks for more is asked sooner
+_MAX_RETRY_AFTER = 60.0  # seconds; a server that asks for a longer wait is tried after this one
 
 
 class Backoff:
-    """Seconds to wait before the next try: exponential, with full jitter; the first comes at once.
+    """Waits between tries to connect: exponential, with full jitter; the first try comes at once.
 
     Args:
-        first, longest: seconds; ceilings of the second wait and of any.
-        rng: dice.
+        first: ceiling of the second wait, in seconds.
+        max_wait: ceiling of every wait, in seconds.
+        rng: draws the jitter.
     """
 
     def __init__(self, first: float, max_wait: float, rng: Random) -> None:
@@ -94,7 +96,11 @@ class Backoff:
         self._tries = 0
 
     def next_wait(self, retry_after: float | None = None) -> float:
-        """Return the wait; what the server wishes goes first, up to a minute."""
+        """Return the seconds to wait before the next try.
+
+        Args:
+            retry_after: seconds that the server asked for, followed up to a minute. None: it asked for nothing.
+        """
         self._tries += 1
         if retry_after is not None:
             return min(retry_after, _MAX_RETRY_AFTER)

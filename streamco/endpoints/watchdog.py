@@ -1,10 +1,10 @@
 """Limits on waiting, by phase, with one loop timer a stream.
 
-A limit is a moving deadline. Re-arming a timer for each network read (or wrapping each read in ``asyncio.timeout``) costs more than
-reading; here a read moves two numbers, and the one timer, when it fires, looks whether its deadline has moved and arms itself anew.
+A limit is a moving deadline. To arm a timer again for each network read, or to wrap each read in ``asyncio.timeout``, costs more than
+reading. So a read moves two numbers here. When the one timer fires, it checks whether its deadline has moved, and arms itself again.
 
-Only waiting counts: the clock stands still while nobody awaits the stream, so a slow reader is never mistaken for a stalled server.
-Content alone feeds the token limits; keep-alive comments, role deltas and empty chunks feed only the socket limit, because servers send
+Only waiting counts: the clock stands still while no task awaits the stream, so a slow reader is never mistaken for a stalled server.
+Only content feeds the token limits. Keep-alive comments, role deltas and empty chunks feed the socket limit alone, because servers send
 those for minutes while nothing happens (DeepSeek, OpenRouter).
 """
 
@@ -22,11 +22,11 @@ __all__ = ["Watchdog"]
 
 
 class Watchdog:
-    """Watches one stream.
+    """Limits the waits of one stream, which owns it.
 
     Args:
-        loop: whose clock and timers are used.
-        timeouts: ``first_token``, ``next_token`` and ``socket`` in seconds; ``connect`` and ``cancel`` are not its business.
+        loop: its clock and timers are used.
+        timeouts: ``first_token``, ``next_token`` and ``socket``, in seconds; ``connect`` and ``cancel`` are limited elsewhere.
         on_expired: called once with the error when a limit is over; it must make the waiting end.
     """
 
@@ -58,7 +58,7 @@ class Watchdog:
         self.restart()
 
     def restart(self) -> None:
-        """A new attempt begins: everything counts from now, towards the first token."""
+        """Begin a new try: all limits count from now, towards the first token."""
         now = self._loop.time()
         first = self._timeouts.first_token
         self._content_limit = inf if first is None else first
@@ -71,11 +71,11 @@ class Watchdog:
             self._paused_at = now
 
     def suspend(self) -> None:
-        """Nothing is expected of the server until ``restart`` (the wait before a retry)."""
+        """Expect nothing of the server until ``restart`` (the wait before a retry)."""
         self._is_suspended = True
 
     def resume(self) -> None:
-        """Somebody begins to wait."""
+        """Let the clock run: a task begins to wait."""
         paused_at = self._paused_at
         if paused_at is not None:
             idle = self._loop.time() - paused_at
@@ -85,11 +85,15 @@ class Watchdog:
         self._watch()
 
     def pause(self) -> None:
-        """Nobody waits any more."""
+        """Stop the clock: no task waits any more."""
         self._paused_at = self._loop.time()
 
     def feed(self, *, has_content: bool) -> None:
-        """Bytes arrived; call it between ``pause`` and ``resume``."""
+        """Record that bytes arrived; must be called between ``pause`` and ``resume``.
+
+        Args:
+            has_content: the bytes held tokens of the answer.
+        """
         now = self._paused_at
         assert now is not None, "feed comes after pause"
         self._bytes_since = now
@@ -99,12 +103,12 @@ class Watchdog:
             self._phase = "next_token"
 
     def expect_end(self, limit: float) -> None:
-        """The answer is complete but for its formal end: wait for that so many seconds at most."""
+        """Wait at most ``limit`` seconds for the formal end of an answer that is complete otherwise."""
         self._content_since = self._loop.time() if self._paused_at is None else self._paused_at
         self._content_limit = min(self._content_limit, limit)
 
     def stop(self) -> None:
-        """Watch no more; idempotent."""
+        """Stop watching; idempotent."""
         self._is_suspended = True
         if self._handle is not None:
             self._handle.cancel()
@@ -130,7 +134,7 @@ class Watchdog:
     def _check(self) -> None:
         self._handle = None
         if self._paused_at is not None:
-            return  # the next resume arms the timer anew
+            return  # the next resume arms the timer again
         deadline = self._deadline()
         if self._loop.time() < deadline:
             self._arm(deadline)
