@@ -1,4 +1,4 @@
-"""An endpoint that plays a script: for tests of applications and of the machines."""
+"""An endpoint that plays a script, for tests of applications and of the core machines."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from streamco.partial import Partial
 __all__ = ["ScriptItem", "ScriptedEndpoint", "ScriptedStream", "text_chunk"]
 
 ScriptItem = str | ChatCompletionChunk | EndpointError | None
-"""Text of one token, a whole chunk, an error to raise, or None: silence until cancelled."""
+"""One item of a script: text of one token, a whole chunk, an error to raise, or None: silence until cancelled."""
 
 
 def text_chunk(text: str, *, finish_reason: str | None = None, ids: list[int] | None = None) -> ChatCompletionChunk:
-    """Return a chunk with this content."""
+    """Return a chunk with this text as its content."""
     delta = ChoiceDelta(content=text) if text else ChoiceDelta()
     return ChatCompletionChunk(
         id="chatcmpl-scripted", model="scripted", choices=[ChunkChoice(delta=delta, finish_reason=finish_reason, token_ids=ids)]
@@ -26,7 +26,7 @@ def text_chunk(text: str, *, finish_reason: str | None = None, ids: list[int] | 
 
 
 class ScriptedStream:
-    """One run of a script; times are measured from its opening, so a slow reader gets what is overdue at once."""
+    """One run of a script. Times count from its opening, so a slow reader gets overdue items at once."""
 
     def __init__(self, endpoint: ScriptedEndpoint, request: Request) -> None:
         self.request = request
@@ -45,7 +45,7 @@ class ScriptedStream:
         self._stop = loop.create_future()
 
     async def receive(self) -> TokensReceived | StreamEnded:
-        """Return the next scripted item, when its time has come."""
+        """Wait for the time of the next scripted item, and return it."""
         if self.request.prefill_only:
             return await self._prepare()
         script = self._endpoint.script
@@ -87,7 +87,7 @@ class ScriptedStream:
         return StreamEnded(endpoint.name, "length" if made else None, usage)
 
     async def cancel(self) -> None:
-        """Stop; a waiting ``receive`` raises."""
+        """Stop the stream; a waiting ``receive`` raises."""
         self.is_cancelled = True
         if not self._stop.done():
             self._stop.set_result(None)
@@ -109,34 +109,37 @@ class ScriptedStream:
 
 
 def _copy(error: EndpointError, partial: str) -> EndpointError:
-    """Streams of one script fail each with an error of its own, as real ones do."""
+    """Copy an error, because each stream of one script fails with an error object of its own, as real streams do."""
     copy = type(error).__new__(type(error), *error.args)
     copy.__dict__.update(error.__dict__, partial=partial)
     return copy
 
 
 class ScriptedEndpoint:
-    """Answers every request with the same script; one that goes on with an answer of n tokens gets the script from its item n on.
+    """An endpoint that answers every request with the same script.
 
-    A request with ``prefill_only`` gets what ``capabilities.pre_copy`` says: an end with the usage, before it a token where that is "warm".
+    A request that continues an answer of n tokens gets the script from its item n on. A request with ``prefill_only`` gets an end with the
+    usage; if ``capabilities.pre_copy`` is "warm", a token comes before it.
 
     Args:
-        name: what reports call it.
-        script: (seconds after opening, item) in order; the stream ends properly after the last.
-        kind: which side it plays.
-        cancel_takes: seconds a cancel needs.
-        ends_after: seconds after opening before the end; None with an empty script: never.
-        tokens: prompt length that ``count_tokens`` reports.
-        usage: sent with the end.
-        start_error: raised by ``start``.
-        prepare_takes: seconds a request with ``prefill_only`` takes.
-        prefill_s: further seconds for each token of the prompt and the answer's beginning that no request with ``prefill_only`` has read
-            before; a request that goes on with an answer takes them too.
-        prepare_error: raised in place of the end of a request with ``prefill_only``.
+        name: the endpoint's name in reports.
+        script: (seconds after opening, item) in order; after the last item the stream ends properly.
+        kind: the side that it plays.
+        cancel_takes: seconds that a cancel needs.
+        ends_after: seconds from opening to the end. None: right after the last item, or never if the script is empty.
+        tokens: prompt length that ``count_tokens`` reports; None: unknown.
+        usage: token counts that are sent with the end; None: none.
+        prices: prices of its tokens; None: free.
+        capabilities: its capabilities; None: the defaults.
+        start_error: error that ``start`` raises; None: it succeeds.
+        prepare_takes: seconds that a request with ``prefill_only`` takes.
+        prefill_s: further seconds for each token of the prompt and the answer's beginning, if no request with ``prefill_only`` has read it
+            before. A request that continues an answer takes them too.
+        prepare_error: error in place of the end of a request with ``prefill_only``; None: it succeeds.
 
     Attributes:
-        streams: every stream that was opened.
-        active: streams that hold their connection or sequence.
+        streams: all streams that were opened.
+        active: number of streams that hold their connection or sequence.
         prepared: the beginnings that requests with ``prefill_only`` have read to the end, in order; None: the prompt alone.
     """
 
@@ -177,12 +180,12 @@ class ScriptedEndpoint:
         self._start_error = start_error
 
     async def start(self) -> None:
-        """Ready at once, or the scripted error."""
+        """Return at once, or raise the scripted error."""
         if self._start_error is not None:
             raise self._start_error
 
     def open(self, request: Request) -> ScriptedStream:
-        """Begin the script."""
+        """Begin the script for a request."""
         stream = ScriptedStream(self, request)
         self.streams.append(stream)
         self.active += 1
@@ -193,17 +196,17 @@ class ScriptedEndpoint:
         return self._tokens
 
     def count_prompt(self, request: Request) -> int:
-        """Tokens of the prompt (``tokens``) and the answer's beginning."""
+        """Return the number of tokens of the prompt (``tokens``) and the answer's beginning."""
         return (self._tokens or 0) + (request.partial.tokens if request.partial is not None else 0)
 
     def count_kept(self, request: Request) -> int:
-        """Return how many of them were read by requests with ``prefill_only``."""
+        """Return the number of those tokens that requests with ``prefill_only`` have read."""
         return min(self._kept, self.count_prompt(request))
 
     def keep(self, request: Request) -> None:
-        """The prompt and the beginning of this request were read."""
+        """Record that the prompt and the answer's beginning of this request were read."""
         self._kept = max(self._kept, self.count_prompt(request))
 
     async def aclose(self) -> None:
-        """Nothing to release."""
+        """Mark the endpoint as closed; there is nothing to release."""
         self.is_closed = True

@@ -1,4 +1,4 @@
-"""A scripted engine: what a model would say, when it would say it, without a model."""
+"""A scripted engine: it writes a given text at given times, without a model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Script = str | Sequence[str] | Callable[[GenerationRequest], Sequence[str]]
 
 
 class FakeVocabulary:
-    """Words with the space before them are tokens; ids are given in the order in which words are first seen. Thread-safe."""
+    """A vocabulary of words, each with the space before it. Ids count up in the order in which words are first seen. Thread-safe."""
 
     def __init__(self, name: str = "words", size: int = 1 << 16) -> None:
         self.name = name
@@ -42,15 +42,19 @@ class FakeVocabulary:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for vocabularies of one name and size."""
+        """The fingerprint; equal for vocabularies of one name and size."""
         return f"{self.size}:{hashlib.sha256(self.name.encode()).hexdigest()[:16]}"
 
     def encode(self, text: str) -> list[int]:
-        """Token ids; ``decode`` gives the text back exactly."""
+        """Return the token ids of a text; ``decode`` restores it exactly."""
         return [self.id_of(word) for word in re.findall(r"\s*\S+|\s+$", text)]
 
     def id_of(self, word: str) -> int:
-        """Return the id of one token's text, new or known."""
+        """Return the id of one token's text; a new text gets the next id.
+
+        Raises:
+            EngineError: the vocabulary is full.
+        """
         with self._lock:
             known = self._ids.get(word)
             if known is None:
@@ -64,7 +68,7 @@ class FakeVocabulary:
         """Return the text of token ids.
 
         Raises:
-            EngineError: an id that no word has.
+            EngineError: an id has no word.
         """
         unknown = [token for token in ids if not 0 <= token < len(self._words)]
         if unknown:
@@ -76,26 +80,29 @@ WORDS = FakeVocabulary()
 
 
 class FakeEngine:
-    """Implements ``HoldingEngine``. Every request is answered with the script, one piece a token.
+    """An engine that answers every request with a script, one piece a token. Implements ``HoldingEngine``.
 
-    Held sequences are predicted by ``successor``; without one, the script comes behind whatever isn't its beginning, then ``end_id``.
+    ``successor`` predicts the tokens of held sequences. Without it, a held sequence continues the script from the longest beginning of the
+    script that its ids end with; ``end_id`` follows the script.
 
-    Prompts of requests with ``prefill_only`` are kept for ever: those that begin like one need less time, and their timings say so.
+    Prompts of requests with ``prefill_only`` are kept for ever. Prompts that begin like one of them need less time, and their timings
+    show that.
 
     Args:
-        script: a text (split into words), the pieces themselves, or a function that makes the pieces from the request.
-        mode: ``instant``: all of it is there when ``submit`` returns; ``thread``: a thread writes it in time; ``manual``: it comes when the
-            test calls ``step``.
+        script: a text (split into words), the pieces themselves, or a function from the request to the pieces.
+        mode: ``instant``: all pieces are ready when ``submit`` returns; ``thread``: a thread writes them in time; ``manual``: they come
+            when the test calls ``step``.
         prefill_s: seconds per prompt token before the first piece (thread).
         token_s: seconds before each further piece (thread).
-        ring_tokens: pieces buffered before the generation is parked.
-        fail_after: end with an error after this many pieces; None: don't.
-        context_tokens: longer prompts are refused.
-        vocabulary: engines with the same one understand each other's ids; None: one that all share.
-        successor: what may follow ids, with probabilities; ``FakeDistribution`` makes pairs of models.
-        held_sequences: held sequences with memory at once.
-        step_time: seconds of a batch of held sequences, from the number of those that write and the tokens that are read, in place of
+        ring_tokens: number of pieces buffered before the generation is parked.
+        fail_after: end with an error after this many pieces; None: never.
+        context_tokens: longest prompt, in tokens.
+        vocabulary: engines with the same vocabulary understand each other's ids. None: one that all engines share.
+        successor: the model of held sequences, from ids to the probabilities of the next id; ``FakeDistribution`` makes pairs of models.
+        held_sequences: number of held sequences with memory at once.
+        step_time: seconds of a batch of held sequences, from the number of sequences that write and of tokens that are read; in place of
             ``prefill_s`` and ``token_s`` (thread).
+        name: name of the model.
     """
 
     def __init__(
@@ -135,8 +142,8 @@ class FakeEngine:
         self.sequences = FakeSequenceEngine(
             successor or self._follow,
             vocabulary_size=self.vocabulary.size,
-            places=held_sequences,
-            context=context_tokens,
+            max_sequences=held_sequences,
+            context_tokens=context_tokens,
             mode=mode,
             prefill_s=prefill_s,
             token_s=token_s,
@@ -158,7 +165,7 @@ class FakeEngine:
         )
 
     def tokenize(self, text: str, *, special: bool = False, bos: bool = False) -> list[int]:
-        """Words; there are no special tokens."""
+        """Return the ids of the text's words; there are no special tokens."""
         return self.vocabulary.encode(text)
 
     def detokenize(self, ids: Sequence[int]) -> bytes:
@@ -166,24 +173,24 @@ class FakeEngine:
         return self.vocabulary.decode([token for token in ids if token != self.end_id]).encode()
 
     def apply_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """``role: content`` lines."""
+        """Return the messages as ``role: content`` lines."""
         lines = [f"{message['role']}: {_text(message.get('content'))}\n" for message in messages]
         return "".join(lines) + ("assistant:" if add_generation_prompt else "")
 
     def submit(self, request: GenerationRequest, wake: Callable[[], None]) -> Generation:
-        """Begin to answer with the script.
+        """Begin to answer a request with the script.
 
         Raises:
-            EngineError: closed, an empty prompt, or one that does not fit the context.
+            EngineError: the engine is closed, or the prompt is empty or doesn't fit the context.
         """
         if self.is_closed:
             raise EngineError("engine: expected an open engine, got a closed one")
         if not request.prompt_ids:
             raise EngineError("prompt: expected at least one token, got none")
         limit = self.info.context_tokens
-        most = limit if request.prefill_only else limit - 1
-        if len(request.prompt_ids) > most:
-            raise EngineError(f"prompt: expected at most {most} tokens (the context is {limit}), got {len(request.prompt_ids)}")
+        max_tokens = limit if request.prefill_only else limit - 1
+        if len(request.prompt_ids) > max_tokens:
+            raise EngineError(f"prompt: expected at most {max_tokens} tokens (the context is {limit}), got {len(request.prompt_ids)}")
         generation = FakeGeneration(self, request, self._pieces(request), wake)
         self.requests.append(request)
         self.generations.append(generation)
@@ -191,7 +198,7 @@ class FakeEngine:
         return generation
 
     def together(self) -> AbstractContextManager[None]:
-        """What is asked inside is taken in at once."""
+        """Return a context manager; tasks that are submitted inside it begin together."""
         return self.sequences.together()
 
     def hold(self, label: object = None) -> HeldSequence:
@@ -208,7 +215,7 @@ class FakeEngine:
         return {script[found] if found < len(script) else self.end_id: 1.0}
 
     def count_kept(self, ids: Sequence[int]) -> int:
-        """Return how many tokens at the beginning of a prompt are kept; never its last one, whose successor is asked for."""
+        """Return how many tokens at the beginning of a prompt are kept. The last one never counts: its successor must be computed."""
         return min(max((common_prefix_length(kept, list(ids)) for kept in self.kept), default=0), len(ids) - 1)
 
     def _pieces(self, request: GenerationRequest) -> list[str]:
@@ -218,7 +225,7 @@ class FakeEngine:
         return re.findall(r"\s*\S+|\s+$", script) if isinstance(script, str) else list(script)
 
     def step(self, count: int = 1) -> None:
-        """Let every running generation write this many further pieces, and held sequences do as many batches (manual)."""
+        """Let every running generation write ``count`` more pieces, and run as many batches of held sequences (manual)."""
         for generation in list(self.generations):
             generation.write(count)
         for _ in range(count):
@@ -234,7 +241,7 @@ class FakeEngine:
 
 
 class FakeGeneration:
-    """Implements ``Generation``; made by ``FakeEngine.submit``."""
+    """One answer of a ``FakeEngine``. Implements ``Generation``."""
 
     def __init__(self, engine: FakeEngine, request: GenerationRequest, pieces: list[str], wake: Callable[[], None]) -> None:
         self.request = request
@@ -243,7 +250,7 @@ class FakeGeneration:
         self._wake = wake
         self._changed = threading.Condition()
         self._ready: list[TextPiece] = []
-        self._is_awaited = True  # the consumer has taken everything: the next piece wakes it
+        self._is_awaited = True  # the consumer has taken every piece, so the next one wakes it
         self._end: GenerationEnd | None = None
         self._is_cancelled = False
         self._made = 0
@@ -252,11 +259,11 @@ class FakeGeneration:
 
     @property
     def is_cancelled(self) -> bool:
-        """True if the consumer asked it to stop."""
+        """True after the consumer has cancelled it."""
         return self._is_cancelled
 
     def begin(self, mode: Mode) -> None:
-        """Start to write."""
+        """Start to write pieces."""
         if mode == "thread":
             self._thread = threading.Thread(target=self._run, name="streamco-fake", daemon=True)
             self._thread.start()
@@ -264,14 +271,14 @@ class FakeGeneration:
             self.write(len(self._script) + 1)
 
     def take(self) -> tuple[list[TextPiece], GenerationEnd | None]:
-        """Return all pieces since the last call and, with the last of them, the end."""
+        """Return all pieces since the last call, and with the last of them the end."""
         with self._changed:
             pieces, self._ready = self._ready, []
             self._is_awaited = True
             self._changed.notify_all()
             end = self._end
         if end is None and self._engine.mode == "instant" and pieces:
-            self.write(len(self._script) + 1)  # it was parked
+            self.write(len(self._script) + 1)  # it may have been parked
         return pieces, end
 
     def cancel(self) -> None:
@@ -288,7 +295,7 @@ class FakeGeneration:
             self._thread.join()
 
     def write(self, count: int) -> None:
-        """Write up to ``count`` pieces (as many as there is room for); what comes after the last one is the end."""
+        """Write up to ``count`` pieces, as many as fit the buffer. The end comes after the last one."""
         wakes = False
         with self._changed:
             for _ in range(count):
@@ -305,7 +312,7 @@ class FakeGeneration:
         if reason is not None:
             if reason == "length" and self.request.prefill_only:
                 self._engine.kept.append(list(self.request.prompt_ids))
-            error = EngineError(f"engine: failed after {self._made} tokens, as it was told to") if reason == "error" else None
+            error = EngineError(f"engine: failed after {self._made} tokens, as scripted") if reason == "error" else None
             self._end = GenerationEnd(reason, self._timings(), error)
             return
         text = self._script[self._made]

@@ -1,7 +1,7 @@
-"""A TCP proxy that misbehaves as told: it delays, splits, stalls, cuts inside an event, resets, or answers by itself.
+"""A TCP proxy with scripted faults: it delays, splits, stalls, cuts inside an event, resets, or answers by itself.
 
-It sits between a client and a server of a test on the loopback. What it does is data (``Faults``), read anew for each connection; live
-connections can also be stalled, cut or reset by hand.
+It runs between a test's client and server on the loopback. Its faults are data (``Faults``), read for each connection. A test can also
+stall, cut or reset live connections directly.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ class FaultProxy(Listener):
 
     Args:
         port: the server's port on 127.0.0.1.
-        faults: for each new connection, or a function that is asked for each one (``FaultPlan``); assign ``faults`` to change it.
+        faults: the faults of each new connection, or a function that is called for each one (``FaultPlan``). Assign to the attribute
+            ``faults`` to change them for later connections.
 
     Attributes:
-        connections_total: connections ever accepted.
+        connections_total: connections accepted so far.
         connections_open: connections that are open now.
     """
 
@@ -40,7 +41,7 @@ class FaultProxy(Listener):
 
     @property
     def url(self) -> str:
-        """The base URL of an OpenAI API behind the proxy, ending in ``/v1``."""
+        """The base URL of the server's OpenAI API through the proxy, ending in ``/v1``."""
         return f"http://127.0.0.1:{self.port}/v1"
 
     @property
@@ -49,12 +50,12 @@ class FaultProxy(Listener):
         return len(self._relays)
 
     def stall(self) -> None:
-        """Pass on nothing more on any open connection until ``resume``."""
+        """Stop passing bytes on all open connections, until ``resume``."""
         for relay in self._relays:
             relay.passing.clear()
 
     def resume(self) -> None:
-        """Undo ``stall``."""
+        """Pass bytes again after ``stall``."""
         for relay in self._relays:
             relay.passing.set()
 
@@ -93,7 +94,7 @@ class FaultProxy(Listener):
 
 @contextlib.asynccontextmanager
 async def _target(port: int, faults: Faults) -> AsyncIterator[int]:
-    """The port to pass bytes on to: the server's, or that of one that gives the proxy's own answer."""
+    """Give the port to pass bytes on to: the server's, or that of a scripted server with the proxy's own answer."""
     if faults.answer is None:
         yield port
         return
@@ -106,7 +107,7 @@ class _Relay:
 
     def __init__(self, faults: Faults, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        assert task is not None, "a relay is made inside its connection's task"
+        assert task is not None, "a relay runs inside its connection's task"
         self.task = task
         self.client = writer
         self.passing = asyncio.Event()
@@ -121,13 +122,13 @@ class _Relay:
         self.client.transport.abort()
 
     async def run(self, port: int) -> None:
-        """Pass bytes both ways until one side ends, then drop both."""
+        """Pass bytes both ways until one side ends, then close both."""
         if self._faults.refuse:
             self.reset()
             return
         try:
             server_reader, server = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:  # the server is gone: so is the connection
+        except OSError:  # the server is gone, so the connection ends
             self.reset()
             return
         pipes = [asyncio.create_task(self._pump(self._reader, server, None)), asyncio.create_task(self._downstream(server_reader))]
@@ -164,8 +165,8 @@ class _Relay:
         passed = 0
         with contextlib.suppress(ConnectionError):
             while limit is None or passed < limit:
-                most = 65536 if limit is None else limit - passed
-                data = await reader.read(min(most, self._faults.piece_bytes or 65536))
+                max_bytes = 65536 if limit is None else limit - passed
+                data = await reader.read(min(max_bytes, self._faults.piece_bytes or 65536))
                 if not data:
                     return False
                 await self._pass(writer, data)
@@ -184,30 +185,30 @@ class _Relay:
             await writer.drain()
 
     async def _relay_responses(self, reader: asyncio.StreamReader, body_fault: BodyFault) -> None:
-        """Pass answers on, framed anew, until the strike ends it or the server does."""
-        answers = ResponseReader()
-        place = BodyPositionFinder(body_fault.events, body_fault.offset, in_character=body_fault.in_character)
-        spared, is_swallowing, is_over = body_fault.answers, False, False
+        """Pass responses on, with framing of their own, until the fault or the server ends the connection."""
+        responses = ResponseReader()
+        finder = BodyPositionFinder(body_fault.events, body_fault.offset, in_character=body_fault.in_character)
+        untouched, is_dropping, is_over = body_fault.answers, False, False
         while data := await reader.read(65536):
-            for part, piece in answers.feed(data):
-                at = place.find(piece) if part == "body" and not spared and not is_over else None
-                if at is not None:
+            for part, piece in responses.feed(data):
+                position = finder.find(piece) if part == "body" and not untouched and not is_over else None
+                if position is not None:
                     is_over = True
-                    if not await self._apply(body_fault, piece, at, is_chunked=answers.is_chunked):
+                    if not await self._apply(body_fault, piece, position, is_chunked=responses.is_chunked):
                         return
-                    is_swallowing = body_fault.kind == "end"
+                    is_dropping = body_fault.kind == "end"
                 elif part == "head":
                     await self._pass(self.client, piece)
-                elif part == "body" and not is_swallowing:
-                    await self._pass(self.client, _framed(piece, is_chunked=answers.is_chunked))
+                elif part == "body" and not is_dropping:
+                    await self._pass(self.client, _framed(piece, is_chunked=responses.is_chunked))
                 elif part == "end":
-                    if answers.is_chunked and not is_swallowing:
+                    if responses.is_chunked and not is_dropping:
                         await self._pass(self.client, b"0\r\n\r\n")
-                    spared, is_swallowing = max(0, spared - 1), False
+                    untouched, is_dropping = max(0, untouched - 1), False
 
-    async def _apply(self, body_fault: BodyFault, piece: bytes, at: int, *, is_chunked: bool) -> bool:
-        """Do it behind so many bytes of a piece of the body; False: the connection is at its end."""
-        before, rest = piece[:at], piece[at:]
+    async def _apply(self, body_fault: BodyFault, piece: bytes, position: int, *, is_chunked: bool) -> bool:
+        """Apply the fault at this position of a piece of the body; return False if it ends the connection."""
+        before, rest = piece[:position], piece[position:]
         if body_fault.kind in {"pause", "end"} or not rest:
             await self._pass(self.client, _framed(before, is_chunked=is_chunked))
         elif before or body_fault.kind != "garbage":
@@ -230,5 +231,5 @@ class _Relay:
 
 
 def _framed(piece: bytes, *, is_chunked: bool) -> bytes:
-    """Return a piece of a body as it is sent; nothing stays nothing: an empty chunk would be the end."""
+    """Return a piece of a body with its framing. An empty piece stays empty, because an empty chunk ends the body."""
     return b"%x\r\n%b\r\n" % (len(piece), piece) if is_chunked and piece else piece

@@ -1,4 +1,4 @@
-"""What a ``FaultProxy`` does to its connections, as data; and plans that draw it at random, the same for the same seed."""
+"""Faults of a ``FaultProxy`` as data, and plans that draw them at random from a seed."""
 
 from __future__ import annotations
 
@@ -15,17 +15,22 @@ __all__ = ["FAULT_KINDS", "FaultPlan", "Faults", "BodyFault", "draw_faults"]
 
 
 class BodyFault(Struct, frozen=True, kw_only=True):
-    """A fault in the middle of an HTTP answer's body. Headers and chunk framing don't count for its place.
+    """A fault in the middle of a response's body. Its position counts bytes of the body, without headers and chunk framing.
 
     Args:
-        kind: what happens, after ``data`` was sent as part of the body. ``cut``: the connection is closed (FIN), inside a chunk if the
-            place is inside one; ``reset``: RST; ``stall``: nothing more comes and the connection stays open; ``pause``: nothing comes for
-            ``seconds``, then the rest; ``end``: the body ends as HTTP wants it and the server's rest is swallowed; ``garbage``: ``data``
-            takes the place of framing and body, then FIN.
-        events: server-sent events that pass whole before it.
-        offset: further bytes of the body that pass.
-        in_character: further on, up to the middle of the next character of several bytes.
-        answers: answers on the same connection that pass untouched before.
+        kind: what happens, after ``data`` was sent as part of the body:
+            ``cut``: the connection is closed (FIN), inside a chunk if the position is inside one;
+            ``reset``: the connection is reset (RST);
+            ``stall``: nothing more comes, and the connection stays open;
+            ``pause``: nothing comes for ``seconds``, then the rest comes;
+            ``end``: the body ends as HTTP requires, and the rest of the server's body is dropped;
+            ``garbage``: ``data`` is sent in place of framing and body, then FIN.
+        events: number of whole server-sent events that pass before the fault.
+        offset: number of further bytes of the body that pass.
+        in_character: move on, to the middle of the next character of several bytes.
+        answers: number of responses on the same connection that pass untouched before.
+        seconds: length of a pause.
+        data: bytes that are sent at the position.
     """
 
     kind: Literal["cut", "reset", "stall", "pause", "end", "garbage"]
@@ -38,17 +43,17 @@ class BodyFault(Struct, frozen=True, kw_only=True):
 
 
 class Faults(Struct, frozen=True, kw_only=True):
-    """What happens to each connection's downstream (server to client); None and 0 mean it does not.
+    """The faults of a connection. Downstream is from the server to the client. None, 0 and False mean no such fault.
 
     Args:
-        delay: seconds each piece is held, both directions; order is kept.
-        piece_bytes: pass on at most so many bytes in one write, with a turn of the event loop between two writes.
-        cut_after: close (FIN) after so many downstream bytes.
-        reset_after: reset (RST) after so many downstream bytes.
-        stall_after: pass on nothing more after so many downstream bytes, and keep the connection open.
+        delay: seconds that each piece is held, in both directions; order is kept.
+        piece_bytes: pass on at most this number of bytes in one write, with an iteration of the event loop between two writes.
+        cut_after: close (FIN) after this number of downstream bytes.
+        reset_after: reset (RST) after this number of downstream bytes.
+        stall_after: pass on nothing more after this number of downstream bytes, and keep the connection open.
         refuse: reset new connections as soon as they arrive.
-        strike: a fault inside the body of an HTTP answer.
-        answer: the proxy answers every request by itself with this, and the server is not asked.
+        body_fault: a fault inside the body of a response.
+        answer: answer every request with this response; the server gets no request.
     """
 
     delay: float = 0.0
@@ -61,12 +66,13 @@ class Faults(Struct, frozen=True, kw_only=True):
     answer: ScriptedResponse | None = None
 
     def limit(self) -> int | None:
-        """Downstream bytes that still pass."""
-        return min((at for at in (self.cut_after, self.reset_after, self.stall_after) if at is not None), default=None)
+        """Return the number of downstream bytes that pass; None if there is no limit."""
+        limits = (self.cut_after, self.reset_after, self.stall_after)
+        return min((limit for limit in limits if limit is not None), default=None)
 
 
 class _FaultDraws:
-    """What the makers of faults draw from."""
+    """Random draws for the functions that make faults."""
 
     def __init__(self, rng: random.Random, events: int, seconds: float) -> None:
         self.rng = rng
@@ -77,18 +83,18 @@ class _FaultDraws:
         return self.rng.randrange(self.events)
 
     def offset(self) -> int:
-        """Inside an event: the shortest of OpenAI's chunks are twice as long."""
+        """Draw a position inside an event; the shortest of OpenAI's chunks are twice as long."""
         return self.rng.randrange(1, 80)
 
     def maybe_offset(self) -> int:
         return self.rng.choice([0, self.offset()])
 
     def noise(self) -> bytes:
-        """Without a line's end: it can't pass for framing."""
+        """Draw bytes without an end of line, so that they can't pass for framing."""
         return self.rng.randbytes(200).replace(b"\n", b"")
 
     def few_bytes(self) -> int:
-        """Inside a head."""
+        """Draw a number of bytes that ends inside a head."""
         return self.rng.randrange(60)
 
 
@@ -143,17 +149,17 @@ _MAKERS: dict[str, Callable[[_FaultDraws], Faults]] = {
 }
 
 FAULT_KINDS: tuple[str, ...] = tuple(_MAKERS)
-"""What ``draw_faults`` can draw, by name."""
+"""The names of all kinds that ``draw_faults`` knows."""
 
 
 def draw_faults(kind: str, rng: random.Random, *, events: int = 20, seconds: float = 0.1) -> Faults:
-    """Faults of this kind, their places and times at random.
+    """Draw faults of this kind, with random positions and times.
 
     Args:
         kind: one of ``FAULT_KINDS``.
-        rng: the dice.
-        events: they strike behind fewer events than this.
-        seconds: the longest pause.
+        rng: the random source.
+        events: fewer events than this pass before the fault.
+        seconds: length of the longest pause.
 
     Raises:
         ConfigError: there is no such kind.
@@ -164,17 +170,17 @@ def draw_faults(kind: str, rng: random.Random, *, events: int = 20, seconds: flo
 
 
 class FaultPlan:
-    """Random faults, one draw a connection; give it to ``FaultProxy`` as its ``faults``. Print it when a test fails: it says all.
+    """Random faults, one draw for each connection; pass it to ``FaultProxy`` as ``faults``. Its repr shows the seed and all draws.
 
     Args:
         seed: the same seed draws the same faults in the same order.
-        kinds: those of ``FAULT_KINDS`` that are drawn, all alike.
-        calm: share of connections that nothing happens to.
-        events: faults strike behind fewer events than this.
-        seconds: the longest pause.
+        kinds: the ``FAULT_KINDS`` to draw from, all with the same probability.
+        faultless: share of connections without a fault.
+        events: fewer events than this pass before a fault.
+        seconds: length of the longest pause.
 
     Attributes:
-        drawn: kinds that were drawn, in order; "calm" where nothing happens.
+        drawn: kinds that were drawn, in order; "none" for a connection without a fault.
     """
 
     def __init__(
@@ -190,7 +196,7 @@ class FaultPlan:
         self._faults: list[Faults] = []
 
     def __call__(self) -> Faults:
-        """Return the next connection's."""
+        """Draw the faults of the next connection."""
         is_faultless = self._rng.random() < self._faultless
         kind = self._rng.choice(self._kinds)
         faults = draw_faults(kind, self._rng, events=self._events, seconds=self._seconds)

@@ -1,4 +1,4 @@
-"""Where HTTP answers begin and end in a server's bytes, and where in a body a fault is to strike. Bytes in, decisions out, no IO."""
+"""HTTP framing without IO: the borders of responses in a server's bytes, and the position in a body where a fault happens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 __all__ = ["ResponseReader", "Part", "BodyPositionFinder"]
 
 Part = tuple[Literal["head", "body", "end"], bytes]
-"""A whole head, some bytes of a body without its framing, or the end of a body."""
+"""A part of a response: a whole head, some bytes of a body without its framing, or the end of a body."""
 
 
 class _State(Enum):
@@ -22,17 +22,17 @@ class _State(Enum):
 
 
 class ResponseReader:
-    """Takes HTTP/1.1 answers of one connection apart; answers to HEAD are beyond it."""
+    """Splits the bytes of one connection into the parts of its HTTP/1.1 responses. Responses to HEAD are not supported."""
 
     def __init__(self) -> None:
         self.is_chunked = False
-        """Of the answer that is being read: its body is sent in chunks."""
+        """True if the body of the current response is sent in chunks."""
         self._state = _State.HEAD
         self._held = bytearray()
-        self._left = 0  # bytes of the chunk, or of the body
+        self._left = 0  # bytes left of the chunk or of the body
 
     def feed(self, data: bytes) -> list[Part]:
-        """Take bytes, give what they complete; bytes of a body are never held back."""
+        """Take bytes and return the parts that they complete. Bytes of a body are never held back."""
         self._held += data
         parts: list[Part] = []
         while self._held and self._step(parts):
@@ -40,7 +40,7 @@ class ResponseReader:
         return parts
 
     def _step(self, parts: list[Part]) -> bool:
-        """Return one part, or one line of framing; False: more bytes are needed."""
+        """Read one part or one line of framing; return False if more bytes are needed."""
         match self._state:
             case _State.HEAD:
                 return self._read_head(parts)
@@ -63,7 +63,7 @@ class ResponseReader:
         status, *lines = head.lower().decode("latin-1").split("\r\n")
         fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
         code = status.split()[1]
-        if code.startswith("1"):  # the answer itself is still to come
+        if code.startswith("1"):  # an interim response: the final one is still to come
             return True
         self.is_chunked = "chunked" in fields.get("transfer-encoding", "")
         self._left = 0 if code in {"204", "304"} else int(fields.get("content-length", "-1"))
@@ -108,12 +108,12 @@ class ResponseReader:
 
 
 class BodyPositionFinder:
-    """Finds a place in a body that comes in pieces.
+    """Finds a position in a body that comes in pieces.
 
     Args:
-        events: complete server-sent events before it, lines ended by LF.
-        offset: further bytes before it.
-        in_character: further on, behind the first byte of the next character of several bytes.
+        events: number of complete server-sent events before it, with lines ended by LF.
+        offset: number of further bytes before it.
+        in_character: move on, to after the first byte of the next character of several bytes.
     """
 
     def __init__(self, events: int, offset: int, *, in_character: bool) -> None:
@@ -123,23 +123,23 @@ class BodyPositionFinder:
         self._after_line_feed = False
 
     def find(self, piece: bytes) -> int | None:
-        """Return how many bytes of this piece are before the place; None: all of them, and the place is not reached."""
-        at = 0
+        """Return the number of bytes of this piece before the position; None if the position comes later."""
+        position = 0
         while self._events:
-            if self._after_line_feed and piece[at : at + 1] == b"\n":
-                at, self._after_line_feed = at + 1, False
+            if self._after_line_feed and piece[position : position + 1] == b"\n":
+                position, self._after_line_feed = position + 1, False
             else:
-                end = piece.find(b"\n\n", at)
+                end = piece.find(b"\n\n", position)
                 if end < 0:
-                    self._after_line_feed = piece.endswith(b"\n") and at < len(piece)
+                    self._after_line_feed = piece.endswith(b"\n") and position < len(piece)
                     return None
-                at = end + 2
+                position = end + 2
             self._events -= 1
-        if self._offset > len(piece) - at:
-            self._offset -= len(piece) - at
+        if self._offset > len(piece) - position:
+            self._offset -= len(piece) - position
             return None
-        at += self._offset
+        position += self._offset
         self._offset = 0
         if not self._in_character:
-            return at
-        return next((place + 1 for place in range(at, len(piece)) if piece[place] >= 0xC0), None)
+            return position
+        return next((index + 1 for index in range(position, len(piece)) if piece[index] >= 0xC0), None)

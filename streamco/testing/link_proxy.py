@@ -1,6 +1,6 @@
-"""A TCP proxy that takes as long as a link does: half the round-trip time each way, and no more bytes a second than it carries.
+"""A TCP proxy that emulates a link: half the round-trip time each way, and a limited rate.
 
-What is under way is queued, so a later piece waits for none of the delay of an earlier one: only the rate is shared, by all connections.
+Bytes in transit are queued, so a later piece doesn't wait for the delay of an earlier one. All connections share the rate.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from streamco.testing.listener import Listener
 __all__ = ["LinkDirection", "LinkProxy"]
 
 SEGMENT = 1460  # bytes of a TCP segment on Ethernet
-HEADERS = 40  # bytes of IPv4 and TCP headers a segment
-QUEUE = 262_144  # bytes under way; behind them the sender is slowed down, as a full socket buffer does
+HEADERS = 40  # bytes of IPv4 and TCP headers in a segment
+QUEUE = 262_144  # bytes in transit; beyond that the sender is slowed down, as by a full socket buffer
 
 
 class LinkDirection:
-    """One direction of a link. Times in seconds.
+    """One direction of a link.
 
     Args:
-        delay: from one end to the other.
+        delay: seconds from one end to the other.
         rate: bytes a second; None: no limit.
 
     Attributes:
@@ -34,10 +34,10 @@ class LinkDirection:
         self.passed = 0
         self._delay = delay
         self._rate = rate
-        self._free = 0.0  # when what was sent before has left
+        self._free = 0.0  # time at which everything sent before has left
 
     def send(self, size: int, now: float) -> float:
-        """When the last of so many bytes, headers added, is at the other end."""
+        """Send bytes, with headers added, and return the time at which the last one arrives at the other end."""
         self.passed += size
         start = max(now, self._free)
         self._free = start if self._rate is None else start + (size + HEADERS * -(-size // SEGMENT)) / self._rate
@@ -47,7 +47,7 @@ class LinkDirection:
 class LinkProxy(Listener):
     """The proxy; use it as an async context manager.
 
-    Setting up a connection takes a round trip, too: what a client says first is held for it. Loss, slow start and TLS are not emulated.
+    Setting up a connection takes a round trip too: the client's first bytes are held for it. Loss, slow start and TLS are not emulated.
 
     Args:
         port: the server's port on 127.0.0.1.
@@ -55,7 +55,7 @@ class LinkProxy(Listener):
         mbps: megabits a second in each direction; None: no limit.
 
     Raises:
-        ConfigError: a negative time, or a rate that carries nothing.
+        ConfigError: ``rtt`` is negative, or ``mbps`` is not above 0.
     """
 
     def __init__(self, port: int, *, rtt: float = 0.0, mbps: float | None = None) -> None:
@@ -69,12 +69,12 @@ class LinkProxy(Listener):
 
     @property
     def bytes_up(self) -> int:
-        """From the client to the server so far, without headers."""
+        """Bytes from the client to the server so far, without headers."""
         return self._up.passed
 
     @property
     def bytes_down(self) -> int:
-        """From the server to the client so far, without headers."""
+        """Bytes from the server to the client so far, without headers."""
         return self._down.passed
 
     async def _listen(self, host: str, port: int) -> asyncio.Server:
@@ -87,12 +87,12 @@ class LinkProxy(Listener):
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        assert task is not None, "a relay is made inside its connection's task"
+        assert task is not None, "a relay runs inside its connection's task"
         self._relays.add(task)
         try:
             await self._run(reader, writer)
         except asyncio.CancelledError:
-            pass  # the proxy is closed; the connections are dropped below
+            pass  # the proxy is being closed; the connection is dropped below
         finally:
             self._relays.discard(task)
             writer.transport.abort()
@@ -100,7 +100,7 @@ class LinkProxy(Listener):
     async def _run(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             server_reader, server = await asyncio.open_connection("127.0.0.1", self._target)
-        except OSError:  # the server is gone: so is the connection
+        except OSError:  # the server is gone, so the connection ends
             return
         pipes = (_Pipe(self._up, reader, server, held=self.rtt), _Pipe(self._down, server_reader, writer))
         tasks = [asyncio.create_task(part) for pipe in pipes for part in (pipe.take(), pipe.bring())]
@@ -114,19 +114,19 @@ class LinkProxy(Listener):
 
 
 class _Pipe:
-    """What is under way in one direction of one connection."""
+    """The bytes in transit in one direction of one connection."""
 
     def __init__(self, lane: LinkDirection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, held: float = 0.0) -> None:
         self._lane = lane
         self._reader = reader
         self._writer = writer
-        self._held = held  # seconds that the first piece waits longer
+        self._held = held  # extra seconds that the first piece waits
         self._queue: deque[tuple[float, bytes]] = deque()
         self._queued = 0
         self._changed = asyncio.Condition()
 
     async def take(self) -> None:
-        """Put what the sender says on the lane, to the end of the stream."""
+        """Put the sender's bytes on the link, up to the end of the stream."""
         loop = asyncio.get_running_loop()
         with contextlib.suppress(ConnectionError):
             while data := await self._reader.read(SEGMENT):
@@ -142,7 +142,7 @@ class _Pipe:
             self._changed.notify_all()
 
     async def bring(self) -> None:
-        """Write each piece when it is due; the end of the stream closes the receiver's side."""
+        """Write each piece when it is due. The end of the stream closes the receiver's side."""
         loop = asyncio.get_running_loop()
         with contextlib.suppress(ConnectionError):
             while True:

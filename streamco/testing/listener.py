@@ -1,4 +1,4 @@
-"""What the servers and proxies of this package have in common: a port on the loopback, and a context manager around it."""
+"""The base of this package's servers and proxies: a port on the loopback, and a context manager around it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["Listener"]
 
 
 class Listener(ABC):
-    """Something that listens on a free port of 127.0.0.1; use it as an async context manager."""
+    """A server on a free port of 127.0.0.1; use it as an async context manager."""
 
     _server: asyncio.Server | None = None
 
     @property
     def port(self) -> int:
-        """The port it listens on."""
+        """The port that it listens on."""
         assert self._server is not None, f"the {type(self).__name__} is not running"
         port: int = self._server.sockets[0].getsockname()[1]
         return port
@@ -42,8 +42,8 @@ class Listener(ABC):
 
     @abstractmethod
     async def _listen(self, host: str, port: int) -> asyncio.Server:
-        """Begin to listen."""
+        """Listen on this address, and return the server."""
 
     @abstractmethod
     async def _drop(self) -> None:
-        """Drop every connection, and return when all are gone."""
+        """Drop every connection. Return when all are gone."""

@@ -1,7 +1,7 @@
-"""Stock servers that score prompts, with a function in place of the model: as vLLM answers ``prompt_logprobs``, as SGLang ``/generate``.
+"""Scripted vLLM and SGLang servers that return a prompt's log-probabilities, with a function in place of the model.
 
-They follow the formats of the servers' sources, down to their oddities: vLLM writes -9999 for the logarithm of 0, caps the ids of a row
-and refuses more; SGLang's first row is empty, and what it took from its cache has none.
+They follow the servers' sources, oddities included. vLLM (``prompt_logprobs``) writes -9999 for the logarithm of 0, and refuses requests
+for more ids in a row than its limit. SGLang (``/generate``) has an empty first row, and no rows for tokens from its cache.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _Row = list[tuple[int, float]]  # (id, log-probability), best first
 
 
 class _LogprobServer(ScriptedServer):
-    """What both have in common.
+    """The base of both servers.
 
     Args:
-        target: what follows which ids.
-        tokenize: reads a text into ids.
-        model: its name.
-        key: bearer token that is wanted; None: none.
-        context_tokens: prompt and answer together.
-        max_logprobs: ids that a row may have.
+        target: the target model: ids so far to the probabilities of the next id.
+        tokenize: function from a text to its ids.
+        model: name of the model.
+        key: bearer token that requests must carry; None: no token needed.
+        context_tokens: limit for prompt and answer together.
+        max_logprobs: largest number of ids in a row.
         tls: serve https with this context.
     """
 
@@ -52,7 +52,7 @@ class _LogprobServer(ScriptedServer):
         self.key = key
         self.context_tokens = context_tokens
         self.max_logprobs = max_logprobs
-        self.answered = 0  # requests that were answered with scores
+        self.answered = 0  # requests for log-probabilities so far
         self._tokenize = tokenize
         self._plan: list[ScriptedResponse | Corruption | None] = []
         self._serve("/v1/models", self._list_models)
@@ -60,7 +60,11 @@ class _LogprobServer(ScriptedServer):
         self._serve("/v1/completions", self._complete)
 
     def plan(self, *steps: ScriptedResponse | Corruption | None) -> None:
-        """What becomes of the next requests for scores: another answer, a spoilt one (its JSON is changed), the true one (None)."""
+        """Set the answers to the next requests for log-probabilities.
+
+        Args:
+            *steps: a response, a function that changes the JSON of the correct answer, or None: the correct answer.
+        """
         self._plan = list(steps)
 
     def _serve(self, path: str, answer: Callable[[RecordedRequest], ScriptedResponse]) -> None:
@@ -105,7 +109,7 @@ class _LogprobServer(ScriptedServer):
         return self._refuse("no scores here", 404)
 
     def _stream(self, body: Mapping[str, Any]) -> ScriptedResponse:
-        """Greedy text behind a prompt of ids, with its ids."""
+        """Stream the greedy text after a prompt of ids, with its ids."""
         ids, steps = list(body["prompt"]), []
         for _ in range(body["max_tokens"]):
             token = self._row(ids)[0][0]
@@ -118,7 +122,10 @@ class _LogprobServer(ScriptedServer):
 
 
 class ScriptedVLLM(_LogprobServer):
-    """vLLM 0.32's ``/v1/completions``: entrypoints/openai/completion/serving.py, sampling_params.py, v1/engine/logprobs.py."""
+    """A server like vLLM 0.32 at ``/v1/completions``.
+
+    Sources: entrypoints/openai/completion/serving.py, sampling_params.py, v1/engine/logprobs.py.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -145,7 +152,7 @@ class ScriptedVLLM(_LogprobServer):
         return self._give({"id": "cmpl-1", "object": "text_completion", "model": self.model, "choices": [choice]})
 
     def _entries(self, row: _Row, own: int, count: int) -> dict[str, Any]:
-        """Return the prompt's own token comes first with its true rank; where it is among the best, their ranks hold."""
+        """Return the entries of a row. The prompt's own token comes first with its true rank, then the best ids with theirs."""
         rank = next((place for place, (token, _) in enumerate(row, 1) if token == own), len(row) + 1)
         value = dict(row).get(own, -math.inf)
         listed = [(rank, own, value), *((place, *pair) for place, pair in enumerate(row[:count], 1))]
@@ -153,7 +160,10 @@ class ScriptedVLLM(_LogprobServer):
 
 
 class ScriptedSGLang(_LogprobServer):
-    """SGLang's ``/generate``: managers/tokenizer_manager.py, managers/schedule_batch.py (what the cache may give)."""
+    """A server like SGLang at ``/generate``.
+
+    Sources: managers/tokenizer_manager.py, and managers/schedule_batch.py for the tokens that come from the cache.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -191,5 +201,5 @@ class ScriptedSGLang(_LogprobServer):
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no infinity: it is written as null."""
+    """Return a log-probability; None (null) if it is infinite, because JSON has no infinity."""
     return None if math.isinf(value) else value

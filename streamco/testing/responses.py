@@ -1,4 +1,4 @@
-"""Answers as data: what a scripted server sends for one request, and makers of the usual ones."""
+"""Scripted HTTP responses as data, and functions that make the usual ones."""
 
 from __future__ import annotations
 
@@ -49,11 +49,13 @@ Step = bytes | Pause | Stall | Cut | Reset
 
 
 class ScriptedResponse(Struct, frozen=True, kw_only=True):
-    """What one request gets.
+    """The response to one request.
 
     Args:
-        steps: body pieces in order; each ``bytes`` is one write, hence usually one network read at the client.
-        framing: how the body's end is told: ``chunked``, ``length`` (Content-Length of all the steps' bytes) or ``close``.
+        status: the HTTP status.
+        headers: response headers, without those of the framing.
+        steps: pieces of the body in order. Each ``bytes`` is one write, so usually one network read at the client.
+        framing: what marks the body's end: ``chunked``, ``length`` (Content-Length of all the steps' bytes) or ``close``.
         head_delay: seconds before the status line.
     """
 
@@ -65,7 +67,7 @@ class ScriptedResponse(Struct, frozen=True, kw_only=True):
 
 
 class RecordedRequest(Struct, frozen=True):
-    """One request as it arrived; header names in lower case. ``path`` includes the query."""
+    """A request as it arrived. Header names are in lower case, and ``path`` includes the query."""
 
     method: str
     path: str
@@ -73,7 +75,7 @@ class RecordedRequest(Struct, frozen=True):
     body: bytes
 
     def json(self) -> Any:
-        """Return the body as JSON."""
+        """Decode the body as JSON."""
         return json.loads(self.body)
 
 
@@ -81,7 +83,7 @@ Responder = Callable[[RecordedRequest], ScriptedResponse]
 
 
 def sse_event(data: Mapping[str, Any] | str) -> bytes:
-    """Return one SSE event with this data."""
+    """Return one server-sent event with this data."""
     text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return f"data: {text}\n\n".encode()
 
@@ -89,7 +91,7 @@ def sse_event(data: Mapping[str, Any] | str) -> bytes:
 def chunk_event(
     content: str | None = None, *, finish_reason: str | None = None, usage: Mapping[str, int] | None = None, **delta: Any
 ) -> bytes:
-    """Return one ``chat.completion.chunk`` event. With ``usage`` alone its ``choices`` are empty, as OpenAI sends it."""
+    """Return one ``chat.completion.chunk`` event. With ``usage`` alone its ``choices`` are empty, as in OpenAI's streams."""
     if content is not None:
         delta["content"] = content
     choices = [{"index": 0, "delta": delta, "finish_reason": finish_reason}]
@@ -111,12 +113,12 @@ def stream_answer(
     first: float = 0.0,
     joined: bool = False,
 ) -> ScriptedResponse:
-    """Return a proper streamed chat answer.
+    """Return a well-formed streamed chat answer.
 
     Args:
-        texts: content of the chunks.
-        usage: the fields of the usage event at the end; None leaves it out.
-        finish_reason: of the last choice; None leaves it out.
+        texts: contents of the chunks.
+        usage: fields of the usage event at the end; None leaves it out.
+        finish_reason: finish reason of the last choice; None leaves it out.
         done: end with ``[DONE]``.
         gap: seconds between two chunks.
         first: seconds before the first chunk with content.
@@ -140,7 +142,7 @@ def stream_answer(
 
 
 def json_answer(body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None, steps: Sequence[Step] = ()) -> ScriptedResponse:
-    """Return a plain JSON answer, after ``steps``."""
+    """Return a JSON answer that is not streamed. ``steps`` come before its body."""
     everything = [*steps, json.dumps(body).encode()]
     return ScriptedResponse(
         status=status, headers={"Content-Type": "application/json", **(headers or {})}, steps=everything, framing="length"

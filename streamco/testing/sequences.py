@@ -1,4 +1,4 @@
-"""Held sequences without a model: the engine's own bookkeeping, and a function in place of the weights."""
+"""Held sequences without a model: the engine's own tables, and a function in place of the weights."""
 
 from __future__ import annotations
 
@@ -24,27 +24,28 @@ if TYPE_CHECKING:
 
 __all__ = ["FakeSequenceEngine"]
 
-_NEVER = -1e4  # a logit whose exponential is 0
-_NOTHING = 1e-6  # of probability: rounding
-_BATCHES = 9  # of which the median counts
+_NEVER = -1e4  # a logit with an exponential of 0
+_NOTHING = 1e-6  # a remaining probability below this is rounding
+_BATCHES = 9  # the median row time of this many batches counts
 
 
 class FakeSequenceEngine:
-    """Runs the tasks of held sequences; implements what ``HeldSequence`` needs of its engine.
+    """Runs the tasks of held sequences: the part of an engine that ``HeldSequence`` needs.
+
+    In mode ``thread`` a batch that follows another begins at the other's scheduled end, so that delays don't add up. It holds the tasks
+    that were submitted until the other had been computed. Computing takes time with large vocabularies, so it begins that much earlier.
 
     Args:
-        successor: the model.
-        vocabulary_size: ids are below it.
-        places: sequences with memory at once.
-        context: tokens a sequence may have.
-        mode: ``instant``: everything asked is done before the call returns; ``thread``: by a thread, in time; ``manual``: when ``step`` is
-            called.
-        prefill_s: seconds a token that is read (thread).
-        token_s: seconds a token that is written (thread).
-        step_time: seconds of a batch that writes in so many sequences and reads so many tokens, in place of those two (thread). What a
-            draft has to read in front of its first token but for the last id, prompts and verifications are read. A batch that follows
-            another begins where that one was to end, so that lateness doesn't add up, and holds what was asked for when that one had
-            been computed. That, which takes time with large vocabularies, is begun so much earlier.
+        successor: the model, from ids to the probabilities of the next id.
+        vocabulary_size: number of ids.
+        max_sequences: number of sequences with memory at once.
+        context_tokens: largest number of tokens in a sequence.
+        mode: ``instant``: tasks are done when the call that submits them returns; ``thread``: a thread does them in time; ``manual``: calls
+            of ``step`` do them.
+        prefill_s: seconds to read a token (thread).
+        token_s: seconds to write a token (thread).
+        step_time: seconds of a batch, from the number of sequences that write and the number of tokens that are read; in place of those two
+            (thread). Tokens that are read are prompts, verifications, and all ids that a draft has to read except the last one.
         end_ids: tokens that end a draft.
     """
 
@@ -53,8 +54,8 @@ class FakeSequenceEngine:
         successor: TokenModel,
         *,
         vocabulary_size: int,
-        places: int,
-        context: int,
+        max_sequences: int,
+        context_tokens: int,
         mode: str,
         prefill_s: float = 0.0,
         token_s: float = 0.0,
@@ -63,15 +64,15 @@ class FakeSequenceEngine:
     ) -> None:
         self.vocabulary_size = vocabulary_size
         self.end_ids = end_ids
-        self.rounds = 0  # in which something was decoded
+        self.rounds = 0  # batches that decoded anything
         self._successor = successor
         self._mode = mode
         self._prefill_s = prefill_s
         self._token_s = token_s
         self._step_time = step_time
-        self._table = SequenceTable(SlotTable(_NoKVCache(), places, max_idle_tokens=context), places, context)
+        self._table = SequenceTable(SlotTable(_NoKVCache(), max_sequences, max_idle_tokens=context_tokens), max_sequences, context_tokens)
         self._work: list[Task] = []
-        self._row_times: deque[float] = deque([0.0], _BATCHES)  # seconds of a row of logits, in the last batches
+        self._row_times: deque[float] = deque([0.0], _BATCHES)  # seconds to compute a row of logits, in the last batches
         self._is_busy = False
         self._is_closed = False
         self._changed = threading.Condition()
@@ -79,14 +80,14 @@ class FakeSequenceEngine:
 
     @property
     def held(self) -> int:
-        """Sequences with memory."""
+        """Number of sequences with memory."""
         return self._table.held
 
     def hold(self, label: object = None) -> HeldSequence:
         """Return a new, empty sequence.
 
         Raises:
-            EngineError: it is closed.
+            EngineError: the engine is closed.
         """
         with self._changed:
             self._check_open()
@@ -97,7 +98,7 @@ class FakeSequenceEngine:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What is put inside is taken in at once."""
+        """Begin the tasks that are put inside this context together."""
         with self._changed:
             was_busy, self._is_busy = self._is_busy, True
             try:
@@ -114,7 +115,7 @@ class FakeSequenceEngine:
         self.notify()
 
     def notify(self) -> None:
-        """Something changed."""
+        """Wake the thread, or do the work at once in mode ``instant``."""
         with self._changed:
             self._changed.notify_all()
             if not self._is_busy:
@@ -122,10 +123,10 @@ class FakeSequenceEngine:
                     self._round(self._work)
 
     def interrupt(self, work: object) -> None:
-        """Rounds are short."""
+        """Do nothing, because batches are short."""
 
     def step(self) -> None:
-        """One batch of everything that is asked: a whole prompt, a whole verification, one token of each draft."""
+        """Run one batch of all tasks: whole prompts, whole verifications, and one token of each draft."""
         with self._changed:
             if self._collect():
                 self._round(self._work)
@@ -146,7 +147,7 @@ class FakeSequenceEngine:
             raise EngineError("engine: expected an open engine, got a closed one")
 
     def _collect(self) -> bool:
-        """End what was cancelled and begin what is next; whether there is anything to decode."""
+        """End cancelled tasks and begin the next ones; return True if there is anything to decode."""
         self._table.reap()
         for task in [task for task in self._work if task.is_cancelled]:
             task.finish("cancelled")
@@ -155,7 +156,7 @@ class FakeSequenceEngine:
         return bool(self._work)
 
     def _round(self, batch: Sequence[Task]) -> None:
-        self._is_busy = True  # a wake-up may cancel
+        self._is_busy = True  # a consumer that is woken may cancel, and so call notify
         self.rounds += 1
         for task in list(batch):
             self._advance(task)
@@ -204,7 +205,7 @@ class FakeSequenceEngine:
                 batch = list(self._work)
                 ends += self._cost(batch)
                 self._pause(ends - median(self._row_times) * _rows(batch), batch)
-                self._collect()  # ends what was cancelled
+                self._collect()  # ends tasks that were cancelled meanwhile
                 if wanted := [task for task in batch if not task.is_done]:
                     self._compute(wanted)
                 else:
@@ -225,18 +226,18 @@ class FakeSequenceEngine:
         return max(self._token_s if len(batch) > len(reading) else 0.0, self._prefill_s * max(reading, default=0))
 
     def _pause(self, until: float, batch: Sequence[Task]) -> None:
-        """Wait as long as somebody still wants the result."""
+        """Wait until this time, or until all tasks are cancelled."""
         while (left := until - monotonic()) > 0 and not self._is_closed and not all(task.is_cancelled for task in batch):
             self._changed.wait(left)
 
 
 def _rows(batch: Sequence[Task]) -> int:
-    """Of logits that are wanted of it."""
+    """Return the number of logits rows that a batch must give."""
     return sum(1 if task.next_token is not None else task.logits_needed(task.missing) for task in batch)
 
 
 class _NoKVCache:
-    """Implements ``Memory``: the slots' own lists are all there is."""
+    """A KV cache that holds nothing, because the slots' own lists are enough. Implements ``Memory``."""
 
     def remove(self, sequence: int, start: int, stop: int = -1) -> bool:
         return True

@@ -1,8 +1,7 @@
-"""A scriptable OpenAI-like HTTP server on the loopback: it sends exactly the bytes, pauses and failures it is told to.
+"""A scripted OpenAI-like HTTP server on the loopback: it sends exactly the bytes, pauses and failures of its script.
 
-The server takes the next ``ScriptedResponse`` of its queue for each request, the last one again and again; a function of the request in an
-answer's place decides by itself. Every request is kept for inspection and connections are counted, so a test can ask for "no connection is
-left".
+Each request gets the next ``ScriptedResponse`` of a queue; the last one repeats. In its place may be a function from the request to a
+response. All requests are kept for inspection, and connections are counted, so a test can check that none is left.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ class ScriptedServer(Listener):
     """The server; use it as an async context manager.
 
     Args:
-        *answers: the queue of answers, see ``script``; without any, every request gets ``stream_answer()``.
+        *answers: the queue of responses, see ``script``; without any, every request gets ``stream_answer()``.
         tls: serve https with this context.
 
     Attributes:
-        requests: every request received, in order.
+        requests: all requests received, in order.
         connections_open: connections that are open now.
-        connections_total: connections ever accepted.
-        answers_abandoned: answers whose client left before their end.
+        connections_total: connections accepted so far.
+        answers_abandoned: responses during which the client left.
     """
 
     def __init__(self, *answers: ScriptedResponse | Responder, tls: ssl.SSLContext | None = None) -> None:
@@ -42,7 +41,7 @@ class ScriptedServer(Listener):
         self.connections_total = 0
         self.answers_abandoned = 0
         self._tls = tls
-        self._connections: set[_Connection] = set()
+        self._connections: set[_ServedConnection] = set()
         self._changed = asyncio.Event()
         self._default: ScriptedResponse | Responder = stream_answer()
         self._queue: list[ScriptedResponse | Responder] = []
@@ -60,23 +59,23 @@ class ScriptedServer(Listener):
         return len(self._connections)
 
     def script(self, *answers: ScriptedResponse | Responder) -> None:
-        """Queue these answers in place of what was queued; the last one repeats."""
+        """Replace the queue by these responses; the last one repeats."""
         if answers:
             self._queue = list(answers)
 
     def route(self, path: str, answer: ScriptedResponse | Responder) -> None:
-        """Answer this path (without query) always so, past the queue."""
+        """Answer requests for this path (without query) always with this response, not from the queue."""
         self._routes[path] = answer
 
     def count(self, path: str) -> int:
-        """Return how many requests this path (without query) has had."""
+        """Return the number of requests for this path (without query)."""
         return Counter(urlsplit(request.path).path for request in self.requests)[path]
 
     async def wait_for(self, condition: Callable[[ScriptedServer], bool], *, limit: float = 10.0) -> None:
-        """Wait until the condition holds; it is looked at whenever a connection or an answer changes.
+        """Wait until the condition holds. It is checked whenever a connection or a response changes.
 
         Raises:
-            TimeoutError: it did not within ``limit`` seconds.
+            TimeoutError: the condition did not hold within ``limit`` seconds.
         """
         async with asyncio.timeout(limit):
             while not condition(self):
@@ -84,7 +83,7 @@ class ScriptedServer(Listener):
                 await self._changed.wait()
 
     async def _listen(self, host: str, port: int) -> asyncio.Server:
-        return await asyncio.get_running_loop().create_server(lambda: _Connection(self), host, port, ssl=self._tls)
+        return await asyncio.get_running_loop().create_server(lambda: _ServedConnection(self), host, port, ssl=self._tls)
 
     async def _drop(self) -> None:
         for connection in list(self._connections):
@@ -100,8 +99,8 @@ class ScriptedServer(Listener):
         return answer if isinstance(answer, ScriptedResponse) else answer(request)
 
 
-class _Connection(asyncio.Protocol):
-    """One client connection: it reads requests, one at a time, and plays their answers."""
+class _ServedConnection(asyncio.Protocol):
+    """One client connection: it reads requests, one at a time, and sends their responses."""
 
     def __init__(self, server: ScriptedServer) -> None:
         self._server = server
@@ -112,7 +111,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its bases
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has the same methods but another base
         self._server.connections_total += 1
         self._server._connections.add(self)
         self._server._changed.set()

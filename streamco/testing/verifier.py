@@ -1,7 +1,7 @@
-"""A verifier whose target is a function, on the loopback: it speaks the protocol of docs/verifier-protocol.md, and fails as it is told to.
+"""A scripted verifier on the loopback: it speaks the protocol of docs/verifier-protocol.md, with a function in place of the model.
 
-The server takes the next step of its queue for each draft and judges it where there is none, the same for each open or resume. Every
-draft is kept for inspection, and every session's context, so a test can ask whether both sides hold the same.
+Each draft takes the next step of a queue; if the queue is empty, the draft is verified. Opens and resumes have a queue of their own. All
+drafts and the contexts of all sessions are kept for inspection, so a test can check that both sides hold the same tokens.
 """
 
 from __future__ import annotations
@@ -51,30 +51,30 @@ __all__ = ["Crash", "Refuse", "ScriptedVerifier", "Send", "VerifierStep", "verif
 
 
 class Refuse(Struct, frozen=True):
-    """Refuse it with this error; its session and round are filled in."""
+    """Refuse the frame with this error; session and round are filled in."""
 
     kind: type[VerifyProtocolError]
-    retry_after: float | None = None
+    retry_after: float | None = None  # seconds
     message: str = "scripted"
-    is_about_round: bool = True  # where it answers a draft; False: the session ends
+    is_about_round: bool = True  # if it answers a draft, name the round; False: the session ends
 
 
 class Crash(Struct, frozen=True):
-    """Cut the connection and lose every session, as a server does that was killed."""
+    """Reset the connection and lose every session, as a server that was killed."""
 
 
 class Send(Struct, frozen=True):
-    """Send these bytes as a message in the answer's place."""
+    """Send these bytes as a message in place of the answer."""
 
     data: bytes
 
 
 VerifierStep = Pause | Cut | Reset | Stall | Refuse | Crash | Send | None
-"""What becomes of a draft, an open or a resume: answered late, cut, never answered, refused, answered by bytes; None: answered."""
+"""The answer to a draft, an open or a resume: late, a cut, none, a refusal, a crash or raw bytes; None: the normal answer."""
 
 
-class _Session(Struct):
-    """What the server holds of one answer."""
+class _ServedSession(Struct):
+    """The server's state of one session."""
 
     ids: list[int]
     rule: Rule
@@ -86,19 +86,20 @@ class ScriptedVerifier:
     """The server; use it as an async context manager.
 
     Args:
-        target: what follows which ids.
-        vocabulary, vocabulary_size: the fingerprint and the number of ids, as ``ModelInfo`` has them.
-        model: what the welcome calls it.
-        token: bearer token that clients must bring; None: anybody may come.
-        limits: sizes that it announces.
+        target: the target model: ids so far to the probabilities of the next id.
+        vocabulary: fingerprint of the vocabulary, as in ``ModelInfo``.
+        vocabulary_size: number of ids, as in ``ModelInfo``.
+        model: name of the target model in the welcome.
+        token: bearer token that clients must send; None: no token needed.
+        limits: sizes that the welcome announces; None: the defaults.
         status: answer every connection with this HTTP status instead; None: accept.
-        port: to listen on; 0: a free one.
+        port: port to listen on; 0: a free one.
         tls: serve wss with this context.
 
     Attributes:
-        drafts: every draft received, in order.
-        connections_total: WebSockets ever accepted.
-        reason: what is said with ``status``.
+        drafts: all drafts received, in order.
+        connections_total: WebSockets accepted so far.
+        reason: body of the response with ``status``.
     """
 
     def __init__(
@@ -127,30 +128,30 @@ class ScriptedVerifier:
         self._requested_port = port
         self._steps: list[VerifierStep] = []
         self._open_steps: list[VerifierStep] = []
-        self._held: dict[bytes, _Session] = {}
-        self._connections: set[_Connection] = set()
+        self._held: dict[bytes, _ServedSession] = {}
+        self._connections: set[_VerifierConnection] = set()
         self._server: Server | None = None
 
     @property
     def port(self) -> int:
-        """The port it listens on."""
+        """The port that it listens on."""
         assert self._server is not None, "the server is not running"
         port: int = next(iter(self._server.sockets)).getsockname()[1]
         return port
 
     @property
     def url(self) -> str:
-        """What a ``VerifierEndpoint`` takes."""
+        """The URL to pass to ``VerifierEndpoint``."""
         return f"{'ws' if self._tls is None else 'wss'}://127.0.0.1:{self.port}"
 
     @property
     def rules(self) -> list[Rule]:
-        """By which the drafts of each session are judged, oldest first."""
+        """The rules of its sessions, oldest first."""
         return [session.rule for session in self._held.values()]
 
     @property
     def contexts(self) -> list[list[int]]:
-        """The ids of each session that it holds, oldest first."""
+        """The ids of each session, oldest first."""
         return [list(session.ids) for session in self._held.values()]
 
     @property
@@ -159,15 +160,15 @@ class ScriptedVerifier:
         return len(self._connections)
 
     def script(self, *steps: VerifierStep) -> None:
-        """What becomes of the next drafts, in place of what was queued; those behind them are judged."""
+        """Replace the queue of steps for the next drafts; later drafts are verified."""
         self._steps = list(steps)
 
     def script_opens(self, *steps: VerifierStep) -> None:
-        """What becomes of the next opens and resumes."""
+        """Replace the queue of steps for the next opens and resumes; later ones are accepted."""
         self._open_steps = list(steps)
 
     def lose_sessions(self) -> None:
-        """Lose every session; those of open connections are not told."""
+        """Lose every session, without a word to the clients of open connections."""
         self._held.clear()
 
     def cut(self) -> None:
@@ -220,7 +221,7 @@ class ScriptedVerifier:
         from websockets.exceptions import ConnectionClosed
 
         self.connections_total += 1
-        connection = _Connection(self, socket, VerifyServer(self._codec, self._vocabulary, model=self._model))
+        connection = _VerifierConnection(self, socket, VerifyServer(self._codec, self._vocabulary, model=self._model))
         self._connections.add(connection)
         try:
             async for message in socket:
@@ -236,8 +237,8 @@ class ScriptedVerifier:
         return steps.pop(0) if steps else None
 
 
-class _Connection:
-    """One client."""
+class _VerifierConnection:
+    """The connection of one client."""
 
     def __init__(self, server: ScriptedVerifier, socket: ServerConnection, protocol: VerifyServer) -> None:
         self._server = server
@@ -247,13 +248,13 @@ class _Connection:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def take(self, message: bytes | str) -> None:
-        """Act upon a message."""
+        """Handle a message."""
         frame = self._protocol.receive(message)
         match frame:
             case Hello():
-                self._greet(frame)
+                self._answer_hello(frame)
             case Open() | Resume() | Draft():
-                self._take_up(frame)
+                self._start_answer(frame)
                 await asyncio.sleep(0)
             case Extend():
                 held = self._find(frame.session)
@@ -263,7 +264,7 @@ class _Connection:
                 self._server._held.pop(self._keys.pop(frame.session, b""), None)
         await self._send()
 
-    def _take_up(self, frame: Open | Resume | Draft) -> None:
+    def _start_answer(self, frame: Open | Resume | Draft) -> None:
         if isinstance(frame, Draft):
             self._server.drafts.append(frame)
         step = self._server._next_step(is_draft=isinstance(frame, Draft))
@@ -274,15 +275,15 @@ class _Connection:
         task.add_done_callback(self._tasks.discard)
 
     def reset(self) -> None:
-        """Drop the connection without a good-bye."""
+        """Drop the connection without a close frame."""
         self._socket.transport.abort()
 
     def leave(self) -> None:
-        """It is gone."""
+        """Cancel the pending answers of a connection that is gone."""
         for task in self._tasks:
             task.cancel()
 
-    def _greet(self, hello: Hello) -> None:
+    def _answer_hello(self, hello: Hello) -> None:
         request = self._socket.request
         given = "" if request is None else request.headers.get("Authorization", "")
         brought = hello.token if hello.token is not None else given.removeprefix("Bearer ")
@@ -294,9 +295,9 @@ class _Connection:
     def _begin(self, frame: Open) -> None:
         key = Random(f"{len(self._server._held)} {self._server.connections_total} {frame.session}").randbytes(16)
         self._keys[frame.session] = key
-        self._server._held[key] = _Session(list(frame.ids), frame.rule, frame.top_k, Random(frame.rule.seed))
+        self._server._held[key] = _ServedSession(list(frame.ids), frame.rule, frame.top_k, Random(frame.rule.seed))
 
-    def _find(self, number: int) -> _Session | None:
+    def _find(self, number: int) -> _ServedSession | None:
         held = self._server._held.get(self._keys.get(number, b""))
         if held is None:
             self._protocol.refuse(UnknownSessionError(f"session {number}: expected one that is held, got none", session=number))
@@ -306,9 +307,9 @@ class _Connection:
         from websockets.exceptions import ConnectionClosed
 
         with suppress(ConnectionClosed):
-            await self._play(frame, step)
+            await self._follow_step(frame, step)
 
-    async def _play(self, frame: Open | Resume | Draft, step: VerifierStep) -> None:
+    async def _follow_step(self, frame: Open | Resume | Draft, step: VerifierStep) -> None:
         match step:
             case Stall():
                 return
@@ -331,12 +332,12 @@ class _Connection:
                 self._protocol.refuse(error)
             case Pause(seconds):
                 await asyncio.sleep(seconds)
-                self._act(frame)
+                self._answer_frame(frame)
             case None:
-                self._act(frame)
+                self._answer_frame(frame)
         await self._send()
 
-    def _act(self, frame: Open | Resume | Draft) -> None:
+    def _answer_frame(self, frame: Open | Resume | Draft) -> None:
         match frame:
             case Open():
                 self._protocol.send(Opened(frame.session, self._keys[frame.session], 0))
@@ -352,7 +353,7 @@ class _Connection:
                 held.ids += [] if verdict.token is None else [verdict.token]
                 self._protocol.send(verdict)
                 for begun in self._protocol.take_begun_rounds():
-                    self._take_up(begun)
+                    self._start_answer(begun)
 
     def _resume(self, frame: Resume) -> None:
         held = self._server._held.get(frame.key)
@@ -373,14 +374,14 @@ class _Connection:
 def verify_draft(
     target: TokenModel, ids: Sequence[int], draft: Draft, rule: Rule, *, top_k: int = 0, rng: Random | None = None
 ) -> VerdictFrame:
-    """Return what a target says of a draft behind these ids, as ``streamco serve`` would.
+    """Return the target's verdict on a draft after these ids, as ``streamco serve`` would.
 
     Raises:
-        ConfigError: rule sample without rows.
+        ConfigError: the rule is sample, and the draft has no rows.
     """
     pending = draft.pending
-    places = range(len(pending) + 1)
-    logits = [_logits(target([*ids, *pending[:place]])) for place in places]
+    lengths = range(len(pending) + 1)
+    logits = [_logits(target([*ids, *pending[:length]])) for length in lengths]
     drafted_from = [row.distribution() for row in draft.rows]
     result = verify(rule, pending, drafted_from, [_LogitsRow(row) for row in logits], rng or Random(rule.seed))
     scale = rule.temperature if rule.kind is RuleKind.SAMPLE else 1.0
@@ -389,18 +390,18 @@ def verify_draft(
 
 
 class _LogitsRow:
-    """The target's whole row at one position. Implements ``TargetRow``."""
+    """The target's logits at one position. Implements ``TargetRow``."""
 
     def __init__(self, logits: NDArray[np.float32]) -> None:
         self._logits = logits
 
     @property
     def best(self) -> int:
-        """The likeliest id; of equal ones the first."""
+        """The likeliest id; the lowest one among equals."""
         return int(self._logits.argmax())
 
     def distribution(self, rule: Rule, /) -> Distribution:
-        """Return what the rule's temperature and filters leave."""
+        """Return the distribution after the rule's temperature and filters."""
         filtered = candidates(self._logits, temperature=rule.temperature, top_k=rule.top_k, top_p=rule.top_p, min_p=rule.min_p)
         return Distribution(*filtered)
 

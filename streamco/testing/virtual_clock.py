@@ -1,4 +1,4 @@
-"""An asyncio event loop whose time passes only while nothing else can happen: hours of waiting take milliseconds, always the same."""
+"""An asyncio event loop with virtual time: it passes only while nothing else can happen, so hours of waiting take milliseconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 class _InstantSelector(selectors.DefaultSelector):
-    """Instead of sleeping, moves its loop's clock. Real sockets are still served when they are ready at once."""
+    """Moves its loop's clock instead of sleeping. Real sockets are served if they are ready at once."""
 
     loop: VirtualTimeLoop
 
@@ -25,7 +25,7 @@ class _InstantSelector(selectors.DefaultSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Starts at 0 seconds; for code that waits by timers only."""
+    """An event loop on a virtual clock that starts at 0 seconds, for code that waits by timers only."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -34,11 +34,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         super().__init__(selector)
 
     def time(self) -> float:
-        """Virtual seconds."""
+        """Return the virtual time in seconds."""
         return self.now
 
 
 def run_in_virtual_time(main: Coroutine[Any, Any, Result]) -> Result:
-    """``asyncio.run`` on a ``VirtualTimeLoop``."""
+    """Run a coroutine to its end on a ``VirtualTimeLoop``, as ``asyncio.run`` does, and return its result."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)
