@@ -1,8 +1,8 @@
-"""What a verifier bears, and how long who asks for more has to wait.
+"""Admission of sessions and drafts: whether there is capacity, and how long a refused device should wait.
 
-A draft's time is found by letting the policy run ahead on what waits, so the answer is as good as the model of step times, and a device
-that was served little is not told to wait for those who were served much. A prompt's is what waits before it times the measured pace.
-Where the last verdicts were late, fewer sessions are let in than there were, until they are not.
+The time of a draft is found by simulating the batch policy on the requests that wait. So it is as good as the model of step times, and a
+device that was served little does not wait for those that were served much. The time of a prompt is the number of prompt tokens before it
+times the measured pace. If recent verdicts were late, the limit on sessions falls below their present number until they are in time again.
 """
 
 from __future__ import annotations
@@ -20,81 +20,81 @@ from streamco.policies.batching import BatchContext, BatchPolicy, MayWait, Waiti
 __all__ = ["Admission"]
 
 _LATE_SHARE = 0.05  # of verdicts; the promise is about the 95th percentile
-_FORESIGHT = 64  # batches the policy runs ahead at most
+_MAX_SIMULATED = 64  # batches
 
 
 class Admission:
-    """Says how many seconds to wait before asking again; None: no wait, it is admitted.
+    """Admission control of one scheduler, which owns it. Its answers are seconds to wait before asking again; None: admitted.
 
     Args:
-        options: what is borne.
-        policy: that forms the batches.
-        step: how long they take.
-        pace: how long prompts take.
-        residency: who is there.
+        options: limits of load and engine.
+        policy: the policy that forms the batches.
+        step: seconds of a batch.
+        pace: seconds that prompts take.
+        sessions: all sessions, and the cache they share.
 
     Attributes:
-        limit: of sessions in use.
+        limit: the limit on sessions in use.
     """
 
     def __init__(
-        self, options: SchedulerOptions, policy: BatchPolicy, step: MeasuredStep, pace: PrefillPace, residency: SessionTable
+        self, options: SchedulerOptions, policy: BatchPolicy, step: MeasuredStep, pace: PrefillPace, sessions: SessionTable
     ) -> None:
         self._options = options
         self._policy = policy
         self._step = step
         self._pace = pace
-        self._sessions = residency
+        self._sessions = sessions
         self.limit = SessionLimit(_LATE_SHARE)
 
     def due(self, tokens: int, context: int, *, now: float) -> float:
-        """When a verification of ``tokens`` behind ``context`` is late."""
+        """Return the time from which the verdict on ``tokens`` after ``context`` cached tokens is late."""
         return now + self._options.late_stretch * self._step.alone(tokens, context) + self._options.late_grace
 
     def until_verdict(self, work: Waiting, waiting: Sequence[Waiting], state: BatchContext, *, now: float) -> float | None:
-        """For a draft.
+        """Return the wait of a draft if its verdict would come too late.
 
         Args:
             work: the verification that is asked for.
-            waiting: what else waits.
-            situation: of the next choice, when what runs has finished.
+            waiting: the other requests that wait.
+            state: the policy's input when the running batch has finished.
         """
         options = self._options
         if options.draft_stretch == math.inf:
             return None
-        most = now + options.draft_stretch * self._step.alone(work.tokens, work.context) + options.late_grace
-        return _positive(self._foresee(work, waiting, state, most) - most)
+        latest = now + options.draft_stretch * self._step.alone(work.tokens, work.context) + options.late_grace
+        return _positive(self._completion(work, waiting, state, latest) - latest)
 
     def until_open(self, waiting: Sequence[Waiting], tokens: int, *, now: float) -> float | None:
-        """For a session with a context of ``tokens``."""
+        """Return the wait of a new session with a context of ``tokens``."""
         if len(self._sessions) >= self._options.sessions:
             return self.until_forgotten(now=now)
-        full = self.limit.wait(self._sessions.in_use(now=now), now=now, most=self._options.max_retry)
+        full = self.limit.wait(self._sessions.in_use(now=now), now=now, max_wait=self._options.max_retry)
         return full if full is not None else self.until_prefilled(waiting, tokens)
 
     def until_prefilled(self, waiting: Sequence[Waiting], tokens: int) -> float | None:
-        """For a prompt of ``tokens``."""
+        """Return the wait of a prompt of ``tokens``."""
         before = sum(work.tokens for work in waiting if work.kind == "prefill")
         return _positive((before + tokens) * self._pace.seconds_per_token - self._options.prefill_within) if before else None
 
     def until_free_tokens(self, waiting: Sequence[Waiting], *, now: float) -> float:
-        """For room in the cache: until a session may lose its own, or, if all are busy, until what waits is done."""
+        """Return the seconds until an idle session may lose its cache or, if all are busy, until the waiting requests are done."""
         idle = self._sessions.next_idle(now=now)
         if idle is not None:
             return idle - now
         return sum(work.tokens for work in waiting) * self._pace.seconds_per_token
 
     def until_forgotten(self, *, now: float) -> float:
-        """For a place among those that are remembered."""
+        """Return the seconds until a session is forgotten, so that another can be remembered."""
         time = self._sessions.next_forgotten()
         return self._options.max_retry if time is None else time - now
 
-    def _foresee(self, work: Waiting, waiting: Sequence[Waiting], state: BatchContext, most: float) -> float:
-        """When this verification will be done if nothing else comes; not followed further than ``most``."""
+    def _completion(self, work: Waiting, waiting: Sequence[Waiting], state: BatchContext, latest: float) -> float:
+        """Return when this verification will be done if no other request comes; the simulation stops after ``latest``."""
         left = {each.session: each for each in (*waiting, work)}
         served = dict(state.served)
         time, verified = state.now, state.verified
-        for _ in range(_FORESIGHT):
+        for _ in range(_MAX_SIMULATED):
             ordered = sorted(left.values(), key=lambda each: each.since)
             batch = self._policy.choose(ordered, replace(state, now=time, served=served, verified=verified))
             if batch is None:
@@ -108,7 +108,7 @@ class Admission:
                 served[each.device] += part.tokens
                 if part.tokens < each.tokens:
                     left[part.session] = replace(each, tokens=each.tokens - part.tokens, context=each.context + part.tokens)
-            if work.session not in left or time > most:
+            if work.session not in left or time > latest:
                 break
         return time
 

@@ -1,7 +1,7 @@
-"""What a verifier's scheduler is told, and what it says: its own events and commands.
+"""Events and commands of the verifier's scheduler.
 
-A position counts tokens of a session's text from its beginning. Text is what both sides hold for settled: the context, what the device
-went on with by itself, and what verdicts have added.
+A position counts tokens of a session's text from its beginning. The text is what device and server both hold as committed: the context,
+the tokens that the device committed by itself, and those that verdicts added.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ __all__ += ["Reason", "RefuseDraft", "RefuseSession", "RunBatch", "SchedulerComm
 __all__ += ["SessionClosed", "SessionExtended", "SessionOpened", "TruncateSequence"]
 
 FULL_QUEUE = 32
-"""Verifications that wait in a queue that counts as full; more is no fuller."""
+"""Number of waiting verifications at which the queue counts as full."""
 
 Reason = Literal["overloaded", "device limit", "too long", "unknown session", "busy", "stale round", "gap", "engine failed"]
-"""Why not. Waiting helps where a ``retry_after`` is told: overloaded, device limit, busy, engine failed."""
+"""Reason of a refusal. A later attempt may succeed if a ``retry_after`` is given: overloaded, device limit, busy, engine failed."""
 
 
 class SessionOpened(Struct, frozen=True):
-    """A device wants its drafts verified.
+    """A device opened a session, to have its drafts verified.
 
     Args:
-        session: a name nobody else uses.
-        device: who asks; limits and fairness go by it.
+        session: its name, used once.
+        device: the device that asks; limits and fairness go by it.
         ids: the context, or its beginning.
     """
 
@@ -48,7 +48,7 @@ class SessionOpened(Struct, frozen=True):
 
 
 class SessionExtended(Struct, frozen=True):
-    """The text is cut to ``base`` and goes on with ``ids``, to be read like a context. Not answered."""
+    """The device cut the text to ``base`` and extended it by ``ids``, to be read like a context. Only a refusal answers it."""
 
     session: str
     base: int
@@ -56,14 +56,14 @@ class SessionExtended(Struct, frozen=True):
 
 
 class DraftReceived(Struct, frozen=True, kw_only=True):
-    """A device asks for a verdict.
+    """A device sent a draft for verification.
 
     Args:
         session: an open one.
         round: higher than the last one's.
-        base: position behind which ``given`` and ``draft`` come; what the text has beyond it is taken back.
-        given: tokens the device went on with by itself.
-        draft: tokens to be judged, at most 31; none: only the next token is asked for.
+        base: position after which ``given`` and ``draft`` come; what the text has beyond it is retracted.
+        given: tokens that the device committed by itself.
+        draft: tokens to verify, at most 31; none: only the next token is wanted.
     """
 
     session: str
@@ -74,13 +74,13 @@ class DraftReceived(Struct, frozen=True, kw_only=True):
 
 
 class SessionClosed(Struct, frozen=True):
-    """A device wants nothing more in this session; a draft that is out is not answered."""
+    """The device closed a session; a draft that is out is not answered."""
 
     session: str
 
 
 class DraftVerdict(Struct, frozen=True):
-    """What the engine found about one draft: how many of its tokens stay, and the token that follows; None: there is no room for one."""
+    """The engine's verdict on one draft: how many of its tokens are accepted, and the token after them; None: the context is full."""
 
     session: str
     accepted: int
@@ -88,14 +88,14 @@ class DraftVerdict(Struct, frozen=True):
 
 
 class BatchFinished(Struct, frozen=True):
-    """The batch has run.
+    """The engine has run a batch.
 
     Args:
-        number: of its ``RunBatch``.
-        judgements: one for each part of it with ``verify_rows`` that didn't fail, in any order.
-        seconds: it took.
-        failed: sessions whose parts alone failed; what their sequences hold is not known.
-        found: of the tokens it was to read, those that others had read before, so that they took no time.
+        number: that of its ``RunBatch``.
+        verdicts: one for each part with ``verify_rows`` that didn't fail, in any order.
+        seconds: duration of the batch.
+        failed: sessions with a part that failed alone; the contents of their sequences are unknown.
+        found: number of its tokens that were already in the engine's cache, so that they took no time.
     """
 
     number: int
@@ -106,7 +106,7 @@ class BatchFinished(Struct, frozen=True):
 
 
 class BatchFailed(Struct, frozen=True):
-    """The engine gave the batch up; what its sequences hold is not known."""
+    """The engine gave the batch up; the contents of its sequences are unknown."""
 
     number: int
 
@@ -115,16 +115,16 @@ SchedulerEvent = SessionOpened | SessionExtended | DraftReceived | SessionClosed
 
 
 class AcceptSession(Struct, frozen=True):
-    """Tell the device that its session is open; the context is read as soon as possible, drafts may come at once."""
+    """Report to the device that its session is open; the context is read as soon as possible, drafts may come at once."""
 
     session: str
 
 
 class RefuseSession(Struct, frozen=True):
-    """Tell the device that its session was not opened, or not extended.
+    """Report to the device that its session was not opened, or not extended.
 
     Args:
-        reason: why.
+        reason: reason of the refusal.
         retry_after: seconds to wait before asking again; None: the same question gets the same answer.
     """
 
@@ -134,15 +134,15 @@ class RefuseSession(Struct, frozen=True):
 
 
 class SendVerdict(Struct, frozen=True, kw_only=True):
-    """Tell the device what became of its draft.
+    """Send the device the verdict on its draft.
 
     Args:
-        accepted: of the draft's tokens stay.
-        token: that follows them: the correction, or the bonus if all stay; None: there is no room for one.
-        position: of the text's end, with both.
-        depth: verifications that wait now.
+        accepted: number of draft tokens accepted.
+        token: the token after them: the correction, or the bonus token if all are accepted; None: the context is full.
+        position: end of the text, both included.
+        depth: number of verifications that wait now.
         queued: seconds until its first batch.
-        compute: seconds its batches took.
+        compute: seconds that its batches took.
     """
 
     session: str
@@ -156,10 +156,10 @@ class SendVerdict(Struct, frozen=True, kw_only=True):
 
 
 class RefuseDraft(Struct, frozen=True):
-    """Tell the device that its draft is not judged, and the text is as it was before.
+    """Report to the device that its draft is not verified, and the text is as it was before.
 
     Args:
-        reason: why.
+        reason: reason of the refusal.
         retry_after: seconds to wait before asking again; None: the same question gets the same answer.
     """
 
@@ -170,12 +170,12 @@ class RefuseDraft(Struct, frozen=True):
 
 
 class BatchPart(Struct, frozen=True):
-    """What a batch reads of one session.
+    """The part of a batch that belongs to one session.
 
     Args:
-        start: position of the first id; just so many tokens are in the sequence now.
-        ids: to be read.
-        judged: of these, the last ones, whose rows are wanted: behind the text's last token and behind each of the draft's.
+        start: position of the first id, and the number of tokens in the sequence now.
+        ids: tokens to read.
+        verify_rows: number of the last ids that give the verdict's rows: the text's last token and the draft; 0: no draft ends here.
     """
 
     session: str
@@ -185,7 +185,7 @@ class BatchPart(Struct, frozen=True):
 
 
 class RunBatch(Struct, frozen=True):
-    """Decode this in one forward pass; one is out at a time, and is answered by ``BatchFinished`` or ``BatchFailed``."""
+    """Decode these parts in one forward pass. One batch is out at a time; ``BatchFinished`` or ``BatchFailed`` answers it."""
 
     number: int
     kind: Kind
@@ -193,7 +193,7 @@ class RunBatch(Struct, frozen=True):
 
 
 class TruncateSequence(Struct, frozen=True):
-    """Keep only so many tokens of the session in the cache; done before the next batch."""
+    """Keep only ``length`` tokens of the session in the cache; done before the next batch."""
 
     session: str
     length: int
@@ -206,7 +206,7 @@ class DropSequence(Struct, frozen=True):
 
 
 class ForgetSession(Struct, frozen=True):
-    """The session is no more; who wants to go on opens it anew."""
+    """Report to the device that its session was forgotten; to go on, it opens another one."""
 
     session: str
 

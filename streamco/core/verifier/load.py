@@ -1,4 +1,4 @@
-"""How busy a verifier is, from what its batches took and whether its verdicts were in time."""
+"""Load estimates of a verifier: step times, the pace of prompts, and how many sessions it can serve in time."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from streamco.policies.batching import CHUNK, StepSeconds
 
 __all__ = ["MeasuredStep", "PrefillPace", "SessionLimit"]
 
-_RATIOS = 33  # batches whose times correct the model
-_DECAY = 0.9  # a prefill step's weight against the one behind it
-_VERDICTS = 128  # of which a share may be late, and after which one session more is tried
+_RATIOS = 33  # recent batches; their times correct the model
+_DECAY = 0.9  # a prefill step's weight against the next one's
+_VERDICTS = 128  # in a period: a share of them may be late, and after it one session more is tried
 _BACK_OFF = 0.9
-_ENDS = 9  # sessions whose ends tell how often there is a place
+_ENDS = 9  # last sessions that ended; their spacing estimates when the next one ends
 _UNKNOWN_GAP = 1.0  # seconds
-_EARLY = 0.01  # seconds by which who was told to wait may ask too soon: clocks differ, and frames have milliseconds
-_WAITING = 1024  # sessions that are known to wait
+_EARLY = 0.01  # seconds by which a retry may come too soon: clocks differ, and frames have milliseconds
+_MAX_WAITING = 1024  # refused sessions that are remembered
 
 
 class MeasuredStep:
-    """A model of step times, corrected by the median of measured times over its own; itself such a function.
+    """A model of step times, scaled by the median ratio of measured to predicted times. Implements ``StepSeconds``.
 
     Args:
-        model: seconds from tokens and context.
+        model: seconds of a batch from its tokens and their context.
     """
 
     def __init__(self, model: StepSeconds) -> None:
@@ -34,11 +34,11 @@ class MeasuredStep:
         self._scale = 1.0
 
     def __call__(self, tokens: int, context: int) -> float:
-        """Seconds of a batch."""
+        """Return the seconds of a batch."""
         return self._scale * self._model(tokens, context)
 
     def alone(self, tokens: int, context: int) -> float:
-        """Seconds of a verification when nobody else is there: its chunks, one behind the other."""
+        """Return the seconds of a verification without other load: its chunks, one after the other."""
         seconds = 0.0
         while tokens > CHUNK:
             seconds += self(CHUNK, context)
@@ -47,7 +47,7 @@ class MeasuredStep:
         return seconds + self(tokens, context)
 
     def observe(self, tokens: int, context: int, seconds: float) -> None:
-        """A batch took ``seconds``."""
+        """Record that a batch took ``seconds``."""
         expected = self._model(tokens, context)
         if expected > 0:
             self._ratios.append(seconds / expected)
@@ -55,10 +55,10 @@ class MeasuredStep:
 
 
 class PrefillPace:
-    """Seconds a prompt token takes, the batches of others between included.
+    """Seconds that a prompt token takes, interleaved batches of verifications included.
 
     Args:
-        expected: seconds a token before anything was measured.
+        expected: seconds per token, used before the first measurement.
     """
 
     def __init__(self, expected: float) -> None:
@@ -68,15 +68,15 @@ class PrefillPace:
 
     @property
     def seconds_per_token(self) -> float:
-        """The recent mean."""
+        """Recent mean, seconds."""
         return self._seconds / self._tokens
 
     def begin(self, *, now: float) -> None:
-        """Prompts wait again."""
+        """Record that prompts wait again."""
         self._since = now
 
     def observe(self, tokens: int, *, waits_on: bool, now: float) -> None:
-        """A step has read ``tokens``; ``waits_on``: prompts are left."""
+        """Record that a step has read ``tokens``; ``waits_on`` is True if prompts are left."""
         if self._since is not None:
             self._seconds = _DECAY * self._seconds + now - self._since
             self._tokens = _DECAY * self._tokens + tokens
@@ -84,29 +84,29 @@ class PrefillPace:
 
 
 class SessionLimit:
-    """How many sessions may be in use: one more as long as verdicts are in time, a tenth fewer as they are late.
+    """Limit on the sessions in use, by additive increase and multiplicative decrease: one more while verdicts are in time, 0.9 when late.
 
     Args:
-        most: share of late verdicts that is borne.
+        late_share: share of late verdicts that is tolerated, 0..1.
     """
 
-    def __init__(self, most: float) -> None:
-        self._most = most * _VERDICTS + math.sqrt(most * _VERDICTS)  # one standard deviation: chance makes clusters
+    def __init__(self, late_share: float) -> None:
+        self._max_late = late_share * _VERDICTS + math.sqrt(late_share * _VERDICTS)  # one standard deviation: late verdicts cluster
         self._limit = math.inf
         self._verdicts = self._late = 0
-        self._told: list[float] = []  # when those who were told to wait come again, a heap
+        self._retries: list[float] = []  # times at which refused sessions ask again, a heap
         self._ended: deque[float] = deque(maxlen=_ENDS)
 
     @property
     def limit(self) -> float:
-        """Sessions; inf before verdicts were late."""
+        """Number of sessions; inf until verdicts were late."""
         return self._limit
 
     def observe(self, *, is_late: bool, present: int) -> None:
-        """A verdict went out while ``present`` sessions were in use."""
+        """Record a verdict sent while ``present`` sessions were in use."""
         self._verdicts += 1
         self._late += is_late
-        if self._late > self._most:
+        if self._late > self._max_late:
             self._limit = max(1.0, _BACK_OFF * min(self._limit, present))
         elif self._verdicts < _VERDICTS:
             return
@@ -115,21 +115,22 @@ class SessionLimit:
         self._verdicts = self._late = 0
 
     def record_end(self, *, now: float) -> None:
-        """A session ended."""
+        """Record the end of a session."""
         self._ended.append(now)
 
-    def wait(self, present: int, *, now: float, most: float = math.inf) -> float | None:
-        """Seconds until one more may come, ``most`` at most: so long as it takes for all who wait now to find a place; None: it may.
+    def wait(self, present: int, *, now: float, max_wait: float = math.inf) -> float | None:
+        """Return the seconds until one more session may come, at most ``max_wait``; None: it may come now.
 
-        Who asks again in time has stopped waiting by then, and is counted once.
+        That is the time in which all refused sessions that still wait are expected to be admitted. A session that asks again in time no
+        longer counts as waiting, so it is counted once.
         """
-        while self._told and self._told[0] <= now + _EARLY:
-            heappop(self._told)
+        while self._retries and self._retries[0] <= now + _EARLY:
+            heappop(self._retries)
         if present < self._limit:
             return None
         gaps = len(self._ended) - 1
         gap = (self._ended[-1] - self._ended[0]) / gaps if gaps > 0 else _UNKNOWN_GAP
-        seconds = min(most, gap * (len(self._told) + 1))
-        if len(self._told) < _WAITING:
-            heappush(self._told, now + seconds)
+        seconds = min(max_wait, gap * (len(self._retries) + 1))
+        if len(self._retries) < _MAX_WAITING:
+            heappush(self._retries, now + seconds)
         return seconds

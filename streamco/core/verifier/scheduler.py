@@ -1,11 +1,11 @@
 """The verifier's scheduler: sessions of many devices on one engine (Synera 4.5; which requests go together is in ``policies.batching``).
 
-One batch is out at a time. When it has finished, the policy forms the next from what waits then; so a verdict is out after what remains of
-the batch that runs, perhaps a step of prefill, and its own batch.
+One batch is out at a time. When it has finished, the policy forms the next one from the requests that wait then. So a verdict takes the
+rest of the running batch, perhaps a step of prefill, and its own batch.
 
-Nothing is queued without end. A session is refused where its device has enough of them, the cache is full of sessions in use, prompts would
-wait too long, or more than a twentieth of the last verdicts were late: then there is load enough. A draft is refused where its verdict
-would come too late to be of use. Every refusal that time can mend says when to ask again (``core.admission``).
+The queue is bounded. A session is refused if its device has too many, if the cache is full of sessions in use, if prompts would wait too
+long, or if more than a twentieth of the last verdicts were late. A draft is refused if its verdict would come too late to be of use. Every
+refusal that may succeed later says when to ask again (``core.verifier.admission``).
 
 ::
 
@@ -51,8 +51,8 @@ from streamco.policies.batching import CHUNK, Alternating, BatchContext, BatchPo
 
 __all__ = ["MAX_DRAFT", "VerificationScheduler"]
 
-MAX_DRAFT = CHUNK - 1  # tokens: with the row before it, a draft is judged in one chunk
-_TURNS = 2.0  # a prompt token takes so many times as long as alone, until that is measured
+MAX_DRAFT = CHUNK - 1  # tokens: with the row before it, a draft is verified in one chunk
+_TURNS = 2.0  # times that a prompt token takes longer than alone, until that is measured
 
 
 class _Running(Struct, frozen=True):
@@ -62,16 +62,16 @@ class _Running(Struct, frozen=True):
     sessions: tuple[HeldSession, ...]
     tokens: int
     context: int
-    ends: float  # as foreseen
+    ends: float  # predicted time
 
 
 class VerificationScheduler:
-    """A state machine without IO; its drivers call it as they do any machine, with events and commands of ``core.verification``.
+    """The scheduler's state machine, without IO. Its drivers feed it the events of ``core.verifier.events`` and run the commands.
 
     Args:
-        options: what it bears.
+        options: limits of load and engine.
         step: seconds of a batch; measured times correct it.
-        policy: which requests form a batch; None: ``Alternating``.
+        policy: chooses the requests of a batch; None: ``Alternating``.
     """
 
     def __init__(self, options: SchedulerOptions, step: StepSeconds, policy: BatchPolicy | None = None) -> None:
@@ -85,10 +85,10 @@ class VerificationScheduler:
             tokens=options.kv_tokens, places=options.places, idle_after=options.idle_after, forget_after=options.forget_after
         )
         self._admission = Admission(options, self._policy, self._step, self._pace, self._sessions)
-        self._busy: dict[str, HeldSession] = {}  # who waits or runs
+        self._busy: dict[str, HeldSession] = {}  # sessions that wait or run
         self._served: dict[str, float] = {}  # tokens, by device, of every device that has a session
         self._running: _Running | None = None
-        self._ready_at: float | None = None  # when a policy that waits for more will have a batch
+        self._ready_at: float | None = None  # when a policy that waits for more requests will have a batch
         self._numbers = 0
         self._verified = 0  # batches since the last prefill
         self._commands: list[SchedulerCommand] = []
@@ -96,10 +96,10 @@ class VerificationScheduler:
     # What a driver calls
 
     def start(self, *, now: float) -> None:
-        """Nothing is to be done before the first event."""
+        """Begin; no command comes before the first event."""
 
     def receive(self, event: SchedulerEvent, *, now: float) -> None:
-        """Take note of what happened."""
+        """Handle an event."""
         match event:
             case SessionOpened():
                 self._open(event, now)
@@ -118,17 +118,17 @@ class VerificationScheduler:
         self._run_next(now)
 
     def take_commands(self) -> list[SchedulerCommand]:
-        """Return what to do, in order; each command is handed out once."""
+        """Return the commands to run, in order; each is returned once."""
         commands, self._commands = self._commands, []
         return commands
 
     def next_deadline(self) -> float | None:
-        """When the next session is to be forgotten, or a batch that waits for more is to begin; None: neither."""
+        """Return when to call ``handle_deadline``: a session must be forgotten or a waiting batch begun; None: never."""
         forgotten = self._sessions.next_forgotten()
         return forgotten if self._ready_at is None else min(self._ready_at, math.inf if forgotten is None else forgotten)
 
     def handle_deadline(self, *, now: float) -> None:
-        """Forget who was silent for too long; begin what has waited long enough."""
+        """Forget the sessions that were silent for too long, and begin a batch that has waited long enough."""
         for session in self._sessions.overdue(now=now):
             self._remove(session)
             self._commands.append(ForgetSession(session.name))
@@ -139,16 +139,16 @@ class VerificationScheduler:
 
     @property
     def depth(self) -> int:
-        """Verifications that wait."""
+        """Number of verifications that wait."""
         return sum(session.pending is not None and not session.is_running for session in self._busy.values())
 
     @property
     def reserved(self) -> int:
-        """Tokens of the cache that are spoken for."""
+        """Number of reserved tokens in the cache."""
         return self._sessions.reserved
 
     def text(self, name: str) -> tuple[int, ...] | None:
-        """Return what both sides hold for settled, to compare when a device resumes; None: the session is not known."""
+        """Return a session's committed ids, to compare them when a device resumes; None: the session is not known."""
         session = self._sessions.get(name)
         return None if session is None or session.is_closed else tuple(session.text)
 
@@ -186,13 +186,13 @@ class VerificationScheduler:
             self._refuse_session(event.session, "gap")
         elif event.base + len(event.ids) >= self._options.context_tokens:
             self._refuse_session(event.session, "too long")
-        elif tuple(session.text[event.base :]) != event.ids:  # who says nothing new is as silent as before
+        elif tuple(session.text[event.base :]) != event.ids:  # an extension without news does not end the silence
             wait = self._until_extended(session, event, now) if session.reserved_tokens else None
             if wait is not None and session.is_running:
                 self._refuse_session(event.session, "overloaded", wait)
                 return
             if wait is not None:
-                self._evict(session)  # it is read when there is room again and a draft comes
+                self._evict(session)  # its ids are read again with a later draft, when there are free tokens
             self._sessions.touch(session, now=now)
             self._rewrite(session, event.base, event.ids)
             if session.reserved_tokens:
@@ -200,7 +200,7 @@ class VerificationScheduler:
                 self._enqueue(session, now)
 
     def _until_extended(self, session: HeldSession, event: SessionExtended, now: float) -> float | None:
-        """Make room for an extension; else how long to wait. What is read for it is admitted like a prompt."""
+        """Reserve tokens for an extension; if that fails, return how long to wait. Its unread tokens are admitted like a prompt."""
         end = event.base + len(event.ids)
         unread = end - 1 - min(session.cached, event.base)
         if unread > max(CHUNK, session.prompt_end - session.cached):
@@ -222,7 +222,7 @@ class VerificationScheduler:
             self._remove(session)
 
     def _remove(self, session: HeldSession) -> None:
-        """Forget a session and what the engine holds of it."""
+        """Forget a session, and drop its sequence."""
         self._evict(session)
         self._sessions.remove(session)
         if not self._sessions_of(session.device):
@@ -235,7 +235,7 @@ class VerificationScheduler:
             self._commands.append(DropSequence(session.name))
 
     def _reserve(self, session: HeldSession, tokens: int, now: float) -> bool:
-        """Make room in the cache, if need be at the cost of others; False: there is none."""
+        """Reserve tokens in the cache, evicting other sessions if necessary. Return False if that fails."""
         victims = self._sessions.reserve(session, tokens, now=now)
         if victims is None:
             return False
@@ -256,7 +256,7 @@ class VerificationScheduler:
         if session is None or session.is_closed:
             self._refuse(event, "unknown session")
             return
-        reason = self._objection(session, event)
+        reason = self._why_invalid(session, event)
         if reason is not None:
             self._refuse(event, reason, self._options.min_retry if reason == "busy" else None)
             return
@@ -267,14 +267,14 @@ class VerificationScheduler:
             self._refuse(event, "overloaded", wait)
             return
         self._sessions.touch(session, now=now)
-        session.taken_back = session.text[event.base :]
+        session.retracted = session.text[event.base :]
         self._rewrite(session, event.base, event.given)
         session.pending, session.round, session.asked, session.due = event, event.round, now, due
         session.started, session.compute = None, 0.0
         self._enqueue(session, now)
 
-    def _objection(self, session: HeldSession, event: DraftReceived) -> Reason | None:
-        """Return what is wrong with a draft, whatever the load."""
+    def _why_invalid(self, session: HeldSession, event: DraftReceived) -> Reason | None:
+        """Return why a draft is refused whatever the load; None: it is valid."""
         if session.pending is not None:
             return "busy"
         if event.round <= session.round:
@@ -287,12 +287,12 @@ class VerificationScheduler:
         return None
 
     def _until_verdict(self, session: HeldSession, event: DraftReceived, now: float) -> tuple[float | None, float]:
-        """Return how long to wait before asking, None: not at all; and when the verdict is late."""
+        """Return (seconds to wait before asking again, or None; time from which the verdict is late)."""
         length = event.base + len(event.given)
         if not session.reserved_tokens:
             return self._admission.until_prefilled(self._waiting(), length), math.inf
         if session.cached < session.prompt_end:
-            return None, math.inf  # it waits for its own prompt, which was admitted
+            return None, math.inf  # the draft waits for its own prompt, which was admitted
         cached = min(session.cached, event.base, length - 1)
         work = Waiting(
             session=session.name,
@@ -312,7 +312,7 @@ class VerificationScheduler:
     # Batches
 
     def _enqueue(self, session: HeldSession, now: float) -> None:
-        """Have it wait if there is anything to read."""
+        """Add a session to those that wait if it has tokens to read."""
         work = session.work()
         if work is None or session.name in self._busy:
             return
@@ -323,17 +323,17 @@ class VerificationScheduler:
         session.since = now
 
     def _lifted(self, device: str) -> float:
-        """Return a device's counter: who was away has no credit for it.
+        """Return a device's counter of served tokens, raised to those of the devices present: an absent device collects no credit.
 
-        Newcomers begin where the most served of those present is: begun with the least, an endless row of them would keep out whoever was
-        served once.
+        A new device begins at the highest counter present. If it began at the lowest, an endless row of new devices would starve every
+        device that was served once.
         """
         present = {session.device for session in self._busy.values()}
         own = self._served.get(device, 0.0)
         return own if device in present else max([own, *(self._served[each] for each in present)])
 
     def _waiting(self) -> list[Waiting]:
-        """Return what is to be read, the running batch counted as done."""
+        """Return the work of all sessions in order of arrival, with the running batch counted as done."""
         return sorted((work for session in self._busy.values() if (work := session.work()) is not None), key=_since)
 
     def _run_next(self, now: float) -> None:
@@ -358,9 +358,9 @@ class VerificationScheduler:
         self._commands.append(command)
 
     def _begin(self, session: HeldSession, portion: Portion, now: float) -> BatchPart:
-        """Count a session's part of a batch as read."""
+        """Return a session's part of a batch, counted as read."""
         work = session.work()
-        assert work is not None, "a policy chooses from what waits"
+        assert work is not None, "a policy chooses among the sessions that wait"
         self._served[session.device] += portion.tokens
         session.is_running, session.keeps = True, math.inf
         if work.kind == "verify" and session.started is None:
@@ -395,16 +395,16 @@ class VerificationScheduler:
             self._pace.observe(read, waits_on=waits_on, now=now)
 
     def _conclude(self, session: HeldSession, verdict: DraftVerdict, now: float) -> None:
-        """Settle a draft and tell the device."""
+        """Commit the accepted tokens of a draft and send the verdict."""
         draft, accepted = session.pending, verdict.accepted
-        assert draft is not None, "a session that was closed is not judged"
-        assert session.started is not None, "it has run"
+        assert draft is not None, "a closed session has no verdict"
+        assert session.started is not None, "a session with a verdict has run"
         if not 0 <= accepted <= len(draft.draft):
             raise AssertionError(f"{session.name}: expected 0 to {len(draft.draft)} accepted tokens, got {accepted}")
         session.text += draft.draft[:accepted]
         kept = len(session.text)
         if verdict.token is None:
-            kept -= 1  # the next draft's first row is behind the text's last token
+            kept -= 1  # the next draft's first row is that of the text's last token
         else:
             session.text.append(verdict.token)
         session.pending = None
@@ -432,7 +432,7 @@ class VerificationScheduler:
             self._give_up(session, now)
 
     def _give_up(self, session: HeldSession, now: float) -> None:
-        """What the engine holds of it is not known: drop that, and let the device ask again."""
+        """Drop a session's sequence, because its contents are unknown, and let the device ask again."""
         session.is_running = False
         if session.is_closed:
             self._remove(session)

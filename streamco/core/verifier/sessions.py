@@ -1,8 +1,8 @@
-"""The sessions of a verifier, and who of them has tokens in the engine's cache.
+"""Sessions of a verifier, and which of them have tokens in the engine's KV cache.
 
-A session's ids are kept for as long as it is remembered; they are small. Its cache is large and may be taken for others while the device
-doesn't ask for anything: then the ids are read again when it does. Room is reserved before anything is admitted, so whatever was admitted
-can be finished.
+A session's ids are kept as long as it is remembered, because they are small. Its cache is large and may be given to another session while
+the device is silent. The ids are then read again with its next draft. Tokens of the cache are reserved before a request is admitted, so
+every admitted request can be finished.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ __all__ = ["HeldSession", "SessionTable"]
 
 
 class HeldSession:
-    """One session.
+    """State of one session; the scheduler owns it.
 
     Attributes:
-        text: settled ids.
-        cached: tokens of the text, and of a draft in the making, that the engine has read or is reading.
+        text: committed ids.
+        cached: number of tokens, of the text and then of the pending draft, that the engine has read or is reading.
         prompt_end: position up to which reading is a prefill; a draft's row 0 needs the text's last token read with it.
-        pending: the draft that waits for its verdict.
-        taken_back: what the text had behind the pending draft's base.
-        is_running: it takes part in the batch that runs.
-        keeps: tokens that stay when that batch has run; inf: all.
-        room: tokens of the cache that are reserved for it; 0: it has none.
-        touched: seconds, when the device or its batch was heard of last.
-        since: seconds, when what it waits for began to wait.
-        asked: seconds, when the pending draft came.
-        due: seconds, when its verdict should be out.
-        started: seconds, when its first batch began; None: not yet.
-        compute: seconds its batches took so far.
+        pending: the draft that waits for its verdict; None: none does.
+        retracted: ids that the text had after the pending draft's base.
+        is_running: whether it takes part in the running batch.
+        keeps: number of tokens that stay when that batch has run; inf: all.
+        reserved_tokens: tokens of the cache that are reserved for it; 0: it has none.
+        touched: time of the last event of its device or of its batch, seconds.
+        since: time when its next work began to wait, seconds.
+        asked: time when the pending draft came, seconds.
+        due: time from which its verdict is late, seconds.
+        started: time when its first batch began, seconds; None: not yet.
+        compute: seconds that its batches took so far.
     """
 
     __slots__ = (
@@ -50,10 +50,10 @@ class HeldSession:
         "pending",
         "prompt_end",
         "reserved_tokens",
+        "retracted",
         "round",
         "since",
         "started",
-        "taken_back",
         "text",
         "touched",
     )
@@ -65,7 +65,7 @@ class HeldSession:
         self.cached = 0
         self.prompt_end = max(0, len(ids) - 1)
         self.pending: DraftReceived | None = None
-        self.taken_back: list[int] = []
+        self.retracted: list[int] = []
         self.round = -1
         self.asked = self.since = self.touched = now
         self.due = math.inf
@@ -77,16 +77,16 @@ class HeldSession:
 
     @property
     def is_at_rest(self) -> bool:
-        """True if nothing is to be done for it."""
+        """True if it has no work."""
         return self.pending is None and not self.is_running and (not self.reserved_tokens or self.cached >= self.prompt_end)
 
     @property
     def need(self) -> int:
-        """Tokens of the cache that its text takes."""
+        """Number of cache tokens that its text takes."""
         return max(1, len(self.text))
 
     def work(self) -> Waiting | None:
-        """Return what is to be read next, what runs counted as done."""
+        """Return what must be read next, with the running batch counted as done; None: nothing."""
         missing = self.prompt_end - self.cached
         if self.reserved_tokens and missing > 0:
             return Waiting(
@@ -114,11 +114,11 @@ class HeldSession:
         )
 
     def to_verify(self) -> int:
-        """Tokens to be read for the pending draft, its own included."""
+        """Return the number of tokens to read for the pending draft, its own included."""
         return len(self.text) + (len(self.pending.draft) if self.pending is not None else 0) - self.cached
 
     def read(self, tokens: int) -> tuple[int, ...]:
-        """Return the next ids, counted as cached."""
+        """Return the next ids, and count them as cached."""
         start, end = self.cached, self.cached + tokens
         ids = tuple(self.text[start:end])
         if end > len(self.text):
@@ -128,9 +128,9 @@ class HeldSession:
         return ids
 
     def rewrite(self, base: int, ids: tuple[int, ...]) -> bool:
-        """Cut the text to ``base`` tokens and go on with ``ids``; whether the cache must be truncated to ``cached``.
+        """Cut the text to ``base`` tokens and append ``ids``. Return True if the cache must be truncated to ``cached``.
 
-        A batch that runs is not undone; ``keeps`` says what of it stays.
+        A running batch is not undone; ``keeps`` is set to the number of its tokens that stay.
         """
         self.text[base:] = ids
         valid = max(0, min(base, len(self.text) - 1))
@@ -141,14 +141,14 @@ class HeldSession:
         return self.keep(valid)
 
     def restore(self) -> None:
-        """Forget the pending draft, as if it had never come; only while nothing of it is cached."""
+        """Undo the pending draft; allowed only while none of it is cached."""
         if self.pending is not None:
-            self.text[self.pending.base :] = self.taken_back
+            self.text[self.pending.base :] = self.retracted
             self.prompt_end = max(0, len(self.text) - 1)
             self.pending = None
 
     def keep(self, length: float) -> bool:
-        """Count at most so many tokens as cached; whether it were more."""
+        """Count at most ``length`` tokens as cached. Return True if there were more."""
         was_more = self.cached > length
         if was_more:
             self.cached = int(length)
@@ -159,14 +159,14 @@ class SessionTable:
     """All sessions, least recently used first, and the cache they share.
 
     Args:
-        tokens: of the cache.
-        places: sequences it has.
-        idle_after: seconds of silence after which a session's cache may be taken for whoever asks.
+        tokens: size of the cache.
+        places: number of sequences that it has.
+        idle_after: seconds of silence after which a session's cache may be given to any other.
         forget_after: seconds of silence after which its ids may be forgotten.
 
     Attributes:
-        reserved: tokens of the cache.
-        resident: sequences taken.
+        reserved: number of reserved tokens.
+        resident: number of sequences in use.
     """
 
     def __init__(self, *, tokens: int, places: int, idle_after: float, forget_after: float) -> None:
@@ -185,25 +185,25 @@ class SessionTable:
         return iter(self._sessions.values())
 
     def get(self, name: str) -> HeldSession | None:
-        """Return the session of that name."""
+        """Return the session of that name; None: it is not known."""
         return self._sessions.get(name)
 
     def add(self, session: HeldSession) -> None:
-        """Remember a new one; it has no room yet."""
+        """Add a new session, without reserved tokens unless it has them already."""
         self._sessions[session.name] = session
 
     def touch(self, session: HeldSession, *, now: float) -> None:
-        """Something was heard of it."""
+        """Record an event of a session, which makes it the most recently used one."""
         self._sessions[session.name] = self._sessions.pop(session.name)
         session.touched = now
 
     def reserve(self, session: HeldSession, tokens: int, *, now: float) -> list[HeldSession] | None:
-        """Reserve ``tokens`` for it altogether.
+        """Reserve ``tokens`` in total for a session.
 
-        Who was silent for long loses the cache first; then the devices that hold more than this one would, as long as they still do.
+        Sessions that were silent for long lose their cache first, then sessions of devices that hold more than this one would.
 
         Returns:
-            Who lost the cache for it; None: there is no room, and nothing was changed.
+            The sessions that lost their cache; None: there are not enough free tokens, and nothing was changed.
         """
         free = self._tokens - self.reserved + session.reserved_tokens
         free_places = self._places - self.resident + bool(session.reserved_tokens)
@@ -215,7 +215,7 @@ class SessionTable:
                 victim = idle[len(victims)]
             else:
                 others = [each for each in at_rest if each not in victims and each.device != session.device]
-                found = self._of_the_largest(others, victims, session, 0 if free_places < 1 else tokens)
+                found = self._victim(others, victims, session, 0 if free_places < 1 else tokens)
                 if found is None:
                     return None
                 victim = found
@@ -229,48 +229,55 @@ class SessionTable:
         session.reserved_tokens = tokens
         return victims
 
-    def _of_the_largest(self, others: list[HeldSession], gone: list[HeldSession], session: HeldSession, tokens: int) -> HeldSession | None:
-        """Who of ``others`` is to make room for ``session``; ``tokens`` are wanted, or, where these are 0, a place."""
+    def _victim(self, others: list[HeldSession], gone: list[HeldSession], session: HeldSession, tokens: int) -> HeldSession | None:
+        """Return the session of ``others`` to evict for ``session``, of the device that holds most; None: no device holds more.
+
+        Args:
+            others: candidates, least recently used first.
+            gone: sessions that are evicted already.
+            session: the one that needs tokens.
+            tokens: number of tokens needed; 0: only a sequence is needed, and sequences are compared.
+        """
         held: Counter[str] = Counter()
         for each in self:
             if each.reserved_tokens and each is not session and each not in gone:
                 held[each.device] += each.reserved_tokens if tokens else 1
-        victim = max(others, key=lambda each: held[each.device], default=None)  # of several the one that was silent longest
+        victim = max(others, key=lambda each: held[each.device], default=None)  # of equal ones the one that was silent longest
         if victim is None or held[victim.device] - (victim.reserved_tokens if tokens else 1) < held[session.device] + (tokens or 1):
             return None
         return victim
 
     def shrink(self, session: HeldSession) -> None:
-        """Reserve only what its text needs now."""
+        """Reduce a session's reservation to what its text needs now."""
         if session.reserved_tokens:
             self.reserved += session.need - session.reserved_tokens
             session.reserved_tokens = session.need
 
     def evict(self, session: HeldSession) -> None:
-        """Take its cache; its ids stay, to be read again."""
+        """Release a session's cache; its ids stay, to be read again."""
         self.resident -= bool(session.reserved_tokens)
         self.reserved -= session.reserved_tokens
         session.reserved_tokens = session.cached = 0
         session.prompt_end = max(0, len(session.text) - 1)
 
     def remove(self, session: HeldSession) -> None:
-        """Forget it."""
+        """Forget a session and release its cache."""
         self.evict(session)
         del self._sessions[session.name]
 
     def in_use(self, *, now: float) -> int:
-        """Sessions that something is done for, or was not long ago."""
+        """Return the number of sessions that have work, or had it in the last ``idle_after`` seconds."""
         return sum(not session.is_at_rest or session.touched + self._idle_after > now for session in self)
 
     def next_idle(self, *, now: float) -> float | None:
-        """When one more session's cache may be taken; None: nobody is at rest."""
+        """Return when the next session's cache may be given to another; None: no session at rest has one that is still protected."""
         times = (session.touched + self._idle_after for session in self if session.reserved_tokens and session.is_at_rest)
         return next((time for time in times if time > now), None)
 
     def next_forgotten(self) -> float | None:
-        """When the next session may be forgotten; None: nobody is at rest."""
+        """Return when the next session may be forgotten; None: none is at rest."""
         return next((session.touched + self._forget_after for session in self if session.is_at_rest), None)
 
     def overdue(self, *, now: float) -> list[HeldSession]:
-        """Who may be forgotten."""
+        """Return the sessions that may be forgotten now."""
         return [session for session in self if session.is_at_rest and session.touched + self._forget_after <= now]

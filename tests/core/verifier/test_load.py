@@ -137,5 +137,5 @@ def test_who_asks_again_in_time_is_counted_once() -> None:
 def test_nobody_is_told_to_wait_for_longer_than_is_borne_however_many_ask() -> None:
     limit = SessionLimit(0.05)
     observe(limit, 9, late=9, present=10)
-    assert [limit.wait(10, now=0.0, most=30.0) for _ in range(2000)][-1] == 30.0
-    assert limit.wait(10, now=31.0, most=30.0) == 1.0
+    assert [limit.wait(10, now=0.0, max_wait=30.0) for _ in range(2000)][-1] == 30.0
+    assert limit.wait(10, now=31.0, max_wait=30.0) == 1.0
