@@ -231,9 +231,9 @@ def speculator_options(speculation: SpeculationOptions, tokens: int) -> Speculat
         max_ahead=speculation.max_ahead,
         branch_kinds=speculation.branch_kinds,
         max_draft=VerifyOptions().draft_tokens,
-        verdict_patience=speculation.verdict_patience,
-        prompt_patience=speculation.prompt_patience,
-        link_patience=speculation.link_patience,
+        verdict_timeout=speculation.verdict_patience,
+        first_verdict_timeout=speculation.prompt_patience,
+        patience=speculation.link_patience,
         last_patience=speculation.last_patience,
     )
 

@@ -124,7 +124,7 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
                 acceptance=known.acceptance,
                 step_times=tuple(known.step_times),
                 wait=known.wait,
-                remote_step=known.remote_step if known.knows_remote else None,
+                remote_step=known.remote_step if known.has_remote_step else None,
                 hit_rate=conditions.hit_rate,
                 mean_confidence=known.mean_confidence,
             )

@@ -196,7 +196,7 @@ class SpeculationPlanner:
             if attempt.first_token is not None and attempt.stopped is not None and attempt.tokens > 1:
                 span = attempt.stopped - attempt.first_token
                 if not is_burst(attempt.tokens, attempt.ttft, span):
-                    self.pair.note_remote(attempt.tokens - 1, span)
+                    self.pair.record_remote(attempt.tokens - 1, span)
 
     # An answer
 
@@ -243,10 +243,10 @@ class SpeculationPlanner:
             max_branches=self.options.max_branches,
             max_ahead=self._max_ahead,
             max_draft=pairing.facts.draft_tokens,
-            link_patience=self.options.link_patience,
+            patience=self.options.link_patience,
             last_patience=self.options.last_patience,
-            prompt_patience=self.options.prompt_patience,
-            verdict_patience=self.options.verdict_patience,
+            first_verdict_timeout=self.options.prompt_patience,
+            verdict_timeout=self.options.verdict_patience,
         )
 
         def draft(tell: Tell) -> DeviceDrafter:

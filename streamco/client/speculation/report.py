@@ -197,7 +197,7 @@ def _figures(driver: SpeculationDriver, record: SpeculationRecord) -> Speculatio
         budget=record.budget,
         bytes_up=driver.session.bytes_up,
         bytes_down=driver.session.bytes_down,
-        retracted=driver.machine.answer.retracted,
+        retracted=driver.machine.report.retracted,
         is_exact=record.is_exact,
     )
 

@@ -1,7 +1,7 @@
-"""A reader who is far behind: the next round waits, so that nothing is made that may never be read.
+"""Backpressure: no new round starts while the reader has much left to read, so that no tokens are made that may never be read.
 
-What was begun is finished; a chunk that is drafted stays where it is until the reader catches up, and no token is asked for without one.
-The time in between is nobody's.
+A round that has started is finished. A drafted chunk stays where it is until the reader catches up. The time in between is charged neither
+to drafting nor to the stream.
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ __all__ = ["Backpressure"]
 
 
 class Backpressure:
-    """Whether an answer rests.
+    """The decision whether the next round of an answer is held back.
 
     Args:
-        ledger: is told of time that doesn't count.
+        time_account: skips the time in which a round was held back.
 
     Attributes:
-        is_wanted: the reader is far behind.
+        is_requested: the reader has much left to read.
     """
 
-    def __init__(self, ledger: TimeAccount) -> None:
-        self._ledger = ledger
-        self.is_wanted = False
-        self._since: float | None = None
+    def __init__(self, time_account: TimeAccount) -> None:
+        self._time_account = time_account
+        self.is_requested = False
+        self._held_since: float | None = None
 
-    def want(self, *, is_streaming: bool, now: float) -> None:
-        """The reader is far behind; ``is_streaming``: a plain stream runs, which is not read on from now."""
-        self.is_wanted = True
+    def request(self, *, is_streaming: bool, now: float) -> None:
+        """Record that the reader has much left to read. ``is_streaming``: a remote stream is open, and is not read from now on."""
+        self.is_requested = True
         if is_streaming:
-            self._since = now
+            self._held_since = now
 
-    def begins(self, *, now: float) -> bool:
-        """Return a chunk is drafted, or none is needed: whether it waits."""
-        if self.is_wanted and self._since is None:
-            self._since = now
-        return self.is_wanted
+    def should_hold(self, *, now: float) -> bool:
+        """Return True if a round that could start now is held back."""
+        if self.is_requested and self._held_since is None:
+            self._held_since = now
+        return self.is_requested
 
-    def end(self, *, now: float) -> bool:
-        """Return the reader has caught up; gives whether anything waited."""
-        since, self._since, self.is_wanted = self._since, None, False
+    def release(self, *, now: float) -> bool:
+        """Record that the reader has caught up; return True if anything was held back."""
+        since, self._held_since, self.is_requested = self._held_since, None, False
         if since is not None:
-            self._ledger.skip(since, now=now)
+            self._time_account.skip(since, now=now)
         return since is not None

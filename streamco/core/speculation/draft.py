@@ -1,7 +1,7 @@
-"""What the device drafts: the trunk behind the settled answer, the round that is out, and the branches that bet on its verdict.
+"""Draft sequences, the branches that assume a verdict, and the round that awaits its verdict (Synera section 4.4).
 
-A branch guesses where the verifier rejects and what it puts there. It is adopted if the verdict is just that, with as many tokens as it has
-by then, and dropped otherwise; nothing waits for it.
+A branch assumes at which position the verifier rejects and which token it puts there. A verdict that is exactly that adopts the branch with
+the tokens it has by then. Every other branch is dropped. Nothing waits for a branch.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ BranchKind = Literal["accept all", "reject"]
 
 @dataclass(slots=True)
 class DraftSequence:
-    """A draft in the making.
+    """A draft while it is written: the trunk after the committed tokens, or a branch after an assumed verdict.
 
     Args:
-        version: of the command it comes from.
-        asked: tokens that were asked for.
-        began: when.
-        guess: the verdict it bets on; None: it stands behind settled tokens.
-        tokens: so far, without the guessed token but where the model wrote that itself.
-        is_finished: nothing more comes.
-        importance: mean of its tokens, as far as told.
-        earlier: tokens of earlier commands, in front.
-        earlier_importance: mean of those.
-        is_timed: how long it takes as a whole says how fast the device is; it has little to read first.
-        first_at: when the first tokens of the present command came.
-        first: how many those were.
-        is_paced: its pace says how fast the device is.
-        is_branch: its sequence began beside the device's own; room that it lacks the device may have.
-        is_own: it bets on a verdict, and stands on the device's own sequence.
-        wanted: tokens that it is to have then.
+        version: number of the command that it is written by.
+        requested: tokens that this command asks for.
+        started: when the command was given, seconds.
+        branch: the verdict that it assumes; None: it follows committed tokens.
+        tokens: drafted so far. The assumed token is among them only if the draft model wrote it itself.
+        is_finished: no more tokens come from this command.
+        importance: mean importance of its tokens; None: not measured.
+        earlier: number of its first tokens that earlier commands wrote.
+        earlier_importance: mean importance of those.
+        is_timed: the command's whole duration is drafting time, because there is little to read first.
+        first_at: when the first tokens of this command came, seconds.
+        first: number of tokens that came then.
+        is_measurable: its times say how fast the device drafts.
+        is_fork: its sequence was forked from the device's own one. A fork may lack space that the own sequence has.
+        is_trunk_branch: it assumes a verdict and is written on the device's own sequence.
+        target_length: tokens that a trunk branch is to have.
     """
 
     version: int
-    asked: int
-    began: float
-    guess: Branch | None = None
+    requested: int
+    started: float
+    branch: Branch | None = None
     tokens: list[DraftToken] = field(default_factory=list)
     is_finished: bool = False
     importance: float | None = None
@@ -54,189 +54,223 @@ class DraftSequence:
     is_timed: bool = False
     first_at: float = 0.0
     first: int = 0
-    is_paced: bool = True
-    is_branch: bool = False
-    is_own: bool = False
-    wanted: int = 0
+    is_measurable: bool = True
+    is_fork: bool = False
+    is_trunk_branch: bool = False
+    target_length: int = 0
 
     @property
-    def made(self) -> int:
-        """Tokens of the present command."""
+    def written(self) -> int:
+        """Number of tokens that the present command has written."""
         return len(self.tokens) - self.earlier
 
     @property
-    def is_out_of_room(self) -> bool:
-        """Fewer tokens came than the device's own sequence was asked for; but for the end of the text it has no room for more."""
-        return self.is_finished and not self.is_branch and self.made < self.asked
+    def is_context_full(self) -> bool:
+        """True if the device's own sequence stopped short of the requested tokens: its context is full, or the text has ended."""
+        return self.is_finished and not self.is_fork and self.written < self.requested
 
     @property
     def ids(self) -> list[int]:
-        """Of its tokens."""
+        """Token ids of the draft."""
         return [token.id for token in self.tokens]
 
-    def pace(self, *, now: float) -> tuple[int, float] | None:
-        """Tokens, and the seconds they took; without the first ones where much had to be read for those. None: it can't be told.
+    def drafting_time(self, *, now: float) -> tuple[int, float] | None:
+        """Return a number of tokens and the seconds they took; None: they say nothing about the device.
 
-        Several that came at once may have come late: a single token behind them then seems to take no time.
+        If much had to be read first, the first tokens are left out. Several tokens that come at once may come late. A single token after
+        them then seems to take no time, so it isn't measured.
         """
-        if not self.is_paced:
+        if not self.is_measurable:
             return None
         if self.is_timed:
-            return self.made, now - self.began
-        behind = self.made - self.first
-        return (behind, now - self.first_at) if behind > (self.first > 1) else None
+            return self.written, now - self.started
+        later = self.written - self.first
+        return (later, now - self.first_at) if later > (self.first > 1) else None
 
-    def take(self, tokens: Sequence[DraftToken], importance: float | None, *, now: float, is_finished: bool) -> None:
-        """More of it came; ``importance`` is that of the present command's tokens."""
-        if not self.made:
+    def record_tokens(self, tokens: Sequence[DraftToken], importance: float | None, *, now: float, is_finished: bool) -> None:
+        """Record new tokens. ``importance`` is the mean over all tokens of the present command."""
+        if not self.written:
             self.first_at, self.first = now, len(tokens)
         self.tokens += tokens
         self.is_finished = is_finished
         if importance is not None:
             earlier = 0 if self.earlier_importance is None else self.earlier
-            self.importance = (earlier * (self.earlier_importance or 0.0) + self.made * importance) / max(1, earlier + self.made)
+            self.importance = (earlier * (self.earlier_importance or 0.0) + self.written * importance) / max(1, earlier + self.written)
 
-    def go_on(self, version: int, count: int, *, now: float) -> None:
-        """So many tokens more were asked for, on the device's own sequence."""
-        self.version, self.asked, self.began = version, count, now
+    def request_more(self, version: int, count: int, *, now: float) -> None:
+        """Record that a new command asks for ``count`` more tokens on the device's own sequence."""
+        self.version, self.requested, self.started = version, count, now
         self.earlier, self.earlier_importance = len(self.tokens), self.importance
-        self.is_finished, self.is_branch, self.first = False, False, 0
-        self.is_timed = self.is_paced = True
+        self.is_finished, self.is_fork, self.first = False, False, 0
+        self.is_timed = self.is_measurable = True
 
-    def fits(self, accepted: int, token: int | None) -> bool:
-        """Return True if a verdict is what it bets on; a guess that is the model's own next token must be there by now.
+    def matches(self, accepted: int, token: int | None) -> bool:
+        """Return True if a verdict is the one that this branch assumes. An assumed token of the draft model must be written by now.
 
         Args:
-            accepted: draft tokens that stay.
-            token: that follows them; None: nobody said, and the model's own will do.
+            accepted: draft tokens that the verdict accepts.
+            token: the token after them; None: there is none, and the draft model's own token will do.
         """
-        if self.guess is None or self.guess.position != accepted:
+        if self.branch is None or self.branch.position != accepted:
             return False
-        if token is None or self.guess.token is not None:
-            return self.guess.token == token
+        if token is None or self.branch.token is not None:
+            return self.branch.token == token
         return bool(self.tokens) and self.tokens[0].id == token
 
-    def foresees(self) -> tuple[int, list[DraftToken]] | None:
-        """Return the token that the verdict ends with, as it bets, and its draft behind that; None: it doesn't know yet."""
-        if self.guess is None or not self.tokens:
+    def predicted_verdict(self) -> tuple[int, list[DraftToken]] | None:
+        """Return the last token of the assumed verdict, and the draft after it; None: that token isn't known yet."""
+        if self.branch is None or not self.tokens:
             return None
-        if self.guess.token is None:
+        if self.branch.token is None:
             return self.tokens[0].id, self.tokens[1:]
-        return self.guess.token, self.tokens
+        return self.branch.token, self.tokens
 
-    def bet_on(self, judged: int, wanted: int) -> None:
-        """Its first tokens are judged: from now on it bets that all of them are accepted, and goes on behind those."""
-        self._forget(judged)
-        self.guess = Branch(judged, None, 1.0)
-        self.is_own, self.wanted = True, wanted
+    def assume_accepted(self, sent: int, target_length: int) -> None:
+        """Become a branch that assumes that all of the first ``sent`` tokens, which are being verified, are accepted."""
+        self._drop_first(sent)
+        self.branch = Branch(sent, None, 1.0)
+        self.is_trunk_branch, self.target_length = True, target_length
 
-    def win(self, token: int | None) -> None:
-        """The verdict is what it bets on: it goes on behind settled tokens, ``token`` among them."""
-        if self.guess is not None and self.guess.token is None and token is not None:
-            self._forget(1)
-        self.guess = None
-        self.is_paced = self.is_own = False
+    def adopt(self, token: int | None) -> None:
+        """Become the trunk, because the verdict is the assumed one. ``token`` is the verdict's last token."""
+        if self.branch is not None and self.branch.token is None and token is not None:
+            self._drop_first(1)
+        self.branch = None
+        self.is_measurable = self.is_trunk_branch = False
 
-    def _forget(self, count: int) -> None:
-        """Its first tokens belong to somebody else from now on."""
+    def _drop_first(self, count: int) -> None:
+        """Drop the first tokens, which now belong to a round or to the answer."""
         of_earlier = min(count, self.earlier)
         self.earlier -= of_earlier
-        self.asked -= count - of_earlier
+        self.requested -= count - of_earlier
         del self.tokens[:count]
 
 
-RoundState = Literal["out", "held", "cut"]
-"""Sent; refused and to be sent again; waiting for the connection."""
+RoundState = Literal["unsent", "sent", "refused"]
+"""Waiting for a connection; sent, and its verdict is awaited; refused, and to be sent again."""
 
 
 @dataclass(slots=True)
 class Round:
-    """A draft to be judged.
+    """One draft on its way to the verifier, until its verdict.
 
     Args:
-        draft: its tokens.
-        number: of the last ``SendDraft``; -1: not sent.
-        state: where it is.
-        sent: when.
-        given: tokens that were sent with it to be read as settled.
-        is_first: of its connection: a prompt is read in it.
-        retry_at: when it may be sent again, once refused.
-        branches: how many bet on its verdict.
-        ahead: drafts that were sent ahead of its verdict, by what they bet on: how many tokens it accepts, and the one behind them.
-        begun: when the verdict was here that it had been sent ahead of, and on which it had bet; None: it was sent behind that.
+        draft: tokens to verify; empty: only the target model's next token is wanted.
+        number: number of the last ``SendDraft``; -1: never sent.
+        state: how far it has come.
+        sent: when it was last sent, seconds.
+        given: committed tokens that were sent with it for the verifier to read.
+        is_first: it is the first of its connection, so a prompt is read in it.
+        retry_at: when a refused draft may be sent again, seconds.
+        branches: number of branches that assume its verdict.
+        ahead: drafts that were sent ahead of its verdict, by that verdict: (accepted tokens, token after them).
+        ahead_since: when the verdict arrived that this round had been sent ahead of, seconds; None: it was not sent ahead.
     """
 
     draft: list[DraftToken]
     number: int = -1
-    state: RoundState = "cut"
+    state: RoundState = "unsent"
     sent: float = 0.0
     given: int = 0
     is_first: bool = False
     retry_at: float = 0.0
     branches: int = 0
     ahead: dict[tuple[int, int], Round] = field(default_factory=dict)
-    begun: float | None = None
+    ahead_since: float | None = None
 
     @property
     def was_ahead(self) -> bool:
-        """It was at the verifier before the round in front of it was decided."""
-        return self.begun is not None
+        """True if it was at the verifier before the round in front of it was decided."""
+        return self.ahead_since is not None
 
     @property
-    def since(self) -> float:
-        """When its verdict began to be waited for."""
-        return self.sent if self.begun is None else self.begun
-
-    def expected(self, wait: float, rtt: float) -> float:
-        """When its verdict should be here, where one takes ``wait`` seconds, and of those ``rtt`` on the link."""
-        alone = self.sent + wait
-        return alone if self.begun is None else max(alone, self.begun + wait - rtt)
+    def awaited_since(self) -> float:
+        """Time from which its verdict is awaited, seconds."""
+        return self.sent if self.ahead_since is None else self.ahead_since
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """Of the draft."""
+        """Token ids of the draft."""
         return tuple(token.id for token in self.draft)
 
     @property
     def confidences(self) -> list[float]:
-        """Of the draft."""
+        """Confidences of the draft's tokens, 0..1."""
         return [token.confidence for token in self.draft]
+
+    def expected_at(self, wait: float, rtt: float) -> float:
+        """Return when its verdict should arrive, seconds.
+
+        Args:
+            wait: seconds from sending a draft to its verdict.
+            rtt: seconds of those on the link.
+        """
+        alone = self.sent + wait
+        return alone if self.ahead_since is None else max(alone, self.ahead_since + wait - rtt)
+
+    def record_sent(self, number: int, given: int, *, is_first: bool, now: float) -> None:
+        """Record that it was sent. The verifier forgets what was sent ahead of the former attempt's verdict."""
+        self.number, self.state, self.sent = number, "sent", now
+        self.given, self.is_first, self.ahead_since = given, is_first, None
+        self.ahead.clear()
+
+    def record_refusal(self, retry_at: float) -> None:
+        """Record that the verifier refused it, and when it is sent again."""
+        self.state, self.retry_at = "refused", retry_at
+        self.ahead.clear()
+
+    def record_lost_connection(self) -> None:
+        """Record that it waits for a new connection."""
+        self.state = "unsent"
+
+    def record_ahead(self, now: float) -> None:
+        """Record that the verdict before it, which it was sent ahead of, has arrived and was the assumed one."""
+        self.ahead_since = now
+
+    def record_branches(self, count: int) -> None:
+        """Record how many branches assume its verdict."""
+        self.branches = count
 
 
 def plan_branches(
     draft: Sequence[DraftToken],
-    pair: SpeculationEstimates,
+    estimates: SpeculationEstimates,
     *,
     window: int,
-    most: int,
+    max_branches: int,
     seconds: float | None = None,
     max_ahead: int = 0,
     kinds: frozenset[BranchKind],
     end_ids: frozenset[int],
     alternatives: int = ALTERNATIVES,
 ) -> PreDraft:
-    """Return which branches to draft while this draft is judged, and how far.
+    """Return which branches to draft while this draft is verified, and how far (Synera section 4.4).
 
     Args:
-        draft: that is judged.
-        pair: what is known of acceptance and times.
+        draft: tokens that are being verified.
+        estimates: acceptance and times.
         window: tokens of the next draft.
-        most: branches.
+        max_branches: branches to draft at most.
         seconds: until the verdict is expected; None: as long as verdicts take.
-        max_ahead: of the next drafts may be sent ahead of the verdict.
-        kinds: of branches wanted.
-        end_ids: nothing is drafted behind one of these.
-        alternatives: of each position.
+        max_ahead: drafts that may be sent ahead of the verdict.
+        kinds: which verdicts branches may assume.
+        end_ids: tokens that end the text; nothing is drafted after one.
+        alternatives: corrections to assume for each position.
     """
-    forecast = pair.forecast([token.confidence for token in draft])
+    forecast = estimates.forecast([token.confidence for token in draft])
     rows = [token.alternatives for token in draft]
     branches = [
         branch
-        for branch in rank_branches(forecast, [token.id for token in draft], rows, pair.acceptance, alternatives)
+        for branch in rank_branches(forecast, [token.id for token in draft], rows, estimates.acceptance, alternatives)
         if ("accept all" if branch.position == len(draft) else "reject") in kinds
         and branch.token not in end_ids
         and not (branch.position == len(draft) and draft[-1].id in end_ids)
     ]
-    rtt = pair.rtt if max_ahead else 0.0
-    seconds = pair.wait if seconds is None else seconds
-    return schedule_branches(branches, seconds=seconds, step_times=pair.step_times[:most], window=window, rtt=rtt, max_ahead=max_ahead)
+    return schedule_branches(
+        branches,
+        seconds=estimates.wait if seconds is None else seconds,
+        step_times=estimates.step_times[:max_branches],
+        window=window,
+        rtt=estimates.rtt if max_ahead else 0.0,
+        max_ahead=max_ahead,
+    )

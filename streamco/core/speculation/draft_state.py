@@ -1,7 +1,7 @@
-"""The device's side of an answer: the draft behind what is settled, and the branches beside it.
+"""The device's drafts of one answer: the trunk after the committed tokens, and the branches beside it.
 
-It keeps what the device's own sequence holds, so that a draft begins with as little as possible to read again, and the versions of all that
-is drafted: news of what was dropped meets nobody.
+It knows what the device's own sequence holds, so that a new draft reads as few tokens as possible again. It also knows the versions of all
+running drafts: tokens of a draft that was dropped are ignored.
 """
 
 from __future__ import annotations
@@ -18,166 +18,204 @@ from streamco.policies.rejection import Branch
 
 __all__ = ["DraftState"]
 
-_CORRECTION = 2  # ids that a draft may have to read first and still say how fast the device drafts
+_CORRECTION = 2  # ids that a draft may have to read first and still show how fast the device drafts
 
 
 class DraftState:
-    """What the device is at.
+    """The drafts that the device writes for one answer.
 
     Args:
-        pair: is told how long drafts take.
-        report: counts.
-        say: takes commands.
-        number: gives the next version.
+        estimates: records how long drafts take.
+        report: counts drafted tokens.
+        emit: takes commands.
+        next_version: returns a new version number.
 
     Attributes:
-        trunk: the draft behind the settled tokens; None: none.
-        branches: by version, those that bet on the verdict that is out.
-        failure: why the device is out for the rest of the answer; None: it is not.
-        is_full: there is no room for another token on the device.
+        trunk: the draft after the committed tokens; None: there is none.
+        branches: drafts that assume the awaited verdict, by version.
+        failure: why the device can't draft for the rest of the answer; None: it can.
+        is_full: the device's context has no space for another token.
     """
 
     def __init__(
-        self, pair: SpeculationEstimates, report: SpeculationReport, say: Callable[[SpeculationCommand], None], number: Callable[[], int]
+        self,
+        estimates: SpeculationEstimates,
+        report: SpeculationReport,
+        emit: Callable[[SpeculationCommand], None],
+        next_version: Callable[[], int],
     ) -> None:
         self.trunk: DraftSequence | None = None
         self.branches: dict[int, DraftSequence] = {}
         self.failure: StreamcoError | None = None
         self.is_full = False
-        self._pair = pair
+        self._estimates = estimates
         self._report = report
-        self._say = say
-        self._number = number
-        self._mirror = PeerPrefix()
-        self._has_begun = False  # it has written a token of this answer: until then it may be reading the prompt
-        self._waiting: list[tuple[Branch, int]] = []  # branches to begin when those before them are done, and how far each goes
-        self._behind, self._width = 0, 1  # settled tokens that branches count from; branches side by side
-        self._side_by_side = 0  # branches that began together
-        self._depth, self._depth_at = 0, 0.0  # tokens of the furthest of them, and when it had so many
+        self._emit = emit
+        self._next_version = next_version
+        self._peer = PeerPrefix()
+        self._has_drafted = False  # until the device has written a token of this answer it may still be reading the prompt
+        self._waiting: list[tuple[Branch, int]] = []  # branches to start after the running ones, and the tokens of each
+        self._branch_base, self._width = 0, 1  # committed tokens that branches count from; branches side by side
+        self._side_by_side = 0  # branches that started together
+        self._depth, self._depth_at = 0, 0.0  # tokens of the longest of them, and when it had them
 
     @property
     def is_out(self) -> bool:
-        """Nothing more can be drafted in this answer."""
+        """True if nothing more can be drafted in this answer."""
         return self.is_full or self.failure is not None
 
-    def begin(self, settled: Sequence[int], count: int, *, now: float) -> None:
-        """Draft behind the settled tokens, whatever it is at."""
+    def record_full(self) -> None:
+        """Record that the device's context has no space for another token."""
+        self.is_full = True
+
+    def record_failure(self, error: StreamcoError) -> None:
+        """Record that the device can't draft any more, and drop its drafts."""
+        self.failure = error
         self.drop()
-        length = self._mirror.meet(settled)
-        ids = tuple(settled[length:])
-        self._mirror.write(length, ids)
-        self.trunk = DraftSequence(self._number(), count, now, is_timed=self._has_begun and len(ids) <= _CORRECTION)
-        self._say(DraftTokens(self.trunk.version, length, ids, count))
 
-    def extend(self, line: DraftSequence, count: int, *, now: float) -> None:
-        """Draft on behind the trunk's tokens."""
-        line.go_on(self._number(), count, now=now)
-        self._say(DraftTokens(line.version, len(self._mirror.ids), (), count))
+    def start(self, committed: Sequence[int], count: int, *, now: float) -> None:
+        """Drop all drafts and draft ``count`` tokens after the committed ones."""
+        self.drop()
+        length = self._peer.common_length(committed)
+        ids = tuple(committed[length:])
+        self._peer.update(length, ids)
+        self.trunk = DraftSequence(self._next_version(), count, now, is_timed=self._has_drafted and len(ids) <= _CORRECTION)
+        self._emit(DraftTokens(self.trunk.version, length, ids, count))
 
-    def bet_on(self, judged: int, count: int, *, now: float) -> DraftSequence | None:
-        """Return a branch of ``count`` tokens after the trunk, for a trunk accepted whole; None: it can't be drafted."""
-        line, self.trunk = self.trunk, None
-        if line is None or line.is_out_of_room:
-            return None
-        line.bet_on(judged, count)
-        self.branches[line.version] = line
-        self._go_on(line, now)
-        return line
+    def extend(self, draft: DraftSequence, count: int, *, now: float) -> None:
+        """Draft ``count`` more tokens on the device's own sequence."""
+        draft.request_more(self._next_version(), count, now=now)
+        self._emit(DraftTokens(draft.version, len(self._peer.ids), (), count))
 
-    def _go_on(self, line: DraftSequence, now: float) -> None:
-        """Draft on along a bet on the device's own sequence, if that is done and has not what it is to have."""
-        more = line.wanted - len(line.tokens)
-        if line.is_finished and more > 0 and not line.is_out_of_room:
-            del self.branches[line.version]
-            self.extend(line, more, now=now)
-            self.branches[line.version] = line
+    def assume_accepted(self, sent: int, target_length: int, *, now: float) -> DraftSequence | None:
+        """Turn the trunk into the branch that assumes that the round accepts it whole, and draft on.
 
-    def branch(
-        self, settled: int, guesses: Sequence[Branch], count: Callable[[Branch], int], *, width: int, lead: int = 0, now: float
-    ) -> None:
-        """Draft beside the trunk, which is being judged behind so many settled tokens; so many side by side, then the next ones.
+        Args:
+            sent: tokens of the trunk that are being verified.
+            target_length: tokens that the branch is to have.
 
-        ``count`` says how far, 0: not at all. The first ``lead`` ones are drafted before the others.
+        Returns:
+            The branch; None: the device's context is full.
         """
-        self._behind, self._width = settled, width
-        self._waiting = [(guess, tokens) for guess in guesses if (tokens := count(guess)) > 0]
-        if all(line.is_finished for line in self.branches.values()):
-            self._begin_branches(now, lead or width)
+        draft, self.trunk = self.trunk, None
+        if draft is None or draft.is_context_full:
+            return None
+        draft.assume_accepted(sent, target_length)
+        self.branches[draft.version] = draft
+        self._extend_trunk_branch(draft, now)
+        return draft
 
-    def _begin_branches(self, now: float, width: int) -> None:
-        beginning, self._waiting = self._waiting[:width], self._waiting[width:]
-        for guess, tokens in beginning:
-            asked = tokens + (guess.token is None)
-            line = DraftSequence(self._number(), asked, now, guess, is_timed=True, is_branch=True)
-            self.branches[line.version] = line
-            ids = () if guess.token is None else (guess.token,)
-            self._say(DraftBranch(line.version, self._behind + guess.position, ids, asked))
-        self._side_by_side = len(beginning)
+    def _extend_trunk_branch(self, draft: DraftSequence, now: float) -> None:
+        """Draft on along the trunk branch if its command is finished and it lacks tokens."""
+        more = draft.target_length - len(draft.tokens)
+        if draft.is_finished and more > 0 and not draft.is_context_full:
+            del self.branches[draft.version]
+            self.extend(draft, more, now=now)
+            self.branches[draft.version] = draft
+
+    def start_branches(
+        self, committed: int, branches: Sequence[Branch], count: Callable[[Branch], int], *, width: int, lead: int = 0, now: float
+    ) -> None:
+        """Draft beside the trunk, which is being verified: ``width`` branches side by side, and the others after them.
+
+        Args:
+            committed: tokens in front of the draft that is being verified.
+            branches: the verdicts to assume, in order.
+            count: returns how many tokens to draft along a branch; 0: none.
+            width: branches in one batch.
+            lead: number of first branches that are drafted before the others; 0: none.
+        """
+        self._branch_base, self._width = committed, width
+        self._waiting = [(branch, tokens) for branch in branches if (tokens := count(branch)) > 0]
+        if all(draft.is_finished for draft in self.branches.values()):
+            self._start_waiting(now, lead or width)
+
+    def _start_waiting(self, now: float, width: int) -> None:
+        starting, self._waiting = self._waiting[:width], self._waiting[width:]
+        for branch, tokens in starting:
+            requested = tokens + (branch.token is None)  # the assumed token is written first
+            draft = DraftSequence(self._next_version(), requested, now, branch, is_timed=True, is_fork=True)
+            self.branches[draft.version] = draft
+            ids = () if branch.token is None else (branch.token,)
+            self._emit(DraftBranch(draft.version, self._branch_base + branch.position, ids, requested))
+        self._side_by_side = len(starting)
         self._depth, self._depth_at = 0, now
 
-    def take(self, event: TokensDrafted, *, now: float) -> DraftSequence | None:
-        """Note tokens; gives the draft they belong to, None where that is over."""
+    def record_tokens(self, event: TokensDrafted, *, now: float) -> DraftSequence | None:
+        """Record drafted tokens; return the draft they belong to, or None if it was dropped."""
         self._report.drafted += len(event.tokens)
-        self._has_begun = self._has_begun or bool(event.tokens)
+        self._has_drafted = self._has_drafted or bool(event.tokens)
         trunk = self.trunk if self.trunk is not None and self.trunk.version == event.version else None
-        line = trunk or self.branches.get(event.version)
-        if line is None:
+        draft = trunk or self.branches.get(event.version)
+        if draft is None:
             return None
-        if line is not trunk:
+        if draft is not trunk:
             self._report.pre_drafted += len(event.tokens)
-        line.take(event.tokens, event.importance, now=now, is_finished=event.is_finished)
-        if line is trunk or line.is_own:
-            held = len(self._mirror.ids)
-            self._mirror.write(held, [token.id for token in event.tokens])
-        if line.is_own and line.is_finished:
-            self._go_on(line, now)
-        if line is trunk:
-            if line.is_finished and (pace := line.pace(now=now)) is not None:
-                self._pair.note_draft(1, *pace)
-        elif not line.is_own and line.made > self._depth:  # the first of a batch says it for all: few branches are ever finished
-            self._pair.note_draft(self._side_by_side, line.made - self._depth, now - self._depth_at)
-            self._depth, self._depth_at = line.made, now
-        if self._waiting and line is not trunk and all(branch.is_finished for branch in self.branches.values()):
-            self._begin_branches(now, self._width)
-        return line
+        draft.record_tokens(event.tokens, event.importance, now=now, is_finished=event.is_finished)
+        if draft is trunk or draft.is_trunk_branch:
+            self._peer.update(len(self._peer.ids), [token.id for token in event.tokens])
+        if draft.is_trunk_branch and draft.is_finished:
+            self._extend_trunk_branch(draft, now)
+        self._measure(draft, now)
+        if self._waiting and draft is not trunk and all(branch.is_finished for branch in self.branches.values()):
+            self._start_waiting(now, self._width)
+        return draft
 
-    def rest(self, *, now: float) -> None:
-        """The trunk is judged as it is: nothing more is drafted on it."""
+    def _measure(self, draft: DraftSequence, now: float) -> None:
+        """Record how long steps take. The first branch of a batch speaks for all, because few branches are ever finished."""
+        if draft is self.trunk:
+            if draft.is_finished:
+                self._measure_trunk(draft, now)
+        elif not draft.is_trunk_branch and draft.written > self._depth:
+            self._estimates.record_draft(self._side_by_side, draft.written - self._depth, now - self._depth_at)
+            self._depth, self._depth_at = draft.written, now
+
+    def _measure_trunk(self, draft: DraftSequence, now: float) -> None:
+        if (measured := draft.drafting_time(now=now)) is not None:
+            self._estimates.record_draft(1, *measured)
+
+    def stop_trunk(self, *, now: float) -> None:
+        """Stop drafting on the trunk, because its tokens are verified or committed as they are."""
         if self.trunk is not None and not self.trunk.is_finished:
-            self._say(DropDrafts((self.trunk.version,)))
-            if (pace := self.trunk.pace(now=now)) is not None:
-                self._pair.note_draft(1, *pace)
+            self._emit(DropDrafts((self.trunk.version,)))
+            self._measure_trunk(self.trunk, now)
         self.trunk = None
 
-    def held(self, settled: Sequence[int]) -> int:
-        """Return how many of the settled tokens the device's own sequence has, or is being given."""
-        return self._mirror.meet(settled)
+    def common_length(self, committed: Sequence[int]) -> int:
+        """Return how many of the committed tokens the device's own sequence holds or is about to read."""
+        return self._peer.common_length(committed)
 
-    def find(self, accepted: int, token: int | None) -> DraftSequence | None:
-        """Return the branch that foresaw this verdict; None: none did."""
-        return next((line for line in self.branches.values() if line.fits(accepted, token)), None)
+    def find_branch(self, accepted: int, token: int | None) -> DraftSequence | None:
+        """Return the branch that assumes this verdict; None: no branch does."""
+        return next((draft for draft in self.branches.values() if draft.matches(accepted, token)), None)
 
-    def adopt(self, line: DraftSequence, settled: Sequence[int], token: int | None) -> None:
-        """A branch won its bet: it is the trunk, behind the settled tokens, from now on, and the others are dropped."""
+    def adopt(self, draft: DraftSequence, committed: Sequence[int], token: int | None) -> None:
+        """Make a branch the trunk, because its verdict has arrived, and drop the others.
+
+        Args:
+            draft: the branch.
+            committed: tokens of the answer, the verdict's included.
+            token: the verdict's last token; None: no verdict arrived, and the draft is committed by the device alone.
+        """
         self._report.hits += token is not None
-        self._report.adopted += len(line.tokens)
-        is_own = line.is_own
-        line.win(token)
-        del self.branches[line.version]
-        if not is_own:
-            self._say(AdoptBranch(line.version))
-            self.branches = {version: branch for version, branch in self.branches.items() if not branch.is_own}  # it is closed with that
+        self._report.adopted += len(draft.tokens)
+        is_trunk_branch = draft.is_trunk_branch
+        draft.adopt(token)
+        del self.branches[draft.version]
+        if not is_trunk_branch:
+            self._emit(AdoptBranch(draft.version))  # this closes the device's own sequence, and the trunk branch with it
+            self.branches = {version: branch for version, branch in self.branches.items() if not branch.is_trunk_branch}
         self.drop()
-        self.trunk = line
-        same = self._mirror.meet(settled)
-        self._mirror.write(same, [*settled[same:], *line.ids])
+        self.trunk = draft
+        same = self._peer.common_length(committed)
+        self._peer.update(same, [*committed[same:], *draft.ids])
 
     def drop(self) -> None:
-        """End all drafts; what the device's own sequence holds stays."""
-        versions = [version for version, line in self.branches.items() if not (line.is_own and line.is_finished)]
+        """Stop all drafts; the tokens of the device's own sequence stay."""
+        versions = [version for version, draft in self.branches.items() if not (draft.is_trunk_branch and draft.is_finished)]
         if self.trunk is not None and not self.trunk.is_finished:
             versions.append(self.trunk.version)
         if versions:
-            self._say(DropDrafts(tuple(versions)))
+            self._emit(DropDrafts(tuple(versions)))
         self.branches, self._waiting = {}, []
         self.trunk = None

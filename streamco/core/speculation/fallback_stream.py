@@ -1,4 +1,4 @@
-"""The remote side alone, where drafting doesn't pay or can't be judged; and the account of what drafting cost against it."""
+"""The remote stream, used when drafting doesn't pay or can't be verified; and the account of what drafting cost against it."""
 
 from __future__ import annotations
 
@@ -10,127 +10,146 @@ from streamco.core.speculation.events import CloseRemote, OpenRemote, Speculatio
 from streamco.errors import StreamcoError
 from streamco.policies.mode_switch import round_seconds
 
-__all__ = ["TimeAccount", "RemoteStream"]
+__all__ = ["RemoteStream", "TimeAccount"]
 
-_WHOLE = 8  # tokens of an answer that came in one piece and says how fast the remote side is
+_WHOLE_ANSWER = 8  # tokens of an answer that came in one piece and still shows how fast the remote stream is
 
 
 class RemoteStream:
-    """The remote side's plain stream.
+    """The target model's plain generation for one answer.
 
     Args:
-        is_there: somebody can generate alone.
-        say: takes commands.
-        number: gives the next version.
+        is_available: an endpoint can generate alone.
+        emit: takes commands.
+        next_version: returns a new version number.
 
     Attributes:
-        version: of the stream that is open; None: none is.
-        failure: why it is out for the rest of the answer; None: it is not.
-        tokens: of the present stream.
+        version: version of the open stream; None: no stream is open.
+        failure: why it can't be used for the rest of the answer; None: it can.
+        tokens: tokens of the present stream, or of the last one.
     """
 
-    def __init__(self, is_there: bool, say: Callable[[SpeculationCommand], None], number: Callable[[], int]) -> None:
+    def __init__(self, is_available: bool, emit: Callable[[SpeculationCommand], None], next_version: Callable[[], int]) -> None:
         self.version: int | None = None
         self.failure: StreamcoError | None = None
         self.tokens = 0
-        self._is_there = is_there
-        self._say = say
-        self._number = number
+        self._is_available = is_available
+        self._emit = emit
+        self._next_version = next_version
 
     @property
-    def is_able(self) -> bool:
-        """It can go on, or does."""
-        return self._is_there and self.failure is None
+    def is_open(self) -> bool:
+        """True while a stream is open."""
+        return self.version is not None
 
-    def open(self, settled: Sequence[int], left: int | None) -> None:
-        """Go on behind the settled tokens."""
+    @property
+    def is_usable(self) -> bool:
+        """True if it can continue the answer, or does already."""
+        return self._is_available and self.failure is None
+
+    def open(self, committed: Sequence[int], max_tokens: int | None) -> None:
+        """Continue after the committed tokens, with at most ``max_tokens``; None: no limit."""
         self.tokens = 0
-        self.version = self._number()
-        self._say(OpenRemote(self.version, tuple(settled), left))
+        self.version = self._next_version()
+        self._emit(OpenRemote(self.version, tuple(committed), max_tokens))
 
     def close(self) -> None:
-        """Stop, if it runs."""
+        """Cancel the stream if one is open."""
         if self.version is not None:
-            self._say(CloseRemote(self.version))
+            self._emit(CloseRemote(self.version))
         self.version = None
+
+    def record_tokens(self, count: int) -> bool:
+        """Record that tokens came; return True if they are the first ones of this stream."""
+        is_first = not self.tokens
+        self.tokens += count
+        return is_first
+
+    def record_ended(self) -> None:
+        """Record that the stream has ended by itself."""
+        self.version = None
+
+    def record_failure(self, error: StreamcoError) -> None:
+        """Record that the stream failed, and use it no more in this answer."""
+        self.version, self.failure = None, error
 
 
 class TimeAccount:
-    """Tells the mode switch what rounds and streams took, each second once.
+    """Charges the seconds of one answer to drafting or to the stream, for the mode switch; each second is counted once.
 
-    A change to the remote stream belongs to drafting: what its first token takes longer than the others. So does a change back, for the
-    round that follows begins with the stream's last token. What every answer takes to begin, a prompt to read, is nobody's.
+    The extra latency of the first remote token is charged to drafting, because only drafting makes such changes. So is the return to
+    drafting: the round after it starts with the stream's last token. The prompt that every answer begins with is charged to neither.
 
     Attributes:
-        prompt_time: seconds in which the remote side read the prompt of this answer; 0: it didn't begin it.
+        prompt_time: seconds in which the remote stream read the prompt of this answer; 0: the answer didn't begin with it.
     """
 
-    def __init__(self, pair: SpeculationEstimates) -> None:
-        self._pair = pair
+    def __init__(self, estimates: SpeculationEstimates) -> None:
+        self._estimates = estimates
         self.prompt_time = 0.0
-        self._at = self._opened_at = 0.0
-        self._is_begun = False
-
-    def start(self, *, now: float) -> None:
-        """The answer begins."""
-        self._at = now
-
-    def note_opened(self, *, now: float) -> None:
-        """The remote stream was asked for."""
-        self._opened_at = now
-
-    def note_ended(self, tokens: int, *, now: float) -> None:
-        """The remote stream has ended behind so many tokens.
-
-        If it came in one piece, its whole time is all that is known of its pace; of a few tokens most of that is no pace at all.
-        """
-        if not self._pair.knows_remote and tokens >= _WHOLE:
-            self._pair.note_remote(tokens, now - self._opened_at)
-
-    def note_round(self, tokens: int, *, now: float) -> None:
-        """A verdict settled so many tokens."""
-        seconds = self._lap(now)
-        if not self._is_begun:
-            seconds = min(seconds, round_seconds(self._pair.conditions(), is_parallel=False))
-        self._pair.switch.record("speculate", seconds=seconds, tokens=tokens, remote_step=self._pair.remote_step)
-        self._pair.note_drafted(tokens)
-        self._is_begun = True
-
-    def note_forced(self, *, now: float) -> None:
-        """A verdict settled tokens while there was no stream to go back to."""
-        self.skip(now=now)
-        self._is_begun = True
-
-    def note_stream(self, tokens: int, *, is_first: bool, now: float) -> None:
-        """The remote stream gave so many; ``is_first``: since it was opened."""
-        seconds, step = self._lap(now), self._pair.remote_step
-        if is_first:
-            change = max(0.0, seconds - tokens * step)
-            if self._is_begun:
-                self._pair.switch.record("speculate", seconds=change, tokens=0, remote_step=step)
-            else:
-                self.prompt_time = max(0.0, now - self._opened_at - tokens * step - self._pair.rtt)
-                self._pair.note_prompt(self.prompt_time)
-            seconds -= change
-        else:
-            self._pair.note_remote(tokens, seconds)
-        self._pair.switch.record("remote", seconds=seconds, tokens=tokens, remote_step=step)
-        self._is_begun = True
-
-    def note_device(self, *, now: float) -> None:
-        """The device settled tokens alone."""
-        self._pair.switch.record("device", seconds=self._lap(now), tokens=0, remote_step=self._pair.remote_step)
-        self._is_begun = True
-
-    def skip(self, since: float = -math.inf, *, now: float) -> None:
-        """From ``since``, or from what was counted last, to now: no time of drafting, nor of the stream."""
-        self._at += max(0.0, now - max(since, self._at))
+        self._counted_until = self._opened_at = 0.0
+        self._has_begun = False
 
     @property
-    def is_begun(self) -> bool:
-        """Something was settled."""
-        return self._is_begun
+    def has_begun(self) -> bool:
+        """True once a token was committed."""
+        return self._has_begun
+
+    def start(self, *, now: float) -> None:
+        """Start counting, because the answer begins."""
+        self._counted_until = now
+
+    def skip(self, since: float = -math.inf, *, now: float) -> None:
+        """Charge the time until now to neither, from ``since`` or from what was counted last, whichever is later."""
+        self._counted_until += max(0.0, now - max(since, self._counted_until))
+
+    def record_opened(self, *, now: float) -> None:
+        """Record that the remote stream was asked for."""
+        self._opened_at = now
+
+    def record_ended(self, tokens: int, *, now: float) -> None:
+        """Record that the remote stream has ended after so many tokens.
+
+        If all came in one piece, the whole time is all that is known of its pace. For a few tokens most of that time is no pace at all.
+        """
+        if not self._estimates.has_remote_step and tokens >= _WHOLE_ANSWER:
+            self._estimates.record_remote(tokens, now - self._opened_at)
+
+    def record_round(self, tokens: int, *, now: float) -> None:
+        """Record that a verdict committed so many tokens. The first round counts as an expected one, because prompts are read in it."""
+        seconds = self._lap(now)
+        if not self._has_begun:
+            seconds = min(seconds, round_seconds(self._estimates.conditions(), is_parallel=False))
+        self._estimates.switch.record("speculate", seconds=seconds, tokens=tokens, remote_step=self._estimates.remote_step)
+        self._estimates.record_drafted(tokens)
+        self._has_begun = True
+
+    def record_forced_round(self, *, now: float) -> None:
+        """Record that a verdict committed tokens while there was no stream to compare with."""
+        self.skip(now=now)
+        self._has_begun = True
+
+    def record_stream(self, tokens: int, *, is_first: bool, now: float) -> None:
+        """Record that the remote stream gave so many tokens. ``is_first``: they are the first since it was opened."""
+        seconds, step = self._lap(now), self._estimates.remote_step
+        if is_first:
+            change = max(0.0, seconds - tokens * step)
+            if self._has_begun:
+                self._estimates.switch.record("speculate", seconds=change, tokens=0, remote_step=step)
+            else:
+                self.prompt_time = max(0.0, now - self._opened_at - tokens * step - self._estimates.rtt)
+                self._estimates.record_prompt(self.prompt_time)
+            seconds -= change
+        else:
+            self._estimates.record_remote(tokens, seconds)
+        self._estimates.switch.record("remote", seconds=seconds, tokens=tokens, remote_step=step)
+        self._has_begun = True
+
+    def record_device(self, *, now: float) -> None:
+        """Record that the device committed tokens alone."""
+        self._estimates.switch.record("device", seconds=self._lap(now), tokens=0, remote_step=self._estimates.remote_step)
+        self._has_begun = True
 
     def _lap(self, now: float) -> float:
-        seconds, self._at = max(0.0, now - self._at), now
+        seconds, self._counted_until = max(0.0, now - self._counted_until), now
         return seconds

@@ -1,13 +1,32 @@
-"""The device drafts, the cloud verifies: one answer's machine (Synera section 4).
+"""The machine of one speculated answer: the device drafts, the verifier verifies (Synera section 4, Figure 8).
 
-The device drafts a window of tokens; ``SpeculationEstimates`` says whether the verifier is asked (always, where the answer must be the
-target's), and while it is, the device drafts on along the likeliest verdicts. Nothing waits for such a branch: a verdict adopts the one
-that foresaw it with as many tokens as it has by then, or the draft begins anew.
+Modes. ``ModeSelector`` chooses one whenever nothing is left to verify or commit, by what is available and by what pays:
 
-Three ways to go on: *speculate*; *remote*, the remote side streams alone; *device*, chunks are settled without asking. The way is chosen at
-every settled boundary, by what pays (``ModeSwitch``) and by who is there. Trouble with the verifier is borne for a while (patience), then
-somebody else goes on and the verifier may come back. Lossless, the verifier or the remote side vouches for every settled token,
-but where both are gone and ``may_use_device`` lets the device go on; then ``report.is_exact`` is False.
+    speculate    draft a window ── SendDraft ──> VerdictReceived: commit accepted tokens and one of the target model's
+                 while the verdict is out, draft along the likeliest verdicts; the right branch is adopted (4.4)
+    device       draft a chunk and commit it without verification (offloading, 4.2; only in a selective answer)
+    remote       the target model generates alone and its tokens are committed; drafting may start again (DSD 4.4)
+    verify one   SendDraft without a draft: the verdict is the target model's next token
+
+Events in, by source, and the commands that answer them:
+
+    device       TokensDrafted, DeviceFailed                             DraftTokens, DraftBranch, AdoptBranch, DropDrafts
+    verifier     VerifierConnected, VerifierLost, VerifierFailed,        ConnectVerifier, SendDraft, CloseVerifier
+                 VerdictReceived, DraftRefused
+    remote       RemoteTokensReceived, RemoteEnded, RemoteFailed         OpenRemote, CloseRemote
+    reader       ReaderFellBehind, ReaderCaughtUp, ReaderLeft            DeliverIds, CommitIds, RetractIds, FinishAnswer, FailAnswer
+
+A round, by method:
+
+    _next_step ─> _draft ─> _check_draft (again for each TokensDrafted) ─> _end_chunk ─┬─> _send ─> _on_verdict ─> _next_step
+                                                                                     └─> _commit_unverified ─> _next_step
+
+Trouble with the verifier (a lost connection, a refusal, no verdict in time) is tolerated for ``ModeSelector.patience``. Then another mode
+continues from the beginning of the round, and the verifier may come back later.
+
+A lossless answer (budget 1) has only tokens that the verifier or the remote stream made or accepted. If both are gone and
+``may_use_device`` is set, the device continues and ``report.is_exact`` is False. A selective answer (budget below 1) also has chunks that
+the device committed alone.
 """
 
 from __future__ import annotations
@@ -18,7 +37,7 @@ from random import Random
 from typing import assert_never
 
 from streamco.core.report import SpeculationReport
-from streamco.core.speculation.answer import ProvisionalAnswer, Settling
+from streamco.core.speculation.answer import SpeculativeAnswer
 from streamco.core.speculation.backpressure import Backpressure
 from streamco.core.speculation.draft import DraftSequence, Round
 from streamco.core.speculation.draft_state import DraftState
@@ -51,75 +70,77 @@ from streamco.events import ReaderLeft
 
 __all__ = ["SpeculationMachine"]
 
-_CATCH_UP = 64  # given tokens that a verdict may have to read first and still say how long verdicts take
-_ASK_EVERY = 4  # tokens of the remote stream between two looks at whether drafting pays
+_MAX_GIVEN = 64  # given tokens that a verdict may have to read first and still show how long verdicts take
+_CHECK_EVERY = 4  # tokens of the remote stream between two decisions whether drafting pays
 
 
 class SpeculationMachine:
-    """One answer, without IO, clock or dice.
+    """One speculated answer, without IO, clock or random source of its own.
 
     Args:
-        pair: what is known of the models; kept over answers, and told what this one shows.
-        options: of this answer.
-        rng: for which chunks are sent, where the budget leaves a choice.
+        estimates: measurements of the two models, kept over answers; this answer adds its own.
+        options: settings of this answer.
+        rng: draws which chunks are sent if the budget leaves a choice.
 
     Attributes:
-        report: what it took so far.
-        answer: settled tokens.
-        is_done: finished, failed or left; nothing more is said.
+        report: counts of what the answer took so far.
+        answer: committed tokens.
+        is_done: the answer is finished, failed or left. No more commands follow.
     """
 
-    def __init__(self, pair: SpeculationEstimates, options: SpeculationMachineOptions, rng: Random) -> None:
+    def __init__(self, estimates: SpeculationEstimates, options: SpeculationMachineOptions, rng: Random) -> None:
         self.report = SpeculationReport()
         self.is_done = False
-        self.answer = ProvisionalAnswer(options.emit, options.end_ids, options.max_tokens)
-        self._pair = pair
-        pair.expect_rounds(branches=options.max_branches if options.is_parallel else 0, ahead=options.max_ahead)
-        self._options = options
-        self._rng = rng
+        self._estimates, self._options, self._rng = estimates, options, rng
+        estimates.expect_rounds(branches=options.max_branches if options.is_parallel else 0, ahead=options.max_ahead)
         self._commands: list[SpeculationCommand] = []
-        say, number = self._commands.append, count(1).__next__
-        self._settling = Settling(self.answer, self.report, say)
-        self._drafting = DraftState(pair, self.report, say, number)
-        self._judging = VerifierChannel(say, verdict_patience=options.verdict_patience, prompt_patience=options.prompt_patience)
-        self._remote = RemoteStream(options.has_remote, say, number)
-        self._overhearing = ShadowDrafter(self._drafting, pair)
-        self._ledger = TimeAccount(pair)
-        self._rest = Backpressure(self._ledger)
-        self._betting = PreDrafter(pair, options, answer=self.answer, drafting=self._drafting, judging=self._judging, rest=self._rest)
-        self._ways = ModeSelector(
-            pair, options, answer=self.answer, drafting=self._drafting, judging=self._judging, remote=self._remote, ledger=self._ledger
+        emit, next_version = self._commands.append, count(1).__next__
+        shows_drafts = options.emit == "draft"
+        answer = SpeculativeAnswer(emit, self.report, shows_drafts=shows_drafts, end_ids=options.end_ids, max_tokens=options.max_tokens)
+        draft_state = DraftState(estimates, self.report, emit, next_version)
+        verifier = VerifierChannel(emit, first_verdict_timeout=options.first_verdict_timeout, verdict_timeout=options.verdict_timeout)
+        remote = RemoteStream(options.has_remote, emit, next_version)
+        time_account = TimeAccount(estimates)
+        backpressure = Backpressure(time_account)
+        self._pre_drafter = PreDrafter(
+            estimates, options, answer=answer, draft_state=draft_state, verifier=verifier, backpressure=backpressure
         )
+        self._mode_selector = ModeSelector(
+            estimates, options, answer=answer, draft_state=draft_state, verifier=verifier, remote=remote, time_account=time_account
+        )
+        self._shadow = ShadowDrafter(draft_state, estimates)
+        self.answer, self._draft_state, self._verifier, self._remote = answer, draft_state, verifier, remote
+        self._time_account, self._backpressure = time_account, backpressure
         self._window = 0  # tokens of the present draft
-        self._unlooked = 0  # tokens of the remote stream since drafting was considered
-        self._is_turning = False  # it pays, and the stream goes on until everybody is there
+        self._unchecked = 0  # tokens of the remote stream since the last decision whether drafting pays
+        self._is_returning = False  # drafting pays; the stream continues until verifier and device are ready
 
     def start(self, *, now: float) -> None:
-        """Begin; called once, before anything else."""
-        self._ledger.start(now=now)
-        self._go_on(now)
+        """Start the answer; called once, before anything else."""
+        self._time_account.start(now=now)
+        self._next_step(now)
 
     def take_commands(self) -> list[SpeculationCommand]:
-        """Return what to do, in order; each command is handed out once."""
+        """Return the commands to carry out, in order; each is returned once."""
         commands = self._commands[:]
         self._commands.clear()
         return commands
 
     def receive(self, event: SpeculationEvent, *, now: float) -> None:
-        """Take note of what happened."""
+        """Take an event in. Events of drafts, rounds and streams that are over change nothing."""
         if self.is_done:
             return
         match event:
             case TokensDrafted():
-                line = self._drafting.take(event, now=now)
-                if line is not None and line is self._drafting.trunk:
-                    self._on_trunk(now)
-                elif line is not None:
-                    self._betting.look_ahead(line, now=now)
+                draft = self._draft_state.record_tokens(event, now=now)
+                if draft is not None and draft is self._draft_state.trunk:
+                    self._on_trunk_tokens(now)
+                elif draft is not None:
+                    self._pre_drafter.send_ahead_if_ready(draft, now=now)
             case DeviceFailed(error):
                 self._on_device_failed(error, now)
             case VerifierConnected() | VerifierLost() | VerifierFailed():
-                self._on_link(event, now)
+                self._on_connection(event, now)
             case VerdictReceived():
                 self._on_verdict(event, now)
             case DraftRefused():
@@ -132,337 +153,348 @@ class SpeculationMachine:
             case _:
                 assert_never(event)
 
-    def _on_reader(self, event: ReaderFellBehind | ReaderCaughtUp | ReaderLeft, now: float) -> None:
-        match event:
-            case ReaderFellBehind():
-                self._rest.want(is_streaming=self._remote.version is not None, now=now)
-            case ReaderCaughtUp():
-                is_idle = self._remote.version is None and self._judging.round is None
-                if not self._rest.end(now=now) or not is_idle:
-                    return
-                if self._drafting.trunk is None:
-                    self._go_on(now)
-                else:
-                    self._look_at_trunk(now)
-            case ReaderLeft():
-                self._close()
-
     def next_deadline(self) -> float | None:
-        """When ``handle_deadline`` wants to be called; None: never, unless something happens."""
-        times = (self._judging.due(), self._ways.give_up_at())
+        """Return when to call ``handle_deadline``, seconds; None: not before another event."""
+        times = (self._verifier.next_deadline(), self._mode_selector.gives_up_at())
         return None if self.is_done else min((time for time in times if time is not None), default=None)
 
     def handle_deadline(self, *, now: float) -> None:
-        """The deadline has come; earlier calls do nothing."""
-        due, give_up_at = self._judging.due(), self._ways.give_up_at()
+        """Act on a deadline that has come; a call that is too early does nothing."""
+        retry_at, give_up_at = self._verifier.next_deadline(), self._mode_selector.gives_up_at()
         if self.is_done:
             return
         if give_up_at is not None and now >= give_up_at:
-            self._go_without(now)
-        elif due is not None and now >= due:
+            self._continue_without_verifier(now)
+        elif retry_at is not None and now >= retry_at:
             self._retry(now)
 
     # The next step
 
-    def _go_on(self, now: float, line: DraftSequence | None = None, token: int | None = None) -> None:
-        """All that was drafted and judged is settled: what next? ``line``: a branch that foresaw the verdict, with ``token`` behind it."""
+    def _next_step(self, now: float, branch: DraftSequence | None = None, token: int | None = None) -> None:
+        """Choose a mode and start on it. Everything that was drafted and verified is committed or dropped by now.
+
+        Args:
+            now: seconds.
+            branch: the draft that assumed the verdict; None: no branch did.
+            token: the verdict's last token.
+        """
         if self.answer.ended is not None:
             self._finish(self.answer.ended)
             return
-        way = self._ways.choose(now=now)
-        self._take(way)
-        if way in {"speculate", "judge"} and self._judging.state == "closed":
-            self._judging.connect(self.answer.ids, now=now)
-        match way:
+        mode = self._mode_selector.choose(now=now)
+        self._set_mode(mode)
+        if mode in {"speculate", "verify one"} and self._verifier.state == "closed":
+            self._verifier.connect(self.answer.ids, now=now)
+        match mode:
             case "remote":
-                self._drafting.drop()
-                self._is_turning = False
-                if not self._rest.begins(now=now):
-                    self._remote.open(self.answer.ids, self.answer.left)
-                    self._ledger.note_opened(now=now)
-            case "judge":
-                self._ask_for_one(now)
+                self._draft_state.drop()
+                self._is_returning = False
+                if not self._backpressure.should_hold(now=now):
+                    self._remote.open(self.answer.ids, self.answer.free_tokens)
+                    self._time_account.record_opened(now=now)
+            case "verify one":
+                self._request_one_token(now)
             case "speculate" | "device":
-                self._draft(line, token, now)
+                self._draft(branch, token, now)
             case None:
-                self._end_without_help()
+                self._end_without_endpoints()
 
-    def _take(self, way: GenerationMode | None) -> None:
-        self.report.fallbacks += way == "remote" and self._ways.present not in {None, "remote"}
-        if way == "device" and self._pair.is_lossless:
+    def _set_mode(self, mode: GenerationMode | None) -> None:
+        self.report.fallbacks += mode == "remote" and self._mode_selector.current not in {None, "remote"}
+        if mode == "device" and self._estimates.is_lossless:
             self.report.is_exact = False
-        self._ways.present = way
+        self._mode_selector.set_current(mode)
 
-    def _go_without(self, now: float) -> None:
-        """The verifier is gone, or its trouble has lasted too long: somebody else goes on from the round's beginning."""
-        if not self._ways.has_help:
-            self._judging.close()
-            self._judging.fail(VerifierError("verifier: expected verdicts, got none for longer than anybody waits"))
-        waiting = self._judging.abandon()
-        if self._pair.is_lossless or waiting is None:
-            is_drafting = not self._pair.is_lossless and self._drafting.trunk is not None
-            if self._remote.version is None and not is_drafting:
-                self._go_on(now)
+    def _continue_without_verifier(self, now: float) -> None:
+        """Continue in another mode from the round's beginning, because the verifier is gone or its trouble lasts too long."""
+        if not self._mode_selector.has_fallback:
+            self._verifier.close()
+            self._verifier.fail(VerifierError("verifier: expected a verdict within the patience, got none"))
+        out = self._verifier.abandon_round()
+        if self._estimates.is_lossless or out is None:
+            is_drafting = not self._estimates.is_lossless and self._draft_state.trunk is not None
+            if not self._remote.is_open and not is_drafting:
+                self._next_step(now)
             return
-        if waiting.draft:
-            self._pair.steering.withdraw(len(waiting.draft))
-            self.report.offloaded -= len(waiting.draft)
-            self._keep(waiting.draft, now)
-        line = self._drafting.find(len(waiting.draft), None)
-        self._go_on(now, line)
+        if out.draft:  # a selective answer may keep the draft that could not be verified
+            self._estimates.steering.withdraw(len(out.draft))
+            self.report.offloaded -= len(out.draft)
+            self._commit_unverified(out.draft, now)
+        branch = self._draft_state.find_branch(len(out.draft), None)
+        self._next_step(now, branch)
 
-    # The device's side
+    # Drafting
 
-    def _draft(self, line: DraftSequence | None, token: int | None, now: float) -> None:
-        """Draft the next window; the branch that foresaw the verdict has its beginning."""
+    def _draft(self, branch: DraftSequence | None, token: int | None, now: float) -> None:
+        """Draft the next window. A branch that assumed the verdict is its beginning (4.4 "merge the local and cloud results")."""
         self._window = self._next_window()
         if not self._window:
-            self._ask_for_one(now)
+            self._request_one_token(now)
             return
-        if line is None:
-            self._drafting.begin(self.answer.ids, self._window, now=now)
+        if branch is None:
+            self._draft_state.start(self.answer.ids, self._window, now=now)
         else:
-            self._drafting.adopt(line, self.answer.ids, token)
-        self._look_at_trunk(now)
+            self._draft_state.adopt(branch, self.answer.ids, token)
+        self._check_draft(now)
 
     def _next_window(self) -> int:
-        """Lossless, the verifier adds a token of its own, for which there must be room."""
-        window, left = min(self._pair.window, self._options.max_draft), self.answer.left
-        return window if left is None else min(window, left - (self._ways.present == "speculate" and self._pair.is_lossless))
+        """Return the tokens of the next draft. In a lossless answer the verdict adds a token, for which it leaves one free."""
+        window, free_tokens = min(self._estimates.window, self._options.max_draft), self.answer.free_tokens
+        is_one_added = self._mode_selector.current == "speculate" and self._estimates.is_lossless
+        return window if free_tokens is None else min(window, free_tokens - is_one_added)
 
-    def _on_trunk(self, now: float) -> None:
-        if self._remote.version is None:
-            self._look_at_trunk(now)
-        elif self._is_turning:
-            self._turn_back(now)
+    def _on_trunk_tokens(self, now: float) -> None:
+        if not self._remote.is_open:
+            self._check_draft(now)
+        elif self._is_returning:
+            self._return_to_drafting(now)
 
-    def _look_at_trunk(self, now: float) -> None:
-        """Judge or keep the trunk's tokens if they are enough, else see that more come."""
-        trunk = self._drafting.trunk
+    def _check_draft(self, now: float) -> None:
+        """End the chunk if the trunk has enough tokens, else see that more come."""
+        trunk = self._draft_state.trunk
         if trunk is None:
-            raise AssertionError("tokens of the trunk come while there is one")
+            raise AssertionError("a draft is checked while there is a trunk")
         ids = trunk.ids
-        end = next((place + 1 for place, token in enumerate(ids) if token in self._options.end_ids), None)
-        is_enough = len(ids) >= self._window or self._pair.is_enough([token.confidence for token in trunk.tokens])
-        if end is not None or is_enough or (ids and trunk.is_out_of_room):
-            self._close_chunk(trunk, end or len(ids), now)
-        elif trunk.is_out_of_room:
-            self._drafting.is_full = True
-            self._go_on(now)
+        end = next((position + 1 for position, token in enumerate(ids) if token in self._options.end_ids), None)
+        is_enough = len(ids) >= self._window or self._estimates.should_end([token.confidence for token in trunk.tokens])
+        if end is not None or is_enough or (ids and trunk.is_context_full):
+            self._end_chunk(trunk, end or len(ids), now)
+        elif trunk.is_context_full:
+            self._draft_state.record_full()
+            self._next_step(now)
         else:
             if ids:
-                self._settling.propose(ids)
+                self.answer.propose(ids)
             if trunk.is_finished:
-                self._drafting.extend(trunk, self._window - len(ids), now=now)
+                self._draft_state.extend(trunk, self._window - len(ids), now=now)
 
-    def _close_chunk(self, trunk: DraftSequence, length: int, now: float) -> None:
-        """The chunk is whole: send it, or keep it."""
-        if self._rest.begins(now=now):
+    def _end_chunk(self, trunk: DraftSequence, length: int, now: float) -> None:
+        """Send the trunk's first ``length`` tokens to the verifier, or commit them unverified."""
+        if self._backpressure.should_hold(now=now):
             return
         draft = trunk.tokens[:length]
-        self._drafting.rest(now=now)
-        self._settling.propose([token.id for token in draft])
-        is_sent = self._is_sent(draft, trunk.importance, now)
+        self._draft_state.stop_trunk(now=now)
+        self.answer.propose([token.id for token in draft])
         self.report.chunks += len(draft)
-        self.report.offloaded += len(draft) if is_sent else 0
-        if is_sent:
-            self._submit(draft, now)
+        if self._is_offloaded(draft, trunk.importance, now):
+            self.report.offloaded += len(draft)
+            self._send(draft, now)
         else:
-            self._keep(draft, now)
-            self._go_on(now)
+            self._commit_unverified(draft, now)
+            self._next_step(now)
 
-    def _is_sent(self, draft: Sequence[DraftToken], importance: float | None, now: float) -> bool:
-        if self._pair.is_lossless:
-            return self._ways.present == "speculate"
-        if self._ways.present != "speculate" or not self._ways.is_promising(now):
-            self._pair.steering.keep(len(draft))
+    def _is_offloaded(self, draft: Sequence[DraftToken], importance: float | None, now: float) -> bool:
+        """Return True if the chunk is to be verified: all are if lossless, else those that both filters select (4.2)."""
+        if self._estimates.is_lossless:
+            return self._mode_selector.current == "speculate"
+        if self._mode_selector.current != "speculate" or not self._mode_selector.can_verify_soon(now):
+            self._estimates.steering.keep(len(draft))
             return False
         confidence = sum(token.confidence for token in draft) / len(draft)
-        return self._pair.steering.decide(confidence, importance, len(draft), self._rng).is_offloaded
+        return self._estimates.steering.decide(confidence, importance, len(draft), self._rng).is_offloaded
 
-    def _keep(self, draft: Sequence[DraftToken], now: float) -> None:
-        """Settle without asking."""
-        self._ways.unasked += self._settling.keep(draft)
-        self._ledger.note_device(now=now)
+    def _commit_unverified(self, draft: Sequence[DraftToken], now: float) -> None:
+        self._mode_selector.record_unverified(self.answer.commit_unverified(draft))
+        self._time_account.record_device(now=now)
 
     def _on_device_failed(self, error: StreamcoError, now: float) -> None:
-        was_drafting = self._drafting.trunk is not None and self._remote.version is None
-        self._drafting.failure = error
-        self._drafting.drop()
+        was_drafting = self._draft_state.trunk is not None and not self._remote.is_open
+        self._draft_state.record_failure(error)
         if was_drafting:
-            self._go_on(now)
+            self._next_step(now)
 
-    # The verifier's side
+    # Verifying
 
-    def _submit(self, draft: Sequence[DraftToken], now: float) -> None:
-        """Have a draft judged, and draft on meanwhile along the likeliest verdicts."""
-        if self._judging.state == "closed":  # refused while this was drafted
-            self._judging.connect(self.answer.ids, now=now)
-        waiting = self._judging.submit(draft, self.answer.ids, now=now)
-        self._betting.begin(waiting, now=now)
+    def _send(self, draft: Sequence[DraftToken], now: float) -> None:
+        """Have a draft verified, and draft on along the likeliest verdicts meanwhile (4.4)."""
+        if self._verifier.state == "closed":  # the session was refused while this was drafted
+            self._verifier.connect(self.answer.ids, now=now)
+        self._pre_drafter.start(self._verifier.submit(draft, self.answer.ids, now=now), now=now)
 
-    def _ask_for_one(self, now: float) -> None:
-        """The verifier's next token, without a draft."""
-        self._drafting.drop()
-        if not self._rest.begins(now=now):
-            self._submit([], now)
+    def _request_one_token(self, now: float) -> None:
+        """Request the target model's next token, without a draft."""
+        self._draft_state.drop()
+        if not self._backpressure.should_hold(now=now):
+            self._send([], now)
 
-    def _on_link(self, event: VerifierConnected | VerifierLost | VerifierFailed, now: float) -> None:
-        judging = self._judging
+    def _on_verdict(self, event: VerdictReceived, now: float) -> None:
+        out = self._verifier.accept_verdict(event, self.answer.ids)
+        if out is None:
+            self.report.stale_verdicts += 1
+            return
+        self._mode_selector.record_verdict()
+        tokens = self.answer.commit_verdict(out, event)
+        branch = self._draft_state.find_branch(event.accepted, event.token) if self.answer.ended is None else None
+        self._measure_verdict(out, event, branch, now)
+        if self._remote.failure is None:
+            self._time_account.record_round(tokens, now=now)
+        else:
+            self._time_account.record_forced_round(now=now)
+        if self._verifier.round is not None and self.answer.ended is None:
+            self._continue_ahead(self._verifier.round, branch, event.token, now)
+        else:
+            self._next_step(now, branch, event.token)
+
+    def _measure_verdict(self, out: Round, event: VerdictReceived, branch: DraftSequence | None, now: float) -> None:
+        """Record what a verdict shows about times, acceptance and branches."""
+        if out.given <= _MAX_GIVEN and not out.is_first:
+            seconds = event.queue_seconds + event.compute_seconds
+            # A round that was sent ahead hid its round trip, so its own waiting time says less than a whole one.
+            waited = self._estimates.rtt + seconds if out.was_ahead else now - out.sent
+            self._estimates.record_wait(waited, queue_depth=event.queue_depth, server_seconds=seconds)
+        elif out.is_first and self._time_account.prompt_time > 0.0:
+            self._estimates.record_opening(max(0.0, now - out.sent - self._estimates.wait) / self._time_account.prompt_time)
+        self._estimates.record_verdict(out.confidences, event.accepted, is_hit=branch is not None if out.branches else None)
+        if self._options.max_ahead and out.branches:
+            self._estimates.record_ahead(self._verifier.round is not None)
+
+    def _continue_ahead(self, out: Round, branch: DraftSequence | None, token: int | None, now: float) -> None:
+        """Continue with the round that was sent ahead of the verdict and is being verified already."""
+        self.report.ahead += 1
+        is_speculating = self._mode_selector.choose(now=now) == "speculate"
+        out.record_ahead(now)
+        self.report.chunks += len(out.draft)
+        self.report.offloaded += len(out.draft)
+        if branch is not None:
+            self._draft_state.adopt(branch, self.answer.ids, token)
+            self.answer.propose(out.ids)
+        if is_speculating:
+            self._pre_drafter.start(out, now=now)
+        else:  # another mode continues after this round's verdict
+            self._draft_state.stop_trunk(now=now)
+
+    # Trouble with the verifier
+
+    def _on_connection(self, event: VerifierConnected | VerifierLost | VerifierFailed, now: float) -> None:
         match event:
             case VerifierConnected():
-                judging.connected(event, self.answer.ids, now=now)
-                if self._is_turning and self._remote.version is not None:
-                    self._turn_back(now)
+                self._verifier.record_connected(event, self.answer.ids, now=now)
+                if self._is_returning and self._remote.is_open:
+                    self._return_to_drafting(now)
             case VerifierLost(retry_after):
-                if judging.state == "open":
+                if self._verifier.state == "open":
                     self._on_lost(retry_after, now)
             case VerifierFailed(error):
-                if judging.state != "gone":
-                    judging.fail(error)
-                    self._go_without(now)
+                if self._verifier.state != "gone":
+                    self._verifier.fail(error)
+                    self._continue_without_verifier(now)
 
     def _on_lost(self, retry_after: float | None, now: float) -> None:
         self.report.losses += 1
         if retry_after is not None:
-            self._judging.turn_away(retry_after, now=now)
-        if self._remote.version is not None and self._judging.round is None:
-            self._judging.forget()
-            self._is_turning = False
+            self._verifier.record_session_refused(retry_after, now=now)
+        if self._remote.is_open and self._verifier.round is None:  # the session isn't needed now
+            self._verifier.record_lost()
+            self._is_returning = False
             return
-        if retry_after is not None and self._ways.is_refused_too_long(now):
-            self._judging.forget()
-            self._go_without(now)
+        if retry_after is not None and self._mode_selector.is_refused_too_long(now):
+            self._verifier.record_lost()
+            self._continue_without_verifier(now)
             return
-        self._judging.connect(self.answer.ids, now=now)
-        self._bear(now)
-
-    def _retry(self, now: float) -> None:
-        """A refused draft is sent again; a verdict that doesn't come costs the connection."""
-        waiting = self._judging.round
-        if waiting is not None and waiting.state == "out":
-            self._pair.note_wait(now - waiting.since, queue_depth=self._pair.queue_depth, server_seconds=0.0)
-            self.report.losses += 1
-        self._judging.retry(self.answer.ids, now=now)
-        self._bear(now)
-
-    def _bear(self, now: float) -> None:
-        """A round that is lost again when trouble has lasted long enough isn't tried a third time before somebody else goes on."""
-        give_up_at = self._ways.give_up_at()
-        if give_up_at is not None and now >= give_up_at:
-            self._go_without(now)
+        self._verifier.connect(self.answer.ids, now=now)
+        self._check_patience(now)
 
     def _on_refused(self, event: DraftRefused, now: float) -> None:
-        if not self._judging.refuse(event, now=now):
+        if not self._verifier.record_refusal(event, now=now):
             return
         self.report.refusals += 1
-        if self._ways.is_refused_too_long(now):
-            self._go_without(now)
+        if self._mode_selector.is_refused_too_long(now):
+            self._continue_without_verifier(now)
 
-    def _on_verdict(self, event: VerdictReceived, now: float) -> None:
-        waiting = self._judging.accept(event, self.answer.ids)
-        if waiting is None:
-            self.report.stale_verdicts += 1
-            return
-        self._ways.unasked = 0
-        tokens = self._settling.judge(waiting, event)
-        line = self._drafting.find(event.accepted, event.token) if self.answer.ended is None else None
-        if waiting.given <= _CATCH_UP and not waiting.is_first:
-            seconds = event.queue_seconds + event.compute_seconds
-            waited = self._pair.rtt + seconds if waiting.was_ahead else now - waiting.sent
-            self._pair.note_wait(waited, queue_depth=event.queue_depth, server_seconds=seconds)
-        elif waiting.is_first and self._ledger.prompt_time > 0.0:
-            self._pair.note_opening(max(0.0, now - waiting.sent - self._pair.wait) / self._ledger.prompt_time)
-        self._pair.note_verdict(waiting.confidences, event.accepted, is_hit=line is not None if waiting.branches else None)
-        if self._options.max_ahead and waiting.branches:
-            self._pair.note_ahead(self._judging.round is not None)
-        if self._remote.failure is None:
-            self._ledger.note_round(tokens, now=now)
-        else:
-            self._ledger.note_forced(now=now)
-        if self._judging.round is not None and self.answer.ended is None:
-            self._go_on_ahead(self._judging.round, line, event.token, now)
-        else:
-            self._go_on(now, line, event.token)
+    def _retry(self, now: float) -> None:
+        """Send a refused draft again. If a verdict did not come in time, give its connection up."""
+        out = self._verifier.round
+        if out is not None and out.state == "sent":
+            self._estimates.record_wait(now - out.awaited_since, queue_depth=self._estimates.queue_depth, server_seconds=0.0)
+            self.report.losses += 1
+        self._verifier.retry(self.answer.ids, now=now)
+        self._check_patience(now)
 
-    def _go_on_ahead(self, waiting: Round, line: DraftSequence | None, token: int | None, now: float) -> None:
-        """The next draft was sent ahead, and is being judged."""
-        self.report.ahead += 1
-        is_going_on = self._ways.choose(now=now) == "speculate"
-        waiting.begun = now
-        self.report.chunks += len(waiting.draft)
-        self.report.offloaded += len(waiting.draft)
-        if line is not None:
-            self._drafting.adopt(line, self.answer.ids, token)
-            self._settling.propose(waiting.ids)
-        if is_going_on:
-            self._betting.begin(waiting, now=now)
-        else:
-            self._drafting.rest(now=now)  # the round is judged, and then somebody else goes on
+    def _check_patience(self, now: float) -> None:
+        """Continue without the verifier if trouble has lasted too long; a round that is lost again then is not tried a third time."""
+        give_up_at = self._mode_selector.gives_up_at()
+        if give_up_at is not None and now >= give_up_at:
+            self._continue_without_verifier(now)
 
-    # The remote side
+    # The remote stream
 
     def _on_remote(self, event: RemoteTokensReceived | RemoteEnded | RemoteFailed, now: float) -> None:
         match event:
             case RemoteTokensReceived(ids=ids):
                 self._on_remote_tokens(ids, now)
             case RemoteEnded(reason=reason):
-                self._remote.version = None
-                self._ledger.note_ended(self._remote.tokens, now=now)
+                self._remote.record_ended()
+                self._time_account.record_ended(self._remote.tokens, now=now)
                 self._finish(reason)
             case RemoteFailed(error=error):
-                self._remote.version, self._remote.failure = None, error
-                self._ledger.skip(now=now)
-                self._go_on(now)
+                self._remote.record_failure(error)
+                self._time_account.skip(now=now)
+                self._next_step(now)
 
     def _on_remote_tokens(self, ids: Sequence[int], now: float) -> None:
-        is_first = not self._remote.tokens
-        self._remote.tokens += len(ids)
-        self._settling.stream(ids)
-        self._ledger.note_stream(len(ids), is_first=is_first, now=now)
+        is_first = self._remote.record_tokens(len(ids))
+        self.answer.commit_remote(ids)
+        self._time_account.record_stream(len(ids), is_first=is_first, now=now)
         if self.answer.ended is not None:
             self._finish(self.answer.ended)
             return
-        if self._pair.is_lossless and self._options.is_adaptive and self._judging.state != "gone":
-            self._overhearing.follow(self.answer.ids, len(ids), now=now)
-        self._unlooked += len(ids)
-        if self._unlooked >= _ASK_EVERY:
-            self._unlooked = 0
-            self._is_turning = self._ways.pays_again(now=now) or (self._is_turning and self._judging.state == "connecting")
-            if self._is_turning:
-                self._turn_back(now)
+        if self._estimates.is_lossless and self._options.is_adaptive and self._verifier.state != "gone":
+            self._shadow.follow(self.answer.ids, len(ids), now=now)
+        self._unchecked += len(ids)
+        if self._unchecked >= _CHECK_EVERY:
+            self._unchecked = 0
+            is_connecting = self._is_returning and self._verifier.state == "connecting"
+            self._is_returning = self._mode_selector.pays_again(now=now) or is_connecting
+            if self._is_returning:
+                self._return_to_drafting(now)
 
-    def _turn_back(self, now: float) -> None:
-        """From the stream to drafting, as soon as the verifier is there and the device has read the answer: it goes on until then."""
-        if self._judging.state == "closed":
-            self._judging.connect(self.answer.ids, now=now)
-        if not self._overhearing.has_caught_up(self.answer.ids):
-            self._overhearing.catch_up(self.answer.ids, now=now)
-        elif self._judging.state == "open":
-            self._is_turning = False
+    def _return_to_drafting(self, now: float) -> None:
+        """Return to drafting once the session is open and the device has read the answer. The stream continues until then."""
+        if self._verifier.state == "closed":
+            self._verifier.connect(self.answer.ids, now=now)
+        if not self._shadow.has_caught_up(self.answer.ids):
+            self._shadow.catch_up(self.answer.ids, now=now)
+        elif self._verifier.state == "open":
+            self._is_returning = False
             self._remote.close()
-            self._take("speculate")
+            self._set_mode("speculate")
             self._draft(None, None, now)
+
+    # The reader
+
+    def _on_reader(self, event: ReaderFellBehind | ReaderCaughtUp | ReaderLeft, now: float) -> None:
+        match event:
+            case ReaderFellBehind():
+                self._backpressure.request(is_streaming=self._remote.is_open, now=now)
+            case ReaderCaughtUp():
+                is_idle = not self._remote.is_open and self._verifier.round is None
+                if not self._backpressure.release(now=now) or not is_idle:
+                    return
+                if self._draft_state.trunk is None:
+                    self._next_step(now)
+                else:
+                    self._check_draft(now)
+            case ReaderLeft():
+                self._close()
 
     # The end
 
     def _finish(self, reason: str) -> None:
         self._close()
-        self._settling.finish(reason)
+        self.answer.finish(reason)
 
-    def _end_without_help(self) -> None:
-        """Nobody can go on. A device that is merely full has come to the end of its length, where that is the answer's."""
-        if self._drafting.is_full and not self._pair.is_lossless and self._drafting.failure is None:
+    def _end_without_endpoints(self) -> None:
+        """End the answer, because no mode can continue it. If only the device's context is full, a selective answer is complete."""
+        if self._draft_state.is_full and not self._estimates.is_lossless and self._draft_state.failure is None:
             self._finish("length")
             return
-        errors = {"device": self._drafting.failure, "verifier": self._judging.failure, "remote": self._remote.failure}
+        errors = {"device": self._draft_state.failure, "verifier": self._verifier.failure, "remote": self._remote.failure}
         known = {name: error for name, error in errors.items() if error is not None}
         self._close()
-        self._settling.fail(AllEndpointsFailed(known) if len(known) > 1 else next(iter(known.values())))
+        self.answer.fail(AllEndpointsFailed(known) if len(known) > 1 else next(iter(known.values())))
 
     def _close(self) -> None:
-        """Stop everybody."""
         self.is_done = True
-        self._drafting.drop()
-        self._judging.close()
+        self._draft_state.drop()
+        self._verifier.close()
         self._remote.close()

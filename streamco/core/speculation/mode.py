@@ -1,10 +1,10 @@
-"""Who can go on with an answer, who should, and how long trouble with the verifier is borne."""
+"""Choosing the generation mode: how the next tokens are made, and how long trouble with the verifier may last."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from streamco.core.speculation.answer import ProvisionalAnswer
+from streamco.core.speculation.answer import SpeculativeAnswer
 from streamco.core.speculation.draft_state import DraftState
 from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.fallback_stream import RemoteStream, TimeAccount
@@ -14,134 +14,160 @@ from streamco.policies.offload import is_past_exit
 
 __all__ = ["GenerationMode", "ModeSelector"]
 
-GenerationMode = Literal["speculate", "device", "remote", "judge"]
-"""Judge: the verifier gives token by token, for nobody can draft or stream."""
+GenerationMode = Literal["speculate", "device", "remote", "verify one"]
+"""The device drafts and the verifier verifies; the device commits its own chunks; the remote stream generates alone; the verifier gives one
+token at a time, because the device can't draft and there is no remote stream."""
 
-_TOLD = 2.0  # rounds that are waited for a verifier, where somebody else would write meanwhile
-_PROBE_AFTER = 64  # tokens the device settled alone, after which the verifier is tried again
+_PATIENCE_ROUNDS = 2.0  # rounds that an answer waits for a verifier while another mode could continue it
+_PROBE_AFTER = 64  # tokens that the device commits alone before the verifier is tried again
 
 
 class ModeSelector:
-    """Looks at everybody and says who goes on.
+    """Chooses the generation mode of an answer by what is available and by what pays.
 
     Attributes:
-        present: the way that was taken last; None: none yet.
-        unasked: tokens that the device settled alone since the last verdict.
+        current: the mode that was set last; None: none yet.
     """
 
     def __init__(
         self,
-        pair: SpeculationEstimates,
+        estimates: SpeculationEstimates,
         options: SpeculationMachineOptions,
         *,
-        answer: ProvisionalAnswer,
-        drafting: DraftState,
-        judging: VerifierChannel,
+        answer: SpeculativeAnswer,
+        draft_state: DraftState,
+        verifier: VerifierChannel,
         remote: RemoteStream,
-        ledger: TimeAccount,
+        time_account: TimeAccount,
     ) -> None:
-        self.present: GenerationMode | None = None
-        self.unasked = 0
-        self._pair = pair
+        self.current: GenerationMode | None = None
+        self._unverified_tokens = 0  # committed by the device alone since the last verdict
+        self._estimates = estimates
         self._options = options
         self._answer = answer
-        self._drafting = drafting
-        self._judging = judging
+        self._draft_state = draft_state
+        self._verifier = verifier
         self._remote = remote
-        self._ledger = ledger
+        self._time_account = time_account
+
+    # What happened
+
+    def set_current(self, mode: GenerationMode | None) -> None:
+        """Record the mode that the answer continues in; None: it can't continue."""
+        self.current = mode
+
+    def record_unverified(self, tokens: int) -> None:
+        """Record tokens that the device committed alone."""
+        self._unverified_tokens += tokens
+
+    def record_verdict(self) -> None:
+        """Record that a verdict arrived."""
+        self._unverified_tokens = 0
+
+    # Which mode
 
     def choose(self, *, now: float) -> GenerationMode | None:
-        """Return the way of the next draft; None: nobody can go on. Asked once a settled boundary, for the mode switch counts."""
-        can_draft, can_judge = not self._drafting.is_out, self._can_ask and self._judging.state != "gone"
-        if not self._pair.is_lossless:
-            if can_draft:
-                return self._mode() if self.is_promising(now) and not self._is_past_exit else "device"
-        elif can_draft and can_judge and not self._remote.is_able:
-            self._pair.propose_window()
+        """Return the mode of the next draft; None: the answer can't continue.
+
+        Called once whenever all drafted tokens are committed or dropped, because the mode switch counts the calls.
+        """
+        can_draft, can_verify = not self._draft_state.is_out, self._may_verify and self._verifier.state != "gone"
+        if not self._estimates.is_lossless:
+            if can_draft:  # offloading stops near the end of the answer (Synera 4.3)
+                return self._best_mode() if self.can_verify_soon(now) and not self._is_past_exit else "device"
+        elif can_draft and can_verify and not self._remote.is_usable:
+            self._estimates.propose_window()
             return "speculate"
-        elif can_draft and self.is_promising(now):
-            return self._mode()
-        if self._remote.is_able:
+        elif can_draft and self.can_verify_soon(now):
+            return self._best_mode()
+        if self._remote.is_usable:
             return "remote"
-        if can_judge:
-            return "judge"
+        if can_verify:
+            return "verify one"
         return "device" if can_draft and self._options.may_use_device else None
 
     def pays_again(self, *, now: float) -> bool:
-        """While the remote side streams: whether to draft again."""
-        is_reachable = self._judging.state in {"closed", "open"} and self.is_promising(now)
-        if not self._pair.is_lossless or self._drafting.is_out or not is_reachable:
+        """Return True if the answer should return from the remote stream to drafting."""
+        is_reachable = self._verifier.state in {"closed", "open"} and self.can_verify_soon(now)
+        if not self._estimates.is_lossless or self._draft_state.is_out or not is_reachable:
             return False
-        return self._mode() == "speculate"
+        return self._best_mode() == "speculate"
 
-    def is_promising(self, now: float) -> bool:
-        """Return True if a draft would soon be verified: the first one opens the connection, because the server reads the prompt for it."""
-        judging = self._judging
-        if judging.state == "closed":
-            return self._can_ask and now >= judging.refused_until
-        if judging.state == "open":
-            return now >= judging.refused_until
-        return judging.state == "connecting" and judging.trouble_since is not None and now < judging.trouble_since + self.patience
+    def can_verify_soon(self, now: float) -> bool:
+        """Return True if a draft would soon be verified. The first draft opens the session, because the server reads the prompt for it."""
+        verifier = self._verifier
+        if verifier.state == "closed":
+            return self._may_verify and now >= verifier.refused_until
+        if verifier.state == "open":
+            return now >= verifier.refused_until
+        return verifier.state == "connecting" and verifier.trouble_since is not None and now < verifier.trouble_since + self.patience
 
-    @property
-    def has_help(self) -> bool:
-        """Somebody can go on without the verifier."""
-        return self._remote.is_able or (not self._pair.is_lossless and not self._drafting.is_out)
-
-    @property
-    def patience(self) -> float:
-        """Seconds that trouble may last: a reader of device tokens need not wait as long as one who wants the target's.
-
-        Other trouble may be over at any time, but a full server goes on being full. So an answer that may choose doesn't begin later for
-        it than by two rounds, or a token of the stream where that is more; one that has begun would pay for the change.
-        """
-        if not self.has_help:
-            return self._options.last_patience
-        if self._judging.is_turned_away and self._options.is_adaptive and not self._ledger.is_begun:
-            least = self._pair.remote_step if self._pair.is_lossless else 0.0
-            return min(self._options.link_patience, max(_TOLD * self._pair.wait, least))
-        if self._pair.is_lossless or not self._ledger.is_begun:
-            return self._options.link_patience
-        return min(self._options.link_patience, _TOLD * self._pair.wait)
-
-    def is_refused_too_long(self, now: float) -> bool:
-        """Return True if somebody else goes on at once, for the verifier says that it takes nothing until patience has ended."""
-        since = self._judging.trouble_since
-        return self.has_help and self._judging.refused_until >= (now if since is None else since) + self.patience
-
-    def give_up_at(self) -> float | None:
-        """When trouble has lasted too long for the round that waits; None: none does."""
-        judging = self._judging
-        if judging.round is None or judging.round.state == "out" or judging.trouble_since is None:
-            return None
-        return judging.trouble_since + self.patience
+    def _best_mode(self) -> GenerationMode:
+        """Return the mode that pays (DSD section 4.4: fused mode where drafting is slower)."""
+        estimates = self._estimates
+        estimates.propose_window()
+        if not self._options.is_adaptive:
+            return "speculate"
+        if estimates.is_lossless and self._remote.is_usable and self._must_measure_stream:
+            return "remote"
+        share = estimates.opening_share
+        mode = estimates.switch.choose(
+            estimates.conditions(),
+            window=estimates.proposal,
+            policy_decides=estimates.policy_decides,
+            opening=share * self._time_account.prompt_time if self._verifier.is_new else 0.0,
+            return_time=0.0 if self._time_account.has_begun else share * estimates.prompt_time,
+        )
+        # The device alone never learns that the verifier would pay again, so it is tried now and then.
+        return "speculate" if mode == "device" and self._unverified_tokens >= _PROBE_AFTER else mode
 
     @property
-    def _can_ask(self) -> bool:
-        return self._pair.steering.budget > 0.0
+    def _must_measure_stream(self) -> bool:
+        """True if the stream's pace must be measured before drafting can be compared with it. An answer that drafts is not interrupted."""
+        is_interruptible = not self._time_account.has_begun or self._remote.is_open
+        return not self._estimates.has_remote_step or (self._estimates.is_remote_step_stale and is_interruptible)
+
+    @property
+    def _may_verify(self) -> bool:
+        return self._estimates.steering.budget > 0.0
 
     @property
     def _is_past_exit(self) -> bool:
-        return is_past_exit(self._answer.length, self._options.max_tokens, self._pair.steering.budget)
+        return is_past_exit(self._answer.length, self._options.max_tokens, self._estimates.steering.budget)
+
+    # How long trouble may last
 
     @property
-    def _must_look(self) -> bool:
-        """True if the stream, which drafting has to be faster than, is to be measured first; not where an answer is drafted already."""
-        return not self._pair.knows_remote or (self._pair.is_stale and (not self._ledger.is_begun or self._remote.version is not None))
+    def has_fallback(self) -> bool:
+        """True if the answer can continue without the verifier."""
+        return self._remote.is_usable or (not self._estimates.is_lossless and not self._draft_state.is_out)
 
-    def _mode(self) -> GenerationMode:
-        """Return what pays."""
-        self._pair.propose_window()
-        if not self._options.is_adaptive:
-            return "speculate"
-        if self._pair.is_lossless and self._remote.is_able and self._must_look:
-            return "remote"
-        pair, share = self._pair, self._pair.opening_share
-        mode = pair.switch.choose(
-            pair.conditions(),
-            window=pair.proposal,
-            policy_decides=pair.policy_decides,
-            opening=share * self._ledger.prompt_time if self._judging.is_new else 0.0,
-            return_time=0.0 if self._ledger.is_begun else share * pair.prompt_time,
-        )
-        return "speculate" if mode == "device" and self.unasked >= _PROBE_AFTER else mode
+    @property
+    def patience(self) -> float:
+        """Seconds that trouble with the verifier may last.
+
+        A selective answer waits less, because its reader accepts the device's tokens. A full verifier stays full for
+        ``retry_after``, so an answer that has not begun waits at most two rounds for it, or one token of the stream if that is longer.
+        Other trouble may be over at any time, and an answer under way would pay for the change, so it waits longer.
+        """
+        options, estimates = self._options, self._estimates
+        if not self.has_fallback:
+            return options.last_patience
+        if self._verifier.is_session_refused and options.is_adaptive and not self._time_account.has_begun:
+            one_token = estimates.remote_step if estimates.is_lossless else 0.0
+            return min(options.patience, max(_PATIENCE_ROUNDS * estimates.wait, one_token))
+        if estimates.is_lossless or not self._time_account.has_begun:
+            return options.patience
+        return min(options.patience, _PATIENCE_ROUNDS * estimates.wait)
+
+    def is_refused_too_long(self, now: float) -> bool:
+        """Return True if the verifier refuses everything until patience has ended, so that waiting for it is of no use."""
+        since = self._verifier.trouble_since
+        return self.has_fallback and self._verifier.refused_until >= (now if since is None else since) + self.patience
+
+    def gives_up_at(self) -> float | None:
+        """Return when trouble has lasted too long for the round that waits, seconds; None: there is no trouble."""
+        verifier = self._verifier
+        if verifier.round is None or verifier.round.state == "sent" or verifier.trouble_since is None:
+            return None
+        return verifier.trouble_since + self.patience

@@ -17,23 +17,26 @@ class SpeculationMachineOptions(Struct, frozen=True, kw_only=True):
 
     Args:
         end_ids: tokens that end the text.
-        max_tokens: the answer's longest length; None: no limit.
+        max_tokens: longest length of the answer; None: no limit.
         emit: what the reader gets: final tokens, or drafts at once.
-        has_remote: the remote side can generate alone.
-        may_use_device: the device may finish a lossless answer that nobody else can.
-        is_adaptive: False: speculate whether it pays or not.
-        is_parallel: draft while the verdict is out.
-        branch_kinds: which verdicts branches may bet on.
-        max_branches: side by side.
-        alternatives: of each position.
-        max_ahead: drafts that may be sent before the verdict that they bet on, each round; 0: the verifier takes none.
-        max_draft: tokens that the verifier judges in one round.
-        verdict_patience: until a verdict that doesn't come means a dead connection.
-        prompt_patience: the same for the first verdict of a connection.
-        link_patience: that trouble with the verifier may last before somebody else goes on. A selective answer, once it has begun, waits
-            for two rounds at most. Nor does an adaptive one begin later than that, or than a token of the stream takes, where the verifier
-            says for how long it has no room.
-        last_patience: the same where nobody else can.
+        has_remote: the target model can generate alone.
+        may_use_device: the device may finish a lossless answer that nothing else can continue.
+        is_adaptive: choose the mode that pays; False: speculate whether it pays or not.
+        is_parallel: draft while the verdict is out (Synera section 4.4).
+        branch_kinds: which verdicts branches may assume.
+        max_branches: branches side by side.
+        alternatives: corrections to assume for each position.
+        max_ahead: drafts of each round that may be sent before the verdict that they assume; 0: the verifier takes none.
+        max_draft: tokens that the verifier takes in one round.
+        patience: time that trouble with the verifier may last before another mode continues the answer. A selective answer that has
+            begun waits for two rounds at most. An adaptive answer that has not begun waits no longer for a full verifier than that, or
+            than one token of the stream if that is longer.
+        last_patience: the same if no other mode can continue it.
+        first_verdict_timeout: time until a connection without a first verdict counts as dead.
+        verdict_timeout: the same for later verdicts.
+
+    Raises:
+        ConfigError: a setting out of range.
     """
 
     end_ids: frozenset[int] = frozenset()
@@ -48,17 +51,17 @@ class SpeculationMachineOptions(Struct, frozen=True, kw_only=True):
     alternatives: int = ALTERNATIVES
     max_ahead: int = 0
     max_draft: int = 31
-    verdict_patience: float = 5.0
-    prompt_patience: float = 30.0
-    link_patience: float = 2.0
+    patience: float = 2.0
     last_patience: float = 30.0
+    first_verdict_timeout: float = 30.0
+    verdict_timeout: float = 5.0
 
     def __post_init__(self) -> None:
-        """Refuse what can't be."""
+        """Refuse settings out of range."""
         if min(self.max_branches, self.alternatives, self.max_ahead) < 0 or self.max_draft < 1:
             raise ConfigError(
-                "speculator: expected max_branches, alternatives and max_ahead >= 0 and max_draft >= 1, "
+                "speculation machine: expected max_branches, alternatives and max_ahead >= 0 and max_draft >= 1, "
                 f"got {self.max_branches}, {self.alternatives}, {self.max_ahead} and {self.max_draft}"
             )
-        if min(self.verdict_patience, self.prompt_patience, self.link_patience, self.last_patience) <= 0.0:
-            raise ConfigError("speculator: expected every patience above 0 s")
+        if min(self.patience, self.last_patience, self.first_verdict_timeout, self.verdict_timeout) <= 0.0:
+            raise ConfigError("speculation machine: expected patience, last_patience and both verdict timeouts above 0 s")

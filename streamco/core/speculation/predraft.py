@@ -1,13 +1,14 @@
-"""While a verdict is out: what the device drafts along the likeliest ones, and what of that is sent before the verdict is here.
+"""Pre-drafting: while a verdict is out, the device drafts along the likeliest verdicts (Synera section 4.4).
 
-A branch's draft that is sent ahead says on which verdict it bets. The verifier judges it as soon as it has decided just that, while the
-verdict is still on its way to the device; a draft whose bet is lost is forgotten there and costs its bytes. So where a bet is won, the link
-costs nothing. The device goes on behind a draft that won its bet on the same sequence, which is then the bet that all of it stays.
+Not in the paper: a branch's draft may be sent ahead, together with the verdict that it assumes. The verifier starts on it as soon as it has
+decided just that, while the verdict is still on its way to the device. So a correct assumption hides the link's round trip. A draft with a
+wrong assumption is ignored at the verifier and costs only its bytes. If the assumption was correct, the device drafts on along the same
+sequence. That sequence is then the branch that assumes that the draft is accepted whole.
 """
 
 from __future__ import annotations
 
-from streamco.core.speculation.answer import ProvisionalAnswer
+from streamco.core.speculation.answer import SpeculativeAnswer
 from streamco.core.speculation.backpressure import Backpressure
 from streamco.core.speculation.draft import DraftSequence, Round, plan_branches
 from streamco.core.speculation.draft_state import DraftState
@@ -18,89 +19,96 @@ from streamco.policies.rejection import Branch
 
 __all__ = ["PreDrafter"]
 
-_FURTHER = 1  # tokens more than a usual draft has: many go further than the mean
+_FURTHER = 1  # tokens beyond the usual window, because many drafts go further than the mean
 
 
 class PreDrafter:
-    """Bets on the verdict of the round that is out."""
+    """Starts the branches of the round that is out, and sends their drafts ahead."""
 
     def __init__(
         self,
-        pair: SpeculationEstimates,
+        estimates: SpeculationEstimates,
         options: SpeculationMachineOptions,
         *,
-        answer: ProvisionalAnswer,
-        drafting: DraftState,
-        judging: VerifierChannel,
-        rest: Backpressure,
+        answer: SpeculativeAnswer,
+        draft_state: DraftState,
+        verifier: VerifierChannel,
+        backpressure: Backpressure,
     ) -> None:
-        self._pair = pair
+        self._estimates = estimates
         self._options = options
         self._answer = answer
-        self._drafting = drafting
-        self._judging = judging
-        self._rest = rest
+        self._draft_state = draft_state
+        self._verifier = verifier
+        self._backpressure = backpressure
 
-    def begin(self, waiting: Round, *, now: float) -> None:
+    def start(self, out: Round, *, now: float) -> None:
         """Draft on along the likeliest verdicts of this round."""
-        options, window = self._options, min(self._pair.reach(_FURTHER), self._options.max_draft)
-        if not waiting.draft or not options.is_parallel or self._drafting.is_out:
+        options, window = self._options, min(self._estimates.window_with(_FURTHER), self._options.max_draft)
+        if not out.draft or not options.is_parallel or self._draft_state.is_out:
             return
-        own = self._bet_on_all(waiting, window, now) if waiting.was_ahead else None
+        trunk_branch = self._continue_trunk(out, window, now) if out.was_ahead else None
         plan = plan_branches(
-            waiting.draft,
-            self._pair,
-            seconds=self._expected(waiting) - now if waiting.was_ahead else None,
+            out.draft,
+            self._estimates,
+            seconds=self._expected_at(out) - now if out.was_ahead else None,
             window=window,
-            most=options.max_branches,
+            max_branches=options.max_branches,
             max_ahead=options.max_ahead,
             kinds=options.branch_kinds,
             end_ids=options.end_ids,
             alternatives=options.alternatives,
         )
 
-        def room(branch: Branch) -> int:
-            if own is not None and branch.position == len(waiting.draft) and branch.token is None:
-                return 0
-            return min(plan.steps, self._room(branch.position))
+        def count(branch: Branch) -> int:
+            if trunk_branch is not None and branch.position == len(out.draft) and branch.token is None:
+                return 0  # the trunk branch is drafted already
+            return min(plan.steps, self._free_tokens(branch.position))
 
-        self._drafting.branch(self._answer.length, plan.branches, room, width=plan.width, lead=plan.lead, now=now)
-        waiting.branches = len(self._drafting.branches)
-        if own is not None:
-            self.look_ahead(own, now=now)
+        self._draft_state.start_branches(self._answer.length, plan.branches, count, width=plan.width, lead=plan.lead, now=now)
+        out.record_branches(len(self._draft_state.branches))
+        if trunk_branch is not None:
+            self.send_ahead_if_ready(trunk_branch, now=now)
 
-    def look_ahead(self, line: DraftSequence, *, now: float) -> None:
-        """Send a branch's draft before the verdict is here, once another token would cost more time than it is worth."""
-        waiting, most = self._judging.round, self._options.max_ahead
-        if waiting is None or waiting.state != "out" or len(waiting.ahead) >= most or not self._pair.is_lossless:
+    def send_ahead_if_ready(self, branch: DraftSequence, *, now: float) -> None:
+        """Send a branch's draft before the verdict arrives, once another token would cost more time than it is worth."""
+        out = self._verifier.round
+        if out is None or out.state != "sent" or len(out.ahead) >= self._options.max_ahead or not self._estimates.is_lossless:
             return
-        foreseen = line.foresees()
-        if foreseen is None or line.guess is None or self._rest.is_wanted:
+        predicted = branch.predicted_verdict()
+        if predicted is None or branch.branch is None or self._backpressure.is_requested:
             return
-        (token, draft), accepted = foreseen, line.guess.position
-        room, ends = self._room(accepted), self._options.end_ids
-        draft = draft[: next((place + 1 for place, each in enumerate(draft) if each.id in ends), len(draft))][:room]
-        if not draft or room < 1 or token in ends or (accepted, token) in waiting.ahead:
+        (token, draft), accepted = predicted, branch.branch.position
+        free_tokens, end_ids = self._free_tokens(accepted), self._options.end_ids
+        draft = draft[: next((position + 1 for position, each in enumerate(draft) if each.id in end_ids), len(draft))][:free_tokens]
+        if not draft or free_tokens < 1 or token in end_ids or (accepted, token) in out.ahead:
             return
         confidences = [each.confidence for each in draft]
-        is_whole = (
-            line.is_finished or draft[-1].id in ends or len(draft) >= min(room, self._pair.window) or self._pair.is_enough(confidences)
+        is_complete = (
+            branch.is_finished
+            or draft[-1].id in end_ids
+            or len(draft) >= min(free_tokens, self._estimates.window)
+            or self._estimates.should_end(confidences)
         )
-        if is_whole or not self._pair.is_worth_waiting(confidences, arrival=now + self._pair.rtt - self._expected(waiting)):
-            self._judging.send_ahead(draft, accepted, token, self._answer.ids, now=now)
+        lateness = now + self._estimates.rtt - self._expected_at(out)
+        if is_complete or not self._estimates.should_draft_more(confidences, lateness=lateness):
+            self._verifier.send_ahead(draft, accepted, token, self._answer.ids, now=now)
 
-    def _bet_on_all(self, waiting: Round, window: int, now: float) -> DraftSequence | None:
-        """Return the device drafts on behind what is judged; None: nothing comes there."""
-        room = min(window, self._room(len(waiting.draft)))
-        if room < 1 or waiting.draft[-1].id in self._options.end_ids:
-            self._drafting.rest(now=now)
+    def _continue_trunk(self, out: Round, window: int, now: float) -> DraftSequence | None:
+        """Return the trunk as the branch that assumes that the whole round is accepted; None: nothing can follow the round."""
+        free_tokens = min(window, self._free_tokens(len(out.draft)))
+        if free_tokens < 1 or out.draft[-1].id in self._options.end_ids:
+            self._draft_state.stop_trunk(now=now)
             return None
-        return self._drafting.bet_on(len(waiting.draft), room + 1, now=now)
+        return self._draft_state.assume_accepted(len(out.draft), free_tokens + 1, now=now)
 
-    def _room(self, accepted: int) -> int:
-        """Tokens that a draft may have behind a verdict of so many and its own; lossless, the next verdict adds one. 0 or less: none."""
-        left, most = self._answer.left, self._options.max_draft
-        return most if left is None else min(most, left - accepted - 1 - self._pair.is_lossless)
+    def _free_tokens(self, accepted: int) -> int:
+        """Return how many tokens a draft may have after a verdict that accepts so many and adds one; 0 or less: none.
 
-    def _expected(self, waiting: Round) -> float:
-        return waiting.expected(self._pair.wait, self._pair.rtt)
+        In a lossless answer the next verdict adds a token as well.
+        """
+        free_tokens, limit = self._answer.free_tokens, self._options.max_draft
+        return limit if free_tokens is None else min(limit, free_tokens - accepted - 1 - self._estimates.is_lossless)
+
+    def _expected_at(self, out: Round) -> float:
+        return out.expected_at(self._estimates.wait, self._estimates.rtt)

@@ -1,13 +1,14 @@
-"""Learning the acceptance rate while the remote side streams alone: the device drafts, and the stream says what was right.
+"""Shadow drafting: while the remote stream generates alone, the device drafts only to measure the acceptance rate.
 
-The papers' fused mode knows no way back, for nothing is judged in it. A draft compared with the stream costs no round and no second, only
-the device's work, so there are fewer and fewer of them: each stretch without one is twice as long as the last. That holds where tokens are
-chosen greedily; what is drawn says little about what else might have been, and isn't compared. Where drafting would lose even if all that
-was seen of the rate had been bad luck, a draft is made only every few answers: it would be work for nothing, and on a shared processor it
-slows the stream.
+In the papers' fused mode nothing is verified, so no measurement leads back to drafting. A draft that is compared with the stream costs no
+round and no time, only the device's work. So such drafts become rarer: each pause between two of them is twice as long as the last.
+The comparison is valid only for greedy tokens: a sampled token says little about what else might have been drawn, and isn't compared.
 
-On the way back to drafting the device first has to read what the stream has said, which on a processor may take as long as writing it. So
-it catches up while the stream goes on.
+If drafting would lose even with an acceptance rate at its upper confidence bound, a draft is made only every few answers. It would be work
+without use, and on a shared processor it slows the stream.
+
+Before an answer returns to drafting, the device has to read what the stream wrote. On a processor that may take as long as writing it. So
+the device catches up while the stream continues.
 """
 
 from __future__ import annotations
@@ -17,78 +18,78 @@ from collections.abc import Sequence
 from streamco.core.speculation.draft import DraftSequence
 from streamco.core.speculation.draft_state import DraftState
 from streamco.core.speculation.estimates import SpeculationEstimates
+from streamco.partial import common_prefix_length
 
 __all__ = ["ShadowDrafter"]
 
-_FIRST, _LONGEST = 4, 64  # streamed tokens between two drafts
-_HOPELESS = 256  # of those, over all answers, where drafting can't pay
+_FIRST_PAUSE, _MAX_PAUSE = 4, 64  # streamed tokens between two drafts
+_HOPELESS_PAUSE = 256  # streamed tokens between two drafts, over all answers, while drafting can't pay
 _FURTHER = 4  # tokens beyond the usual window, to see whether longer drafts would be accepted
-_NEAR = 6  # tokens that a draft may have to read first and still begin nearly at once
+_NEAR = 6  # committed tokens that the device may have to read first and still start a draft nearly at once
 
 
 class ShadowDrafter:
-    """Drafts that nobody asks about.
+    """Drafts that are compared with the remote stream and never sent.
 
     Args:
-        drafting: of the device.
-        pair: is told what would have been accepted.
+        draft_state: the device's drafts.
+        estimates: records what would have been accepted.
     """
 
-    def __init__(self, drafting: DraftState, pair: SpeculationEstimates) -> None:
-        self._drafting = drafting
-        self._pair = pair
-        self._line: DraftSequence | None = None
-        self._at = 0  # length of the answer it stands behind
-        self._pause = _FIRST
-        self._next = _FIRST
-        self._is_vain = False  # tokens are drawn
+    def __init__(self, draft_state: DraftState, estimates: SpeculationEstimates) -> None:
+        self._draft_state = draft_state
+        self._estimates = estimates
+        self._draft: DraftSequence | None = None
+        self._position = 0  # length of the answer in front of the draft
+        self._pause = _FIRST_PAUSE
+        self._next_position = _FIRST_PAUSE
+        self._is_sampled = False  # the device samples its tokens, so they can't be compared
 
-    def follow(self, settled: Sequence[int], tokens: int, *, now: float) -> None:
-        """The stream gave the last ``tokens``: begin a draft if it is time for one, and compare one that the stream has passed."""
-        line, length = self._line, len(settled)
-        self._pair.unheard += tokens
-        if line is not None and line is not self._drafting.trunk:
-            self._line = line = None  # it was dropped
-        if line is None:
-            if length >= self._next and not self._is_vain and not self._drafting.is_out:
-                self._begin_or_wait(settled, now)
-        elif line.is_out_of_room and not line.tokens:
-            self._drafting.is_full = True
-        elif line.is_finished and length >= self._at + len(line.tokens):
-            self._compare(line, settled)
-            self._drafting.rest(now=now)
-            self._line = None
-            self._pause = min(_LONGEST, 2 * self._pause)
-            self._next = length + self._pause
+    def follow(self, committed: Sequence[int], tokens: int, *, now: float) -> None:
+        """Record that the stream gave the last ``tokens``. Start a draft if one is due, and compare one that the stream has passed."""
+        draft, length = self._draft, len(committed)
+        self._estimates.record_streamed(tokens)
+        if draft is not None and draft is not self._draft_state.trunk:
+            self._draft = draft = None  # it was dropped
+        if draft is None:
+            if length >= self._next_position and not self._is_sampled and not self._draft_state.is_out:
+                self._start_if_useful(committed, now)
+        elif draft.is_context_full and not draft.tokens:
+            self._draft_state.record_full()
+        elif draft.is_finished and length >= self._position + len(draft.tokens):
+            self._compare(draft, committed)
+            self._draft_state.stop_trunk(now=now)
+            self._draft = None
+            self._pause = min(_MAX_PAUSE, 2 * self._pause)
+            self._next_position = length + self._pause
 
-    def has_caught_up(self, settled: Sequence[int]) -> bool:
+    def has_caught_up(self, committed: Sequence[int]) -> bool:
         """Return True if the device has read nearly all of the answer."""
-        return not self._is_reading and len(settled) - self._drafting.held(settled) <= _NEAR
+        return not self._is_reading and len(committed) - self._draft_state.common_length(committed) <= _NEAR
 
-    def catch_up(self, settled: Sequence[int], *, now: float) -> None:
-        """Read on, if it isn't at it already."""
+    def catch_up(self, committed: Sequence[int], *, now: float) -> None:
+        """Let the device read the answer, if it isn't reading already."""
         if not self._is_reading:
-            self._begin(settled, now)
+            self._start(committed, now)
 
     @property
     def _is_reading(self) -> bool:
-        return self._line is not None and self._line is self._drafting.trunk and not self._line.tokens and not self._line.is_finished
+        draft = self._draft
+        return draft is not None and draft is self._draft_state.trunk and not draft.tokens and not draft.is_finished
 
-    def _begin_or_wait(self, settled: Sequence[int], now: float) -> None:
-        """It is time for a draft, if one may be of use."""
-        if self._pair.unheard >= _HOPELESS or self._pair.may_pay():
-            self._begin(settled, now)
+    def _start_if_useful(self, committed: Sequence[int], now: float) -> None:
+        if self._estimates.tokens_since_verdict >= _HOPELESS_PAUSE or self._estimates.can_pay():
+            self._start(committed, now)
         else:
-            self._next = len(settled) + _FIRST
+            self._next_position = len(committed) + _FIRST_PAUSE
 
-    def _begin(self, settled: Sequence[int], now: float) -> None:
-        self._at = len(settled)
-        self._drafting.begin(settled, self._pair.reach(_FURTHER), now=now)
-        self._line = self._drafting.trunk
+    def _start(self, committed: Sequence[int], now: float) -> None:
+        self._position = len(committed)
+        self._draft_state.start(committed, self._estimates.window_with(_FURTHER), now=now)
+        self._draft = self._draft_state.trunk
 
-    def _compare(self, line: DraftSequence, settled: Sequence[int]) -> None:
-        self._is_vain = any(token.row is not None for token in line.tokens)
-        if not self._is_vain:
-            pairs = zip(line.ids, settled[self._at :], strict=False)
-            right = next((place for place, (drafted, said) in enumerate(pairs) if drafted != said), len(line.tokens))
-            self._pair.note_verdict([token.confidence for token in line.tokens], right, is_hit=None)
+    def _compare(self, draft: DraftSequence, committed: Sequence[int]) -> None:
+        self._is_sampled = any(token.row is not None for token in draft.tokens)
+        if not self._is_sampled:
+            accepted = common_prefix_length(draft.ids, committed[self._position :])
+            self._estimates.record_verdict([token.confidence for token in draft.tokens], accepted, is_hit=None)

@@ -1,6 +1,9 @@
-"""The verifier's side of an answer: its connection, what its context holds, and the round that is out.
+"""The verifier as one answer sees it: the session, what its context holds, and the round that is out.
 
-Trouble (a lost connection, a refusal) has a beginning; how long it is borne is for whoever asks ``trouble_since``.
+    closed ── connect ──> connecting ── connected ──> open ── lost ──> connecting or closed
+    any state ── failed, or the answer has ended ──> gone
+
+Trouble is a lost connection or a refusal. ``trouble_since`` says when it began, and ``ModeSelector`` decides how long it may last.
 """
 
 from __future__ import annotations
@@ -26,171 +29,183 @@ from streamco.errors import StreamcoError
 __all__ = ["VerifierChannel"]
 
 VerifierState = Literal["closed", "connecting", "open", "gone"]
-"""Not asked for yet; asked for; usable; out for the rest of the answer."""
+"""Not asked for; asked for; usable; not usable for the rest of the answer."""
 
-_RETRY_AFTER = 0.25  # seconds, where a refusal doesn't say
-_RETRY_LEAST = 0.02  # seconds, whatever it says: what is asked without end is answered by nobody
+_RETRY_AFTER = 0.25  # seconds until a refused draft is sent again, if the refusal gives no time
+_MIN_RETRY_AFTER = 0.02  # seconds, whatever the refusal says: endless retries would load the verifier even more
 
 
 class VerifierChannel:
-    """What the verifier is at.
+    """The verifier session of one answer, and the round that it is verifying.
 
     Args:
-        say: takes commands.
-        verdict_patience: seconds until a verdict that doesn't come means that the connection is dead.
-        prompt_patience: the same for the first verdict of a connection, for a prompt is read in it.
+        emit: takes commands.
+        first_verdict_timeout: seconds until a connection without a first verdict counts as dead. A prompt is read in that time.
+        verdict_timeout: the same for later verdicts.
 
     Attributes:
-        state: of the connection.
-        round: to be judged; None: none.
-        failure: why the verifier is out for the rest of the answer; None: it is not, or nobody said.
-        trouble_since: when the connection was lost or asked for, or the round first refused; None: all is well.
-        refused_until: no draft is taken before.
-        is_turned_away: the session was refused, and there has been none since.
-        is_new: nothing was judged on this connection yet.
+        state: state of the session.
+        round: the round that awaits its verdict; None: there is none.
+        failure: why the verifier can't be used for the rest of the answer; None: it can, or no reason is known.
+        trouble_since: when the connection was lost or asked for, or the round was first refused, seconds; None: there is no trouble.
+        refused_until: time until which the verifier takes no draft, seconds.
+        is_session_refused: the session was refused and hasn't been opened since.
+        is_new: no draft has been verified on this connection yet.
     """
 
-    def __init__(self, say: Callable[[SpeculationCommand], None], *, verdict_patience: float, prompt_patience: float) -> None:
+    def __init__(self, emit: Callable[[SpeculationCommand], None], *, first_verdict_timeout: float, verdict_timeout: float) -> None:
         self.state: VerifierState = "closed"
         self.round: Round | None = None
         self.failure: StreamcoError | None = None
         self.trouble_since: float | None = None
         self.refused_until = 0.0
-        self.is_turned_away = False
-        self._say = say
-        self._verdict_patience = verdict_patience
-        self._prompt_patience = prompt_patience
-        self._mirror = PeerPrefix()
-        self._named: tuple[int, ...] = ()  # with the last ConnectVerifier
-        self._last_number = 0
+        self.is_session_refused = False
         self.is_new = True
+        self._emit = emit
+        self._first_verdict_timeout = first_verdict_timeout
+        self._verdict_timeout = verdict_timeout
+        self._peer = PeerPrefix()
+        self._offered: tuple[int, ...] = ()  # the answer as the last ConnectVerifier had it
+        self._last_number = 0
 
-    def connect(self, settled: Sequence[int], *, now: float) -> None:
-        """Open the session, or take it up again; a round that was out waits for that."""
+    # The connection
+
+    def connect(self, committed: Sequence[int], *, now: float) -> None:
+        """Open the session, or resume it. A round that was out waits for the connection."""
         self.state = "connecting"
-        self._named = tuple(settled)
-        self._begin_trouble(now)
+        self._offered = tuple(committed)
+        self._start_trouble(now)
         if self.round is not None:
-            self.round.state = "cut"
-        self._say(ConnectVerifier(self._named))
+            self.round.record_lost_connection()
+        self._emit(ConnectVerifier(self._offered))
 
-    def connected(self, event: VerifierConnected, settled: Sequence[int], *, now: float) -> bool:
-        """Return the session is there; gives False where none was asked for."""
+    def record_connected(self, event: VerifierConnected, committed: Sequence[int], *, now: float) -> bool:
+        """Record that the session is open, and send the round that waits; return False if no session was asked for."""
         if self.state != "connecting":
             return False
         self.state = "open"
         self.is_new = True
-        self.is_turned_away = False
-        self._mirror.write(0, self._named[: event.length])
+        self.is_session_refused = False
+        self._peer.update(0, self._offered[: event.length])
         if self.round is None or self.round.number < 0:
             self.trouble_since = None
         if self.round is not None:
-            self._send(self.round, settled, now)
+            self._send(self.round, committed, now)
         return True
 
-    def forget(self) -> None:
-        """The connection was lost and nobody needs it now; ``connect`` makes another one."""
+    def record_lost(self) -> None:
+        """Record that the connection is lost and isn't needed now; ``connect`` makes another one."""
         self.state = "closed"
         self.is_new = True
         self.trouble_since = None
 
-    def turn_away(self, seconds: float, *, now: float) -> None:
-        """The verifier takes no session for so long."""
+    def record_session_refused(self, seconds: float, *, now: float) -> None:
+        """Record that the verifier takes no session for so many seconds."""
         self.refused_until = now + seconds
-        self.is_turned_away = True
-
-    def submit(self, draft: Sequence[DraftToken], settled: Sequence[int], *, now: float) -> Round:
-        """Have this judged, now or as soon as there is a connection."""
-        self.round = Round(list(draft))
-        if self.state == "open":
-            self._send(self.round, settled, now)
-        return self.round
-
-    def send_ahead(self, draft: Sequence[DraftToken], accepted: int, token: int, settled: Sequence[int], *, now: float) -> None:
-        """Send a draft that is to be judged if the round that is out ends just so. ``settled``: without that."""
-        out = self.round
-        if out is None or out.state != "out":
-            raise AssertionError("a draft is sent ahead of a verdict that is awaited")
-        self._last_number += 1
-        ahead = out.ahead[accepted, token] = Round(list(draft), number=self._last_number, state="out", sent=now)
-        foreseen = ExpectedVerdict(out.number, accepted, token)
-        self._say(SendDraft(ahead.number, len(settled) + accepted + 1, (), ahead.ids, _rows(draft), foreseen))
-
-    def accept(self, event: VerdictReceived, settled: Sequence[int]) -> Round | None:
-        """Return a verdict came; gives its round, which is over, or None where that was over before. ``settled``: without the verdict.
-
-        The next round is out already where a draft was sent ahead for just this verdict.
-        """
-        waiting = self.round
-        if waiting is None or waiting.state != "out" or waiting.number != event.round:
-            return None
-        if not 0 <= event.accepted <= len(waiting.draft):
-            raise AssertionError(f"a verdict about {len(waiting.draft)} tokens can't accept {event.accepted}")
-        token = () if event.token is None else (event.token,)
-        base = self._mirror.meet(settled)
-        self._mirror.write(base, [*settled[base:], *waiting.ids[: event.accepted], *token])
-        self.round = None if event.token is None else waiting.ahead.get((event.accepted, event.token))
-        self.trouble_since = None
-        self.is_new = False
-        return waiting
-
-    def refuse(self, event: DraftRefused, *, now: float) -> bool:
-        """Return a draft was refused; gives False where its round was over before."""
-        waiting = self.round
-        if waiting is None or waiting.state != "out" or waiting.number != event.round:
-            return False
-        self._begin_trouble(now)
-        seconds = _RETRY_AFTER if event.retry_after is None else max(_RETRY_LEAST, event.retry_after)
-        waiting.state = "held"
-        waiting.ahead.clear()
-        waiting.retry_at = self.refused_until = now + seconds
-        return True
-
-    def abandon(self) -> Round | None:
-        """Give the round up; a verdict that is on its way is over."""
-        waiting, self.round = self.round, None
-        if self.state == "open":
-            self.trouble_since = None
-        return waiting
+        self.is_session_refused = True
 
     def fail(self, failure: StreamcoError) -> None:
-        """The verifier is out for the rest of the answer."""
+        """Use the verifier no more in this answer."""
         self.state = "gone"
         self.failure = self.failure or failure
 
     def close(self) -> None:
-        """The session is not needed any more."""
+        """Close the session, because the answer has ended."""
         if self.state in {"connecting", "open"}:
-            self._say(CloseVerifier())
+            self._emit(CloseVerifier())
         self.state = "gone"
 
-    def due(self) -> float | None:
-        """When ``retry`` or ``connect`` is to be called; None: never."""
-        waiting = self.round
-        if waiting is None or waiting.state == "cut":
-            return None
-        if waiting.state == "held":
-            return waiting.retry_at
-        return waiting.since + (self._prompt_patience if waiting.is_first else self._verdict_patience)
+    # The round
 
-    def retry(self, settled: Sequence[int], *, now: float) -> None:
-        """The time has come: send what was refused again; what got no verdict, on a new connection."""
-        waiting = self.round
-        if waiting is not None and waiting.state == "held":
-            self._send(waiting, settled, now)
-        elif waiting is not None:
-            self.connect(settled, now=now)
+    def submit(self, draft: Sequence[DraftToken], committed: Sequence[int], *, now: float) -> Round:
+        """Have a draft verified, now or as soon as there is a connection."""
+        self.round = Round(list(draft))
+        if self.state == "open":
+            self._send(self.round, committed, now)
+        return self.round
 
-    def _send(self, waiting: Round, settled: Sequence[int], now: float) -> None:
-        base = self._mirror.meet(settled)
-        given = tuple(settled[base:])
+    def send_ahead(self, draft: Sequence[DraftToken], accepted: int, token: int, committed: Sequence[int], *, now: float) -> None:
+        """Send a draft that is verified only if the round that is out ends with just this verdict.
+
+        Args:
+            draft: tokens after that verdict.
+            accepted: tokens that the verdict accepts.
+            token: the token after them.
+            committed: the answer without that verdict.
+        """
+        out = self.round
+        if out is None or out.state != "sent":
+            raise AssertionError("a draft is sent ahead of a verdict that is awaited")
         self._last_number += 1
-        waiting.number, waiting.state, waiting.sent = self._last_number, "out", now
-        waiting.given, waiting.is_first, waiting.begun = len(given), self.is_new, None
-        waiting.ahead.clear()
-        self._say(SendDraft(waiting.number, base, given, waiting.ids, _rows(waiting.draft)))
+        ahead = out.ahead[accepted, token] = Round(list(draft), number=self._last_number, state="sent", sent=now)
+        expected = ExpectedVerdict(out.number, accepted, token)
+        self._emit(SendDraft(ahead.number, len(committed) + accepted + 1, (), ahead.ids, _rows(draft), expected))
 
-    def _begin_trouble(self, now: float) -> None:
+    def accept_verdict(self, event: VerdictReceived, committed: Sequence[int]) -> Round | None:
+        """Take a verdict; return the round it ends, or None if that round was over before.
+
+        If a draft was sent ahead of just this verdict, ``round`` is the round of that draft afterwards.
+
+        Args:
+            event: the verdict.
+            committed: the answer without the verdict.
+        """
+        out = self.round
+        if out is None or out.state != "sent" or out.number != event.round:
+            return None
+        if not 0 <= event.accepted <= len(out.draft):
+            raise AssertionError(f"a verdict about {len(out.draft)} tokens can't accept {event.accepted}")
+        token = () if event.token is None else (event.token,)
+        base = self._peer.common_length(committed)
+        self._peer.update(base, [*committed[base:], *out.ids[: event.accepted], *token])
+        self.round = None if event.token is None else out.ahead.get((event.accepted, event.token))
+        self.trouble_since = None
+        self.is_new = False
+        return out
+
+    def record_refusal(self, event: DraftRefused, *, now: float) -> bool:
+        """Record that the verifier refused the draft; return False if that round was over before."""
+        out = self.round
+        if out is None or out.state != "sent" or out.number != event.round:
+            return False
+        self._start_trouble(now)
+        seconds = _RETRY_AFTER if event.retry_after is None else max(_MIN_RETRY_AFTER, event.retry_after)
+        self.refused_until = now + seconds
+        out.record_refusal(self.refused_until)
+        return True
+
+    def abandon_round(self) -> Round | None:
+        """Give the round up and return it; its verdict is ignored if it still comes."""
+        out, self.round = self.round, None
+        if self.state == "open":
+            self.trouble_since = None
+        return out
+
+    def next_deadline(self) -> float | None:
+        """Return when ``retry`` is to be called, seconds; None: never."""
+        out = self.round
+        if out is None or out.state == "unsent":
+            return None
+        if out.state == "refused":
+            return out.retry_at
+        return out.awaited_since + (self._first_verdict_timeout if out.is_first else self._verdict_timeout)
+
+    def retry(self, committed: Sequence[int], *, now: float) -> None:
+        """Send a refused draft again; if a verdict did not come in time, open a new connection for it."""
+        out = self.round
+        if out is not None and out.state == "refused":
+            self._send(out, committed, now)
+        elif out is not None:
+            self.connect(committed, now=now)
+
+    def _send(self, out: Round, committed: Sequence[int], now: float) -> None:
+        base = self._peer.common_length(committed)
+        given = tuple(committed[base:])
+        self._last_number += 1
+        out.record_sent(self._last_number, len(given), is_first=self.is_new, now=now)
+        self._emit(SendDraft(out.number, base, given, out.ids, _rows(out.draft)))
+
+    def _start_trouble(self, now: float) -> None:
         if self.trouble_since is None:
             self.trouble_since = now
 

@@ -277,9 +277,9 @@ class _World:
             is_parallel=policy.branches > 0,
             max_branches=min(policy.branches, _SEQUENCES),
             max_ahead=policy.ahead,
-            verdict_patience=_PATIENCE,
-            prompt_patience=_PATIENCE,
-            link_patience=_PATIENCE,
+            verdict_timeout=_PATIENCE,
+            first_verdict_timeout=_PATIENCE,
+            patience=_PATIENCE,
             last_patience=_PATIENCE,
         )
 

@@ -129,7 +129,7 @@ async def test_a_reader_who_is_far_behind_holds_the_work_back_and_gets_all_of_it
         driver = stream._work.driver
         assert isinstance(driver, SpeculationDriver)
         await settled(lambda: driver._is_behind)
-        await settled(lambda: driver.machine._judging.round is None)
+        await settled(lambda: driver.machine._verifier.round is None)
         rounds = len(verifier.drafts)
         await asyncio.sleep(0.1)
         assert len(verifier.drafts) == rounds, "nothing new is begun"

@@ -7,8 +7,9 @@ from random import Random
 import pytest
 
 from streamco.client.speculation.incremental_text import IncrementalText, TextAdded, TextCommitted, TextRetracted, Words
-from streamco.core.speculation.answer import ProvisionalAnswer
-from streamco.core.speculation.events import CommitIds, DeliverIds, RetractIds
+from streamco.core.report import SpeculationReport
+from streamco.core.speculation.answer import SpeculativeAnswer
+from streamco.core.speculation.events import CommitIds, DeliverIds, RetractIds, SpeculationCommand
 from streamco.engines.base import TextPiece
 
 BYTES = {0: b"a", 1: b" b", 2: b"c", 3: "é".encode()[:1], 4: "é".encode()[1:], 5: b"", 6: b"\n", 7: b"ST", 8: b"OP", 9: "🙂".encode()}
@@ -133,17 +134,19 @@ def test_a_reader_who_follows_ends_with_the_text_of_the_settled_tokens(emit: str
     dice = Random(seed)
     for _ in range(300):
         stops = ("STOP",) if dice.random() < 0.5 else ()
-        answer, words, reader = ProvisionalAnswer(emit, frozenset(), None), wording(*stops), Reader()  # type: ignore[arg-type]
+        commands: list[SpeculationCommand] = []
+        answer = SpeculativeAnswer(commands.append, SpeculationReport(), shows_drafts=emit == "draft")
+        words, reader = wording(*stops), Reader()
         for _ in range(dice.randrange(1, 12)):
             draft = dice.choices(list(BYTES), k=dice.randrange(5))
             answer.propose(draft)
             if dice.random() < 0.7:
                 kept = draft[: dice.randrange(len(draft) + 1)]
-                answer.settle(kept, "accepted")
-                answer.settle([dice.choice(list(BYTES))], "corrected")
+                answer.commit(kept, "accepted")
+                answer.commit([dice.choice(list(BYTES))], "corrected")
             elif dice.random() < 0.3:
                 answer.retract()
-            for command in answer.take_commands():
+            for command in commands:
                 match command:
                     case DeliverIds(ids, origin):
                         reader.take(words.deliver(ids, origin))
@@ -151,6 +154,7 @@ def test_a_reader_who_follows_ends_with_the_text_of_the_settled_tokens(emit: str
                         reader.take(words.settle(count, origin))
                     case RetractIds(count):
                         reader.take(words.retract(count))
+            commands.clear()
         reader.take(words.finish())
         whole = b"".join(BYTES[token] for token in answer.ids).decode(errors="replace")
         if stops:

@@ -113,7 +113,7 @@ async def test_a_client_waits_for_verdicts_as_long_as_it_is_told(world: World) -
         driver = stream._work.driver
         assert isinstance(driver, SpeculationDriver)
         told = driver.machine._options
-        assert (told.prompt_patience, told.verdict_patience, told.link_patience, told.last_patience) == (7.0, 0.5, 3.0, 5.0)
+        assert (told.first_verdict_timeout, told.verdict_timeout, told.patience, told.last_patience) == (7.0, 0.5, 3.0, 5.0)
 
 
 async def test_a_server_that_goes_on_alone_throws_other_dice_than_at_the_beginning() -> None:
@@ -144,11 +144,11 @@ async def test_answers_that_race_show_how_fast_the_server_writes(world: World) -
 async def test_mode_auto_speculates_where_drafting_is_faster(world: World) -> None:
     async with world.scripted() as verifier, world.speculating(verifier, mode="auto") as client:
         pair = client._desk.pair
-        pair.remote_step = 5.0  # seconds
+        pair._remote_step.seconds = 5.0  # seconds
         stream = client.stream(PROMPT, temperature=0)
         assert await tokens_text(stream) == world.text()
         assert stream.report.mode == "speculate"
-        pair.remote_step = 1e-4
+        pair._remote_step.seconds = 1e-4
         modes = []
         for _ in range(21):
             stream = client.stream(PROMPT, temperature=0, max_tokens=4)

@@ -102,7 +102,7 @@ def test_windows_are_named() -> None:
 
 def windows_after(options: SpeculationOptions, proposals: list[float]) -> list[int]:
     pair = options.pair(1.0)
-    return [pair._stabiliser.settle(proposal) for proposal in proposals]
+    return [pair._window._stabiliser.settle(proposal) for proposal in proposals]
 
 
 def test_what_a_network_proposes_is_smoothed_and_always_leaves_a_draft() -> None:
@@ -161,7 +161,7 @@ def test_a_pair_begins_with_what_another_one_knows() -> None:
     pair = options.pair(1.0)
     assert pair.acceptance == pytest.approx(0.9)
     assert pair.wait == 0.3
-    pair.note_wait(0.7, queue_depth=0.0, server_seconds=0.1)
+    pair.record_wait(0.7, queue_depth=0.0, server_seconds=0.1)
     assert options.pair(0.5, pair).wait == pytest.approx(0.7)
     assert not options.pair(0.5, pair).is_lossless
 

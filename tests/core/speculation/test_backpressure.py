@@ -32,8 +32,8 @@ class Run:
     """A speculator that is told things by hand."""
 
     def __init__(self, **options: Any) -> None:
-        self.pair = SpeculationEstimates(prior=EstimatesPrior(remote_step=5.0))
-        self.machine = SpeculationMachine(self.pair, SpeculationMachineOptions(is_parallel=False, **options), Random(1))
+        self.estimates = SpeculationEstimates(prior=EstimatesPrior(remote_step=5.0))
+        self.machine = SpeculationMachine(self.estimates, SpeculationMachineOptions(is_parallel=False, **options), Random(1))
         self.machine.start(now=0.0)
         self.commands = self.machine.take_commands()
 
@@ -56,11 +56,11 @@ def test_a_whole_chunk_waits_until_the_reader_has_caught_up() -> None:
     assert not sent(run.tell(ReaderFellBehind(), 0.2))
     assert not sent(run.draft(1, 0.3))
     assert run.machine.next_deadline() is None, "nobody waits for anything"
-    seconds = run.pair.switch.seconds
+    seconds = run.estimates.switch.seconds
     assert sent(run.tell(ReaderCaughtUp(), 60.0))
     run.tell(VerdictReceived(round=1, accepted=4, token=5), 60.1)
     assert run.machine.answer.ids == [1, 2, 3, 4, 5]
-    assert run.pair.switch.seconds - seconds < 1.0, "the minute of rest is nobody's"
+    assert run.estimates.switch.seconds - seconds < 1.0, "the minute of rest is nobody's"
 
 
 def test_a_round_that_is_out_is_finished_and_the_next_one_waits() -> None:
@@ -108,12 +108,12 @@ def test_a_reader_who_catches_up_in_time_holds_nothing_back() -> None:
 
 
 def test_a_stream_that_isnt_read_on_is_not_thought_slow() -> None:
-    pair = SpeculationEstimates(prior=EstimatesPrior(remote_step=0.05))
-    ledger = TimeAccount(pair)
-    rest = Backpressure(ledger)
-    ledger.start(now=0.0)
-    ledger.note_stream(1, is_first=True, now=1.0)
-    rest.want(is_streaming=True, now=1.02)
-    assert rest.end(now=31.02)
-    ledger.note_stream(1, is_first=False, now=31.05)
-    assert pair.remote_step == pytest.approx(0.05)
+    estimates = SpeculationEstimates(prior=EstimatesPrior(remote_step=0.05))
+    time_account = TimeAccount(estimates)
+    backpressure = Backpressure(time_account)
+    time_account.start(now=0.0)
+    time_account.record_stream(1, is_first=True, now=1.0)
+    backpressure.request(is_streaming=True, now=1.02)
+    assert backpressure.release(now=31.02)
+    time_account.record_stream(1, is_first=False, now=31.05)
+    assert estimates.remote_step == pytest.approx(0.05)

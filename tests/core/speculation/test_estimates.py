@@ -36,87 +36,87 @@ def test_only_a_whole_budget_is_lossless() -> None:
 
 
 def test_what_is_believed_at_first_is_the_prior() -> None:
-    pair = SpeculationEstimates(prior=prior(acceptance=0.6, wait=0.2, remote_step=0.07, hit_rate=0.4))
-    conditions = pair.conditions()
-    assert pair.acceptance == pytest.approx(0.6)
+    estimates = SpeculationEstimates(prior=prior(acceptance=0.6, wait=0.2, remote_step=0.07, hit_rate=0.4))
+    conditions = estimates.conditions()
+    assert estimates.acceptance == pytest.approx(0.6)
     assert (conditions.verify, conditions.remote_step, conditions.draft_step) == (0.2, 0.07, 0.02)
     assert conditions.hit_rate == pytest.approx(0.4)
     assert conditions.slowdown == pytest.approx(1.5)
-    assert pair.mean_confidence is None
+    assert estimates.mean_confidence is None
 
 
 def test_the_acceptance_rate_becomes_what_verdicts_show() -> None:
-    pair = SpeculationEstimates(prior=prior(acceptance=0.2))
+    estimates = SpeculationEstimates(prior=prior(acceptance=0.2))
     for _ in range(200):
-        pair.note_verdict([0.5] * 4, 4, is_hit=None)
-    assert pair.acceptance > 0.98
+        estimates.record_verdict([0.5] * 4, 4, is_hit=None)
+    assert estimates.acceptance > 0.98
 
 
 def test_tokens_behind_a_rejected_one_say_nothing() -> None:
-    pair = SpeculationEstimates(prior=prior(acceptance=0.5))
+    estimates = SpeculationEstimates(prior=prior(acceptance=0.5))
     for _ in range(400):
-        pair.note_verdict([0.5] * 8, 1, is_hit=None)
-    assert pair.acceptance == pytest.approx(0.5, abs=0.02), "one held and one not, each time"
+        estimates.record_verdict([0.5] * 8, 1, is_hit=None)
+    assert estimates.acceptance == pytest.approx(0.5, abs=0.02), "one held and one not, each time"
 
 
 def test_the_mean_confidence_is_measured() -> None:
-    pair = SpeculationEstimates()
-    pair.note_verdict([0.9], 1, is_hit=None)
-    assert pair.mean_confidence == pytest.approx(0.9)
+    estimates = SpeculationEstimates()
+    estimates.record_verdict([0.9], 1, is_hit=None)
+    assert estimates.mean_confidence == pytest.approx(0.9)
     for _ in range(300):
-        pair.note_verdict([0.3], 1, is_hit=None)
-    assert pair.mean_confidence == pytest.approx(0.3, abs=0.01)
+        estimates.record_verdict([0.3], 1, is_hit=None)
+    assert estimates.mean_confidence == pytest.approx(0.3, abs=0.01)
 
 
 def test_hits_are_counted_where_there_were_branches() -> None:
-    pair = SpeculationEstimates(prior=prior(hit_rate=0.5))
+    estimates = SpeculationEstimates(prior=prior(hit_rate=0.5))
     for _ in range(300):
-        pair.note_verdict([], 0, is_hit=None)
-    assert pair.conditions().hit_rate == pytest.approx(0.5)
+        estimates.record_verdict([], 0, is_hit=None)
+    assert estimates.conditions().hit_rate == pytest.approx(0.5)
     for _ in range(300):
-        pair.note_verdict([], 0, is_hit=True)
-    assert pair.conditions().hit_rate > 0.95
+        estimates.record_verdict([], 0, is_hit=True)
+    assert estimates.conditions().hit_rate > 0.95
 
 
 def test_one_measured_step_says_something_about_batches_of_other_sizes() -> None:
-    pair = SpeculationEstimates(prior=prior(step_times=(0.02, 0.03, 0.04)))
+    estimates = SpeculationEstimates(prior=prior(step_times=(0.02, 0.03, 0.04)))
     for _ in range(100):
-        pair.note_draft(2, 10, 0.6)
-    assert pair.step_times == pytest.approx([0.04, 0.06, 0.08], rel=0.01), "the prior's proportions"
+        estimates.record_draft(2, 10, 0.6)
+    assert estimates.step_times == pytest.approx([0.04, 0.06, 0.08], rel=0.01), "the prior's proportions"
     for _ in range(100):
-        pair.note_draft(1, 10, 0.1)
-    assert pair.step_times == pytest.approx([0.01, 0.06, 0.11], rel=0.01), "a line"
+        estimates.record_draft(1, 10, 0.1)
+    assert estimates.step_times == pytest.approx([0.01, 0.06, 0.11], rel=0.01), "a line"
     for _ in range(100):
-        pair.note_draft(3, 10, 0.7)
-    assert pair.step_times == pytest.approx([0.01, 0.06, 0.07], rel=0.01)
-    before = list(pair.step_times)
-    pair.note_draft(9, 10, 0.6)
-    pair.note_draft(1, 0, 0.6)
-    assert pair.step_times == before
+        estimates.record_draft(3, 10, 0.7)
+    assert estimates.step_times == pytest.approx([0.01, 0.06, 0.07], rel=0.01)
+    before = list(estimates.step_times)
+    estimates.record_draft(9, 10, 0.6)
+    estimates.record_draft(1, 0, 0.6)
+    assert estimates.step_times == before
 
 
 def test_the_first_wait_is_taken_whole_and_later_ones_by_and_by() -> None:
-    pair = SpeculationEstimates(prior=prior(wait=0.5))
-    pair.note_wait(0.1, queue_depth=0.3, server_seconds=0.04)
-    assert pair.wait == pytest.approx(0.1)
-    assert pair.queue_depth == 0.3
-    pair.note_wait(0.2, queue_depth=0.0, server_seconds=0.04)
-    assert 0.1 < pair.wait < 0.2
+    estimates = SpeculationEstimates(prior=prior(wait=0.5))
+    estimates.record_wait(0.1, queue_depth=0.3, server_seconds=0.04)
+    assert estimates.wait == pytest.approx(0.1)
+    assert estimates.queue_depth == 0.3
+    estimates.record_wait(0.2, queue_depth=0.0, server_seconds=0.04)
+    assert 0.1 < estimates.wait < 0.2
 
 
 def test_the_remote_step_follows_the_stream() -> None:
-    pair = SpeculationEstimates(prior=prior(remote_step=0.05))
+    estimates = SpeculationEstimates(prior=prior(remote_step=0.05))
     for _ in range(100):
-        pair.note_remote(2, 0.04)
-    assert pair.remote_step == pytest.approx(0.02, rel=0.01)
-    pair.note_remote(0, 1.0)
-    assert pair.remote_step == pytest.approx(0.02, rel=0.01)
+        estimates.record_remote(2, 0.04)
+    assert estimates.remote_step == pytest.approx(0.02, rel=0.01)
+    estimates.record_remote(0, 1.0)
+    assert estimates.remote_step == pytest.approx(0.02, rel=0.01)
 
 
 def test_the_window_is_the_policys_made_steady() -> None:
     assert SpeculationEstimates(window=Static(6)).propose_window() == 6
-    pair = SpeculationEstimates(window=Dynamic(first=4), prior=prior(acceptance=0.95))
-    assert [pair.propose_window() for _ in range(3)] == [5, 6, 7]
+    estimates = SpeculationEstimates(window=Dynamic(first=4), prior=prior(acceptance=0.95))
+    assert [estimates.propose_window() for _ in range(3)] == [5, 6, 7]
     slow = SpeculationEstimates(window=Dynamic(first=4), stabiliser=Stabiliser(0.2), prior=prior(acceptance=0.95))
     assert [slow.propose_window() for _ in range(2)] == [5, 5]
 
@@ -129,135 +129,135 @@ def test_shares_of_nothing_are_not_known() -> None:
 
 
 def test_an_expected_wait_holds_until_one_was_measured() -> None:
-    pair = SpeculationEstimates(prior=prior(wait=0.1))
-    pair.expect_rtt(0.02)
-    assert pair.wait == pytest.approx(0.02 + pair.remote_step), "a step of the large model, and the link"
-    assert pair.conditions().verify == pair.wait
-    assert pair.rtt == 0.02
-    pair.note_wait(0.3, queue_depth=0.0, server_seconds=0.1)
-    pair.expect_rtt(0.02)
-    assert pair.wait == 0.3
-    assert pair.rtt == pytest.approx(0.2)
+    estimates = SpeculationEstimates(prior=prior(wait=0.1))
+    estimates.expect_rtt(0.02)
+    assert estimates.wait == pytest.approx(0.02 + estimates.remote_step), "a step of the large model, and the link"
+    assert estimates.conditions().verify == estimates.wait
+    assert estimates.rtt == 0.02
+    estimates.record_wait(0.3, queue_depth=0.0, server_seconds=0.1)
+    estimates.expect_rtt(0.02)
+    assert estimates.wait == 0.3
+    assert estimates.rtt == pytest.approx(0.2)
 
 
 def test_a_remote_step_is_looked_at_again_the_sooner_the_less_was_seen_of_it() -> None:
-    pair = SpeculationEstimates(prior=prior())
-    pair.note_remote(3, 1.5)
+    estimates = SpeculationEstimates(prior=prior())
+    estimates.record_remote(3, 1.5)
     waits: list[int] = []
     for _ in range(5):
         drafted = 0
-        while not pair.is_stale:
-            pair.note_drafted(1)
+        while not estimates.is_remote_step_stale:
+            estimates.record_drafted(1)
             drafted += 1
         waits.append(drafted)
         for _ in range(7):
-            pair.note_remote(1, 0.05)
-        assert not pair.is_stale
+            estimates.record_remote(1, 0.05)
+        assert not estimates.is_remote_step_stale
     assert waits == [192, 640, 1088, 1536, 1984]
-    assert pair.remote_step == pytest.approx(0.05, rel=0.05), "what was wrong at first is right behind some looks"
+    assert estimates.remote_step == pytest.approx(0.05, rel=0.05), "what was wrong at first is right behind some looks"
 
 
 def test_a_remote_step_that_was_told_is_looked_at_after_many_tokens() -> None:
-    pair = SpeculationEstimates(prior=EstimatesPrior(remote_step=0.05))
-    pair.note_drafted(2047)
-    seen = [pair.is_stale]
-    pair.note_drafted(1)
-    seen.append(pair.is_stale)
-    pair.note_remote(2, 0.1)
-    pair.note_drafted(4)
-    pair.note_remote(2, 0.1)
-    seen.append(pair.is_stale)
+    estimates = SpeculationEstimates(prior=EstimatesPrior(remote_step=0.05))
+    estimates.record_drafted(2047)
+    seen = [estimates.is_remote_step_stale]
+    estimates.record_drafted(1)
+    seen.append(estimates.is_remote_step_stale)
+    estimates.record_remote(2, 0.1)
+    estimates.record_drafted(4)
+    estimates.record_remote(2, 0.1)
+    seen.append(estimates.is_remote_step_stale)
     assert seen == [False, True, True], "two short looks with rounds between are not one"
 
 
 def test_the_first_measured_remote_step_counts_whole() -> None:
-    pair = SpeculationEstimates(prior=prior())
-    known = [pair.knows_remote]
-    pair.note_remote(4, 0.4)
-    known.append(pair.knows_remote)
+    estimates = SpeculationEstimates(prior=prior())
+    known = [estimates.has_remote_step]
+    estimates.record_remote(4, 0.4)
+    known.append(estimates.has_remote_step)
     assert known == [False, True]
-    assert pair.remote_step == pytest.approx(0.1)
+    assert estimates.remote_step == pytest.approx(0.1)
 
 
 def test_what_a_session_behind_a_stream_takes_to_open_is_learned() -> None:
-    pair = SpeculationEstimates()
-    assert (pair.opening_share, pair.prompt_time) == (1.0, 0.0), "at first: as long as the prompt took"
+    estimates = SpeculationEstimates()
+    assert (estimates.opening_share, estimates.prompt_time) == (1.0, 0.0), "at first: as long as the prompt took"
     for _ in range(8):
-        pair.note_opening(0.0)
-        pair.note_prompt(0.3)
-    assert pair.opening_share < 0.01
-    assert pair.prompt_time == pytest.approx(0.3)
+        estimates.record_opening(0.0)
+        estimates.record_prompt(0.3)
+    assert estimates.opening_share < 0.01
+    assert estimates.prompt_time == pytest.approx(0.3)
 
 
 # Drafts that end before their window
 
 
 def confident() -> SpeculationEstimates:
-    pair = SpeculationEstimates(window=Confident(worth=2.0), prior=prior(acceptance=0.7, wait=0.08, step_times=(0.01, 0.011)))
-    pair.propose_window()
-    return pair
+    estimates = SpeculationEstimates(window=Confident(worth=2.0), prior=prior(acceptance=0.7, wait=0.08, step_times=(0.01, 0.011)))
+    estimates.propose_window()
+    return estimates
 
 
 def test_a_draft_is_enough_when_it_will_hardly_be_accepted_whole() -> None:
-    pair = confident()
-    assert pair.window == 10
-    assert not pair.is_enough([0.9])
-    assert not pair.is_enough([0.9, 0.9])
-    assert pair.is_enough([0.9, 0.9, 0.1, 0.1])
+    estimates = confident()
+    assert estimates.window == 10
+    assert not estimates.should_end([0.9])
+    assert not estimates.should_end([0.9, 0.9])
+    assert estimates.should_end([0.9, 0.9, 0.1, 0.1])
 
 
 def test_a_static_draft_is_never_enough_before_its_window() -> None:
-    pair = SpeculationEstimates(window=Static(4))
-    pair.propose_window()
-    assert not pair.is_enough([0.0] * 3)
-    assert pair.usual_window == 4
+    estimates = SpeculationEstimates(window=Static(4))
+    estimates.propose_window()
+    assert not estimates.should_end([0.0] * 3)
+    assert estimates.usual_window == 4
 
 
 def test_a_draft_ahead_waits_for_another_token_while_that_costs_no_time_or_less_than_it_gives() -> None:
-    pair = SpeculationEstimates(prior=EstimatesPrior(acceptance=0.8, remote_step=0.05, step_times=(0.02,)))
-    assert pair.is_worth_waiting([0.9], arrival=-0.03), "it would wait at the verifier"
-    assert pair.is_worth_waiting([0.9], arrival=0.1)
-    assert not pair.is_worth_waiting([0.1] * 8, arrival=0.1)
-    assert pair.is_worth_waiting([0.1] * 8, arrival=-0.03)
+    estimates = SpeculationEstimates(prior=EstimatesPrior(acceptance=0.8, remote_step=0.05, step_times=(0.02,)))
+    assert estimates.should_draft_more([0.9], lateness=-0.03), "it would wait at the verifier"
+    assert estimates.should_draft_more([0.9], lateness=0.1)
+    assert not estimates.should_draft_more([0.1] * 8, lateness=0.1)
+    assert estimates.should_draft_more([0.1] * 8, lateness=-0.03)
 
 
 def test_drafts_sent_ahead_count_by_how_many_of_them_were_right() -> None:
-    pair = SpeculationEstimates(prior=EstimatesPrior())
-    pair.expect_rtt(0.08)
-    assert pair.conditions().ahead == 0.0
-    pair.expect_rounds(branches=6, ahead=3)
-    assert pair.conditions().ahead == pytest.approx(0.08 * 0.4)
+    estimates = SpeculationEstimates(prior=EstimatesPrior())
+    estimates.expect_rtt(0.08)
+    assert estimates.conditions().ahead == 0.0
+    estimates.expect_rounds(branches=6, ahead=3)
+    assert estimates.conditions().ahead == pytest.approx(0.08 * 0.4)
     for is_won in (True, True, False, True):
-        pair.note_ahead(is_won)
-    assert pair.conditions().ahead == pytest.approx(0.08 * (3 + 4 * 0.4) / 8, rel=0.05)
+        estimates.record_ahead(is_won)
+    assert estimates.conditions().ahead == pytest.approx(0.08 * (3 + 4 * 0.4) / 8, rel=0.05)
 
 
 def test_without_branches_no_round_begins_with_one() -> None:
-    pair = SpeculationEstimates(prior=EstimatesPrior(hit_rate=0.4))
-    assert pair.conditions().hit_rate == pytest.approx(0.4)
-    pair.expect_rounds(branches=0, ahead=3)
-    assert pair.conditions().hit_rate == pair.conditions().ahead == 0.0
+    estimates = SpeculationEstimates(prior=EstimatesPrior(hit_rate=0.4))
+    assert estimates.conditions().hit_rate == pytest.approx(0.4)
+    estimates.expect_rounds(branches=0, ahead=3)
+    assert estimates.conditions().hit_rate == estimates.conditions().ahead == 0.0
 
 
 def test_the_usual_window_is_what_drafts_had_or_would_have_had() -> None:
-    pair = confident()
+    estimates = confident()
     for _ in range(40):
-        pair.note_verdict([0.95] * 6, 6, is_hit=None)
-        pair.propose_window()
-    assert pair.usual_window == 6
+        estimates.record_verdict([0.95] * 6, 6, is_hit=None)
+        estimates.propose_window()
+    assert estimates.usual_window == 6
     for _ in range(40):
-        pair.note_verdict([0.1, 0.1, 0.1, 0.1], 0, is_hit=None)
-        pair.propose_window()
-    assert pair.usual_window == 1, "an overheard draft counts as far as it would have gone"
-    assert pair.conditions().window == 1
+        estimates.record_verdict([0.1, 0.1, 0.1, 0.1], 0, is_hit=None)
+        estimates.propose_window()
+    assert estimates.usual_window == 1, "an overheard draft counts as far as it would have gone"
+    assert estimates.conditions().window == 1
 
 
 def test_what_rounds_give_is_measured() -> None:
-    pair = SpeculationEstimates(window=Static(4), prior=prior(acceptance=0.5))
-    assert pair.conditions().round_tokens == pytest.approx(1.9375), "E(0.5, 4)"
+    estimates = SpeculationEstimates(window=Static(4), prior=prior(acceptance=0.5))
+    assert estimates.conditions().round_tokens == pytest.approx(1.9375), "E(0.5, 4)"
     for _ in range(300):
-        pair.note_verdict([0.5] * 4, 3, is_hit=None)
-    assert pair.conditions().round_tokens == pytest.approx(4.0, abs=0.1)
+        estimates.record_verdict([0.5] * 4, 3, is_hit=None)
+    assert estimates.conditions().round_tokens == pytest.approx(4.0, abs=0.1)
 
 
 def test_the_forecast_is_learned_or_the_papers() -> None:
@@ -265,9 +265,9 @@ def test_the_forecast_is_learned_or_the_papers() -> None:
         SpeculationEstimates(prior=prior(acceptance=0.7)),
         SpeculationEstimates(prior=prior(acceptance=0.7), forecast="geometric"),
     )
-    for pair in (learned, paper):
+    for estimates in (learned, paper):
         for _ in range(100):
-            pair.note_verdict([0.9, 0.25], 1, is_hit=None)
+            estimates.record_verdict([0.9, 0.25], 1, is_hit=None)
     assert learned.forecast([0.9, 0.25]).rejections[1] > 0.9
     assert paper.forecast([0.9, 0.25]).rejections[1] < 0.7
 
@@ -278,38 +278,38 @@ def test_only_a_policy_that_may_fuse_has_weighed_fused_mode() -> None:
 
 
 def test_with_the_learned_window_sure_drafts_go_on_and_doubtful_ones_end() -> None:
-    pair = SpeculationEstimates(window=Adaptive(may_fuse=False), prior=prior(acceptance=0.7, remote_step=0.05, wait=0.08))
-    first = pair.propose_window()
-    assert not pair.is_enough([0.1]), "nobody knows yet what that means"
+    estimates = SpeculationEstimates(window=Adaptive(may_fuse=False), prior=prior(acceptance=0.7, remote_step=0.05, wait=0.08))
+    first = estimates.propose_window()
+    assert not estimates.should_end([0.1]), "nobody knows yet what that means"
     for _ in range(60):
-        pair.note_verdict([0.95, 0.95, 0.3], 2, is_hit=None)
-        pair.propose_window()
-    assert pair.window > first
-    assert pair.is_enough([0.95, 0.3])
-    assert not pair.is_enough([0.95] * (pair.usual_window + 1))
+        estimates.record_verdict([0.95, 0.95, 0.3], 2, is_hit=None)
+        estimates.propose_window()
+    assert estimates.window > first
+    assert estimates.should_end([0.95, 0.3])
+    assert not estimates.should_end([0.95] * (estimates.usual_window + 1))
 
 
 @pytest.mark.parametrize("acceptance", [0.7, 0.95])
 def test_where_everything_is_accepted_drafts_keep_their_length(acceptance: float) -> None:
-    pair = SpeculationEstimates(window=Adaptive(may_fuse=False), prior=prior(acceptance=acceptance, remote_step=0.05, wait=0.08))
+    estimates = SpeculationEstimates(window=Adaptive(may_fuse=False), prior=prior(acceptance=acceptance, remote_step=0.05, wait=0.08))
     lengths = []
     for _ in range(80):
-        window, draft = pair.propose_window(), [0.97]
-        while len(draft) < window and not pair.is_enough(draft):
+        window, draft = estimates.propose_window(), [0.97]
+        while len(draft) < window and not estimates.should_end(draft):
             draft.append(0.97)
-        pair.note_verdict(draft, len(draft), is_hit=True)
+        estimates.record_verdict(draft, len(draft), is_hit=True)
         lengths.append(len(draft))
     assert min(lengths[20:]) >= 6
-    assert pair.usual_window >= 6
+    assert estimates.usual_window >= 6
 
 
 def test_a_draft_that_was_cut_short_says_nothing_of_how_long_drafts_are() -> None:
-    pair = SpeculationEstimates(window=Confident(), prior=prior(acceptance=0.9, remote_step=0.05, wait=0.08))
+    estimates = SpeculationEstimates(window=Confident(), prior=prior(acceptance=0.9, remote_step=0.05, wait=0.08))
     for _ in range(20):
-        pair.propose_window()
-        pair.note_verdict([0.99] * 6, 6, is_hit=None)
-    usual = pair.usual_window
+        estimates.propose_window()
+        estimates.record_verdict([0.99] * 6, 6, is_hit=None)
+    usual = estimates.usual_window
     for _ in range(20):
-        pair.propose_window()
-        pair.note_verdict([0.99] * 2, 2, is_hit=None)
-    assert pair.usual_window >= usual > 2
+        estimates.propose_window()
+        estimates.record_verdict([0.99] * 2, 2, is_hit=None)
+    assert estimates.usual_window >= usual > 2

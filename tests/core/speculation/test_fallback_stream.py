@@ -13,111 +13,111 @@ from streamco.errors import EndpointConnectError
 
 
 def test_a_stream_goes_on_behind_the_settled_tokens_and_is_closed_once() -> None:
-    said: list[SpeculationCommand] = []
-    remote = RemoteStream(True, said.append, count(5).__next__)
+    emitted: list[SpeculationCommand] = []
+    remote = RemoteStream(True, emitted.append, count(5).__next__)
     remote.open([1, 2], 7)
     assert remote.version == 5
     remote.close()
     remote.close()
-    assert said == [OpenRemote(5, (1, 2), 7), CloseRemote(5)]
+    assert emitted == [OpenRemote(5, (1, 2), 7), CloseRemote(5)]
     assert remote.version is None
 
 
 def test_a_remote_side_that_is_not_there_or_failed_is_not_able() -> None:
-    assert not RemoteStream(False, list[SpeculationCommand]().append, count().__next__).is_able
+    assert not RemoteStream(False, list[SpeculationCommand]().append, count().__next__).is_usable
     remote = RemoteStream(True, list[SpeculationCommand]().append, count().__next__)
-    assert remote.is_able
+    assert remote.is_usable
     remote.failure = EndpointConnectError("expected a connection, got none")
-    assert not remote.is_able
+    assert not remote.is_usable
 
 
-def ledger(**prior: float) -> tuple[TimeAccount, SpeculationEstimates]:
-    pair = SpeculationEstimates(prior=EstimatesPrior(step_times=(0.01,), wait=0.1, remote_step=0.05, **prior))
-    made = TimeAccount(pair)
-    made.start(now=10.0)
-    return made, pair
+def time_account(**prior: float) -> tuple[TimeAccount, SpeculationEstimates]:
+    estimates = SpeculationEstimates(prior=EstimatesPrior(step_times=(0.01,), wait=0.1, remote_step=0.05, **prior))
+    written = TimeAccount(estimates)
+    written.start(now=10.0)
+    return written, estimates
 
 
 def test_the_first_round_costs_what_a_round_does_whatever_the_prompt_took() -> None:
-    account, pair = ledger()
-    account.note_round(1, now=15.0)
-    assert pair.switch.seconds == pytest.approx(4 * 0.01 + 0.1)
-    assert pair.switch.lost_seconds == pytest.approx(0.14 - 0.05)
-    assert account.is_begun
+    account, estimates = time_account()
+    account.record_round(1, now=15.0)
+    assert estimates.switch.seconds == pytest.approx(4 * 0.01 + 0.1)
+    assert estimates.switch.lost_seconds == pytest.approx(0.14 - 0.05)
+    assert account.has_begun
 
 
 def test_later_rounds_cost_all_their_time() -> None:
-    account, pair = ledger()
-    account.note_round(1, now=10.1)
-    account.note_round(2, now=10.6)
-    assert pair.switch.seconds == pytest.approx(0.6)
-    assert pair.switch.lost_seconds == pytest.approx(0.6 - 3 * 0.05)
+    account, estimates = time_account()
+    account.record_round(1, now=10.1)
+    account.record_round(2, now=10.6)
+    assert estimates.switch.seconds == pytest.approx(0.6)
+    assert estimates.switch.lost_seconds == pytest.approx(0.6 - 3 * 0.05)
 
 
 def test_what_a_change_to_the_stream_takes_is_draftings_loss() -> None:
-    account, pair = ledger()
-    account.note_round(1, now=10.1)
-    account.note_stream(1, is_first=True, now=10.5)
-    assert pair.switch.seconds == pytest.approx(0.5)
-    assert pair.switch.lost_seconds == pytest.approx(0.05 + 0.35)
-    assert pair.remote_step == 0.05, "a first token says nothing about the others"
+    account, estimates = time_account()
+    account.record_round(1, now=10.1)
+    account.record_stream(1, is_first=True, now=10.5)
+    assert estimates.switch.seconds == pytest.approx(0.5)
+    assert estimates.switch.lost_seconds == pytest.approx(0.05 + 0.35)
+    assert estimates.remote_step == 0.05, "a first token says nothing about the others"
 
 
 def test_an_answer_that_begins_with_the_stream_has_lost_nothing() -> None:
-    account, pair = ledger()
-    account.note_stream(1, is_first=True, now=12.0)
-    account.note_stream(2, is_first=False, now=12.1)
-    assert pair.switch.lost_seconds == 0.0
-    assert pair.switch.seconds == pytest.approx(0.15)
+    account, estimates = time_account()
+    account.record_stream(1, is_first=True, now=12.0)
+    account.record_stream(2, is_first=False, now=12.1)
+    assert estimates.switch.lost_seconds == 0.0
+    assert estimates.switch.seconds == pytest.approx(0.15)
 
 
 def test_a_stream_that_failed_and_rounds_that_had_to_be_are_not_draftings_loss() -> None:
-    account, pair = ledger()
-    account.note_stream(1, is_first=True, now=10.1)
+    account, estimates = time_account()
+    account.record_stream(1, is_first=True, now=10.1)
     account.skip(now=40.0)
-    account.note_forced(now=45.0)
-    account.note_round(2, now=45.1)
-    assert pair.switch.lost_seconds == pytest.approx(0.0)
-    assert pair.switch.seconds == pytest.approx(0.05 + 0.1)
+    account.record_forced_round(now=45.0)
+    account.record_round(2, now=45.1)
+    assert estimates.switch.lost_seconds == pytest.approx(0.0)
+    assert estimates.switch.seconds == pytest.approx(0.05 + 0.1)
 
 
 def test_a_few_tokens_in_one_piece_say_nothing_of_the_remote_sides_pace() -> None:
-    pair = SpeculationEstimates(prior=EstimatesPrior(step_times=(0.01,), wait=0.1))
-    account = TimeAccount(pair)
-    account.note_opened(now=10.0)
-    account.note_ended(7, now=13.0)
-    assert not pair.knows_remote
-    account.note_ended(8, now=14.0)
-    assert pair.remote_step == pytest.approx(0.5)
+    estimates = SpeculationEstimates(prior=EstimatesPrior(step_times=(0.01,), wait=0.1))
+    account = TimeAccount(estimates)
+    account.record_opened(now=10.0)
+    account.record_ended(7, now=13.0)
+    assert not estimates.has_remote_step
+    account.record_ended(8, now=14.0)
+    assert estimates.remote_step == pytest.approx(0.5)
 
 
 def test_the_stream_says_how_long_its_tokens_take() -> None:
-    account, pair = ledger()
+    account, estimates = time_account()
     for place in range(60):
-        account.note_stream(1, is_first=not place, now=10.0 + 0.2 * place)
-    assert pair.remote_step == pytest.approx(0.2, rel=0.01)
+        account.record_stream(1, is_first=not place, now=10.0 + 0.2 * place)
+    assert estimates.remote_step == pytest.approx(0.2, rel=0.01)
 
 
 def test_a_change_back_is_part_of_the_round_that_follows() -> None:
-    account, pair = ledger()
-    account.note_stream(1, is_first=True, now=11.0)
-    account.note_round(3, now=11.5)
-    assert pair.switch.lost_seconds == pytest.approx(0.5 - 3 * 0.05)
+    account, estimates = time_account()
+    account.record_stream(1, is_first=True, now=11.0)
+    account.record_round(3, now=11.5)
+    assert estimates.switch.lost_seconds == pytest.approx(0.5 - 3 * 0.05)
 
 
 def test_what_the_device_settles_alone_is_no_loss() -> None:
-    account, pair = ledger()
-    account.note_device(now=10.5)
-    assert pair.switch.lost_seconds == 0.0
-    assert account.is_begun
-    account.note_round(1, now=10.6)
-    assert pair.switch.lost_seconds == pytest.approx(0.05)
+    account, estimates = time_account()
+    account.record_device(now=10.5)
+    assert estimates.switch.lost_seconds == 0.0
+    assert account.has_begun
+    account.record_round(1, now=10.6)
+    assert estimates.switch.lost_seconds == pytest.approx(0.05)
 
 
 def test_what_the_first_token_takes_is_the_prompts_time_but_for_the_link() -> None:
-    account, pair = ledger()
-    pair.expect_rtt(0.2)
-    account.note_opened(now=12.0)
-    account.note_stream(1, is_first=True, now=12.75)
+    account, estimates = time_account()
+    estimates.expect_rtt(0.2)
+    account.record_opened(now=12.0)
+    account.record_stream(1, is_first=True, now=12.75)
     assert account.prompt_time == pytest.approx(0.5)
-    assert pair.prompt_time == pytest.approx(0.5)
+    assert estimates.prompt_time == pytest.approx(0.5)

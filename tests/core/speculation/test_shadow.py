@@ -17,23 +17,23 @@ from streamco.policies.window import Static
 class Listener:
     """A device that drafts beside a stream of 0, 1, 2, ..."""
 
-    def __init__(self, window: int = 3, pair: SpeculationEstimates | None = None) -> None:
-        self.pair = pair or SpeculationEstimates(window=Static(window), prior=EstimatesPrior(acceptance=0.5))
-        self.said: list[SpeculationCommand] = []
-        self.drafting = DraftState(self.pair, SpeculationReport(), self.said.append, count(1).__next__)
-        self.overhearing = ShadowDrafter(self.drafting, self.pair)
+    def __init__(self, window: int = 3, estimates: SpeculationEstimates | None = None) -> None:
+        self.estimates = estimates or SpeculationEstimates(window=Static(window), prior=EstimatesPrior(acceptance=0.5))
+        self.emitted: list[SpeculationCommand] = []
+        self.draft_state = DraftState(self.estimates, SpeculationReport(), self.emitted.append, count(1).__next__)
+        self.shadow = ShadowDrafter(self.draft_state, self.estimates)
         self.settled: list[int] = []
 
     def stream(self, tokens: int) -> list[SpeculationCommand]:
         for _ in range(tokens):
             self.settled.append(len(self.settled))
-            self.overhearing.follow(self.settled, 1, now=0.0)
-        said = self.said[:]
-        self.said.clear()
-        return said
+            self.shadow.follow(self.settled, 1, now=0.0)
+        emitted = self.emitted[:]
+        self.emitted.clear()
+        return emitted
 
     def draft(self, version: int, *ids: int, row: object = None) -> None:
-        self.drafting.take(TokensDrafted(version, tuple(DraftToken(token, 0.5, row=row) for token in ids)), now=0.0)
+        self.draft_state.record_tokens(TokensDrafted(version, tuple(DraftToken(token, 0.5, row=row) for token in ids)), now=0.0)
 
 
 def test_the_device_drafts_beside_the_stream_and_what_comes_is_compared() -> None:
@@ -41,32 +41,32 @@ def test_the_device_drafts_beside_the_stream_and_what_comes_is_compared() -> Non
     assert listener.stream(4) == [DraftTokens(1, 0, (0, 1, 2, 3), 3)]
     listener.draft(1, 4, 5, 99)
     assert listener.stream(2) == []
-    assert listener.pair.acceptance == 0.5, "the stream has not passed it yet"
+    assert listener.estimates.acceptance == 0.5, "the stream has not passed it yet"
     listener.stream(1)
     held, tried = 4.0, 8.0
     for is_held in (True, True, False):
         held, tried = held * 0.98 + is_held, tried * 0.98 + 1.0
-    assert listener.pair.acceptance == pytest.approx(held / tried)
-    assert listener.drafting.trunk is None
+    assert listener.estimates.acceptance == pytest.approx(held / tried)
+    assert listener.draft_state.trunk is None
 
 
 def test_on_the_way_back_the_device_reads_up_to_the_stream() -> None:
     listener = Listener()
     listener.stream(4)
     listener.draft(1, 4, 5, 6)
-    assert listener.overhearing.has_caught_up(listener.settled)
+    assert listener.shadow.has_caught_up(listener.settled)
     listener.stream(3 + 7)
-    assert not listener.overhearing.has_caught_up(listener.settled)
-    listener.overhearing.catch_up(listener.settled, now=0.0)
-    listener.overhearing.catch_up(listener.settled, now=0.0)
-    assert listener.said == [DraftTokens(2, 7, tuple(range(7, 14)), 3)], "once"
-    assert not listener.overhearing.has_caught_up(listener.settled), "it is reading"
+    assert not listener.shadow.has_caught_up(listener.settled)
+    listener.shadow.catch_up(listener.settled, now=0.0)
+    listener.shadow.catch_up(listener.settled, now=0.0)
+    assert listener.emitted == [DraftTokens(2, 7, tuple(range(7, 14)), 3)], "once"
+    assert not listener.shadow.has_caught_up(listener.settled), "it is reading"
     listener.draft(2, 14, 15, 16)
-    assert listener.overhearing.has_caught_up(listener.settled)
+    assert listener.shadow.has_caught_up(listener.settled)
 
 
 def test_drafts_become_rarer() -> None:
-    listener = Listener(pair=SpeculationEstimates(window=Static(3), prior=EstimatesPrior(acceptance=0.5, remote_step=1.0)))
+    listener = Listener(estimates=SpeculationEstimates(window=Static(3), prior=EstimatesPrior(acceptance=0.5, remote_step=1.0)))
     begun: list[int] = []
     for _ in range(400):
         for command in listener.stream(1):
@@ -77,11 +77,13 @@ def test_drafts_become_rarer() -> None:
 
 
 def test_where_drafting_cannot_pay_the_device_drafts_once_in_a_few_answers() -> None:
-    pair = SpeculationEstimates(window=Static(3), prior=EstimatesPrior(acceptance=0.5, step_times=(0.05, 0.06), wait=0.2, remote_step=0.02))
-    pair.note_draft(1, 8, 8 * 0.05)
+    estimates = SpeculationEstimates(
+        window=Static(3), prior=EstimatesPrior(acceptance=0.5, step_times=(0.05, 0.06), wait=0.2, remote_step=0.02)
+    )
+    estimates.record_draft(1, 8, 8 * 0.05)
     begun: list[int] = []
     for answer in range(6):
-        listener = Listener(pair=pair)
+        listener = Listener(estimates=estimates)
         for _ in range(100):
             for command in listener.stream(1):
                 assert isinstance(command, DraftTokens)
@@ -91,15 +93,17 @@ def test_where_drafting_cannot_pay_the_device_drafts_once_in_a_few_answers() -> 
 
 
 def test_where_drafting_may_pay_by_what_is_known_the_device_listens_at_once() -> None:
-    pair = SpeculationEstimates(window=Static(3), prior=EstimatesPrior(acceptance=0.5, step_times=(0.05, 0.06), wait=0.2, remote_step=0.02))
-    assert pair.may_pay(), "nobody knows how fast the device is"
-    pair.note_draft(1, 8, 8 * 0.05)
-    assert not pair.may_pay()
-    listener = Listener(pair=pair)
+    estimates = SpeculationEstimates(
+        window=Static(3), prior=EstimatesPrior(acceptance=0.5, step_times=(0.05, 0.06), wait=0.2, remote_step=0.02)
+    )
+    assert estimates.can_pay(), "nobody knows how fast the device is"
+    estimates.record_draft(1, 8, 8 * 0.05)
+    assert not estimates.can_pay()
+    listener = Listener(estimates=estimates)
     assert not listener.stream(8)
     for _ in range(20):
-        pair.note_remote(8, 8 * 0.5)
-    assert pair.may_pay()
+        estimates.record_remote(8, 8 * 0.5)
+    assert estimates.can_pay()
     assert listener.stream(4), "in the same answer, for the stream has become slower"
 
 
@@ -108,7 +112,7 @@ def test_a_draft_that_is_slower_than_the_stream_is_compared_when_it_is_there() -
     listener.stream(10)
     listener.draft(1, 4, 5, 6)
     listener.stream(1)
-    assert listener.pair.acceptance > 0.6
+    assert listener.estimates.acceptance > 0.6
 
 
 def test_tokens_that_were_drawn_say_nothing_and_no_more_are_drawn() -> None:
@@ -116,20 +120,20 @@ def test_tokens_that_were_drawn_say_nothing_and_no_more_are_drawn() -> None:
     listener.stream(4)
     listener.draft(1, 4, 5, 6, row="drawn")
     assert listener.stream(200) == []
-    assert listener.pair.acceptance == 0.5
+    assert listener.estimates.acceptance == 0.5
 
 
 def test_a_draft_that_was_dropped_is_forgotten() -> None:
     listener = Listener()
     listener.stream(4)
-    listener.drafting.drop()
-    listener.said.clear()
+    listener.draft_state.drop()
+    listener.emitted.clear()
     listener.draft(1, 99, 99, 99)
     assert listener.stream(1) == [DraftTokens(2, 4, (4,), 3)]
-    assert listener.pair.acceptance == 0.5
+    assert listener.estimates.acceptance == 0.5
 
 
 def test_a_device_without_room_drafts_nothing() -> None:
     listener = Listener()
-    listener.drafting.is_full = True
+    listener.draft_state.is_full = True
     assert listener.stream(100) == []

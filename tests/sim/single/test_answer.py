@@ -101,9 +101,9 @@ class Scenario:
             is_adaptive=rng.random() < 0.7,
             is_parallel=rng.random() < 0.8,
             max_branches=rng.randrange(1, 6),
-            verdict_patience=rng.choice((0.2, 1.0, 5.0)),
-            prompt_patience=rng.choice((1.0, 5.0)),
-            link_patience=rng.choice((0.1, 1.0)),
+            verdict_timeout=rng.choice((0.2, 1.0, 5.0)),
+            first_verdict_timeout=rng.choice((1.0, 5.0)),
+            patience=rng.choice((0.1, 1.0)),
             last_patience=rng.choice((5.0, 30.0)),
             max_ahead=Random(f"ahead {seed}").choice((0, 1, 3)) if self.budget == 1.0 else 0,
         )
@@ -355,7 +355,7 @@ def test_an_answer_that_goes_to_the_stream_and_back_is_still_the_targets_own(par
         scenario = Scenario(seed, budget=1.0)
         scenario.most, scenario.end_ids = 150, frozenset()
         scenario.pair = SpeculationEstimates(window=scenario.window, prior=EstimatesPrior(remote_step=0.2, wait=0.05))
-        scenario.options = replace(scenario.options, has_remote=True, max_tokens=150, end_ids=frozenset(), link_patience=0.2)
+        scenario.options = replace(scenario.options, has_remote=True, max_tokens=150, end_ids=frozenset(), patience=0.2)
         scenario.device = replace(scenario.device, end_ids=frozenset(), context=None, fails_at=None, is_sampled=False)
         faults = random_faults(Random(seed), 0.2)
         scenario.server = replace(scenario.server, end_ids=frozenset(), context=None, is_sampled=False, step=0.2, faults=faults)

@@ -1,0 +1,198 @@
+"""Estimators of single figures: averages that forget, so that they follow a device, a link or a server that changes.
+
+Each has one way in, ``record``, and answers at any time. Seconds and tokens are the units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["DecayedRatio", "Ewma", "RemoteStepTime", "RoundTrip", "StepTimes"]
+
+WEIGHT = 0.15  # of a new time
+_FIRST_WEIGHT = 0.5  # of the first time of its kind, against a prior
+_UNKNOWN_REMOTE_STEP = 0.05  # seconds, until it is measured
+_SAMPLE = 3  # tokens of a stream that are enough to measure its pace again
+_STALE_PER_TOKEN, _MAX_STALE = 64, 2048  # drafted tokens after which a pace is stale: for each streamed token that was measured; at most
+
+
+class DecayedRatio:
+    """A mean over events of which older ones count less: sum of values / number of events, both decayed by each new event.
+
+    Args:
+        decay: what an event counts for after the next one, 0..1.
+        prior: the value believed at first.
+        prior_events: number of events that the prior counts for; they decay like others.
+
+    Attributes:
+        total: decayed sum of the values.
+        events: decayed number of events.
+    """
+
+    def __init__(self, decay: float, prior: float = 0.0, prior_events: float = 0.0) -> None:
+        self._decay = decay
+        self.total = prior_events * prior
+        self.events = prior_events
+
+    def record(self, value: float) -> None:
+        """Record an event; True counts as 1."""
+        self.events = self.events * self._decay + 1.0
+        self.total = self.total * self._decay + value
+
+    @property
+    def value(self) -> float:
+        """Mean of the values; there must be events or a prior."""
+        return self.total / self.events
+
+    def with_prior(self, prior: float, prior_events: float) -> tuple[float, float]:
+        """Return (total, events) with a prior that doesn't decay, for ratios that follow a model until they are measured."""
+        return prior_events * prior + self.total, prior_events + self.events
+
+
+class Ewma:
+    """An exponentially weighted moving average.
+
+    Args:
+        value: believed at first.
+        weight: weight of a new value, 0..1.
+        first_weight: weight of the first one; None: as of the others. 1: the first value replaces what was believed.
+
+    Attributes:
+        value: the average.
+        is_measured: a value was recorded.
+    """
+
+    def __init__(self, value: float, weight: float = WEIGHT, *, first_weight: float | None = None) -> None:
+        self.value = value
+        self.is_measured = False
+        self._weight = weight
+        self._first_weight = weight if first_weight is None else first_weight
+
+    def record(self, value: float) -> None:
+        """Record a value."""
+        weight = self._weight if self.is_measured else self._first_weight
+        self.is_measured = True
+        self.value += weight * (value - self.value)
+
+
+class StepTimes:
+    """Seconds of the draft model's step, by the number of sequences in its batch.
+
+    Args:
+        prior: seconds of a step on 1, 2, ... sequences, until they are measured.
+    """
+
+    def __init__(self, prior: Sequence[float]) -> None:
+        self._prior = tuple(prior)
+        self._times = list(prior)
+        self._measured: set[int] = set()  # numbers of sequences
+
+    @property
+    def times(self) -> Sequence[float]:
+        """Seconds of a step on 1, 2, ... sequences."""
+        return self._times
+
+    @property
+    def is_measured(self) -> bool:
+        """True once any step was measured."""
+        return bool(self._measured)
+
+    def record(self, sequences: int, tokens: int, seconds: float) -> None:
+        """Record how long ``tokens`` steps on so many sequences took; impossible figures are ignored."""
+        if not tokens or seconds <= 0.0 or not 1 <= sequences <= len(self._times):
+            return
+        weight = WEIGHT if sequences in self._measured else _FIRST_WEIGHT
+        self._measured.add(sequences)
+        self._times[sequences - 1] += weight * (seconds / tokens - self._times[sequences - 1])
+        for position in range(len(self._times)):
+            if position + 1 not in self._measured:
+                self._times[position] = self._estimate(position + 1)
+
+    def _estimate(self, sequences: int) -> float:
+        """Return the time for a size that was never measured, from the nearest sizes that were.
+
+        Two measured sizes give a line. One scales the prior.
+        """
+        near = sorted(self._measured, key=lambda number: abs(number - sequences))[:2]
+        known = self._times[near[0] - 1]
+        if len(near) == 1:
+            return known * self._prior[sequences - 1] / self._prior[near[0] - 1]
+        slope = (self._times[near[1] - 1] - known) / (near[1] - near[0])
+        return max(known / 2.0, known + slope * (sequences - near[0]))
+
+
+class RoundTrip:
+    """Seconds from sending a draft to its verdict, and the link's part of them.
+
+    Args:
+        prior_wait: seconds, until a verdict is measured.
+
+    Attributes:
+        queue_depth: utilisation of the verifier's queue at the last verdict, 0..1.
+    """
+
+    def __init__(self, prior_wait: float) -> None:
+        self.queue_depth = 0.0
+        self._wait = Ewma(prior_wait, first_weight=1.0)
+        self._rtt = Ewma(0.0, first_weight=1.0)
+        self._expected_rtt: float | None = None
+
+    def expect_rtt(self, seconds: float) -> None:
+        """Set the link's round trip in seconds. It is used only until the first verdict is measured."""
+        self._expected_rtt = seconds
+
+    def record(self, seconds: float, *, queue_depth: float, server_seconds: float) -> None:
+        """Record that a verdict took ``seconds``, of which ``server_seconds`` at the server."""
+        self._wait.record(max(seconds, 1e-6))
+        self._rtt.record(max(0.0, seconds - server_seconds))
+        self.queue_depth = queue_depth
+
+    def wait(self, target_step: float) -> float:
+        """Return the seconds from a draft to its verdict. Before the first verdict that is the round trip and one target step, if known."""
+        return self._wait.value if self._wait.is_measured or self._expected_rtt is None else self._expected_rtt + target_step
+
+    @property
+    def rtt(self) -> float:
+        """The link's round trip in seconds; 0: not known."""
+        return self._rtt.value if self._wait.is_measured else self._expected_rtt or 0.0
+
+
+class RemoteStepTime:
+    """Seconds between two tokens of the remote stream, and whether they should be measured again.
+
+    Args:
+        prior: seconds; None: not known, so it is measured before anything is drafted.
+
+    Attributes:
+        seconds: the mean.
+        is_known: it was measured or given.
+    """
+
+    def __init__(self, prior: float | None) -> None:
+        self.seconds = _UNKNOWN_REMOTE_STEP if prior is None else prior
+        self.is_known = prior is not None
+        self._events = round(1.0 / WEIGHT) if self.is_known else 0
+        self._streamed = _MAX_STALE if self.is_known else 0  # tokens of streams that were measured
+        self._streamed_lately = 0  # of those, since drafts gave the last tokens
+        self._drafted = 0  # tokens that drafts gave since the pace was last measured
+
+    def record(self, tokens: int, seconds: float) -> None:
+        """Record that so many tokens of a stream came in this time."""
+        if tokens and seconds > 0.0:
+            self._events += 1  # the first tokens may come together, however slow the stream, so the first events have equal weights
+            self.seconds += max(WEIGHT, 1.0 / self._events) * (seconds / tokens - self.seconds)
+            self.is_known = True
+            self._streamed += tokens
+            self._streamed_lately += tokens
+            if self._streamed_lately >= _SAMPLE:
+                self._drafted = 0
+
+    def record_drafted(self, tokens: int) -> None:
+        """Record that drafts gave so many tokens, during which the stream's pace can't be seen."""
+        self._drafted += tokens
+        self._streamed_lately = 0
+
+    @property
+    def is_stale(self) -> bool:
+        """True if the pace should be measured again, by a few tokens of a stream; sooner if few tokens have been measured."""
+        return self._drafted >= min(_STALE_PER_TOKEN * self._streamed, _MAX_STALE)

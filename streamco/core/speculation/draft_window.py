@@ -1,0 +1,66 @@
+"""The window of the next draft, and where a draft ends before it: a window policy applied to what was measured."""
+
+from __future__ import annotations
+
+from streamco.core.speculation.averages import Ewma
+from streamco.policies.window import DecidesFusedMode, EndsDraftsEarly, Stabiliser, Static, WindowPolicy, WindowState
+
+__all__ = ["DraftWindow"]
+
+
+class DraftWindow:
+    """A window policy, its stabilised proposals, and how long drafts are in fact.
+
+    Args:
+        policy: proposes windows; None: always four tokens.
+        stabiliser: smooths and rounds the proposals; None: they are only rounded.
+
+    Attributes:
+        tokens: longest length of the next draft.
+        proposal: what the policy proposed last, before stabilising.
+    """
+
+    def __init__(self, policy: WindowPolicy | None, stabiliser: Stabiliser | None) -> None:
+        self._policy: WindowPolicy = policy or Static()
+        # Looked up once: an isinstance check of a Protocol costs more than the arithmetic of a round.
+        self._ends_early = self._policy if isinstance(self._policy, EndsDraftsEarly) else None
+        self._decides_fused = self._policy if isinstance(self._policy, DecidesFusedMode) else None
+        self._stabiliser = stabiliser or Stabiliser(1.0)
+        self.proposal = float(self._policy.first)
+        self.tokens = self.settled = self._policy.first
+        self._min_chance = 0.0
+        self._length = Ewma(float(self.tokens))  # of drafts that end before the window
+
+    @property
+    def decides_mode(self) -> bool:
+        """True if the policy proposes fused mode where that is faster, so that the arithmetic of rates need not decide."""
+        return self._decides_fused is not None and self._decides_fused.may_fuse
+
+    @property
+    def usual_tokens(self) -> int:
+        """Usual length of a draft: the window, or the mean of the recent lengths if the policy ends drafts early."""
+        return self.tokens if not self._min_chance else max(1, min(self.tokens, round(self._length.value)))
+
+    def propose(self, state: WindowState) -> int:
+        """Ask the policy for the next window and return it, stabilised (DSD section 4.4)."""
+        self.proposal = self._policy.propose(state)
+        self.tokens = self.settled = self._stabiliser.settle(self.proposal)
+        if self._ends_early is not None:
+            assert self._stabiliser.smoothed is not None, "it has just settled a proposal"
+            self.tokens = self._ends_early.max_draft_tokens(state, self.settled)
+            self._min_chance = self._ends_early.min_acceptance(state, self._stabiliser.smoothed)
+        return self.tokens
+
+    def should_end(self, chance: float) -> bool:
+        """Return True if a draft that is accepted whole with this probability should end."""
+        return bool(self._min_chance) and chance < self._min_chance
+
+    @property
+    def may_end_early(self) -> bool:
+        """True if a draft may end before its window."""
+        return bool(self._min_chance)
+
+    def record_length(self, length: int, *, has_ended: bool) -> None:
+        """Record the length of a verified draft. ``has_ended``: the policy ended it; a draft cut short by something else says nothing."""
+        if length >= min(self._length.value, self.tokens) or has_ended:
+            self._length.record(length)

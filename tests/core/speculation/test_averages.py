@@ -1,0 +1,125 @@
+"""Averages that forget."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamco.core.speculation.averages import DecayedRatio, Ewma, RemoteStepTime, RoundTrip, StepTimes
+
+VALUES = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=60)
+TIMES = st.floats(1e-4, 10.0)
+
+
+@given(VALUES, st.floats(0.0, 1.0), st.floats(0.5, 20.0))
+def test_a_decayed_ratio_is_the_weighted_mean_of_its_prior_and_its_events(values: list[float], prior: float, events: float) -> None:
+    ratio = DecayedRatio(0.9, prior, events)
+    for value in values:
+        ratio.record(value)
+    weights = [0.9**age for age in reversed(range(len(values)))]
+    left = events * 0.9 ** len(values)
+    expected = (left * prior + sum(w * v for w, v in zip(weights, values, strict=True))) / (left + sum(weights))
+    assert ratio.value == pytest.approx(expected, abs=1e-9)
+    assert min([prior, *values]) - 1e-9 <= ratio.value <= max([prior, *values]) + 1e-9
+
+
+@given(VALUES)
+def test_a_ratio_without_decay_is_the_plain_mean(values: list[float]) -> None:
+    ratio = DecayedRatio(1.0)
+    for value in values:
+        ratio.record(value)
+    assert ratio.value == pytest.approx(sum(values) / len(values), abs=1e-9)
+
+
+def test_a_prior_that_does_not_decay_is_added_to_what_was_measured() -> None:
+    ratio = DecayedRatio(0.5)
+    assert ratio.with_prior(0.25, 4.0) == (1.0, 4.0)
+    ratio.record(1.0)
+    ratio.record(0.0)
+    assert ratio.with_prior(0.25, 4.0) == (1.5, 5.5)
+
+
+@given(VALUES, st.floats(0.0, 1.0), st.floats(0.01, 1.0))
+def test_a_moving_average_stays_between_what_it_has_seen(values: list[float], believed: float, weight: float) -> None:
+    average = Ewma(believed, weight)
+    for value in values:
+        average.record(value)
+    assert min([believed, *values]) - 1e-9 <= average.value <= max([believed, *values]) + 1e-9
+
+
+@given(st.floats(-5.0, 5.0), st.floats(0.0, 5.0))
+def test_a_first_weight_of_one_forgets_what_was_believed(believed: float, value: float) -> None:
+    average = Ewma(believed, 0.1, first_weight=1.0)
+    seen = [average.is_measured]
+    average.record(value)
+    seen.append(average.is_measured)
+    assert seen == [False, True]
+    assert average.value == pytest.approx(value)
+    average.record(value + 1.0)
+    assert average.value == pytest.approx(value + 0.1)
+
+
+@given(st.lists(st.tuples(st.integers(-1, 5), st.integers(0, 9), st.floats(-1.0, 10.0)), max_size=30))
+def test_step_times_stay_positive_whatever_is_recorded(records: list[tuple[int, int, float]]) -> None:
+    times = StepTimes((0.02, 0.03, 0.04))
+    for sequences, tokens, seconds in records:
+        times.record(sequences, tokens, seconds)
+    assert len(times.times) == 3
+    assert min(times.times) > 0.0
+    assert times.is_measured == any(0 < sequences < 4 and tokens and seconds > 0.0 for sequences, tokens, seconds in records)
+
+
+@given(TIMES)
+def test_one_measured_size_scales_the_prior_of_the_others(seconds: float) -> None:
+    times = StepTimes((0.02, 0.03, 0.04))
+    times.record(1, 1, seconds)
+    first, second, third = times.times
+    assert [second / first, third / first] == pytest.approx([1.5, 2.0])
+
+
+@given(st.lists(st.tuples(TIMES, TIMES), min_size=1, max_size=20), TIMES)
+def test_a_measured_wait_replaces_the_expected_one(records: list[tuple[float, float]], expected_rtt: float) -> None:
+    trip = RoundTrip(0.1)
+    assert (trip.wait(0.05), trip.rtt) == (0.1, 0.0)
+    trip.expect_rtt(expected_rtt)
+    assert [trip.wait(0.05), trip.rtt] == pytest.approx([expected_rtt + 0.05, expected_rtt])
+    for seconds, server in records:
+        trip.record(seconds, queue_depth=0.5, server_seconds=server)
+    waits = [seconds for seconds, _ in records]
+    assert min(waits) - 1e-9 <= trip.wait(0.05) <= max(waits) + 1e-9
+    assert 0.0 <= trip.rtt <= max(max(0.0, seconds - server) for seconds, server in records) + 1e-9
+    assert trip.queue_depth == 0.5
+
+
+@given(st.lists(TIMES, min_size=1, max_size=6))
+def test_the_first_times_of_an_unknown_stream_have_equal_weights(times: list[float]) -> None:
+    step = RemoteStepTime(None)
+    known = [step.is_known]
+    for seconds in times:
+        step.record(1, seconds)
+    known.append(step.is_known)
+    assert known == [False, True]
+    assert step.seconds == pytest.approx(sum(times) / len(times))
+
+
+@given(st.integers(1, 40))
+def test_a_step_is_stale_after_64_drafted_tokens_for_each_measured_one_but_2048_at_most(measured: int) -> None:
+    step = RemoteStepTime(None)
+    for _ in range(measured):
+        step.record(1, 0.1)
+    limit = min(64 * measured, 2048)
+    step.record_drafted(limit - 1)
+    stale = [step.is_stale]
+    step.record_drafted(1)
+    stale.append(step.is_stale)
+    step.record(3, 0.3)
+    stale.append(step.is_stale)
+    assert stale == [False, True, False]
+
+
+def test_a_stream_that_gave_nothing_says_nothing() -> None:
+    step = RemoteStepTime(0.05)
+    step.record(0, 1.0)
+    step.record(4, 0.0)
+    assert step.seconds == 0.05

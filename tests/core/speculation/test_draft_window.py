@@ -1,0 +1,54 @@
+"""The window of the next draft, and where a draft ends before it."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamco.core.speculation.draft_window import DraftWindow
+from streamco.policies.learned_window import Adaptive
+from streamco.policies.window import Confident, Dynamic, Stabiliser, Static, WindowState
+
+STATE = WindowState(previous=4, acceptance=0.95)
+
+
+def test_a_fixed_window_is_as_long_as_it_says_and_ends_no_draft() -> None:
+    window = DraftWindow(Static(6), None)
+    assert window.propose(STATE) == window.tokens == window.usual_tokens == 6
+    assert not window.may_end_early
+    assert not window.should_end(0.0)
+    assert not window.decides_mode
+
+
+def test_without_a_policy_four_tokens_are_drafted() -> None:
+    assert DraftWindow(None, None).tokens == 4
+
+
+def test_proposals_are_kept_as_they_were_and_smoothed_for_the_draft() -> None:
+    window = DraftWindow(Dynamic(first=4), Stabiliser(0.2))
+    window.propose(STATE)
+    assert window.proposal == 5.0
+    assert [window.propose(STATE), window.settled] == [5, 5]
+
+
+def test_a_policy_that_may_fuse_decides_the_mode() -> None:
+    assert DraftWindow(Adaptive(), None).decides_mode
+    assert not DraftWindow(Adaptive(may_fuse=False), None).decides_mode
+
+
+def test_a_confident_policy_ends_unlikely_drafts() -> None:
+    window = DraftWindow(Confident(), None)
+    may_end = [window.may_end_early]
+    window.propose(WindowState(previous=4, acceptance=0.7, draft_step=0.01, wait=0.08, tpot=0.05, rate=20.0))
+    may_end.append(window.may_end_early)
+    assert may_end == [False, True], "not before something was proposed"
+    assert [window.should_end(chance) for chance in (0.0, 1.0)] == [True, False]
+
+
+@pytest.mark.parametrize(("has_ended", "moves"), [(True, True), (False, False)])
+def test_a_short_draft_counts_only_if_the_policy_ended_it(has_ended: bool, moves: bool) -> None:
+    window = DraftWindow(Confident(), None)
+    window.propose(WindowState(previous=4, acceptance=0.7, draft_step=0.01, wait=0.08, tpot=0.05, rate=20.0))
+    before = window.usual_tokens
+    for _ in range(40):
+        window.record_length(1, has_ended=has_ended)
+    assert (window.usual_tokens < before) == moves
