@@ -1,10 +1,10 @@
-"""What a compute engine offers: sequences of tokens in, pieces of text out, from a thread of its own.
+"""The interface of a compute engine: sequences of tokens in, pieces of text out, from a thread of its own.
 
-An engine knows no event loop. It writes pieces into a bounded buffer per sequence and calls ``wake`` (from its own thread) once per burst;
-the owner of the sequence drains with ``Generation.take()``.
+An engine knows no event loop. It writes pieces into a bounded buffer per sequence and calls ``wake`` from its own thread once per burst.
+The owner of the sequence drains the buffer with ``Generation.take()``.
 
 A generation begins with a prompt and is over when it ends. A *token sequence* is held across requests: its keys and values stay in memory
-while its owner extends it, cuts it back, branches it, and has drafts verified or written. docs/engine.md shows both at work.
+while its owner extends, truncates and forks it, and has drafts verified or written.
 """
 
 from __future__ import annotations
@@ -42,44 +42,44 @@ __all__ = [
 
 
 class EngineOptions(Struct, frozen=True, kw_only=True):
-    """How a model is loaded and run."""
+    """Settings of an engine: how a model is loaded and run."""
 
     context_tokens: int = 2048  # per sequence: prompt + completion
-    max_sequences: int = 4  # how many are decoded together
-    threads: int | None = None  # None: a fair share of the cores; all engines of a process together never exceed them
-    prefill_chunk: int = 128  # tokens; measured: no cost against one big batch, and a cancel waits at most one chunk
-    ring_tokens: int = 512  # pieces buffered a sequence before it is parked
-    exact: bool = False  # the same ids give the same logits, bit by bit, whatever runs beside or ran before; takes twice the memory
-    held_sequences: int = 0  # token sequences held at once, beside ``max_sequences`` generations
-    held_tokens: int | None = None  # what those may keep together; None: ``context_tokens`` each, as always in exact mode
-    private: bool = False  # a held sequence finds what those of the same label have read, and nobody else finds that; else all find all
-    separate: bool = False  # memory for a whole context each: no sequence takes longer because there are others; exact: always
-    # whose attention is ``Prediction.importance`` (``streamco.policies.importance.LAYERS``); -1: the last; (): none, and nothing it costs
+    max_sequences: int = 4  # generations decoded together
+    threads: int | None = None  # None: a fair share of the cores, which all engines of a process together never exceed
+    prefill_chunk: int = 128  # tokens; measured: as fast as one big batch, and a cancel waits at most one chunk
+    ring_tokens: int = 512  # pieces buffered for each sequence before it is parked
+    exact: bool = False  # equal ids give equal logits, bit by bit, whatever else runs or ran before; takes twice the memory
+    held_sequences: int = 0  # token sequences held at once, in addition to ``max_sequences`` generations
+    held_tokens: int | None = None  # tokens that those may keep together; None, and always in exact mode: ``context_tokens`` each
+    private: bool = False  # held sequences share what they have read only with those of the same label; False: all share with all
+    separate: bool = False  # memory for a whole context each: no sequence takes longer because of others; always so in exact mode
+    # layers that ``Prediction.importance`` is the attention of (``streamco.policies.importance.LAYERS``); -1: the last; (): none, free
     attention_layers: tuple[int, ...] = ()
 
 
 class TextPiece(Struct, frozen=True):
-    """What one or more tokens became: ``text`` is whole code points, so ``ids`` may hold several tokens."""
+    """Text of one or more tokens: ``text`` is whole code points, so ``ids`` may hold several tokens."""
 
     text: str
     ids: tuple[int, ...]
-    top: tuple[tuple[int, float], ...] | None = None  # (id, probability) best first, of the last id's row, when asked for
-    is_cut: bool = False  # a stop string begins inside: the ids say more than the text, and nobody can go on behind them
+    top: tuple[tuple[int, float], ...] | None = None  # (id, probability) of the last id's row, best first; None: not asked for
+    is_cut: bool = False  # a stop string begins inside: the ids hold more than the text, so no answer can continue after them
 
 
 class GenerationTimings(Struct, frozen=True, kw_only=True):
-    """Seconds and tokens of one generation."""
+    """Durations in seconds and token counts of one generation."""
 
     prompt_tokens: int
     reused_tokens: int  # prompt tokens found in the KV cache
     completion_tokens: int
     prefill_s: float
     decode_s: float
-    queued_s: float = 0.0  # from submit until it had a place among the running sequences
+    queued_s: float = 0.0  # from submit until it was among the running sequences
 
 
 class GenerationEnd(Struct, frozen=True):
-    """Why a generation ended: stop (end token or stop string), length, cancelled or error."""
+    """End of a generation, with the reason: stop (end token or stop string), length, cancelled or error."""
 
     reason: str
     timings: GenerationTimings
@@ -87,18 +87,18 @@ class GenerationEnd(Struct, frozen=True):
 
 
 class GenerationRequest(Struct, frozen=True, kw_only=True):
-    """One sequence to generate."""
+    """Prompt and options of one sequence to generate."""
 
     prompt_ids: Sequence[int]
     sampling: SamplingOptions = SamplingOptions()
-    top: int = 0  # return this many most likely tokens with each piece
+    top: int = 0  # number of most likely tokens that come with each piece
     ignore_eos: bool = False
-    prefill_only: bool = False  # leave the prompt in the cache and end with reason length
-    pending_bytes: bytes = b""  # of a code point the prompt ends inside of: the first piece's text has all of it
+    prefill_only: bool = False  # leave the prompt in the KV cache and end with reason length
+    pending_bytes: bytes = b""  # beginning of a code point at the prompt's end: the first piece's text has the whole code point
 
 
 class ModelInfo(Struct, frozen=True, kw_only=True):
-    """Facts of a loaded model."""
+    """Size, vocabulary and limits of a loaded model."""
 
     name: str
     vocabulary_size: int
@@ -114,10 +114,13 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
 
 
 class Generation(Protocol):
-    """One running generation. ``take`` and ``cancel`` belong to one consumer thread (the event loop's)."""
+    """One running generation. ``take`` and ``cancel`` belong to one consumer thread, usually the event loop's."""
 
     def take(self) -> tuple[list[TextPiece], GenerationEnd | None]:
-        """Return all pieces since the last call and, with the last of them, the end. Never blocks; empty list: nothing new yet."""
+        """Return all pieces since the last call and, with the last of them, the end. Never blocks.
+
+        An empty list: nothing new yet.
+        """
         ...
 
     def cancel(self) -> None:
@@ -126,23 +129,23 @@ class Generation(Protocol):
 
 
 class Engine(Protocol):
-    """A loaded model."""
+    """A loaded model that generates text."""
 
     @property
     def info(self) -> ModelInfo:
-        """Facts of the model; ``context_tokens`` is what one sequence may use here."""
+        """Facts of the model; ``context_tokens`` is the number that one sequence may use here."""
         ...
 
     def tokenize(self, text: str, *, special: bool = False, bos: bool = False) -> list[int]:
-        """Token ids of a text; thread-safe."""
+        """Return the token ids of a text; thread-safe."""
         ...
 
     def detokenize(self, ids: Sequence[int]) -> bytes:
-        """Bytes of token ids, special tokens left out; thread-safe."""
+        """Return the bytes of token ids, special tokens left out; thread-safe."""
         ...
 
     def apply_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """Return the chat template of the model, rendered; thread-safe.
+        """Return the messages as text, through the model's chat template; thread-safe.
 
         Raises:
             EngineError: the model has no chat template, or it refused these messages.
@@ -150,7 +153,11 @@ class Engine(Protocol):
         ...
 
     def submit(self, request: GenerationRequest, wake: Callable[[], None]) -> Generation:
-        """Queue a generation. ``wake`` is called from the engine's thread once per burst and at the end; it must not block.
+        """Queue a generation.
+
+        Args:
+            request: what to generate.
+            wake: called from the engine's thread once per burst and at the end; must not block.
 
         Raises:
             EngineError: the engine is closed, or the prompt does not fit ``context_tokens``.
@@ -163,28 +170,28 @@ class Engine(Protocol):
 
 
 class Prediction(Struct, frozen=True, kw_only=True):
-    """What the model says of one position of a sequence."""
+    """Prediction of the model for one position of a sequence."""
 
     position: int  # of the token that is predicted, counted from 0 at the beginning of the sequence
-    greedy: int  # the id of the largest logit, of equal ones the lowest
-    token: int | None = None  # what stands there: the token drawn, or the draft's; None behind the last of a draft
-    probability: float | None = None  # of ``token`` under the sampling options, 0.0 where they rule it out; None: no token, or top=0
+    greedy: int  # id of the largest logit; among equal ones the lowest id
+    token: int | None = None  # the token that stands there, drawn or drafted; None after the last of a draft
+    probability: float | None = None  # of ``token`` under the sampling options, 0.0 if they exclude it; None: no token, or top=0
     drawable: tuple[tuple[int, float], ...] = ()  # (id, probability) under the sampling options, best first, at most ``top``
-    is_complete: bool = False  # ``drawable`` holds everything that may be drawn: a residual made from it is exact
+    is_complete: bool = False  # ``drawable`` holds all tokens that may be drawn: a residual made from it is exact
     likeliest: tuple[tuple[int, float], ...] = ()  # (id, probability) of the model itself (temperature 1, nothing cut off), best first
-    logits: tuple[float, ...] = ()  # of ``likeliest``, as the model gave them
-    share: float | None = None  # of ``token`` by the model itself, whether among ``likeliest`` or not; None: no token, or top=0
-    row: TopK | None = None  # what ``token`` was drawn from, to the last bit; None: not asked for
-    importance: float | None = None  # mean attention to its draft so far; None: not read, or not to be read in this model
+    logits: tuple[float, ...] = ()  # those of ``likeliest``, as the model gave them
+    share: float | None = None  # probability of ``token`` by the model itself, among ``likeliest`` or not; None: no token, or top=0
+    row: TopK | None = None  # distribution that ``token`` was drawn from, to the last bit; None: not asked for
+    importance: float | None = None  # mean attention to its draft so far; None: not read, or not readable in this model
 
     @property
     def confidence(self) -> float:
-        """The model's own probability of its first choice (Synera section 3.2, c); 0.0 where ``likeliest`` was not asked for."""
+        """The model's own probability of its first choice (c in Synera, section 3.2); 0.0 if ``likeliest`` was not asked for."""
         return self.likeliest[0][1] if self.likeliest else 0.0
 
     @property
     def margin(self) -> float:
-        """By how much the largest logit exceeds the second; infinite where there is no second."""
+        """Difference between the largest logit and the second; infinite if there is no second."""
         return self.logits[0] - self.logits[1] if len(self.logits) > 1 else float("inf")
 
 
@@ -192,30 +199,30 @@ class RowReader(Protocol):
     """Reads the rows of one verification in place of the engine."""
 
     def read_row(self, logits: NDArray[np.float32], position: int, token: int | None, /) -> Prediction:
-        """Return what a row says; called from the engine's thread with each row in turn, must be quick.
+        """Return the prediction of one row. Called from the engine's thread with each row in turn; must be quick.
 
         Args:
-            logits: the model's, shape (vocabulary,); the next batch overwrites them.
-            position: of the token that is predicted.
-            token: what the draft has there; None: nothing.
+            logits: logits of the model, shape (vocabulary,); the next batch overwrites them.
+            position: position of the token that is predicted.
+            token: the draft's token there; None: none.
 
         Raises:
-            EngineError: the row says nothing; the task ends with it.
+            EngineError: the row can't be read; the task ends with this error.
         """
         ...
 
 
 class TaskTimings(Struct, frozen=True, kw_only=True):
-    """Seconds and rows of one task."""
+    """Durations in seconds, and rows, of one task."""
 
-    queued_s: float  # from asking until its first batch
-    compute_s: float  # from there to the end, what else was decoded in between included
-    rows: int  # tokens it had decoded; more than it was asked for after memory was lost
-    late_s: float = 0.0  # by which its batches took longer than the imposed step times
+    queued_s: float  # from the request until its first batch
+    compute_s: float  # from its first batch to its end, other work in between included
+    rows: int  # tokens decoded for it; more than requested after memory was lost
+    late_s: float = 0.0  # seconds by which its batches exceeded the imposed step times
 
 
 class TaskEnd(Struct, frozen=True):
-    """Why a task ended: done, stop (a draft met an end token), cancelled, evicted (its sequence is gone) or error."""
+    """End of a task, with the reason: done, stop (a draft met an end token), cancelled, evicted (its sequence is gone) or error."""
 
     reason: str
     timings: TaskTimings
@@ -223,41 +230,44 @@ class TaskEnd(Struct, frozen=True):
 
 
 class SequenceTask(Protocol):
-    """Something asked of a token sequence. ``take`` and ``cancel`` belong to the consumer thread of its sequence."""
+    """One request to a token sequence. ``take`` and ``cancel`` belong to the consumer thread of its sequence."""
 
     def take(self) -> tuple[list[Prediction], TaskEnd | None]:
-        """Return all predictions since the last call and, with the last of them, the end. Never blocks; empty list: nothing new yet."""
+        """Return all predictions since the last call and, with the last of them, the end. Never blocks.
+
+        An empty list: nothing new yet.
+        """
         ...
 
     def cancel(self) -> None:
         """Ask to stop; ``take`` gives the end with reason ``cancelled`` soon after. Idempotent, never blocks.
 
-        The sequence is then as it was before the task, except that a draft leaves the tokens it has drawn (their predictions say which).
+        The sequence is then as it was before the task, except that a draft keeps the tokens that it has drawn. Their predictions name them.
         """
         ...
 
 
 class TokenSequence(Protocol):
-    """Token ids whose keys and values stay in the engine's memory from one request to the next.
+    """Token ids with keys and values that stay in the engine's memory from one request to the next.
 
-    Tasks run in the order in which they were asked for, those of several sequences together. None of the methods blocks; all belong to
-    one consumer thread. A task that is cancelled or fails takes with it those asked for before its end was taken: they would run on ids
-    that aren't there.
+    Tasks of one sequence run in the order of the requests, those of several sequences together. None of the methods blocks; all belong to
+    one consumer thread. If a task is cancelled or fails, so do the tasks that were requested before its end was taken, because they would
+    run on ids that aren't there.
 
-    The last id is decoded only with the next batch that needs what follows it, so that cutting a sequence back and adding one token costs
+    The last id is decoded only with the next batch that needs what follows it. So truncating a sequence and adding one token cost
     nothing: a round of speculation is ``truncate``, ``extend`` by the corrected token, ``verify``, and one decode.
     """
 
     def extend(
         self, ids: Sequence[int], wake: Callable[[], None] | None = None, *, top: int = 0, sampling: SamplingOptions = ...
     ) -> SequenceTask:
-        """Add ids at the end; a partial prefill in chunks of at most 32.
+        """Add ids at the end, as a partial prefill in chunks of at most 32.
 
         Args:
-            ids: what comes next; all that a sequence is asked before its first id ends with an error.
-            wake: called from the engine's thread once per burst and at the end; None: nobody waits for it.
-            top: above 0: also predict what follows the last id, with this many alternatives.
-            sampling: for ``Prediction.drawable``.
+            ids: the ids to add. A task that comes before a sequence's first id ends with an error.
+            wake: called from the engine's thread once per burst and at the end; None: not called.
+            top: if above 0, predict the token after the last id, with this many alternatives.
+            sampling: the options that ``Prediction.drawable`` is under.
 
         Raises:
             EngineError: the engine is closed, or an id is not in the vocabulary.
@@ -266,22 +276,22 @@ class TokenSequence(Protocol):
         ...
 
     def truncate(self, length: int) -> None:
-        """Keep the first ``length`` ids. A model whose memory can't be cut forgets it all and reads what is kept again when it needs it.
+        """Keep the first ``length`` ids. If the model's memory can't be cut, it is emptied, and the kept ids are read again when needed.
 
-        Asking for more than there are is an error, which the next task ends with.
+        If there are fewer, the next task ends with an error.
         """
         ...
 
     def fork(self, length: int | None = None) -> TokenSequence:
-        """Return a sequence that begins with the first ``length`` ids (None: all) as they are when the tasks asked for so far are done.
+        """Return a sequence that begins with the first ``length`` ids (None: all) as they are when all earlier tasks are done.
 
-        It shares the memory of what they have in common (in exact mode: gets a copy) and takes a place of its own. Where every other
-        place is at work, its tasks end with an error.
+        It shares the memory of the common ids (in exact mode: gets a copy) and takes a place of its own. If every other place is at work,
+        its tasks end with an error.
         """
         ...
 
     def read(self, ids: Sequence[int], wake: Callable[[], None]) -> SequenceTask:
-        """Add ids at the end as ``extend`` does, but the last is decoded too, and all of them in the batches of verifications."""
+        """Add ids at the end as ``extend`` does, but decode the last one too, and all of them in the batches of verifications."""
         ...
 
     def verify(
@@ -294,17 +304,17 @@ class TokenSequence(Protocol):
         sampling: SamplingOptions = ...,
         reader: RowReader | None = None,
     ) -> SequenceTask:
-        """Predict in place of each id of a draft, and after the last one: one prediction more than the draft has ids.
+        """Predict each id of a draft and the one after the last: one prediction more than the draft has ids.
 
-        One batch, up to 32 rows. The draft stays at the end of the sequence: ``truncate`` to what is accepted.
+        It takes one batch, if the rows are at most 32. The draft stays at the end of the sequence: ``truncate`` to what is accepted.
 
         Args:
-            draft_ids: what a smaller model proposes to come next; may be empty.
-            wake: as in ``extend``.
-            given: ids between the sequence and the draft, not in question; they stay too.
-            top: alternatives a position; 0: ``Prediction.greedy`` alone, which is cheapest.
-            sampling: what ``probability`` and ``drawable`` are under (its ``max_tokens``, ``stop`` and ``seed`` mean nothing here).
-            reader: makes the predictions; ``top`` and ``sampling`` mean nothing then.
+            draft_ids: the ids that a smaller model proposes; may be empty.
+            wake: see ``extend``.
+            given: ids between the sequence and the draft that need no verification; they stay too.
+            top: alternatives for each position; 0: ``Prediction.greedy`` alone, which is cheapest.
+            sampling: the options that ``probability`` and ``drawable`` are under; ``max_tokens``, ``stop`` and ``seed`` are ignored.
+            reader: makes the predictions, and ``top`` and ``sampling`` are ignored; None: the engine makes them.
         """
         ...
 
@@ -318,22 +328,25 @@ class TokenSequence(Protocol):
         row_ids: int = 0,
         sampling: SamplingOptions = ...,
     ) -> SequenceTask:
-        """Write up to ``count`` tokens, one prediction each; fewer where the context ends, or behind an end token (it is kept).
+        """Write up to ``count`` tokens, one prediction each; fewer if the context ends or an end token comes, which is kept.
 
-        Drafts of several sequences, forks among them, are decoded together.
+        Drafts of several sequences, forks included, are decoded together.
 
         Args:
             count: tokens, at least 1.
-            wake: as in ``extend``.
-            ids: added to the sequence first, in the batch that the first token comes from; they stay when a token was drawn behind them.
-            top: alternatives a position; ``likeliest`` has at least two, for ``margin``.
-            row_ids: above 0: tokens are drawn from ``Prediction.row``, the whole-number weights of at most so many ids, up to 255.
-            sampling: how tokens are drawn; ``seed`` is this draft's alone.
+            wake: see ``extend``.
+            ids: added to the sequence first, in the batch that gives the first token; they stay once a token was drawn after them.
+            top: alternatives for each position; ``likeliest`` has at least two, for ``margin``.
+            row_ids: if above 0, tokens are drawn from ``Prediction.row``: whole-number weights of at most this many ids, up to 255.
+            sampling: how tokens are drawn; ``seed`` holds for this draft alone.
         """
         ...
 
     def close(self) -> None:
-        """Cancel what is asked for and let others have the memory; idempotent. Its ids may still be found by whoever begins like it."""
+        """Cancel all tasks and release the memory; idempotent.
+
+        Until the memory is overwritten, a sequence that begins with the same ids finds it.
+        """
         ...
 
 
@@ -342,36 +355,36 @@ class HoldingEngine(Engine, Protocol):
 
     @property
     def held_sequences(self) -> int:
-        """How many have memory at once; 0: it can't hold any."""
+        """Number of sequences that have memory at once; 0: it can't hold any."""
         ...
 
     @property
     def held_tokens(self) -> int:
-        """What those may keep together."""
+        """Number of tokens that those may keep together."""
         ...
 
     @property
     def batch_tokens(self) -> int:
-        """Most rows of one decode."""
+        """Maximum number of rows in one decode."""
         ...
 
     @property
     def step_time(self) -> Callable[[int, int], float] | None:
-        """Seconds imposed on a step of (decode rows, prefill tokens); None: it takes what it takes."""
+        """Function from (decode rows, prefill tokens) to the seconds imposed on a step; None: no times are imposed."""
         ...
 
     def together(self) -> AbstractContextManager[None]:
-        """What is asked inside is taken in at once, and goes into one batch as far as there is room. Not to be awaited in."""
+        """Hand in all tasks that are requested inside at once, so that they share a batch if they fit. Don't await inside."""
         ...
 
     def hold(self, label: object = None) -> TokenSequence:
         """Return a new, empty sequence. It takes one of ``held_sequences`` places with its first ids.
 
-        When there is none left, the sequence that nobody has asked anything for the longest time is evicted: its tasks end with reason
-        ``evicted`` from then on. Hold a new one and extend it by all ids; what has not been overwritten meanwhile is found again.
+        If no place is left, the sequence that has been idle longest is evicted: its tasks end with reason ``evicted`` from then on. To go
+        on, hold a new one and extend it by all ids; those that have not been overwritten are found again.
 
         Args:
-            label: in private mode the owner of the sequence and its forks: sequences of the same label share what they have read.
+            label: owner of the sequence and its forks; in private mode sequences of the same label share what they have read.
 
         Raises:
             EngineError: the engine is closed, or holds no sequences (``EngineOptions.held_sequences``).

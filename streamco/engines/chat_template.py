@@ -1,6 +1,6 @@
-"""A model's chat template: messages in, the prompt's text out.
+"""A model's chat template: it turns messages into the prompt's text.
 
-GGUF files carry Hugging Face's Jinja templates; they are programs of strangers, so they run in Jinja's sandbox, with the names that
+GGUF files carry Hugging Face's Jinja templates. These are untrusted programs, so they run in Jinja's sandbox, with the names that
 transformers gives them (``apply_chat_template``).
 """
 
@@ -20,8 +20,8 @@ class ChatTemplate:
 
     Args:
         source: Jinja text.
-        bos: text of the model's begin token, "" when it has none.
-        eos: text of its end token.
+        bos: text of the model's begin token; "" if it has none.
+        eos: text of its end token; "" if it has none.
 
     Raises:
         EngineError: the template does not compile, or Jinja is not installed.

@@ -1,4 +1,4 @@
-"""The consumer's and the engine's side of one piece of work: what each may call of the other."""
+"""Calls between the consumer's and the engine's side of one piece of work."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ __all__ = ["Consumer", "EngineSignals"]
 
 
 class EngineSignals(Protocol):
-    """What a consumer's thread may tell the engine while its work runs; neither method blocks."""
+    """Calls from a consumer's thread to the engine while its work runs; neither blocks."""
 
     def notify(self) -> None:
         """Let the engine look again: something changed on the consumer's side."""
         ...
 
     def interrupt(self, work: object) -> None:
-        """Stop the running decode if all work whose rows are in it was cancelled, as ``work`` now is."""
+        """Stop the running decode if all work in it was cancelled, as ``work`` now is."""
         ...
 
 
@@ -26,7 +26,7 @@ class Consumer:
     Such an error is the consumer's fault: it must not end the work of others.
 
     Args:
-        wake: tells the consumer that there is something to take; None: it needs no telling.
+        wake: lets the consumer know that there is something to take; None: not needed.
     """
 
     __slots__ = ("_wake", "failure")

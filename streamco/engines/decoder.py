@@ -1,4 +1,4 @@
-"""One decode at a time: the rows the exact mode adds, who may stop it, how long it has to take, and what it leaves when it fails."""
+"""One decode at a time: the rows that exact mode adds, its interruption, its imposed duration, and the clean-up after a failure."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
 
 __all__ = ["CHUNK", "Decoder", "SequenceWork", "slot_of"]
 
-CHUNK = 32  # rows of one sequence in a batch beside others' work: about 0.1 s on two cores, below a reader's 0.2 s a token
+CHUNK = 32  # rows of one sequence in a batch while others wait: about 0.1 s on two cores, below a reader's 0.2 s a token
 
 
 class SequenceWork(Protocol):
-    """A generation, or what is asked of a held sequence."""
+    """Work of the engine's thread on one sequence: a generation, or a task of a held sequence."""
 
     prompt: list[int]
     next_token: int | None
     is_parked: bool
     asked_at: float  # perf_counter()
-    late_s: float  # by which its batches took longer than they were to
+    late_s: float  # seconds by which its batches exceeded the imposed step times
 
     @property
     def slot(self) -> Slot | None:
-        """Where its tokens lie; None while it waits."""
+        """Slot that holds its tokens; None while it waits."""
         ...
 
     @property
     def is_cancelled(self) -> bool:
-        """The consumer asked it to stop."""
+        """True once the consumer asked it to stop."""
         ...
 
     @property
     def is_done(self) -> bool:
-        """It has ended."""
+        """True once it has ended."""
         ...
 
     @property
@@ -54,27 +54,27 @@ class SequenceWork(Protocol):
 
     @property
     def wants_logits(self) -> bool:
-        """Those of the prompt's last token; else it has ended when the prompt is decoded."""
+        """True if it needs the logits of the prompt's last token; else it ends when the prompt is decoded."""
         ...
 
     def logits_needed(self, rows: int) -> int:
-        """Of how many of the next so many rows it wants the logits: the last of them."""
+        """Return how many of the next ``rows`` rows need logits; it is the last ones that do."""
         ...
 
     def record_cached(self, count: int) -> None:
-        """So many tokens of its prompt need not be decoded: somebody else has read them meanwhile."""
+        """Count ``count`` tokens of its prompt as found in memory: other work has read them."""
         ...
 
     def accept(self, logits: NDArray[np.float32]) -> None:
-        """The logits of its last row; may end it."""
+        """Use the logits of its next row that needs them; may end it."""
         ...
 
     def end_prefill(self) -> None:
-        """The prompt is decoded, and it wants no logits."""
+        """End it: the prompt is decoded, and no logits are needed."""
         ...
 
     def unpark(self) -> None:
-        """Go on if the consumer has made room."""
+        """Go on if the consumer has taken enough."""
         ...
 
     def finish(self, reason: str, *, error: Exception | None = None) -> None:
@@ -83,7 +83,7 @@ class SequenceWork(Protocol):
 
 
 def slot_of(work: SequenceWork) -> Slot:
-    """Where its tokens lie."""
+    """Return the slot that holds the work's tokens."""
     if work.slot is None:
         raise AssertionError("work without a slot is still waiting")
     return work.slot
@@ -93,13 +93,13 @@ class Decoder:
     """Decodes the rows that were added to a context.
 
     Args:
-        context: in the exact mode it has a neighbour for each slot.
-        slots: of that context.
-        share: how many threads compute.
-        pacer: imposed step times.
-        exact: no row is ever alone in a batch.
-        wait: waits so many seconds or until something arrives, and takes it in.
-        make_room: empties memory that nobody uses; False: there was none.
+        context: in exact mode each slot's sequence id is followed by one for padding.
+        slots: slots of that context.
+        share: number of threads that compute.
+        emulator: the imposed step times.
+        exact: no row of a sequence is ever alone in a batch.
+        wait: waits the given seconds or until something arrives, and takes it in.
+        free_memory: empties unused memory; False: there was none.
     """
 
     def __init__(
@@ -114,10 +114,10 @@ class Decoder:
         free_memory: Callable[[], bool],
     ) -> None:
         self.context = context
-        self.chunk = CHUNK  # rows of one sequence that a batch may have, where somebody waits or the bits matter
-        self.lock = threading.Lock()  # around _wanting and is_closing
+        self.chunk = CHUNK  # rows of one sequence that a batch may have while others wait, and always in exact mode
+        self.lock = threading.Lock()  # around _uncancelled and is_closing
         self.is_closing = False
-        self._uncancelled: set[object] = set()  # who has rows in the batch being decoded and has not been cancelled
+        self._uncancelled: set[object] = set()  # work in the batch being decoded that has not been cancelled
         self._slots = slots
         self._share = share
         self._emulator = emulator
@@ -128,7 +128,7 @@ class Decoder:
     # Any thread
 
     def interrupt(self, work: object) -> None:
-        """This work was cancelled: stop the decode that runs, if it is for nobody else any more."""
+        """Stop the running decode if all work in it was cancelled, as ``work`` now is."""
         with self.lock:
             if work in self._uncancelled:
                 self._uncancelled.remove(work)
@@ -136,7 +136,7 @@ class Decoder:
                     self.context.abort.set()
 
     def close(self) -> None:
-        """Stop every decode from now on."""
+        """Stop the running decode and all later ones."""
         with self.lock:
             self.is_closing = True
             self.context.abort.set()
@@ -144,7 +144,7 @@ class Decoder:
     # The engine's thread
 
     def warm_up(self) -> None:
-        """Touch the weights once, so that the first answer isn't slower than the others; learn how large exact batches may be.
+        """Touch the weights once, so that the first answer isn't slower than the others, and measure how large exact batches may be.
 
         Raises:
             EngineError: the model does not run.
@@ -159,21 +159,25 @@ class Decoder:
 
     @property
     def padding_rows(self) -> int:
-        """Rows that each work with a single row in a batch takes beside it."""
+        """Number of rows that are added for each work with a single row in a batch."""
         return int(self._exact)
 
     def compute(
         self, batch: Sequence[SequenceWork], *, single: Sequence[SequenceWork] = (), rows: int = 0, prefill_tokens: int = 0
     ) -> bool:
-        """Decode the batch, which holds rows of all this work; False: not done, and the cache is as it was before.
+        """Decode the rows in the context; False: not done, and the KV cache is as it was before.
 
-        ``single``: those of them with one row in it.
+        Args:
+            batch: the work that the rows belong to.
+            single: the part of it that has one row.
+            rows: rows that decode one token of a generation or draft.
+            prefill_tokens: all other rows.
         """
         context = self.context
         context.use_threads(self._share.threads)
-        # Single rows are computed by other kernels. In the exact mode each sequence has memory of its own, and llama.cpp splits a batch
-        # where such sequences aren't neighbours: so every row that is alone in its sequence gets a row of its neighbour beside it. These
-        # come last: between two sequences, one would join both, and of a run of two rows the second would be left alone.
+        # Single rows are computed by other kernels. In exact mode each sequence has memory of its own, and llama.cpp splits a batch
+        # between sequences with ids that don't follow each other. So each row that is alone in its sequence gets a row with the next id.
+        # These come last: between two sequences, one would join both, and of a run of two rows the second would be left alone.
         dummies = [slot_of(work).sequence + 1 for work in single] if self._exact else []
         for dummy in dummies:
             context.add(0, 0, dummy, wants_logits=False)
@@ -203,7 +207,7 @@ class Decoder:
         return False
 
     def _wait_until(self, until: float, batch: Sequence[SequenceWork]) -> None:
-        """Wait as long as this work still wants the result, taking in what arrives."""
+        """Wait until this time, unless all of the work is cancelled; take in what arrives."""
         while not self.is_closing and (left := until - perf_counter()) > 0 and not all(work.is_cancelled for work in batch):
             self._wait(left)
         self._emulator.end_early(perf_counter())
@@ -213,7 +217,7 @@ class Decoder:
             slot = slot_of(work)
             self._slots.truncate(slot, len(slot.ids))
         if status == ABORTED or (status == NO_KV_SLOT and self._free_memory()):
-            return  # cancelled and about to be reaped; or there is room now, and the next round tries again
+            return  # cancelled and reaped in the next round; or memory was freed, and the next round tries again
         for work in batch:
             error = EngineError(f"llama_decode: expected 0, got {status}" + (" (no room in the cache)" if status == NO_KV_SLOT else ""))
             work.finish("error", error=error)

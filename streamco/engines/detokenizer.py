@@ -1,7 +1,7 @@
-"""From token ids to text that a reader may see: whole code points, and nothing of a stop string.
+"""Detokenising: token ids to text that may be shown, in whole code points and without stop strings.
 
-A code point may be split over tokens (an emoji is often three or four), and a stop string may end in the middle of one. What can't be
-shown yet is held: ids stay with the text they belong to, so that a piece's ids always decode to its text.
+A code point may be split over tokens (an emoji is often three or four), and a stop string may end in the middle of one. Text that can't be
+shown yet is held back. Ids stay with the text they belong to, so that a piece's ids always decode to its text.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class TextAssembler:
     """Joins tokens until they are whole code points.
 
     Args:
-        token_bytes: bytes of a token id; b"" for control tokens.
-        opened: the first bytes of a code point, from before these tokens; its text comes with the token that completes it.
+        token_bytes: returns the bytes of a token id; b"" for control tokens.
+        pending_bytes: the first bytes of a code point, from before these tokens; its text comes with the token that completes it.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes], pending_bytes: bytes = b"") -> None:
@@ -33,7 +33,7 @@ class TextAssembler:
         self._is_clear = not pending_bytes
 
     def add(self, token: int, top: Top = None) -> TextPiece | None:
-        """Return the piece that this token completes; None while a code point is open or the tokens so far have no text."""
+        """Return the piece that this token completes; None: a code point is incomplete, or the tokens so far have no text."""
         data = self._token_bytes(token)
         if self._is_clear and data.isascii():
             if data:
@@ -49,7 +49,7 @@ class TextAssembler:
         return self._release(top)
 
     def flush(self) -> TextPiece | None:
-        """Return what is left at the end; an open code point becomes U+FFFD."""
+        """Return what is left at the end; an incomplete code point becomes U+FFFD."""
         self._text += self._decoder.decode(b"", final=True)
         return self._release(None) if self._ids else None
 
@@ -64,8 +64,8 @@ class TextAssembler:
 class StopMatcher:
     """Holds pieces back while they may be the beginning of a stop string.
 
-    When a stop string is found, the text before it is let go. A token that lies partly before it goes with its text cut short (its id
-    stays, as it is needed to produce that text); tokens wholly inside are dropped.
+    When a stop string is found, the text before it is released. A token that lies partly before it is released with its text cut short. Its
+    id stays, because it is needed to produce that text. Tokens wholly inside are dropped.
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
@@ -74,7 +74,7 @@ class StopMatcher:
         self._text = ""
 
     def add(self, piece: TextPiece) -> tuple[list[TextPiece], bool]:
-        """Pieces that can be shown now, and whether a stop string was found."""
+        """Return the pieces that can be shown now, and True if a stop string was found."""
         if not self._stops:
             return [piece], False
         self._held.append(piece)
@@ -85,12 +85,12 @@ class StopMatcher:
         return self._release(len(self._text) - self._open_length()), False
 
     def flush(self) -> list[TextPiece]:
-        """Everything held: the answer ended without a stop string."""
+        """Return all held pieces: the answer ended without a stop string."""
         held, self._held, self._text = self._held, [], ""
         return held
 
     def _open_length(self) -> int:
-        """Length of the longest end of the text that begins a stop string."""
+        """Return the length of the longest end of the text that begins a stop string."""
         max_length = min(len(self._text), max(map(len, self._stops)) - 1)
         for length in range(max_length, 0, -1):
             tail = self._text[-length:]
@@ -99,7 +99,7 @@ class StopMatcher:
         return 0
 
     def _release(self, boundary: int) -> list[TextPiece]:
-        """Pieces that end at or before ``boundary``."""
+        """Return the pieces that end at or before ``boundary``."""
         count = end = 0
         for piece in self._held:
             if end + len(piece.text) > boundary:

@@ -41,11 +41,11 @@ class RunningGeneration:
 
     Args:
         request: what to generate.
-        model: the model whose vocabulary is used.
+        model: the model; its vocabulary is used.
         limit: completion tokens, at most.
         buffered: pieces that wait for the consumer before the sequence is parked.
-        wake: tells the consumer that there is something to take. If it raises, the generation is cancelled, and its end has the error.
-        engine: learns what changes on the consumer's side.
+        wake: called when there is something to take. If it raises, the generation is cancelled, and its end has the error.
+        engine: notified of changes on the consumer's side.
     """
 
     def __init__(

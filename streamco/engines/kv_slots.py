@@ -1,12 +1,12 @@
-"""Which tokens lie in the KV cache, and which sequence a new prompt should take over.
+"""Slots of the KV cache: the tokens that lie in each, and the choice of a slot for a new prompt.
 
 A slot is a sequence id of the context with the tokens decoded into it. When a generation ends its slot keeps them: the next turn of a chat
-begins with the same tokens, and only the rest has to be computed. Prefixes of slots at work are shared too (in a unified cache a shared
-prefix takes no cells of its own). Whoever reads a prompt that somebody else is reading too catches up with him before each of its turns, so
-that between them they read it once.
+begins with the same tokens, and only the rest has to be computed. Prefixes of busy slots are shared too (in a unified cache a shared
+prefix takes no cells of its own). If two sequences read the same prompt at the same time, each catches up with the other before each of
+its turns, so that together they read it once.
 
-Idle slots cost time even when nobody asks for them: attention runs over all cells in use. So together they keep at most one context's worth
-of tokens, least recently used first out.
+Idle slots cost time even while they are not needed, because attention runs over all cells in use. So together they keep at most one
+context's worth of tokens, and the least recently used ones are emptied first.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class Memory(Protocol):
     """The part of a context that slots need."""
 
     def remove(self, sequence: int, start: int, stop: int = -1) -> bool:
-        """Forget positions; False where that can't be done."""
+        """Forget positions ``start`` to ``stop`` (-1: all after); False: the model's memory can't do that."""
         ...
 
     def copy(self, source: int, target: int, stop: int) -> None:
-        """Share the positions before ``stop``."""
+        """Let ``target`` share the source's positions before ``stop``."""
         ...
 
 
 class Slot:
-    """A sequence id and the tokens in its cells."""
+    """A sequence id of the context, and the tokens in its cells."""
 
     __slots__ = ("ids", "is_busy", "last_used", "owner", "sequence")
 
@@ -49,12 +49,13 @@ class SlotTable:
 
     Args:
         memory: the context.
-        count: how many there are.
-        stride: their sequence ids are so far apart.
-        idle_tokens: how many tokens idle slots may keep together.
-        can_share: a prefix of a sequence's memory is that prefix's memory (see ``LlamaModel.can_share_prefixes``).
-        can_fork: so it is, but ``copy`` is dear: what slots at work have is had by ``fork`` and ``catch_up`` alone. None: as ``can_share``.
-        copy_worth: so many tokens and more take longer to compute than a copy.
+        count: number of slots.
+        max_idle_tokens: number of tokens that idle slots may keep together.
+        can_share: a prefix of a sequence's memory is that prefix's memory (see ``LlamaModel.can_share_prefixes``), and copying is cheap.
+        can_fork: as ``can_share``, but copying may be expensive: only ``fork`` and ``catch_up`` copy from busy slots. None: as
+            ``can_share``.
+        min_copy: number of tokens from which on a copy takes less time than computing them.
+        stride: distance between the sequence ids of two slots.
     """
 
     def __init__(
@@ -77,9 +78,11 @@ class SlotTable:
         self._clock = 0
 
     def acquire(self, prompt: Sequence[int], owner: object = None) -> Slot:
-        """Return an idle slot, made busy, holding as much of the beginning of the prompt as can be had without its last token.
+        """Return an idle slot, made busy, with as much of the prompt's beginning as memory has; the last token is left out.
 
-        ``owner``: only what was read for the same one is had.
+        Args:
+            prompt: token ids.
+            owner: the slot's owner; only what was read for the same owner is used.
         """
         prompt = list(prompt)
         idle = [slot for slot in self._slots if not slot.is_busy]
@@ -98,7 +101,7 @@ class SlotTable:
         return slot
 
     def fork(self, source: Slot, ids: Sequence[int]) -> Slot:
-        """Return an idle slot, made busy, with as much of the beginning of these ids as the source's memory can give."""
+        """Return an idle slot, made busy, with as much of the beginning of these ids as the source has."""
         idle = [slot for slot in self._slots if not slot.is_busy]
         if not idle:
             raise AssertionError("fork was called without an idle slot")
@@ -115,7 +118,7 @@ class SlotTable:
         target.ids = source.ids[:length]
 
     def catch_up(self, slot: Slot, prompt: Sequence[int], limit: int) -> int:
-        """Give a slot at work what others of its owner have by now of its prompt's first ``limit`` tokens; how many more it has then."""
+        """Copy to a busy slot what others of its owner have by now of its prompt's first ``limit`` tokens; return how many it gained."""
         has = len(slot.ids)
         best, donor = has + self._min_copy - 1, None
         if not self._can_fork or best >= limit:
@@ -134,40 +137,40 @@ class SlotTable:
         return best - has
 
     def _longest_shared(self, prompt: list[int], owner: object) -> tuple[int, Slot | None]:
-        """Return the longest beginning of the prompt that can be had, and the slot that has it (an idle one, if there is a choice)."""
+        """Return the length of the longest beginning of the prompt in memory, and its slot (an idle one, if there is a choice)."""
         best, donor = 0, None
         for slot in self._slots:
             if slot.owner != owner or (slot.is_busy and not self._can_share):
                 continue
-            # The last token's logits are wanted: it is always decoded.
+            # The last token is always decoded, because its logits are needed.
             shared = min(common_prefix_length(slot.ids, prompt), len(prompt) - 1)
             if shared > best or (shared == best and donor is not None and donor.is_busy and not slot.is_busy):
                 best, donor = shared, slot
         return best, donor
 
     def _choose(self, idle: list[Slot], donor: Slot | None, shared: int) -> Slot:
-        # A donor that would lose more than half of what it keeps stays as it is and lends its prefix, if there is another slot.
+        # If the donor would lose more than half of its tokens, it keeps them and another slot gets a copy of its prefix.
         others = [slot for slot in idle if slot is not donor]
         if donor is not None and not donor.is_busy and (not others or not self._can_fork or 2 * shared >= len(donor.ids)):
             return donor
         return min(others, key=lambda slot: (bool(slot.ids), slot.last_used))
 
     def release(self, slot: Slot) -> None:
-        """The slot's generation ended; its tokens stay for the next."""
+        """Make a slot idle; its tokens stay for the next prompt."""
         self._clock += 1
         slot.last_used = self._clock
         slot.is_busy = False
         self._trim()
 
     def truncate(self, slot: Slot, length: int) -> None:
-        """Keep the first ``length`` tokens; where the model's memory can't be cut, none are kept and ``ids`` says so."""
+        """Keep the first ``length`` tokens. If the model's memory can't be cut, none are kept, and ``ids`` is empty."""
         if not self._memory.remove(slot.sequence, length):
             self._memory.remove(slot.sequence, 0)
             length = 0
         del slot.ids[length:]
 
     def forget_idle(self) -> bool:
-        """Empty every idle slot; False when there was nothing to gain."""
+        """Empty all idle slots; False: they were empty."""
         idle = [slot for slot in self._slots if not slot.is_busy and slot.ids]
         for slot in idle:
             self.truncate(slot, 0)

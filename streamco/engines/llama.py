@@ -1,4 +1,4 @@
-"""The engine on llama.cpp: one thread owns one context and runs all its sequences (see ``loop``)."""
+"""The engine on llama.cpp: one thread owns one context and runs all of its sequences (see ``loop``)."""
 
 from __future__ import annotations
 
@@ -28,19 +28,21 @@ from streamco.errors import ConfigError, EngineError, UsageError
 __all__ = ["LlamaEngine"]
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
-MIN_COPY_TOKENS = 16  # tokens, or one in COPY_SHARE of the context, which is copied whole: they take over seven times as long to compute
+# A copy is of the whole context. So it pays from this many tokens on, or from one MIN_COPY_SHARE-th of the context if that is more: these
+# take over seven times as long to compute.
+MIN_COPY_TOKENS = 16
 MIN_COPY_SHARE = 128
 
 
 class LlamaEngine:
-    """A GGUF model, loaded and ready. Loading takes about as long as reading the file; call it from a worker thread.
+    """A GGUF model, loaded and ready. Loading takes about as long as reading the file: create it in a worker thread.
 
     Args:
         path: the GGUF file.
-        options: how it is run.
+        options: settings of the engine; None: the defaults.
         on_progress: called with 0.0 to 1.0 while it loads.
-        step_time: seconds that one step of (decode rows, prefill tokens) takes at least, to behave like a larger model. The rows of
-            verifications are prefill tokens.
+        step_time: function from (decode rows, prefill tokens) to the seconds that one step takes at least, to behave like a larger
+            model. The rows of verifications are prefill tokens.
 
     Raises:
         EngineError: llama-cpp-python is missing, the file can't be loaded, or there is not enough memory.
@@ -112,11 +114,11 @@ class LlamaEngine:
     # Any thread
 
     def tokenize(self, text: str, *, special: bool = False, bos: bool = False) -> list[int]:
-        """Token ids of a text."""
+        """Return the token ids of a text."""
         return self._model.tokenize(text, special=special, bos=bos)
 
     def detokenize(self, ids: Sequence[int]) -> bytes:
-        """Bytes of token ids, control tokens left out."""
+        """Return the bytes of token ids, control tokens left out."""
         return self._model.detokenize(ids)
 
     def apply_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
@@ -155,7 +157,7 @@ class LlamaEngine:
         return free_tokens if wanted is None else min(wanted, free_tokens)
 
     def together(self) -> AbstractContextManager[None]:
-        """What is asked inside is taken in at once; see ``HoldingEngine.together``."""
+        """Hand in all tasks that are requested inside at once; see ``HoldingEngine.together``."""
         return self._loop.together()
 
     def hold(self, label: object = None) -> TokenSequence:
@@ -184,7 +186,7 @@ class LlamaEngine:
                 self._context.has_attention = False
             self._is_warm.set()
             self._loop.run()
-        except BaseException as exc:  # noqa: BLE001  # every consumer must hear of it
+        except BaseException as exc:  # noqa: BLE001  # every consumer gets it
             failure = exc
         self._loop.end(failure)
         self._context.close()
@@ -212,7 +214,7 @@ def _check_options(options: EngineOptions) -> None:
 
 
 def _layers(options: EngineOptions, count: int) -> list[int]:
-    """Return the layers that are read, counted from 0; a model that has fewer than are counted from its end gives all of them."""
+    """Return the layers that are read, counted from 0. Layers before the first count as the first."""
     for layer in options.attention_layers:
         if layer >= count:
             raise ConfigError(f"attention_layers: expected layers below {count}, got {layer}")
@@ -224,6 +226,6 @@ _open_engines: weakref.WeakSet[LlamaEngine] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """A thread inside llama.cpp while the interpreter and its libraries go away would crash the process."""
+    """Close all engines: a thread that is inside llama.cpp while the interpreter exits would crash the process."""
     for engine in list(_open_engines):
         engine.close()

@@ -1,11 +1,10 @@
-"""What an engine's thread does: who is decoded next, together with whom, and who is stopped.
+"""The loop of an engine's thread: which sequences are decoded next, in which batch, and which are stopped.
 
 Each round is one decode of all sequences that are writing (generations and drafts), then one batch of verifications, then one chunk of one
-prompt. Prompts are never mixed into the batch of others: a prefill batch holds one sequence alone,
-so that aborting it hurts nobody else, and a lost race stops inside its chunk. On a CPU this costs next to nothing (a chunk of 32 takes as
-long as ten decodes).
+prompt. A prefill batch holds one sequence alone. So aborting it affects no other sequence, and the loser of a race stops inside its chunk.
+On a CPU this costs next to nothing, because a chunk of 32 takes as long as ten decodes.
 
-A sequence whose consumer doesn't read is parked; the thread goes on with the others and sleeps only when nothing can be done.
+If a consumer doesn't read, its sequence is parked. The thread goes on with the others and sleeps only when nothing can be done.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ Arrival = RunningGeneration | Task | None
 
 
 class EngineLoop:
-    """The state that belongs to the engine's thread, and the few doors into it from others.
+    """The state of the engine's thread, and the few methods that other threads may call.
 
     Args:
-        context: has one sequence more than ``options`` asks for; in the exact mode one more for each, see ``Decoder``.
-        slots: of that context.
+        context: has one sequence more than ``options`` asks for; in exact mode one more for each, see ``Decoder``.
+        slots: slots of that context.
         options: how the engine runs.
-        share: how many threads compute.
-        pacer: imposed step times.
-        tokens: a sequence may have.
+        share: number of threads that compute.
+        emulator: the imposed step times.
+        tokens: number of tokens that a sequence may have.
     """
 
     def __init__(
@@ -64,10 +63,10 @@ class EngineLoop:
         self.warm_up = self._decoder.warm_up
         self.failure: BaseException | None = None
         self._inbox: SimpleQueue[Arrival] = SimpleQueue()
-        self._inbox_lock = threading.Lock()  # held while what belongs together is put in
-        self._live: set[SequenceWork] = set()  # everybody in the four queues below, and whoever is between them
+        self._inbox_lock = threading.Lock()  # held while work that belongs together is put in
+        self._live: set[SequenceWork] = set()  # all work in the four queues below or between two of them
         self._waiting: deque[RunningGeneration] = deque()
-        self._generations = 0  # with a slot
+        self._generations = 0  # number of those with a slot
         self._prefilling: deque[SequenceWork] = deque()
         self._verifying: deque[SequenceWork] = deque()
         self._writing: list[SequenceWork] = []
@@ -75,7 +74,7 @@ class EngineLoop:
     # Any thread
 
     def put(self, arrival: RunningGeneration | Task) -> None:
-        """Hand work in.
+        """Hand in work.
 
         Raises:
             EngineError: the engine has failed or is closing.
@@ -89,23 +88,23 @@ class EngineLoop:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What is put inside is taken in at once."""
+        """Let the thread take in all work that is put inside at once."""
         with self._inbox_lock:
             yield
 
     def notify(self) -> None:
-        """Something changed: look again."""
+        """Let the thread look again, because something changed."""
         self._inbox.put(None)
 
     def close(self) -> None:
-        """Stop everything soon; idempotent."""
+        """Ask the thread to stop; idempotent."""
         self._decoder.close()
         self.notify()
 
     # The engine's thread
 
     def run(self) -> None:
-        """Rounds until ``close``."""
+        """Run rounds until ``close``."""
         while self._collect():
             self._reap()
             self._admit()
@@ -116,7 +115,7 @@ class EngineLoop:
                 self._prefill(self._prefilling[0])
 
     def end(self, failure: BaseException | None) -> None:
-        """End everybody; nothing is taken in any more."""
+        """End all work; no more is taken in."""
         with self._decoder.lock:
             self.failure = failure
             self._decoder.is_closing = True
@@ -131,7 +130,7 @@ class EngineLoop:
         self._held.end(reason, error)
 
     def _collect(self) -> bool:
-        """Take in what arrived; sleeps while nothing can be done. False: the engine is closing."""
+        """Take in what arrived; sleep while nothing can be done. False: the engine is closing."""
         self._drain_inbox()
         was_idle = False
         while not self._decoder.is_closing and not self._has_work():
@@ -171,11 +170,11 @@ class EngineLoop:
         return self._generations < self._options.max_sequences
 
     def _free_memory(self) -> bool:
-        """Empty memory that nobody uses: what ended left there, then a held sequence that nothing is asked of."""
+        """Empty unused memory: that of ended work, then that of an idle held sequence; False: there was none."""
         return self._slots.forget_idle() or (self._held.evict() and self._slots.forget_idle())
 
     def _reap(self) -> None:
-        """End what was cancelled, free the slots of what is done."""
+        """End what was cancelled, and free the slots of what is done."""
         self._held.reap()
         for queue in (self._waiting, self._prefilling, self._verifying, self._writing):
             for work in [each for each in queue if each.is_cancelled or each.is_done]:
@@ -194,7 +193,7 @@ class EngineLoop:
             self._enqueue(task)
 
     def _enqueue(self, work: SequenceWork) -> None:
-        """Where it is decoded next. A task whose last row is missing is decoded with the writers: there it is one row like theirs."""
+        """Queue it for its next decode. A task that misses one row is decoded with the writers, as one row like theirs."""
         if work.missing == 1 and work.wants_logits and isinstance(work, Task):
             work.next_token = work.prompt[-1]
             self._writing.append(work)
@@ -206,13 +205,13 @@ class EngineLoop:
             self._writing.append(work)
 
     def _gather(self) -> None:
-        """Where nobody writes, a single row is judged in one batch with the others."""
+        """If nothing but verifications of one row is to be decoded with the writers, put them into the batch of verifications."""
         if self._verifying and all(isinstance(work, VerificationTask) for work in self._writing):
             self._verifying.extend(self._writing)
             self._writing = []
 
     def _decode_writing(self, ready: Sequence[SequenceWork]) -> None:
-        """One token of each."""
+        """Decode one token of each."""
         if not ready:
             return
         context = self._context
@@ -232,7 +231,7 @@ class EngineLoop:
         self._writing = [work for work in self._writing if not self._is_over(work)]
 
     def _verify(self, ready: Iterable[SequenceWork]) -> None:
-        """One batch, as many as it has room for, oldest first. It counts as a step of its own: prefills are kept out of it."""
+        """Decode one batch of as many as fit, oldest first. It counts as a step of its own: prefills are kept out of it."""
         context = self._context
         batch: list[tuple[SequenceWork, list[int], range]] = []
         single: list[SequenceWork] = []
@@ -267,7 +266,7 @@ class EngineLoop:
                 self._enqueue(work)
 
     def _prefill(self, work: SequenceWork) -> None:
-        """One chunk of one prompt; the others' turns come first then."""
+        """Decode one chunk of one prompt, which then goes to the end of the queue."""
         self._prefilling.remove(work)
         if not self._catch_up(work):
             return
@@ -288,7 +287,7 @@ class EngineLoop:
             self._enqueue(work)
 
     def _catch_up(self, work: SequenceWork) -> bool:
-        """Give it what others have read of its prompt since its last turn; False: that was all it wanted."""
+        """Give it what other work has read of its prompt since its last turn; False: that ended it."""
         found = self._slots.catch_up(slot_of(work), work.prompt, len(work.prompt) - work.logits_needed(work.missing))
         if found:
             work.record_cached(found)

@@ -1,4 +1,4 @@
-"""From a row of logits to what is told of it."""
+"""Predictions from rows of logits."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_ALTERNATIVES", "Predictor"]
 
-MAX_ALTERNATIVES = 1024  # a position; what an exact residual needs is the sampling options' top_k
+MAX_ALTERNATIVES = 1024  # for each position; an exact residual needs as many as the sampling options' top_k
 
 
 class Predictor:
-    """Reads the rows of one task.
+    """Makes the predictions of one task.
 
     Args:
-        sampling: what tokens are drawn under.
-        top: alternatives a position.
-        row_ids: above 0: tokens are drawn from rows of at most so many ids, with whole numbers as weights.
+        sampling: the options that tokens are drawn under.
+        top: alternatives for each position.
+        row_ids: if above 0, tokens are drawn from rows of at most this many ids, with whole numbers as weights.
 
     Raises:
         ConfigError: an option is out of range.
@@ -45,7 +45,7 @@ class Predictor:
         self._row_ids = row_ids
 
     def read_row(self, logits: Logits, position: int, token: int | None) -> Prediction:
-        """Return what the model says where ``token`` stands.
+        """Return the prediction for a position where ``token`` stands.
 
         Raises:
             EngineError: the logits are not numbers.
@@ -56,7 +56,7 @@ class Predictor:
         return self._predict(logits, position, token, ids, weights)
 
     def draw(self, logits: Logits, position: int) -> Prediction:
-        """Return what the model says, and the token that the dice choose of it.
+        """Return the prediction for a position, with a token drawn from it.
 
         Raises:
             EngineError: the logits are not numbers.

@@ -12,14 +12,14 @@ from streamco.engines.base import Engine
 
 __all__ = ["answer_ids", "pending_bytes", "prompt_ids"]
 
-_SPAN = 8  # tokens looked at; an unfinished code point has at most three bytes, and most tokens at least one
+_SPAN = 8  # tokens looked at; an incomplete code point has at most three bytes, and most tokens at least one
 
 
 def prompt_ids(engine: Engine, text: str, *, special: bool = False) -> list[int]:
     """Return the token ids of a prompt's text, the model's begin token first if the model wants one. Thread-safe.
 
     Args:
-        engine: the engine whose vocabulary is used.
+        engine: the engine; its vocabulary is used.
         text: the prompt, or what a chat template made of the messages.
         special: take the text of control tokens for the tokens. Many chat templates write the begin token: it then comes once.
     """
@@ -37,7 +37,7 @@ def answer_ids(engine: Engine, text: str, *, special: bool = False) -> list[int]
     the text is tokenised after a line break, and the ids of the line break are left out.
 
     Args:
-        engine: the engine whose vocabulary is used.
+        engine: the engine; its vocabulary is used.
         text: whole code points, leading spaces included.
         special: take the text of control tokens for the tokens.
     """
@@ -54,7 +54,7 @@ def answer_ids(engine: Engine, text: str, *, special: bool = False) -> list[int]
 def pending_bytes(engine: Engine, ids: Sequence[int]) -> bytes:
     """Return the bytes at the end of these tokens that begin a code point and don't end it; b"": none.
 
-    The text of that code point comes with the tokens that follow.
+    The text of that code point comes with the tokens after these.
     """
     tail = engine.detokenize(ids[-_SPAN:])[-3:]
     for length in range(1, len(tail) + 1):

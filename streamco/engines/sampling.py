@@ -1,10 +1,10 @@
-"""From a row of logits to a token.
+"""Drawing a token from a row of logits.
 
 Temperature comes first, then top_k, top_p and min_p, as OpenAI, vLLM and transformers do it (llama.cpp's own chain divides by the
 temperature last), so that both sides of a race understand the same numbers.
 
-The compiled leaf draws in 12 us from 49,152 logits (29 us without top_k) and lists the likeliest in 21; numpy, which stands in for it,
-takes 53, 830 and 70. The leaf's own twin is for reading: 13 ms.
+From 49,152 logits, the compiled leaf draws in 12 us (29 us without top_k) and lists the likeliest in 21 us. Without it numpy is used, which
+takes 53, 830 and 70 us. The leaf's Python twin is for reading: it takes 13 ms.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def candidates(
     Args:
         logits: one row, float32, shape (vocabulary,).
         temperature: above 0.
-        top_k: only this many best; 0: all.
-        top_p: only the smallest set whose probability reaches this.
-        min_p: only those at least this share of the best one's probability.
+        top_k: number of best tokens that are kept; 0: all.
+        top_p: probability that the smallest kept set must reach.
+        min_p: share of the best token's probability that a kept token must reach.
 
     Raises:
         EngineError: the logits are not numbers.
@@ -54,7 +54,7 @@ def candidates(
     if 0 < top_k < size:
         ids = _largest(logits, best, top_k)
     elif min_p > 0.0 and top_p >= 1.0:
-        # the float32 comparison lets a hair too many in; the exact one follows below
+        # the float32 comparison keeps slightly too many; the exact one follows below
         ids = _sorted(logits, np.flatnonzero(logits >= best + temperature * np.log(min_p) - 0.01))
     else:
         ids = np.arange(size)
@@ -80,7 +80,7 @@ def _highest(logits: Logits) -> float:
 
 
 def _largest(logits: Logits, best: float, count: int) -> NDArray[np.int64]:
-    """Ids of the ``count`` largest logits, largest first, equal ones by id.
+    """Return the ids of the ``count`` largest logits, largest first, equal ones by id.
 
     Partitioning the whole row takes 0.4 ms; the few near the best one are found in a fifteenth of that.
     """
@@ -100,7 +100,7 @@ def _largest(logits: Logits, best: float, count: int) -> NDArray[np.int64]:
 
 
 def _nucleus(weights: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
-    """Places, likeliest first, whose probabilities reach ``top_p``; sorting only those that can be among them (all: 5 ms)."""
+    """Return the likeliest indices that together reach ``top_p``, likeliest first. Only candidates are sorted: all would take 5 ms."""
     import numpy as np
 
     best = weights.max()
@@ -115,7 +115,7 @@ def _nucleus(weights: NDArray[np.float64], top_p: float) -> NDArray[np.int64]:
 def _sorted(logits: Logits, ids: NDArray[np.int64]) -> NDArray[np.int64]:
     import numpy as np
 
-    ordered: NDArray[np.int64] = ids[np.argsort(-logits[ids], kind="stable")]  # ids come in ascending order: equal ones keep it
+    ordered: NDArray[np.int64] = ids[np.argsort(-logits[ids], kind="stable")]  # ids come in ascending order, and equal logits keep it
     return ordered
 
 
@@ -132,7 +132,7 @@ def top_probabilities(logits: Logits, count: int) -> tuple[tuple[int, float], ..
 
 
 class Sampler:
-    """Draws one sequence's tokens; the same seed and the same logits give the same tokens.
+    """Draws the tokens of one sequence; the same seed and the same logits give the same tokens.
 
     Temperature 0 (or ``top_k`` 1) is greedy: the first of the largest logits.
 
@@ -177,20 +177,20 @@ class Sampler:
         return candidates(logits, temperature=self._temperature, top_k=self._top_k, top_p=self._top_p, min_p=self._min_p)
 
     def draw_from(self, ids: NDArray[np.int64], weights: NDArray[np.float64]) -> int:
-        """Return the next token, from what ``distribution`` gave."""
+        """Return the next token, drawn from what ``distribution`` returned."""
         if self.is_greedy:
             return int(ids[0])
         index = int(weights.cumsum().searchsorted(self._rng.random(), side="right"))
         return int(ids[min(index, len(ids) - 1)])
 
     def draw_weighted(self, ids: Sequence[int], weights: Sequence[int]) -> int:
-        """Return the next token, in proportion to whole numbers and to nothing else: whoever is told them knows what it was drawn from."""
+        """Return the next token, drawn in proportion to whole numbers alone, so that they are its exact distribution."""
         left = self._rng.randrange(sum(weights))
         for token, weight in zip(ids, weights, strict=True):
             left -= weight
             if left < 0:
                 return token
-        raise AssertionError("the dice are below the sum of the weights")
+        raise AssertionError("the random number is below the sum of the weights")
 
 
 def _check(options: SamplingOptions) -> None:

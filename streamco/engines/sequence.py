@@ -1,4 +1,4 @@
-"""A held sequence: what its owner asks for, and the ids that the engine's thread keeps for it."""
+"""A held sequence: its owner's requests, and the ids that the engine's thread keeps for it."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class EngineHandle(EngineSignals, Protocol):
 
 
 class Vocabulary(Protocol):
-    """What a sequence has to know of its model."""
+    """The part of a model that a sequence needs."""
 
     vocabulary_size: int
     end_ids: frozenset[int]
 
 
 class HeldSequence:
-    """Implements ``TokenSequence``, and ``Owner`` for its tasks. From ``ids`` on, the fields belong to the engine's thread."""
+    """Implements ``TokenSequence``, and ``TaskOwner`` for its tasks. From ``ids`` on, the fields belong to the engine's thread."""
 
     def __init__(self, engine: EngineHandle, vocabulary: Vocabulary, label: object = None, *, exists: bool = True) -> None:
         self.label = label
@@ -53,9 +53,9 @@ class HeldSequence:
         self.queue: deque[Task] = deque()
         self.running: Task | None = None
         self.last_used = 0
-        self.exists = exists  # False: a fork that waits for what its source was asked before
+        self.exists = exists  # False: a fork that waits for its source's earlier tasks
         self.is_closing = False
-        self.failure: TaskEnd | None = None  # what every task ends with from now on
+        self.failure: TaskEnd | None = None  # the end of every task from now on
 
     # The consumer's side
 
@@ -90,7 +90,7 @@ class HeldSequence:
         sampling: SamplingOptions = _DEFAULT,
         reader: RowReader | None = None,
     ) -> SequenceTask:
-        """Return what the model says in place of a draft; see ``TokenSequence.verify``."""
+        """Predict each position of a draft; see ``TokenSequence.verify``."""
         reader = reader or Predictor(sampling, top)
         return self._submit(VerificationTask(self, wake, self._checked(draft_ids), reader, given=self._checked(given)))
 
@@ -111,7 +111,7 @@ class HeldSequence:
         return self._submit(DraftTask(self, wake, self._checked(ids), count, predictor, end_ids=self._vocabulary.end_ids))
 
     def close(self) -> None:
-        """Cancel what is asked for and let others have the memory; idempotent."""
+        """Cancel all tasks and release the memory; idempotent."""
         if not self._is_closed:
             self._is_closed = True
             with suppress(EngineError):  # the engine is closed: its memory is free already
@@ -137,24 +137,24 @@ class HeldSequence:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is asked of it."""
+        """True if it has no task."""
         return self.running is None and not self.queue
 
     @property
     def is_ready(self) -> bool:
-        """It can begin with what is asked next."""
+        """True if it can begin its next task."""
         return self.exists and self.running is None and bool(self.queue)
 
 
 class TruncationTask(Task):
-    """Fewer ids."""
+    """Keeps the first ``length`` ids."""
 
     def __init__(self, owner: HeldSequence, length: int) -> None:
         super().__init__(owner, None, max_predictions=1)
         self.length = length
 
     def plan(self, context: int) -> None:
-        """Cut the ids; the memory follows, by ``rollback_length``."""
+        """Cut the ids; the memory follows by ``rollback_length``."""
         ids = self.owner.ids
         if not 0 <= self.length <= len(ids):
             raise EngineError(f"truncate: expected a length from 0 to {len(ids)}, got {self.length}")
@@ -163,7 +163,7 @@ class TruncationTask(Task):
 
 
 class ForkTask(Task):
-    """Another sequence that begins alike."""
+    """Makes another sequence that begins with the same ids."""
 
     def __init__(self, owner: HeldSequence, child: HeldSequence, length: int | None) -> None:
         super().__init__(owner, None, max_predictions=1)
@@ -171,7 +171,7 @@ class ForkTask(Task):
         self.length = length
 
     def plan(self, context: int) -> None:
-        """Give the child its ids."""
+        """Give the child the first ``length`` ids."""
         ids = self.owner.ids
         length = len(ids) if self.length is None else self.length
         if not 0 <= length <= len(ids):
@@ -181,7 +181,7 @@ class ForkTask(Task):
 
 
 class CloseTask(Task):
-    """The end of a sequence; not queued: it cancels what is."""
+    """Ends a sequence. It is not queued, but cancels the tasks that are."""
 
     def __init__(self, owner: HeldSequence) -> None:
         super().__init__(owner, None, max_predictions=1)

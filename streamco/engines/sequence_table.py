@@ -1,8 +1,8 @@
-"""The sequences an engine holds: who has a place in memory, whose turn it is, and who has to go. Belongs to the engine's thread.
+"""The sequences that an engine holds: their places in memory, their turns and their eviction. Belongs to the engine's thread.
 
-Places are bounded. Whoever needs one when none is left gets that of the sequence that has been idle longest; a sequence that something was
-asked of is never taken its memory. The memory of one that goes stays as it is until somebody writes over it, and whoever begins with
-the same ids finds it.
+The number of places is bounded. If none is left, a sequence that needs one gets that of the sequence that has been idle longest. A
+sequence that has a task keeps its memory. The memory of an evicted one stays as it is until it is overwritten, and a sequence that begins
+with the same ids finds it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class SequenceTable:
     """All held sequences of an engine.
 
     Args:
-        slots: has at least ``places`` more than generations use.
-        places: how many sequences may have memory.
-        context: tokens a sequence may have.
-        is_private: what a sequence has read is found by those of the same label alone.
+        slots: at least ``places`` more than generations use.
+        places: number of sequences that may have memory.
+        context: tokens that a sequence may have.
+        is_private: only sequences of the same label share what they have read.
     """
 
     def __init__(self, slots: SlotTable, places: int, context: int, *, is_private: bool = False) -> None:
@@ -35,10 +35,10 @@ class SequenceTable:
         self._is_private = is_private
         self._clock = 0
         self._holders: set[HeldSequence] = set()  # those with a slot
-        self._with_tasks: dict[HeldSequence, None] = {}  # those with a task, in the order of asking
+        self._with_tasks: dict[HeldSequence, None] = {}  # those with a task, in the order of the requests
 
     def add(self, task: Task) -> None:
-        """A task has arrived."""
+        """Add a task that has arrived to its sequence."""
         sequence = _sequence(task)
         if isinstance(task, CloseTask):
             sequence.is_closing = True
@@ -52,7 +52,7 @@ class SequenceTable:
 
     @property
     def held(self) -> int:
-        """Sequences with a place."""
+        """Number of sequences that have a place."""
         return len(self._holders)
 
     @property
@@ -61,9 +61,9 @@ class SequenceTable:
         return any(sequence.is_ready for sequence in self._with_tasks)
 
     def begin_ready(self) -> list[Task]:
-        """Begin the next task of every sequence whose turn it is; gives those that have something to decode."""
+        """Begin the next task of each sequence that is ready; return those that have something to decode."""
         begun: list[Task] = []
-        while ready := [sequence for sequence in self._with_tasks if sequence.is_ready]:  # forks are born meanwhile
+        while ready := [sequence for sequence in self._with_tasks if sequence.is_ready]:  # a fork may make its child ready
             for sequence in ready:
                 task = sequence.queue.popleft()
                 sequence.running = task
@@ -119,7 +119,14 @@ class SequenceTable:
             self._drop_if_idle(child)
 
     def _claim(self, sequence: HeldSequence, ids: list[int], *, like: Slot | None = None, spared: HeldSequence | None = None) -> Slot:
-        """Return a slot for these ids; ``like``: one that has them."""
+        """Return a slot for these ids.
+
+        Args:
+            sequence: the sequence that gets it.
+            ids: its ids.
+            like: a slot that has them; None: any that has the longest common beginning.
+            spared: a sequence that is not evicted for it.
+        """
         if len(self._holders) >= self._places and not self.evict(spared):
             raise EngineError(f"sequence: expected one of {self._places} places that nothing is asked of, got all at work")
         self._holders.add(sequence)
@@ -129,7 +136,7 @@ class SequenceTable:
         return self._slots.acquire(ids, sequence.label if self._is_private else None)
 
     def evict(self, spared: HeldSequence | None = None) -> bool:
-        """Take the memory of the sequence that has been idle longest; False: all are at work."""
+        """Take the memory of the sequence that has been idle longest; False: none is idle."""
         idle = [sequence for sequence in self._holders if sequence.is_idle and sequence is not spared]
         if not idle:
             return False
@@ -141,7 +148,7 @@ class SequenceTable:
         return True
 
     def release(self, task: Task) -> None:
-        """A task has ended: its sequence's memory is its ids' again, and the next task may begin."""
+        """Release the sequence of a task that has ended: its memory is cut to its ids, and its next task may begin."""
         sequence = _sequence(task)
         sequence.running = None
         slot = sequence.slot
@@ -151,7 +158,7 @@ class SequenceTable:
         self._drop_if_idle(sequence)
 
     def reap(self) -> None:
-        """End what was cancelled before its turn came, and everything behind it."""
+        """End each task that was cancelled before it began, and all after it in its sequence."""
         for sequence in list(self._with_tasks):
             start = next((index for index, task in enumerate(sequence.queue) if task.is_cancelled), None)
             if start is not None:
@@ -159,7 +166,7 @@ class SequenceTable:
                 self._drop_if_idle(sequence)
 
     def end(self, reason: str, error: EngineError | None) -> None:
-        """End everything that waits; the engine stops."""
+        """End all waiting tasks, because the engine stops."""
         for sequence in self._with_tasks:
             self._end_queue(sequence, TaskEnd(reason, _NO_TIME, error))
 

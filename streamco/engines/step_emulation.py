@@ -1,7 +1,7 @@
 """Imposed step times: a small model that takes as long as a large one.
 
-Without IO or clock; the engine's thread asks when a step may end and waits for it. One round of the engine (a decode of all writers, then
-a chunk of one prompt) counts as one step of the large model, which would put both into one batch.
+This has no IO and no clock: the engine's thread asks when a step may end and waits until then. One round of the engine (a decode of all
+writers, then a chunk of one prompt) counts as one step of the large model, which would put both into one batch.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ StepTime = Callable[[int, int], float]  # (decode rows, prefill tokens) -> secon
 
 
 class StepEmulator:
-    """When the steps of one engine may end.
+    """Computes when the steps of one engine may end.
 
     Args:
-        step_time: seconds of one step; None: steps take what they take.
+        step_time: function from (decode rows, prefill tokens) to the seconds of one step; None: no times are imposed.
     """
 
     def __init__(self, step_time: StepTime | None) -> None:
@@ -28,21 +28,21 @@ class StepEmulator:
         self._charged = 0.0
 
     def begin_round(self, *, was_idle: bool) -> None:
-        """A new step. It begins where the last one ended, so that lateness doesn't add up; after idling, with its first decode."""
+        """Begin a step at the end of the last one, so that lateness doesn't add up; after idling, at its first decode."""
         self._rows = 0
         self._charged = 0.0
         if was_idle:
             self._ends = None
 
     def due(self, rows: int, prefill_tokens: int, *, started: float, now: float, asked: float = -inf) -> float:
-        """When the results of this decode may be shown; not later than ``now`` when it has already taken long enough.
+        """Return when the results of this decode may be shown; at most ``now`` if it has taken long enough.
 
         Args:
             rows: sequences that decoded a token.
             prefill_tokens: prompt tokens decoded.
-            started: when the decode began, seconds.
-            now: when it ended, same clock.
-            asked: when the last of what it holds was asked for, same clock: a step doesn't begin before that.
+            started: time when the decode began, seconds.
+            now: time when it ended, same clock.
+            asked: time when the latest of its work was requested, same clock. A step doesn't begin before that.
         """
         if self._step_time is None:
             return now
@@ -55,6 +55,6 @@ class StepEmulator:
         return due
 
     def end_early(self, now: float) -> None:
-        """Nobody waits for the step any more; the next one begins now."""
+        """End the step by ``now``, because no work waits for it; the next one begins then."""
         if self._ends is not None:
             self._ends = min(self._ends, now)

@@ -1,7 +1,7 @@
-"""What is asked of a held sequence: the consumer's side takes predictions, the engine's side makes them.
+"""Tasks of a held sequence: the consumer's side takes predictions, the engine's side makes them.
 
-The two sides share the ring, ``is_cancelled``, ``is_taken`` and ``ended``; everything else belongs to the engine's thread. Results are
-bounded by what was asked for, so that a task is never parked.
+The two sides share the ring, ``is_cancelled``, ``is_taken`` and ``ended``. Everything else belongs to the engine's thread. The number of
+results is known from the start, so a task is never parked.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class TaskOwner(Protocol):
 
 
 class Task:
-    """Implements ``SequenceTask`` and the loop's ``Work``.
+    """Implements ``SequenceTask`` and the loop's ``SequenceWork``.
 
     ``target_ids`` are the sequence's ids after it, ``prompt`` those that lie in memory when its first prediction is made. Of what lies
     there already the first ``rollback_length`` may stay.
 
     Args:
         owner: the sequence.
-        wake: tells the consumer that there is something to take; when it raises, the task is cancelled, and its end has the error.
-        room: predictions it makes at most.
+        wake: called when there is something to take. If it raises, the task is cancelled, and its end has the error.
+        max_predictions: number of predictions, at most.
     """
 
     wants_logits = True
@@ -58,7 +58,7 @@ class Task:
     def __init__(self, owner: TaskOwner, wake: Callable[[], None] | None, *, max_predictions: int) -> None:
         self.owner = owner
         self.asked_at = perf_counter()
-        self.previous: Task | None = None  # asked for earlier, and nobody has taken its end
+        self.previous: Task | None = None  # the one requested before, if its end has not been taken
         self.target_ids: list[int] = []
         self.prompt: list[int] = []
         self.rollback_length = 0
@@ -70,7 +70,7 @@ class Task:
         self._consumer = Consumer(wake)
         self._ring: Ring[Prediction] = Ring(max(1, max_predictions))
         self._began = 0.0
-        self._cached = 0  # ids in memory when it began, and those that others have read meanwhile
+        self._cached = 0  # ids in memory when it began, and those that other work has read since
         self._made = 0
 
     # The consumer's side
@@ -95,17 +95,17 @@ class Task:
 
     @property
     def slot(self) -> Slot | None:
-        """Where the sequence's tokens lie."""
+        """Slot that holds the sequence's tokens."""
         return self.owner.slot
 
     @property
     def is_done(self) -> bool:
-        """It has ended."""
+        """True once it has ended."""
         return self.ended is not None
 
     @property
     def has_failed(self) -> bool:
-        """It has ended, and not with what was asked for."""
+        """True once it has ended without all of its results."""
         return self.ended is not None and self.ended.reason not in _WHOLE
 
     @property
@@ -114,36 +114,36 @@ class Task:
         return len(self.prompt) - (len(self.owner.slot.ids) if self.owner.slot is not None else 0)
 
     def logits_needed(self, rows: int) -> int:
-        """Of how many of the next so many rows it wants the logits: the prompt's last."""
+        """Return how many of the next ``rows`` rows need logits: 1 if they end the prompt, else 0."""
         return int(rows == self.missing and self.wants_logits)
 
     def plan(self, context: int) -> None:
         """Set ``target_ids``, ``prompt`` and ``rollback_length`` from the ids as they are now.
 
         Raises:
-            EngineError: it does not fit a context of so many tokens, or there are no ids.
+            EngineError: it does not fit a context of ``context`` tokens, or there are no ids.
         """
         raise NotImplementedError
 
     def begin(self) -> None:
-        """Its sequence has a slot and has forgotten what it may not keep; may end it."""
+        """Begin: the sequence has a slot and is rolled back. May end the task."""
         self._began = perf_counter()
         self._cached = len(self.owner.slot.ids) if self.owner.slot is not None else 0
 
     def record_cached(self, count: int) -> None:
-        """So many more tokens of the prompt are in memory without having been decoded for it."""
+        """Count ``count`` more prompt tokens that are in memory without having been decoded for it."""
         self._cached += count
 
     def accept(self, logits: NDArray[np.float32]) -> None:
-        """The logits of the next row that was asked for; may end it."""
+        """Use the logits of the next row that needs them; may end the task."""
         raise NotImplementedError
 
     def end_prefill(self) -> None:
-        """The prompt is decoded, and no logits were asked for."""
+        """End it: the prompt is decoded, and no logits are needed."""
         self.finish("done")
 
     def unpark(self) -> None:
-        """It is never parked."""
+        """Do nothing: a task is never parked."""
 
     def emit(self, prediction: Prediction) -> None:
         """Give a prediction to the consumer."""
@@ -165,7 +165,7 @@ class Task:
 
 
 class ExtensionTask(Task):
-    """More ids, and with a predictor what follows them."""
+    """Adds ids and, with a predictor, predicts the token after them."""
 
     def __init__(self, owner: TaskOwner, wake: Callable[[], None] | None, ids: list[int], predictor: Predictor | None) -> None:
         super().__init__(owner, wake, max_predictions=1)
@@ -174,34 +174,34 @@ class ExtensionTask(Task):
         self.wants_logits = predictor is not None
 
     def plan(self, context: int) -> None:
-        """All ids where a prediction is wanted, else all but the last: it is decoded with what is asked next."""
+        """Decode all ids if there is a predictor, else all but the last, which is decoded with the next task."""
         self.target_ids = self.owner.ids + self._ids
         check_length("sequence", self.target_ids, context)
         self.prompt = self.target_ids if self._predictor is not None else self.target_ids[:-1]
         self.rollback_length = len(self.target_ids) - self.wants_logits
 
     def begin(self) -> None:
-        """Done at once where nothing is left to be decoded."""
+        """End at once if nothing is left to be decoded."""
         super().begin()
         if self.missing <= 0:
             self.finish("done")
 
     def accept(self, logits: NDArray[np.float32]) -> None:
-        """What follows the last id."""
+        """Predict the token after the last id."""
         if self._predictor is None:
             raise AssertionError("an extension without a predictor asked for logits")
         self.emit(self._predictor.read_row(logits, len(self.target_ids), None))
         self.finish("done")
 
     def finish(self, reason: str, *, error: Exception | None = None) -> None:
-        """The ids are the sequence's when it is done."""
+        """End it; if it is done, the ids are part of the sequence."""
         if self.ended is None and reason == "done":
             self.owner.ids = self.target_ids
         super().finish(reason, error=error)
 
 
 class VerificationTask(Task):
-    """A draft, and what the model says in its place."""
+    """Verifies a draft: reads the model's prediction for each of its positions."""
 
     def __init__(self, owner: TaskOwner, wake: Callable[[], None], ids: list[int], reader: RowReader, *, given: Sequence[int] = ()) -> None:
         super().__init__(owner, wake, max_predictions=len(ids) + 1)
@@ -211,7 +211,7 @@ class VerificationTask(Task):
         self._first = 0
 
     def plan(self, context: int) -> None:
-        """The rows that predict are the last id's and the draft's."""
+        """Decode the given ids and the draft; the last id before the draft predicts too."""
         ids = [*self.owner.ids, *self._given]
         self.target_ids = self.prompt = ids + self._ids
         check_length("sequence and draft", self.prompt, context)
@@ -221,26 +221,26 @@ class VerificationTask(Task):
         self.rollback_length = self._first - 1
 
     def logits_needed(self, rows: int) -> int:
-        """Of how many of the next so many rows it wants the logits: of those from the last id on."""
+        """Return how many of the next ``rows`` rows need logits: those from the last id before the draft on."""
         start = len(self.prompt) - self.missing
         return min(rows, max(0, start + rows - self.rollback_length))
 
     def accept(self, logits: NDArray[np.float32]) -> None:
-        """What the model says behind the next id."""
+        """Read the prediction for the next position."""
         position = self._first + self._made
         self.emit(self._reader.read_row(logits, position, self.prompt[position] if position < len(self.prompt) else None))
         if position == len(self.prompt):
             self.finish("done")
 
     def finish(self, reason: str, *, error: Exception | None = None) -> None:
-        """The draft is part of the sequence when it is done."""
+        """End it; if it is done, the draft is part of the sequence."""
         if self.ended is None and reason == "done":
             self.owner.ids = self.prompt
         super().finish(reason, error=error)
 
 
 class DraftTask(Task):
-    """Tokens that this model writes."""
+    """Drafts tokens with this model."""
 
     def __init__(
         self, owner: TaskOwner, wake: Callable[[], None], ids: list[int], count: int, predictor: Predictor, *, end_ids: frozenset[int]
@@ -250,10 +250,10 @@ class DraftTask(Task):
         self._count = count
         self._predictor = predictor
         self._end_ids = end_ids
-        self._attention: list[NDArray[np.float32]] = []  # what each drafted token's row pays to them
+        self._attention: list[NDArray[np.float32]] = []  # attention of each drafted token's row to the draft
 
     def plan(self, context: int) -> None:
-        """The ids there are and those that are given; as many new ones as the context has room for."""
+        """Decode the sequence and the given ids; draft as many tokens as fit the context."""
         ids = self.owner.ids + self._ids
         if not ids:
             raise EngineError("draft: expected a sequence of at least one id, got an empty one")
@@ -265,18 +265,18 @@ class DraftTask(Task):
 
     @property
     def has_drafted(self) -> bool:
-        """The next row is that of a token it drew itself."""
+        """True if the next row is that of a token it drew itself."""
         return self._made > 0
 
     def record_attention(self, attention: NDArray[np.float32]) -> None:
-        """What the next row pays to each token of the sequence, shape (layers, tokens); told before ``accept``."""
+        """Keep the next row's attention to each token of the sequence, shape (layers, tokens); call before ``accept``."""
         self._attention.append(attention[:, len(self.prompt) :])
 
     def accept(self, logits: NDArray[np.float32]) -> None:
-        """Draw the next token; the first one settles the ids that were given."""
+        """Draw the next token. With the first one, the given ids become part of the sequence."""
         prediction = self._predictor.draw(logits, len(self.prompt) + self._made)
         if self._attention:
-            from streamco.policies.importance import draft_importance  # with numpy, which is loaded by now
+            from streamco.policies.importance import draft_importance  # needs numpy, which is loaded by now
 
             prediction = replace(prediction, importance=draft_importance(self._attention))
         if prediction.token is None:
@@ -293,10 +293,10 @@ class DraftTask(Task):
 
 
 def check_length(what: str, ids: list[int], context: int) -> None:
-    """Refuse what has no ids or doesn't fit.
+    """Check that there are ids and that they fit the context.
 
     Raises:
-        EngineError: it is so.
+        EngineError: there are none, or too many.
     """
     if not ids:
         raise EngineError(f"{what}: expected at least one id, got none")
@@ -305,7 +305,7 @@ def check_length(what: str, ids: list[int], context: int) -> None:
 
 
 class ReadingTask(Task):
-    """More ids, decoded to the last one, in the batches of verifications."""
+    """Adds ids and decodes all of them, in the batches of verifications."""
 
     wants_logits = False
 
@@ -314,19 +314,19 @@ class ReadingTask(Task):
         self._ids = ids
 
     def plan(self, context: int) -> None:
-        """All ids."""
+        """Decode all ids."""
         self.target_ids = self.prompt = self.owner.ids + self._ids
         check_length("sequence", self.target_ids, context)
         self.rollback_length = len(self.target_ids)
 
     def begin(self) -> None:
-        """Done at once where nothing is left to be decoded."""
+        """End at once if nothing is left to be decoded."""
         super().begin()
         if self.missing <= 0:
             self.finish("done")
 
     def finish(self, reason: str, *, error: Exception | None = None) -> None:
-        """The ids are the sequence's when it is done."""
+        """End it; if it is done, the ids are part of the sequence."""
         if self.ended is None and reason == "done":
             self.owner.ids = self.target_ids
         super().finish(reason, error=error)

@@ -1,8 +1,8 @@
-"""How many threads each engine of this process may use.
+"""The number of threads that each engine of this process may use.
 
-Engines that together use more threads than there are cores gain nothing: ggml's workers meet at a barrier after each node, and once a
-process has more of them than cores libgomp lets them sleep there at once (``GOMP_SPINCOUNT``, throttled). Then even one that generates
-while the others rest is slower on two threads than on one.
+Engines that together use more threads than there are cores gain nothing. ggml's workers meet at a barrier after each node. If a process
+has more of them than cores, libgomp lets them sleep there at once (``GOMP_SPINCOUNT``, throttled). Then an engine that generates alone is
+slower on two threads than on one, even while the others are idle.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["ThreadBudget", "ThreadShare", "available_cores", "budget"]
 
 
 def available_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Cores this process may use: its CPU affinity, cut by its control group's quota (Linux, cgroup v2), at least 1."""
+    """Return the number of cores this process may use, at least 1: its CPU affinity, cut by its cgroup's quota (Linux, cgroup v2)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         allowed, period = quota.read_text(encoding="ascii").split()
@@ -29,7 +29,7 @@ def available_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 
 
 class ThreadShare:
-    """One engine's part of a budget. ``threads`` changes when engines come and go: read it before each decode."""
+    """One engine's part of a budget. ``threads`` changes when engines start and close: read it before each decode."""
 
     def __init__(self, owner: ThreadBudget, requested: int | None) -> None:
         self._owner = owner
@@ -42,10 +42,10 @@ class ThreadShare:
 
 
 class ThreadBudget:
-    """Divides cores among engines: explicit wishes are met as they are, the others share what is left, at least 1 each.
+    """Divides cores among engines: a requested number is given as it is, the other engines share what is left, at least 1 each.
 
     Args:
-        cores: how many there are; None: look when the first engine comes.
+        cores: number of cores; None: looked up at each change.
     """
 
     def __init__(self, cores: int | None = None) -> None:
@@ -54,13 +54,13 @@ class ThreadBudget:
         self._shares: list[ThreadShare] = []
 
     def claim(self, requested: int | None) -> ThreadShare:
-        """Join.
+        """Return a new share for an engine.
 
         Args:
-            wanted: threads, None: a fair share.
+            requested: threads, at least 1; None: a fair share.
 
         Raises:
-            ConfigError: less than 1.
+            ConfigError: fewer than 1 requested.
         """
         if requested is not None and requested < 1:
             raise ConfigError(f"threads: expected None or at least 1, got {requested}")
@@ -71,7 +71,7 @@ class ThreadBudget:
         return share
 
     def release(self, share: ThreadShare) -> None:
-        """Leave; the others' shares grow."""
+        """Remove a share; the others grow."""
         with self._lock:
             if share in self._shares:
                 self._shares.remove(share)
@@ -86,4 +86,4 @@ class ThreadBudget:
 
 
 budget = ThreadBudget()
-"""The budget of this process."""
+"""Thread budget of this process."""

@@ -1,7 +1,7 @@
 """The child process of the AMX probe: loads a model with repacked weights and decodes several tokens at once.
 
-Run as ``python -m streamco.engines.llamacpp.amx_child MODEL`` by ``amx_probe``; exit status 0 says that nothing bad happened. A CPU that
-advertises AMX and does not grant it kills this process, not the one that asks.
+``amx_probe`` runs it as ``python -m streamco.engines.llamacpp.amx_child MODEL``; exit status 0 means that AMX works. A CPU that advertises
+AMX and does not grant it kills this process and not its parent.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ __all__ = ["main"]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Return the child's part: load with repacking and decode several tokens at once. Exit status 0: nothing bad happened."""
+    """Load the model with repacking, decode several tokens at once, and return the exit status."""
     from streamco.engines.llamacpp.context import LlamaContext
     from streamco.engines.llamacpp.model import LlamaModel
 
     if sys.platform != "win32":
         import resource
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its death is an answer, not something to keep
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is an expected answer: keep no core file
     model = LlamaModel(Path(arguments[0]), repack=True)
     context = LlamaContext(model, cells=256, sequences=1, rows=16, threads=1)
     for position in range(16):

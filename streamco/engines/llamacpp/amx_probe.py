@@ -1,9 +1,9 @@
-"""Whether llama.cpp's repacked weights (AMX kernels) kill this process; found out in another one.
+"""The AMX probe: it tries in another process whether llama.cpp's repacked weights (AMX kernels) crash on this CPU.
 
 On a CPU that advertises AMX inside a virtual machine that does not grant it, the first decode of more than one token dies with SIGSEGV
-(``ldtilecfg`` in ``ggml_backend_amx_mul_mat``). Loading with ``use_extra_bufts=False`` avoids it and is slower where AMX works. No flag
-tells the two apart, so it is tried once: a child process loads the model and decodes a few tokens. The answer is kept in the user's cache
-for this machine, this build of llama.cpp and this model file (whether the kernels are used depends on its quantisation).
+(``ldtilecfg`` in ``ggml_backend_amx_mul_mat``). Loading with ``use_extra_bufts=False`` avoids that, but is slower if AMX works. No flag
+distinguishes the two cases, so it is tried once: a child process loads the model and decodes a few tokens. The answer is kept in the
+user's cache for this machine, this build of llama.cpp and this model file, because its quantisation decides whether the kernels are used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Run = Callable[[Sequence[str]], int | None]
 
 
 def advertises_amx(cpuinfo: Path = CPUINFO) -> bool:
-    """Return True if the CPU's flags hold any of AMX's; False where that can't be read (no x86 Linux)."""
+    """Return True if the CPU has any of AMX's flags; False if they can't be read (no x86 Linux)."""
     try:
         with cpuinfo.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
@@ -44,10 +44,10 @@ def allows_repacking(path: Path, library: Any, *, cpuinfo: Path = CPUINFO, run: 
     """Return True if this model may be loaded with ``use_extra_bufts``.
 
     Args:
-        path: the model.
+        path: the model's file.
         library: the module ``llama_cpp``.
-        cpuinfo: the kernel's account of the CPU.
-        run: runs a command and gives its exit status (negative: killed by that signal), None when it didn't end in time.
+        cpuinfo: the file in which the kernel describes the CPU.
+        run: runs a command and returns its exit status (negative: killed by that signal; None: it didn't end in time).
     """
     if not advertises_amx(cpuinfo):
         return True
@@ -56,7 +56,7 @@ def allows_repacking(path: Path, library: Any, *, cpuinfo: Path = CPUINFO, run: 
     if known is not None:
         return known
     if not sys.executable or getattr(sys, "frozen", False):
-        return False  # an application bundle: starting it again would not start Python
+        return False  # an application bundle: running its executable would not start Python
     status = (run or _run)([sys.executable, "-m", "streamco.engines.llamacpp.amx_child", str(path)])
     if status is not None and (status == 0 or status < 0):
         _write_answer(key, allowed=status == 0)
@@ -75,7 +75,7 @@ def _run(command: Sequence[str]) -> int | None:
 
 
 def _key(path: Path, library: Any, cpuinfo: Path) -> str:
-    """Return what the answer depends on: the machine, the build and the file."""
+    """Return a key of what the answer depends on: the machine, the build and the file."""
     package = Path(library.__file__).parent
     builds = [(item.name, item.stat().st_size, item.stat().st_mtime_ns) for item in sorted((package / "lib").glob("*ggml*"))]
     model = path.resolve()
@@ -93,7 +93,7 @@ def _read_answer(key: str) -> bool | None:
     try:
         allowed = json.loads((cache_folder("amx") / f"{key}.json").read_bytes())["allowed"]
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # never asked, or unreadable: ask again
+        return None  # never probed, or unreadable: probe again
     return bool(allowed)
 
 
@@ -104,4 +104,4 @@ def _write_answer(key: str, *, allowed: bool) -> None:
         temporary.write_text(json.dumps({"allowed": allowed}), encoding="utf-8")
         temporary.replace(target)
     except OSError:
-        pass  # no home or a full disk: the next process asks again
+        pass  # no home or a full disk: the next process probes again

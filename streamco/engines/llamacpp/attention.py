@@ -1,9 +1,9 @@
-"""What a row pays to each token of its sequence, read out of llama.cpp's graph while it is computed.
+"""The attention of a row to each token of its sequence, read from llama.cpp's graph while it is computed.
 
-Without flash attention the graph has a node ``kq_soft_max-<layer>``: for every head and every row of the batch one weight for each cell of
-the cache in use (padded to 256). Which cell a token lies in nobody tells; it is read where the graph writes the token's key, and kept here
-for every sequence, as it grows, is cut and is branched. In a unified cache the cells of a sequence are any; else each sequence has cells
-of its own, and llama.cpp cuts a batch into parts of equally many rows a sequence.
+Without flash attention the graph has a node ``kq_soft_max-<layer>``. For each head and each row of the batch it has one weight for each
+cell of the KV cache in use (padded to 256). llama.cpp doesn't say which cell holds a token. So the cell is read where the graph writes the
+token's key, and kept here for each sequence as it grows, is cut and is branched. In a unified cache a sequence may use any cells. Else each
+sequence has cells of its own, and llama.cpp cuts a batch into parts that have the same number of rows for each sequence.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class AttentionContext(Protocol):
         ...
 
     def attention(self, row: int) -> NDArray[np.float32]:
-        """Of a row of the last decode."""
+        """Return the attention of a row of the last decode."""
         ...
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all positions of all sequences."""
         ...
 
 
 def has_readable_attention(context: AttentionContext) -> bool:
-    """Decode a few tokens of two sequences, and see whether each row's attention is on its own sequence, and all of it."""
+    """Return True if each row's attention is on its own sequence alone; tried by decoding a few tokens of two sequences."""
     sums = [2.0]
     with suppress(EngineError):
         for position in range(3):
@@ -61,11 +61,11 @@ def has_readable_attention(context: AttentionContext) -> bool:
 
 
 class AttentionTap:
-    """The attention of a context's rows; belongs to the context's thread.
+    """Reads the attention of a context's rows; belongs to the context's thread.
 
     Args:
         library: the module ``llama_cpp``.
-        layers: counted from 0, at least one.
+        layers: layers to read, counted from 0; at least one.
     """
 
     def __init__(self, library: Any, layers: Sequence[int]) -> None:
@@ -73,37 +73,45 @@ class AttentionTap:
         names = [f"kq_soft_max-{layer}".encode() for layer in self._layers]
         written = f"cache_k_l{self._layers[0]} ".encode()
         self._tap = NodeTap(library_address(library, "ggml_get_name"), library_address(library, "ggml_backend_tensor_get"), written, names)
-        self._own_cells: int | None = None  # of each sequence, where the cache isn't unified
-        self._cells: dict[int, list[int]] = {}  # of each sequence, in the order of positions
-        self._weights: list[dict[int, NDArray[np.float32]]] = []  # a part of the batch each: layer -> (rows, heads, cells)
+        self._own_cells: int | None = None  # for each sequence; None: the cache is unified
+        self._cells: dict[int, list[int]] = {}  # sequence -> its cells, in the order of positions
+        self._weights: list[dict[int, NDArray[np.float32]]] = []  # for each part of the batch: layer -> (rows, heads, cells)
         self._row_places: dict[int, tuple[int, int, int, int]] = {}  # row -> part, row there, sequence, tokens
 
     def attach(self, library: Any, parameters: Any) -> None:
-        """Put it into the parameters of a context that is about to be made; it must outlive the context."""
+        """Put the tap into the parameters of a context that is about to be made; it must outlive the context."""
         parameters.cb_eval = ctypes.cast(self._tap.callback, library.llama_cpp.ggml_backend_sched_eval_callback)
         parameters.cb_eval_user_data = self._tap.state
         parameters.flash_attn_type = library.LLAMA_FLASH_ATTN_TYPE_DISABLED
 
     def set_own_cells(self, own_cells: int) -> None:
-        """The cache is not unified: each sequence has so many cells of its own."""
+        """Set the number of cells that each sequence has of its own, because the cache is not unified."""
         self._own_cells = own_cells
 
     def begin(self, *, reads: bool) -> None:
-        """A batch is about to be decoded. ``reads``: its rows' attention is wanted."""
+        """Prepare for the decode of a batch.
+
+        Args:
+            reads: True if the attention of its rows is needed.
+        """
         self._row_places.clear()
         self._weights.clear()
         self._tap.arm(reads)
 
     def finish(self, sequences: Sequence[int], positions: Sequence[int]) -> None:
-        """A batch was decoded, whose rows had these sequences and positions.
+        """Take over the nodes of a batch that was decoded.
+
+        Args:
+            sequences: sequence of each row.
+            positions: position of each row.
 
         Raises:
-            EngineError: llama.cpp computes otherwise than expected.
-            MemoryError: there was not enough for what the nodes hold.
+            EngineError: llama.cpp's graph is not as expected.
+            MemoryError: there was not enough for the nodes' contents.
         """
         import numpy as np
 
-        waiting: dict[int, list[int]] = {}  # rows of the batch that no part has held yet, by sequence; all together where unified
+        waiting: dict[int, list[int]] = {}  # rows that no part has held yet, by sequence; all together if the cache is unified
         for row in range(len(sequences) - 1, -1, -1):
             waiting.setdefault(self._group(sequences[row]), []).append(row)
         rows: list[int] = []
@@ -126,7 +134,7 @@ class AttentionTap:
         return 0 if self._own_cells is None else sequence
 
     def _note(self, cell: int, waiting: dict[int, list[int]], sequences: Sequence[int], positions: Sequence[int]) -> int:
-        """Return which row of the batch is written to this cell of all there are: the next one of its sequence."""
+        """Return the row of the batch that is written to this cell, numbered over all sequences: the next row of its sequence."""
         group, own = (0, cell) if self._own_cells is None else divmod(cell, self._own_cells)
         queue = waiting.get(group)
         if not queue:
@@ -139,10 +147,10 @@ class AttentionTap:
         return row
 
     def weights(self, row: int) -> NDArray[np.float32]:
-        """Return what a row of the last batch pays to each token of its sequence up to itself.
+        """Return the attention of a row of the last batch to each token of its sequence up to itself.
 
         Returns:
-            Shape (layers, tokens): the mean over the heads, in the order of positions; a row of it sums to 1.
+            Shape (layers, tokens): the mean over the heads, in the order of positions; each layer sums to 1.
 
         Raises:
             EngineError: the batch was decoded without reading.
@@ -159,7 +167,7 @@ class AttentionTap:
     # The cells of sequences
 
     def remove(self, sequence: int, start: int, stop: int) -> None:
-        """The sequence has forgotten positions ``start`` to ``stop`` (-1: all after)."""
+        """Forget positions ``start`` to ``stop`` (-1: all after), as the sequence did."""
         cells = self._cells.get(sequence, [])
         if stop < 0:
             del cells[start:]
@@ -167,7 +175,7 @@ class AttentionTap:
             cells[start:stop] = [_NO_CELL] * len(cells[start:stop])
 
     def copy(self, source: int, target: int, stop: int) -> None:
-        """``target`` has the positions before ``stop``: the same cells, or as many of its own at the same places."""
+        """Give ``target`` the positions before ``stop``: the same cells, or its own cells with the same numbers."""
         self._cells[target] = self._cells.get(source, [])[:stop]
 
     def clear(self) -> None:

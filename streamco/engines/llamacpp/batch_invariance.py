@@ -1,9 +1,13 @@
-"""How many rows of one sequence a batch may have in exact mode: as many as leave each row the bits that decoding one by one gives it.
+"""Batch invariance: the number of rows of one sequence up to which a batch gives the same bits as decoding them one by one.
 
-llama.cpp multiplies by other kernels where a batch has more rows, and they add up in another order. A single row always has a kernel of its
-own, which is why the exact mode never decodes one alone. Beyond that it depends on the quantisation and the build. Seen with
-AVX-512: Q8_0, Q4_0 and Q4_1 give the same bits up to 32 rows and more, Q2_K up to 7, Q4_K_M up to 3 (logits up to 1.6 apart from there on),
-and F16 never (0.001 apart). So it is tried when a model is loaded.
+If a batch has more rows, llama.cpp multiplies with other kernels, which add up in another order. A single row always has a kernel of its
+own, so exact mode never decodes one alone. Beyond that it depends on the quantisation and the build. So it is tried when a model is loaded.
+Seen with AVX-512:
+
+- Q8_0, Q4_0 and Q4_1 give the same bits up to 32 rows and more;
+- Q2_K up to 7 rows;
+- Q4_K_M up to 3 rows (logits up to 1.6 apart from there on);
+- F16 never (0.001 apart).
 """
 
 from __future__ import annotations
@@ -19,12 +23,12 @@ if TYPE_CHECKING:
 
 __all__ = ["RowDecoder", "largest_exact_batch"]
 
-COMPARED = 16  # rows at most: kernels take blocks of up to 8
-SIZES = (2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 31, 32)  # in between, blocks and what is left over are the same
+COMPARED = 16  # maximum number of rows that are compared: kernels take blocks of up to 8
+SIZES = (2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 31, 32)  # sizes between these have the same blocks and remainders
 
 
 class RowDecoder(Protocol):
-    """The part of a context that this needs."""
+    """The part of a context that ``largest_exact_batch`` needs."""
 
     def add(self, token: int, position: int, sequence: int, *, wants_logits: bool) -> int:
         """Add a row."""
@@ -35,20 +39,20 @@ class RowDecoder(Protocol):
         ...
 
     def logits(self, row: int) -> NDArray[np.float32]:
-        """Of a row of the last decode."""
+        """Return the logits of a row of the last decode."""
         ...
 
     def remove(self, sequence: int, start: int, stop: int = -1) -> bool:
-        """Forget positions."""
+        """Forget positions ``start`` to ``stop`` (-1: all after)."""
         ...
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all positions of all sequences."""
         ...
 
 
 def largest_exact_batch(context: RowDecoder, max_rows: int) -> int:
-    """Return the largest batch, up to ``max_rows`` rows, whose logits are bit by bit those of the same rows decoded one by one.
+    """Return the largest batch size, up to ``max_rows``, that gives each row the same logits as decoding one by one, bit by bit.
 
     Raises:
         EngineError: the model does not run.
@@ -64,7 +68,7 @@ def largest_exact_batch(context: RowDecoder, max_rows: int) -> int:
 
 
 def _ordinary_tokens(context: RowDecoder, count: int) -> list[int]:
-    """Different ones from all over the vocabulary: equal or control tokens would hide differences."""
+    """Return different tokens from all over the vocabulary: equal or control tokens would hide differences."""
     context.add(0, 0, 0, wants_logits=True)
     _decode(context)
     size = context.logits(0).shape[0]

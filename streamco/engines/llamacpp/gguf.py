@@ -1,4 +1,4 @@
-"""Deriving models from a GGUF file: other quantisations, fewer layers."""
+"""Models derived from a GGUF file: other quantisations, fewer layers."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ KINDS = {  # name: llama_ftype
 
 
 def quantize(source: str | Path, target: str | Path, kind: str, prune_layers: Iterable[int] = ()) -> Path:
-    """Write a copy of a model with other weights; takes about a second per 100 million parameters and blocks.
+    """Write a copy of a model with other weights. Blocks, about a second for 100 million parameters.
 
-    The copy appears under its name when it is complete. Copies of a file that is quantised already are no better than it is.
+    The copy appears under its name when it is complete. A copy of a file that is already quantised is no better than that file.
 
     Args:
         source: the GGUF file.
@@ -80,7 +80,7 @@ def _quantize(source: Path, target: Path, ftype: int, layers: list[int]) -> None
     parameters = library.llama_model_quantize_default_params()
     parameters.ftype = ftype
     parameters.allow_requantize = True
-    parameters.nthread = 1  # beside engines that use the other cores
+    parameters.nthread = 1  # engines use the other cores
     pruned = (ctypes.c_int32 * (len(layers) + 1))(*layers, -1)  # bound to a name: llama.cpp reads it during the call
     if layers:
         parameters.prune_layers = ctypes.cast(pruned, ctypes.POINTER(ctypes.c_int32))
@@ -93,7 +93,7 @@ def _quantize(source: Path, target: Path, ftype: int, layers: list[int]) -> None
 
 
 def derived(source: str | Path, kind: str, prune_layers: Iterable[int] = ()) -> Path:
-    """``quantize`` into the user's cache, where it is made only once for a source file.
+    """Return the path of a model in the user's cache, which ``quantize`` makes once for each source file.
 
     Raises:
         ConfigError: see ``quantize``.

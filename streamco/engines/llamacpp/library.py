@@ -1,12 +1,12 @@
-"""llama-cpp-python, imported when the first model is loaded and kept quiet.
+"""llama-cpp-python: imported when the first model is loaded, its logging silenced and its threads' spinning shortened.
 
-llama.cpp logs through one process-wide callback; llama-cpp-python sets one in Python, which prints on stderr and takes the GIL from the
-engine's thread. Here a C function that does nothing stands in its place, except while a model is loaded: then the errors are collected,
-because they are the only account of what is wrong with a file.
+llama.cpp logs through one process-wide callback. llama-cpp-python sets one in Python, which prints on stderr and takes the GIL from the
+engine's thread. Here it is replaced by a C function that does nothing, except while a model is loaded. Then the errors are collected,
+because nothing else says what is wrong with a file.
 
-Its threads meet after each node of the graph, and whoever is there first spins: with OpenMP, as its Linux wheels are built, for longer than
-the scheduler lets it run. On a machine that is busy with something else a decode may then take a hundred times as long, for each waits
-for one that waits for a core. A shorter spin, then sleep, costs nothing where the cores are free (``bench.busy``).
+The threads of llama.cpp meet after each node of the graph, and the first to arrive spins. With OpenMP, as its Linux wheels are built, it
+spins for longer than the scheduler lets it run. If other programs use the cores, a decode may then take a hundred times as long, because
+each thread waits for one that waits for a core. A shorter spin, then sleep, costs nothing while the cores are free (``bench.busy``).
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ __all__ = ["collected_errors", "library_address", "load_library", "native_functi
 
 _lock = threading.Lock()
 _library: Any = None
-_SPINS = {"GOMP_SPINCOUNT": "3000"}  # of libgomp, each some 20 to 70 ns; it reads them when it is loaded
-_CHOSEN = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # who sets one of these knows better
+_SPINS = {"GOMP_SPINCOUNT": "3000"}  # spins of libgomp, some 20 to 70 ns each; libgomp reads this when it is loaded
+_CHOSEN = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # if the user has set one of these, it stays
 _ERROR_LEVEL = 4  # GGML_LOG_LEVEL_ERROR; GGML_LOG_LEVEL_CONT (5) goes on with the line before
 
 
 def native_function(name: str) -> Any:
-    """Return a function of the C library, for use as a callback that needs no Python."""
+    """Return a function of the C library, to be used as a callback without Python."""
     return getattr(ctypes.cdll.msvcrt if sys.platform == "win32" else ctypes.CDLL(None), name)
 
 
 def library_address(library: Any, name: str) -> int:
-    """Where a function of llama.cpp or of the ggml it runs on lies.
+    """Return the address of a function of llama.cpp or of its ggml.
 
     Raises:
         EngineError: this build doesn't export it.
     """
     try:
-        function = getattr(library.llama_cpp._lib, name)  # with the libraries it depends on
+        function = getattr(library.llama_cpp._lib, name)  # includes the libraries it depends on
     except AttributeError:
         try:
             function = getattr(ctypes.CDLL("ggml-base.dll" if sys.platform == "win32" else "libggml-base.so"), name)
@@ -73,7 +73,7 @@ def load_library() -> Any:
 
 @contextmanager
 def _short_spins() -> Iterator[None]:
-    """The environment says so to what is loaded inside, and to nobody else."""
+    """Set the environment for libraries that are loaded inside, and for nothing else."""
     added = {} if any(name in os.environ for name in _CHOSEN) else _SPINS
     os.environ.update(added)
     try:
@@ -93,7 +93,7 @@ _collecting = threading.Lock()
 
 @contextmanager
 def collected_errors(library: Any) -> Iterator[list[str]]:
-    """What llama.cpp logs as errors inside the block, line by line; one block at a time in a process."""
+    """Collect the errors that llama.cpp logs inside the block, line by line; one block at a time in a process."""
     lines: list[str] = []
     last = 0
 

@@ -1,4 +1,4 @@
-"""A loaded model: its facts and its vocabulary. Weights are read-only, so everything here may be called from any thread."""
+"""A loaded model: its facts and its vocabulary. Weights are read-only, so any thread may call everything here."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class LlamaModel:
     Args:
         path: the file.
         on_progress: called with 0.0 to 1.0 while it loads, from the loading thread.
-        repack: use kernels that need weights in another order; None: find out whether that is safe here (see ``probe``).
+        repack: use kernels that need weights in another order; None: only if that is safe on this CPU (see ``amx_probe``).
 
     Raises:
-        EngineError: llama-cpp-python is missing, the file is missing or not a model llama.cpp can load.
+        EngineError: llama-cpp-python is missing, the file is missing, or llama.cpp can't load it.
     """
 
     def __init__(self, path: Path, *, on_progress: Callable[[float], None] | None = None, repack: bool | None = None) -> None:
@@ -53,12 +53,12 @@ class LlamaModel:
     # Vocabulary
 
     def tokenize(self, text: str, *, special: bool = False, bos: bool = False) -> list[int]:
-        """Token ids of a text.
+        """Return the token ids of a text.
 
         Args:
-            text: any text; lone surrogates are passed on as bytes.
+            text: any text; lone surrogates are encoded as bytes.
             special: take the text of control tokens for the tokens.
-            bos: let the model's begin token come first, where it has one and wants it.
+            bos: put the model's begin token first, if it has one and wants it.
         """
         data = text.encode("utf-8", "surrogatepass")
         size = len(data) + 2
@@ -71,7 +71,7 @@ class LlamaModel:
         return ids[:count]
 
     def token_bytes(self, token: int) -> bytes:
-        """Bytes of one token id; b"" for control tokens and ids beyond the vocabulary."""
+        """Return the bytes of one token id; b"" for control tokens and ids beyond the vocabulary."""
         if not 0 <= token < self.vocabulary_size:
             return b""
         data = self._bytes[token]
@@ -80,7 +80,7 @@ class LlamaModel:
         return data
 
     def detokenize(self, ids: Sequence[int]) -> bytes:
-        """Bytes of token ids, control tokens left out."""
+        """Return the bytes of token ids, control tokens left out."""
         return b"".join(map(self.token_bytes, ids))
 
     def apply_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
@@ -95,7 +95,7 @@ class LlamaModel:
 
     @property
     def can_share_prefixes(self) -> bool:
-        """True if a prefix of a sequence's memory is that prefix's memory: not with recurrent states or sliding windows."""
+        """True if a prefix of a sequence's memory is that prefix's memory; False with recurrent states or sliding windows."""
         library, handle = self.library, self.handle
         return not (library.llama_model_is_recurrent(handle) or library.llama_model_is_hybrid(handle) or library.llama_model_n_swa(handle))
 
@@ -158,7 +158,7 @@ class LlamaModel:
         return ChatTemplate(source.decode("utf-8", "replace"), bos=bos, eos=eos)
 
     def _entry(self, token: int) -> str:
-        """Return the vocabulary's text of a token, "" for none (-1)."""
+        """Return the vocabulary's text of a token; "" if there is none (-1)."""
         text = self.library.llama_vocab_get_text(self._vocab, token) if token >= 0 else b""
         return (text or b"").decode("utf-8", "replace")
 
@@ -177,7 +177,7 @@ class LlamaModel:
                 length = self.library.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
                 if length >= 0:
                     return buffer.raw[:length]
-                size = -length  # a negative answer is the room it needs
+                size = -length  # a negative length is the size it needs
 
     def _check_open(self) -> None:
         if self.handle is None:
