@@ -49,8 +49,8 @@ class Request(Struct, frozen=True, kw_only=True):
         model: the remote model's name. None: the endpoint's own. A device ignores it.
         extra: further fields of the OpenAI request body, passed on as they are (``tools``, ``response_format``, ``n`` ...).
         headers: further HTTP headers.
-        partial: the answer's beginning, made by another endpoint: continue after it and repeat none of it. Only for endpoints whose
-            ``Capabilities.continuation`` is not "none". None: begin the answer.
+        partial: the answer's beginning, made by another endpoint: continue after it and repeat none of it. Only for endpoints with a
+            ``Capabilities.continuation`` other than "none". None: begin the answer.
         prefill_only: read the prompt and the beginning, keep them for the request that follows, and end without an answer. An endpoint
             with ``Capabilities.pre_copy`` "append" reads only what it has not kept yet and makes no token. One with "warm" has to make a
             token, and bills for all it reads. Nothing that comes before ``StreamEnded`` is part of the answer.

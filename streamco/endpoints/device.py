@@ -1,7 +1,7 @@
 """The model on this machine as an endpoint: an engine's thread on one side, the event loop on the other.
 
-The engine wakes the loop once a burst (``call_soon_threadsafe``); ``receive`` then takes everything that is there. Nothing blocks the loop:
-loading runs in a worker thread, and so does tokenising a long prompt.
+The engine wakes the loop once a burst (``call_soon_threadsafe``), and ``receive`` then takes all pieces that are ready. Nothing blocks the
+loop: a model is loaded in a worker thread, and a long prompt is tokenised there.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceEndpoint", "DeviceStream"]
 
-INLINE_CHARACTERS = 4096  # tokenising more than this takes over a millisecond: not on the loop
+INLINE_CHARACTERS = 4096  # to tokenise more takes over a millisecond, too long for the loop
 FINISHED = ("stop", "length")
 FREE = TokenPrices(prompt=0.0, completion=0.0)
 
 
 class DeviceEndpoint:
-    """A model that runs here.
+    """A model that runs on this machine.
 
     Args:
-        model: a GGUF file, loaded by ``start``, or an engine that is loaded (``aclose`` leaves it open: its owner closes it).
-        name: what reports and errors call it.
-        options: how a file is run.
-        prices: what its tokens cost.
-        on_progress: called with 0.0 to 1.0 while a file loads, from a worker thread.
+        model: a GGUF file, which ``start`` loads, or a loaded engine, which its owner closes and ``aclose`` leaves open.
+        name: name in reports and errors.
+        options: settings of the engine that runs a file. None: the defaults.
+        prices: prices of the device's tokens.
+        on_progress: called with the loaded share, 0.0 to 1.0, while a file loads, from a worker thread.
     """
 
     kind: Kind = "device"
@@ -80,22 +80,22 @@ class DeviceEndpoint:
 
     @property
     def name(self) -> str:
-        """Unique within a client."""
+        """Name in reports and errors, unique within a client."""
         return self._name
 
     @property
     def prices(self) -> TokenPrices:
-        """What its tokens cost; nothing unless told otherwise."""
+        """Prices of the device's tokens; zero by default."""
         return self._prices
 
     @property
     def engine(self) -> Engine | None:
-        """The engine, None until it is loaded."""
+        """The engine. None: it isn't loaded yet."""
         return self._engine
 
     @property
     def capabilities(self) -> Capabilities:
-        """Vocabulary and context are known once the model is loaded."""
+        """Abilities of the device; vocabulary and context are known once the model is loaded."""
         info = self._engine.info if self._engine is not None else None
         return Capabilities(
             vocabulary=info.vocabulary if info else None,
@@ -106,10 +106,10 @@ class DeviceEndpoint:
         )
 
     async def start(self) -> None:
-        """Load the model; idempotent, callers at the same time share one loading, and cancelling one leaves it to the others.
+        """Load the model; idempotent. Callers at the same time share one loading, and cancelling one doesn't stop it.
 
         Raises:
-            EngineError: it can't be loaded; a later call tries again.
+            EngineError: the model can't be loaded; a later call tries again.
         """
         await self.loaded_engine()
 
@@ -146,7 +146,7 @@ class DeviceEndpoint:
         return LlamaEngine(self._path, self._options, self._on_progress)
 
     def open(self, request: Request) -> DeviceStream:
-        """Begin an answer; when the model is loaded and the prompt is short, the engine has it before this returns."""
+        """Begin an answer. If the model is loaded and the prompt is short, the engine has it before this returns."""
         stream = DeviceStream(self, request, f"{self._name}-{next(self._stream_numbers)}")
         self._streams.add(stream)
         stream.begin()
@@ -155,13 +155,13 @@ class DeviceEndpoint:
     async def drafter(
         self, request: Request, *, emit: Callable[[DrafterEvent], None], top: int | None = None, row_ids: int = 0
     ) -> DeviceDrafter:
-        """Drafts for one answer, whose prompt the model begins to read at once; loads the model if it isn't.
+        """Return a drafter for one answer. The model begins to read the prompt at once, and is loaded first if it isn't.
 
         Args:
             request: the prompt, and how tokens are drawn.
-            emit: is told what was drafted, see ``DeviceDrafter``.
-            top: alternatives a token; None: as many as the speculator asks about.
-            row_ids: above 0: each token comes with what it was drawn from, a row of at most so many ids.
+            emit: called with the drafted tokens, see ``DeviceDrafter``.
+            top: number of alternatives for each token. None: as many as the speculator needs.
+            row_ids: most ids in the row that a token was drawn from and comes with; 0: no rows.
 
         Raises:
             EngineError: the model can't be loaded, holds no sequences (``EngineOptions.held_sequences``), or the prompt does not fit.
@@ -189,20 +189,20 @@ class DeviceEndpoint:
         return drafter
 
     def discard(self, stream: DeviceStream) -> None:
-        """A stream has ended."""
+        """Forget a stream that has ended."""
         self._streams.discard(stream)
 
     def count_tokens(self, request: Request) -> int | None:
-        """Prompt length in tokens, template included; None before the model is loaded, and for messages its template refuses."""
+        """Return the prompt's length in tokens, template included. None: the model isn't loaded, or its template refuses the messages."""
         if self._engine is None:
             return None
         try:
             return len(self.prompt_ids(self._engine, request))
         except EngineError:
-            return None  # opening it tells why
+            return None  # opening the request gives the error
 
     def prompt_ids(self, engine: Engine, request: Request) -> list[int]:
-        """``request_ids`` of the module, remembered for the last request: it is counted first and opened then."""
+        """Return ``request_ids`` of the request; the last result is kept, because a request is counted first and opened then."""
         known = self._last_tokenized
         if known is None or known[0] is not request:
             self._last_tokenized = known = (request, request_ids(engine, request))
@@ -217,7 +217,7 @@ class DeviceEndpoint:
             await drafter.aclose()
         loading, engine = self._loading, self._engine
         if loading is not None:
-            await asyncio.wait([loading])  # its thread can't be stopped; it frees what it has loaded
+            await asyncio.wait([loading])  # its thread can't be stopped; it frees the model that it has loaded
         if engine is not None and self._path is not None:
             self._engine = None
             await asyncio.to_thread(engine.close)
@@ -243,11 +243,11 @@ class DeviceStream:
 
     @property
     def timings(self) -> GenerationTimings | None:
-        """What the engine measured; None until it has ended."""
+        """Figures that the engine measured. None: the answer has not ended."""
         return self._end.timings if self._end is not None else None
 
     def begin(self) -> None:
-        """Submit at once if that is quick, else from a task."""
+        """Submit the request at once if that is quick, else from a task."""
         engine = self._endpoint.engine
         if engine is not None and _is_short(self._request):
             try:
@@ -278,12 +278,12 @@ class DeviceStream:
         self._generation = engine.submit(request, self._wake)
 
     async def receive(self) -> TokensReceived | StreamEnded:
-        """Wait for what comes next; see ``EndpointStream.receive``.
+        """Wait for the next tokens or the end; see ``EndpointStream.receive``.
 
         Raises:
             EngineError: the model can't be loaded, the prompt does not fit, or the engine failed.
-            StreamClosed: it was cancelled.
-            StreamConsumed: it had ended before.
+            StreamClosed: the stream was cancelled.
+            StreamConsumed: the stream has ended before.
         """
         if self._preparing is not None:
             await asyncio.shield(self._preparing)
@@ -305,7 +305,7 @@ class DeviceStream:
             await self._wait_for_wake()
 
     async def cancel(self) -> None:
-        """Stop; returns when the engine has let go of the sequence. Idempotent, safe in every state."""
+        """Stop the answer; return when the engine has released the sequence. Idempotent, safe in every state."""
         self._is_cancelled = self._is_cancelled or not self._has_ended
         if self._preparing is not None:
             await asyncio.shield(self._preparing)
@@ -315,7 +315,7 @@ class DeviceStream:
                 self._take()
                 if self._end is None:
                     await self._wait_for_wake()
-        self._notify()  # a receive that waits hears of it
+        self._notify()  # a receive that waits raises StreamClosed
         self._close()
 
     def _take(self) -> list[TextPiece]:
@@ -327,10 +327,10 @@ class DeviceStream:
         return pieces
 
     def _wake(self) -> None:
-        """From the engine's thread."""
+        """Wake the loop; called from the engine's thread."""
         try:
             self._loop.call_soon_threadsafe(self._notify)
-        except RuntimeError:  # the loop was closed without the stream: nobody is left to read
+        except RuntimeError:  # the loop was closed without the stream: no task is left to read
             if self._generation is not None:
                 self._generation.cancel()
 
@@ -375,7 +375,7 @@ class DeviceStream:
         if end.reason in FINISHED:
             finish_reason = None if self._request.prefill_only else end.reason
             return StreamEnded(self._endpoint.name, finish_reason, _usage(end.timings))
-        if end.reason == "cancelled":  # not by this stream: the engine was closed
+        if end.reason == "cancelled":  # by the engine's close and not by this stream
             raise self._translate(end.error or EngineError("engine: expected it to finish the answer, got closed"))
         raise self._translate(end.error or EngineError(f"engine: expected an end with stop or length, got {end.reason}"))
 
@@ -401,10 +401,10 @@ def _holding(engine: Engine) -> HoldingEngine:
 
 
 def request_ids(engine: Engine, request: Request) -> list[int]:
-    """Return the prompt as the engine gets it: messages through the chat template, control tokens recognised.
+    """Return the prompt's ids for the engine: messages are rendered by the chat template, with control tokens.
 
     Raises:
-        EngineError: the model has no chat template, or it refused these messages.
+        EngineError: the model has no chat template, or the template refused these messages.
         UsageError: not exactly one of messages, prompt and prompt_ids.
     """
     if request.partial is not None:
@@ -436,7 +436,7 @@ def _has_ids(engine: Engine, partial: Partial) -> bool:
 
 
 def _boundary_whitespace(engine: Engine, partial: Partial | None) -> str:
-    """Return the spaces at the end of a text that was handed over."""
+    """Return the whitespace at the end of a text that was handed over; "" if ids were."""
     return "" if partial is None or _has_ids(engine, partial) else split_trailing_whitespace(partial.text)[1]
 
 
@@ -459,6 +459,6 @@ def _usage(timings: GenerationTimings) -> CompletionUsage:
 
 
 def _retrieve_exception(task: asyncio.Task[Engine]) -> None:
-    """Every waiter gets the error itself; when all of them left, it is nobody's."""
+    """Mark the error as retrieved: each waiting caller gets it, and there may be none left."""
     if not task.cancelled():
         task.exception()

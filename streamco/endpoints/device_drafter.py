@@ -1,11 +1,11 @@
-"""The draft model at work for one answer: the speculator's commands on one side, an engine's held sequences on the other.
+"""The draft model of one answer: the speculator's commands on one side, an engine's token sequences on the other.
 
-The trunk is the sequence behind the settled answer, branches are forks of it. Each is a *line*: the ids it is to have, and those that its
-sequence has by then. Commands change the former and return; with the loop's next turn the latter follow, all of them together, so that the
-branches of a round share their batches from the first. What may be in the way is a task that was cancelled and whose end has not been heard
-of. A sequence whose memory others took is read again from the ids.
+The trunk is the sequence after the committed answer; branches are forks of it. Each has a *state*: the ids that it should have (``wanted``)
+and those that the engine's sequence has by then (``held``). Commands change the former and return. In the loop's next turn the latter
+follow, all of them together, so that the branches of a round share their batches from the first. Only one thing can be in the way: a task
+that was cancelled and has not reported its end. A sequence that the engine evicted is read again from the ids.
 
-The engine wakes the loop once for whatever happened since the loop last looked, and everything there is becomes one event a version.
+The engine wakes the loop once for all that happened since the loop last looked, and all new tokens of a version become one event.
 """
 
 from __future__ import annotations
@@ -30,34 +30,36 @@ __all__ = ["DeviceDrafter", "DrafterCommand", "DrafterEvent"]
 DrafterCommand = DraftTokens | DraftBranch | AdoptBranch | DropDrafts
 DrafterEvent = TokensDrafted | DeviceFailed
 
-TOP = ALTERNATIVES + 1  # of each position: the token itself and what might replace it
+TOP = ALTERNATIVES + 1  # ids of each position: the token itself and its alternatives
 _COMPLETE = ("done", "stop")
 _LOST = ("evicted", "error")
-_MAX_BATCHED_IDS = 32  # ids that go into the batch of a draft's first token; more are read before it, and stay when the draft is dropped
+_MAX_BATCHED_IDS = 32  # ids read in the batch of a draft's first token; more are read before it, and stay if the draft is dropped
 
 
 @dataclass(slots=True)
 class _PendingDraft:
-    """A draft that the engine was asked for."""
+    """A draft that the engine works on."""
 
     version: int | None
     task: SequenceTask
-    given: list[int]  # in front of its first token
+    given: list[int]  # ids that are read before its first token
 
 
 @dataclass(slots=True, eq=False)
 class _SequenceState:
-    """A sequence of the engine, and what is wanted of it.
+    """A sequence of the engine, and the ids that it should have; owned by ``DeviceDrafter``.
 
     Args:
-        version: of the command that is being followed; None: it was dropped.
-        wanted: the prompt, the answer, and what was drafted of this version.
+        version: version of the command that is being followed. None: its draft was dropped.
+        wanted: the prompt, the answer, and the tokens drafted for this version.
         count: tokens still to be drafted.
-        held: what its sequence has when all that it was asked is done, the draft left out.
-        source: the sequence that it was forked from.
-        is_born: its sequence is known to exist; a fork that was cancelled doesn't.
-        is_lost: a branch whose sequence is gone; it is made anew if the branch is adopted.
-        has_failed: the last that was heard of it was an error.
+        held: ids that the sequence has once all its tasks except the draft are done.
+        sequence: the engine's sequence. None: there is none.
+        pending: the draft that the engine works on. None: there is none.
+        source: the sequence that it was forked from. None: it is no fork.
+        exists: the sequence is known to exist; a fork that was cancelled doesn't.
+        is_lost: it is a branch that has lost its sequence; a new one is made if the branch is adopted.
+        has_failed: its last task ended with an error.
     """
 
     version: int | None
@@ -73,11 +75,11 @@ class _SequenceState:
 
     @property
     def needs_draft(self) -> bool:
-        """There is something to draft, and nothing was asked for yet."""
+        """True if there are tokens to draft and the engine was not asked for them."""
         return self.pending is None and self.count > 0 and not self.is_lost
 
     def take(self) -> tuple[list[Prediction], TaskEnd | None]:
-        """Return what is new of the draft, and its end, where it is still wanted."""
+        """Return new tokens of the draft and its end, both only if the draft is still wanted."""
         pending = self.pending
         if pending is None:
             return [], None
@@ -99,14 +101,14 @@ class _SequenceState:
         return predictions, end
 
     def stop(self) -> None:
-        """Draft no further; what the sequence has stays."""
+        """Stop drafting; the sequence keeps its tokens."""
         self.version, self.count = None, 0
         if self.pending is not None:
             self.pending.task.cancel()
             self.take()  # it may have ended already
 
     def release(self) -> SequenceTask | None:
-        """Give the sequence back; gives the task whose end is to be waited for."""
+        """Give the sequence back to the engine; return its cancelled task, if there is one, which has still to end."""
         pending, self.pending = self.pending, None
         if pending is not None:
             pending.task.cancel()
@@ -114,7 +116,7 @@ class _SequenceState:
         return pending.task if pending is not None else None
 
     def discard(self) -> None:
-        """The sequence is of no use any more."""
+        """Close the sequence, which is of no use any more."""
         if self.sequence is not None:
             self.sequence.close()
         self.sequence, self.held = None, []
@@ -123,18 +125,18 @@ class _SequenceState:
 class DeviceDrafter:
     """Runs a speculator's drafts on an engine, for one answer; made by ``DeviceEndpoint.drafter``. All of it belongs to one event loop.
 
-    It begins to read the prompt at once. Events are told on the loop and never from inside ``run``; of a version that was dropped or
-    replaced nothing more is told. Each sequence takes one of ``EngineOptions.held_sequences`` places: the trunk one, each branch one.
+    It begins to read the prompt at once. Events are emitted on the loop and never from inside ``run``. No event has a version that was
+    dropped or replaced. Trunk and branches each take one of the engine's ``EngineOptions.held_sequences``.
 
     Args:
         engine: the draft model.
-        prompt_ids: stands in front of every length and position.
-        emit: is told ``TokensDrafted``, several tokens at a time where they came so, and ``DeviceFailed``, behind which nothing follows.
-        sampling: how tokens are drawn; every draft has dice of its own, made from the seed.
-        top: alternatives a token.
-        row_ids: above 0: each token is drawn from ``DraftToken.row``, a ``streamco.wire.verify.topk.TopK`` of at most so many ids.
-        name: what errors call it.
-        on_close: is told when it is closed.
+        prompt_ids: the prompt, which all lengths and positions leave out.
+        emit: called with ``TokensDrafted``, for several tokens at a time if they came together, and with ``DeviceFailed``, the last event.
+        sampling: how tokens are drawn; each draft has a seed of its own, made from this one.
+        top: number of alternatives for each token.
+        row_ids: most ids in ``DraftToken.row``, a ``streamco.wire.verify.topk.TopK`` that the token was drawn from; 0: no rows.
+        name: name in errors.
+        on_close: called when the drafter is closed.
 
     Raises:
         EngineError: the engine is closed, holds no sequences, or the prompt does not fit.
@@ -166,7 +168,7 @@ class DeviceDrafter:
         self._is_woken = False
         self._is_over = False  # closed or failed
         self._is_closed = False
-        self._cancelled_tasks: list[SequenceTask] = []  # cancelled tasks of sequences that were given back
+        self._cancelled_tasks: list[SequenceTask] = []  # of sequences that were given back
         self._is_released = asyncio.Event()
         self._branches: dict[int, _SequenceState] = {}
         if not self.prompt_ids or len(self.prompt_ids) >= self._context:
@@ -178,10 +180,10 @@ class DeviceDrafter:
         self._trunk = _SequenceState(None, list(self.prompt_ids), held=list(self.prompt_ids), sequence=sequence)
 
     def run(self, command: DrafterCommand) -> None:
-        """Begin what is asked; never blocks. Behind ``DeviceFailed`` and ``aclose`` nothing happens.
+        """Begin a command; never blocks. After ``DeviceFailed`` and ``aclose`` nothing happens.
 
         Raises:
-            UsageError: a length that the trunk doesn't have, or the adoption of a branch that there isn't.
+            UsageError: the trunk is shorter than a command's length, or the branch to adopt does not exist.
         """
         if self._is_over:
             return
@@ -202,11 +204,11 @@ class DeviceDrafter:
 
     @property
     def end_ids(self) -> frozenset[int]:
-        """Tokens that end a text; a draft stops behind one."""
+        """Tokens that end a text; a draft stops after one."""
         return self._engine.info.end_ids
 
     async def aclose(self) -> None:
-        """Give all sequences back; returns when the engine has stopped working on them. Idempotent, safe to cancel."""
+        """Give all sequences back; return when the engine has stopped working on them. Idempotent, safe to cancel."""
         self._is_closed = True
         if self._on_close is not None:
             self._on_close(self)
@@ -225,7 +227,7 @@ class DeviceDrafter:
         self._branches[command.version] = _SequenceState(command.version, self._prefix(command.length) + list(command.ids), command.count)
 
     def _prefix(self, length: int) -> list[int]:
-        """Return the trunk's ids with so many tokens of the answer."""
+        """Return the prompt and the first ``length`` tokens of the trunk's answer."""
         has = len(self._trunk.wanted) - len(self.prompt_ids)
         if not 0 <= length <= has:
             raise UsageError(f"draft: expected a length of 0 to {has}, got {length}")
@@ -256,12 +258,12 @@ class DeviceDrafter:
         if task is not None:
             self._cancelled_tasks.append(task)
 
-    # What the engine is asked
+    # To the engine
 
     def _request_draft(self, state: _SequenceState) -> None:
-        """Draft what is still to be drafted, if nothing is in the way."""
+        """Ask the engine for the tokens that are still to be drafted, if nothing is in the way."""
         if len(state.wanted) >= self._context:
-            self._wake()  # there it is told
+            self._wake()  # the next turn of the loop emits that the draft is finished
             return
         sequence = state.sequence or self._find_sequence(state)
         if sequence is None:
@@ -279,10 +281,13 @@ class DeviceDrafter:
         state.pending = _PendingDraft(state.version, task, given)
 
     def _find_sequence(self, state: _SequenceState) -> TokenSequence | None:
-        """Return a new one, for a branch a fork of the trunk; None: the trunk drafts, and what waited behind that could be lost with it."""
+        """Return a new sequence; for a branch, a fork of the trunk.
+
+        None: the trunk drafts, and a fork that waits for that could be lost with it.
+        """
         trunk = self._trunk
         if not trunk.count:
-            trunk.take()  # its draft has been told to the end, or isn't wanted
+            trunk.take()  # its draft was emitted to the end, or isn't wanted
         if state is trunk or trunk.sequence is None:
             state.sequence, state.exists = self._engine.hold(self._name), True
         elif trunk.pending is None:
@@ -291,10 +296,10 @@ class DeviceDrafter:
             state.held = state.wanted[:shared]
         return state.sequence
 
-    # What the engine says
+    # From the engine
 
     def _wake(self) -> None:
-        """From any thread; the loop looks once for all that happens until it does."""
+        """Have the loop look at the engine once; may be called from any thread."""
         if not self._is_woken:
             self._is_woken = True
             try:
@@ -304,8 +309,8 @@ class DeviceDrafter:
                 raise
 
     def _collect(self) -> None:
-        """Take everything there is, tell it, and ask for what is next."""
-        self._is_woken = False  # before anything is taken: what comes behind that wakes again
+        """Take all that the engine has, emit it, and ask for the next drafts."""
+        self._is_woken = False  # before anything is taken: what comes later wakes the loop again
         self._cancelled_tasks = [task for task in self._cancelled_tasks if task.take()[1] is None]
         try:
             for state in (self._trunk, *self._branches.values()):
@@ -313,7 +318,7 @@ class DeviceDrafter:
             waiting = [state for state in (*self._branches.values(), self._trunk) if state.needs_draft]
             if waiting and not self._is_over:
                 with self._engine.together():
-                    for state in waiting:  # branches first: they begin with what the trunk has now
+                    for state in waiting:  # branches first: they begin with the tokens that the trunk has now
                         self._request_draft(state)
         except EngineError as error:
             self._fail(error)
@@ -321,11 +326,11 @@ class DeviceDrafter:
             self._is_released.set()
 
     def _take(self, state: _SequenceState) -> None:
-        """Tell what is new of a line; what is told may change every line."""
+        """Emit the new tokens of a sequence; the reaction to them may change every sequence."""
         version, count = state.version, state.count
         predictions, end = state.take()
         if version is None or not count:
-            return  # everything was told
+            return  # everything was emitted
         is_full = state.pending is None and len(state.wanted) >= self._context
         is_finished = is_full or not state.count or (end is not None and end.reason in _COMPLETE)
         failure = self._handle_lost_draft(state, end) if end is not None and not is_finished else None
@@ -338,13 +343,13 @@ class DeviceDrafter:
             raise failure
 
     def _handle_lost_draft(self, state: _SequenceState, end: TaskEnd) -> EngineError | None:
-        """Return a draft that was wanted ended before its time; gives what the answer's drafts fail with.
+        """Handle a draft that was wanted and ended before its time; return the error if the answer's drafts fail with it.
 
-        Evicted: others needed the memory. Cancelled: the trunk that it was to be forked from was given back, or the engine was closed,
-        which the next question to it says. Error: there may have been no place or no memory left; so a branch is nothing to fail for,
-        branches make room for the trunk, and it is tried twice: meanwhile others may have been dropped.
+        Evicted: other sequences needed the memory. Cancelled: the trunk that it was to be forked from was given back, or the engine was
+        closed, which the next call to the engine reports. Error: there may have been no place or no memory left. So a branch is dropped
+        without failing, the trunk drops all branches to make space, and it is tried twice, because other sequences may be gone by then.
         """
-        is_lost_with_source = end.reason == "evicted" and not state.exists  # by the trunk's fate, for what is asked of is not evicted
+        is_lost_with_source = end.reason == "evicted" and not state.exists  # the trunk was evicted: a sequence with tasks is not
         if is_lost_with_source and state.source is self._trunk.sequence and self._trunk.pending is None:
             self._trunk.discard()
         state.discard()

@@ -1,6 +1,7 @@
 """Any server that speaks OpenAI's chat or completions API, as an endpoint.
 
-Providers differ in details (``providers``): what is known is data, what is refused is learned, what a local server is can be probed.
+Providers differ in details (``providers``). What is known about them is data, what a server refuses is recorded, and a local server can be
+probed.
 """
 
 from __future__ import annotations
@@ -44,26 +45,27 @@ _DEFAULTS = Timeouts(), RetryPolicy(), Limits()
 
 
 class OpenAIEndpoint:
-    """A remote model.
+    """A remote model with OpenAI's API.
 
     Args:
-        model: its name at the server; a request's own ``model`` goes first.
-        base_url: up to and including ``/v1``; None: the provider's, else ``OPENAI_BASE_URL``, else OpenAI. Azure: the resource's URL.
-        api_key: None: the provider's variable (``OPENAI_API_KEY``, ``DEEPSEEK_API_KEY``, ``OPENROUTER_API_KEY``,
-            ``AZURE_OPENAI_API_KEY`` ...); "": none. Servers on the loopback need none.
-        name: unique within a client; None: provider and model.
-        provider: a name in ``streamco.endpoints.providers``; None: told by the host.
+        model: the model's name at the server; a request's own ``model`` goes first.
+        base_url: the URL up to and including ``/v1``; for Azure, the resource's URL. None: the provider's, else ``OPENAI_BASE_URL``, else
+            OpenAI's.
+        api_key: the key; "": none. None: the provider's variable (``OPENAI_API_KEY``, ``DEEPSEEK_API_KEY``, ``OPENROUTER_API_KEY``,
+            ``AZURE_OPENAI_API_KEY`` ...). Servers on the loopback need none.
+        name: a name that is unique within a client. None: provider and model.
+        provider: a name in ``streamco.endpoints.providers``. None: it is found by the host.
         api: "chat", or "completions" for base models: text in, text out.
         timeouts: limits by phase, in seconds.
         retry: retries before the first token.
-        limits: sizes of what is believed.
-        prices: US dollars per token; None: known ones of common models.
-        capabilities: what the model can do; None: the provider's usual.
-        tokenizer: a model here that may be the same, usually the client's device: ``probe`` compares how both read a sample, and where they
-            agree, answers are handed over by token ids both ways.
-        session: an aiohttp session to use and leave open, with its proxies and certificates; None: an own one.
+        limits: largest sizes that are accepted from the server.
+        prices: US dollars per token. None: known prices of common models.
+        capabilities: the model's abilities. None: the provider's usual ones.
+        tokenizer: a local model that may have the same vocabulary, usually the client's device. ``probe`` compares how both read a sample.
+            If they agree, answers are handed over by token ids both ways. None: answers are handed over by text.
+        session: an aiohttp session to use and leave open, with its proxies and certificates. None: the endpoint makes its own.
         headers: sent with every request.
-        rng: the dice of the retries' jitter.
+        rng: draws the jitter of retries. None: one with a random seed.
 
     Raises:
         ConfigError: a URL, key or name is missing or wrong.
@@ -105,14 +107,14 @@ class OpenAIEndpoint:
         self._declared = capabilities
         self._capabilities = self._address.provider.capabilities if capabilities is None else capabilities
         self._dialect = Dialect(self._address.provider)
-        self._codec: TokenCodec | None = None  # of a server that takes packed ids
+        self._codec: TokenCodec | None = None  # for a server that takes packed ids
         self._tokenizer = None if tokenizer is None else SharedTokenizer(tokenizer)
         self._key = key
         self._headers = _build_headers(self._address, key, headers)
         self._client = HttpClient(self._name, timeouts=timeouts, session=session, secret=key)
         self._counter = TokenCounter(model)
         self._rng = rng or random.Random()
-        self._streams: WeakSet[OpenAIStream] = WeakSet()  # a stream that nobody reads or cancels is nobody's
+        self._streams: WeakSet[OpenAIStream] = WeakSet()  # a stream that is neither read nor cancelled may be collected
         self._is_started = False
 
     def __repr__(self) -> str:
@@ -120,26 +122,26 @@ class OpenAIEndpoint:
 
     @property
     def name(self) -> str:
-        """Unique within a client; what reports and errors call it."""
+        """Name in reports and errors, unique within a client."""
         return self._name
 
     @property
     def capabilities(self) -> Capabilities:
-        """As declared, else the provider's usual; ``probe`` adds what the server says."""
+        """Abilities as declared, else the provider's usual ones; ``probe`` adds what the server says."""
         return self._capabilities
 
     @property
     def prices(self) -> TokenPrices:
-        """As given, else known ones of common models, else None throughout."""
+        """Prices as given, else known ones of common models, else None throughout."""
         return self._prices
 
     async def start(self) -> None:
-        """Make ready what would slow the first request down: imports, certificates, the vocabulary, in the background a connection.
+        """Prepare what would slow the first request down: imports, certificates, the vocabulary, and in the background a connection.
 
-        Sends nothing, and doesn't fail when the server can't be reached: that is for the first request to find. Idempotent.
+        Sends nothing, and doesn't fail if the server can't be reached: the first request meets that. Idempotent.
 
         Raises:
-            StreamClosed: it was closed.
+            StreamClosed: the endpoint was closed.
         """
         if self._is_started:
             return
@@ -164,30 +166,31 @@ class OpenAIEndpoint:
         return stream
 
     def count_tokens(self, request: Request) -> int | None:
-        """Prompt tokens, chat framing included; None with images.
+        """Return the number of prompt tokens, chat framing included. None: the prompt has images.
 
-        Counted by tiktoken where it is installed and has the model's vocabulary on this machine, else estimated from the text's size.
+        They are counted by tiktoken if it is installed and has the model's vocabulary on this machine, else estimated from the text's
+        size.
         """
         return self._counter.count(request)
 
     def credentials(self) -> tuple[str, str | None]:
-        """Base URL and key, for who speaks another protocol to the same server."""
+        """Return base URL and key, for another protocol with the same server."""
         return self._address.base_url, self._key
 
     async def models(self) -> list[str]:
-        """Ids of the models the server offers.
+        """Return the ids of the models that the server offers.
 
         Raises:
-            EndpointError: it doesn't say.
+            EndpointError: the server doesn't say.
         """
         return list(identify(await self._get_json(self._address.url("/models")), {}, model=self.model).models)
 
     async def probe(self) -> ServerInfo:
-        """Ask an unknown server what it is, and go by that from now on: its dialect, its capabilities, its context size.
+        """Ask an unknown server what it is, and follow that from now on: its dialect, its capabilities, its context size.
 
         Raises:
-            EndpointError: it doesn't answer at all.
-            EngineError: the device that is its ``tokenizer`` can't be loaded.
+            EndpointError: the server doesn't answer at all.
+            EngineError: the device that is the ``tokenizer`` can't be loaded.
         """
         provider = self._address.provider
         models = await self._get_json(self._address.url("/models"))
@@ -212,18 +215,18 @@ class OpenAIEndpoint:
         await self._client.aclose()
 
     async def _compare_tokenizers(self, tokenizer: SharedTokenizer, info: ServerInfo) -> ServerInfo:
-        """Let the server and the model here read the same; what an earlier probe found is forgotten."""
+        """Let the server and the local model read the same sample; what an earlier probe found is forgotten."""
         default = self._declared or self._address.provider.capabilities
         self._capabilities = msgspec.structs.replace(self._capabilities, vocabulary=default.vocabulary, continuation=default.continuation)
-        how = self._address.provider.tokenize_api
-        if how is None or not self._capabilities.takes_token_ids:
+        tokenize_api = self._address.provider.tokenize_api
+        if tokenize_api is None or not self._capabilities.takes_token_ids:
             return info
         try:
-            found = await tokenizer.compare(self._post, how, model=self.model, is_chat=self._api == "chat")
+            found = await tokenizer.compare(self._post, tokenize_api, model=self.model, is_chat=self._api == "chat")
         except EngineError:
             raise
         except EndpointError:
-            return info  # one that doesn't say is sent text
+            return info  # a server that doesn't say gets text
         if found is not None:
             info = msgspec.structs.replace(info, vocabulary=found[0], vocabulary_size=found[1])
             self._apply(info)
@@ -246,7 +249,10 @@ class OpenAIEndpoint:
             self._capabilities = msgspec.structs.replace(self._capabilities, pre_copy="append")
 
     def _record_refusal(self, error: EndpointStatusError) -> bool:
-        """Read a refusal; True: the same request is worth sending in another form. The server may have another model by now."""
+        """Record what a refusal is about; return True if the request should be sent again in another form.
+
+        The server may have another model by now.
+        """
         if self._codec is not None and error.status == 400 and PACKED_FIELD in error.body:
             self._codec = None
             self._capabilities = msgspec.structs.replace(self._capabilities, vocabulary=None, continuation="continue_final_message")
@@ -272,7 +278,7 @@ class OpenAIEndpoint:
             raise UsageError(f"request: expected values that have a JSON form, got {exc}") from exc
 
     async def _continue(self, request: Request) -> tuple[Request, str]:
-        """Return the request without ``partial``, and what is held back at its end."""
+        """Return the request without ``partial``, and the whitespace that is held back at its end."""
         if request.partial is None:
             return request, ""
         rest = msgspec.structs.replace(request, partial=None)
@@ -286,13 +292,13 @@ class OpenAIEndpoint:
         return hand_over(rest, request.partial, self._capabilities, codec=self._codec)
 
     def _takes_ids(self, request: Request, partial: Partial) -> bool:
-        """Return True if the server's template and vocabulary are those of the model here, for this request."""
+        """Return True if, for this request, template and vocabulary of the server are those of the local model."""
         capabilities = self._capabilities
         is_same = capabilities.takes_token_ids and capabilities.vocabulary is not None and capabilities.vocabulary == partial.vocabulary
         return is_same and request.prompt_ids is None and request.model in {None, self.model}
 
     def _extra(self, request: Request) -> Mapping[str, Any]:
-        """Further fields; ids are asked for where another endpoint may understand them."""
+        """Return further fields; token ids are asked for if another endpoint may understand them."""
         provider = self._address.provider
         if self._capabilities.vocabulary is None or not provider.has_token_ids:
             return request.extra
@@ -327,14 +333,14 @@ class OpenAIEndpoint:
         return "chat", "/chat/completions", body
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """POST to a path beside the API."""
+        """POST to a path outside the API; return the answer's JSON."""
         return await self._get_json(self._address.root_url(path), body)
 
     async def _get_json(self, url: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Return a small JSON answer within the connect limit: to a GET, to a POST where there is a body.
+        """Return a small JSON answer within the connect limit: to a POST if there is a body, else to a GET.
 
         Raises:
-            EndpointError: no answer, an error status, or no JSON.
+            EndpointError: there was no answer, an error status, or no JSON.
         """
         from yarl import URL
 
@@ -356,7 +362,7 @@ class OpenAIEndpoint:
 
 
 def _build_headers(address: Address, key: str | None, headers: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the headers of every request; identity encoding because a compressing proxy holds events back."""
+    """Return the headers of every request. The encoding is identity, because a compressing proxy holds events back."""
     built = {
         "Accept": "text/event-stream, application/json",
         "Accept-Encoding": "identity",

@@ -1,8 +1,8 @@
 """One streamed answer over HTTP: connecting with retries, reading, ending, cancelling.
 
-The way to the first byte (connecting, waiting for the head, retrying) runs in a task, so that a cancelled ``receive`` loses nothing. From
-then on ``receive`` reads the socket itself: one network read, one parse, one event. Chunks before the first content (role, prompt
-filters) are held back until it comes: until then a failure can be mended by asking again, and nobody has seen anything.
+Opening (connecting, waiting for the head, retrying) runs in a task, so that a cancelled ``receive`` loses nothing. From then on ``receive``
+reads the socket itself: one network read, one parse, one event. Chunks before the first content (role, prompt filters) are held back until
+it comes. Until then a failed request can be sent again, because the reader has seen nothing.
 """
 
 from __future__ import annotations
@@ -40,14 +40,22 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamCall", "OpenAIStream"]
 
-_ERROR_BYTES = 64 << 10  # of an error's body
-_REFINEMENTS = 3  # of one request: each optional field once
+_ERROR_BYTES = 64 << 10  # read of an error's body
+_MAX_REFINEMENTS = 3  # of one request: each optional field once
 _EOF_GRACE = 0.02  # seconds the end of the stream is held for the last bytes, so that the next request finds the connection free
 _END_GRACE = 5.0  # seconds for usage and [DONE] after the last finish_reason; some servers send neither and keep the socket open
 
 
 class StreamCall(Struct, frozen=True):
-    """What is sent: ``body`` is JSON. ``held_whitespace``: whitespace the server was not shown and will write again."""
+    """An HTTP request for a stream.
+
+    Args:
+        url: where the request goes.
+        headers: sent with it.
+        body: JSON.
+        api: the API that body and answer belong to.
+        held_whitespace: whitespace that the server was not shown and will write again; "": none.
+    """
 
     url: URL
     headers: Mapping[str, str]
@@ -62,7 +70,7 @@ class _Opener:
     Args:
         client: a client that may not be started yet.
         prepare: builds the call; called again for each try.
-        refine: gets each error status; True: ``prepare`` will now build a call that avoids it.
+        refine: called with each error status; returns True if ``prepare`` will now build a call that avoids it.
         retries: the retries of this request.
     """
 
@@ -116,13 +124,13 @@ class _Opener:
 
     def next_wait(self, error: EndpointError) -> float | None:
         """Return the seconds to wait before the next try after this error. None: give up."""
-        if isinstance(error, EndpointStatusError) and self._refined < _REFINEMENTS and self._refine(error):
+        if isinstance(error, EndpointStatusError) and self._refined < _MAX_REFINEMENTS and self._refine(error):
             self._refined += 1
             return 0.0
         return self._retries.next_wait(error) if is_transient(error) else None
 
     async def _check(self, response: aiohttp.ClientResponse) -> None:
-        """Let only a 200 pass whose body may be an answer; the parser tells events from JSON by the body itself."""
+        """Raise unless the status is 200 and the body may be an answer; the parser distinguishes events from JSON."""
         kind = response.headers.get("Content-Type", "")  # aiohttp's content_type parses it as e-mail, a millisecond the first time
         if response.status == 200 and not kind.lower().startswith("text/html"):
             return
@@ -167,14 +175,14 @@ class _End:
 
 
 class OpenAIStream:
-    """One answer.
+    """One answer of a server; see ``EndpointStream``. Made by ``OpenAIEndpoint.open``.
 
     Args:
-        name: the endpoint's.
+        name: the endpoint's name.
         client, prepare, refine, retries: how the request is sent; see ``_Opener``.
         timeouts: see ``Watchdog`` and ``HttpClient``.
-        limits: sizes.
-        on_over: called once when the connection is given back or closed.
+        limits: largest sizes that are accepted.
+        on_over: called once when the connection is back in the pool or closed.
     """
 
     def __init__(
@@ -211,12 +219,12 @@ class OpenAIStream:
         self._end: _End | None = None
 
     async def receive(self) -> TokensReceived | StreamEnded:
-        """Wait for what comes next; one network read gives one event. Cancelling loses nothing.
+        """Wait for the next tokens or the end; one network read gives one event. Cancelling loses nothing.
 
         Raises:
-            EndpointError: the answer can't go on; ``partial`` is the text so far.
+            EndpointError: the answer failed; ``partial`` is the text so far.
             StreamClosed: the stream was cancelled.
-            StreamConsumed: it has ended before.
+            StreamConsumed: the stream has ended before.
             ConcurrentRead: another task is waiting here.
         """
         if self._is_reading:
@@ -249,10 +257,10 @@ class OpenAIStream:
             self._is_reading = False
 
     async def cancel(self) -> None:
-        """Drop the connection and wait until it is closed, ``timeouts.cancel`` seconds at most; safe at any time, idempotent.
+        """Close the connection and wait until it is closed, ``timeouts.cancel`` seconds at most; safe at any time, idempotent.
 
-        A ``receive`` that waits in another task raises ``StreamClosed``. After a proper end this does nothing: the connection is back
-        in the pool already.
+        A ``receive`` that waits in another task raises ``StreamClosed``. After a proper end this does nothing, because the connection is
+        back in the pool already.
         """
         self._is_closed = True
         self._watchdog.stop()
@@ -265,7 +273,7 @@ class OpenAIStream:
             self._cancelling = self._loop.create_task(self._drop())
         await asyncio.shield(self._cancelling)
 
-    # The way to the answer
+    # Opening
 
     async def _wait_for_answer(self) -> None:
         if self._is_closed:
@@ -284,7 +292,7 @@ class OpenAIStream:
         if self._expired is not None:
             self._fail(self._expired)
         elif opening.cancelled():
-            raise asyncio.CancelledError  # by somebody who cancels every task
+            raise asyncio.CancelledError  # it was cancelled from outside, with every other task
         elif isinstance(error := opening.exception(), Exception):
             self._fail(error)
 
@@ -299,7 +307,7 @@ class OpenAIStream:
     # Reading
 
     def _take(self, data: bytes, failure: Exception | None) -> TokensReceived | None:
-        """Parse what one read gave; None: nothing to show for it yet."""
+        """Parse the bytes of one read. None: there is nothing for the reader yet."""
         parser = self._parser
         chunks = parser.feed(data) if data else []
         tokens = parser.tokens if data else 0
@@ -341,7 +349,7 @@ class OpenAIStream:
         return chunks, self._parser.tokens
 
     def _lose(self, failure: Exception, tokens: int) -> None:
-        """Reading failed: the connection was lost, the time is over, or somebody closed it."""
+        """End the stream after a failed read: the connection was lost or closed, or a time limit is over."""
         if self._is_closed:
             raise StreamClosed(f"{self._name}: expected an open stream, got a receive while it was cancelled")
         parser = self._parser
@@ -360,7 +368,7 @@ class OpenAIStream:
             self._break(error, tokens)
 
     def _break(self, error: EndpointError, tokens: int) -> None:
-        """The answer failed; ask again if nobody has seen any of it."""
+        """End the stream after a failed answer, or send the request again if the reader has seen nothing."""
         if self._held is not None and not tokens:
             wait = self._opener.next_wait(error)
             if wait is not None:
@@ -394,7 +402,7 @@ class OpenAIStream:
         self._on_over(self)
 
     def _expire(self, error: EndpointTimeoutError) -> None:
-        """The watchdog's time is over: end the waiting, ``receive`` then sees why."""
+        """End the waiting because a time limit is over; ``receive`` then finds the error."""
         error.endpoint = self._name
         self._expired = error
         if self._opening is not None:

@@ -1,7 +1,7 @@
-"""What is known about the servers that speak OpenAI's API: data, one entry each, with its source.
+"""Facts about the servers that speak OpenAI's API: one entry each, with its source.
 
-A provider is found by the host of the base URL, or named. What an entry says is where a request starts from: a server that refuses an
-optional field (``stream_options``, the name of the length limit) is asked again without it, and remembered; see ``Dialect``.
+A provider is named, or found by the host of the base URL. Its entry gives the form of the first request. If a server refuses an optional
+field (``stream_options``, the name of the length limit), the request is sent again without it, and so are all later ones; see ``Dialect``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from streamco.wire.openai.requests import MaxTokensField
 __all__ = ["GENERIC", "PROVIDERS", "Dialect", "Provider", "TokenizeApi", "find_provider"]
 
 TokenizeApi = Literal["tokenize", "apply-template"]
-"""How a server is asked which ids it reads a prompt into: see ``vocabulary``."""
+"""The API by which a server gives the ids of a prompt: see ``shared_tokenizer``."""
 
 _FULL = Capabilities(tools=True, json_schema=True, images=True, choices=True)
 _OPEN_WEIGHTS = Capabilities(tools=True, json_schema=True)
@@ -28,20 +28,21 @@ class Provider(Struct, frozen=True, kw_only=True):
     """One kind of server.
 
     Args:
-        name: what ``provider=`` calls it.
-        hosts: host names it is known by; one that begins with a dot stands for all below it.
-        base_url: the default when only the name is given; None: there is none.
-        key_variable: environment variable of its key.
-        url_variable: environment variable of its base URL.
+        name: the value of ``provider=``.
+        hosts: host names of the provider; one that begins with a dot means all names below it.
+        base_url: the default if only the name is given. None: there is none.
+        key_variable: environment variable of the key.
+        url_variable: environment variable of the base URL. None: there is none.
         key_header: ``authorization`` (``Bearer KEY``) or the name of the header that holds the bare key.
-        has_stream_options: takes ``stream_options={"include_usage": true}``.
-        max_tokens_field: what it calls the limit of the answer's length.
-        capabilities: of a typical model there; ``Capabilities`` of the endpoint override them.
-        continuation_base_url: where continuations go if not to the base URL.
-        has_token_ids: tells the ids behind each text when asked (``return_token_ids``).
-        ids_lead_stops: with stop strings set, ids come before the text that is held back for them: nobody could go on behind them.
-        reading: how it tells the ids it reads a prompt into; None: it doesn't.
-        source: where this is known from.
+        has_stream_options: the server takes ``stream_options={"include_usage": true}``.
+        max_tokens_field: name of the field that limits the answer's length.
+        capabilities: abilities of a typical model there; ``Capabilities`` given to the endpoint override them.
+        continuation_base_url: base URL for continuations. None: the same as for other requests.
+        has_token_ids: the server gives the ids of each text when asked (``return_token_ids``).
+        ids_precede_text: with stop strings set, ids come before the text that is held back for them, so that no endpoint could continue
+            after them.
+        tokenize_api: the API that gives the ids of a prompt. None: there is none.
+        source: where these facts come from.
     """
 
     name: str
@@ -210,14 +211,17 @@ _REFUSAL = re.compile(
 
 
 class Dialect:
-    """Which optional fields a server takes: its provider's entry, corrected by what it refuses."""
+    """The optional fields that one server takes: its provider's entry, corrected by what the server refuses."""
 
     def __init__(self, provider: Provider) -> None:
         self.has_stream_options = provider.has_stream_options
         self.max_tokens_field: MaxTokensField = provider.max_tokens_field
 
     def record_refusal(self, error: EndpointStatusError) -> bool:
-        """Read a refusal; True: it was about a field that can be left out or renamed, so the request is worth sending again at once."""
+        """Record what a refusal is about; return True if it was a field that can be left out or renamed.
+
+        Then the request should be sent again at once.
+        """
         if error.status not in {400, 422} or not _REFUSAL.search(error.body):
             return False
         if self.has_stream_options and "stream_options" in error.body:
@@ -236,10 +240,10 @@ _BY_NAME = {provider.name: provider for provider in (GENERIC, *PROVIDERS)}
 
 
 def find_provider(name: str | None = None, *, host: str = "") -> Provider:
-    """Return the provider of this name, else the one known by this host, else ``GENERIC``.
+    """Return the provider of this name, else the provider of this host, else ``GENERIC``.
 
     Raises:
-        ConfigError: no provider of this name.
+        ConfigError: there is no provider of this name.
     """
     if name is not None:
         if name not in _BY_NAME:
