@@ -1,6 +1,7 @@
-"""Compiled leaves and their pure twins: this is the one place that chooses.
+"""Compiled leaves and their pure twins. This module alone chooses between them.
 
-``STREAMCO_NO_NATIVE=1`` in the environment takes the twins; so does a build without the extensions. All are taken from one side.
+The twins are used if ``STREAMCO_NO_NATIVE=1`` is set in the environment, or if the extensions were not built. All five leaves come from
+the same side.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""``nodetap_py.py`` compiled: the callback takes no GIL, asks Python for nothing and can't raise."""
+"""``nodetap_py.py`` compiled: the callback takes no GIL, calls no Python code and can't raise."""
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uintptr_t

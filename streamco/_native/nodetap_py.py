@@ -1,11 +1,11 @@
-"""Reads nodes of llama.cpp's graphs while they are computed; the specification of ``nodetap.pyx``.
+"""A tap that copies nodes of llama.cpp's graphs while they are computed; the specification of ``nodetap.pyx``.
 
-``llama_context_params.cb_eval`` is called for every node: first with ``ask``, before it is computed, then, where the answer was yes, with
-its values. A SmolLM2 graph has 1,086 of them: a Python function that says no to each adds 3 ms to a token of 16 (more where another thread
-has the GIL), the compiled one nothing that can be measured.
+``llama_context_params.cb_eval`` is called for every node: first with ``ask``, before the node is computed, then with its values if the
+answer was yes. A SmolLM2 graph has 1,086 nodes. A Python function that answers no to each adds 3 ms to a token of 16 (more if another
+thread has the GIL). The compiled one adds nothing that can be measured.
 
-The compiled twin and this one read the head of ``ggml_tensor`` as ggml.h has it. Whether it is so in the library at hand is checked by
-the place of the name (``is_understood``).
+Both twins read the head of ``ggml_tensor`` as in ggml.h. The offset of the name shows whether the loaded library has the same layout
+(``is_understood``).
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _Tensor._fields_ = [
 
 
 class NodeTap:
-    """Copies what some nodes hold, and what one node is indexed by.
+    """Copies the values of some nodes, and the indices of one kind of node.
 
     Args:
         name_of: address of ``ggml_get_name``.
         read: address of ``ggml_backend_tensor_get``.
-        indexed: with what the names of nodes begin whose second source is copied where it has 64-bit integers, before they are
-            computed: the cells that the keys of a batch are written to.
-        wanted: names of the nodes whose values are copied, 32-bit floats without gaps; number 1 and so on in the copies.
+        indexed: prefix of node names. The second source of such a node is copied before the node is computed, if it has 64-bit integers:
+            these are the cells that the keys of a batch are written to.
+        wanted: names of the nodes to copy, with values in 32-bit floats without gaps. They have the numbers 1, 2, ... in the copies.
 
     Attributes:
         callback: address of the function for ``cb_eval``; the tap must outlive its contexts.
-        state: for ``cb_eval_user_data``.
-        is_understood: False: a node was met that is not laid out as ggml.h has it, and nothing was read.
+        state: value for ``cb_eval_user_data``.
+        is_understood: False after a node without the layout of ggml.h; nothing of it was read.
     """
 
     def __init__(self, name_of: int, read: int, indexed: bytes, wanted: Sequence[bytes]) -> None:
@@ -70,20 +70,20 @@ class NodeTap:
         self.state = 0
 
     def arm(self, values: bool, /) -> None:
-        """Forget all copies. ``values``: copy those of the wanted nodes too, from now on."""
+        """Drop all copies. If ``values`` is True, copy the values of the wanted nodes from now on, beside the indices."""
         self._copies.clear()
         self._is_armed = values
 
     def copies(self) -> list[tuple[int, tuple[int, int, int, int], bytes]]:
-        """(number, shape with the innermost axis first, bytes) in the order of computing, since ``arm``; number 0: the indices.
+        """Return (number, shape with the innermost axis first, bytes) in the order of computing, since ``arm``; number 0 has the indices.
 
         Raises:
-            MemoryError: there was not enough for one of them.
+            MemoryError: there was not enough memory for a copy.
         """
         return list(self._copies)
 
     def _called(self, address: int, ask: bool, _state: int) -> bool:
-        """Never raises: nothing in here can fail but the memory, and ctypes keeps exceptions from C."""
+        """Answer llama.cpp's call. Only memory can run out in here, and ctypes keeps exceptions from C."""
         if self._name_of(address) != address + _Tensor.name.offset:
             self.is_understood = False
             return False

@@ -2,7 +2,7 @@
 """The ring of ``ring_py.py`` compiled: slots in one list, a position and a count, each operation in one piece under the GIL.
 
 ``ring_py.py`` is the specification. No foreign code runs between a check and the change that rests on it: a push only takes a reference,
-a drain only moves references, and ``close`` lets go of the items after the ring is empty.
+a drain only moves references, and ``close`` releases the items after the ring is empty.
 """
 
 from types import GenericAlias
@@ -40,7 +40,7 @@ cdef enum:
 cdef class Ring:
     cdef list _slots
     cdef Py_ssize_t _first, _next, _count
-    cdef Py_ssize_t _plain  # a push into a ring of fewer items than this, and not of none, has nothing to tell; 0 when no push may succeed
+    cdef Py_ssize_t _plain  # with 1 to _plain - 1 items in the ring a push returns just ACCEPTED; 0: none may succeed
     cdef readonly Py_ssize_t capacity, low_water
     cdef bint _starved, _finished, _closed
 
@@ -74,7 +74,7 @@ cdef class Ring:
         self._count += 1
 
     cdef int _refusal(self, Py_ssize_t wanted) noexcept:
-        """Why so many items can't be kept; ACCEPTED when they can."""
+        """Return FULL or CLOSED if this many items can't be kept, else ACCEPTED."""
         if self._closed or self._finished:
             return CLOSED
         if self._count + wanted > self.capacity:
@@ -83,7 +83,7 @@ cdef class Ring:
         return ACCEPTED
 
     cdef int _flags(self, bint was_empty) noexcept:
-        """What a push that kept something has to tell. Under the GIL an empty ring is an armed one: its consumer knows that it is empty."""
+        """Return the flags of a push that kept items. Under the GIL an empty ring is an armed one: its consumer knows that it is empty."""
         cdef int flags = ACCEPTED | WAKE if was_empty else ACCEPTED
         if self._count == self.capacity:
             self._starved = True
@@ -93,7 +93,7 @@ cdef class Ring:
     def push(self, item, /):
         if 0 < self._count < self._plain:
             self._keep(item)
-            return 1  # ACCEPTED, and as a constant, not a conversion
+            return 1  # ACCEPTED, as a constant that needs no conversion
         cdef int answer = self._refusal(1)
         cdef bint was_empty = self._count == 0
         if answer == ACCEPTED:
@@ -128,7 +128,7 @@ cdef class Ring:
         cdef Py_ssize_t index, present = self._count
         cdef Py_ssize_t count = limit if 0 < limit < present else present
         cdef list taken = PyList_New(count)
-        if self._count != present:  # allocating may run the collector, that a finaliser, and that lets other threads push or drain
+        if self._count != present:  # allocating may run the collector and so a finaliser, which lets other threads push or drain
             return self.drain(limit)
         for index in range(count):
             slot_move(<void *>self._slots, self._first, taken, index)

@@ -1,18 +1,19 @@
-"""A bounded hand-over from one producer thread to one consumer thread: the specification of ``ring.pyx``, and its stand-in.
+"""A bounded queue from one producer thread to one consumer thread: the specification and pure twin of ``ring.pyx``.
 
-The producer pushes and reads flags, the consumer drains in batches; nobody waits in here, and full and empty are answers, not spins.
+The producer pushes and reads flags, and the consumer drains in batches. No call waits: full and empty are return values.
 
-- *One wake-up a burst.* A drain that empties the ring arms it; the first push into an armed ring disarms it and answers ``WAKE``. Further
-  pushes answer without it: the consumer is on its way. A wake-up may be spurious (the consumer then drains nothing), never lost.
-- *Full parks the producer.* The push that takes the last slot answers ``FILLED``, one that finds no slot ``FULL``, keeping nothing. The
-  consumer learns from ``take_unpark``, once, that a producer saw either and that the ring is at or below its low-water mark again.
-- *Either side may leave.* ``finish`` is the producer's end: what was pushed can still be drained. ``close`` is the consumer's: items are
-  dropped, and every later push answers ``CLOSED``.
+- *One wake-up a burst.* A drain that empties the ring arms it. The first push into an armed ring disarms it and returns ``WAKE``. Later
+  pushes return without it, because the consumer is already awake. A wake-up may be spurious (the consumer then drains nothing), but is
+  never lost.
+- *Full parks the producer.* The push that takes the last slot returns ``FILLED``. A push that finds too few slots returns ``FULL`` and
+  keeps nothing. ``take_unpark`` then returns True to the consumer, once, when the ring is at or below its low-water mark again.
+- *Either side may leave.* ``finish`` is the producer's end: items pushed before it can still be drained. ``close`` is the consumer's end:
+  items are dropped, and every later push returns ``CLOSED``.
 
-Threads: the native ring does each operation under the GIL, in one piece. This one needs no lock either: a deque's append and popleft are
-atomic, and each side writes its flag before it reads the other's (the order is the argument, see the comments). On a build without a GIL
-the native module isn't marked safe, so CPython turns the GIL back on when it is imported; to do without, the positions need acquire and
-release order and the arming an atomic exchange.
+Threads: the native ring does each operation in one piece under the GIL. This one needs no lock either, because a deque's append and popleft
+are atomic, and each side writes its flag before it reads the other's (the comments give the order). On a build without a GIL the native
+module isn't marked safe, so CPython turns the GIL back on when it is imported. To do without a GIL, the positions need acquire and release
+order, and the arming an atomic exchange.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from typing import Generic, TypeVar
 
 __all__ = ["ACCEPTED", "CLOSED", "FILLED", "FULL", "WAKE", "Ring"]
 
-FULL = 0  # nothing kept: no room
-ACCEPTED = 1  # kept
+FULL = 0  # nothing kept: too few free slots
+ACCEPTED = 1  # all items kept
 WAKE = 2  # the consumer may be asleep: wake it
-FILLED = 4  # kept, and no room is left
+FILLED = 4  # all items kept, and no slot is left
 CLOSED = 8  # nothing kept: the consumer left, or the producer had finished
 
 T = TypeVar("T")
@@ -36,11 +37,11 @@ class Ring(Generic[T]):
     """A fixed number of slots between one producer and one consumer.
 
     Args:
-        capacity: items it holds, at least 1.
-        low_water: items at or below which a parked producer may go on; None: half the capacity. 0 <= low_water < capacity.
+        capacity: largest number of items, at least 1.
+        low_water: a parked producer may go on at or below this number of items, 0 <= low_water < capacity. None: half the capacity.
 
     Raises:
-        ValueError: either is out of range.
+        ValueError: one of them is out of range.
     """
 
     __slots__ = ("_armed", "_closed", "_finished", "_items", "_starved", "capacity", "low_water")
@@ -64,24 +65,26 @@ class Ring(Generic[T]):
 
     @property
     def is_closed(self) -> bool:
-        """The consumer left."""
+        """True if the consumer left."""
         return self._closed
 
     @property
     def is_finished(self) -> bool:
-        """The producer finished and everything it pushed has been drained."""
+        """True if the producer finished and all its items have been drained."""
         return self._finished and not self._items
 
     def push(self, item: T, /) -> int:
-        """Producer: add one item; the flags say what became of it."""
+        """Add one item and return flags; for the producer."""
         return self._push_all((item,))
 
     def push_many(self, items: Sequence[T], /) -> int:
-        """Producer: add a list or tuple of items, all of them or (``FULL``, ``CLOSED``) none; no items: ``ACCEPTED``.
+        """Add a list or tuple of items and return flags; for the producer.
+
+        All items are kept, or none (``FULL``, ``CLOSED``). Without items the answer is ``ACCEPTED``.
 
         Raises:
-            ValueError: more items than the ring has slots.
-            TypeError: neither a list nor a tuple.
+            ValueError: there are more items than the ring has slots.
+            TypeError: ``items`` is neither a list nor a tuple.
         """
         if not isinstance(items, (list, tuple)):
             raise TypeError(f"ring push_many: expected a list or tuple, got {type(items).__name__}")
@@ -94,7 +97,7 @@ class Ring(Generic[T]):
             return CLOSED
         limit = self.capacity - len(items)
         if len(self._items) > limit:
-            self._starved = True  # said before looking again: a drain from here on finds it
+            self._starved = True  # set before the second look, so that every later drain sees it
             if len(self._items) > limit:
                 return FULL
         if not items:
@@ -102,7 +105,7 @@ class Ring(Generic[T]):
         self._items.extend(items)
         flags = ACCEPTED
         if len(self._items) >= self.capacity:
-            self._starved = True  # said before the arming is read: a drain that came between has armed the ring, and is called back
+            self._starved = True  # set before the arming is read: a drain between the two armed the ring, and gets a wake-up
             flags |= FILLED
         if self._armed:
             self._armed = False
@@ -110,7 +113,7 @@ class Ring(Generic[T]):
         return flags
 
     def finish(self) -> int:
-        """Producer: nothing will follow; ``WAKE`` when the consumer must be told, else 0. Idempotent."""
+        """End the producer's side; idempotent. Return ``WAKE`` if the consumer must be woken, else 0."""
         if self._finished or self._closed:
             return 0
         self._finished = True
@@ -120,14 +123,14 @@ class Ring(Generic[T]):
         return WAKE
 
     def drain(self, limit: int = 0, /) -> list[T]:
-        """Consumer: take all items, or the oldest ``limit`` of them (0: all). What is left needs no wake-up: the consumer knows of it.
+        """Take all items, or the oldest ``limit`` of them (0: all); for the consumer. Items that are left cause no wake-up.
 
         Raises:
-            ValueError: a negative limit.
+            ValueError: ``limit`` is negative.
         """
         if limit < 0:
             raise ValueError(f"ring drain: expected a limit of 0 (all) or more items, got {limit}")
-        self._armed = True  # said before the items are counted: a push from here on either is counted or wakes
+        self._armed = True  # set before the items are counted: a later push is either counted or wakes
         count = len(self._items)
         if limit and count > limit:
             self._armed = False
@@ -135,13 +138,13 @@ class Ring(Generic[T]):
         return [self._items.popleft() for _ in range(count)]
 
     def take_unpark(self) -> bool:
-        """Consumer: True once after a push was answered ``FILLED`` or ``FULL`` and the ring is at or below its low-water mark."""
+        """Return True once, after ``FILLED`` or ``FULL``, when the ring is at or below its low-water mark; for the consumer."""
         if not self._starved or len(self._items) > self.low_water:
             return False
         self._starved = False
         return True
 
     def close(self) -> None:
-        """Consumer: leave; what was not drained is dropped. Idempotent."""
+        """Leave the ring and drop all items; for the consumer. Idempotent."""
         self._closed = True
         self._items.clear()

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""The scanner of ``ssescan_py.py`` compiled: two ``memchr`` and one new bytes object an event."""
+"""The scanner of ``ssescan_py.py`` compiled: two ``memchr`` calls and one new bytes object for each event."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.string cimport memchr, memcmp

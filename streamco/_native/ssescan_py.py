@@ -1,10 +1,10 @@
-"""Find the plain events at the start of an event stream's bytes.
+"""A scanner for the plain events at the start of an event stream's bytes: the specification and pure twin of ``ssescan.pyx``.
 
-This twin is the specification. Plain is what chat servers send: one ``data:`` line, then a blank line, both ended by LF or both by CRLF.
-Whatever else comes (comments, other fields, several lines, lone CR, an event that is not complete) stops the scan and is the caller's.
+An event is plain if it has one ``data:`` line and then a blank line, both ended by LF or both by CRLF. Chat servers send such events.
+Anything else (comments, other fields, several lines, a lone CR, an incomplete event) stops the scan and is left to the caller.
 
-With 250-byte events (bench/wire.py) the event layer on the compiled scanner is 14 times as fast as on this twin for events in bulk, 5
-times for one event a read; against the best pure Python found (one bytes.split) 4 times.
+With 250-byte events (bench/wire.py) the event layer on the compiled scanner is 14 times as fast as on this twin for events in bulk, and 5
+times for one event a read. It is 4 times as fast as the best pure Python found (one bytes.split).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ def scan_events(data: bytes, limit: int) -> tuple[list[bytes], int]:
     """Split off plain events.
 
     Args:
-        data: bytes of an event stream; the first is the first of an event.
-        limit: the longest event to take, in bytes, its line ends not counted.
+        data: bytes of an event stream, beginning with the first byte of an event.
+        limit: length of the longest event to take, in bytes without line ends.
 
     Returns:
-        The events' data in order, and how many bytes of ``data`` they took.
+        The events' data in order, and the number of bytes of ``data`` that they took.
     """
     payloads = []
     used = 0

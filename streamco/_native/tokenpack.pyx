@@ -1,7 +1,7 @@
 # cython: language_level=3
 """``tokenpack_py.py`` compiled: blocks of eight ids at a constant width (tokenpack.h).
 
-The twin is the specification, and it words the refusals too: what is refused here is handed to it to say why.
+The twin is the specification. Arguments that are refused here are passed to the twin, which raises the error.
 """
 
 import sys
@@ -25,13 +25,13 @@ cdef extern from "tokenpack.h":
     void unpack_ids(const uint8_t *data, unsigned bits, Py_ssize_t count, uint8_t *items, int itemsize) noexcept
 
 cdef enum:
-    TILE = 256  # ids carried over at a time between a list and the blocks: whole blocks
+    TILE = 256  # ids copied at a time between a list and the blocks: whole blocks
 
 cdef Py_ssize_t MOST = sys.maxsize // 32
 
 
 cdef inline Py_ssize_t _size(Py_ssize_t count, long bits) noexcept:
-    """Bytes of so many ids; -1 when a number is out of range."""
+    """Return the bytes of ``count`` ids; -1 if a number is out of range."""
     return (count * bits + 7) // 8 if 1 <= bits <= 32 and 0 <= count <= MOST else -1
 
 
@@ -130,7 +130,7 @@ def unpack_into(data, long bits, out, /):
 
 
 cdef bint _is_packed(const uint8_t *data, Py_ssize_t length, long bits, Py_ssize_t count) noexcept:
-    """Is this exactly as long as so many ids are, with no bit set after the last?"""
+    """Return True if the data is exactly as long as ``count`` ids, with no bit set after the last."""
     cdef Py_ssize_t size = _size(count, bits)
     return length == size and (count * bits % 8 == 0 or data[size - 1] >> (count * bits % 8) == 0)
 
@@ -146,7 +146,7 @@ cdef bint _open_packed(data, Py_buffer *view, long bits, Py_ssize_t count) excep
 
 
 cdef int _open_integers(source, Py_buffer *view) except -2:
-    """Open a buffer of integers: the bits an item has for a value of 0 or more; -1, and nothing is open, when it isn't one."""
+    """Open a buffer of integers and return the bits of an item for a value of 0 or more; -1, with nothing open, if it is no such buffer."""
     if not PyObject_CheckBuffer(source):
         return -1
     PyObject_GetBuffer(source, view, PyBUF_FULL_RO)

@@ -1,14 +1,14 @@
-"""Integer ids of a fixed width in a string of bits: the specification of ``tokenpack.pyx``, and its stand-in.
+"""Packing of integer ids of a fixed width into bits: the specification and pure twin of ``tokenpack.pyx``.
 
-Bit order: the ids are written one behind the other into one little-endian number, least significant bit first. Bit j of id i is bit
+Bit order: the ids are written one after the other into one little-endian number, least significant bit first. Bit j of id i is bit
 (i * bits + j) of that number; byte k of the result holds its bits 8k to 8k + 7, bit 8k the least significant. The last byte is filled
 up with zero bits, and a reader refuses anything else there, so equal ids always give equal bytes. In one line::
 
     sum(id << (i * bits) for i, id in enumerate(ids)).to_bytes((len(ids) * bits + 7) // 8, "little")
 
 Ids come as a list or tuple of ints, or as a contiguous one-dimensional buffer of 16, 32 or 64-bit integers in native order (numpy,
-array.array, ctypes, a cast memoryview); plain bytes are refused as ids, since nothing says how wide theirs are. Eight ids of b bits are
-b whole bytes: both twins work in such blocks.
+array.array, ctypes, a cast memoryview). Plain bytes are refused as ids, because nothing says how wide an item is. Eight ids of b bits are
+b whole bytes, and both twins work in such blocks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Literal
 __all__ = ["pack", "packed_size", "unpack", "unpack_into"]
 
 _Code = Literal["h", "H", "i", "I", "q", "Q"]
-_CODES: dict[tuple[int, bool], _Code] = {  # by bytes and sign
+_CODES: dict[tuple[int, bool], _Code] = {  # by size in bytes, and whether signed
     (2, False): "H",
     (2, True): "h",
     (4, False): "I",
@@ -32,7 +32,7 @@ _ORDERS = {"@", "=", "<"} if sys.byteorder == "little" else {"@", "=", ">", "!"}
 
 
 def packed_size(count: int, bits: int, /) -> int:
-    """Bytes that ``count`` ids of ``bits`` bits take.
+    """Return the number of bytes that ``count`` ids of ``bits`` bits take.
 
     Raises:
         ValueError: bits is not 1 to 32, or count is negative.
@@ -57,12 +57,12 @@ def pack(ids: Any, bits: int, /) -> bytes:
     for start in range(0, len(values), 8):
         block = values[start : start + 8]
         number = 0
-        for place, value in enumerate(block):
+        for index, value in enumerate(block):
             if not isinstance(value, int):
-                raise TypeError(f"id {start + place}: expected an int, got {type(value).__name__}")
+                raise TypeError(f"id {start + index}: expected an int, got {type(value).__name__}")
             if not 0 <= value < 1 << bits:
-                raise ValueError(f"id {start + place}: expected 0 to {(1 << bits) - 1} ({bits} bits), got {value}")
-            number |= value << (place * bits)
+                raise ValueError(f"id {start + index}: expected 0 to {(1 << bits) - 1} ({bits} bits), got {value}")
+            number |= value << (index * bits)
         packed += number.to_bytes(packed_size(len(block), bits), "little")
     return bytes(packed)
 
@@ -83,26 +83,26 @@ def unpack(data: Any, bits: int, count: int, /) -> list[int]:
     ids: list[int] = []
     for start in range(0, count, 8):
         number = int.from_bytes(raw[start // 8 * bits : (start // 8 + 1) * bits], "little")
-        ids += [number >> place * bits & mask for place in range(min(8, count - start))]
+        ids += [number >> index * bits & mask for index in range(min(8, count - start))]
     return ids
 
 
 def unpack_into(data: Any, bits: int, out: Any, /) -> None:
-    """``unpack`` as many ids as ``out`` has items into it; ``out`` is a writable buffer of integers that doesn't share memory with data.
+    """Unpack into ``out``, a writable buffer of integers with one item for each id; it must not share memory with data.
 
     Raises:
-        ValueError: as ``unpack``, or ids of this width don't fit the items of ``out``.
+        ValueError: as in ``unpack``, or ids of this width don't fit the items of ``out``.
         TypeError: data is not bytes-like, or out is not a writable contiguous buffer of integers.
     """
     view = _integers(out, "out")
     if view.readonly:
         raise TypeError(f"out: expected a writable buffer, got a read-only {type(out).__name__}")
     ids = unpack(data, bits, len(view))
-    room = 8 * view.itemsize - (view.format in {"h", "i", "q"})
-    if bits > room:
-        raise ValueError(f"out: expected items of at least {bits} bits, got {room}")
-    for place, value in enumerate(ids):
-        view[place] = value
+    item_bits = 8 * view.itemsize - (view.format in {"h", "i", "q"})
+    if bits > item_bits:
+        raise ValueError(f"out: expected items of at least {bits} bits, got {item_bits}")
+    for index, value in enumerate(ids):
+        view[index] = value
 
 
 def _buffer(source: Any, name: str, wanted: str) -> memoryview:

@@ -1,7 +1,7 @@
 # cython: language_level=3
-"""``topk_py.py`` compiled: one pass over a row, as the loops of topk.h do it.
+"""``topk_py.py`` compiled: one pass over a row with the loops of topk.h.
 
-The twin is the specification, and it words the refusals too: what is refused here is handed to it to say why.
+The twin is the specification. Arguments that are refused here are passed to the twin, which raises the error.
 """
 
 import sys
@@ -30,7 +30,7 @@ cdef extern from "topk.h":
                            double top_p, double min_p, double u) noexcept
 
 cdef enum:
-    FIRST_LOOK = 64  # choices sorted at first where nothing says how many are needed
+    FIRST_LOOK = 64  # choices sorted at first if nothing says how many are needed
     WRITABLE = 0x200  # PyBUF_WRITE of memoryview.h
 
 cdef Py_ssize_t LONGEST = (1 << 31) - 1
@@ -56,7 +56,7 @@ cdef class _Row:
 
 
 cdef _Row _open(source):
-    """None where the source isn't a row of float32."""
+    """Open a row; None if the source isn't a row of float32."""
     cdef _Row row = _Row.__new__(_Row)
     row.highest = -INFINITY
     if not PyObject_CheckBuffer(source):
@@ -73,7 +73,7 @@ cdef _Row _open(source):
 
 
 cdef _Row _read(source):
-    """None where the source isn't a row of float32 with a logit above -inf in it."""
+    """Open a row and find its highest logit; None if the source isn't a row of float32 with a logit above -inf."""
     cdef _Row row = _open(source)
     if row is None:
         return None
@@ -143,7 +143,7 @@ def sample_row(row, double temperature, Py_ssize_t top_k, double top_p, double m
 
 cdef Py_ssize_t _draw(_Row row, Py_ssize_t room, bint is_all, double total, double temperature,
                       double top_p, double min_p, double u) except -2:
-    """The id drawn among the best few; -1: it takes more of them to know."""
+    """Draw an id among the ``room`` best; -1: more of them are needed."""
     cdef Choice *kept = _allocate(room)
     cdef Py_ssize_t found = best_choices(row.logits, row.count, kept, room)
     cdef Py_ssize_t place = draw_choice(kept, found, is_all or found < room, total, temperature, top_p, min_p, u)

@@ -1,13 +1,13 @@
-"""What one row of logits says: the specification of ``topk.pyx``, and its stand-in.
+"""Softmax, top-k and sampling of one row of logits: the specification and pure twin of ``topk.pyx``.
 
-A row is a contiguous one-dimensional buffer of float32 in native order, one logit a token id: a numpy row, an ``array("f")``, or memory
-that somebody else owns (``row_at``). In every function:
+A row is a contiguous one-dimensional buffer of float32 in native order, one logit for each token id: a numpy row, an ``array("f")``, or
+memory with another owner (``row_at``). In every function:
 
 - NaN and -inf are never chosen and have probability 0 (log-probability -inf); +inf counts as the largest finite float32.
 - A row without a number above -inf is an error.
 - Of equal logits the lower id comes first.
 
-The compiled twin adds up exponentials in float32 and double: its probabilities agree with these to a relative 1e-5.
+The compiled twin adds up exponentials in float32 and double. Its probabilities agree with these to a relative 1e-5.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _ORDERS = {"@", "=", "<"} if sys.byteorder == "little" else {"@", "=", ">", "!"}
 
 
 def row_at(address: int, length: int, /) -> memoryview[float]:
-    """Return the row of ``length`` float32 at an address, not copied: the memory must outlive the view.
+    """Return the row of ``length`` float32 at an address. It is not copied, so the memory must outlive the view.
 
     Raises:
-        ValueError: address 0, or a length below 1.
+        ValueError: the address is 0, or the length is not 1 to 2**31 - 1.
     """
     if address <= 0 or not 1 <= length < 1 << 31:
         raise ValueError(f"row: expected an address and 1 to 2**31 - 1 logits, got address {address} and length {length}")
@@ -42,17 +42,17 @@ def argmax(row: Any, /) -> int:
 
     Raises:
         ValueError: no logit is above -inf, or the row is empty.
-        TypeError: not a row of float32.
+        TypeError: ``row`` is not a row of float32.
     """
     logits = _logits(row)
     return logits.index(max(logits))
 
 
 def softmax_into(row: Any, out: Any, /) -> None:
-    """Write every id's probability to ``out``, a writable row of the same length; it may be the row itself.
+    """Write the probability of every id to ``out``, a writable row of the same length. It may be the row itself.
 
     Raises:
-        ValueError: as ``argmax``, or the lengths differ.
+        ValueError: as in ``argmax``, or the lengths differ.
         TypeError: one of them is not a row of float32, or ``out`` is read-only.
     """
     logits = _logits(row)
@@ -64,16 +64,16 @@ def softmax_into(row: Any, out: Any, /) -> None:
     highest = max(logits)
     weights = [exp(logit - highest) for logit in logits]
     total = sum(weights)
-    for place, weight in enumerate(weights):
-        target[place] = weight / total
+    for index, weight in enumerate(weights):
+        target[index] = weight / total
 
 
 def top_k(row: Any, k: int, /) -> tuple[tuple[int, float], ...]:
-    """Return the ``k`` likeliest ids with their probabilities among all, best first; fewer where fewer have a probability.
+    """Return the ``k`` likeliest ids with their probabilities among all ids, best first; fewer if fewer have a logit above -inf.
 
     Raises:
-        ValueError: as ``argmax``, or k is below 1.
-        TypeError: not a row of float32.
+        ValueError: as in ``argmax``, or k is below 1.
+        TypeError: ``row`` is not a row of float32.
     """
     if k < 1:
         raise ValueError(f"k: expected at least 1, got {k}")
@@ -87,8 +87,8 @@ def log_probability(row: Any, choice: int, /) -> float:
     """Return the natural logarithm of one id's probability.
 
     Raises:
-        ValueError: as ``argmax``, or the id is not in the row.
-        TypeError: not a row of float32.
+        ValueError: as in ``argmax``, or the id is not in the row.
+        TypeError: ``row`` is not a row of float32.
     """
     logits = _logits(row)
     if not 0 <= choice < len(logits):
@@ -98,21 +98,22 @@ def log_probability(row: Any, choice: int, /) -> float:
 
 
 def sample_row(row: Any, temperature: float, top_k: int, top_p: float, min_p: float, u: float, /) -> int:  # noqa: PLR0917 - no keywords to parse
-    """Draw an id: the first one, best first, whose cumulative share of what the filters leave exceeds ``u``.
+    """Draw an id. Of the ids that pass the filters, best first, it is the first with a cumulative share above ``u``.
 
-    Temperature divides the logits before any filter looks at them, as OpenAI, vLLM and transformers do it. top_p and min_p both judge the
+    Temperature divides the logits before any filter, as in OpenAI's API, vLLM and transformers. Both top_p and min_p look at the
     probabilities that top_k leaves, and the stricter one counts.
 
     Args:
+        row: the logits.
         temperature: 0 or more; 0: ``argmax``.
-        top_k: only this many best; 0: all.
-        top_p: only the smallest set, best first, whose share reaches this; 1: all.
-        min_p: only ids at least this share as likely as the best one; 0: all.
-        u: uniform in [0, 1): the caller's dice.
+        top_k: keep only this many best ids; 0: all.
+        top_p: keep only the smallest set of best ids with at least this share; 1: all.
+        min_p: keep only ids at least this share as likely as the best one; 0: all.
+        u: random number, uniform in [0, 1).
 
     Raises:
-        ValueError: as ``argmax``, or a number is out of its range.
-        TypeError: not a row of float32.
+        ValueError: as in ``argmax``, or a number is out of its range.
+        TypeError: ``row`` is not a row of float32.
     """
     if not 0 <= temperature < inf or top_k < 0 or not 0 <= top_p <= 1 or not 0 <= min_p <= 1 or not 0 <= u < 1:
         raise ValueError(
@@ -141,7 +142,7 @@ def sample_row(row: Any, temperature: float, top_k: int, top_p: float, min_p: fl
 
 def _best(logits: list[float], count: int) -> list[int]:
     """Return the ids of the highest logits above -inf, best first."""
-    return nsmallest(count, (place for place, logit in enumerate(logits) if logit > -inf), key=lambda place: (-logits[place], place))
+    return nsmallest(count, (index for index, logit in enumerate(logits) if logit > -inf), key=lambda index: (-logits[index], index))
 
 
 def _logits(row: Any) -> list[float]:
