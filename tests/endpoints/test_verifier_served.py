@@ -83,7 +83,7 @@ async def test_an_answer_by_greedy_rounds_is_the_targets_own() -> None:
         await talk.connect()
         assert await write(talk, len(ANSWER)) == ANSWER
         await talk.aclose()
-        await settled(lambda: not server.service.host.figures()["sessions"])
+        await settled(lambda: not server.service.manager.figures()["sessions"])
 
 
 async def test_many_answers_at_once_keep_apart() -> None:

@@ -70,7 +70,7 @@ class Serving:
 
     @property
     def figures(self) -> dict[str, Any]:
-        return self.service.host.figures()
+        return self.service.manager.figures()
 
 
 @asynccontextmanager

@@ -1,6 +1,7 @@
-"""The scheduler's batches on an engine's held sequences: what a batch reads is asked for at once, and judged when all of it was read.
+"""Runs the scheduler's batches on the engine's token sequences.
 
-A session's sequence holds precisely the tokens that the scheduler counts as cached. One batch is out at a time.
+The parts of a batch are submitted to the engine together, and drafts are verified when every part has been read. A session's sequence
+holds exactly the tokens that the scheduler counts as cached. One batch is out at a time.
 """
 
 from __future__ import annotations
@@ -23,39 +24,39 @@ logger = logging.getLogger("streamco.server.verify.service")
 
 
 class BatchReport(Struct, frozen=True):
-    """How a batch ended.
+    """Outcome of a batch.
 
     Args:
-        event: for the scheduler.
-        rulings: by session, of the parts that were judged.
-        late_s: seconds by which it took longer than the imposed step times.
-        error: why it, or the first part of it that did, failed.
+        event: the event for the scheduler.
+        results: verification results by session.
+        late_s: seconds by which the batch took longer than the imposed step times.
+        error: why the batch, or the first part that failed, failed; None: no part did.
     """
 
     event: BatchFinished | BatchFailed
-    rulings: Mapping[str, VerificationResult]
+    results: Mapping[str, VerificationResult]
     late_s: float = 0.0
     error: StreamcoError | None = None
 
 
 class DraftLookup(Protocol):
-    """Knows what to judge."""
+    """Looks up the draft of a session."""
 
     def __call__(self, session: str, /) -> VerificationRequest:
-        """Return the question that the session's pending draft is."""
+        """Return the verification request of the session's pending draft."""
         ...
 
 
 class BatchRunner:
-    """Runs batches; every method belongs to the event loop.
+    """Runs batches. Every method must be called on the event loop. The session manager owns it.
 
     Args:
-        engine: holds the sequences; stays the caller's.
-        waker: of the loop.
-        now: seconds on the scheduler's clock.
-        ask: what a session wants to have judged; called when its part begins.
-        tell: called on the loop, later than ``begin``, when a batch has ended.
-        context_tokens: of one session; behind so many there is no room for a token.
+        engine: holds the sequences; the caller closes it.
+        waker: wakes the event loop.
+        now: clock of the scheduler, seconds.
+        look_up: returns the draft of a session; called when its part begins.
+        emit: called on the loop, after ``begin`` has returned, when a batch has ended.
+        context_tokens: size of one session's context; no token follows after it.
     """
 
     def __init__(
@@ -63,8 +64,8 @@ class BatchRunner:
         engine: HoldingEngine,
         waker: WakeCoalescer,
         now: Callable[[], float],
-        ask: DraftLookup,
-        tell: Callable[[BatchReport], None],
+        look_up: DraftLookup,
+        emit: Callable[[BatchReport], None],
         *,
         context_tokens: int,
     ) -> None:
@@ -72,13 +73,13 @@ class BatchRunner:
         self._engine = engine
         self._waker = waker
         self._now = now
-        self._ask = ask
-        self._tell = tell
+        self._look_up = look_up
+        self._emit = emit
         self._sequences: dict[str, TokenSequence] = {}
         self._is_closed = False
 
     def begin(self, batch: RunBatch) -> None:
-        """Have a batch decoded and judged."""
+        """Start to decode a batch and to verify its drafts."""
         running = _Running(self, batch, self._now())
         wake = self._waker.bind(running)
         with self._engine.together():
@@ -87,9 +88,9 @@ class BatchRunner:
                 running.parts.append(part)
                 try:
                     self._begin(each, part, wake)
-                except Exception as error:  # noqa: BLE001  # of this part alone; told with the batch's end
+                except Exception as error:  # noqa: BLE001  # concerns this part alone; reported with the batch's end
                     part.error = error
-        wake()  # where nothing could be asked, nobody else does
+        wake()  # if no part could be submitted, the engine never wakes it
 
     def truncate(self, session: str, length: int) -> None:
         """Keep the first ``length`` tokens of a session."""
@@ -102,18 +103,18 @@ class BatchRunner:
             sequence.close()
 
     def close(self) -> None:
-        """Drop all sessions; nothing is told any more."""
+        """Drop all sessions; no report is emitted after it."""
         self._is_closed = True
         for session in list(self._sequences):
             self.drop(session)
 
     def finish(self, report: BatchReport) -> None:
-        """Tell how a batch ended."""
+        """Emit the outcome of a batch, unless the runner is closed."""
         if not self._is_closed:
-            self._tell(report)
+            self._emit(report)
 
     def now(self) -> float:
-        """Seconds."""
+        """Return the time on the scheduler's clock, seconds."""
         return self._now()
 
     def _begin(self, part: BatchPart, running: _Part, wake: Callable[[], None]) -> None:
@@ -125,13 +126,13 @@ class BatchRunner:
         if not part.verify_rows:
             running.task = sequence.read(part.ids, wake)
             return
-        running.rows = rows = TargetRowCollector(self._ask(part.session))
+        running.rows = rows = TargetRowCollector(self._look_up(part.session))
         border = len(part.ids) - part.verify_rows + 1
         running.task = sequence.verify(part.ids[border:], wake, given=part.ids[:border], reader=rows)
 
 
 class _Part:
-    """One session's share of the batch that runs."""
+    """One session's part of the running batch."""
 
     def __init__(self, part: BatchPart) -> None:
         self.session = part.session
@@ -141,53 +142,53 @@ class _Part:
         self.rows: TargetRowCollector | None = None
         self.task: SequenceTask | None = None
         self.end: TaskEnd | None = None
-        self.error: Exception | None = None  # it could not even be asked for
+        self.error: Exception | None = None  # why it could not be submitted
 
     def look(self) -> bool:
-        """See whether it has ended."""
+        """Return True if it has ended."""
         if self.task is not None and self.end is None:
             _, self.end = self.task.take()
         return self.end is not None or self.error is not None
 
     @property
     def found(self) -> int:
-        """Tokens that it was to read, and others had read before."""
+        """Number of its tokens that were in the engine's cache already."""
         return max(0, self.tokens - self.end.timings.rows) if self.end is not None and self.end.reason == "done" else 0
 
     def check(self) -> None:
-        """Raise why it was not read."""
+        """Raise the error that ended it, if any."""
         if self.error is not None:
             raise self.error
         if self.end is not None and self.end.reason != "done":
-            raise EngineError(f"{self.session}: expected it to be read, got {self.end.reason}: {self.end.error}") from self.end.error
+            raise EngineError(f"{self.session}: expected tokens to be read, got {self.end.reason}: {self.end.error}") from self.end.error
 
 
 class _Running:
-    """The batch that runs; rung when something of it has ended."""
+    """The running batch. Implements ``Wakeable``."""
 
-    def __init__(self, judge: BatchRunner, batch: RunBatch, started: float) -> None:
+    def __init__(self, runner: BatchRunner, batch: RunBatch, started: float) -> None:
         self.parts: list[_Part] = []
-        self._judge = judge
+        self._runner = runner
         self._batch = batch
         self._started = started
         self._is_over = False
 
     def wake(self) -> None:
-        """See what has ended."""
+        """Emit the report if every part has ended."""
         have_ended = [part.look() for part in self.parts]
         if not self._is_over and all(have_ended):
             self._is_over = True
-            self._judge.finish(self._report())
+            self._runner.finish(self._report())
 
     def _report(self) -> BatchReport:
         number = self._batch.number
-        rulings: dict[str, VerificationResult] = {}
+        results: dict[str, VerificationResult] = {}
         errors: dict[str, StreamcoError] = {}
         for part in self.parts:
             try:
                 part.check()
                 if part.rows is not None:
-                    rulings[part.session] = self._rule(part, part.rows)
+                    results[part.session] = self._result_of(part, part.rows)
             except StreamcoError as error:
                 errors[part.session] = error
             except Exception as error:
@@ -196,20 +197,20 @@ class _Running:
         first = next(iter(errors.values()), None)
         if len(errors) == len(self.parts):
             return BatchReport(BatchFailed(number), {}, 0.0, first)
-        verdicts = tuple(DraftVerdict(session, ruling.accepted, ruling.token) for session, ruling in rulings.items())
-        seconds = self._judge.now() - self._started
+        verdicts = tuple(DraftVerdict(session, result.accepted, result.token) for session, result in results.items())
+        seconds = self._runner.now() - self._started
         late = max((part.end.timings.late_s for part in self.parts if part.end is not None), default=0.0)
         found = sum(part.found for part in self.parts)
-        return BatchReport(BatchFinished(number, verdicts, seconds, tuple(errors), found), rulings, late, first)
+        return BatchReport(BatchFinished(number, verdicts, seconds, tuple(errors), found), results, late, first)
 
-    def _rule(self, part: _Part, rows: TargetRowCollector) -> VerificationResult:
-        ruling = rows.rule()
-        is_full = ruling.accepted == part.verify_rows - 1 and part.length >= self._judge.context_tokens
-        return VerificationResult(ruling.accepted, None, ruling.rows) if is_full else ruling
+    def _result_of(self, part: _Part, rows: TargetRowCollector) -> VerificationResult:
+        result = rows.verdict()
+        is_full = result.accepted == part.verify_rows - 1 and part.length >= self._runner.context_tokens
+        return VerificationResult(result.accepted, None, result.rows) if is_full else result
 
 
 def _defect(session: str, cause: Exception) -> EngineError:
-    """Return what must not happen ends its own part and nothing else: the scheduler waits for the end of every batch."""
-    error = EngineError(f"{session}: expected it to be judged, got {type(cause).__name__}")
+    """Return the error of an unexpected exception. It ends its own part alone, because the scheduler waits for the end of every batch."""
+    error = EngineError(f"{session}: expected its draft to be verified, got {type(cause).__name__}")
     error.__cause__ = cause
     return error

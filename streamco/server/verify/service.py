@@ -1,7 +1,7 @@
 """Drafts verified over WebSockets: the path ``/v1/verify`` of ``streamco serve`` (docs/verifier-protocol.md).
 
 It is a path like the others, so one port, one certificate and one key serve both. A connection is two coroutines: the handler reads
-frames and hands them on, a writer sends what there is to say. The handler stops reading while its own answers aren't read.
+frames and hands them on, the writer sends messages. The handler stops reading while the client doesn't read its answers.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ STATS_PATH = f"{PATH}/stats"
 
 logger = logging.getLogger("streamco.server.verify.service")
 
-_MOST_UNSENT = 256  # messages; a client that sends on without reading them isn't read
-_CLOSE_SECONDS = 2.0  # for the other side's part of closing
-_WEBSOCKET_BYTES = 1 << 16  # a message so much above the limit is answered; beyond it the connection is closed with 1009
+_MAX_UNSENT = 256  # messages; while a client leaves so many unread, its frames are not read
+_CLOSE_SECONDS = 2.0  # that the client has for its part of the closing handshake
+_WEBSOCKET_BYTES = 1 << 16  # above the limit: a longer message closes the connection with 1009, a shorter one is answered by an error
 
 
 class VerifyService:
     """The handlers of a server that verifies.
 
     Args:
-        engine: holds the sequences; stays the caller's.
-        options: what is borne.
-        listen: the key.
-        model: what the welcome calls it.
+        engine: holds the sequences; the caller closes it.
+        options: limits of devices, connections and load.
+        listen: settings of the server, of which the key is used.
+        model: name of the model in the welcome.
     """
 
     def __init__(self, engine: HoldingEngine, options: VerifyOptions, listen: ListenOptions, *, model: str) -> None:
@@ -56,16 +56,16 @@ class VerifyService:
         self._engine = engine
         self._listen = listen
         self._model = model
-        self._host: SessionManager | None = None
+        self._manager: SessionManager | None = None
         self._connections: set[_Connection] = set()
         self._joined = 0
         self.is_stopping = False
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """``GET /v1/verify``: one connection, to its end.
+        """Serve one connection of ``GET /v1/verify`` to its end.
 
         Raises:
-            RequestError: 400 or 426 no such WebSocket, 401 another key, 403 somebody else's web page, 429 too much from there,
+            RequestError: 400 or 426 no such WebSocket, 401 wrong key, 403 a foreign web page, 429 too many connections or faults,
                 503 a shutdown.
         """
         now, peer = asyncio.get_running_loop().time(), request.remote or ""
@@ -93,26 +93,26 @@ class VerifyService:
         return socket
 
     async def stats(self, _request: web.Request) -> web.Response:
-        """``GET /v1/verify/stats``."""
-        return web.json_response(self.host.figures())
+        """Answer ``GET /v1/verify/stats``."""
+        return web.json_response(self.manager.figures())
 
     async def stop(self, _app: web.Application | None = None) -> None:
-        """Tell every device that the server goes away."""
+        """Send every device the end of the service."""
         self.is_stopping = True
         for connection in list(self._connections):
             connection.stop()
 
     async def close(self, _app: web.Application | None = None) -> None:
-        """Give the sessions up; idempotent."""
-        if self._host is not None:
-            self._host.close()
+        """Drop all sessions; idempotent."""
+        if self._manager is not None:
+            self._manager.close()
 
     @property
-    def host(self) -> SessionManager:
-        """The sessions; made when the first is asked for, in the loop that serves."""
-        if self._host is None:
-            self._host = SessionManager(self._engine, self.options)
-        return self._host
+    def manager(self) -> SessionManager:
+        """The session manager; it is made at the first use, in the event loop that serves."""
+        if self._manager is None:
+            self._manager = SessionManager(self._engine, self.options)
+        return self._manager
 
     def make_server(self) -> VerifyServer:
         """Return the protocol's end of a new connection."""
@@ -128,7 +128,7 @@ class VerifyService:
         return VerifyServer(codec, info.vocabulary, model=self._model[:256], resume_s=options.resume_s, is_exact=True)
 
     def is_authorised(self, token: str | None, *, by_header: bool) -> bool:
-        """Return True if a hello's token, with or without a right header, is enough."""
+        """Return True if a hello's token is right, or if it has none and the header was right."""
         key = self._listen.api_key
         if key is None:
             return True
@@ -143,13 +143,13 @@ class VerifyService:
         if SUBPROTOCOL not in offered:
             raise RequestError(400, f"subprotocol: expected {SUBPROTOCOL}, got {', '.join(sorted(offered)) or 'none'}")
         origin = request.headers.get("Origin")
-        page = None if origin is None else urlsplit(origin).netloc  # of a sandboxed page: empty
+        page = None if origin is None else urlsplit(origin).netloc  # empty for a sandboxed page
         if page is not None and self._listen.api_key is None and not (page and means_loopback(page)):
             raise RequestError(403, "origin: expected a page of this machine while the server has no api key")
-        objection = self.peers.objection(peer, now=now)
-        if objection is not None:
-            raise overloaded(*objection)
-        if "Authorization" in request.headers:  # else it comes with the hello
+        refusal = self.peers.refusal(peer, now=now)
+        if refusal is not None:
+            raise overloaded(*refusal)
+        if "Authorization" in request.headers:  # otherwise the key comes with the hello
             try:
                 check_key(self._listen, request)
             except RequestError:
@@ -158,7 +158,7 @@ class VerifyService:
 
 
 class _Connection:
-    """Implements ``Line``."""
+    """One WebSocket of a device. Implements ``sessions.Connection``."""
 
     def __init__(self, service: VerifyService, request: web.Request, socket: web.WebSocketResponse, device: str, peer: str) -> None:
         self.server = service.make_server()
@@ -167,59 +167,59 @@ class _Connection:
         self._service = service
         self._request = request
         self._socket = socket
-        self._is_authorised = "Authorization" in request.headers  # it was checked before
+        self._is_authorised = "Authorization" in request.headers  # the service has checked it
         self._is_welcome = False
         self._is_over = False
         self._unsent: deque[bytes] = deque()
-        self._bell = WakeEvent()
-        self._room = WakeEvent()
+        self._has_messages = WakeEvent()
+        self._has_space = WakeEvent()
 
     @property
     def faults(self) -> int:
-        """What it did that no working client does."""
+        """Number of protocol faults on this connection."""
         return self.server.faults + (self.server.is_closed and not self._is_welcome and not self._service.is_stopping)
 
     async def run(self) -> None:
-        """Until either side ends it."""
-        host = self._service.host
+        """Read and write until either side ends the connection."""
+        manager = self._service.manager
         writer = asyncio.create_task(self._write(), name="streamco-verify-writer")
         try:
-            await self._read(host)
+            await self._read(manager)
             self._is_over = True
-            self._bell.wake()
+            self._has_messages.wake()
             await writer
         finally:
             if self._is_welcome:
-                host.leave(self)
+                manager.leave(self)
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
 
     def flush(self) -> None:
-        """Send what the server's end has to say."""
+        """Queue the messages of the protocol's server end."""
         self._unsent += self.server.take_messages()
-        self._bell.wake()
+        self._has_messages.wake()
 
     def stop(self) -> None:
-        """The server goes away."""
+        """Send the client the end of the service."""
         self.server.refuse(ShuttingDownError("server: expected it to run, got a shutdown"))
         self.flush()
 
-    async def _read(self, host: SessionManager) -> None:
+    async def _read(self, manager: SessionManager) -> None:
         while not self.server.is_closed:
             message = await self._receive()
             if message is None:
                 break
             frame = self.server.receive(message)
             if isinstance(frame, Hello):
-                self._greet(host, frame)
+                self._greet(manager, frame)
             elif frame is not None:
-                host.handle(self, frame)
+                manager.handle(self, frame)
             self.flush()
-            while len(self._unsent) > _MOST_UNSENT and not self._is_over:
-                await self._room.wait(None)
+            while len(self._unsent) > _MAX_UNSENT and not self._is_over:
+                await self._has_space.wait(None)
 
     async def _receive(self) -> bytes | str | None:
-        """Return the next message; None: there is none any more."""
+        """Return the next message; None: the connection is over."""
         limit = None if self._is_welcome else self._service.options.hello_timeout
         try:
             async with asyncio.timeout(limit):
@@ -230,34 +230,34 @@ class _Connection:
             return None
         return message.data if message.type in {WSMsgType.BINARY, WSMsgType.TEXT} else None
 
-    def _greet(self, host: SessionManager, hello: Hello) -> None:
+    def _greet(self, manager: SessionManager, hello: Hello) -> None:
         if self._service.is_authorised(hello.token, by_header=self._is_authorised):
             self._is_welcome = True
             self.server.welcome()
-            host.join(self)
+            manager.join(self)
         else:
             message = "token: expected a valid one, got " + ("none" if hello.token is None else "another")
             self.server.refuse(UnauthorisedError(message))
 
     async def _write(self) -> None:
-        """Send until the connection is over, and close it behind the last message."""
+        """Send messages until the connection is over, and close it after the last one."""
         while not self._socket.closed:
             while self._unsent:
                 if not await self._send(self._unsent.popleft()):
                     self._is_over = True
-                    self._room.wake()
+                    self._has_space.wake()
                     return
-                self._room.wake()
+                self._has_space.wake()
             if self.server.is_closed:
                 code = WSCloseCode.GOING_AWAY if self._service.is_stopping else WSCloseCode.POLICY_VIOLATION
                 await self._socket.close(code=code)
                 return
             if self._is_over:
                 return
-            await self._bell.wait(None)
+            await self._has_messages.wait(None)
 
     async def _send(self, message: bytes) -> bool:
-        """False: the connection is lost."""
+        """Send one message. Return False if the connection is lost."""
         try:
             async with asyncio.timeout(self._service.options.write_timeout):
                 await self._socket.send_bytes(message)

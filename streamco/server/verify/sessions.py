@@ -1,11 +1,10 @@
-"""The verifier's sessions between their connections and the scheduler: keys, what is out, who resumes what.
+"""Sessions of the verifier, between their connections and the scheduler: keys, rounds in flight and resumes.
 
-Frames that got through a connection's ``VerifyServer`` become the scheduler's events; its commands become frames, or work for the judge.
-All of it happens on the event loop, in the order of arrival; nothing here waits.
+Frames that a connection's ``VerifyServer`` accepts become the scheduler's events. Its commands become frames, or work for the batch runner.
+All of this happens on the event loop in the order of arrival, and nothing here waits.
 
-A session outlives its connection by ``resume_s``. Whoever has its key takes it up, also while the server still believes in the old
-connection, and also while a round is out: then the answer waits for that round, whose verdict nobody hears, but which has settled what
-the context is.
+A session outlives its connection by ``resume_s``. A client that has its key may resume it, even if the old connection still seems alive or
+a round is in flight. In the latter case the answer to the resume waits for that round: its verdict is not sent, but it decides the context.
 """
 
 from __future__ import annotations
@@ -62,12 +61,12 @@ from streamco.wire.verify.server import VerifyServer
 
 __all__ = ["SessionManager", "Connection", "make_scheduler"]
 
-_CPU_STEP = LinearStep(setup=0.01, per_token=0.003)  # until batches were measured; only their ratio is wrong then
-_OTHER_TEXT = "the hash of the tokens that are here, got that of others: open it anew"
+_CPU_STEP = LinearStep(setup=0.01, per_token=0.003)  # until batches are measured; only their ratio is wrong then
+_OTHER_TEXT = "the hash of the tokens that are here, got that of others: open it again"
 _ADDRESS_RETRY = 1.0  # seconds
-_MOST_FAILURES = 3  # of a session in a row, behind which asking again is of no use
+_MAX_FAILURES = 3  # of one session in a row, after which a retry is of no use
 _MICROSECONDS = 1_000_000
-_MOST_MICROSECONDS = (1 << 32) - 1
+_MAX_MICROSECONDS = (1 << 32) - 1
 
 _ERRORS: dict[str, type[VerifyProtocolError]] = {
     "overloaded": OverloadedError,
@@ -82,43 +81,43 @@ _ERRORS: dict[str, type[VerifyProtocolError]] = {
 
 
 class Connection(Protocol):
-    """A connection, as its sessions see it."""
+    """A connection of a device, as its sessions see it."""
 
     server: VerifyServer
     device: str
-    peer: str  # the address
+    peer: str  # its address
 
     def flush(self) -> None:
-        """Send what the server's end has to say."""
+        """Queue the messages of the protocol's server end."""
         ...
 
 
-class _Hosted:
-    """A session, whether somebody is connected to it or not."""
+class _HostedSession:
+    """A session, connected or waiting to be resumed; the manager owns it."""
 
     def __init__(self, name: str, rule: Rule, top_k: int) -> None:
         self.name = name
         self.key = secrets.token_bytes(16)
         self.rule = rule
         self.top_k = top_k
-        self.dice = Random(rule.seed)
-        self.line: Connection | None = None
-        self.number = 0  # on that line
-        self.peer = ""  # of its last line
-        self.turns = 0  # rounds so far, on all lines
-        self.draft: Draft | None = None  # that is out
-        self.resume: Resume | None = None  # waits for it
+        self.rng = Random(rule.seed)
+        self.connection: Connection | None = None
+        self.number = 0  # on that connection
+        self.peer = ""  # address of its last connection
+        self.turns = 0  # rounds so far, on all connections
+        self.draft: Draft | None = None  # of the round in flight
+        self.resume: Resume | None = None  # a resume that waits for that round
         self.left_at = 0.0
         self.failures = 0  # in a row
-        self.is_late = False  # a verification of the round that is out took longer than it was to
+        self.is_late = False  # a batch of the round in flight took longer than the imposed step times
 
 
 class SessionManager(MachineDriver[SchedulerEvent, SchedulerCommand]):
-    """All sessions of a server.
+    """All sessions of a server; the service owns it.
 
     Args:
-        engine: holds the sequences; stays the caller's.
-        options: what is borne.
+        engine: holds the sequences; the caller closes it.
+        options: limits of devices, connections and load.
     """
 
     machine: VerificationScheduler
@@ -128,55 +127,55 @@ class SessionManager(MachineDriver[SchedulerEvent, SchedulerCommand]):
         self.stats = VerifyStats()
         self._options = options
         context = engine.info.context_tokens
-        self._judge = BatchRunner(engine, WakeCoalescer(), self._clock, self._question, self._on_batch, context_tokens=context)
-        self._sessions: dict[str, _Hosted] = {}
-        self._by_key: dict[bytes, _Hosted] = {}
-        self._lines: dict[Connection, dict[int, _Hosted]] = {}
-        self._left: dict[str, _Hosted] = {}  # of lost connections, the oldest first
-        self._begun: list[tuple[Connection, _Hosted, Draft]] = []  # rounds that were sent ahead, and have won their bets
-        self._verified: tuple[str, ...] = ()  # in the batch that runs
-        self._rulings: dict[str, VerificationResult] = {}
+        self._runner = BatchRunner(engine, WakeCoalescer(), self._clock, self._lookup, self._on_batch, context_tokens=context)
+        self._sessions: dict[str, _HostedSession] = {}
+        self._by_key: dict[bytes, _HostedSession] = {}
+        self._connections: dict[Connection, dict[int, _HostedSession]] = {}
+        self._left: dict[str, _HostedSession] = {}  # sessions of lost connections, the oldest first
+        self._begun: list[tuple[Connection, _HostedSession, Draft]] = []  # rounds sent ahead, after their expected verdict came
+        self._verified: tuple[str, ...] = ()  # sessions in the running batch
+        self._results: dict[str, VerificationResult] = {}
         self._opened = 0
         self.start()
 
     # What a connection calls
 
-    def join(self, line: Connection) -> None:
-        """A connection was welcomed."""
-        self._lines[line] = {}
+    def join(self, connection: Connection) -> None:
+        """Add a connection that was welcomed."""
+        self._connections[connection] = {}
 
-    def leave(self, line: Connection) -> None:
-        """A connection was lost: its sessions wait to be taken up."""
-        for session in self._lines.pop(line, {}).values():
+    def leave(self, connection: Connection) -> None:
+        """Remove a lost connection; its sessions wait to be resumed."""
+        for session in self._connections.pop(connection, {}).values():
             self._detach(session)
         self._arm(self._clock())
 
-    def handle(self, line: Connection, frame: Open | Extend | Draft | Resume | Close) -> None:
-        """A frame that came through the connection's server end."""
+    def handle(self, connection: Connection, frame: Open | Extend | Draft | Resume | Close) -> None:
+        """Handle a frame that the connection's server end has accepted."""
         match frame:
             case Open():
-                self._open(line, frame)
+                self._open(connection, frame)
             case Resume():
-                self._take_up(line, frame)
+                self._resume(connection, frame)
             case Extend(number, base, ids):
-                self.emit(SessionExtended(self._lines[line][number].name, base, ids))
+                self.emit(SessionExtended(self._connections[connection][number].name, base, ids))
             case Draft():
-                self._draft(line, self._lines[line][frame.session], frame)
+                self._draft(connection, self._connections[connection][frame.session], frame)
             case Close(number):
-                session = self._lines[line].get(number)
+                session = self._connections[connection].get(number)
                 if session is not None:
                     self._end(session)
         self._arm(self._clock())
 
     def close(self) -> None:
-        """Give everything up; idempotent."""
+        """Drop all sessions; idempotent."""
         self._disarm()
-        self._judge.close()
+        self._runner.close()
 
     def figures(self) -> dict[str, object]:
-        """Return what there is to see."""
+        """Return counters and sizes as a JSON object."""
         return {
-            "connections": len(self._lines),
+            "connections": len(self._connections),
             "sessions": len(self._sessions),
             "sessions_waiting_to_be_resumed": len(self._left),
             "waiting_rounds": self.machine.depth,
@@ -186,25 +185,25 @@ class SessionManager(MachineDriver[SchedulerEvent, SchedulerCommand]):
 
     # Frames
 
-    def _open(self, line: Connection, frame: Open) -> None:
-        most = self._options.peer_sessions
-        if sum(session.peer == line.peer for session in self._sessions.values()) >= most:
-            self.stats.note_refusal("address limit")
-            message = f"session {frame.session}: expected at most {most} from one address, got one more"
-            line.server.refuse(OverloadedError(message, session=frame.session, retry_after=_ADDRESS_RETRY))
-            line.flush()
+    def _open(self, connection: Connection, frame: Open) -> None:
+        max_sessions = self._options.peer_sessions
+        if sum(session.peer == connection.peer for session in self._sessions.values()) >= max_sessions:
+            self.stats.record_refusal("address limit")
+            message = f"session {frame.session}: expected at most {max_sessions} from one address, got one more"
+            connection.server.refuse(OverloadedError(message, session=frame.session, retry_after=_ADDRESS_RETRY))
+            connection.flush()
             return
         self._opened += 1
-        session = _Hosted(f"{line.device}-{self._opened}", frame.rule, frame.top_k)
+        session = _HostedSession(f"{connection.device}-{self._opened}", frame.rule, frame.top_k)
         self._sessions[session.name] = self._by_key[session.key] = session
-        self._attach(session, line, frame.session)
-        self.emit(SessionOpened(session.name, line.device, frame.ids))
+        self._attach(session, connection, frame.session)
+        self.emit(SessionOpened(session.name, connection.device, frame.ids))
 
-    def _draft(self, line: Connection, session: _Hosted, frame: Draft) -> None:
+    def _draft(self, connection: Connection, session: _HostedSession, frame: Draft) -> None:
         if session.draft is not None:
-            self.stats.note_refusal("busy")
-            line.server.refuse(_error("busy", frame.session, frame.round_number, None))
-            line.flush()
+            self.stats.record_refusal("busy")
+            connection.server.refuse(_error("busy", frame.session, frame.round_number, None))
+            connection.flush()
             return
         session.turns += 1
         session.draft = frame
@@ -212,71 +211,71 @@ class SessionManager(MachineDriver[SchedulerEvent, SchedulerCommand]):
         given = frame.ids[: frame.given]
         self.emit(DraftReceived(session=session.name, round=session.turns, base=frame.base, given=given, draft=frame.pending))
 
-    def _take_up(self, line: Connection, frame: Resume) -> None:
+    def _resume(self, connection: Connection, frame: Resume) -> None:
         session = self._by_key.get(frame.key)
         if session is None:
-            self._refuse_resume(line, frame, "a session of this key, got none: open it anew")
+            self._refuse_resume(connection, frame, "a session of this key, got none: open it again")
             return
         if self._is_other_text(session, frame):
-            self._refuse_resume(line, frame, _OTHER_TEXT)
+            self._refuse_resume(connection, frame, _OTHER_TEXT)
             return
-        if session.line is not None:
+        if session.connection is not None:
             message = f"session {session.number}: expected one connection for it, got another that resumes it"
-            session.line.server.refuse(EvictedError(message, session=session.number))
-            session.line.flush()
+            session.connection.server.refuse(EvictedError(message, session=session.number))
+            session.connection.flush()
             self._detach(session)
         self._left.pop(session.name, None)
-        self._attach(session, line, frame.session)
+        self._attach(session, connection, frame.session)
         session.resume = frame
         if session.draft is None:
             self._answer_resume(session)
 
-    def _answer_resume(self, session: _Hosted) -> None:
-        line, frame = session.line, session.resume
+    def _answer_resume(self, session: _HostedSession) -> None:
+        connection, frame = session.connection, session.resume
         session.resume = None
-        if line is None or frame is None:
+        if connection is None or frame is None:
             return
         if self._is_other_text(session, frame):
             self._detach(session)
-            self._refuse_resume(line, frame, _OTHER_TEXT)
+            self._refuse_resume(connection, frame, _OTHER_TEXT)
             return
         text = (self.machine.text(session.name) or ())[: frame.base]
         self.stats.resumed += 1
-        line.server.resume(Resumed(session.number, len(text), prefix_hash(text)), session.rule)
-        line.flush()
+        connection.server.resume(Resumed(session.number, len(text), prefix_hash(text)), session.rule)
+        connection.flush()
 
-    def _is_other_text(self, session: _Hosted, frame: Resume) -> bool:
-        """Return True if the device holds other tokens, as far as that can be told here."""
+    def _is_other_text(self, session: _HostedSession, frame: Resume) -> bool:
+        """Return True if the device is known to hold other tokens."""
         text = self.machine.text(session.name)
         return text is None or (frame.base <= len(text) and prefix_hash(text[: frame.base]) != frame.prefix)
 
-    def _refuse_resume(self, line: Connection, frame: Resume, expected: str) -> None:
-        line.server.refuse(NotResumableError(f"session {frame.session}: expected {expected}", session=frame.session))
-        line.flush()
+    def _refuse_resume(self, connection: Connection, frame: Resume, expected: str) -> None:
+        connection.server.refuse(NotResumableError(f"session {frame.session}: expected {expected}", session=frame.session))
+        connection.flush()
 
     # Sessions
 
-    def _attach(self, session: _Hosted, line: Connection, number: int) -> None:
-        session.line, session.number, session.peer = line, number, line.peer
-        self._lines[line][number] = session
+    def _attach(self, session: _HostedSession, connection: Connection, number: int) -> None:
+        session.connection, session.number, session.peer = connection, number, connection.peer
+        self._connections[connection][number] = session
 
-    def _detach(self, session: _Hosted) -> None:
-        """Nobody hears of it until it is resumed."""
-        line, session.line, session.resume = session.line, None, None
-        if line in self._lines:
-            self._lines[line].pop(session.number, None)
+    def _detach(self, session: _HostedSession) -> None:
+        """Separate a session from its connection, until it is resumed."""
+        connection, session.connection, session.resume = session.connection, None, None
+        if connection in self._connections:
+            self._connections[connection].pop(session.number, None)
         session.left_at = self._clock()
         self._left[session.name] = session
 
-    def _end(self, session: _Hosted) -> None:
-        """It is over, on both sides."""
+    def _end(self, session: _HostedSession) -> None:
+        """End a session, here and at the scheduler."""
         self._forget(session)
         self.emit(SessionClosed(session.name))
 
-    def _forget(self, session: _Hosted) -> None:
-        line = session.line
-        if line is not None and line in self._lines:
-            self._lines[line].pop(session.number, None)
+    def _forget(self, session: _HostedSession) -> None:
+        connection = session.connection
+        if connection is not None and connection in self._connections:
+            self._connections[connection].pop(session.number, None)
         self._sessions.pop(session.name, None)
         self._by_key.pop(session.key, None)
         self._left.pop(session.name, None)
@@ -287,56 +286,58 @@ class SessionManager(MachineDriver[SchedulerEvent, SchedulerCommand]):
         match command:
             case RunBatch():
                 self._verified = tuple(part.session for part in command.parts) if command.kind == "verify" else ()
-                self.stats.note_batch(command)
-                self._judge.begin(command)
+                self.stats.record_batch(command)
+                self._runner.begin(command)
             case TruncateSequence(name, length):
-                self._judge.truncate(name, length)
+                self._runner.truncate(name, length)
             case DropSequence(name):
-                self._judge.drop(name)
+                self._runner.drop(name)
             case _:
                 session = self._sessions.get(command.session)
                 if session is not None:
-                    self._say(session, command)
+                    self._answer(session, command)
 
     def _after_step(self, now: float) -> None:
         begun, self._begun = self._begun, []
-        for line, session, draft in begun:
-            self._draft(line, session, draft)
+        for connection, session, draft in begun:
+            self._draft(connection, session, draft)
 
     def _crash(self, error: BaseException) -> None:
         raise error  # the caller's connection or batch ends with it
 
-    def _say(self, session: _Hosted, command: AcceptSession | RefuseSession | SendVerdict | RefuseDraft | ForgetSession) -> None:
-        line, number = session.line, session.number
+    def _answer(self, session: _HostedSession, command: AcceptSession | RefuseSession | SendVerdict | RefuseDraft | ForgetSession) -> None:
+        connection, number = session.connection, session.number
         match command:
             case AcceptSession():
                 self.stats.opened += 1
-                if line is not None:
-                    line.server.send(Opened(number, session.key, 0))
+                if connection is not None:
+                    connection.server.send(Opened(number, session.key, 0))
             case SendVerdict():
-                self._say_verdict(session, command)
+                self._answer_verdict(session, command)
             case RefuseDraft(_, _, reason, retry_after):
-                self._say_refused(session, reason, retry_after)
+                self._answer_refusal(session, reason, retry_after)
             case RefuseSession(_, reason, retry_after):
-                self.stats.note_refusal(reason)
-                if line is not None:
-                    line.server.refuse(_error(reason, number, None, retry_after))
+                self.stats.record_refusal(reason)
+                if connection is not None:
+                    connection.server.refuse(_error(reason, number, None, retry_after))
                 self._end(session)
             case ForgetSession():
-                if line is not None:
-                    line.server.refuse(EvictedError(f"session {number}: expected to hear of it again, got silence", session=number))
+                if connection is not None:
+                    connection.server.refuse(
+                        EvictedError(f"session {number}: expected a draft or an extension, got silence", session=number)
+                    )
                 self._forget(session)
-        if line is not None:
-            line.flush()
+        if connection is not None:
+            connection.flush()
 
-    def _say_verdict(self, session: _Hosted, command: SendVerdict) -> None:
+    def _answer_verdict(self, session: _HostedSession, command: SendVerdict) -> None:
         draft, session.draft = session.draft, None
         session.failures = 0
-        ruling = self._rulings.pop(session.name)
-        self.stats.note_verdict(command, is_late=session.is_late)
+        result = self._results.pop(session.name)
+        self.stats.record_verdict(command, is_late=session.is_late)
         if session.resume is not None:
             self._answer_resume(session)
-        elif session.line is not None and draft is not None:
+        elif session.connection is not None and draft is not None:
             verdict = VerdictFrame(
                 session.number,
                 draft.round_number,
@@ -345,44 +346,44 @@ class SessionManager(MachineDriver[SchedulerEvent, SchedulerCommand]):
                 command.depth,
                 _microseconds(command.queued),
                 _microseconds(command.compute),
-                ruling.rows,
+                result.rows,
             )
-            session.line.server.send(verdict)
-            self._begun += [(session.line, session, begun) for begun in session.line.server.take_begun_rounds()]
+            session.connection.server.send(verdict)
+            self._begun += [(session.connection, session, begun) for begun in session.connection.server.take_begun_rounds()]
 
-    def _say_refused(self, session: _Hosted, reason: str, retry_after: float | None) -> None:
+    def _answer_refusal(self, session: _HostedSession, reason: str, retry_after: float | None) -> None:
         draft, session.draft = session.draft, None
         session.failures += reason == "engine failed"
-        self.stats.note_refusal(reason)
+        self.stats.record_refusal(reason)
         if session.resume is not None:
             self._answer_resume(session)
-        elif session.line is not None and draft is not None:
-            is_hopeless = session.failures >= _MOST_FAILURES
+        elif session.connection is not None and draft is not None:
+            is_hopeless = session.failures >= _MAX_FAILURES
             round_number = None if is_hopeless else draft.round_number
-            session.line.server.refuse(_error(reason, session.number, round_number, None if is_hopeless else retry_after))
+            session.connection.server.refuse(_error(reason, session.number, round_number, None if is_hopeless else retry_after))
             if is_hopeless:
                 self._end(session)
 
-    # The judge
+    # Batches
 
-    def _question(self, name: str) -> VerificationRequest:
+    def _lookup(self, name: str) -> VerificationRequest:
         session = self._sessions.get(name)
         if session is None or session.draft is None:
-            raise AssertionError(f"{name}: expected a draft to judge, got none")
+            raise AssertionError(f"{name}: expected a draft to verify, got none")
         return VerificationRequest(
-            draft=session.draft.pending, drafted_from=session.draft.rows, rule=session.rule, top_k=session.top_k, dice=session.dice
+            draft=session.draft.pending, drafted_from=session.draft.rows, rule=session.rule, top_k=session.top_k, rng=session.rng
         )
 
     def _on_batch(self, report: BatchReport) -> None:
-        self.stats.note_report(report)
+        self.stats.record_report(report)
         for name in self._verified:
             session = self._sessions.get(name)
             if session is not None:
                 session.is_late = session.is_late or report.late_s > 0
-        self._rulings.update(report.rulings)
+        self._results.update(report.results)
         self.emit(report.event)
-        for name in report.rulings:
-            self._rulings.pop(name, None)  # of who was closed meanwhile
+        for name in report.results:
+            self._results.pop(name, None)  # of sessions that were closed meanwhile
         self._arm(self._clock())
 
     # Time
@@ -402,7 +403,7 @@ class SessionManager(MachineDriver[SchedulerEvent, SchedulerCommand]):
 
 
 def make_scheduler(engine: HoldingEngine, options: VerifyOptions) -> VerificationScheduler:
-    """Return the scheduler of what this engine can hold."""
+    """Return a scheduler for what this engine can hold."""
     context = engine.info.context_tokens
     bounds = SchedulerOptions(
         kv_tokens=max(engine.held_tokens, context) + 1,
@@ -426,4 +427,4 @@ def _error(reason: str, number: int, round_number: int | None, retry_after: floa
 
 
 def _microseconds(seconds: float) -> int:
-    return min(max(0, round(seconds * _MICROSECONDS)), _MOST_MICROSECONDS)
+    return min(max(0, round(seconds * _MICROSECONDS)), _MAX_MICROSECONDS)

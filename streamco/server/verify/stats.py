@@ -1,4 +1,4 @@
-"""What a verifier has done so far, as numbers."""
+"""Counters of a verifier, for its stats page."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["VerifyStats"]
 
 
 class VerifyStats:
-    """Counts since the server began.
+    """Counters since the server began; the session manager owns them.
 
     Attributes:
-        opened: sessions.
-        resumed: sessions, once for each time.
+        opened: number of sessions opened.
+        resumed: number of times that a session was resumed.
     """
 
     def __init__(self) -> None:
@@ -28,30 +28,30 @@ class VerifyStats:
         self._tokens: Counter[str] = Counter()
         self._late_batches = self._failed_batches = 0
 
-    def note_batch(self, batch: RunBatch) -> None:
-        """A batch begins."""
+    def record_batch(self, batch: RunBatch) -> None:
+        """Record the beginning of a batch."""
         self._batches[batch.kind] += 1
         self._tokens[batch.kind] += sum(len(part.ids) for part in batch.parts)
 
-    def note_report(self, report: BatchReport) -> None:
-        """A batch has ended."""
+    def record_report(self, report: BatchReport) -> None:
+        """Record the end of a batch."""
         self._late_batches += report.late_s > 0
         self._failed_batches += report.error is not None
 
-    def note_verdict(self, verdict: SendVerdict, *, is_late: bool) -> None:
-        """A draft was judged; ``is_late``: a batch of it took longer than the imposed step times."""
+    def record_verdict(self, verdict: SendVerdict, *, is_late: bool) -> None:
+        """Record a verdict. ``is_late`` is True if one of its batches took longer than the imposed step times."""
         self._verdicts += 1
         self._accepted += verdict.accepted
         self._late_verdicts += is_late
         self._queued += verdict.queued
         self._computed += verdict.compute
 
-    def note_refusal(self, reason: str) -> None:
-        """A session or a draft was refused."""
+    def record_refusal(self, reason: str) -> None:
+        """Record the refusal of a session or a draft."""
         self._refused[reason] += 1
 
     def figures(self) -> dict[str, object]:
-        """Return all of it, for JSON."""
+        """Return all counters as a JSON object."""
         return {
             "opened": self.opened,
             "resumed": self.resumed,

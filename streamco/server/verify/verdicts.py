@@ -1,7 +1,7 @@
-"""Drafts judged by the rule of their session, from whole rows of the target.
+"""Verdicts on drafts by the rule of their session, from whole rows of the target model.
 
-Rows are read on the engine's thread, where nothing but what the rule needs is kept of them; the ruling itself, with its dice, is made
-where it is asked for. Nothing is cut before a rule sees it, so speculative sampling is exact whatever the filters.
+Rows are read on the engine's thread, which keeps only what the rule needs of them. The verdict, with its random draws, is made on the
+event loop. No row is cut before the rule's filters are applied, so speculative sampling is exact whatever the filters.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ if TYPE_CHECKING:
 
 __all__ = ["VerificationRequest", "VerificationResult", "TargetRowCollector"]
 
-_LEAST_TOP_P = 1e-9
+_MIN_TOP_P = 1e-9
 
 
 class VerificationRequest(Struct, frozen=True, kw_only=True):
-    """What is to be judged, and how.
+    """One draft to verify.
 
     Args:
-        draft: ids to be judged.
-        drafted_from: what each of them was drawn from; empty where the rule doesn't need it.
-        rule: of the session.
-        top_k: ids in each row that the verdict tells; 0: none are told.
-        dice: of the session.
+        draft: ids to verify, shape (window,).
+        drafted_from: distribution that each of them was drawn from, shape (window,); empty if the rule doesn't need it.
+        rule: the session's rule.
+        top_k: number of ids in each row that is returned with the verdict; 0: no rows are returned.
+        rng: the session's random draws.
     """
 
     draft: tuple[int, ...]
     drafted_from: tuple[TopK, ...] = ()
     rule: Rule = Rule()
     top_k: int = 0
-    dice: Random
+    rng: Random
 
 
 class VerificationResult(Struct, frozen=True):
-    """What becomes of a draft.
+    """Result of one verification.
 
     Args:
-        accepted: of its ids stay, from the first.
-        token: follows them; None: there is no room for it.
-        rows: of the target behind each place, where they were asked for.
+        accepted: number of draft tokens accepted, from the first.
+        token: the token after them; None: the context is full.
+        rows: the target's likeliest ids at each position, if they were asked for.
     """
 
     accepted: int
@@ -64,38 +64,38 @@ class _ReadRow(Struct, frozen=True):
 
     Args:
         best: the target's likeliest id.
-        compared: its distribution after the rule's temperature and filters; None where the rule compares none.
+        compared: its distribution after the rule's temperature and filters; None: the rule compares none.
     """
 
     best: int
     compared: Distribution | None
 
     def distribution(self, _: Rule, /) -> Distribution:
-        """Return the distribution, made when the row was read: the logits are not kept."""
+        """Return the distribution made when the row was read, because the logits are not kept."""
         if self.compared is None:
             raise AssertionError("a rule that compares distributions had them made of each row")
         return self.compared
 
 
 class TargetRowCollector:
-    """Implements ``RowReader``: takes of each row what its question needs, and rules when the last one was read."""
+    """Collects what the rule needs of each target row, then gives the verdict. Implements ``RowReader``."""
 
-    def __init__(self, question: VerificationRequest) -> None:
-        rule = question.rule
-        self._question = question
+    def __init__(self, request: VerificationRequest) -> None:
+        rule = request.rule
+        self._request = request
         self._read: list[_ReadRow] = []
         self._rows: list[TopK] = []
         self._is_unfiltered = not rule.top_k and rule.top_p >= 1.0 and not rule.min_p
         self._greedy = Sampler(SamplingOptions(temperature=0))
         self._filtered = Sampler(
-            SamplingOptions(temperature=rule.temperature, top_k=rule.top_k, top_p=max(rule.top_p, _LEAST_TOP_P), min_p=rule.min_p)
+            SamplingOptions(temperature=rule.temperature, top_k=rule.top_k, top_p=max(rule.top_p, _MIN_TOP_P), min_p=rule.min_p)
         )
 
     def read_row(self, logits: NDArray[np.float32], position: int, token: int | None, /) -> Prediction:
-        """Keep what the rule will ask of this row.
+        """Keep what the rule needs of this row.
 
         Raises:
-            EngineError: the logits are not numbers, or the rule can do nothing with them.
+            EngineError: the logits are not finite, or the rule can't be applied to them.
         """
         try:
             return self._take(logits, position, token)
@@ -105,7 +105,7 @@ class TargetRowCollector:
     def _take(self, logits: NDArray[np.float32], position: int, token: int | None) -> Prediction:
         import numpy as np
 
-        rule, top_k = self._question.rule, self._question.top_k
+        rule, top_k = self._request.rule, self._request.top_k
         best = self._greedy.draw(logits)
         distribution = None
         is_sampled = rule.kind is RuleKind.SAMPLE
@@ -115,35 +115,35 @@ class TargetRowCollector:
             elif rule.kind is not RuleKind.GREEDY:
                 distribution = _whole(logits, best, rule.temperature if is_sampled else UNCHANGED.temperature)
             if top_k:
-                told = _at(logits, best, rule.temperature).astype(np.float32) if is_sampled else logits
-                self._rows.append(quantise(top_probabilities(told, top_k), is_whole=False))
+                scaled = _scaled(logits, best, rule.temperature).astype(np.float32) if is_sampled else logits
+                self._rows.append(quantise(top_probabilities(scaled, top_k), is_whole=False))
         self._read.append(_ReadRow(best, distribution))
         return Prediction(position=position, greedy=best, token=token)
 
-    def rule(self) -> VerificationResult:
-        """Return what becomes of the draft.
+    def verdict(self) -> VerificationResult:
+        """Return the verdict on the draft, with the rows that were asked for.
 
         Raises:
             EngineError: not all of its rows were read.
         """
-        question = self._question
-        if len(self._read) != len(question.draft) + 1:
-            raise EngineError(f"verdict: expected {len(question.draft) + 1} rows, got {len(self._read)}")
-        drafted_from = [row.distribution() for row in question.drafted_from]
-        verdict = verify(question.rule, question.draft, drafted_from, self._read, question.dice)
+        request = self._request
+        if len(self._read) != len(request.draft) + 1:
+            raise EngineError(f"verdict: expected {len(request.draft) + 1} rows, got {len(self._read)}")
+        drafted_from = [row.distribution() for row in request.drafted_from]
+        verdict = verify(request.rule, request.draft, drafted_from, self._read, request.rng)
         return VerificationResult(verdict.accepted, verdict.token, tuple(self._rows))
 
 
 def _whole(logits: NDArray[np.float32], best: int, temperature: float) -> Distribution:
-    """Of the whole vocabulary, in the order of ids: nothing is sorted (0.4 ms of 49,152, not 5)."""
+    """Return the distribution over the whole vocabulary in the order of ids; without sorting, 49,152 ids take 0.4 ms and not 5."""
     import numpy as np
 
-    weights = np.exp(_at(logits, best, temperature))
+    weights = np.exp(_scaled(logits, best, temperature))
     return Distribution(None, weights / weights.sum())
 
 
-def _at(logits: NDArray[np.float32], best: int, temperature: float) -> NDArray[np.float64]:
-    """At a temperature, the best one 0; in float64, where the smallest one that can be asked for is above 0 still."""
+def _scaled(logits: NDArray[np.float32], best: int, temperature: float) -> NDArray[np.float64]:
+    """Return the logits less the best one, divided by the temperature; in float64, in which the smallest allowed temperature is above 0."""
     import numpy as np
 
     scaled: NDArray[np.float64] = (logits.astype(np.float64) - float(logits[best])) / temperature

@@ -34,7 +34,7 @@ class Bench:
         self.judge = BatchRunner(engine, WakeCoalescer(), now, self.ask, self.reports.put_nowait, context_tokens=context_tokens)
 
     def ask(self, session: str) -> VerificationRequest:
-        return VerificationRequest(draft=self.drafts[session], dice=Random(1))
+        return VerificationRequest(draft=self.drafts[session], rng=Random(1))
 
     async def run(self, *parts: BatchPart, number: int = 1) -> BatchReport:
         self.judge.begin(RunBatch(number, "verify", parts))
@@ -54,22 +54,22 @@ async def test_parts_are_judged_each_by_its_own_question() -> None:
     assert isinstance(report.event, BatchFinished)
     assert report.event.verdicts == (DraftVerdict("a", 2, own["a"][2]), DraftVerdict("b", 1, own["b"][1]))
     assert report.event.seconds >= 0
-    assert set(report.rulings) == {"a", "b"}
+    assert set(report.results) == {"a", "b"}
 
 
 async def test_a_sequence_goes_on_where_the_scheduler_left_it() -> None:
     bench = Bench(target(successor=TRUTH))
     own = greedy_text(TRUTH, TEXT, 6)
-    assert (await bench.run(BatchPart("a", 0, TEXT[:4]))).rulings == {}
+    assert (await bench.run(BatchPart("a", 0, TEXT[:4]))).results == {}
     report = await bench.run(bench.part("a", 4, TEXT[4:], [own[0], 63 - own[1]]))
-    assert report.rulings["a"].accepted == 1
+    assert report.results["a"].accepted == 1
     bench.judge.truncate("a", 6)
     report = await bench.run(bench.part("a", 6, own[1:2], own[2:4]))
-    assert (report.rulings["a"].accepted, report.rulings["a"].token) == (2, own[4])
+    assert (report.results["a"].accepted, report.results["a"].token) == (2, own[4])
     bench.judge.drop("a")
     bench.judge.drop("a")
     report = await bench.run(bench.part("a", 0, (*TEXT, *own[:2]), ()))
-    assert report.rulings["a"].token == own[2]
+    assert report.results["a"].token == own[2]
 
 
 async def test_what_others_had_read_is_told() -> None:
@@ -85,10 +85,10 @@ async def test_where_the_context_is_full_no_token_follows_what_was_accepted_whol
     bench = Bench(target(successor=TRUTH), context_tokens=7)
     own = greedy_text(TRUTH, TEXT, 3)
     report = await bench.run(bench.part("a", 0, TEXT, own[:2]))
-    assert (report.rulings["a"].accepted, report.rulings["a"].token) == (2, None)
+    assert (report.results["a"].accepted, report.results["a"].token) == (2, None)
     bench.judge.drop("a")
     report = await bench.run(bench.part("a", 0, TEXT, [own[0], 63 - own[1]]))
-    assert (report.rulings["a"].accepted, report.rulings["a"].token) == (1, own[1])
+    assert (report.results["a"].accepted, report.results["a"].token) == (1, own[1])
 
 
 async def test_a_batch_of_a_closed_engine_fails() -> None:
@@ -109,8 +109,8 @@ async def test_a_part_that_fails_leaves_the_others_as_they_are() -> None:
     )
     assert isinstance(report.event, BatchFinished)
     assert report.event.failed == ("a", "c", "d")
-    assert [judgement.session for judgement in report.event.verdicts] == list(report.rulings) == ["b"]
-    assert report.rulings["b"].accepted == 1
+    assert [judgement.session for judgement in report.event.verdicts] == list(report.results) == ["b"]
+    assert report.results["b"].accepted == 1
     assert "expected at most 6 tokens" in str(report.error)
 
 
@@ -119,7 +119,7 @@ async def test_rows_that_are_no_numbers_fail_their_own_part_alone() -> None:
     report = await bench.run(bench.part("a", 0, (63, 1), (2,)), bench.part("b", 0, TEXT, ()))
     assert isinstance(report.event, BatchFinished)
     assert report.event.failed == ("a",)
-    assert list(report.rulings) == ["b"]
+    assert list(report.results) == ["b"]
 
 
 async def test_nothing_is_told_once_it_is_closed() -> None:
@@ -138,7 +138,7 @@ async def test_a_part_behind_nothing_is_a_defect_that_ends_its_batch() -> None:
     assert report.event == BatchFailed(1)
     assert report.error is not None
     assert "a: expected a sequence of 3 tokens, got none" in str(report.error.__cause__)
-    assert (await bench.run(bench.part("a", 0, TEXT, ()), number=2)).rulings["a"].accepted == 0
+    assert (await bench.run(bench.part("a", 0, TEXT, ()), number=2)).results["a"].accepted == 0
 
 
 async def test_a_draft_that_nobody_knows_ends_its_batch() -> None:
@@ -162,6 +162,6 @@ async def test_all_parts_are_one_decode_of_the_engine_and_its_lateness_is_told(m
             report = await bench.run(*parts, number=number)
             assert len(fakes.FakeContext.last.batches) == 1
             assert report.late_s > 0
-            assert report.rulings["a"].token == ord("z")
+            assert report.results["a"].token == ord("z")
     finally:
         await asyncio.to_thread(engine.close)

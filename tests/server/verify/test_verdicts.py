@@ -23,12 +23,12 @@ def logits(*shares: float) -> np.typing.NDArray[np.float32]:
 
 
 def ask(rows: Sequence[np.typing.NDArray[np.float32]], draft: tuple[int, ...], **options: Any) -> VerificationResult:
-    reader = TargetRowCollector(VerificationRequest(draft=draft, **({"dice": Random(1)} | options)))
+    reader = TargetRowCollector(VerificationRequest(draft=draft, **({"rng": Random(1)} | options)))
     for place, row in enumerate(rows):
         token = draft[place] if place < len(draft) else None
         prediction = reader.read_row(row, 10 + place, token)
         assert (prediction.position, prediction.token, prediction.greedy) == (10 + place, token, int(row.argmax()))
-    return reader.rule()
+    return reader.verdict()
 
 
 def test_the_greedy_rule_keeps_what_the_target_would_write() -> None:
@@ -68,12 +68,12 @@ def test_told_rows_of_a_sampled_session_have_its_temperature_and_not_its_filters
     ],
 )
 def test_what_is_sampled_has_the_targets_distribution_whatever_its_filters(filters: dict[str, Any], wanted: tuple[float, ...]) -> None:
-    rule, dice, count = Rule(RuleKind.SAMPLE, temperature=1.0, **filters), Random(7), 4000
+    rule, rng, count = Rule(RuleKind.SAMPLE, temperature=1.0, **filters), Random(7), 4000
     drawn_from: TopK = quantise([(2, 0.4), (0, 0.3), (3, 0.3)], is_whole=True)
     rows, tally = [logits(*TARGET)] * 2, [0] * 4
     for _ in range(count):
-        token = drawn_from.distribution().draw(dice)
-        ruling = ask(rows, (token,), rule=rule, drafted_from=(drawn_from,), dice=dice)
+        token = drawn_from.distribution().draw(rng)
+        ruling = ask(rows, (token,), rule=rule, drafted_from=(drawn_from,), rng=rng)
         first = token if ruling.accepted else ruling.token
         assert first is not None
         tally[first] += 1
@@ -82,7 +82,7 @@ def test_what_is_sampled_has_the_targets_distribution_whatever_its_filters(filte
 
 
 def test_an_unfiltered_row_is_whole() -> None:
-    reader = TargetRowCollector(VerificationRequest(draft=(), rule=Rule(RuleKind.SAMPLE, temperature=2.0), dice=Random(1)))
+    reader = TargetRowCollector(VerificationRequest(draft=(), rule=Rule(RuleKind.SAMPLE, temperature=2.0), rng=Random(1)))
     reader.read_row(logits(*TARGET), 0, None)
     kept = reader._read[0].compared
     assert kept is not None
