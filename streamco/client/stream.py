@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import Generic, Literal, Self, TypeVar
 
@@ -12,13 +12,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from streamco.client.driver import AnswerDriver, Batch
+from streamco.client.pending_answer import PendingAnswer
 from streamco.client.speculation.output import SpeculatedChunk
 from streamco.core.report import AnswerUsage, Report
 from streamco.core.speculation.events import Origin
 from streamco.errors import ConcurrentRead, StreamClosed, StreamConsumed
 from streamco.openai_types import ChatCompletionChunk, CompletionUsage
 
-__all__ = ["AnswerStream", "ChatStream", "Retracted", "Settled", "Token", "TokenStream", "PendingAnswer"]
+__all__ = ["AnswerStream", "ChatStream", "Retracted", "Settled", "Token", "TokenStream"]
 
 Item = TypeVar("Item")
 
@@ -59,86 +60,6 @@ class Settled(Token, frozen=True, kw_only=True):
     """
 
     characters: int
-
-
-class PendingAnswer:
-    """What goes on behind a stream.
-
-    A stream and the generator that its reader iterates both hold this, and neither holds the other: so a dropped stream ends at once,
-    without waiting for the cyclic garbage collector, and a loop over a stream that nobody else holds goes on.
-
-    Args:
-        ready: waits until the client can begin.
-        begin: starts the session.
-        abandon: releases what ``ready`` has got, where it does not begin after all.
-    """
-
-    def __init__(
-        self,
-        ready: Callable[[], Awaitable[None]],
-        begin: Callable[[], AnswerDriver],
-        abandon: Callable[[], Awaitable[None]],
-    ) -> None:
-        self.driver: AnswerDriver | None = None
-        self.is_closed = False
-        self._ready = ready
-        self._begin = begin
-        self._abandon = abandon
-
-    async def start(self) -> AnswerDriver:
-        """Return the session, begun if it was not.
-
-        Raises:
-            StreamClosed: the stream was closed before.
-        """
-        if self.driver is None:
-            await self._ready()
-            if self.is_closed:
-                await self._abandon()
-                raise StreamClosed("expected an open stream, got one that was closed before it began")
-            if self.driver is None:
-                try:
-                    self.driver = self._begin()
-                except BaseException:
-                    await self._abandon()
-                    raise
-        return self.driver
-
-    @property
-    def was_broken_off(self) -> bool:
-        """True if it was ended before the answer had come to its end."""
-        return self.driver is not None and self.driver.was_broken_off
-
-    async def aclose(self) -> None:
-        """End it and wait for the end."""
-        self.is_closed = True
-        if self.driver is not None:
-            await self.driver.aclose()
-
-    def report(self) -> Report:
-        """Its figures.
-
-        Raises:
-            StreamConsumed: it has not begun.
-        """
-        if self.driver is None:
-            raise StreamConsumed("expected a stream that has begun, got a report asked for before the first read")
-        return self.driver.report()
-
-    def usage(self) -> AnswerUsage:
-        """Its answer's tokens.
-
-        Raises:
-            StreamConsumed: it has not begun.
-        """
-        if self.driver is None:
-            raise StreamConsumed("expected a stream that has begun, got usage asked for before the first read")
-        return self.driver.usage()
-
-    def __del__(self) -> None:
-        driver = self.driver
-        if driver is not None and not driver.is_over:
-            driver.leave_soon()
 
 
 class AnswerStream(ABC, Generic[Item]):

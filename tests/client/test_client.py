@@ -835,7 +835,7 @@ async def test_the_name_of_a_model_stands_for_openais_endpoint(monkeypatch: pyte
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     client = Client(server="gpt-4o-mini")
-    (endpoint,) = client._shared.servers
+    (endpoint,) = client._settings.endpoints.servers
     assert isinstance(endpoint, OpenAIEndpoint)
     assert endpoint.model == "gpt-4o-mini"
     await client.aclose()
@@ -845,8 +845,8 @@ async def test_a_calibrated_pair_is_where_a_client_begins_and_is_kept() -> None:
     pair = PairProfile(window=4, rounds=9, acceptance=0.5, wait=0.3, step_times=(0.01,))
     data = Profile(pair=pair).to_json()
     client = Client(DeviceEndpoint(FakeEngine()), profile=data)
-    assert client._desk.pair.acceptance == pytest.approx(0.5)
-    assert client._desk.pair.wait == pytest.approx(0.3)
+    assert client._settings.planner.pair.acceptance == pytest.approx(0.5)
+    assert client._settings.planner.pair.wait == pytest.approx(0.3)
     assert Profile.from_json(client.profile()).pair == pair
     assert Profile.from_json(client.with_options(budget=0.2).profile()).pair == pair
     await client.aclose()

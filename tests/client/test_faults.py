@@ -147,7 +147,7 @@ async def ask(
                 await (read_chunks if as_chat else read_tokens)(client, outcome)
             except (EndpointError, AllEndpointsFailed) as error:
                 outcome.error = error
-            await settled(lambda: not client._shared.active)
+            await settled(lambda: not client._settings.endpoints.active)
             assert outcome.report is None or outcome.report.is_final or outcome.error is not None
             assert not any(server._streams for server in servers)
         await settled(lambda: not any(proxy.connections_open for proxy in proxies))

@@ -84,13 +84,13 @@ async def test_ten_thousand_streams_leave_nothing_behind() -> None:
         endpoint = OpenAIEndpoint("m", base_url=scripted.url, name="server")
         async with Client(server=endpoint, seed=1) as client:
             await run_streams(client, WARM_UP, rng, at_once=AT_ONCE)
-            await settled(lambda: not client._shared.active)
+            await settled(lambda: not client._settings.endpoints.active)
             scripted.requests.clear()
             before = resident_bytes()
             for _ in range((STREAMS - WARM_UP) // 1000):
                 await run_streams(client, 1000, rng, at_once=AT_ONCE)
                 scripted.requests.clear()
-            await settled(lambda: not client._shared.active)
+            await settled(lambda: not client._settings.endpoints.active)
             grown = resident_bytes() - before
             await settled(lambda: scripted.connections_open <= AT_ONCE)
             assert not endpoint._streams
@@ -105,10 +105,10 @@ async def test_races_by_the_hundred_leave_no_loser_behind() -> None:
         endpoint = OpenAIEndpoint("m", base_url=scripted.url, name="server")
         async with Client(local, endpoint, policy="both", budget=1.0, seed=1) as client:
             await run_streams(client, 1000, rng, at_once=50)
-            await settled(lambda: not client._shared.active)
+            await settled(lambda: not client._settings.endpoints.active)
             assert local.active == 0
             assert not endpoint._streams
-            assert client._dispatcher._steering._pending == set(), "every reservation is settled"
+            assert client._settings.dispatcher._steering._pending == set(), "every reservation is settled"
         await settled(lambda: not scripted.connections_open)
 
 
@@ -122,7 +122,7 @@ async def test_closing_a_client_with_two_hundred_answers_under_way_leaves_no_soc
             await settled(lambda: len(scripted.requests) == 200)
         results = await asyncio.gather(*waiting, return_exceptions=True)
         assert {type(result) for result in results} == {StreamClosed}
-        assert not client._shared.active
+        assert not client._settings.endpoints.active
         await settled(lambda: not scripted.connections_open)
 
 
@@ -137,7 +137,7 @@ async def test_dropped_streams_free_their_sockets_without_the_cyclic_collector()
                 await asyncio.gather(*(anext(stream) for stream in streams))
                 assert scripted.connections_open >= 50
                 del streams
-                await settled(lambda: not client._shared.active and not endpoint._streams)
+                await settled(lambda: not client._settings.endpoints.active and not endpoint._streams)
                 await settled(lambda: scripted.connections_open <= 1)  # one may be kept warm for the next request
     finally:
         gc.enable()
@@ -151,7 +151,7 @@ async def test_two_hundred_streams_leave_the_server_without_a_sequence() -> None
             endpoint = OpenAIEndpoint("fake", base_url=url, name="server")
             async with Client(server=endpoint, seed=1) as client:
                 await run_streams(client, 200, rng, at_once=8)
-                await settled(lambda: not client._shared.active)
+                await settled(lambda: not client._settings.endpoints.active)
                 await settled(lambda: all(generation._end is not None for generation in engine.generations))
         engine.close()
     ends: Counter[Any] = Counter(generation._end and generation._end.reason for generation in engine.generations)
@@ -187,7 +187,7 @@ async def test_many_streams_leave_a_real_engine_without_a_sequence() -> None:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(8):
                         group.create_task(work())
-                await settled(lambda: not client._shared.active)
+                await settled(lambda: not client._settings.endpoints.active)
             await settled(lambda: not engine._loop._live)
             assert not any(slot.is_busy for slot in engine._slots._slots)
     finally:

@@ -101,7 +101,7 @@ async def test_an_answer_stopped_halfway_frees_both_sides(url: str, engine: Llam
             stream = client.stream(SEA, temperature=0, max_tokens=400)
             async for _ in stream:
                 break
-            await settled(lambda: not client._shared.active)
+            await settled(lambda: not client._settings.endpoints.active)
             assert stream.report.is_final
         assert len(await tokens_text(client.stream(SEA, **GREEDY))) > 10, "the server takes the next request"
 

@@ -75,15 +75,15 @@ async def test_a_verifier_that_dies_between_answers_is_noticed_by_one_of_them(
         stream = client.stream(PROMPT, temperature=0)
         if is_left:
             reading = asyncio.create_task(tokens_text(stream))
-            await settled(lambda: bool(client._shared.active))
+            await settled(lambda: bool(client._settings.endpoints.active))
             reading.cancel()
             await asyncio.wait([reading])
-            await settled(lambda: not client._shared.active)
+            await settled(lambda: not client._settings.endpoints.active)
             assert not client.unspeculated, "nobody waited long enough to know"
             return
         await tokens_text(stream)
         assert stream.report.mode == "speculate"
-        await settled(lambda: not client._shared.active)
+        await settled(lambda: not client._settings.endpoints.active)
         assert "expected a connection within 0.3 s" in client.unspeculated
         for after in [30.0, 0.0]:
             monkeypatch.setattr("streamco.client.speculation.verifier_binding._ASK_AGAIN", after)
@@ -91,7 +91,7 @@ async def test_a_verifier_that_dies_between_answers_is_noticed_by_one_of_them(
             await tokens_text(stream)
             assert stream.report.mode == "race"
             assert "not speculated: 127.0.0.1" in stream.report.dispatch.reason
-        await settled(lambda: client._desk.pairing._asking is None)
+        await settled(lambda: client._settings.planner.pairing._asking is None)
         assert len([record for record in caplog.records if "not speculated" in record.message]) == 1, "it is said once"
         await verifier.start()
         await tokens_text(client.stream(PROMPT, temperature=0))
@@ -110,7 +110,7 @@ async def test_a_verifier_that_refuses_in_an_answer_is_done_without_in_the_next(
         assert isinstance(driver, SpeculationDriver)
         driver.emit(VerifierFailed(VerifierError("verifier: expected it to go on, got told not to")))
         await tokens_text(stream)
-        await settled(lambda: not client._shared.active)
+        await settled(lambda: not client._settings.endpoints.active)
         assert client.unspeculated == "verifier: expected it to go on, got told not to"
 
 
@@ -121,7 +121,7 @@ async def test_a_full_verifier_is_said_to_be_full(world: World) -> None:
         await tokens_text(stream)
         assert stream.report.speculation is not None
         assert stream.report.speculation.device > 0
-        await settled(lambda: not client._shared.active)
+        await settled(lambda: not client._settings.endpoints.active)
         assert client.unspeculated.endswith("expected a session within 0.3 s, got a refusal")
 
 
@@ -234,8 +234,8 @@ async def test_a_reader_who_leaves_stops_all_work(world: World, end: str, emit: 
             case _:
                 await anext(stream)
                 await client.aclose()
-        await settled(lambda: not client._shared.active)
-        await settled(lambda: not client._desk.pairing.device._drafters)
+        await settled(lambda: not client._settings.endpoints.active)
+        await settled(lambda: not client._settings.planner.pairing.device._drafters)
         if end != "client":
             assert client.totals.left == 1
 
@@ -252,7 +252,7 @@ async def test_what_breaks_in_the_machine_reaches_the_reader_as_an_error(world: 
         monkeypatch.setattr("streamco.core.speculation.machine.SpeculationMachine.start", broken)
         with pytest.raises(StreamcoError, match="a bug"):
             await tokens_text(client.stream(PROMPT, temperature=0))
-        await settled(lambda: not client._shared.active)
+        await settled(lambda: not client._settings.endpoints.active)
 
 
 async def test_what_is_held_for_the_pace_is_handed_out_before_an_error(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,6 +320,6 @@ async def test_a_hundred_answers_ended_in_all_ways_leave_nothing_behind(world: W
 
         for start in range(0, 100, 4):
             await asyncio.gather(*(one(number) for number in range(start, start + 4)))
-        await settled(lambda: not client._shared.active)
-        assert not client._desk.pairing.device._drafters
+        await settled(lambda: not client._settings.endpoints.active)
+        assert not client._settings.planner.pairing.device._drafters
         assert client.totals.answers == 100

@@ -46,7 +46,7 @@ async def pair(kind: str, **options: object) -> AsyncIterator[Client]:
 
 async def own(client: Client, prompt: str) -> list[int]:
     """What the large model writes by itself behind the same prompt."""
-    pairing = client._desk.pairing
+    pairing = client._settings.planner.pairing
     assert pairing.verifier is not None
     assert pairing.verifier.remote is not None
     engine = pairing.device.engine
@@ -108,7 +108,7 @@ async def test_a_server_killed_in_mid_answer_and_started_again_costs_no_token() 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q2_K"])
 async def test_a_lossless_answer_is_the_large_models_own_token_for_token(kind: str) -> None:
     async with pair(kind, speculation=SpeculationOptions(is_adaptive=False)) as client:
-        engine = client._desk.pairing.device.engine
+        engine = client._settings.planner.pairing.device.engine
         assert engine is not None
         for prompt in PROMPTS:
             wanted = await own(client, prompt)
@@ -127,7 +127,7 @@ async def test_a_lossless_answer_is_the_large_models_own_token_for_token(kind: s
 
 async def test_drafts_shown_at_once_come_to_the_same_text() -> None:
     async with pair("Q4_0", speculation=SpeculationOptions(is_adaptive=False), emit="draft") as client:
-        engine = client._desk.pairing.device.engine
+        engine = client._settings.planner.pairing.device.engine
         assert engine is not None
         wanted = engine.detokenize(await own(client, PROMPTS[1])).decode(errors="replace")
         text, final = "", 0

@@ -43,19 +43,19 @@ def test_each_section_becomes_an_endpoint() -> None:
         ),
         {"MY_KEY": "sk-1"},
     )
-    first, second = client._shared.servers
+    first, second = client._settings.endpoints.servers
     assert (first.name, second.name) == ("cloud", "127.0.0.1:9/base")
     assert (first.prices.prompt, first.prices.completion, first.prices.cached_prompt) == (2e-6, 8e-6, None)
     assert first.capabilities.tools
-    assert client._shared.device is None
+    assert client._settings.endpoints.device is None
 
 
 def test_a_device_is_made_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "small.gguf"
     path.touch()
     client = build_client(parse_config(f'[device]\nmodel = "{path}"\nname = "laptop"\ncontext = 512\nthreads = 1\n'))
-    assert client._shared.device is not None
-    assert (client._shared.device.name, client._shared.device.kind) == ("laptop", "device")
+    assert client._settings.endpoints.device is not None
+    assert (client._settings.endpoints.device.name, client._settings.endpoints.device.kind) == ("laptop", "device")
 
 
 def test_a_device_that_drafts_has_places_for_its_drafts_and_the_verifier_its_token(tmp_path: Path) -> None:
@@ -75,13 +75,13 @@ def test_a_device_that_drafts_has_places_for_its_drafts_and_the_verifier_its_tok
         max_branches = 2
         '''
     client = build_client(parse_config(text), {"VERIFIER_TOKEN": "sk-2"})
-    device, desk = client._shared.device, client._desk
+    device, desk = client._settings.endpoints.device, client._settings.planner
     assert isinstance(device, DeviceEndpoint)
     assert device._options.held_sequences == 12
     assert (desk.mode, desk.budget, desk.options.max_branches) == ("auto", 0.5, 2)
     assert desk.pairing.verifier is not None
     assert desk.pairing.verifier.name == "127.0.0.1:9"
-    assert client.with_options(budget=0.1)._desk.budget == 0.1
+    assert client.with_options(budget=0.1)._settings.planner.budget == 0.1
     with pytest.raises(ConfigError, match=r"speculate\.token_env"):
         build_client(parse_config(text), {})
 
@@ -109,9 +109,9 @@ def test_what_cannot_be_is_said(text: str, message: str) -> None:
 
 def test_the_clients_answers_move_as_the_file_says() -> None:
     section = f'[[server]]\nmodel = "m"\nbase_url = "{LOCAL}"\n'
-    assert build_client(parse_config(section), {})._migration == MigrationOptions()
+    assert build_client(parse_config(section), {})._settings.migration == MigrationOptions()
     told = build_client(parse_config(f'{section}[migration]\nrule = "full-buffer"\nmost = 0\nunpaced = true\n'), {})
-    assert told._migration == MigrationOptions(rule="full-buffer", most=0, unpaced=True)
+    assert told._settings.migration == MigrationOptions(rule="full-buffer", most=0, unpaced=True)
 
 
 def test_the_key_is_the_given_one_else_the_environments() -> None:
@@ -210,5 +210,5 @@ async def test_a_proxy_is_not_taken_for_a_server_that_can_go_on_with_an_answer()
 @pytest.mark.parametrize("is_probed", [False, True])
 def test_the_configuration_chooses(is_probed: bool) -> None:
     text = f'[[server]]\nmodel = "m"\nbase_url = "http://127.0.0.1:9/v1"\nprobe = {str(is_probed).lower()}\n'
-    (endpoint,) = build_client(parse_config(text), {})._shared.servers
+    (endpoint,) = build_client(parse_config(text), {})._settings.endpoints.servers
     assert isinstance(endpoint, ProbedEndpoint) is is_probed

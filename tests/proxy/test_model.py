@@ -80,13 +80,13 @@ async def test_closing_a_stream_frees_the_devices_sequence() -> None:
         stream = await caller.chat.completions.create(model="streamco", messages=SEA, stream=True, max_tokens=400)
         await anext(stream)
         await stream.close()
-        await settled(lambda: not client._shared.active)
+        await settled(lambda: not client._settings.endpoints.active)
 
 
 async def test_a_probed_server_of_the_devices_model_is_handed_token_ids() -> None:
     with running_peer("xllamacpp") as url:
         section = CONFIG.format(url=url, policy="both").replace('model = "cloud"', 'model = "cloud"\nprobe = true')
         async with build_client(parse_config(section), {}) as client:
-            device, server = client._shared.endpoints.values()
+            device, server = client._settings.endpoints.endpoints.values()
             assert server.capabilities.continuation == "token_ids"
             assert server.capabilities.vocabulary == device.capabilities.vocabulary is not None

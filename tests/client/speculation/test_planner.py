@@ -25,12 +25,12 @@ from tests.support.leaks import settled
 
 async def test_what_was_measured_outlives_the_answer(world: World) -> None:
     async with world.scripted() as verifier, world.speculating(verifier) as client:
-        before = client._desk.pair.acceptance
+        before = client._settings.planner.pair.acceptance
         await tokens_text(client.stream(PROMPT, temperature=0))
-        after = client._desk.pair.acceptance
+        after = client._settings.planner.pair.acceptance
         assert after != before
-        assert client.with_options(pace=100)._desk.pair is client._desk.pair
-        assert client.with_options(budget=0.5)._desk.pair.acceptance == pytest.approx(after)
+        assert client.with_options(pace=100)._settings.planner.pair is client._settings.planner.pair
+        assert client.with_options(budget=0.5)._settings.planner.pair.acceptance == pytest.approx(after)
 
 
 @pytest.mark.parametrize(
@@ -133,17 +133,17 @@ async def test_answers_that_race_show_how_fast_the_server_writes(world: World) -
         server = OpenAIEndpoint("large", base_url=url, name="server")
         async with Client(None, server, mode="auto") as client:
             world.large.token_s = 0.02
-            before = client._desk.pair.remote_step
+            before = client._settings.planner.pair.remote_step
             stream = client.stream(PROMPT, temperature=0, max_tokens=12)
             await tokens_text(stream)
             assert "not speculated: no device" in stream.report.dispatch.reason
-            await settled(lambda: not client._shared.active)
-            assert client._desk.pair.remote_step < before
+            await settled(lambda: not client._settings.endpoints.active)
+            assert client._settings.planner.pair.remote_step < before
 
 
 async def test_mode_auto_speculates_where_drafting_is_faster(world: World) -> None:
     async with world.scripted() as verifier, world.speculating(verifier, mode="auto") as client:
-        pair = client._desk.pair
+        pair = client._settings.planner.pair
         pair._remote_step.seconds = 5.0  # seconds
         stream = client.stream(PROMPT, temperature=0)
         assert await tokens_text(stream) == world.text()

@@ -1,0 +1,222 @@
+"""One answer from its request to its driver: prepared, dispatched or speculated, and recorded when it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from streamco.client.driver import AnswerDriver
+from streamco.client.race.dispatcher import DispatchRecord
+from streamco.client.race.driver import RaceDriver
+from streamco.client.request_facts import describe_request, takes_long
+from streamco.client.settings import ClientSettings
+from streamco.client.speculation.driver import SpeculationDriver
+from streamco.client.speculation.planner import PreparedSpeculation
+from streamco.core.race.machine import RaceMachine, RacePlan
+from streamco.core.race.migration import MigrationPlan
+from streamco.core.report import AnswerUsage, Report
+from streamco.endpoints.base import Endpoint, Request
+from streamco.errors import StreamClosed, StreamConsumed
+from streamco.policies.eligibility import RequestFacts
+
+__all__ = ["PendingAnswer"]
+
+
+class PendingAnswer:
+    """The answer of a stream; the first read prepares and starts it.
+
+    A stream and the generator that its reader iterates both hold this, and neither holds the other. So a dropped stream ends at once,
+    without waiting for the garbage collector, and a loop goes on over a stream that nothing else holds. The driver must not hold this,
+    because then a dropped stream would never be noticed.
+
+    Args:
+        request: the request, whole and checked.
+        settings: what the client's answers are made with.
+        pace: tokens per second at the reader; None: as fast as they come.
+        shows_drafts: True if the reader can take text back.
+
+    Attributes:
+        driver: runs the answer; None: it has not started.
+        is_closed: True if the stream was closed.
+    """
+
+    def __init__(self, request: Request, settings: ClientSettings, *, pace: float | None, shows_drafts: bool = False) -> None:
+        self.driver: AnswerDriver | None = None
+        self.is_closed = False
+        self._request = request
+        self._settings = settings
+        self._pace = pace
+        self._shows_drafts = shows_drafts
+        self._facts: RequestFacts | None = None  # None: found when the answer is dispatched, because that takes no time
+        self._prepared: PreparedSpeculation | None = None  # None: the answer races
+        self._obstacle = ""  # why it is not speculated; "": that was not asked for
+        self._lock = asyncio.Lock()  # two tasks may wait for the start of one stream
+        self._is_prepared = False
+
+    async def start(self) -> AnswerDriver:
+        """Return the driver, started if it was not.
+
+        Raises:
+            StreamClosed: the stream or the client was closed before.
+            ConfigError: no endpoint can serve the request.
+        """
+        if self.driver is None:
+            await self._prepare()
+            if self.is_closed:
+                await self._abandon()
+                raise StreamClosed("expected an open stream, got one that was closed before it began")
+            if self.driver is None:
+                try:
+                    self.driver = self._begin()
+                except BaseException:
+                    await self._abandon()
+                    raise
+        return self.driver
+
+    @property
+    def was_broken_off(self) -> bool:
+        """True if the reader left before the answer had ended."""
+        return self.driver is not None and self.driver.was_broken_off
+
+    async def aclose(self) -> None:
+        """End the answer and wait until its work has ended; idempotent."""
+        self.is_closed = True
+        if self.driver is not None:
+            await self.driver.aclose()
+
+    def report(self) -> Report:
+        """Return the answer's figures so far.
+
+        Raises:
+            StreamConsumed: the answer has not started.
+        """
+        if self.driver is None:
+            raise StreamConsumed("expected a stream that has begun, got a report asked for before the first read")
+        return self.driver.report()
+
+    def usage(self) -> AnswerUsage:
+        """Return the answer's token counts so far.
+
+        Raises:
+            StreamConsumed: the answer has not started.
+        """
+        if self.driver is None:
+            raise StreamConsumed("expected a stream that has begun, got usage asked for before the first read")
+        return self.driver.usage()
+
+    def __del__(self) -> None:
+        driver = self.driver
+        if driver is not None and not driver.is_over:
+            driver.leave_soon()
+
+    # Before the start
+
+    async def _prepare(self) -> None:
+        """Start the endpoints if they are not started; find out what the request needs and whether it is speculated."""
+        settings = self._settings
+        if not settings.endpoints.is_started:
+            await settings.start()
+        if settings.planner.mode == "race" and not takes_long(self._request):
+            return
+        async with self._lock:
+            if self._is_prepared:
+                return
+            self._facts = await _describe(self._request, *settings.endpoints.available())
+            outcome = await settings.planner.prepare(self._request, self._facts)
+            self._is_prepared = True
+            if isinstance(outcome, PreparedSpeculation):
+                self._prepared = outcome
+            else:
+                self._obstacle = outcome
+
+    async def _abandon(self) -> None:
+        """Release what was prepared, because the answer does not start."""
+        if self._prepared is not None:
+            await self._prepared.drafter.aclose()
+
+    # The start
+
+    def _begin(self) -> AnswerDriver:
+        self._settings.endpoints.check_open()  # the client may have been closed while the prompt was counted
+        return self._race() if self._prepared is None else self._speculate(self._prepared)
+
+    def _speculate(self, prepared: PreparedSpeculation) -> SpeculationDriver:
+        settings, prompt_tokens = self._settings, prepared.prompt_tokens
+
+        def record(driver: SpeculationDriver) -> None:
+            settings.endpoints.active.discard(driver)
+            settings.planner.heed(driver)
+            settings.dispatcher.learn_prompt(prompt_tokens)
+            settings.totals.record(driver.cost())
+
+        driver = settings.planner.begin(
+            prepared,
+            pace=self._pace,
+            reader_rate=self._pace or settings.dispatch.reader_rate,
+            shows_drafts=self._shows_drafts,
+            may_use_device=settings.on_failure != "raise",
+            limits=settings.limits,
+            cost=settings.dispatcher.costs(settings.endpoints.device, settings.endpoints.servers),
+            on_over=record,
+        )
+        self._prepared = None  # it is the driver's from here on
+        settings.endpoints.active.add(driver)
+        driver.start()
+        return driver
+
+    def _race(self) -> RaceDriver:
+        settings, endpoints = self._settings, self._settings.endpoints
+        dispatched = settings.dispatcher.decide(self._request, endpoints.device, endpoints.servers, endpoints.unavailable, self._facts)
+        if self._obstacle:
+            dispatched.add_note(f"not speculated: {self._obstacle}")
+        max_ahead = None if self._pace is None else settings.limits.tokens_ahead(self._pace)
+
+        def record(driver: RaceDriver) -> None:
+            endpoints.active.discard(driver)
+            settings.dispatcher.settle(dispatched, driver.machine)
+            settings.planner.learn(driver.machine)
+            settings.totals.record(driver.cost())
+
+        driver = RaceDriver(
+            RaceMachine(self._plan_race(dispatched, max_ahead)),
+            endpoints.endpoints,
+            self._request,
+            max_unread=settings.limits.unread_tokens,
+            max_ahead=max_ahead,
+            record=dispatched,
+            on_over=record,
+        )
+        endpoints.active.add(driver)
+        settings.totals.use_budget(dispatched.steering)
+        driver.start()
+        return driver
+
+    def _plan_race(self, dispatched: DispatchRecord, max_ahead: int | None) -> RacePlan:
+        settings, on_failure = self._settings, self._settings.failure_rule(dispatched.facts)
+        return RacePlan(
+            attempts=dispatched.attempts,
+            pace=self._pace,
+            explore=dispatched.explore,
+            reader_rate=self._pace or settings.dispatch.reader_rate,
+            on_failure=on_failure,
+            max_tokens=self._request.sampling.max_tokens,
+            missing=tuple(settings.endpoints.unavailable.items()),
+            migration=None if on_failure == "raise" else self._plan_moves(dispatched, max_ahead),
+        )
+
+    def _plan_moves(self, dispatched: DispatchRecord, max_ahead: int | None) -> MigrationPlan | None:
+        settings = self._settings
+        return settings.dispatcher.plan_moves(
+            dispatched,
+            settings.endpoints.endpoints,
+            settings.migration,
+            pace=self._pace,
+            capacity=settings.limits.unread_tokens if max_ahead is None else max_ahead,
+            limit=self._request.sampling.max_tokens,
+        )
+
+
+async def _describe(request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> RequestFacts:
+    if takes_long(request):
+        return await asyncio.to_thread(describe_request, request, device, servers)
+    return describe_request(request, device, servers)

@@ -1,0 +1,79 @@
+"""What a client's answers are made with; ``Client.with_options`` replaces single fields."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from streamco.client.endpoint_set import EndpointSet
+from streamco.client.race.dispatcher import Dispatcher, DispatchOptions
+from streamco.client.race.migration import MigrationOptions
+from streamco.client.speculation.planner import SpeculationPlanner
+from streamco.config import Limits
+from streamco.core.race.machine import OnFailure
+from streamco.core.totals import TotalsRecorder
+from streamco.errors import ConfigError
+from streamco.policies.eligibility import RequestFacts
+
+__all__ = ["ClientSettings", "check_options"]
+
+
+class ClientSettings(Struct, frozen=True, kw_only=True):
+    """One client's parts, which other clients may share, and its options.
+
+    Args:
+        endpoints: the device and the servers, shared by all clients from ``with_options``.
+        dispatcher: decides which endpoint starts when, and learns from each answer.
+        planner: decides whether an answer is speculated, and assembles it.
+        totals: adds up what the answers cost.
+        pace: tokens per second at the reader; None: as fast as they come.
+        on_failure: what becomes of an answer whose endpoint fails; None: by the request (``failure_rule``).
+        migration: options for planned hand-overs.
+        dispatch: options for dispatch.
+        limits: bounds on what may be buffered.
+    """
+
+    endpoints: EndpointSet
+    dispatcher: Dispatcher
+    planner: SpeculationPlanner
+    totals: TotalsRecorder
+    pace: float | None
+    on_failure: OnFailure | None
+    migration: MigrationOptions
+    dispatch: DispatchOptions
+    limits: Limits
+
+    async def start(self) -> None:
+        """Start the endpoints and, unless all answers race, ask the verifier for its properties; idempotent.
+
+        Raises:
+            AllEndpointsFailed: no endpoint could start.
+            StreamClosed: the endpoints were closed.
+        """
+        await self.endpoints.start()
+        if self.planner.mode != "race":
+            await self.planner.pairing.start()
+
+    def failure_rule(self, facts: RequestFacts) -> OnFailure:
+        """Return what becomes of this request's answer if its endpoint fails.
+
+        Several choices can't be handed over. Half a tool call or half a JSON text is handed over only if ``on_failure`` asks for it.
+        """
+        if facts.choices > 1:
+            return "raise"
+        if self.on_failure is not None:
+            return self.on_failure
+        return "raise" if facts.has_tools or facts.has_json_schema else "migrate"
+
+
+def check_options(migration: object, dispatch: object, limits: object, on_failure: object) -> None:
+    """Check the types of a client's options; None is allowed for each.
+
+    Raises:
+        ConfigError: an option has another type, or ``on_failure`` another value.
+    """
+    if on_failure not in {None, "migrate", "restart", "raise"}:
+        raise ConfigError(f'on_failure: expected "migrate", "restart", "raise" or None, got {on_failure!r}')
+    settings = (("migration", migration, MigrationOptions), ("dispatch", dispatch, DispatchOptions), ("limits", limits, Limits))
+    for name, value, kind in settings:
+        if value is not None and not isinstance(value, kind):
+            raise ConfigError(f"{name}: expected {kind.__name__} or None, got {type(value).__name__}")

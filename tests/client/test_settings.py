@@ -1,0 +1,67 @@
+"""A client's options: checked, and replaced one by one by ``with_options``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from streamco.client.client import Client
+from streamco.client.race.dispatcher import DispatchOptions
+from streamco.client.race.migration import MigrationOptions
+from streamco.client.settings import check_options
+from streamco.core.race.machine import OnFailure
+from streamco.errors import ConfigError
+from streamco.policies.eligibility import RequestFacts
+from streamco.testing.endpoint import ScriptedEndpoint
+
+
+def a_client(**options: Any) -> Client:
+    return Client(server=ScriptedEndpoint("server"), **options)
+
+
+@pytest.mark.parametrize(
+    ("setting", "facts", "rule"),
+    [
+        (None, RequestFacts(prompt_tokens=1), "migrate"),
+        (None, RequestFacts(prompt_tokens=1, has_tools=True), "raise"),
+        (None, RequestFacts(prompt_tokens=1, has_json_schema=True), "raise"),
+        ("restart", RequestFacts(prompt_tokens=1, has_tools=True), "restart"),
+        ("migrate", RequestFacts(prompt_tokens=1, choices=2), "raise"),
+    ],
+)
+def test_the_failure_rule_follows_the_setting_unless_there_are_choices(
+    setting: OnFailure | None, facts: RequestFacts, rule: OnFailure
+) -> None:
+    assert a_client(on_failure=setting)._settings.failure_rule(facts) == rule
+
+
+@pytest.mark.parametrize("name", ["migration", "dispatch", "limits"])
+def test_an_option_of_another_type_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: expected .* or None, got int"):
+        check_options(**{**dict.fromkeys(("migration", "dispatch", "limits", "on_failure")), name: 1})
+
+
+def test_other_options_leave_the_client_itself_and_its_other_options_alone() -> None:
+    client = a_client(pace=4.0)
+    other = client.with_options(migration=MigrationOptions(rule="full-buffer"), on_failure="raise")
+    assert (client._settings.on_failure, other._settings.on_failure) == (None, "raise")
+    assert client._settings.migration == MigrationOptions()
+    assert (other._settings.pace, other._settings.endpoints) == (4.0, client._settings.endpoints)
+    assert other._settings.dispatcher is client._settings.dispatcher
+
+
+def test_another_budget_policy_or_dispatch_starts_an_account_of_its_own() -> None:
+    client = a_client()
+    for other in (client.with_options(budget=0.5), client.with_options(policy="both"), client.with_options(dispatch=DispatchOptions())):
+        assert other._settings.dispatcher is not client._settings.dispatcher
+        assert other._settings.totals is not client._settings.totals
+
+
+async def test_only_the_client_that_made_the_endpoints_closes_them() -> None:
+    client = a_client()
+    await client.start()
+    await client.with_options(pace=4.0).aclose()
+    assert client._settings.endpoints.is_started
+    await client.aclose()
+    assert not client._settings.endpoints.is_started
