@@ -1,1 +1,1 @@
-"""Measuring endpoints and fitting profiles."""
+"""Calibration: measuring a pair of models and fitting its profile."""

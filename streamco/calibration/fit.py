@@ -1,4 +1,4 @@
-"""From judged drafts to the figures of a pair (Synera section 5, "Synera offline profiling")."""
+"""Fitting a pair's profile to verified drafts (Synera section 5, "Synera offline profiling")."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from streamco.profiles import PairProfile
 __all__ = ["BUDGETS", "VerifiedRound", "fit_pair", "importance_thresholds", "predicted_share"]
 
 BUDGETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-_MAX_CHUNKS = 256  # as many as the steering plans over
+_MAX_CHUNKS = 256  # the number of chunks that the budget's steering plans over
 
 
 class VerifiedRound(Struct, frozen=True, kw_only=True):
-    """A draft and what became of it.
+    """A draft and its verdict.
 
     Args:
-        ids: of the draft.
-        confidences: the draft model's probability of each.
-        alternatives: its likeliest tokens at each place.
-        next_id: what it would have written behind them; None: it was not asked.
+        ids: ids of the draft.
+        confidences: the draft model's probability of each id.
+        alternatives: the draft model's likeliest tokens at each position.
+        next_id: the draft model's own token after the draft; None: it was not computed.
         importance: mean attention to the draft's tokens; None: not measured.
-        accepted: how many stay.
-        token: that follows them; None: the verifier's context was full.
-        wait, server: seconds from sending to the verdict, and those that the verifier says were its own; None: a context was read in them.
+        accepted: number of accepted tokens.
+        token: the token after them; None: the verifier's context was full.
+        wait: seconds from sending the draft to its verdict; None: the verifier read a context in that time.
+        server: seconds of ``wait`` that the verifier reports as its own; None as for ``wait``.
     """
 
     ids: tuple[int, ...]
@@ -46,12 +47,12 @@ class VerifiedRound(Struct, frozen=True, kw_only=True):
 
     @property
     def is_whole(self) -> bool:
-        """All of it was accepted."""
+        """True if the whole draft was accepted."""
         return self.accepted == len(self.ids)
 
     @property
     def confidence(self) -> float:
-        """Mean of its tokens."""
+        """Mean confidence of the draft's tokens."""
         return fmean(self.confidences)
 
 
@@ -67,25 +68,27 @@ def fit_pair(
     target: str = "",
     note: str = "",
 ) -> PairProfile:
-    """Return all figures of a pair.
+    """Return the profile of a pair.
 
     Args:
-        rounds: drafts of up to ``window`` tokens, every one judged greedily.
-        window: gamma.
-        step_times: of the draft model by sequences side by side.
-        rtt: as the link measured it; None: what the verifier's own time leaves of the wait.
-        verify_times: (drafted tokens, seconds).
-        remote_step: of the verifier's model alone.
-        draft, target, note: for the reader.
+        rounds: drafts of up to ``window`` tokens, all verified by rule greedy.
+        window: tokens drafted in a round (gamma).
+        step_times: seconds of a step of the draft model on 1, 2, ... sequences.
+        rtt: round-trip time in seconds, as the link measured it; None: the wait minus the verifier's own time.
+        verify_times: (drafted tokens, seconds) of the verifier's batches.
+        remote_step: seconds between two tokens of the remote stream; None: not measured.
+        draft: name of the draft model.
+        target: name of the target model.
+        note: remark for readers of the profile.
 
     Raises:
-        ConfigError: no round with a time.
+        ConfigError: no round has a time.
     """
     verified = [each for each in rounds if each.ids]
     waits = [each.wait for each in verified if each.wait is not None]
     acceptance = solve_acceptance((len(each.ids), each.accepted + (each.token is not None)) for each in verified if each.token is not None)
     if not waits or acceptance is None:
-        raise ConfigError(f"calibration: expected judged drafts with times, got {len(verified)} drafts and {len(waits)} times")
+        raise ConfigError(f"calibration: expected verified drafts with times, got {len(verified)} drafts and {len(waits)} times")
     wait = median(waits)
     servers = [each.server for each in verified if each.server is not None]
     if rtt is None and servers:
@@ -113,9 +116,9 @@ def fit_pair(
 
 
 def importance_thresholds(importances: Sequence[float]) -> tuple[tuple[float, float], ...]:
-    """(budget, i_th) for budgets of 0.1 to 0.9: i_th is where that share of the chunks lies above it; () for no chunks.
+    """Return (budget, i_th) for budgets of 0.1 to 0.9; that share of the chunks lies above i_th. () if there are no chunks.
 
-    At run time i_th is solved over chunks with what P_conf keeps back in the account (``Offload.plan``); this is the paper's own rule.
+    This is the paper's own rule. At run time ``Offload.plan`` solves i_th over the chunks again, because P_conf keeps some of them back.
     """
     if not importances:
         return ()
@@ -126,17 +129,20 @@ def importance_thresholds(importances: Sequence[float]) -> tuple[tuple[float, fl
 def predicted_share(
     rounds: Sequence[VerifiedRound], acceptance: float, mean_confidence: float, *, wait: float, step_times: Sequence[float], window: int
 ) -> float | None:
-    """Share of rounds whose verdict one of the branches bets on that there is time for; None: nobody knows what came behind the drafts."""
+    """Return the share of rounds in which a branch would have matched the verdict, of as many branches as the wait has time for.
+
+    None: the draft model's own token after the draft is not known for any round.
+    """
     hits: list[bool] = []
     for each in rounds:
         if each.next_id is not None and each.alternatives:
             forecast = forecast_rejection(acceptance, each.confidences, mean_confidence)
             ranked = rank_branches(forecast, each.ids, each.alternatives, acceptance)
             plan = schedule_branches(ranked, seconds=wait, step_times=step_times, window=window)
-            hits.append(any(_is_met(branch, each) for branch in plan.branches))
+            hits.append(any(_matches(branch, each) for branch in plan.branches))
     return fmean(hits) if hits else None
 
 
-def _is_met(branch: Branch, each: VerifiedRound) -> bool:
+def _matches(branch: Branch, each: VerifiedRound) -> bool:
     guess = each.next_id if branch.token is None else branch.token
     return branch.position == each.accepted and guess == each.token

@@ -1,4 +1,4 @@
-"""A draft model and its verifier, measured together: every draft is judged, and nothing is drafted in advance (Synera section 5)."""
+"""Measuring a draft model and its verifier together: every draft is verified, and no branch is pre-drafted (Synera section 5)."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ __all__ = ["GREEDY", "calibrate_pair", "measure_remote_step", "measure_rounds", 
 
 GREEDY = SamplingOptions(temperature=0)
 
-_TURNS = 3  # of every time that is measured; the median counts
-_SIZES = (1, 2, 4, 8, 16)  # drafts whose verification is timed
-_MAX_LOSSES = 5  # of one answer's connection, one behind the other
-_RETRY = 0.05  # seconds, where a server that refuses doesn't say
+_TURNS = 3  # repetitions of every measured time; the median counts
+_SIZES = (1, 2, 4, 8, 16)  # lengths in tokens of the drafts that are timed
+_MAX_LOSSES = 5  # losses or refusals in a row that one answer tolerates
+_RETRY = 0.05  # seconds before another try, if the refusal names none
 
 E = TypeVar("E")
 
@@ -56,21 +56,21 @@ async def calibrate_pair(
     answer_tokens: int = 64,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> PairProfile:
-    """Measure everything that is to be known of a pair.
+    """Measure a pair and return its profile.
 
     Args:
-        device: drafts; its engine has room for as many held sequences as ``sequences``, and one more.
-        verifier: judges; it is started here and stays the caller's.
-        requests: prompts like those that will come; asked in turn, greedily.
-        rounds: drafts to be judged.
-        window: gamma, tokens of a draft.
-        sequences: branches side by side, whose step times are measured.
-        answer_tokens: an answer is left behind so many.
-        on_progress: is told how many rounds are done, of how many.
+        device: the device that drafts; its engine must hold ``sequences`` + 1 sequences.
+        verifier: the verifier; it is started here, and the caller closes it.
+        requests: prompts like those of later use; they are answered in turn, by greedy decoding.
+        rounds: number of drafts to verify.
+        window: tokens of a draft (gamma).
+        sequences: step times are measured for 1 to this number of sequences.
+        answer_tokens: largest number of tokens of one answer.
+        on_progress: called with the number of finished rounds and ``rounds``.
 
     Raises:
-        ConfigError: no requests, or a number below 1.
-        EndpointError: one of the two can't be reached or failed.
+        ConfigError: there are no requests, or a number is below 1.
+        EndpointError: device or verifier can't be reached, or failed.
         VerifierError: the verifier refuses this pair.
     """
     if not requests or min(rounds, window, sequences, answer_tokens) < 1:
@@ -82,7 +82,7 @@ async def calibrate_pair(
     await verifier.start(engine)
     facts = await verifier.probe()
     verified: list[VerifiedRound] = []
-    for number in range(rounds):  # an answer gives a round at least, if it gives any
+    for number in range(rounds):  # an answer gives at least one round, or the device's context is full
         if len(verified) >= rounds or (number >= len(requests) and not verified):
             break
         request = requests[number % len(requests)]
@@ -110,13 +110,14 @@ async def calibrate_pair(
 async def measure_rounds(
     device: DeviceEndpoint, verifier: Verifier, request: Request, *, window: int = 4, rounds: int = 16, answer_tokens: int = 64
 ) -> list[VerifiedRound]:
-    """Draft, have it judged, wait, draft on: one answer, or its first ``rounds`` rounds.
+    """Draft, wait for the verdict and draft on, for one answer or its first ``rounds`` rounds.
 
-    What the device would write behind a draft is drafted while the verdict is out; a verdict behind which a prompt was read has no time.
+    The device's own token after a draft is computed while the verdict is awaited. The first round has no time, because the verifier reads
+    the prompt in it.
 
     Raises:
-        EndpointError: one of the two failed.
-        VerifierError: the verifier doesn't judge any more.
+        EndpointError: device or verifier failed.
+        VerifierError: the verifier doesn't verify any more.
     """
     session = _CalibrationSession(verifier)
     drafter = await device.drafter(_greedy(request), emit=session.record_device_event)
@@ -144,13 +145,13 @@ async def _answer(
         if not ends:
             drafter.run(DraftTokens(version + 1, len(text) + len(tokens), (), 1))
         verdict, wait = await session.verify(text, [token.id for token in tokens])
-        behind = [] if ends else (await session.drafted(version + 1))[0]
+        following = [] if ends else (await session.drafted(version + 1))[0]
         verified.append(
             VerifiedRound(
                 ids=tuple(token.id for token in tokens),
                 confidences=tuple(token.confidence for token in tokens),
                 alternatives=tuple(token.alternatives for token in tokens),
-                next_id=behind[0].id if behind else None,
+                next_id=following[0].id if following else None,
                 importance=importance,
                 accepted=verdict.accepted,
                 token=verdict.token,
@@ -171,12 +172,12 @@ async def _answer(
 async def measure_step_times(
     engine: HoldingEngine, prompt_ids: Sequence[int], *, sequences: int = 6, tokens: int = 8, turns: int = _TURNS
 ) -> tuple[float, ...]:
-    """Seconds of a step of the draft model that writes a token on each of 1, 2, ... sequences behind one prompt.
+    """Return the seconds of a step of the draft model that adds a token to each of 1, 2, ... sequences after one prompt.
 
-    The numbers take turns, so that what else the machine does meets all of them; the median of each counts.
+    The numbers of sequences take turns, so that other load on the machine affects all of them. The median of each counts.
 
     Raises:
-        EngineError: the engine failed, or has fewer places.
+        EngineError: the engine failed, or holds fewer sequences.
     """
     trunk = engine.hold("calibration")
     try:
@@ -207,18 +208,18 @@ async def _step(engine: HoldingEngine, trunk: TokenSequence, count: int, tokens:
 async def measure_verify_times(
     verifier: Verifier, prompt_ids: Sequence[int], verified: Sequence[VerifiedRound], *, max_drafted: int, turns: int = _TURNS
 ) -> tuple[tuple[int, float], ...]:
-    """(drafted tokens, seconds) of the verifier's batches for drafts of several lengths; () where it doesn't tell its times.
+    """Return (drafted tokens, seconds) of the verifier's batches for drafts of several lengths; () if it doesn't report its times.
 
     Raises:
-        EndpointError: it failed.
-        VerifierError: it doesn't judge any more.
+        EndpointError: the verifier failed.
+        VerifierError: the verifier doesn't verify any more.
     """
     text = [token for each in verified for token in each.ids][: max(_SIZES)]
     sizes = [size for size in _SIZES if size <= min(max_drafted, len(text))]
     session = _CalibrationSession(verifier)
     try:
         await session.open(prompt_ids, reserve=len(prompt_ids) + max(_SIZES) + 1)
-        await session.verify([], text[:1])  # the prompt is read
+        await session.verify([], text[:1])  # reads the prompt
         found: list[tuple[int, float]] = []
         for size in sizes:
             verdicts = [(await session.verify([], text[:size]))[0] for _ in range(turns)]
@@ -229,10 +230,10 @@ async def measure_verify_times(
 
 
 async def measure_remote_step(remote: Endpoint, prompt_ids: Sequence[int], *, tokens: int = 24) -> float | None:
-    """Seconds between two tokens of the server's own plain stream; None: too little came to tell.
+    """Return the seconds between two tokens of the remote stream; None if fewer than two events with tokens came.
 
     Raises:
-        EndpointError: it doesn't generate.
+        EndpointError: the server doesn't generate.
     """
     loop = asyncio.get_running_loop()
     sampling = SamplingOptions(temperature=0, max_tokens=tokens)
@@ -259,7 +260,7 @@ async def _try_remote(remote: Endpoint | None, prompt_ids: Sequence[int], notes:
 
 
 class _CalibrationSession:
-    """A verifier's session whose answers are waited for, and the drafts that go there."""
+    """A session at the verifier with awaited answers, and the drafts that it verifies."""
 
     def __init__(self, verifier: Verifier) -> None:
         self._verifier = verifier
@@ -269,17 +270,17 @@ class _CalibrationSession:
         self._round = -1
 
     def record_device_event(self, event: DrafterEvent) -> None:
-        """From the drafter."""
+        """Record an event of the drafter."""
         self._drafts.put_nowait(event)
 
     async def open(self, prompt_ids: Sequence[int], *, reserve: int) -> None:
-        """Begin a session, and wait for it."""
+        """Begin a session, and wait until it is connected."""
         self._session = self._verifier.open(prompt_ids, self._events.put_nowait, rule=Rule(), reserve=reserve)
         await self._connect([])
 
     async def _connect(self, text: Sequence[int]) -> None:
         for _ in range(_MAX_LOSSES):
-            self._there.run(ConnectVerifier(tuple(text)))
+            self._connected.run(ConnectVerifier(tuple(text)))
             match await self._events.get():
                 case VerifierConnected():
                     return
@@ -288,7 +289,7 @@ class _CalibrationSession:
         raise VerifierError(f"{self._verifier.name}: expected a session that stays, got {_MAX_LOSSES} that were lost")
 
     async def drafted(self, version: int) -> tuple[list[DraftToken], float | None]:
-        """Return the whole draft of a command, and its importance."""
+        """Wait for the whole draft of a command, and return it and its importance."""
         tokens: list[DraftToken] = []
         importance = None
         while True:
@@ -302,12 +303,12 @@ class _CalibrationSession:
                         return tokens, importance
 
     async def verify(self, text: Sequence[int], ids: Sequence[int]) -> tuple[VerdictReceived, float]:
-        """Return the verdict on a draft behind this text, and how long it took."""
+        """Return the verdict on a draft after this text, and its time in seconds."""
         loop = asyncio.get_running_loop()
         for _ in range(_MAX_LOSSES):
             self._round += 1
             sent = loop.time()
-            self._there.run(SendDraft(self._round, len(text), (), tuple(ids)))
+            self._connected.run(SendDraft(self._round, len(text), (), tuple(ids)))
             match await self._events.get():
                 case VerdictReceived() as verdict:
                     return verdict, loop.time() - sent
@@ -320,20 +321,20 @@ class _CalibrationSession:
         raise VerifierError(f"{self._verifier.name}: expected a verdict, got {_MAX_LOSSES} refusals or losses")
 
     async def aclose(self) -> None:
-        """End the session."""
+        """End the verifier's session."""
         if self._session is not None:
             self._session.run(CloseVerifier())
             await self._session.aclose()
 
     @property
-    def _there(self) -> VerifierSession:
+    def _connected(self) -> VerifierSession:
         if self._session is None:
             raise AssertionError("a session is opened before it is used")
         return self._session
 
 
 class _Run:
-    """A task of the engine's, waited for on the loop."""
+    """A task of the engine that is awaited on the event loop."""
 
     def __init__(self) -> None:
         self.task: SequenceTask | None = None
@@ -341,17 +342,17 @@ class _Run:
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
-        """From the engine's thread."""
+        """Wake the waiting ``finish``; called by the engine's thread."""
         self._loop.call_soon_threadsafe(self._woken.set)
 
     async def finish(self) -> tuple[float, int]:
-        """Seconds that it was computed, and the predictions that were made.
+        """Wait for the task's end. Return its seconds of computing and its number of predictions.
 
         Raises:
-            EngineError: it ended otherwise.
+            EngineError: the task failed or was cancelled.
         """
         if self.task is None:
-            raise AssertionError("a task is asked for before it is waited for")
+            raise AssertionError("a task is submitted before it is awaited")
         made = 0
         while True:
             predictions, end = self.task.take()

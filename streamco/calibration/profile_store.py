@@ -1,4 +1,4 @@
-"""Profiles in files."""
+"""Reading and writing profiles as files."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from streamco.profiles import Profile
 
 __all__ = ["load_profile", "save_profile"]
 
-_MAX_BYTES = 16 << 20  # bytes; a profile of a thousand steps takes 50 kB
+_MAX_BYTES = 16 << 20  # a profile of a thousand steps takes 50 kB
 
 
 def load_profile(path: str | os.PathLike[str]) -> Profile:
-    """Read a profile.
+    """Read a profile from a file.
 
     Raises:
-        ConfigError: the file can't be read, is too large, or holds no profile.
+        ConfigError: the file can't be read, is above 16 MiB, or holds no profile.
     """
     try:
         with Path(path).open("rb") as file:
@@ -31,7 +31,7 @@ def load_profile(path: str | os.PathLike[str]) -> Profile:
 
 
 def save_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
-    """Write a profile so that a reader, or a crash, sees the old file or the new one and nothing between.
+    """Write a profile to a file. A reader, also after a crash, sees the whole old file or the whole new one.
 
     Raises:
         ConfigError: the folder or the file can't be written.

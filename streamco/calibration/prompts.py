@@ -1,4 +1,4 @@
-"""What a pair is asked when nobody brings prompts of their own: short instructions of several kinds."""
+"""Default prompts for a calibration, short instructions of several kinds, and prompts from a file."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ PROMPTS = (
     "Rewrite this in plain words: the implementation was subsequently discontinued owing to insufficient utilisation.",
 )
 
-_MAX_BYTES = 1 << 20  # bytes
+_MAX_BYTES = 1 << 20
 
 
 def read_prompts(path: Path) -> list[str]:
-    """Return a file of prompts, one a line; empty lines are left out.
+    """Read a file of prompts, one a line; empty lines are skipped.
 
     Raises:
-        ConfigError: it can't be read, isn't UTF-8, is above 1 MiB, or holds none.
+        ConfigError: the file can't be read, isn't UTF-8, is above 1 MiB, or holds no prompt.
     """
     try:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The figures of a pair from judged drafts."""
+"""The profile of a pair from verified drafts."""
 
 from __future__ import annotations
 
@@ -78,5 +78,5 @@ def test_hits_are_counted_as_branches_would_have_been_drafted() -> None:
 
 @pytest.mark.parametrize("rounds", [[], [judged(0, wait=None)], [judged(0, 0)], [judged(4, token=None)]])
 def test_nothing_to_learn_from_is_an_error(rounds: list[VerifiedRound]) -> None:
-    with pytest.raises(ConfigError, match="calibration: expected judged drafts with times"):
+    with pytest.raises(ConfigError, match="calibration: expected verified drafts with times"):
         fit_pair(rounds, window=4, step_times=(0.01,))
