@@ -149,8 +149,8 @@ def write(path: Path, made: Mapping[str, object], trained: Rows, *, loss: Loss, 
     text = json.dumps(content, separators=(",", ":")).replace('],"', '],\n"').replace('},"', '},\n"')
     reckoned = WindowNet(msgspec.json.decode(text, type=WindowWeights))
     for row in range(0, len(predicted), len(predicted) // 200 + 1):
-        if np.abs(np.array(reckoned.reckon(inputs[row])) - predicted[row]).max() > CLOSE:
-            raise AssertionError(f"row {row}: expected {predicted[row]}, got {reckoned.reckon(inputs[row])}")
+        if np.abs(np.array(reckoned.evaluate(inputs[row])) - predicted[row]).max() > CLOSE:
+            raise AssertionError(f"row {row}: expected {predicted[row]}, got {reckoned.evaluate(inputs[row])}")
     path.write_text(text + "\n")
     print(f"{path}: {len(text)} bytes; {figures}")
 

@@ -140,7 +140,7 @@ class StrictPrefill(Struct, frozen=True, kw_only=True):
     batch_tokens: int = 512
 
     def __post_init__(self) -> None:
-        _check_room(self.batch_tokens)
+        _check_batch_tokens(self.batch_tokens)
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
         """Prefills first; verifications starve while new ones come."""
@@ -168,19 +168,19 @@ class Alternating(Struct, frozen=True, kw_only=True):
     stretch: float = 1.8
 
     def __post_init__(self) -> None:
-        _check_room(self.batch_tokens)
+        _check_batch_tokens(self.batch_tokens)
         if self.turns < 1 or self.stretch < 1.0:
             raise ConfigError(f"alternating: expected turns >= 1 and stretch >= 1, got {self.turns} and {self.stretch}")
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
         """Whose turn it is."""
         prefills, verifications = _split(waiting)
-        room = self._room(state.step, max((work.context for work in verifications), default=0))
-        verify = _verify(fair_order(verifications, state.served), room)
+        free_tokens = self._free_tokens(state.step, max((work.context for work in verifications), default=0))
+        verify = _verify(fair_order(verifications, state.served), free_tokens)
         if not prefills:
             return verify
         context = max(work.context for work in prefills)
-        prefill = _prefill(fair_order(prefills, state.served), self._room(state.step, context))
+        prefill = _prefill(fair_order(prefills, state.served), self._free_tokens(state.step, context))
         if verify is None or state.verified >= self.turns:
             return prefill
         if state.verified == 0:
@@ -189,7 +189,7 @@ class Alternating(Struct, frozen=True, kw_only=True):
         ends = state.now + sum(_seconds(batch, contexts, state.step) for batch in (prefill, verify))
         return prefill if ends <= min(work.due for work in verifications) else verify
 
-    def _room(self, step: StepSeconds, context: int) -> int:
+    def _free_tokens(self, step: StepSeconds, context: int) -> int:
         """Tokens a prefill step may read."""
         limit = self.stretch * step(CHUNK, context)
         low, high = 1, self.batch_tokens // CHUNK  # in chunks; a step's time grows with its tokens
@@ -212,14 +212,14 @@ class FirstCome(Struct, frozen=True, kw_only=True):
     batch_tokens: int = 512
 
     def __post_init__(self) -> None:
-        _check_room(self.batch_tokens)
+        _check_batch_tokens(self.batch_tokens)
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
         """Return the head of the queue."""
         if not waiting:
             return None
         kind = waiting[0].kind
-        end = next((place for place, work in enumerate(waiting) if work.kind != kind), len(waiting))
+        end = next((position for position, work in enumerate(waiting) if work.kind != kind), len(waiting))
         return (_prefill if kind == "prefill" else _verify)(waiting[:end], self.batch_tokens)
 
 
@@ -239,11 +239,11 @@ def fair_order(waiting: Iterable[Waiting], served: Mapping[str, float]) -> list[
     heapify(turns)
     ordered = []
     while turns:
-        counter, _, device, place = heappop(turns)
+        counter, _, device, position = heappop(turns)
         works = by_device[device]
-        ordered.append(works[place])
-        if place + 1 < len(works):
-            heappush(turns, (counter + works[place].tokens, works[place + 1].since, device, place + 1))
+        ordered.append(works[position])
+        if position + 1 < len(works):
+            heappush(turns, (counter + works[position].tokens, works[position + 1].since, device, position + 1))
     return ordered
 
 
@@ -255,40 +255,40 @@ def _split(waiting: Iterable[Waiting]) -> tuple[list[Waiting], list[Waiting]]:
     return prefills, verifications
 
 
-def _prefill(ordered: Sequence[Waiting], room: int) -> Batch:
+def _prefill(ordered: Sequence[Waiting], free_tokens: int) -> Batch:
     """As much of the prompts as there is room for, the first one first."""
     portions = []
     for work in ordered:
-        if room <= 0:
+        if free_tokens <= 0:
             break
-        portions.append(Portion(work.session, min(work.tokens, room)))
-        room -= work.tokens
+        portions.append(Portion(work.session, min(work.tokens, free_tokens)))
+        free_tokens -= work.tokens
     return Batch("prefill", tuple(portions))
 
 
-def _verify(ordered: Sequence[Waiting], room: int) -> Batch | None:
+def _verify(ordered: Sequence[Waiting], free_tokens: int) -> Batch | None:
     """Return a chunk of every verification there is room for."""
     portions = []
     for work in ordered:
-        size = _chunk(work, room)
+        size = _chunk(work, free_tokens)
         if size:
             portions.append(Portion(work.session, size))
-            room -= size
+            free_tokens -= size
     return Batch("verify", tuple(portions)) if portions else None
 
 
-def _chunk(work: Waiting, room: int) -> int:
+def _chunk(work: Waiting, free_tokens: int) -> int:
     """Tokens of a verification's next part; 0: what is judged doesn't fit any more."""
-    if work.tokens <= min(CHUNK, room):
+    if work.tokens <= min(CHUNK, free_tokens):
         return work.tokens
-    return min(CHUNK, room, work.tokens - work.verify_rows)
+    return min(CHUNK, free_tokens, work.tokens - work.verify_rows)
 
 
 def _seconds(batch: Batch, contexts: Mapping[str, int], step: StepSeconds) -> float:
     return step(sum(portion.tokens for portion in batch.portions), sum(contexts[portion.session] for portion in batch.portions))
 
 
-def _check_room(batch_tokens: int) -> None:
+def _check_batch_tokens(batch_tokens: int) -> None:
     if batch_tokens < CHUNK:
         raise ConfigError(f"batch_tokens: expected at least {CHUNK}, got {batch_tokens}")
 

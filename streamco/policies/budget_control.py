@@ -53,13 +53,13 @@ class Reservation:
         place: in the order of arrival, exempt requests taken out.
     """
 
-    __slots__ = ("is_allowed", "is_settled", "place", "tokens")
+    __slots__ = ("is_allowed", "is_settled", "position", "tokens")
 
-    def __init__(self, *, tokens: int, is_allowed: bool, place: int) -> None:
+    def __init__(self, *, tokens: int, is_allowed: bool, position: int) -> None:
         self.tokens = tokens
         self.is_allowed = is_allowed
         self.is_settled = False
-        self.place = place
+        self.position = position
 
 
 class BudgetSteering:
@@ -121,8 +121,8 @@ class BudgetSteering:
         """
         tokens = max(1, tokens)
         is_allowed = wanted and self.allows(tokens)
-        reservation = Reservation(tokens=tokens, is_allowed=is_allowed, place=self._excess.append(tokens if is_allowed else 0))
-        self._traffic.note(tokens)
+        reservation = Reservation(tokens=tokens, is_allowed=is_allowed, position=self._excess.append(tokens if is_allowed else 0))
+        self._traffic.record(tokens)
         self._pending.add(reservation)
         self._reserved += tokens if is_allowed else 0
         self.denied_requests += wanted and not is_allowed
@@ -148,14 +148,14 @@ class BudgetSteering:
         spent = tokens if started else 0
         self._reserved -= held
         if exempt:
-            self._excess.remove(reservation.place, held)
+            self._excess.remove(reservation.position, held)
             for other in self._pending:
-                other.place -= other.place > reservation.place
+                other.position -= other.position > reservation.position
             self.exempt_requests += 1
             self.exempt_tokens += tokens
             self.exempt_spent_tokens += spent
         else:
-            self._excess.settle(reservation.place, tokens, spent - held)
+            self._excess.settle(reservation.position, tokens, spent - held)
             self.requests += 1
             self.tokens += tokens
             self.spent_tokens += spent
@@ -199,13 +199,13 @@ class _Excess:
         self._size += 1
         return self._first + self._size - 2
 
-    def settle(self, place: int, tokens: int, further: int) -> None:
+    def settle(self, position: int, tokens: int, further: int) -> None:
         """Count a request's tokens, and ``further`` spent ones (below zero: fewer than reserved)."""
-        self._sums[max(0, place - self._first + 1) : self._size] += further - self._rate * tokens
+        self._sums[max(0, position - self._first + 1) : self._size] += further - self._rate * tokens
 
-    def remove(self, place: int, reserved: int) -> None:
+    def remove(self, position: int, reserved: int) -> None:
         """Take a request out as though it had never come."""
-        at = place - self._first
+        at = position - self._first
         if at < 0:
             self._first -= 1
             return
@@ -234,7 +234,7 @@ class _Traffic:
         self._estimate = self._counts * (floor or 1.0)
         self._stale = 0
 
-    def note(self, tokens: int) -> None:
+    def record(self, tokens: int) -> None:
         """A request came."""
         if self._floor is not None:
             return

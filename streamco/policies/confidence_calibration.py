@@ -40,15 +40,15 @@ class ConfidenceCalibration:
         slope = (1.0 - acceptance) / max(0.01, 1.0 - mean)
         believed = [min(_SUREST, max(0.0, 1.0 - slope * (1.0 - centre))) for centre in _CENTRES]
         self._tried = [_PRIOR_TOKENS] * len(_CENTRES)
-        self._held = [_PRIOR_TOKENS * chance for chance in believed]
+        self._accepted = [_PRIOR_TOKENS * chance for chance in believed]
 
     def acceptance(self, confidence: float) -> float:
         """Of a token of this confidence to be accepted if it is judged, 0..1."""
-        place = bisect_right(_EDGES, confidence)
-        return min(_SUREST, self._held[place] / self._tried[place])
+        position = bisect_right(_EDGES, confidence)
+        return min(_SUREST, self._accepted[position] / self._tried[position])
 
     def record(self, confidence: float, *, is_accepted: bool) -> None:
         """A token was judged for itself: everything in front of it had been accepted."""
-        place = bisect_right(_EDGES, confidence)
-        self._tried[place] = self._tried[place] * _MEMORY + 1.0
-        self._held[place] = self._held[place] * _MEMORY + is_accepted
+        position = bisect_right(_EDGES, confidence)
+        self._tried[position] = self._tried[position] * _MEMORY + 1.0
+        self._accepted[position] = self._accepted[position] * _MEMORY + is_accepted

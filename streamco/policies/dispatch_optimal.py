@@ -198,8 +198,8 @@ def _choose_waits(table: _Table, weights: Floats, costs: Floats, budget: float, 
 
     levels = np.quantile(table.levels, np.linspace(0.5, 1.0, _LEVELS))
     coarse = [weigh(level) for level in levels.tolist()]
-    place = min(range(_LEVELS), key=lambda index: coarse[index][0])
-    around = np.linspace(levels[max(0, place - 1)], levels[min(place + 1, _LEVELS - 1)], _LEVELS)
+    position = min(range(_LEVELS), key=lambda index: coarse[index][0])
+    around = np.linspace(levels[max(0, position - 1)], levels[min(position + 1, _LEVELS - 1)], _LEVELS)
     return min([*coarse, *(weigh(level) for level in around.tolist())], key=lambda pair: pair[0])[1]
 
 

@@ -106,10 +106,10 @@ def check_eligibility(
         gate: the quality gate; None: the device model is good enough for everything.
         hedge_tools: run both sides even for requests with tools, whose calls may have side effects.
     """
-    from_device = "no device" if device is None else _obstacle(request, device)
+    from_device = "no device" if device is None else _why_not(request, device)
     if not from_device and gate is not None and not gate(request):
         from_device = "quality gate"
-    from_server = "no server" if server is None else _obstacle(request, server)
+    from_server = "no server" if server is None else _why_not(request, server)
     held_back = request.has_tools and not hedge_tools
     reasons = [f"device: {from_device}"] if from_device else []
     reasons += [f"server: {from_server}"] if from_server else []
@@ -134,7 +134,7 @@ def restrict(decision: Decision, eligibility: Eligibility) -> Decision:
     return one_side(decision, "device" if decision.device_wait < decision.server_wait else "server", eligibility.reason)
 
 
-def _obstacle(request: RequestFacts, side: SideFacts) -> str:
+def _why_not(request: RequestFacts, side: SideFacts) -> str:
     """Why a side can't serve a request; "" when it can."""
     wanted = request.prompt_tokens + (request.max_tokens or 1)
     if side.context_tokens is not None and wanted > side.context_tokens:

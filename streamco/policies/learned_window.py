@@ -38,9 +38,9 @@ __all__ = ["INPUTS", "MIN_DRAFT", "Adaptive", "Layer", "WindowNet", "WindowWeigh
 
 INPUTS = ("queue_depth", "acceptance", "wait_steps", "draft_steps", "hit_rate", "slowdown", "previous")
 MIN_DRAFT = 2  # tokens: what is drafted while fused mode is proposed, for a round that is tried all the same
-_FURTHEST = 2  # windows: as far goes the surest draft
-_HEARD = 8.0  # rounds until what drafts are sure of is believed
-_LEAST = 1e-3  # steps of the target; a link can't be felt below
+_MAX_STRETCH = 2  # windows: as far goes the surest draft
+_MIN_ROUNDS = 8.0  # rounds until what drafts are sure of is believed
+_MIN_STEPS = 1e-3  # steps of the target; a link can't be felt below
 
 
 class Layer(Struct, frozen=True):
@@ -109,21 +109,21 @@ class WindowNet:
         width = len(weights.entry.bias)
         self._given = np.ones(len(weights.inputs) + 1, dtype=np.float32)
         self._held, self._inner = np.ones(width + 1, dtype=np.float32), np.ones(width + 1, dtype=np.float32)
-        self._room, self._ones = np.empty(width, dtype=np.float32), np.ones(width, dtype=np.float32)
+        self._scratch, self._ones = np.empty(width, dtype=np.float32), np.ones(width, dtype=np.float32)
 
-    def reckon(self, inputs: Sequence[float]) -> tuple[float, float]:
+    def evaluate(self, inputs: Sequence[float]) -> tuple[float, float]:
         """Return the verdict and the window for these inputs, tokens; a verdict of 0 is fused mode."""
         add, multiply, tanh = np.add, np.multiply, np.tanh
-        held, inner, room, ones = self._held[:-1], self._inner[:-1], self._room, self._ones
+        held, inner, scratch, ones = self._held[:-1], self._inner[:-1], self._scratch, self._ones
         self._given[:-1] = [min(high, max(low, value)) for value, (low, high) in zip(inputs, self._bounds, strict=True)]
         self._entry.dot(self._given, held)
-        tanh(held, room)
-        multiply(held, add(room, ones, room), held)
+        tanh(held, scratch)
+        multiply(held, add(scratch, ones, scratch), held)
         for into, out in self._blocks:
             into.dot(self._held, inner)
-            tanh(inner, room)
-            multiply(inner, add(room, ones, room), inner)
-            add(held, out.dot(self._inner, room), held)
+            tanh(inner, scratch)
+            multiply(inner, add(scratch, ones, scratch), inner)
+            add(held, out.dot(self._inner, scratch), held)
         verdict, window = self._exit.dot(self._held).tolist()
         return verdict, window
 
@@ -152,18 +152,18 @@ class Adaptive:
         """Return what the network says to the last rounds."""
         if state.acceptance is None or state.draft_step <= 0.0 or state.wait <= 0.0 or state.tpot <= 0.0:
             return float(self.first)
-        verdict, window = self._net.reckon(inputs_of(state))
+        verdict, window = self._net.evaluate(inputs_of(state))
         if self.may_fuse and is_fused(verdict):
             return verdict
         return min(float(self.max_window), max(float(MIN_DRAFT), window))
 
     def max_draft_tokens(self, state: WindowState, window: int) -> int:
         """See ``window.Stopping``."""
-        return max(window, min(self.max_window, _FURTHEST * window)) if state.rounds >= _HEARD else window
+        return max(window, min(self.max_window, _MAX_STRETCH * window)) if state.rounds >= _MIN_ROUNDS else window
 
     def min_acceptance(self, state: WindowState, window: float) -> float:
         """See ``window.Stopping``: that of as many usual tokens, to the nearest one."""
-        return math.pow(state.calibrated_acceptance, window - 0.5) if state.rounds >= _HEARD else 0.0
+        return math.pow(state.calibrated_acceptance, window - 0.5) if state.rounds >= _MIN_ROUNDS else 0.0
 
 
 def inputs_of(state: WindowState) -> tuple[float, ...]:
@@ -172,8 +172,8 @@ def inputs_of(state: WindowState) -> tuple[float, ...]:
     return (
         state.queue_depth,
         state.acceptance,
-        math.log(max(_LEAST, state.wait / state.tpot)),
-        math.log(max(_LEAST, state.draft_step / state.tpot)),
+        math.log(max(_MIN_STEPS, state.wait / state.tpot)),
+        math.log(max(_MIN_STEPS, state.draft_step / state.tpot)),
         state.hit_rate,
         math.log(state.slowdown),
         float(state.previous),

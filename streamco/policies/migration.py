@@ -2,7 +2,7 @@
 
 Moving pays when what the target saves on the tokens still to come is more than what it costs to get there: the target has to read the
 prompt and the answer so far, and the source goes on at its own price until the reader's buffer covers the change (``net_saving``). The
-buffer covers it from B = r_c t_m tokens on, with t_m the time from asking the target to its first token (``cover``).
+buffer covers it from B = r_c t_m tokens on, with t_m the time from asking the target to its first token (``buffer_needed``).
 
 Two rules say how the change is made. ``full-buffer`` is the paper's: the source stops when the buffer holds B tokens, and only then is the
 target asked. ``pre-copy`` is the way virtual machines move: the target reads what exists while the source goes on, then what came
@@ -18,8 +18,19 @@ from msgspec import Struct
 
 from streamco.partial import PreCopy
 
-__all__ = ["SERVER_STOPS", "UNKNOWN_RATE", "UNKNOWN_SERVER_SETUP", "Terms", "TransferRule", "ahead", "copy_pays", "cover", "keeps_up"]
-__all__ += ["lag", "net_saving"]
+__all__ = [
+    "SERVER_STOPS",
+    "UNKNOWN_RATE",
+    "UNKNOWN_SERVER_SETUP",
+    "Terms",
+    "TransferRule",
+    "buffer_needed",
+    "keeps_up",
+    "net_saving",
+    "pre_copy_pays",
+    "tokens_until_buffered",
+    "tokens_until_covered",
+]
 
 TransferRule = Literal["pre-copy", "full-buffer"]
 
@@ -54,12 +65,12 @@ class Terms(Struct, frozen=True, kw_only=True):
     pre_copy: PreCopy = "none"
     stops: float = 0.0
 
-    def takes(self, tokens: float) -> float | None:
+    def seconds_to_first_token(self, tokens: float) -> float | None:
         """Seconds to the first token when ``tokens`` are to be read, seldom exceeded (t_m); None: not known."""
         return None if self.setup is None else self.setup + self.per_token * max(0.0, tokens)
 
 
-def cover(seconds: float, reader_rate: float) -> int:
+def buffer_needed(seconds: float, reader_rate: float) -> int:
     """Tokens that must be buffered so that a reader doesn't notice a pause (equation 6, rounded up).
 
     Args:
@@ -74,7 +85,7 @@ def keeps_up(terms: Terms, reader_rate: float) -> bool:
     return terms.rate is None or terms.rate >= HEADROOM * reader_rate
 
 
-def lag(missing: float, source_rate: float, reader_rate: float, per_token: float = 0.0) -> float:
+def tokens_until_buffered(missing: float, source_rate: float, reader_rate: float, per_token: float = 0.0) -> float:
     """Tokens the source makes until ``missing`` more are buffered; inf when that never comes about.
 
     Args:
@@ -89,7 +100,7 @@ def lag(missing: float, source_rate: float, reader_rate: float, per_token: float
     return missing * source_rate / gain if gain > 0 else math.inf
 
 
-def ahead(missing: float, reader_rate: float, per_token: float) -> float:
+def tokens_until_covered(missing: float, reader_rate: float, per_token: float) -> float:
     """Tokens the source makes until the buffer covers what is left of a change whose reading runs meanwhile.
 
     The reader takes r_c tokens a second, and each second takes one from the time that is left, so what the source makes is what counts.
@@ -105,7 +116,7 @@ def ahead(missing: float, reader_rate: float, per_token: float) -> float:
 
 
 def net_saving(
-    source: Terms, target: Terms, *, remaining: float, behind: float, length: float, kept: float = 0.0, overrun: float = 0.0
+    source: Terms, target: Terms, *, remaining: float, until_change: float, length: float, kept: float = 0.0, overrun: float = 0.0
 ) -> float:
     """Both sides of equation 4 in US dollars: what moving saves, less what it costs; above zero it pays.
 
@@ -118,15 +129,15 @@ def net_saving(
         kept: of those, tokens the target has read already.
         overrun: tokens the source makes behind the change, until its cancel takes effect.
     """
-    left = max(0.0, remaining - behind)
+    left = max(0.0, remaining - until_change)
     cached = target.prompt if target.cached_prompt is None else target.cached_prompt
-    overhead = max(0.0, length + min(behind, remaining) - kept) * target.prompt
+    overhead = max(0.0, length + min(until_change, remaining) - kept) * target.prompt
     if target.pre_copy == "warm":
         overhead += kept * cached
     return (source.completion - target.completion) * left - overhead - source.completion * min(overrun, left)
 
 
-def copy_pays(source: Terms, target: Terms, *, length: float, saved: float, saving: float, is_possible_without: bool) -> bool:
+def pre_copy_pays(source: Terms, target: Terms, *, length: float, saved: float, saving: float, is_possible_without: bool) -> bool:
     """Return True if to let the target read ahead.
 
     Where it keeps what it reads, that costs nothing: every token is read once. A cache that is warmed for money reads everything twice,

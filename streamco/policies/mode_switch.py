@@ -155,12 +155,12 @@ class ModeSwitch:
 
     Lossless, only the remote side can stand in: the device's own tokens are not the target's. Without a link the mode is then ``remote``
     all the same, and what becomes of the answer is failover's business. In selective mode the device stands in, because the remote side
-    would spend more than the budget: where there is no link, or where it makes the answer slower both than ``least_rate`` and than the
+    would spend more than the budget: where there is no link, or where it makes the answer slower both than ``min_rate`` and than the
     device.
 
     Args:
         is_lossless: the answer must be the target's (budget 1).
-        least_rate: tokens per second that a selective answer should keep, for the quality that it gets for them.
+        min_rate: tokens per second that a selective answer should keep, for the quality that it gets for them.
 
     Attributes:
         mode: at present.
@@ -169,9 +169,9 @@ class ModeSwitch:
         probes: rounds tried against the forecast.
     """
 
-    def __init__(self, *, is_lossless: bool, least_rate: float = READING) -> None:
+    def __init__(self, *, is_lossless: bool, min_rate: float = READING) -> None:
         self.is_lossless = is_lossless
-        self.least_rate = least_rate
+        self.min_rate = min_rate
         self.mode: Mode = "speculate"
         self.seconds = self.lost_seconds = 0.0
         self.probes = 0
@@ -202,7 +202,7 @@ class ModeSwitch:
         rates = predict_rates(conditions)
         self._is_probe = False
         if not self.is_lossless:
-            pays = rates.speculative > 0.0 and rates.speculative >= min(self.least_rate, rates.device)
+            pays = rates.speculative > 0.0 and rates.speculative >= min(self.min_rate, rates.device)
             return self._vote("speculate" if pays else "device", at_once=rates.speculative <= 0.0)
         if rates.speculative <= 0.0:
             return self._vote("remote", at_once=True)

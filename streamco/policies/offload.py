@@ -196,12 +196,12 @@ class Offload(Struct, frozen=True, tag="offload"):
             return OffloadDecision(False, 0.0, "budget 0")
         unsure, both = self._filters(confidence, importance)
         probability = self._spilled(both)
-        dice = rng.random()
-        if dice < both:
+        draw = rng.random()
+        if draw < both:
             return OffloadDecision(True, probability, "unsure and important")
-        if dice < probability or self.rule == "random":
-            return OffloadDecision(dice < probability, probability, "chance")
-        return OffloadDecision(False, probability, "confident" if dice >= unsure else "unimportant")
+        if draw < probability or self.rule == "random":
+            return OffloadDecision(draw < probability, probability, "chance")
+        return OffloadDecision(False, probability, "confident" if draw >= unsure else "unimportant")
 
     def probability(self, confidence: float, importance: float | None) -> float:
         """With which probability a chunk is sent."""
@@ -290,7 +290,7 @@ class OffloadSteering:
         decision = self.plan.decide(confidence, importance, rng)
         self._count(tokens)
         if 0.0 < self.budget < 1.0:
-            self._note(confidence, importance, tokens)
+            self._record(confidence, importance, tokens)
             limit = _SLACK * self._largest
             if decision.is_offloaded and self.debt - tokens < -limit:
                 decision = OffloadDecision(False, 0.0, "ahead of the budget")
@@ -319,7 +319,7 @@ class OffloadSteering:
         self._largest = max(self._largest, tokens)
         self.tokens += tokens
 
-    def _note(self, confidence: float, importance: float | None, tokens: int) -> None:
+    def _record(self, confidence: float, importance: float | None, tokens: int) -> None:
         self._seen.append((confidence, importance, tokens))
         self._stale += 1
         if self._stale >= _REFRESH or len(self._seen) < _REFRESH:

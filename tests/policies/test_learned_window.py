@@ -47,7 +47,7 @@ def plain(weights: WindowWeights, inputs: Sequence[float]) -> list[float]:
 @given(st.tuples(st.floats(0, 1), st.floats(0, 1), *[st.floats(-8, 8)] * 2, st.floats(0, 1), st.floats(-1, 3), st.floats(1, 12)))
 def test_it_reckons_as_the_paper_draws_it(inputs: tuple[float, ...]) -> None:
     weights = packaged_weights()
-    assert list(WindowNet(weights).reckon(inputs)) == pytest.approx(plain(weights, inputs), abs=1e-3)
+    assert list(WindowNet(weights).evaluate(inputs)) == pytest.approx(plain(weights, inputs), abs=1e-3)
 
 
 def test_the_same_state_gets_the_same_window_whatever_was_asked_before() -> None:
@@ -67,8 +67,8 @@ def test_a_world_in_which_everything_takes_longer_has_the_same_window(times: flo
 def test_nothing_goes_in_beyond_what_was_seen_in_training() -> None:
     weights = packaged_weights()
     net = WindowNet(weights)
-    assert net.reckon([-1e9] * len(INPUTS)) == net.reckon(weights.low)
-    assert net.reckon([1e9] * len(INPUTS)) == net.reckon(weights.high)
+    assert net.evaluate([-1e9] * len(INPUTS)) == net.evaluate(weights.low)
+    assert net.evaluate([1e9] * len(INPUTS)) == net.evaluate(weights.high)
 
 
 def test_sure_drafts_are_long_doubtful_ones_short_and_hopeless_ones_fused() -> None:

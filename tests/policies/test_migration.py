@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.policies.migration import HEADROOM, SLACK, Terms, ahead, copy_pays, cover, keeps_up, lag, net_saving
+from streamco.policies.migration import (
+    HEADROOM,
+    SLACK,
+    Terms,
+    buffer_needed,
+    keeps_up,
+    net_saving,
+    pre_copy_pays,
+    tokens_until_buffered,
+    tokens_until_covered,
+)
 
 prices = st.floats(0.0, 1e-4)
 counts = st.floats(0.0, 10_000.0)
@@ -32,13 +42,13 @@ CHEAP = Terms(prompt=1e-6, completion=5e-6)
 
 def test_a_target_takes_its_setup_and_the_time_of_each_token_it_has_to_read() -> None:
     target = Terms(prompt=0.0, completion=0.0, setup=0.2, per_token=0.01)
-    assert target.takes(30) == pytest.approx(0.5)
-    assert target.takes(0) == pytest.approx(0.2)
-    assert target.takes(-5) == pytest.approx(0.2)
+    assert target.seconds_to_first_token(30) == pytest.approx(0.5)
+    assert target.seconds_to_first_token(0) == pytest.approx(0.2)
+    assert target.seconds_to_first_token(-5) == pytest.approx(0.2)
 
 
 def test_nobody_knows_how_long_a_target_takes_that_was_never_measured() -> None:
-    assert Terms(prompt=0.0, completion=0.0, per_token=0.01).takes(30) is None
+    assert Terms(prompt=0.0, completion=0.0, per_token=0.01).seconds_to_first_token(30) is None
 
 
 @pytest.mark.parametrize(
@@ -52,19 +62,19 @@ def test_nobody_knows_how_long_a_target_takes_that_was_never_measured() -> None:
     ],
 )
 def test_the_buffer_of_equation_6_is_what_is_read_in_the_time_of_the_change_and_the_slack(seconds: float, rate: float, tokens: int) -> None:
-    assert cover(seconds, rate) == tokens
+    assert buffer_needed(seconds, rate) == tokens
 
 
 @given(st.floats(0.0, 100.0), st.floats(0.1, 100.0))
 def test_what_covers_is_enough_and_one_token_less_is_not(seconds: float, rate: float) -> None:
-    tokens = cover(seconds, rate)
+    tokens = buffer_needed(seconds, rate)
     assert tokens / rate >= seconds + SLACK - 1e-8
     assert (tokens - 1) / rate < seconds + SLACK
 
 
 @given(st.floats(0.0, 100.0), st.floats(0.0, 100.0), st.floats(0.1, 100.0))
 def test_a_longer_change_never_needs_a_smaller_buffer(seconds: float, more: float, rate: float) -> None:
-    assert cover(seconds + more, rate) >= cover(seconds, rate)
+    assert buffer_needed(seconds + more, rate) >= buffer_needed(seconds, rate)
 
 
 def test_a_target_must_write_faster_than_the_reader_reads() -> None:
@@ -76,107 +86,113 @@ def test_a_target_must_write_faster_than_the_reader_reads() -> None:
 
 
 def test_while_the_buffer_fills_the_source_also_makes_what_is_read_meanwhile() -> None:
-    assert lag(12, 20.0, 5.0) == pytest.approx(16.0)  # 12 more at 15 a second take 0.8 s, in which it makes 16
-    assert lag(0, 20.0, 5.0) == 0.0
-    assert lag(-3, 20.0, 5.0) == 0.0
+    assert tokens_until_buffered(12, 20.0, 5.0) == pytest.approx(16.0)  # 12 more at 15 a second take 0.8 s, in which it makes 16
+    assert tokens_until_buffered(0, 20.0, 5.0) == 0.0
+    assert tokens_until_buffered(-3, 20.0, 5.0) == 0.0
 
 
 def test_the_buffer_of_a_source_that_is_no_faster_than_the_reader_never_fills() -> None:
-    assert lag(1, 5.0, 5.0) == math.inf
-    assert lag(1, 4.0, 5.0) == math.inf
-    assert lag(0, 4.0, 5.0) == 0.0
+    assert tokens_until_buffered(1, 5.0, 5.0) == math.inf
+    assert tokens_until_buffered(1, 4.0, 5.0) == math.inf
+    assert tokens_until_buffered(0, 4.0, 5.0) == 0.0
 
 
 @given(st.floats(0.1, 1000.0), st.floats(0.1, 100.0), st.floats(0.1, 100.0))
 def test_in_the_time_of_the_lag_just_what_was_missing_is_left_over(missing: float, faster: float, reader: float) -> None:
-    made = lag(missing, reader + faster, reader)
+    made = tokens_until_buffered(missing, reader + faster, reader)
     assert made - reader * made / (reader + faster) == pytest.approx(missing)
 
 
 def test_what_the_source_makes_meanwhile_the_target_has_to_read_too() -> None:
     """6 more at 60 a second: of those the reader takes 5 and the reading of them 15 again, so 40 a second are gained."""
-    assert lag(6, 60.0, 5.0, 0.05) == pytest.approx(9.0)
-    assert lag(1, 6.0, 5.0, 0.05) == math.inf
+    assert tokens_until_buffered(6, 60.0, 5.0, 0.05) == pytest.approx(9.0)
+    assert tokens_until_buffered(1, 6.0, 5.0, 0.05) == math.inf
 
 
 def test_a_target_that_reads_meanwhile_needs_what_the_reader_takes_and_no_more() -> None:
     """8 are missing for 2 s; each token made meanwhile is read in 40 ms, in which a fifth of one goes out."""
-    assert ahead(8, 5.0, 0.04) == pytest.approx(10.0)
-    assert ahead(8, 5.0, 0.0) == 8.0
-    assert ahead(0, 5.0, 0.04) == 0.0
-    assert ahead(1, 5.0, 0.2) == math.inf
+    assert tokens_until_covered(8, 5.0, 0.04) == pytest.approx(10.0)
+    assert tokens_until_covered(8, 5.0, 0.0) == 8.0
+    assert tokens_until_covered(0, 5.0, 0.04) == 0.0
+    assert tokens_until_covered(1, 5.0, 0.2) == math.inf
 
 
 @given(st.floats(0.1, 100.0), st.floats(0.1, 100.0), st.floats(0.1, 20.0), st.floats(0.0, 0.1))
 def test_reading_meanwhile_never_takes_more_of_the_source(missing: float, faster: float, reader: float, per_token: float) -> None:
-    assert ahead(missing, reader, per_token) <= lag(missing, reader + faster, reader, per_token) * (1 + 1e-9)
+    assert tokens_until_covered(missing, reader, per_token) <= tokens_until_buffered(missing, reader + faster, reader, per_token) * (
+        1 + 1e-9
+    )
 
 
 # Money
 
 
 def test_what_the_source_makes_behind_the_change_is_paid_twice() -> None:
-    assert net_saving(DEAR, CHEAP, remaining=200, behind=20, length=300, overrun=9) == pytest.approx(180 * 10e-6 - 320 * 1e-6 - 9 * 15e-6)
-    at_its_end = net_saving(DEAR, CHEAP, remaining=25, behind=20, length=0, overrun=9)
+    assert net_saving(DEAR, CHEAP, remaining=200, until_change=20, length=300, overrun=9) == pytest.approx(
+        180 * 10e-6 - 320 * 1e-6 - 9 * 15e-6
+    )
+    at_its_end = net_saving(DEAR, CHEAP, remaining=25, until_change=20, length=0, overrun=9)
     assert at_its_end == pytest.approx(5 * 10e-6 - 20 * 1e-6 - 5 * 15e-6)
 
 
 def test_equation_4_by_hand() -> None:
     """200 tokens are to come, 20 of them before the change: 180 are 10e-6 cheaper; the target reads 300 and those 20 at 1e-6."""
-    assert net_saving(DEAR, CHEAP, remaining=200, behind=20, length=300) == pytest.approx(180 * 10e-6 - 320 * 1e-6)
+    assert net_saving(DEAR, CHEAP, remaining=200, until_change=20, length=300) == pytest.approx(180 * 10e-6 - 320 * 1e-6)
 
 
 def test_what_the_target_has_read_is_not_read_again() -> None:
     append = Terms(prompt=1e-6, completion=5e-6, pre_copy="append")
-    assert net_saving(DEAR, append, remaining=200, behind=20, length=300, kept=290) == pytest.approx(180 * 10e-6 - 30 * 1e-6)
+    assert net_saving(DEAR, append, remaining=200, until_change=20, length=300, kept=290) == pytest.approx(180 * 10e-6 - 30 * 1e-6)
 
 
 def test_what_is_in_a_warmed_cache_is_read_again_at_the_cached_price() -> None:
     warm = Terms(prompt=1e-6, completion=5e-6, cached_prompt=1e-7, pre_copy="warm")
-    assert net_saving(DEAR, warm, remaining=200, behind=20, length=300, kept=290) == pytest.approx(180 * 10e-6 - 30 * 1e-6 - 290 * 1e-7)
+    assert net_saving(DEAR, warm, remaining=200, until_change=20, length=300, kept=290) == pytest.approx(
+        180 * 10e-6 - 30 * 1e-6 - 290 * 1e-7
+    )
     unknown = Terms(prompt=1e-6, completion=5e-6, pre_copy="warm")
-    assert net_saving(DEAR, unknown, remaining=200, behind=20, length=300, kept=290) == pytest.approx(180 * 10e-6 - 320 * 1e-6)
+    assert net_saving(DEAR, unknown, remaining=200, until_change=20, length=300, kept=290) == pytest.approx(180 * 10e-6 - 320 * 1e-6)
 
 
 def test_a_change_that_comes_after_the_answers_end_saves_nothing() -> None:
-    assert net_saving(DEAR, CHEAP, remaining=10, behind=20, length=300) == pytest.approx(-310 * 1e-6)
-    assert net_saving(DEAR, CHEAP, remaining=10, behind=math.inf, length=300) == pytest.approx(-310 * 1e-6)
+    assert net_saving(DEAR, CHEAP, remaining=10, until_change=20, length=300) == pytest.approx(-310 * 1e-6)
+    assert net_saving(DEAR, CHEAP, remaining=10, until_change=math.inf, length=300) == pytest.approx(-310 * 1e-6)
 
 
 @pytest.mark.parametrize(("remaining", "pays"), [(32, False), (33, True)])
 def test_moving_pays_from_the_token_on_whose_price_exceeds_the_reading(remaining: int, pays: bool) -> None:
     """Reading 322 tokens costs as much as 32.2 tokens save."""
-    assert (net_saving(DEAR, CHEAP, remaining=remaining, behind=0, length=322) > 0) is pays
+    assert (net_saving(DEAR, CHEAP, remaining=remaining, until_change=0, length=322) > 0) is pays
 
 
 @given(to_cheaper, counts, counts, counts, counts)
 def test_the_longer_an_answer_still_is_the_more_moving_to_a_cheaper_endpoint_saves(
-    pair: list[Terms], remaining: float, more: float, behind: float, length: float
+    pair: list[Terms], remaining: float, more: float, until_change: float, length: float
 ) -> None:
-    remaining += behind
-    less = net_saving(*pair, remaining=remaining, behind=behind, length=length)
-    assert net_saving(*pair, remaining=remaining + more, behind=behind, length=length) >= less - 1e-12
+    remaining += until_change
+    less = net_saving(*pair, remaining=remaining, until_change=until_change, length=length)
+    assert net_saving(*pair, remaining=remaining + more, until_change=until_change, length=length) >= less - 1e-12
 
 
 @given(pairs, counts, counts, counts, counts)
 def test_what_saves_for_a_short_answer_saves_for_a_longer_one(
-    pair: tuple[Terms, Terms], remaining: float, more: float, behind: float, length: float
+    pair: tuple[Terms, Terms], remaining: float, more: float, until_change: float, length: float
 ) -> None:
-    if net_saving(*pair, remaining=remaining, behind=behind, length=length) > 0:
-        assert net_saving(*pair, remaining=remaining + more, behind=behind, length=length) > 0
+    if net_saving(*pair, remaining=remaining, until_change=until_change, length=length) > 0:
+        assert net_saving(*pair, remaining=remaining + more, until_change=until_change, length=length) > 0
 
 
 @given(to_cheaper, counts, counts, counts, counts)
 def test_a_change_that_comes_later_never_saves_more(
-    pair: list[Terms], remaining: float, behind: float, later: float, length: float
+    pair: list[Terms], remaining: float, until_change: float, later: float, length: float
 ) -> None:
-    soon = net_saving(*pair, remaining=remaining, behind=behind, length=length)
-    assert net_saving(*pair, remaining=remaining, behind=behind + later, length=length) <= soon + 1e-12
+    soon = net_saving(*pair, remaining=remaining, until_change=until_change, length=length)
+    assert net_saving(*pair, remaining=remaining, until_change=until_change + later, length=length) <= soon + 1e-12
 
 
 @given(to_dearer, counts, counts, counts)
-def test_nobody_moves_to_where_tokens_cost_as_much_or_more(pair: list[Terms], remaining: float, behind: float, length: float) -> None:
-    assert net_saving(*pair, remaining=remaining, behind=behind, length=length) <= 0
+def test_nobody_moves_to_where_tokens_cost_as_much_or_more(pair: list[Terms], remaining: float, until_change: float, length: float) -> None:
+    assert net_saving(*pair, remaining=remaining, until_change=until_change, length=length) <= 0
 
 
 # Reading ahead
@@ -184,30 +200,30 @@ def test_nobody_moves_to_where_tokens_cost_as_much_or_more(pair: list[Terms], re
 
 def test_reading_ahead_costs_nothing_where_it_is_kept() -> None:
     append = Terms(prompt=1.0, completion=0.0, pre_copy="append")
-    assert copy_pays(DEAR, append, length=10_000, saved=1.0, saving=0.0, is_possible_without=True)
-    assert not copy_pays(DEAR, append, length=10_000, saved=0.5, saving=0.0, is_possible_without=True)  # not a token earlier
-    assert not copy_pays(DEAR, append, length=10_000, saved=0.0, saving=1.0, is_possible_without=False)
+    assert pre_copy_pays(DEAR, append, length=10_000, saved=1.0, saving=0.0, is_possible_without=True)
+    assert not pre_copy_pays(DEAR, append, length=10_000, saved=0.5, saving=0.0, is_possible_without=True)  # not a token earlier
+    assert not pre_copy_pays(DEAR, append, length=10_000, saved=0.0, saving=1.0, is_possible_without=False)
 
 
 def test_reading_ahead_is_of_no_use_where_nothing_is_kept() -> None:
     for is_possible_without in (True, False):
-        assert not copy_pays(DEAR, CHEAP, length=10, saved=1e6, saving=1.0, is_possible_without=is_possible_without)
+        assert not pre_copy_pays(DEAR, CHEAP, length=10, saved=1e6, saving=1.0, is_possible_without=is_possible_without)
 
 
 @pytest.mark.parametrize(("saved", "pays"), [(3, False), (4, True)])
 def test_a_cache_is_warmed_when_the_tokens_that_saves_are_worth_more_than_reading_twice(saved: int, pays: bool) -> None:
     """300 cached tokens cost 300e-7 and the one it must make 5e-6, together what 3.5 tokens save."""
     warm = Terms(prompt=1e-6, completion=5e-6, cached_prompt=1e-7, pre_copy="warm")
-    assert copy_pays(DEAR, warm, length=300, saved=saved, saving=1.0, is_possible_without=True) is pays
+    assert pre_copy_pays(DEAR, warm, length=300, saved=saved, saving=1.0, is_possible_without=True) is pays
 
 
 def test_a_cache_whose_price_is_not_known_costs_what_the_prompt_does() -> None:
     warm = Terms(prompt=1e-6, completion=5e-6, pre_copy="warm")
-    assert not copy_pays(DEAR, warm, length=300, saved=30, saving=1.0, is_possible_without=True)  # 300e-6 + 5e-6 against 300e-6
-    assert copy_pays(DEAR, warm, length=300, saved=31, saving=1.0, is_possible_without=True)
+    assert not pre_copy_pays(DEAR, warm, length=300, saved=30, saving=1.0, is_possible_without=True)  # 300e-6 + 5e-6 against 300e-6
+    assert pre_copy_pays(DEAR, warm, length=300, saved=31, saving=1.0, is_possible_without=True)
 
 
 @pytest.mark.parametrize(("saving", "pays"), [(34e-6, False), (36e-6, True)])
 def test_where_nothing_else_covers_the_change_a_cache_is_warmed_when_moving_still_saves_then(saving: float, pays: bool) -> None:
     warm = Terms(prompt=1e-6, completion=5e-6, cached_prompt=1e-7, pre_copy="warm")
-    assert copy_pays(DEAR, warm, length=300, saved=0.0, saving=saving, is_possible_without=False) is pays
+    assert pre_copy_pays(DEAR, warm, length=300, saved=0.0, saving=saving, is_possible_without=False) is pays

@@ -168,7 +168,7 @@ def test_a_selective_answer_may_be_slower_than_the_device_but_not_than_its_reade
     assert 4.8 < predict_rates(slow).speculative < predict_rates(slow).device
     assert ModeSwitch(is_lossless=False).choose(slow) == "speculate"
     assert ModeSwitch(is_lossless=False).choose(replace(slow, rtt=3.0)) == "device"
-    assert ModeSwitch(is_lossless=False, least_rate=40.0).choose(slow) == "device"
+    assert ModeSwitch(is_lossless=False, min_rate=40.0).choose(slow) == "device"
 
 
 def test_a_device_slower_than_the_reader_is_no_way_out() -> None:

@@ -171,7 +171,7 @@ class SpeculationPlanner:
     def _pays(self) -> bool:
         """Return True if drafting is faster than what a race gives, by what was measured; now and then it is tried all the same."""
         rates = predict_rates(self.pair.conditions())
-        least = rates.remote if self.pair.is_lossless else min(self.pair.switch.least_rate, rates.device)
+        least = rates.remote if self.pair.is_lossless else min(self.pair.switch.min_rate, rates.device)
         self._raced += 1
         if rates.speculative > least or self._raced > _LOOK_AGAIN:
             self._raced = 0

@@ -18,7 +18,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from streamco.core.race.attempt import Attempt, AttemptState
-from streamco.policies.migration import UNKNOWN_RATE, Terms, TransferRule, ahead, copy_pays, cover, keeps_up, lag, net_saving
+from streamco.policies.migration import (
+    UNKNOWN_RATE,
+    Terms,
+    TransferRule,
+    buffer_needed,
+    keeps_up,
+    net_saving,
+    pre_copy_pays,
+    tokens_until_buffered,
+    tokens_until_covered,
+)
 from streamco.profiles import RemainingLength
 
 __all__ = ["MigrationPlan", "MigrationController", "Prepare", "Release", "MigrationState", "Switch"]
@@ -185,7 +195,7 @@ class MigrationController:
             source,
             terms,
             remaining=_SURE * plan.lengths.expected(situation.position, plan.max_tokens),
-            behind=behind,
+            until_change=behind,
             length=length,
             kept=length - self.to_read(target, situation.position),
             overrun=source.stops * self._source_rate(situation),
@@ -195,22 +205,22 @@ class MigrationController:
         """Tokens the source makes until the buffer covers the change; None: it is not known how long the target takes."""
         plan, terms = self._plan, self._terms[target.source]
         source_rate, reader_rate, buffered = self._source_rate(situation), plan.reader_rate, situation.buffered
-        seconds = terms.takes(self.to_read(target, situation.position))
+        seconds = terms.seconds_to_first_token(self.to_read(target, situation.position))
         is_reading_ahead = plan.rule == "pre-copy" and terms.pre_copy == "append"
         if seconds is None:
-            missing = cover(_MEASURED_SETUP, reader_rate) - buffered  # the reading ahead will tell
-            return lag(missing, source_rate, reader_rate) if is_reading_ahead else None
-        missing = cover(seconds, reader_rate) - buffered
+            missing = buffer_needed(_MEASURED_SETUP, reader_rate) - buffered  # the reading ahead will tell
+            return tokens_until_buffered(missing, source_rate, reader_rate) if is_reading_ahead else None
+        missing = buffer_needed(seconds, reader_rate) - buffered
         if not is_reading_ahead:
-            return lag(missing, source_rate, reader_rate, terms.per_token)
-        while_reading = ahead(missing, reader_rate, terms.per_token)
+            return tokens_until_buffered(missing, source_rate, reader_rate, terms.per_token)
+        while_reading = tokens_until_covered(missing, reader_rate, terms.per_token)
         made = source_rate * seconds
         if while_reading <= made:
             return while_reading
-        rest = terms.takes(max(1.0, made))
+        rest = terms.seconds_to_first_token(max(1.0, made))
         assert rest is not None, "its setup is known"
         left_over = max(0.0, buffered + made - reader_rate * seconds)
-        return made + lag(cover(rest, reader_rate) - left_over, source_rate, reader_rate, terms.per_token)
+        return made + tokens_until_buffered(buffer_needed(rest, reader_rate) - left_over, source_rate, reader_rate, terms.per_token)
 
     def _source_rate(self, situation: MigrationState) -> float:
         return situation.source.rate or self._terms[situation.source.source].rate or UNKNOWN_RATE
@@ -240,8 +250,8 @@ class MigrationController:
 
     def _is_covered(self, situation: MigrationState, target: Attempt) -> bool:
         """Return True if the target could go on now without the reader's notice."""
-        seconds = self._terms[target.source].takes(self.to_read(target, situation.position))
-        return seconds is not None and situation.buffered >= cover(seconds, self._plan.reader_rate)
+        seconds = self._terms[target.source].seconds_to_first_token(self.to_read(target, situation.position))
+        return seconds is not None and situation.buffered >= buffer_needed(seconds, self._plan.reader_rate)
 
     def _switch_early(self, situation: MigrationState, target: Attempt) -> Switch | None:
         """Stop the source while the target still reads, where the buffer covers the rest of that and the reading of what came since."""
@@ -249,11 +259,11 @@ class MigrationController:
         if self._reading is None or target.state is not AttemptState.PREPARING or target.is_stopping or terms.pre_copy != "append":
             return None
         since, tokens = self._reading
-        estimate, rest = terms.takes(tokens), terms.takes(situation.position - target.copies)
+        estimate, rest = terms.seconds_to_first_token(tokens), terms.seconds_to_first_token(situation.position - target.copies)
         if estimate is None or rest is None or situation.now - since > estimate:  # nobody knows how long it still takes
             return None
         seconds = since + estimate - situation.now + rest
-        if situation.buffered < cover(seconds, self._plan.reader_rate) or self._saving(situation, target) <= 0:
+        if situation.buffered < buffer_needed(seconds, self._plan.reader_rate) or self._saving(situation, target) <= 0:
             return None
         return Switch(target.source, waits=True)
 
@@ -261,7 +271,7 @@ class MigrationController:
         if self._reading is None:
             return False
         since, tokens = self._reading
-        estimate = terms.takes(tokens)
+        estimate = terms.seconds_to_first_token(tokens)
         return estimate is not None and now - since > _PATIENCE * estimate
 
     def _reads_ahead(self, situation: MigrationState, target: Attempt) -> bool:
@@ -269,13 +279,13 @@ class MigrationController:
         plan, terms, has_read = self._plan, self._terms[target.source], target.kept is not None
         if plan.rule != "pre-copy" or self._rounds >= _ROUNDS or (has_read and terms.pre_copy == "warm"):
             return False
-        seconds, least = terms.takes(self.to_read(target, situation.position)), terms.takes(1)
+        seconds, least = terms.seconds_to_first_token(self.to_read(target, situation.position)), terms.seconds_to_first_token(1)
         if seconds is None or least is None:
             return terms.pre_copy == "append" and not has_read
-        needed, needed_least = cover(seconds, plan.reader_rate), cover(least, plan.reader_rate)
+        needed, needed_least = buffer_needed(seconds, plan.reader_rate), buffer_needed(least, plan.reader_rate)
         if has_read and situation.buffered < needed_least:  # the buffer is what is missing, not the reading
             return False
-        return copy_pays(
+        return pre_copy_pays(
             self._terms[situation.source.source],
             terms,
             length=plan.prompt_tokens + situation.position,
