@@ -1,8 +1,8 @@
-"""What every verifier offers: drafts of a small model go in, verdicts of a large one of the same vocabulary come out.
+"""The interface of every verifier: drafts of a small model go in, verdicts of a large one of the same vocabulary come out.
 
-A ``Verifier`` is a server; a ``VerifierSession`` is one answer being made with it. The session takes the speculator's own commands and
-tells its events (``streamco.core.speculation.events``), on the event loop and never from inside ``run``. Reconnecting, resuming and trying
-again are its business; what a lost round, a refusal or a lasting failure mean for the answer is the speculator's.
+A ``Verifier`` is a server; a ``VerifierSession`` is one answer made with it. The session takes the speculator's own commands and emits its
+events (``streamco.core.speculation.events``), on the event loop and never from inside ``run``. It reconnects, resumes and tries again by
+itself. The speculator decides what a lost round, a refusal or a lasting failure means for the answer.
 """
 
 from __future__ import annotations
@@ -34,22 +34,27 @@ Emit = Callable[[VerifierEvent], None]
 
 
 def continuation_seed(seed: int | None, tokens: int) -> int | None:
-    """Return the seed of whoever goes on behind so many tokens of an answer: the dice that these fell by aren't thrown once more."""
+    """Return the seed for an answer that continues after ``tokens`` tokens, so that their random draws are not used again.
+
+    Args:
+        seed: the answer's seed. None: it has none, and so has the continuation.
+        tokens: tokens of the answer that are made.
+    """
     return seed if seed is None or not tokens else (seed + 0x9E3779B9 * tokens) & 0xFFFFFFFF
 
 
 class VerifierFacts(Struct, frozen=True, kw_only=True):
-    """What a verifier says of itself once it was asked. Its vocabulary is the draft model's, or there would be none.
+    """Facts that a verifier gave when it was probed. Its vocabulary is the draft model's, else it could not verify.
 
     Args:
-        model: as the server calls it.
-        rules: by which it judges.
-        draft_tokens: ids that one round may ask about.
-        top_k: ids in each row of a verdict at most; 0: it gives no rows.
-        context_tokens: prompt and answer together; None: it doesn't say.
-        samples_exactly: sampling keeps the target's distribution whatever its filters; False: only where its top_k is within ``top_k``.
-        holds_context: it keeps a session's context; False: every round sends and reads all of it.
-        ahead: drafts that may be sent before the verdict that they bet on, behind each round.
+        model: the target model's name at the server.
+        rules: the rules that drafts can be verified by.
+        draft_tokens: most ids in the draft of one round.
+        top_k: most ids in each row of a verdict; 0: verdicts have no rows.
+        context_tokens: size of the context, prompt and answer together. None: the server doesn't say.
+        samples_exactly: sampling keeps the target's distribution with every filter; False: only if the target's top_k is within ``top_k``.
+        holds_context: the server keeps a session's context; False: every round sends and reads all of it.
+        ahead: most drafts that may be sent ahead after each round.
     """
 
     model: str
@@ -62,7 +67,10 @@ class VerifierFacts(Struct, frozen=True, kw_only=True):
     ahead: int = 0
 
     def is_exact(self, rule: Rule) -> bool:
-        """Return True if answers made by this rule are the target's own: token for token where greedy, in distribution where sampled."""
+        """Return True if this rule keeps answers the target's own.
+
+        Greedy answers are its own token for token, sampled ones in distribution.
+        """
         match rule.kind:
             case RuleKind.GREEDY:
                 return True
@@ -72,82 +80,82 @@ class VerifierFacts(Struct, frozen=True, kw_only=True):
 
 
 class VerifierSession(Protocol):
-    """One answer's place at a verifier. All its methods belong to the event loop."""
+    """One answer's session at a verifier. All its methods belong to the event loop."""
 
     @property
     def bytes_up(self) -> int:
-        """Sent for this session: frames or request bodies, without the transport's own."""
+        """Bytes sent for this session: frames or request bodies, without the transport's own."""
         ...
 
     @property
     def bytes_down(self) -> int:
-        """Received for this session, counted alike."""
+        """Bytes received for this session, counted alike."""
         ...
 
     @property
     def rounds(self) -> int:
-        """Verdicts received."""
+        """Number of verdicts received."""
         ...
 
     def run(self, command: VerifierCommand) -> None:
-        """Begin what is asked; never blocks, never raises for what the other side does.
+        """Begin a command; never blocks, and never raises because of the server.
 
         ``ConnectVerifier`` is answered with ``VerifierConnected`` or ``VerifierFailed``. ``SendDraft`` is answered with
-        ``VerdictReceived``, ``DraftRefused``, ``VerifierLost`` or ``VerifierFailed``; its rows are ``streamco.wire.verify.topk.TopK``.
-        Nothing is told after ``CloseVerifier`` or ``VerifierFailed``.
+        ``VerdictReceived``, ``DraftRefused``, ``VerifierLost`` or ``VerifierFailed``. Its rows are
+        ``streamco.wire.verify.topk.TopK``. Nothing is emitted after ``CloseVerifier`` or ``VerifierFailed``.
         """
         ...
 
     async def aclose(self) -> None:
-        """Give the session up and release what it holds; idempotent."""
+        """End the session and release what it holds; idempotent."""
         ...
 
 
 class Verifier(Protocol):
-    """A server that verifies."""
+    """A server that verifies drafts."""
 
     @property
     def name(self) -> str:
-        """What reports and errors call it."""
+        """Name in reports and errors."""
         ...
 
     @property
     def facts(self) -> VerifierFacts | None:
-        """What ``probe`` or the first session learned; None: nothing yet."""
+        """Facts from ``probe`` or the first session. None: there are none yet."""
         ...
 
     @property
     def rtt(self) -> float | None:
-        """Seconds of a round trip on the link, smoothed; None: not measured."""
+        """Round-trip time of the connection in seconds, smoothed. None: not measured."""
         ...
 
     @property
     def remote(self) -> Endpoint | None:
-        """Generates alone behind given ids (``Request.prompt_ids``), by the same model; None: nobody does."""
+        """Endpoint of the same model that generates without drafts, after given ids (``Request.prompt_ids``). None: there is none."""
         ...
 
     async def start(self, draft: Engine) -> None:
-        """Make ready for drafts of this model: imports, its vocabulary. Doesn't fail where the server can't be reached; idempotent."""
+        """Prepare for drafts of this model: imports, its vocabulary. Doesn't fail if the server can't be reached; idempotent."""
         ...
 
     async def probe(self) -> VerifierFacts:
-        """Ask the server what it can, and whether its vocabulary is the draft model's. Comes behind ``start``.
+        """Ask the server for its facts, and whether its vocabulary is the draft model's. Must come after ``start``.
 
         Raises:
-            EndpointError: it can't be reached, or answers something else than such servers do.
-            VerifierError: it refuses, has another vocabulary, or can't verify.
+            EndpointError: the server can't be reached, or its answer is not a verifier's.
+            VerifierError: the server refuses, has another vocabulary, or can't verify.
         """
         ...
 
     def open(self, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int = 0, reserve: int = 0) -> VerifierSession:
-        """Return a session for one answer; nothing happens before its first ``ConnectVerifier``. Comes behind ``start``.
+        """Return a session for one answer; nothing happens before its first ``ConnectVerifier``. Must come after ``start``.
 
         Args:
             prompt_ids: the context without the answer.
-            emit: is told what happens.
-            rule: how drafts are judged.
-            top_k: ids in each row of its verdicts; 0: no rows. Cut to what the verifier gives.
-            reserve: tokens that prompt and answer will reach at most; 0: not known.
+            emit: called with each event.
+            rule: how drafts are verified.
+            top_k: ids wanted in each row of a verdict, cut to what the verifier gives; 0: no rows.
+            reserve: most tokens that prompt and answer will have together; 0: not known.
         """
         ...
 

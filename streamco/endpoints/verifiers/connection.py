@@ -1,6 +1,6 @@
-"""One WebSocket to a verifier, shared by all sessions of a client: who reads, who writes, who asks whether it still lives.
+"""One WebSocket to a verifier, shared by all sessions of a client: its reader, its writer, and the pings that show it is alive.
 
-``websockets`` is imported when the first connection is made, not with the package. What goes wrong is told to every session in one of two
+``websockets`` is imported when the first connection is made, not with the package. All sessions are informed of a failure in one of two
 ways: the connection is *lost*, and another one may be better; or it has *failed*, and no other would do.
 """
 
@@ -37,30 +37,30 @@ if TYPE_CHECKING:
 
 __all__ = ["VerifierAddress", "SessionListener", "VerifierConnection", "connect_verifier", "is_lasting", "load_websockets"]
 
-_SMOOTHING = 0.3  # of a new round trip time
-_BUSY = frozenset({408, 425, 429})  # statuses that pass, beside 5xx
+_SMOOTHING = 0.3  # weight of a new round-trip time
+_BUSY = frozenset({408, 425, 429})  # statuses that may change soon, as 5xx may
 
 
 class SessionListener(Protocol):
-    """A session, as its connection sees it."""
+    """A session as its connection sees it."""
 
     def frame_received(self, frame: Opened | Resumed | VerdictFrame | Refusal, size: int) -> None:
-        """What the server said about it, in so many bytes."""
+        """Handle a frame for this session, which had ``size`` bytes."""
         ...
 
     def connection_lost(self, error: StreamcoError) -> None:
-        """The connection is over."""
+        """Handle the end of the connection."""
         ...
 
 
 class VerifierAddress(Struct, frozen=True):
-    """Where a verifier listens.
+    """A verifier's address and credentials.
 
     Args:
-        url: with scheme ``ws`` or ``wss``.
-        name: the endpoint's, for errors.
-        token: bearer token; None: none.
-        tls: certificates to trust; None: the system's.
+        url: the URL, with scheme ``ws`` or ``wss``.
+        name: the endpoint's name, for errors.
+        token: bearer token. None: none.
+        tls: certificates to trust. None: the system's.
     """
 
     url: str
@@ -73,18 +73,18 @@ class VerifierAddress(Struct, frozen=True):
 
 
 async def load_websockets() -> None:
-    """Import what connections need, in a thread: it takes a tenth of a second."""
+    """Import the modules that connections need, in a thread, because that takes a tenth of a second."""
     await asyncio.to_thread(importlib.import_module, "websockets.asyncio.client")
 
 
 async def connect_verifier(
     address: VerifierAddress, client: VerifyClient, *, timeouts: Timeouts, ping_interval: float
 ) -> VerifierConnection:
-    """Connect, say hello, and wait to be welcomed.
+    """Connect, say hello, and wait for the welcome.
 
     Raises:
-        EndpointError: no connection, or something else than a verifier answers.
-        VerifyProtocolError: the verifier doesn't want us, or says what makes no sense.
+        EndpointError: there is no connection, or the server is no verifier.
+        VerifyProtocolError: the verifier refuses, or breaks the protocol.
     """
     try:
         async with asyncio.timeout(timeouts.connect):
@@ -105,7 +105,7 @@ async def connect_verifier(
 
 
 def is_lasting(error: StreamcoError) -> bool:
-    """Return True if another connection would meet the same: what the server has against us, or isn't."""
+    """Return True if another connection would fail in the same way: the server refuses this client, or is no verifier."""
     match error:
         case VerifyProtocolError():
             return error.code != "shutting_down"
@@ -119,18 +119,18 @@ def is_lasting(error: StreamcoError) -> bool:
 
 
 class VerifierConnection:
-    """A connection that was welcomed. It lives until ``drop``, ``aclose`` or its end from outside; ``is_over`` says so at once.
+    """A connection after its welcome. It lives until ``drop``, ``aclose`` or its end from outside; then ``is_over`` is True at once.
 
     Args:
         socket: the WebSocket.
-        client: its protocol, behind the welcome.
-        name: the endpoint's, for errors.
-        timeouts: ``socket`` bounds a ping's answer, ``cancel`` the closing.
-        ping_every: seconds between two pings.
+        client: the protocol's state, after the welcome.
+        name: the endpoint's name, for errors.
+        timeouts: ``socket`` limits the answer to a ping, ``cancel`` the closing; in seconds.
+        ping_interval: seconds between two pings.
     """
 
     def __init__(self, socket: ClientConnection, client: VerifyClient, *, name: str, timeouts: Timeouts, ping_interval: float) -> None:
-        assert client.welcome is not None, "a link begins behind its welcome"
+        assert client.welcome is not None, "a connection begins after its welcome"
         self.client = client
         self.welcome: Welcome = client.welcome
         self.rtt: float | None = None
@@ -149,15 +149,15 @@ class VerifierConnection:
         ]
 
     def add_session(self, number: int, session: SessionListener) -> None:
-        """Tell this session what concerns it from now on."""
+        """Give this session its frames from now on."""
         self._sessions[number] = session
 
     def remove_session(self, number: int) -> None:
-        """Tell it nothing more."""
+        """Give the session no more frames."""
         self._sessions.pop(number, None)
 
     def flush(self) -> int:
-        """Send what the client has to say, without waiting; the bytes."""
+        """Send the client's messages, without waiting; return their bytes."""
         size = 0
         for message in self.client.take_messages():
             size += len(message)
@@ -165,7 +165,7 @@ class VerifierConnection:
         return size
 
     async def check_alive(self) -> bool:
-        """Return True if the other side still answers; if it doesn't, the connection is dropped."""
+        """Return True if the server answers a ping; if it doesn't, the connection is dropped."""
         if self.is_over:
             return False
         try:
@@ -175,7 +175,7 @@ class VerifierConnection:
         return not self.is_over
 
     def drop(self, error: StreamcoError) -> None:
-        """Give the connection up: everybody is told at once."""
+        """Give the connection up, and inform every session at once."""
         if self.is_over:
             return
         self.is_over = True
@@ -187,14 +187,14 @@ class VerifierConnection:
             session.connection_lost(error)
 
     async def aclose(self) -> None:
-        """Close the connection behind what is still to be sent; idempotent."""
+        """Send the messages that are still to be sent, and close the connection; idempotent."""
         self.is_over = True
         self._sessions.clear()
         for task in self._tasks:
             task.cancel()
         try:
             async with asyncio.timeout(self._timeouts.cancel):
-                with suppress(EndpointError), _translated(self._name):  # it is gone already
+                with suppress(EndpointError), _translated(self._name):  # the connection is lost already
                     while not self._unsent.empty():
                         await self._socket.send(self._unsent.get_nowait())
                 await self._socket.close()
@@ -224,7 +224,7 @@ class VerifierConnection:
             session.frame_received(frame, len(message))
 
     async def _write(self) -> None:
-        with suppress(EndpointError), _translated(self._name):  # the reader meets the same end, and tells
+        with suppress(EndpointError), _translated(self._name):  # the reader meets the same error, and reports it
             while True:
                 await self._socket.send(await self._unsent.get())
 
@@ -236,7 +236,7 @@ class VerifierConnection:
         except EndpointTimeoutError as error:
             self.drop(error)
         except EndpointError:
-            pass  # the reader tells
+            pass  # the reader reports it
 
     async def _ping(self) -> None:
         limit = self._timeouts.socket
@@ -256,7 +256,7 @@ async def _open(address: VerifierAddress, client: VerifyClient) -> ClientConnect
 
     class Connect(connect):
         def process_redirect(self, exc: Exception) -> Exception | str:
-            return exc  # never does a token or a prompt go elsewhere
+            return exc  # a token or a prompt must not go elsewhere
 
     parts = urlsplit(address.url)
     headers = {} if address.token is None else {"Authorization": f"Bearer {address.token}"}
@@ -264,7 +264,7 @@ async def _open(address: VerifierAddress, client: VerifyClient) -> ClientConnect
     return await Connect(
         address.url,
         subprotocols=[Subprotocol(SUBPROTOCOL)],
-        compression=None,  # rounds are some twenty bytes, and ids are packed already
+        compression=None,  # a round has about 20 bytes, and ids are packed already
         additional_headers=headers,
         user_agent_header="streamco",
         proxy=None if is_loopback(parts.hostname or "") else True,
@@ -278,7 +278,7 @@ async def _open(address: VerifierAddress, client: VerifyClient) -> ClientConnect
 
 
 def _quiet_logger() -> logging.Logger:
-    """For ``websockets``, which writes headers and messages into a log that takes everything: a token, a prompt."""
+    """Return a logger for ``websockets``, without its debug messages, which have headers and frames in them: a token, a prompt."""
     logger = logging.getLogger("streamco.websockets")
     logger.setLevel(logging.INFO)
     return logger
@@ -299,7 +299,7 @@ async def _handshake(socket: ClientConnection, client: VerifyClient, name: str) 
 
 @contextmanager
 def _translated(name: str) -> Iterator[None]:
-    """Foreign exceptions in our words."""
+    """Raise foreign exceptions as streamco's own."""
     try:
         yield
     except (TimeoutError, StreamcoError):
@@ -335,7 +335,7 @@ def _translate(exc: Exception, name: str) -> EndpointError | None:
 
 
 def _scrubbed(error: StreamcoError, token: str | None) -> StreamcoError:
-    """Return the same error without the token, which a server may repeat."""
+    """Return the same error without the token: a server may repeat it."""
     if token:
         error.args = tuple(arg.replace(token, "***") if isinstance(arg, str) else arg for arg in error.args)
         if isinstance(error, EndpointStatusError):

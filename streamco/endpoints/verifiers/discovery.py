@@ -1,4 +1,4 @@
-"""Which verifier stands behind a server's OpenAI API."""
+"""Find the verifier at a server with OpenAI's API."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["find_verifier"]
 
 
 async def find_verifier(server: OpenAIEndpoint) -> Verifier | None:
-    """Ask a server what it is, and speak to it as to a verifier; None: its kind doesn't verify.
+    """Ask a server what it is; return it as a verifier. None: servers of its kind don't verify.
 
     Raises:
-        EndpointError: it doesn't answer.
+        EndpointError: the server doesn't answer.
     """
     kind = (await server.probe()).kind
     url, key = server.credentials()

@@ -1,8 +1,9 @@
-"""Servers that were not made to verify, as verifiers: asked for a prompt's log-probabilities, they say what they think of a draft.
+"""Servers without a verifier protocol as verifiers, by the log-probabilities that they give a prompt's tokens.
 
-They hold nothing: each round sends the whole context, and the rules are applied here. Greedy takes the first of each row, so the answer
-is the server's own but where its kernels say other things of a token that is read than of one that is written. Sampling draws from the
-ids in a row: exact where the target's ``top_k`` is within them, for nothing else could be drawn; without one, the target is cut to them.
+They keep no session: each round sends the whole context, and the rules are applied here. Greedy takes the first id of each row. So the
+answer is the server's own, except where its kernels score a token that is read differently from one that is written. Sampling draws from
+the ids of a row. It is exact if the target's ``top_k`` is within them, because no other id could be drawn; without one, the target is cut
+to them.
 """
 
 from __future__ import annotations
@@ -47,25 +48,25 @@ __all__ = ["LogprobVerifier"]
 
 _TIMEOUTS = Timeouts()
 _LIMITS = Limits()
-_DRAFT_TOKENS = 64  # a round; the servers have no limit of their own
-_MAX_LOGPROBS = re.compile(r"max allowed: (-?\d+)")  # ids in a row; vLLM, --max-logprobs
+_DRAFT_TOKENS = 64  # most tokens of a draft; the servers have no limit of their own
+_MAX_LOGPROBS = re.compile(r"max allowed: (-?\d+)")  # most ids in a row: vLLM's error text about --max-logprobs
 
 
 class LogprobVerifier(ABC):
-    """What the two have in common. Implements ``Verifier``.
+    """The common part of the verifiers for vLLM and SGLang. Implements ``Verifier``.
 
     Args:
-        base_url: up to and including ``/v1``.
-        model: its name at the server; None: the only one it has.
-        api_key: bearer token; None: as ``OpenAIEndpoint`` finds it, none on the loopback.
-        name: what reports call it; None: host and port.
-        top_k: ids in a row that are asked for where rows are wanted, as far as the server allows.
-        vocabulary: fingerprint of its vocabulary, where it is known to you; None: both sides read a sample.
-        timeouts: ``connect``, and ``first_token`` for a whole round: each of them is a prefill.
-        limits: ``body_bytes`` of one answer.
-        session: an aiohttp session to use and leave open; None: an own one.
+        base_url: the URL up to and including ``/v1``.
+        model: the model's name at the server. None: the only one it has.
+        api_key: bearer token. None: as ``OpenAIEndpoint`` finds it, none on the loopback.
+        name: name in reports and errors. None: host and port.
+        top_k: ids wanted in each row, as far as the server allows.
+        vocabulary: fingerprint of the server's vocabulary, if you know it. None: both sides read a sample.
+        timeouts: ``connect``, and ``first_token`` for a whole round, because each round is a prefill; in seconds.
+        limits: ``body_bytes`` limits one answer.
+        session: an aiohttp session to use and leave open. None: the verifier makes its own.
         headers: sent with every request.
-        rng: the dice of sampling without a seed, and of waits.
+        rng: random draws of sampling without a seed, and of waits. None: one with a random seed.
 
     Raises:
         ConfigError: a URL, key or number is wrong.
@@ -98,7 +99,9 @@ class LogprobVerifier(ABC):
         self._timeouts = timeouts
         self._limits = limits
         self._rng = rng or random.Random()
-        self._salt: str | None = secrets.token_urlsafe(32)  # for what is left in a prefix cache; None: the server knows of none
+        self._salt: str | None = secrets.token_urlsafe(
+            32
+        )  # separates what is left in a prefix cache; None: the server doesn't know the field
         self._options: dict[str, Any] = {"base_url": base_url, "api_key": key or "", "session": session, "headers": headers}
         authorization = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._headers = {"Content-Type": "application/json", "User-Agent": "streamco", **authorization, **(headers or {})}
@@ -116,46 +119,46 @@ class LogprobVerifier(ABC):
 
     @abstractmethod
     def _request(self, ids: Sequence[int], pending: int, top: int) -> tuple[str, dict[str, Any]]:
-        """URL and body that ask about the last ids."""
+        """Return URL and body of a request for the scores of the last ``pending`` ids, with ``top`` ids in a row."""
 
     @abstractmethod
     def _read(self, answer: bytes, ids: Sequence[int], pending: int) -> PromptLogprobs:
-        """Return what was answered."""
+        """Return the scores in an answer."""
 
     def _make_remote(self, model: str, **options: Any) -> OpenAIEndpoint:
         return OpenAIEndpoint(model, **options)
 
     @property
     def name(self) -> str:
-        """What reports and errors call it."""
+        """Name in reports and errors."""
         return self._name
 
     @property
     def model(self) -> str | None:
-        """Its name at the server, once it is known."""
+        """The model's name at the server. None: not known yet."""
         return self._model
 
     @property
     def facts(self) -> VerifierFacts | None:
-        """What ``probe`` found."""
+        """Facts that ``probe`` found. None: not yet probed."""
         return self._facts
 
     @property
     def rtt(self) -> float | None:
-        """Seconds that a small request took when it was last asked."""
+        """Seconds that the last small request took. None: not measured."""
         return self._rtt
 
     @property
     def remote(self) -> Endpoint | None:
-        """The completions API of the same server; None before ``start``."""
+        """The completions API of the same server. None: ``start`` was not called."""
         return self._remote
 
     async def start(self, draft: Engine) -> None:
-        """Make ready for drafts of this model; see ``Verifier.start``.
+        """Prepare for drafts of this model; see ``Verifier.start``.
 
         Raises:
-            StreamClosed: it was closed.
-            UsageError: it was started for another model.
+            StreamClosed: the verifier was closed.
+            UsageError: the verifier was started for another model.
         """
         if self._is_closed:
             raise StreamClosed(f"{self._name}: expected an open verifier, got one that was closed")
@@ -171,17 +174,17 @@ class LogprobVerifier(ABC):
             await self._remote.start()
 
     async def probe(self) -> VerifierFacts:
-        """Ask what it can, by having it score a sample; see ``Verifier.probe``. All who ask at once share the answer."""
+        """Ask the server for its facts, by having it score a sample; see ``Verifier.probe``. Callers at the same time share the answer."""
         if self._probing is None:
             self._probing = asyncio.get_running_loop().create_task(self._probe(), name=f"streamco probe {self._name}")
             self._probing.add_done_callback(self._end_probing)
         return await asyncio.shield(self._probing)
 
     def open(self, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int = 0, reserve: int = 0) -> LogprobSession:
-        """Return a session for one answer; see ``Verifier.open``. There is nothing to reserve.
+        """Return a session for one answer; see ``Verifier.open``. ``reserve`` has no effect, because the server keeps no session.
 
         Raises:
-            UsageError: it was not started, or the prompt is empty.
+            UsageError: the verifier was not started, or the prompt is empty.
         """
         if self._draft is None or self._is_closed:
             raise UsageError(f"{self._name}: expected a verifier that was started, got one that was not, or was closed")
@@ -192,21 +195,26 @@ class LogprobVerifier(ABC):
         return session
 
     async def check(self) -> None:
-        """Whether it answers.
+        """Ask the server for a small answer, and measure the time.
 
         Raises:
-            EndpointError: it doesn't.
+            EndpointError: the server doesn't answer.
         """
         started = asyncio.get_running_loop().time()
         await self._started().models()
         self._rtt = asyncio.get_running_loop().time() - started
 
     async def score(self, ids: Sequence[int], pending: int, *, top: int) -> tuple[PromptLogprobs, int, int]:
-        """Return what it says of the last ``pending`` ids and of what follows; bytes sent and received.
+        """Return the scores of the last ``pending`` ids and of the position after them; bytes sent and received.
+
+        Args:
+            ids: context and draft.
+            pending: number of ids to score.
+            top: ids wanted in each row.
 
         Raises:
-            EndpointError: it doesn't answer, or refuses.
-            VerifierError: it answers something else.
+            EndpointError: the server doesn't answer, or refuses.
+            VerifierError: its answer has no scores, or is too large.
         """
         from yarl import URL
 
@@ -268,7 +276,7 @@ class LogprobVerifier(ABC):
         return self._facts
 
     async def _probe_top_k(self, sample: Sequence[int]) -> int:
-        """Have a sample scored; the ids that a row may have."""
+        """Have a sample scored; return the most ids that a row may have."""
         try:
             await self.score(sample, 2, top=self._top_k)
         except EndpointStatusError as error:
@@ -285,4 +293,4 @@ class LogprobVerifier(ABC):
     def _end_probing(self, task: asyncio.Task[VerifierFacts]) -> None:
         self._probing = None
         if not task.cancelled():
-            task.exception()  # told to whoever waits
+            task.exception()  # mark it as retrieved: each waiting caller gets it

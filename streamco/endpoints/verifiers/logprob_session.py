@@ -1,4 +1,4 @@
-"""One answer at a server that was not made to verify: its context, its rounds, and what the rules make of a server's scores."""
+"""One answer at a server that verifies by log-probabilities: its context, its rounds, and its verdicts from the server's scores."""
 
 from __future__ import annotations
 
@@ -29,48 +29,62 @@ from streamco.wire.verify.topk import TopK
 
 __all__ = ["Scorer", "LogprobSession", "verify_logprobs"]
 
-_BACKOFF = (0.2, 5.0)  # seconds
+_BACKOFF = (0.2, 5.0)  # seconds: `first` and `max_wait` of `Backoff`
 _BUSY = frozenset({408, 425, 429, 503})  # statuses that refuse a draft and keep the rest as it was
 
 
 class Scorer(Protocol):
-    """The server, as its sessions see it."""
+    """The server's interface for its sessions."""
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """Name in errors."""
         ...
 
     @property
     def facts(self) -> VerifierFacts | None:
-        """None: not yet probed."""
+        """Facts from the last probe. None: not yet probed."""
         ...
 
     @property
     def rtt(self) -> float | None:
-        """Seconds of a small request."""
+        """Seconds that a small request took. None: not measured."""
         ...
 
     async def probe(self) -> VerifierFacts:
-        """See ``Verifier.probe``."""
+        """Ask the server for its facts; see ``Verifier.probe``."""
         ...
 
     async def check(self) -> None:
-        """Raises EndpointError where it doesn't answer."""
+        """Ask the server for a small answer.
+
+        Raises:
+            EndpointError: the server doesn't answer.
+        """
         ...
 
     async def score(self, ids: Sequence[int], pending: int, *, top: int) -> tuple[PromptLogprobs, int, int]:
-        """Return what it says of the last ids; bytes sent and received. Raises EndpointError and VerifierError."""
+        """Return the scores of the last ``pending`` ids and of the position after them; bytes sent and received.
+
+        Args:
+            ids: context and draft.
+            pending: number of ids to score.
+            top: ids wanted in each row.
+
+        Raises:
+            EndpointError: the server doesn't answer, or refuses.
+            VerifierError: its answer has no scores.
+        """
         ...
 
 
 class LogprobSession:
-    """One answer at a stock server. Implements ``VerifierSession``.
+    """One answer at a server that verifies by log-probabilities. Implements ``VerifierSession``.
 
     Args:
         verifier: the server.
-        prompt_ids, emit, rule, top_k: as ``Verifier.open`` has them.
-        rng: dice, where the rule has no seed.
+        prompt_ids, emit, rule, top_k: see ``Verifier.open``.
+        rng: random draws if the rule has no seed.
     """
 
     def __init__(self, verifier: Scorer, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int, rng: random.Random) -> None:
@@ -90,16 +104,16 @@ class LogprobSession:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run(self, command: VerifierCommand) -> None:
-        """See ``VerifierSession.run``.
+        """Begin a command; see ``VerifierSession.run``.
 
         Raises:
-            UsageError: a draft begins behind the end of the context.
+            UsageError: a draft begins after the end of the context.
         """
         if self.is_over:
             return
         match command:
             case ConnectVerifier(ids):
-                self._was_lost = self._was_lost or self._is_running()  # nobody waits for it any more: does the server still answer?
+                self._was_lost = self._was_lost or self._is_running()  # the speculator gave it up: does the server still answer?
                 self._begin(self._connect(ids))
             case SendDraft():
                 base = len(self._prompt) + command.base
@@ -112,7 +126,7 @@ class LogprobSession:
                 assert_never(never)
 
     async def aclose(self) -> None:
-        """Give the session up; idempotent. A round that is out is cancelled, and its connection closed."""
+        """End the session; idempotent. A round that is out is cancelled, and its connection closed."""
         self._end()
         if self._tasks:
             await asyncio.wait(self._tasks)
@@ -165,7 +179,7 @@ class LogprobSession:
     async def _verify(self, command: SendDraft, context: list[int]) -> None:
         facts = self._verifier.facts
         if facts is None or self._was_lost:
-            return  # that was told
+            return  # VerifierLost was emitted
         loop = asyncio.get_running_loop()
         started = loop.time()
         try:
@@ -196,7 +210,7 @@ class LogprobSession:
         )
 
     def _top(self, facts: VerifierFacts) -> int:
-        """Ids in a row: those that are told on, and those that a draw may need."""
+        """Return the ids wanted in a row: enough for the verdict's rows and for a draw."""
         drawn = 0
         if self._rule.kind is RuleKind.SAMPLE:
             drawn = self._rule.top_k or facts.top_k
@@ -232,29 +246,29 @@ def verify_logprobs(rule: Rule, draft: Sequence[int], rows: Sequence[TopK], scor
 class _ScoredRow:
     """The target's row at one position, as far as its server reports it. Implements ``TargetRow``."""
 
-    __slots__ = ("_place", "best")
+    __slots__ = ("_position", "best")
 
     def __init__(self, position: PositionLogprobs) -> None:
         self.best = position.best
-        self._place = position
+        self._position = position
 
     def distribution(self, rule: Rule, /) -> Distribution:
         """Return the rule's distribution over the ids that the server reported."""
-        return _distribution(self._place, rule)
+        return _distribution(self._position, rule)
 
 
 def _distribution(position: PositionLogprobs, rule: Rule) -> Distribution:
-    """Return what may be drawn there, whole: the target's filters over the ids that it told of."""
+    """Return the distribution that a token is drawn from: the target's filters over the ids that the server reported."""
     import numpy as np
 
     logits = np.array([max(value, -1e4) for value in position.logprobs], dtype=np.float32)
-    at, shares = candidates(logits, temperature=rule.temperature, top_k=rule.top_k, top_p=rule.top_p, min_p=rule.min_p)
-    return Distribution(np.array(position.ids)[at], shares)
+    indices, shares = candidates(logits, temperature=rule.temperature, top_k=rule.top_k, top_p=rule.top_p, min_p=rule.min_p)
+    return Distribution(np.array(position.ids)[indices], shares)
 
 
 def _candidates(position: PositionLogprobs, rule: Rule, count: int) -> Candidates:
-    """Return the likeliest ids; with another temperature than 1 their shares among those that were told of."""
+    """Return the likeliest ids; if the temperature is not 1, with their shares among the reported ids."""
     if rule.kind is RuleKind.SAMPLE and rule.temperature != 1.0:
-        told = _distribution(position, Rule(RuleKind.SAMPLE, rule.temperature))
-        return tuple(zip(told.ids.tolist(), told.probabilities.tolist(), strict=True))[:count]
+        reported = _distribution(position, Rule(RuleKind.SAMPLE, rule.temperature))
+        return tuple(zip(reported.ids.tolist(), reported.probabilities.tolist(), strict=True))[:count]
     return tuple((token, min(1.0, math.exp(value))) for token, value in zip(position.ids, position.logprobs, strict=True))[:count]

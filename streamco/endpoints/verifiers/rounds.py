@@ -16,7 +16,8 @@ class OpenRounds:
 
     Args:
         loop: its timers are used.
-        timeouts: ``first_token`` bounds the first round on a context, which the server reads first, ``next_token`` every other one.
+        timeouts: ``first_token`` limits the first round on a context, because the server reads that first; ``next_token`` limits the
+            others.
         on_timeout: called when no verdict came in time.
     """
 

@@ -1,11 +1,11 @@
-"""One answer's session at a verifier that speaks our protocol: opened, lost, resumed by its key, opened anew.
+"""One answer's session at a verifier that speaks streamco's protocol: opened, lost, resumed by its key, opened again.
 
 ::
 
     idle ──connect──▶ connecting ──opened, resumed──▶ open ──connection lost, evicted──▶ idle
                           ▲ └──── tried again, after a while ────┘
 
-A session that is opened for the first time is used before the server has answered: the context, and the first draft behind it, take one
+A session that is opened for the first time is used before the server has answered. So the context, and the first draft after it, take one
 round trip together.
 """
 
@@ -44,27 +44,27 @@ from streamco.wire.verify.topk import TopK
 
 __all__ = ["ConnectionSource", "RemoteVerifierSession"]
 
-_MAX_FRAME_IDS = 4096  # ids of a context in one frame: other sessions' rounds find room between them
+_MAX_FRAME_IDS = 4096  # ids of a context in one frame, so that other sessions' rounds fit in between
 _RETRYABLE = frozenset({"overloaded", "too_many_sessions", "evicted", "failed", "unknown_session", "not_resumable"})
-_MAX_FAILURES = 3  # of the target, one behind the other, without a verdict between them
-_MAX_RETRY_AFTER = 60.0  # seconds that a server's word is taken for
+_MAX_FAILURES = 3  # of the target model in a row, without a verdict between them
+_MAX_RETRY_AFTER = 60.0  # seconds; a server that asks for a longer wait is tried after this one
 
 
 class ConnectionSource(Protocol):
-    """Where sessions get their connection from."""
+    """The owner of the connection that sessions share."""
 
     async def find(self) -> VerifierConnection:
-        """Return the connection, a new one where there is none.
+        """Return the connection; make a new one if there is none.
 
         Raises:
-            EndpointError: there is none to be had.
-            VerifyProtocolError: the server doesn't want us.
+            EndpointError: there is no connection.
+            VerifyProtocolError: the server refuses this client.
         """
         ...
 
 
 class _SessionRequest(Struct, frozen=True):
-    """What a session is opened for; see ``Verifier.open``."""
+    """Settings that a session is opened with; see ``Verifier.open``."""
 
     prompt: tuple[int, ...]
     rule: Rule
@@ -78,9 +78,9 @@ class _Refusals:
     __slots__ = ("failures", "is_refused", "not_before")
 
     def __init__(self) -> None:
-        self.failures = 0  # of the target model, without a verdict between them
-        self.not_before = 0.0  # time of the loop, in seconds, before which no try is worth it
-        self.is_refused = False  # the last try: the next one waits for its answer
+        self.failures = 0  # of the target model in a row, without a verdict between them
+        self.not_before = 0.0  # the loop's time, in seconds, before which no try can succeed
+        self.is_refused = False  # the last try was refused: the next one waits for its reply
 
     def record(self, error: VerifyProtocolError, now: float) -> float | None:
         """Record a refusal of the session; return the seconds to wait before the next try. None: the server gave none."""
@@ -98,14 +98,14 @@ class _Refusals:
 
 
 class RemoteVerifierSession:
-    """Implements ``VerifierSession``.
+    """A session at a verifier that speaks streamco's protocol. Implements ``VerifierSession``; made by ``VerifierEndpoint.open``.
 
     Args:
-        links: gives the connection.
-        name: the verifier's, for errors.
-        prompt_ids, emit, rule, top_k, reserve: as ``Verifier.open`` has them.
-        timeouts: ``first_token`` bounds the waits in which a context is read, ``next_token`` the others.
-        backoff: waits between tries to connect, made anew for each ``ConnectVerifier``.
+        source: gives the connection.
+        name: the verifier's name, for errors.
+        prompt_ids, emit, rule, top_k, reserve: see ``Verifier.open``.
+        timeouts: ``first_token`` limits the waits in which a context is read, ``next_token`` the others; in seconds.
+        backoff: the arguments of ``Backoff`` for the waits between tries to connect; each ``ConnectVerifier`` begins with a new one.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class RemoteVerifierSession:
         self._connecting: asyncio.Task[None] | None = None
 
     def run(self, command: VerifierCommand) -> None:
-        """See ``VerifierSession.run``."""
+        """Begin a command; see ``VerifierSession.run``."""
         if self.is_over:
             return
         match command:
@@ -157,15 +157,15 @@ class RemoteVerifierSession:
                 assert_never(never)
 
     async def aclose(self) -> None:
-        """Give the session up; idempotent."""
+        """End the session; idempotent."""
         self._end()
         if self._connecting is not None:
             await asyncio.wait([self._connecting])
 
-    # What the connection tells
+    # From the connection
 
     def frame_received(self, frame: Opened | Resumed | VerdictFrame | Refusal, size: int) -> None:
-        """What the server said."""
+        """Handle a frame for this session; see ``SessionListener``."""
         self.bytes_down += size
         match frame:
             case VerdictFrame():
@@ -181,7 +181,7 @@ class RemoteVerifierSession:
                 assert_never(never)
 
     def connection_lost(self, error: StreamcoError) -> None:
-        """The connection is over."""
+        """Handle the end of the connection; see ``SessionListener``."""
         was_open = self._is_open
         self._detach()
         if self._reply is not None and not self._reply.done():
@@ -211,7 +211,7 @@ class RemoteVerifierSession:
         self._emit(event)
 
     def _begin_ahead(self) -> None:
-        """The draft that was sent ahead for just this verdict is the round that is out."""
+        """Begin the round of the draft that was sent ahead for just this verdict, if there is one."""
         connection, ahead = self._connection, self._open_rounds.ahead
         self._open_rounds.ahead = {}
         begun = None if connection is None else connection.client.pending_round(self._session)
@@ -268,7 +268,7 @@ class RemoteVerifierSession:
             await asyncio.sleep(backoff.next_wait(retry_after))
 
     def _may_retry(self, error: StreamcoError) -> bool:
-        """Return True if another try may help: to connect, about this session, or after the server's good-bye."""
+        """Return True if another try may help: to connect, about this session, or after the server's shutdown."""
         match error:
             case VerifyProtocolError():
                 return error.code == "shutting_down" or (not error.is_fatal and self._refusals.may_retry(error))
@@ -277,7 +277,7 @@ class RemoteVerifierSession:
         return False
 
     async def _close_former(self) -> None:
-        """Give up the session that seems to be there: nobody asks for another one while it is well."""
+        """Close the session that there seems to be: the speculator asks for another one only if this one is not well."""
         connection = self._connection
         if connection is None:
             return
@@ -291,10 +291,10 @@ class RemoteVerifierSession:
         self._detach()
 
     async def _open_or_resume(self, connection: VerifierConnection, context: tuple[int, ...]) -> bool:
-        """Resume or open on this connection; False: it was over before it began, perhaps right behind the answer.
+        """Resume or open the session on this connection; return False if it was over at once, perhaps just after the reply.
 
         Raises:
-            EndpointError, VerifyProtocolError: it was not to be.
+            EndpointError, VerifyProtocolError: the session could not be opened.
         """
         if connection.is_over:
             return False
@@ -325,7 +325,7 @@ class RemoteVerifierSession:
             self._is_open = True
 
     def _send_context(self, connection: VerifierConnection, number: int, context: tuple[int, ...]) -> None:
-        """Send what the server's context is short of."""
+        """Send the ids that the server's context lacks."""
         for position in range(connection.client.length(number), len(context), _MAX_FRAME_IDS):
             connection.client.extend(number, position, context[position : position + _MAX_FRAME_IDS])
         self.bytes_up += connection.flush()
@@ -336,10 +336,10 @@ class RemoteVerifierSession:
         self.bytes_up += connection.flush()
 
     async def _wait_for_reply(self) -> None:
-        """Wait for what becomes of an open or a resume.
+        """Wait for the reply to an open or a resume.
 
         Raises:
-            EndpointError, VerifyProtocolError: nothing.
+            EndpointError, VerifyProtocolError: the reply was a refusal, or there was none.
         """
         self._reply = self._loop.create_future()
         limit = self._timeouts.first_token
@@ -347,7 +347,7 @@ class RemoteVerifierSession:
             async with asyncio.timeout(limit):
                 answer = await self._reply
         except TimeoutError:
-            self._key = None  # it may be what the server doesn't come to terms with
+            self._key = None  # the server may fail because of this key
             self._close_remote()
             text = f"expected the session to be opened within {limit:g} s, got nothing"
             raise EndpointTimeoutError(text, phase="first_token", limit=limit or 0.0, endpoint=self._name) from None
@@ -368,7 +368,7 @@ class RemoteVerifierSession:
     def _send(self, command: SendDraft) -> None:
         connection = self._connection
         if connection is None or not self._is_open:
-            return  # it was lost, and that was told
+            return  # it was lost, and VerifierLost was emitted
         wanted, rounds = self._wanted, self._open_rounds
         rows = tuple(row for row in command.rows if isinstance(row, TopK)) if wanted.rule.kind is RuleKind.SAMPLE else ()
         condition, base = command.if_verdict, len(wanted.prompt) + command.base
@@ -386,7 +386,7 @@ class RemoteVerifierSession:
         self.bytes_up += connection.flush()
 
     def _expire_round(self) -> None:
-        """No verdict came: the session is not well, or the connection is dead; whoever connects again finds out."""
+        """Report a session without a verdict as lost: it is not well, or the connection is dead. The next connect finds out which."""
         self._is_open = False
         self._emit(VerifierLost())
 
@@ -401,7 +401,7 @@ class RemoteVerifierSession:
         self._detach()
 
     def _close_remote(self) -> None:
-        """Tell the server that the session is not wanted any more."""
+        """Close the session at the server, which may free its context."""
         connection = self._connection
         if connection is not None and not connection.is_over:
             connection.client.close(self._session)

@@ -1,7 +1,7 @@
 """SGLang as a verifier: ``/generate`` with ``logprob_start_len`` one before the draft.
 
-What is before that place comes from its radix cache, so a round computes the draft and one token. Tested against a scripted server that
-follows the format of SGLang's source, not against SGLang itself.
+Everything before that position comes from its radix cache, so a round computes the draft and one token. Tested against a scripted server
+that follows the format of SGLang's source, not against SGLang itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["SGLangVerifier"]
 
 
 class SGLangVerifier(LogprobVerifier):
-    """An SGLang server as it is; see ``LogprobVerifier`` for the arguments."""
+    """An unmodified SGLang server as a verifier; see ``LogprobVerifier`` for the arguments."""
 
     provider = "sglang"
 

@@ -1,7 +1,7 @@
-"""A server that speaks our protocol, as a verifier: ``streamco serve``, or whoever implements docs/verifier-protocol.md.
+"""A server that speaks streamco's verifier protocol (docs/verifier-protocol.md), such as ``streamco serve``, as a verifier.
 
-One connection carries all answers of a client. It is made when the first session wants it, kept between answers, and made again when it
-is lost; sessions are resumed on the new one.
+One connection carries all answers of a client. It is made when the first session wants it, and kept between answers. If it is lost, a new
+one is made, and sessions are resumed on it.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ if TYPE_CHECKING:
 __all__ = ["VerifierEndpoint"]
 
 _SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
-_TIMEOUTS = Timeouts(socket=5.0)  # seconds for the answer to a ping, which no computing delays
+_TIMEOUTS = Timeouts(socket=5.0)  # seconds; the answer to a ping waits for no computation
 _PING_INTERVAL = 5.0  # seconds
-_BACKOFF = (0.1, 5.0)  # seconds; ceilings of the first wait and of any
+_BACKOFF = (0.1, 5.0)  # seconds: `first` and `max_wait` of `Backoff`
 
 
 class VerifierEndpoint:
-    """Implements ``Verifier`` over a WebSocket.
+    """A verifier over a WebSocket. Implements ``Verifier``.
 
     Args:
-        url: ``wss://host:port``, ``ws://`` on the loopback; ``http`` and ``https`` mean the same. The path is added where there is none.
-        token: bearer token; None: none.
-        name: what reports call it; None: host and port.
-        timeouts: ``connect`` until the welcome, ``first_token`` where a context is read first, ``next_token`` for a verdict, ``socket`` for
-            the answer to a ping, ``cancel`` for closing.
-        tls: certificates to trust; None: the system's.
-        is_plain: a ``ws://`` beyond this machine is meant so: prompts and token can be read on the way.
-        limits: sizes of what is believed.
-        prices: US dollars per token, those it judges among the completion's; None: not known.
-        rng: the dice of the waits between tries to connect.
+        url: ``wss://host:port``, or ``ws://`` on the loopback; ``https`` and ``http`` mean the same. A missing path is added.
+        token: bearer token. None: none.
+        name: name in reports and errors. None: host and port.
+        timeouts: ``connect`` until the welcome, ``first_token`` if a context is read first, ``next_token`` for a verdict, ``socket``
+            for the answer to a ping, ``cancel`` for closing; in seconds.
+        tls: certificates to trust. None: the system's.
+        is_plain: allow ``ws://`` to other machines: prompts and token can be read on the way.
+        limits: largest sizes that are accepted from the server. None: the protocol's.
+        prices: US dollars per token; verified tokens count as completion tokens. None: not known.
+        rng: draws the waits between tries to connect. None: one with a random seed.
 
     Raises:
-        ConfigError: a URL or token that is none.
+        ConfigError: the URL or the token is malformed, or ``ws://`` needs ``is_plain``.
     """
 
     def __init__(
@@ -99,39 +99,39 @@ class VerifierEndpoint:
         self._base_url = urlunsplit(("https" if parts.scheme == "wss" else "http", parts.netloc, path.removesuffix(PATH) + "/v1", "", ""))
         self._prices = prices or TokenPrices()
         self._remote: OpenAIEndpoint | None = None
-        self._session: aiohttp.ClientSession | None = None  # of the remote, where certificates are given
+        self._session: aiohttp.ClientSession | None = None  # of the remote endpoint, if certificates are given
 
     def __repr__(self) -> str:
         return f"VerifierEndpoint({self._url!r}, name={self._name!r})"
 
     @property
     def name(self) -> str:
-        """What reports and errors call it."""
+        """Name in reports and errors."""
         return self._name
 
     @property
     def facts(self) -> VerifierFacts | None:
-        """What the last welcome said."""
+        """Facts from the last welcome. None: there was none."""
         return self._facts
 
     @property
     def rtt(self) -> float | None:
-        """Seconds of a ping and its answer, smoothed."""
+        """Seconds between a ping and its answer, smoothed. None: not measured."""
         if self._connection is not None and self._connection.rtt is not None:
             self._rtt = self._connection.rtt
         return self._rtt
 
     @property
     def remote(self) -> Endpoint | None:
-        """The completions API of the same server; None before ``start``."""
+        """The completions API of the same server. None: ``start`` was not called."""
         return self._remote
 
     async def start(self, draft: Engine) -> None:
-        """Make ready for drafts of this model; see ``Verifier.start``.
+        """Prepare for drafts of this model; see ``Verifier.start``.
 
         Raises:
-            StreamClosed: it was closed.
-            UsageError: it was started for a model with another vocabulary.
+            StreamClosed: the verifier was closed.
+            UsageError: the verifier was started for a model with another vocabulary.
         """
         if self._is_closed:
             raise StreamClosed(f"{self._name}: expected an open verifier, got one that was closed")
@@ -152,7 +152,7 @@ class VerifierEndpoint:
                 provider=STREAMCO,
                 prices=self._prices,
                 api="completions",
-                capabilities=replace(usual, vocabulary=draft.info.vocabulary),  # a welcome says that it is so
+                capabilities=replace(usual, vocabulary=draft.info.vocabulary),  # the server's welcome checks that
                 session=self._session,
             )
             await self._remote.start()
@@ -160,10 +160,10 @@ class VerifierEndpoint:
             self._draft = draft.info
 
     async def probe(self) -> VerifierFacts:
-        """Connect; see ``Verifier.probe``. The completions API is asked as well, and does without where there is none."""
+        """Connect; see ``Verifier.probe``. The completions API is probed too, if the server has one."""
         connection = await self.find()
         if self._remote is not None:
-            with suppress(EndpointError):  # who is asked to go on alone will tell
+            with suppress(EndpointError):  # a remote stream meets the same error and reports it
                 await self._remote.probe()
         return _read_welcome(connection.welcome)
 
@@ -171,7 +171,7 @@ class VerifierEndpoint:
         """Return a session for one answer; see ``Verifier.open``.
 
         Raises:
-            UsageError: it was not started.
+            UsageError: the verifier was not started.
         """
         if self._draft is None or self._is_closed:
             raise UsageError(f"{self._name}: expected a verifier that was started, got one that was not, or was closed")
@@ -190,11 +190,11 @@ class VerifierEndpoint:
         return session
 
     async def find(self) -> VerifierConnection:
-        """Return the connection; all who want one while there is none wait for the same.
+        """Return the connection. If there is none, callers at the same time wait for the same new one.
 
         Raises:
-            EndpointError: there is none to be had.
-            VerifierError: the server doesn't want us.
+            EndpointError: there is no connection.
+            VerifierError: the server refuses this client.
         """
         if self._connection is not None and not self._connection.is_over:
             return self._connection
@@ -235,11 +235,11 @@ class VerifierEndpoint:
     def _end_connecting(self, task: asyncio.Task[VerifierConnection]) -> None:
         self._connecting = None
         if not task.cancelled():
-            task.exception()  # told to whoever waits; perhaps nobody does any more
+            task.exception()  # mark it as retrieved: each waiting caller gets it, and there may be none left
 
 
 async def _open_session(tls: ssl.SSLContext) -> aiohttp.ClientSession:
-    """Return one that trusts what the verifier's connection does."""
+    """Return an aiohttp session that trusts the same certificates as the verifier's connection."""
     await asyncio.to_thread(importlib.import_module, "aiohttp")
     import aiohttp
 

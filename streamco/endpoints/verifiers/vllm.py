@@ -1,11 +1,11 @@
 """vLLM as a verifier: ``/v1/completions`` with ``prompt_logprobs``.
 
-It reads the whole prompt anew in every round, for it doesn't use its prefix cache where the prompt's log-probabilities are wanted
-(vllm#17251, #28194): a round costs a prefill of context and draft. How many ids a row may have is the server's ``--max-logprobs``, 20
-where nothing is set.
+It reads the whole prompt again in every round, because it doesn't use its prefix cache if the prompt's log-probabilities are wanted
+(vllm#17251, #28194). So a round costs a prefill of context and draft. The server's ``--max-logprobs`` limits the ids of a row: 20 by
+default.
 
-Whether a prompt's beginning is in that cache shows in how soon the answer comes, to anybody who guesses it. So a verifier's requests carry
-a salt of its own: others never meet what they left.
+The time of an answer shows whether a prompt's beginning is in that cache, to any client that guesses the prompt. So a verifier's requests
+carry a salt of its own, and other clients never meet what they left.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["VLLMVerifier"]
 
 
 class _SaltedEndpoint(OpenAIEndpoint):
-    """Finds what the verifier's rounds have left in the cache."""
+    """The server's completions API with the verifier's salt, so that it finds what the verifier's rounds left in the cache."""
 
     def __init__(self, salt: Callable[[], str | None], model: str, **options: Any) -> None:
         super().__init__(model, **options)
@@ -36,7 +36,7 @@ class _SaltedEndpoint(OpenAIEndpoint):
 
 
 class VLLMVerifier(LogprobVerifier):
-    """A vLLM server as it is; see ``LogprobVerifier`` for the arguments."""
+    """An unmodified vLLM server as a verifier; see ``LogprobVerifier`` for the arguments."""
 
     provider = "vllm"
 
@@ -50,7 +50,7 @@ class VLLMVerifier(LogprobVerifier):
         return _SaltedEndpoint(lambda: self._salt, model, **options)
 
     async def _probe_top_k(self, sample: Sequence[int]) -> int:
-        """As ``LogprobVerifier``; without the salt where the server knows of none."""
+        """Return what ``LogprobVerifier`` does; without the salt if the server doesn't know that field."""
         salt = self._salt
         try:
             return await super()._probe_top_k(sample)
