@@ -1,6 +1,7 @@
 """The proxy: an OpenAI-compatible HTTP server in front of a client.
 
-``make_app`` gives the aiohttp application; ``serving`` runs it on a port of this process. The client belongs to the caller, who closes it.
+``make_app`` returns the aiohttp application, and ``serving`` runs it on a port of this process. The caller opens and closes the
+client.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ __all__ = ["PROXY", "Proxy", "make_app", "serving"]
 
 
 class Proxy:
-    """The handlers and what they share.
+    """The proxy's handlers and their shared state.
 
     Args:
-        client: who answers; stays the caller's.
+        client: makes the answers; the caller closes it.
         options: limits, key, names.
     """
 
@@ -44,24 +45,24 @@ class Proxy:
 
     @property
     def active(self) -> int:
-        """Answers under way."""
+        """Number of answers under way."""
         return len(self._answers)
 
     async def stop(self, _app: web.Application | None = None) -> None:
-        """Admit nobody, end every answer with an error its reader can tell from an end."""
+        """Admit no request, and end each answer with an error that its reader can distinguish from an end."""
         self.admission.close()
         await asyncio.gather(*(answer.aclose() for answer in list(self._answers)))
 
     async def health(self, _request: web.Request) -> web.Response:
-        """Alive, and how busy."""
+        """Answer that the proxy is alive, and how busy."""
         return web.json_response({"status": "ok", "model": MODEL, "requests": self.admission.present})
 
     async def models(self, _request: web.Request) -> web.Response:
-        """Return the names that mean this client's models."""
+        """Answer with the names of this client's models."""
         return web.json_response({"object": "list", "data": [self._card(name) for name in (MODEL, *self.options.models)]})
 
     async def one_model(self, request: web.Request) -> web.Response:
-        """Return one of them."""
+        """Answer with one of these models."""
         name = request.match_info["model"]
         if name not in {MODEL, *self.options.models}:
             known = ", ".join((MODEL, *self.options.models))
@@ -69,17 +70,17 @@ class Proxy:
         return web.json_response(self._card(name))
 
     async def totals(self, _request: web.Request) -> web.Response:
-        """``GET /streamco/totals``: what all answers so far took."""
+        """Answer ``GET /streamco/totals``: time, tokens and cost of all answers so far."""
         return web.Response(body=msgspec.json.encode(self.client.totals), content_type="application/json")
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
-        """``POST /v1/chat/completions``."""
+        """Answer ``POST /v1/chat/completions``."""
         with self.admission.admitted():
             asked = parse_chat(await read_body(request), self.options)
             return await self._answer(request, asked, ChatShape)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        """``POST /v1/completions``."""
+        """Answer ``POST /v1/completions``."""
         with self.admission.admitted():
             asked = parse_completion(await read_body(request), self.options)
             return await self._answer(request, asked, CompletionShape)
@@ -108,8 +109,8 @@ def make_app(client: Client, options: ProxyOptions | None = None) -> web.Applica
     """Return the proxy as an aiohttp application; ``streamco.server.http.listening.make_runner`` runs it as it should be run.
 
     Args:
-        client: who answers; stays the caller's.
-        options: limits, key, names; host and port are for ``serving``.
+        client: makes the answers; the caller closes it.
+        options: limits, key, names; ``serving`` alone uses host and port. None: the defaults.
     """
     options = options or ProxyOptions()
     proxy = Proxy(client, options)
@@ -121,12 +122,12 @@ def make_app(client: Client, options: ProxyOptions | None = None) -> web.Applica
 
 @asynccontextmanager
 async def serving(client: Client, options: ProxyOptions | None = None) -> AsyncIterator[str]:
-    """Serve inside this process; the address to use as an OpenAI client's ``base_url`` (it ends in ``/v1``).
+    """Serve inside this process; yield the address for an OpenAI client's ``base_url`` (it ends in ``/v1``).
 
     On leaving, running streams end with an error event; the client stays open.
 
     Raises:
-        ConfigError: the host is open to others and there is no key.
+        ConfigError: other machines can reach the host and there is no key.
         OSError: the port is taken.
     """
     options = options or ProxyOptions()

@@ -1,6 +1,6 @@
 """The proxy's configuration: one TOML file, checked key by key, and its effective form as TOML again.
 
-Keys of endpoints are never in it, only the names of the environment variables that hold them.
+Keys of endpoints never stand in it, only the names of the environment variables that hold them.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ __all__ = [
     "parse_config",
 ]
 
-MODEL = "streamco"  # the model's name that means: whoever is fastest
+MODEL = "streamco"  # the model's name that means: the fastest endpoint
 
 
 class ProxyOptions(ListenOptions, frozen=True, kw_only=True):
-    """How the proxy listens, what it refuses, and the names it knows."""
+    """Settings of the proxy: port, key, limits, and the model names it knows."""
 
-    models: tuple[str, ...] = ()  # names of the client's own models: asking for one of them is asking for whoever is fastest
-    raw_prompts: bool = False  # /v1/completions: the prompt as it is; False: as a user's message, which every endpoint understands alike
+    models: tuple[str, ...] = ()  # names of the client's own models: a request for one of them is for the fastest endpoint
+    raw_prompts: bool = False  # /v1/completions: pass the prompt as it is; False: as a user's message, which suits every endpoint
     max_body_bytes: int = 16 << 20  # images travel inside requests
 
 
-PACKAGED = "packaged"  # [device] model: the one that installs from the package index
+PACKAGED = "packaged"  # [device] model: the one that is installed from the package index
 KEY_VARIABLE = "STREAMCO_PROXY_KEY"
 
 T = TypeVar("T")
 
 
 class ProxySection(Struct, frozen=True, kw_only=True):
-    """``[proxy]``: how it listens and what it refuses; see ``ListenOptions``."""
+    """Section ``[proxy]``: port, key and limits; see ``ListenOptions``."""
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -72,18 +72,18 @@ class ProxySection(Struct, frozen=True, kw_only=True):
 
 
 class DeviceSection(Struct, frozen=True, kw_only=True):
-    """``[device]``: the model on this machine."""
+    """Section ``[device]``: the model on this machine."""
 
     model: str  # a GGUF file, or "packaged"
     name: str = "device"
     threads: int | None = None  # None: a fair share of the cores
-    context: int = 2048  # tokens a sequence, prompt and answer
+    context: int = 2048  # tokens of a sequence, prompt and answer
     sequences: int = 4  # answers decoded together
-    drafts: int = 2  # answers drafted at a time with full branches, where [speculate] says so
+    drafts: int = 2  # answers drafted at a time with full branches, if [speculate] asks for drafts
 
 
 class PriceTable(Struct, frozen=True, kw_only=True):
-    """``prices`` of a server, in US dollars per million tokens."""
+    """Table ``prices`` of a server, in US dollars per million tokens."""
 
     prompt: float | None = None
     completion: float | None = None
@@ -91,7 +91,7 @@ class PriceTable(Struct, frozen=True, kw_only=True):
 
 
 class ServerSection(Struct, frozen=True, kw_only=True):
-    """``[[server]]``: a remote model; the first takes part in the race, the others stand in for it."""
+    """Section ``[[server]]``: a remote model. The first takes part in the race, the others are fallbacks for it."""
 
     model: str
     base_url: str | None = None
@@ -102,27 +102,27 @@ class ServerSection(Struct, frozen=True, kw_only=True):
     prices: PriceTable | None = None
     timeouts: Timeouts = Timeouts()
     capabilities: Capabilities | None = None
-    probe: bool = False  # ask the server at the start what it is
+    probe: bool = False  # ask the server at the start for its kind and limits
 
 
 class DispatchSection(Struct, frozen=True, kw_only=True):
-    """``[dispatch]``: who starts when, and how fast text is released; see ``Client`` and ``DispatchOptions``."""
+    """Section ``[dispatch]``: which side starts when, and how fast text is released; see ``Client`` and ``DispatchOptions``."""
 
     budget: float = 0.3
     policy: str = "auto"
     pace: float | Literal["reading", "listening"] | None = None
-    on_failure: Literal["migrate", "restart", "raise"] | None = None  # of an endpoint in the middle; None: migrate, with tools raise
+    on_failure: Literal["migrate", "restart", "raise"] | None = None  # if an endpoint fails in mid-answer; None: migrate, with tools raise
     constrained: Literal["device", "server"] | None = None
     explore: float = 0.05
     hedge_tools: bool = False
     exchange_rate: float = RATE_SERVER_CONSTRAINED
     reader_rate: float = READING
     seed: int | None = None
-    profile: str | None = None  # file: what was learned, read at the start and written at the end
+    profile: str | None = None  # file with what was learned, read at the start and written at the end
 
 
 class MigrationSection(Struct, frozen=True, kw_only=True):
-    """``[migration]``: how answers move to a cheaper endpoint; see ``MigrationOptions``."""
+    """Section ``[migration]``: how answers move to a cheaper endpoint; see ``MigrationOptions``."""
 
     rule: TransferRule = "pre-copy"
     most: int = 1
@@ -130,13 +130,13 @@ class MigrationSection(Struct, frozen=True, kw_only=True):
 
 
 class SpeculateSection(Struct, frozen=True, kw_only=True):
-    """``[speculate]``: the device drafts, a server verifies; see ``Client`` and ``SpeculationOptions``."""
+    """Section ``[speculate]``: the device drafts, a server verifies; see ``Client`` and ``SpeculationOptions``."""
 
     mode: Literal["race", "speculate", "auto"] = "race"
     verifier: str | None = None  # URL; None: the first [[server]]
     token_env: str | None = None  # the variable with the verifier's token; None: none
-    is_plain: bool = False  # a ws:// beyond this machine is meant so
-    budget: float = 1.0  # share of the drafts that is judged
+    is_plain: bool = False  # allow ws:// to another machine
+    budget: float = 1.0  # share of the drafts that is verified
     window: int | Literal["dynamic", "adaptive", "predicted", "confident"] | None = None  # tokens of a draft; None: by the budget
     threshold: float = SpeculationOptions().threshold
     max_branches: int = SpeculationOptions().max_branches
@@ -144,7 +144,7 @@ class SpeculateSection(Struct, frozen=True, kw_only=True):
 
 
 class ProxyConfig(Struct, frozen=True, kw_only=True):
-    """The whole file."""
+    """The whole configuration file."""
 
     proxy: ProxySection = ProxySection()
     device: DeviceSection | None = None
@@ -155,10 +155,10 @@ class ProxyConfig(Struct, frozen=True, kw_only=True):
 
 
 def load_config(path: Path) -> ProxyConfig:
-    """Read a file; paths in it are relative to its folder, ``~`` is the home.
+    """Read a configuration file; paths in it are relative to its folder, ``~`` is the home folder.
 
     Raises:
-        ConfigError: it can't be read, is no TOML, or a key or value is wrong: the text names it.
+        ConfigError: it can't be read, is no TOML, or has a wrong key or value, which the text names.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -171,9 +171,9 @@ def parse_config(text: str, *, where: str = "config", folder: Path | None = None
     """Return a configuration from TOML.
 
     Args:
-        text: the file's.
-        where: what errors call it.
-        folder: what relative paths are relative to; None: they stay.
+        text: text of the file.
+        where: name of the file in errors.
+        folder: folder of relative paths; None: they stay as they are.
 
     Raises:
         ConfigError: no TOML, an unknown key, a value of a wrong type.
@@ -191,7 +191,7 @@ def parse_config(text: str, *, where: str = "config", folder: Path | None = None
 
 
 def _check_keys(table: Mapping[str, Any], kind: type[Struct], path: str, where: str) -> None:
-    """Unknown keys, at any depth; values are not repeated: somebody may have written a key where its variable's name belongs."""
+    """Refuse unknown keys at any depth. Values are not quoted: one may be a secret that was written instead of its variable's name."""
     hints = get_type_hints(kind)
     for name, value in table.items():
         if name not in kind.__struct_fields__:
@@ -214,7 +214,7 @@ def _structs_in(hint: Any) -> Iterator[type[Struct]]:
 
 
 def _explain(text: str) -> str:
-    """``Expected `int`, got `str` - at `$.proxy.port``` in our order: where, expected, got."""
+    """Translate ``Expected `int`, got `str` - at `$.proxy.port``` into our order: where, expected, got."""
     reason, _, path = text.partition(" - at `$")
     path = path.removesuffix("`").removeprefix(".")
     if missing := re.search(r"missing required field `(\w+)`", reason):
@@ -237,7 +237,7 @@ def _absolute(path: str, folder: Path) -> str:
 
 
 def format_config(config: ProxyConfig) -> str:
-    """Return the configuration as TOML, defaults included; ``parse_config`` gives it back. What is not set is left out."""
+    """Return the configuration as TOML that ``parse_config`` reads back. It has the defaults; values that are not set are left out."""
     parts = [_table("[proxy]", config.proxy)]
     if config.device is not None:
         parts.append(_table("[device]", config.device))
@@ -268,5 +268,5 @@ def _format(value: Any) -> str:
 
 
 def _quote(text: str) -> str:
-    """Return a basic string: JSON's escapes are TOML's, and DEL needs one here only."""
+    """Return a basic string of TOML. It has JSON's escapes, and DEL needs one in TOML only."""
     return msgspec.json.encode(text).decode().replace("\x7f", "\\u007f")

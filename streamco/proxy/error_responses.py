@@ -1,4 +1,7 @@
-"""A failed answer as an HTTP status and OpenAI's error object: what a client of the proxy can act on passes, the rest is a bad gateway."""
+"""A failed answer as an HTTP status and OpenAI's error object.
+
+Errors that a client of the proxy can act on are passed on. All others are a bad gateway.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,11 @@ from streamco.wire.openai.errors import find_error
 
 __all__ = ["explain"]
 
-_KEY_REFUSED = frozenset({401, 403, 407})  # about the proxy's key: passed on, they would say that the client's is wrong
+_KEY_REFUSED = frozenset({401, 403, 407})  # about the proxy's key: if passed on, they would blame the client's
 
 
 def explain(error: StreamcoError) -> RequestError:
-    """Return the refusal for an answer that failed; its text is the error's own, which names the endpoint."""
+    """Return the error response of a failed answer; its text is the error's own, which names the endpoint."""
     match error:
         case ConfigError():
             return refuse_setting(error)
@@ -60,7 +63,7 @@ def _pass_status(error: EndpointStatusError) -> RequestError:
 def _detail(body: str) -> Any:
     try:
         return find_error(msgspec.json.decode(body))
-    except (msgspec.DecodeError, RecursionError):  # not JSON, or cut off: there is nothing more to tell than the message
+    except (msgspec.DecodeError, RecursionError):  # not JSON, or cut off: there is no more than the message
         return None
 
 

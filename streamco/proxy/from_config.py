@@ -1,4 +1,4 @@
-"""From a configuration to what it names: the client with its endpoints, and the proxy's options."""
+"""Building the client, its endpoints and the proxy's options from a configuration."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _log = logging.getLogger("streamco.proxy")
 
 
 class ProbedEndpoint(OpenAIEndpoint):
-    """Takes its dialect, capabilities and context from what the server says of itself; one that doesn't answer is used all the same."""
+    """Asks the server for its dialect, capabilities and context; a server that doesn't answer is used with the settings it has."""
 
     async def start(self) -> None:
-        """See ``OpenAIEndpoint.start``; waits for the server's answers, at most the connect limit."""
+        """Start and probe the server; waits for its answers, at most the connect limit. See ``OpenAIEndpoint.start``."""
         await super().start()
         try:
             info = await self.probe()
@@ -50,7 +50,7 @@ def build_client(config: ProxyConfig, environ: Mapping[str, str] = os.environ) -
     """Return the client that a configuration describes, not started.
 
     Raises:
-        ConfigError: nobody to answer, a file or key that isn't there, a setting out of range.
+        ConfigError: no endpoint, a missing file or key, or a setting out of range.
         EngineError: the packaged model isn't installed.
     """
     device = None if config.device is None else _build_device(config.device, config.speculate)
@@ -93,8 +93,8 @@ def build_options(config: ProxyConfig, api_key: str | None = None, environ: Mapp
 
     Args:
         config: the configuration.
-        api_key: goes before the environment's.
-        environ: where ``api_key_env`` is looked up; not set there: no key.
+        api_key: the key; takes precedence over the environment's.
+        environ: environment in which ``api_key_env`` is looked up; not set there: no key.
 
     Raises:
         ConfigError: a setting out of range.
@@ -112,7 +112,7 @@ def build_options(config: ProxyConfig, api_key: str | None = None, environ: Mapp
 
 
 def keep_profile(client: Client, config: ProxyConfig) -> None:
-    """Write what the client learned where the configuration says, if it does.
+    """Write what the client learned to the configuration's file, if it names one.
 
     Raises:
         ConfigError: the file can't be written.

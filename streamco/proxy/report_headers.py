@@ -1,4 +1,4 @@
-"""An answer's report beside the answer: headers where it is whole, a comment where it is streamed, which parsers of events pass over."""
+"""An answer's report: as headers of a whole answer, or as a comment in a stream, which parsers of events skip."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from streamco.core.report import Report, SpeculationFigures
 
 __all__ = ["comment", "headers", "opening_headers"]
 
-_MAX_LENGTH = 500  # characters of one header; reasons quote limits, not prompts, but they may name many endpoints
+_MAX_LENGTH = 500  # characters of one header; reasons don't quote prompts, but they may name many endpoints
 
 
 def headers(report: Report) -> dict[str, str]:
-    """Return the ``x-streamco-*`` headers of a whole answer; what is not known is left out."""
+    """Return the ``x-streamco-*`` headers of a whole answer; unknown values are left out."""
     cost = {} if report.cost_usd is None else {"x-streamco-cost-usd": f"{report.cost_usd:.9f}"}
     return opening_headers(report) | cost | _draft_headers(report.speculation)
 
@@ -26,7 +26,7 @@ def _draft_headers(figures: SpeculationFigures | None) -> dict[str, str]:
 
 
 def opening_headers(report: Report) -> dict[str, str]:
-    """Return those that are known when the first token is there."""
+    """Return the headers that are known at the first token."""
     told = {
         "mode": report.mode,
         "winner": report.winner,
@@ -38,11 +38,11 @@ def opening_headers(report: Report) -> dict[str, str]:
 
 
 def comment(report: Report) -> bytes:
-    """``: streamco {...}``, the whole report as JSON on one line."""
+    """Return the whole report as a comment with JSON on one line: ``: streamco {...}``."""
     return b": streamco %b\n\n" % msgspec.json.encode(report)
 
 
 def _plain(text: str) -> str:
-    """Return what a header can carry: printable ASCII; everything else as an escape."""
+    """Return the text as a header can carry it: printable ASCII, and everything else escaped."""
     shown = "".join([character if character.isprintable() else f"\\u{ord(character):04x}" for character in text])
     return shown.encode("ascii", "backslashreplace").decode()[:_MAX_LENGTH]

@@ -1,4 +1,4 @@
-"""Request bodies: what the proxy itself has to know of them. Everything else is passed on to the endpoints as it came."""
+"""Request bodies: the fields that the proxy itself needs. All others are passed on to the endpoints unchanged."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _CONSUMED = frozenset({"model", "messages", "prompt", "stream", "stream_options"
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """One request.
+    """One request of a caller.
 
     Args:
-        request: what the client is asked.
-        model: the name the caller used, "" for none.
-        is_streamed: whether the answer comes as server-sent events.
-        wants_usage: whether a stream ends with usage.
-        wants_ids: whether token ids are told (vLLM's ``return_token_ids``).
+        request: the client's request.
+        model: the name that the caller used; "" for none.
+        is_streamed: True if the answer is sent as server-sent events.
+        wants_usage: True if a stream ends with usage.
+        wants_ids: True if token ids are sent (vLLM's ``return_token_ids``).
     """
 
     request: Request
@@ -39,10 +39,10 @@ class Asked(Struct, frozen=True, kw_only=True):
 
 
 def parse_chat(body: bytes, options: ProxyOptions) -> Asked:
-    """Return the body of ``/v1/chat/completions``.
+    """Return the request in a body of ``/v1/chat/completions``.
 
     Raises:
-        RequestError: 400, naming the field where one is at fault.
+        RequestError: 400, naming the field if one is at fault.
     """
     fields = _decode(body)
     if "messages" not in fields:
@@ -53,14 +53,14 @@ def parse_chat(body: bytes, options: ProxyOptions) -> Asked:
 
 
 def parse_completion(body: bytes, options: ProxyOptions) -> Asked:
-    """Return the body of ``/v1/completions``.
+    """Return the request in a body of ``/v1/completions``.
 
     Raises:
-        RequestError: 400, naming the field where one is at fault.
+        RequestError: 400, naming the field if one is at fault.
     """
     fields = _decode(body)
     prompt = _single_prompt(fields.get("prompt"))
-    # these mean something else, or nothing, where a prompt is a message
+    # these mean something else, or nothing, if the prompt is a message
     for name, nothing in (("echo", False), ("suffix", ""), ("best_of", 1), ("logprobs", None)):
         if fields.pop(name, nothing) != nothing:
             raise unsupported(name)
@@ -71,7 +71,7 @@ def parse_completion(body: bytes, options: ProxyOptions) -> Asked:
 
 
 def _decode(body: bytes) -> dict[str, Any]:
-    """Return the fields that were given; null is OpenAI's "not given"."""
+    """Return the fields that are set; null means not set, as at OpenAI."""
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -102,7 +102,7 @@ def _build(fields: Mapping[str, Any], messages: list[Any], model: str, stream_op
     known = {name: value for name, value in fields.items() if name in _KNOWN}
     extra = {name: value for name, value in fields.items() if name not in _KNOWN and name not in _CONSUMED}
     if rest := {name: value for name, value in stream_options.items() if name != "include_usage"}:
-        extra["stream_options"] = rest  # usage is asked for in any case: the report needs it
+        extra["stream_options"] = rest  # usage is always requested: the report needs it
     is_own = model in {"", MODEL, *options.models}
     try:
         return build_request(messages, model=None if is_own else model, extra_body=extra, **known)
@@ -111,7 +111,7 @@ def _build(fields: Mapping[str, Any], messages: list[Any], model: str, stream_op
 
 
 def refuse_setting(error: ConfigError) -> RequestError:
-    """400 for an argument that can't be; our texts begin with its name."""
+    """Return a 400 for a bad argument; our error texts begin with its name."""
     name = str(error).partition(":")[0]
     field = name.partition("[")[0]
     return RequestError(400, str(error), param=name if field.isidentifier() else None)
@@ -138,7 +138,7 @@ def _flag(fields: Mapping[str, Any], name: str) -> bool:
 
 
 def _name_of(value: Any) -> str:
-    """JSON's word for it; values themselves are not repeated, they may be long or private."""
+    """Return JSON's name of the value's type. The value is not quoted, because it may be long or private."""
     match value:
         case None:
             return "null"

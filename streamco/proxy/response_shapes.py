@@ -1,7 +1,7 @@
-"""Chunks of a client's answer in the shapes of OpenAI's API, for chat completions and for completions.
+"""Chunks of a client's answer in the shapes of OpenAI's API: chat completions and completions.
 
-The deltas are the objects that came from the wire; they are encoded here, once. What OpenAI leaves out is left out (fields of a delta that
-say nothing), what it sends as null is sent (``finish_reason``, ``logprobs``), and fields that only some servers have come when asked for.
+The deltas are the objects that came from the wire, and are encoded here, once. Fields that OpenAI leaves out are left out (empty fields of
+a delta). Fields that it sends as null are sent (``finish_reason``, ``logprobs``). Fields that only some servers have are sent on request.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["ChatShape", "CompletionShape", "ResponseShape"]
 
 
 class ResponseShape(Protocol):
-    """One answer's shape."""
+    """Encodes one answer in the shape of one API."""
 
     def event(self, chunk: ChatCompletionChunk) -> bytes:
-        """Return the chunk as a server-sent event, b"" when it has nothing to say in this shape."""
+        """Return the chunk as a server-sent event; b"" if this shape has nothing for it."""
         ...
 
     def ending(self, reason: str | None) -> bytes:
-        """Return the end of a stream whose endpoint told its finish reason outside the chunks, b"" where the chunks had it."""
+        """Return the event with a finish reason that no chunk had; b"" if the chunks had it."""
         ...
 
     def whole(self, answer: ChatCompletion, reason: str | None) -> bytes:
@@ -34,12 +34,12 @@ class ResponseShape(Protocol):
 
 
 class _Shape:
-    """What both share.
+    """The common part of both shapes.
 
     Args:
-        model: the model's name where no endpoint tells one.
-        wants_usage: the other chunks of a stream say ``"usage": null``.
-        wants_ids: tell token ids.
+        model: the model's name if no endpoint sends one.
+        wants_usage: send ``"usage": null`` in the other chunks of a stream.
+        wants_ids: send token ids.
     """
 
     objects: ObjectNames
@@ -79,7 +79,7 @@ class _Shape:
         return shaped
 
     def _begin(self, chunk: ChatCompletionChunk | ChatCompletion) -> Json:
-        """Return what all chunks of an answer say alike, though it may change hands: the first one's, completed."""
+        """Return the fields that all chunks of an answer have alike, even after a hand-over: the first chunk's, completed."""
         head: Json = {
             "id": chunk.id or self.objects.new_id(),
             "object": self.objects.chunk,
@@ -96,12 +96,12 @@ class _Shape:
 
 
 class ChatShape(_Shape):
-    """``/v1/chat/completions``."""
+    """Response shape of ``/v1/chat/completions``."""
 
     objects = CHAT
 
     def whole(self, answer: ChatCompletion, reason: str | None) -> bytes:
-        """``chat.completion``."""
+        """Return a ``chat.completion`` object."""
         choices = []
         for choice in answer.choices:
             said = {"role": choice.message.role, "content": choice.message.content, "refusal": choice.message.refusal}
@@ -118,12 +118,12 @@ class ChatShape(_Shape):
 
 
 class CompletionShape(_Shape):
-    """``/v1/completions``. Reasoning, refusals and tool calls have no place in it."""
+    """Response shape of ``/v1/completions``, which has no fields for reasoning, refusals and tool calls."""
 
     objects = COMPLETION
 
     def whole(self, answer: ChatCompletion, reason: str | None) -> bytes:
-        """``text_completion``."""
+        """Return a ``text_completion`` object."""
         choices = [
             make_choice(choice.index, "text", choice.message.content or "", finish_reason=choice.finish_reason or reason)
             for choice in answer.choices

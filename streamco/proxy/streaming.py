@@ -1,4 +1,4 @@
-"""One answer on its way to an HTTP client: as events while it is made, or whole."""
+"""One answer to an HTTP client: as events while it is made, or whole."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger("streamco.proxy")
 
 
 class _Sender:
-    """Events and, in silence, comments, on one response: two tasks write, one at a time."""
+    """Writes events and, during silence, comments to one response: two tasks write, one at a time."""
 
     def __init__(self, request: web.Request, options: ProxyOptions) -> None:
         self.events = EventStream(request, options.reader_timeout)
@@ -50,7 +50,7 @@ class _Sender:
             await asyncio.wait([task])
 
     async def _keep_alive(self) -> None:
-        with suppress(ConnectionError):  # the reader left: that cancels the handler, which is who has to know
+        with suppress(ConnectionError):  # the reader left, which cancels the handler: nothing to do here
             while True:
                 silence = self._loop.time() - self._quiet_since
                 if silence >= self._keepalive:
@@ -60,7 +60,7 @@ class _Sender:
 
 
 async def stream_answer(request: web.Request, answer: ChatStream, shape: ResponseShape, options: ProxyOptions) -> web.StreamResponse:
-    """Send an answer as it is made; the caller closes it.
+    """Send an answer while it is made; the caller closes it.
 
     Raises:
         RequestError: it failed before anything was sent.
@@ -90,7 +90,7 @@ async def stream_answer(request: web.Request, answer: ChatStream, shape: Respons
 
 
 async def answer_whole(answer: ChatStream, shape: ResponseShape) -> web.Response:
-    """Gather an answer and give it as one object; the caller closes it.
+    """Collect an answer and return it as one object; the caller closes it.
 
     Raises:
         RequestError: it failed.

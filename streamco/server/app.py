@@ -1,6 +1,7 @@
 """The OpenAI-compatible HTTP server over one engine.
 
-``make_app`` gives the aiohttp application; ``serving`` runs it on a port of this process. The engine belongs to the caller, who closes it.
+``make_app`` returns the aiohttp application, and ``serving`` runs it on a port of this process. The caller opens and closes the
+engine.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ __all__ = ["SERVICE", "VERIFY", "Service", "ServeOptions", "make_app", "make_run
 
 
 class Service:
-    """The handlers and what they share.
+    """The server's handlers and their shared state.
 
     Args:
-        engine: a loaded engine; stays the caller's.
+        engine: a loaded engine; the caller closes it.
         options: limits, key, latency.
-        clock: time for holding back and keep-alives; tests bring their own.
+        clock: time for latency replay and keep-alives; None: the loop's.
     """
 
     def __init__(self, engine: Engine, options: ServeOptions, clock: Clock | None = None) -> None:
@@ -53,37 +54,37 @@ class Service:
 
     @property
     def active(self) -> int:
-        """Generations of the engine that are being read."""
+        """Number of the engine's generations that are being read."""
         return len(self._works)
 
     async def stop(self, _app: web.Application | None = None) -> None:
-        """Admit nobody, end every stream with an error its reader can tell from an end."""
+        """Admit no request, and end each stream with an error that its reader can distinguish from an end."""
         self.admission.close()
         for work in list(self._works):
             work.stop("a shutdown")
 
     async def health(self, _request: web.Request) -> web.Response:
-        """Alive, and how busy."""
+        """Answer that the server is alive, and how busy."""
         return web.json_response({"status": "ok", "model": self.model, "requests": self.admission.present})
 
     async def models(self, _request: web.Request) -> web.Response:
-        """Return the one model there is."""
+        """Answer with the list of the one model."""
         return web.json_response({"object": "list", "data": [self._card()]})
 
     async def one_model(self, request: web.Request) -> web.Response:
-        """That model by its name."""
+        """Answer with that model, asked for by its name."""
         self._check_model(request.match_info["model"])
         return web.json_response(self._card())
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
-        """``POST /v1/chat/completions``."""
+        """Answer ``POST /v1/chat/completions``."""
         with self.admission.admitted():
             arrived = self.clock.now()
             body = await read_body(request)
             return await self._answer(request, parse(body, ChatRequest), len(body), arrived)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        """``POST /v1/completions``."""
+        """Answer ``POST /v1/completions``."""
         with self.admission.admitted():
             arrived = self.clock.now()
             body = await read_body(request)
@@ -104,7 +105,7 @@ class Service:
             self._works.discard(work)
 
     def _start(self, generation: GenerationRequest, replay: LatencyReplay | None) -> GenerationReader:
-        self.admission.check_open()  # it may have closed while the prompt was read
+        self.admission.check_open()  # it may have closed while the prompt was tokenised
         if self._waker is None:
             self._waker = WakeCoalescer()
         try:
@@ -118,7 +119,7 @@ class Service:
         if self.options.latency is None:
             return None
         self._requests += 1
-        # dice of its own for each request: what others do at the same time doesn't change its times
+        # an rng of its own for each request, so that concurrent requests don't change its times
         return LatencyReplay(self.options.latency, Random(f"{self.options.latency_seed}/{self._requests}"), arrived)
 
     def _shape(self, asked: ApiRequest, generation: GenerationRequest) -> ResponseFormat:
@@ -159,9 +160,9 @@ def make_app(engine: Engine, options: ServeOptions | None = None, *, clock: Cloc
     """Return the server as an aiohttp application; ``make_runner`` runs it as it should be run.
 
     Args:
-        engine: a loaded engine; stays the caller's. One that holds sequences verifies drafts, too.
-        options: limits, key, latency; host and port are for ``serving``.
-        clock: time for holding back and keep-alives; None: the loop's.
+        engine: a loaded engine; the caller closes it. If it holds sequences, the server verifies drafts too.
+        options: limits, key, latency; ``serving`` alone uses host and port. None: the defaults.
+        clock: time for latency replay and keep-alives; None: the loop's.
     """
     options = options or ServeOptions()
     service = Service(engine, options, clock)
@@ -178,12 +179,12 @@ def make_app(engine: Engine, options: ServeOptions | None = None, *, clock: Cloc
 
 @asynccontextmanager
 async def serving(engine: Engine, options: ServeOptions | None = None, *, clock: Clock | None = None) -> AsyncIterator[str]:
-    """Serve inside this process; the address to use as an OpenAI client's ``base_url`` (it ends in ``/v1``).
+    """Serve inside this process; yield the address for an OpenAI client's ``base_url`` (it ends in ``/v1``).
 
     On leaving, running streams end with an error event; the engine stays open.
 
     Raises:
-        ConfigError: the host is open to others and there is no key.
+        ConfigError: other machines can reach the host and there is no key.
         OSError: the port is taken.
     """
     options = options or ServeOptions()

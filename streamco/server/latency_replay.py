@@ -1,11 +1,11 @@
 """Latency replay: a local answer leaves at the times a measured remote server would have sent it.
 
-Generation runs ahead and ``LatencyReplay`` holds its pieces back. What it keeps to are lower bounds: the first burst leaves no sooner than
-the sampled time to first token after the request began, each later one no sooner than the sampled gap after the one before. Where the
-model is slower than the profile, its own times show; since generation goes on while a burst is held, the rate is the slower of the two
-and not their sum.
+Generation runs ahead and ``LatencyReplay`` holds its pieces back. Its times are lower bounds. The first burst leaves no sooner than the
+sampled time to first token after the request began, and each later one no sooner than the sampled gap after the one before. If the model
+is slower than the profile, its own times show. Because generation goes on while a burst is held, the rate is the slower of the two and
+not their sum.
 
-Real servers send in bursts: one network read brings several chunks (two or three at OpenAI, some fifteen behind Azure's content filter),
+Real servers send in bursts: one network read brings several chunks (two or three at OpenAI, some fifteen after Azure's content filter),
 then nothing for a while. A gap here is the silence between bursts, and a burst leaves whole.
 """
 
@@ -30,14 +30,14 @@ class LatencyProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Measured behaviour of a streaming server, as samples or evenly spaced quantiles (a sorted sample is both).
 
     Args:
-        name: what the profile describes.
-        source: who measured it, and where it is published.
-        license: of the measurements.
+        name: name of the measured server.
+        source: origin of the measurements, and where they are published.
+        license: license of the measurements.
         ttft_s: seconds from request to first text.
         gap_s: seconds of silence between two bursts.
-        gap_of: ``burst``: every gap is drawn anew; ``request``: one gap is drawn a request (for traces that hold only each request's mean).
-        burst_chunks: how many chunks arrive together.
-        note: what a reader of the figures should know.
+        gap_of: ``burst``: each gap is drawn; ``request``: one gap is drawn for each request, if a trace holds only each request's mean.
+        burst_chunks: number of chunks that arrive together.
+        note: a remark on the figures.
         kind: ``latency``, so that profiles of different kinds are not mixed up.
     """
 
@@ -71,12 +71,12 @@ def quantile(table: Sequence[float], share: float) -> float:
 
 
 class LatencyReplay:
-    """When the pieces of one answer may leave.
+    """Holds the pieces of one answer back until they may leave.
 
     Args:
-        profile: what to behave like.
-        rng: the dice of this request alone, so that concurrent requests don't change each other's.
-        started: when the request came, in the caller's clock (seconds).
+        profile: the latency to imitate.
+        rng: random source of this request alone, so that concurrent requests don't change each other's times.
+        started: time when the request came, in seconds on the caller's clock.
     """
 
     def __init__(self, profile: LatencyProfile, rng: Random, started: float) -> None:
@@ -93,11 +93,11 @@ class LatencyReplay:
 
     @property
     def held(self) -> int:
-        """Pieces in hand that have not left."""
+        """Number of pieces that are held back."""
         return self._held
 
     def push(self, pieces: Sequence[TextPiece], end: GenerationEnd | None, now: float) -> None:
-        """Take over what the engine made; ``end`` comes with the last pieces."""
+        """Take over pieces from the engine; ``end`` comes with the last ones."""
         self._held += len(pieces)
         for piece in pieces:
             self._filling.append(piece)
@@ -109,16 +109,16 @@ class LatencyReplay:
                 self._close_burst(now)
 
     def due(self) -> float | None:
-        """When ``pop`` has something next; None: when more has been pushed."""
+        """Return the time at which ``pop`` has something next; None: not before more is pushed."""
         if self._bursts:
             return self._bursts[0][0]
         if self._end is None:
             return None
-        # an empty answer still takes its time, an error is told at once
+        # an empty answer still takes its time, an error leaves at once
         return self._due if self._end.reason in {"stop", "length"} and not self._was_started else 0.0
 
     def pop(self, now: float) -> tuple[list[TextPiece], GenerationEnd | None]:
-        """Return what may leave by ``now``; the end comes with or after the last piece."""
+        """Return the pieces that may leave by ``now``; the end comes with or after the last piece."""
         ready: list[TextPiece] = []
         while self._bursts and self._bursts[0][0] <= now:
             ready += self._bursts.popleft()[1]

@@ -1,4 +1,4 @@
-"""Settings of the servers: what all of them share, and those of the one over an engine."""
+"""Settings of the server over an engine."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["ServeOptions"]
 class ServeOptions(ListenOptions, frozen=True, kw_only=True):
     """Settings of the server over one engine."""
 
-    model: str | None = None  # the name told to clients; None: the engine's
-    max_prompt_tokens: int | None = None  # None: what fits the context
-    max_tokens: int | None = None  # most a request may ask for; None: what fits the context
-    latency: LatencyProfile | None = None
+    model: str | None = None  # name that clients see; None: the engine's
+    max_prompt_tokens: int | None = None  # None: as many as fit the context
+    max_tokens: int | None = None  # maximum that a request may ask for; None: as many as fit the context
+    latency: LatencyProfile | None = None  # None: answers leave at once
     latency_seed: int = 0
-    verify: VerifyOptions | None = VerifyOptions()  # None: no drafts are verified, even where the engine holds sequences
+    verify: VerifyOptions | None = VerifyOptions()  # None: no drafts are verified, even if the engine holds sequences
 
     def __post_init__(self) -> None:
         ListenOptions.__post_init__(self)

@@ -1,4 +1,4 @@
-"""Profiles by name or by file: the tables that let a small local server behave like a large remote one.
+"""Profiles by name or by file: tables with which a small local server behaves like a large remote one.
 
 A profile is a small JSON file of derived figures (quantiles, medians) that names its source and licence. The packaged ones lie in
 ``streamco/server/profiles``; ``tools/make_latency_profiles.py`` makes them from recorded measurements.
@@ -20,7 +20,7 @@ __all__ = ["load_latency", "load_step_times", "packaged_names"]
 
 T = TypeVar("T", LatencyProfile, StepTimes)
 
-MAX_BYTES = 1 << 20  # bytes; the packaged ones are below 3 kB
+MAX_BYTES = 1 << 20  # of a profile; the packaged ones are below 3 kB
 
 
 class _Kind(msgspec.Struct):
@@ -28,7 +28,7 @@ class _Kind(msgspec.Struct):
 
 
 def packaged_names(kind: str) -> list[str]:
-    """Names of the packaged profiles of one kind (``latency`` or ``step_times``), sorted."""
+    """Return the names of the packaged profiles of one kind (``latency`` or ``step_times``), sorted."""
     folder = resources.files("streamco.server") / "profiles"
     found = (entry for entry in folder.iterdir() if entry.name.endswith(".json"))
     return sorted(entry.name.removesuffix(".json") for entry in found if msgspec.json.decode(entry.read_bytes(), type=_Kind).kind == kind)
@@ -64,7 +64,7 @@ def _load(name: str, kind: str, shape: type[T]) -> T:
 
 
 def _read(name: str, kind: str) -> bytes:
-    """Bytes of a profile; a name without a folder or suffix is a packaged one."""
+    """Return the bytes of a profile; a name without a folder or suffix is a packaged one."""
     path = Path(name)
     if path.suffix != ".json" and path.name == name:
         if name not in packaged_names(kind):

@@ -1,4 +1,4 @@
-"""Prompts: a request's messages, text or ids as the tokens the engine gets, within the server's limits."""
+"""Prompts: a request's messages, text or ids as tokens for the engine, within the server's limits."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from streamco.wire.token_frames import TokenCodec, TokenFrameError, TokenVocabul
 
 __all__ = ["build_generation", "prompt_ids", "render", "unpack_ids"]
 
-_MARK = "\ue000"  # stands for a message to be continued while it goes through the template; a character of private use
-INLINE_BYTES = 4096  # tokenising more takes over a millisecond: not on the loop
+_MARK = "\ue000"  # replaces the text of a message to be continued while the template runs; a private-use character
+INLINE_BYTES = 4096  # tokenising more takes over a millisecond and so a thread of its own
 
 ApiRequest = ChatRequest | CompletionRequest
 
 
 async def build_generation(engine: Engine, request: ApiRequest, options: ServeOptions, body_bytes: int) -> GenerationRequest:
-    """Return what the engine is asked for.
+    """Return the engine's request.
 
     Raises:
         RequestError: 400, naming the field that can't be served.
@@ -35,7 +35,7 @@ async def build_generation(engine: Engine, request: ApiRequest, options: ServeOp
     return GenerationRequest(
         prompt_ids=ids,
         sampling=request.sampling(_limit(engine, request, options, field, len(ids))),
-        top=0 if top is None else TOP_LOGPROBS,  # the token that was drawn is told only if it is among them
+        top=0 if top is None else TOP_LOGPROBS,  # the drawn token has a probability only if it is among them
         ignore_eos=bool(request.ignore_eos),
         prefill_only=bool(request.prefill_only),
         pending_bytes=pending_bytes(engine, ids),
@@ -43,7 +43,7 @@ async def build_generation(engine: Engine, request: ApiRequest, options: ServeOp
 
 
 def _limit(engine: Engine, request: ApiRequest, options: ServeOptions, field: str, length: int) -> int:
-    """Completion tokens this request gets: what it asked for, as far as the context goes."""
+    """Return the number of completion tokens for this request: as many as requested, if the context has them."""
     context = engine.info.context_tokens
     limit = min(context - 1, options.max_prompt_tokens or context)
     if length > limit:
@@ -60,7 +60,7 @@ def tokenize_request(engine: Engine, request: ApiRequest) -> list[int]:
     Control tokens in text are recognised, as at llama-server and vLLM.
 
     Raises:
-        RequestError: 400 no tokens, foreign ids, a frame that can't be read, or messages the model's chat template refuses.
+        RequestError: 400 no tokens, foreign ids, a frame that can't be read, or messages that the model's chat template refuses.
     """
     ids = _chat_ids(engine, request) if isinstance(request, ChatRequest) else _text_ids(engine, request)
     if request.continuation_tokens_packed is not None:
@@ -90,10 +90,10 @@ def _checked(engine: Engine, ids: list[int]) -> list[int]:
 
 
 def render(engine: Engine, request: ChatRequest) -> str:
-    """Return a request's messages through the chat template, without the content of a message to be continued.
+    """Return a request's messages as the chat template's text, without the content of a message to be continued.
 
     Raises:
-        RequestError: 400 the template refuses them, or doesn't show the message to be continued.
+        RequestError: 400 the template refuses the messages, or leaves out the one to be continued.
     """
     try:
         if not request.continue_final_message:
@@ -104,7 +104,7 @@ def render(engine: Engine, request: ChatRequest) -> str:
 
 
 def _render_open(engine: Engine, request: ChatRequest) -> str:
-    """Return the template's text up to the last message's content; many templates trim contents, which a partial answer must keep."""
+    """Return the template's text up to the last message's content. Many templates trim contents, which a partial answer must keep."""
     last = {**request.messages[-1], "content": _MARK}
     text, found, _ = engine.apply_template([*request.messages[:-1], last], add_generation_prompt=False).rpartition(_MARK)
     if not found:
@@ -116,9 +116,9 @@ def unpack_ids(engine: Engine, field: str, frame: bytes) -> list[int]:
     """Return the ids of one frame.
 
     Args:
-        engine: whose vocabulary they must be of.
-        field: of the request; told in errors.
-        frame: as ``TokenCodec.encode`` makes it.
+        engine: the engine; the ids must be of its vocabulary.
+        field: field of the request, for errors.
+        frame: bytes as ``TokenCodec.encode`` makes them.
 
     Raises:
         RequestError: 400, naming the field: no frame, a damaged one, or one of another vocabulary (code ``vocabulary_mismatch``).

@@ -1,8 +1,8 @@
-"""Request bodies: JSON to typed fields, with OpenAI's names, ranges and error texts.
+"""Request bodies: JSON as typed fields, with OpenAI's names, ranges and error texts.
 
 Fields that OpenAI doesn't have keep the names other servers gave them: ``top_k``, ``min_p``, ``ignore_eos`` and ``return_token_ids`` are
 vLLM's; ``prompt_tokens_packed``, ``continuation_tokens_packed`` and ``prefill_only`` are this server's own (docs/serve.md). Unknown fields
-are ignored; known ones that would change the answer and can't be honoured are refused by name.
+are ignored. Known fields that would change the answer and are not supported are refused by name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from streamco.server.http.errors import RequestError, invalid, unsupported
 
 __all__ = ["TOP_LOGPROBS", "ChatRequest", "CompletionRequest", "GenerateRequest", "StreamOptions", "parse"]
 
-TOP_LOGPROBS = 20  # most alternatives a request may ask for, as at OpenAI
+TOP_LOGPROBS = 20  # maximum number of alternatives a request may ask for, as at OpenAI
 MAX_STOPS = 16  # OpenAI takes 4
 
 T = TypeVar("T", bound="GenerateRequest")
@@ -33,7 +33,7 @@ class StreamOptions(Struct):
 
 
 class GenerateRequest(Struct, kw_only=True):
-    """What both APIs share."""
+    """Fields that both APIs share."""
 
     model: str | None = None
     stream: bool | None = None
@@ -56,12 +56,12 @@ class GenerateRequest(Struct, kw_only=True):
 
     @property
     def is_streamed(self) -> bool:
-        """True if the answer comes as server-sent events."""
+        """True if the answer is sent as server-sent events."""
         return bool(self.stream)
 
     @property
     def wants_usage(self) -> bool:
-        """True if a stream ends with a usage chunk; where there is no text it is all there is to tell."""
+        """True if a stream ends with a usage chunk, as it always does if there is no text."""
         return bool(self.prefill_only or (self.stream_options is not None and self.stream_options.include_usage))
 
     @property
@@ -71,7 +71,7 @@ class GenerateRequest(Struct, kw_only=True):
 
     @property
     def wanted_top(self) -> int | None:
-        """Alternatives to tell with each token; None: no log-probabilities at all."""
+        """Number of alternatives sent with each token; None: no log-probabilities."""
         raise NotImplementedError
 
     def sampling(self, max_tokens: int) -> SamplingOptions:
@@ -89,7 +89,7 @@ class GenerateRequest(Struct, kw_only=True):
         )
 
     def check(self) -> None:
-        """Refuse what can't be done.
+        """Check the fields against this server's limits.
 
         Raises:
             RequestError: 400, naming the field.
@@ -109,7 +109,7 @@ class GenerateRequest(Struct, kw_only=True):
 
 
 class ChatRequest(GenerateRequest, kw_only=True):
-    """Body of ``/v1/chat/completions``. ``continue_final_message`` (vLLM's) goes on with the last message instead of answering it."""
+    """Body of ``/v1/chat/completions``. ``continue_final_message`` (vLLM's) continues the last message instead of answering it."""
 
     messages: list[dict[str, Any]]
     max_completion_tokens: Count | None = None
@@ -125,18 +125,18 @@ class ChatRequest(GenerateRequest, kw_only=True):
 
     @property
     def wanted_tokens(self) -> tuple[str, int | None]:
-        """``max_completion_tokens`` is the newer name and wins."""
+        """Name and value of the limit; ``max_completion_tokens`` is the newer name and takes precedence."""
         if self.max_completion_tokens is not None:
             return "max_completion_tokens", self.max_completion_tokens
         return "max_tokens", self.max_tokens
 
     @property
     def wanted_top(self) -> int | None:
-        """``top_logprobs`` when ``logprobs`` is set."""
+        """Value of ``top_logprobs`` if ``logprobs`` is set."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def check(self) -> None:
-        """See ``GenerateRequest.check``."""
+        """Check the fields; see ``GenerateRequest.check``."""
         GenerateRequest.check(self)
         if not self.messages:
             raise invalid("messages", "expected at least one message, got none")
@@ -169,12 +169,12 @@ class CompletionRequest(GenerateRequest, kw_only=True):
 
     @property
     def wanted_top(self) -> int | None:
-        """``logprobs`` is the count here."""
+        """Value of ``logprobs``, which is the number in this API."""
         return self.logprobs
 
     @property
     def single_prompt(self) -> str | list[int]:
-        """The prompt, taken out of a list of one."""
+        """The prompt, taken out of its list if it is in one."""
         match self.prompt:
             case str(text) | [str(text)]:
                 return text
@@ -188,7 +188,7 @@ class CompletionRequest(GenerateRequest, kw_only=True):
         raise invalid("prompt", f"expected one prompt, got {len(self.prompt or ())}")
 
     def check(self) -> None:
-        """See ``GenerateRequest.check``."""
+        """Check the fields; see ``GenerateRequest.check``."""
         GenerateRequest.check(self)
         if self.prompt is None and self.prompt_tokens_packed is None:
             raise invalid("prompt", "expected a value, got none")
@@ -205,7 +205,7 @@ def parse(body: bytes, shape: type[T]) -> T:
     """Return a request body as its fields, checked.
 
     Raises:
-        RequestError: 400, naming the field where one is at fault.
+        RequestError: 400, naming the field if one is at fault.
     """
     try:
         request = msgspec.json.decode(body, type=shape)
@@ -218,7 +218,7 @@ def parse(body: bytes, shape: type[T]) -> T:
 
 
 def _explain(text: str) -> RequestError:
-    """``Expected `float` <= 2.0 - at `$.temperature``` in this server's words, with the field's name apart."""
+    """Translate ``Expected `float` <= 2.0 - at `$.temperature``` into this server's words, with the field's name apart."""
     reason, _, path = text.partition(" - at `$.")
     path = path.removesuffix("`")
     if missing := re.search(r"missing required field `(\w+)`", reason):

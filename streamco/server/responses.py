@@ -11,13 +11,13 @@ from streamco.server.http.encoding import CHAT, COMPLETION, DONE, Json, ObjectNa
 
 __all__ = ["ChatResponse", "CompletionResponse", "ResponseFormat", "usage_of"]
 
-UNLIKELY = -9999.0  # what OpenAI tells for a token that is not among the most likely ones
+UNLIKELY = -9999.0  # log-probability that OpenAI sends for a token that is not among the most likely ones
 
 Detokenize = Callable[[Sequence[int]], bytes]
 
 
 def usage_of(timings: GenerationTimings) -> Json:
-    """OpenAI's usage object; ``cached_tokens`` are prompt tokens found in the KV cache."""
+    """Return OpenAI's usage object; ``cached_tokens`` are prompt tokens found in the KV cache."""
     return {
         "prompt_tokens": timings.prompt_tokens,
         "completion_tokens": timings.completion_tokens,
@@ -27,22 +27,22 @@ def usage_of(timings: GenerationTimings) -> Json:
 
 
 class ResponseFormat(Protocol):
-    """One answer in the making; ``add`` keeps what a whole answer needs."""
+    """Encodes one answer, as a stream of events or, from the pieces that ``add`` keeps, as a whole."""
 
     def opening(self) -> bytes:
-        """Return what comes before the first piece of a stream."""
+        """Return the events before the first piece of a stream."""
         ...
 
     def add(self, pieces: Sequence[TextPiece]) -> None:
-        """Remember pieces for ``whole``."""
+        """Keep pieces for ``whole``."""
         ...
 
     def events(self, pieces: Sequence[TextPiece]) -> bytes:
-        """Return the pieces as events, one a piece."""
+        """Return the pieces as events, one for each piece."""
         ...
 
     def closing(self, finish_reason: str, timings: GenerationTimings) -> bytes:
-        """Return the last events of a stream: finish reason, usage when asked for, [DONE]."""
+        """Return the last events of a stream: finish reason, usage if requested, [DONE]."""
         ...
 
     def whole(self, finish_reason: str, timings: GenerationTimings) -> bytes:
@@ -51,17 +51,17 @@ class ResponseFormat(Protocol):
 
 
 class _Answer:
-    """What both shapes share.
+    """The common part of both response formats.
 
     Args:
         name: the answer's id.
         model: the model's name as the client knows it.
         created: seconds since the epoch.
-        detokenize: the engine's.
-        top: alternatives to tell with each token; None: no log-probabilities.
-        wants_ids: tell token ids (vLLM's ``return_token_ids``).
-        wants_usage: a stream ends with usage, and its other chunks say ``"usage": null``.
-        prompt_ids: the prompt, told with the first chunk when ids are wanted.
+        detokenize: the engine's method.
+        top: number of alternatives sent with each token; None: no log-probabilities.
+        wants_ids: send token ids (vLLM's ``return_token_ids``).
+        wants_usage: end a stream with usage; its other chunks have ``"usage": null``.
+        prompt_ids: the prompt, sent with the first chunk if ids are sent.
     """
 
     objects: ObjectNames
@@ -120,7 +120,7 @@ class _Answer:
         choice = make_choice(0, self.chunk_field, self._piece_content(piece.text))
         if self._top is not None:
             choice["logprobs"] = self._logprobs([piece])
-        if piece.is_cut:  # its end is told with it: nobody who loses the connection in between goes on beyond the stop string
+        if piece.is_cut:  # the end comes with it: a client that loses the connection in between must not go on after the stop string
             self._has_stopped = True
             choice["finish_reason"] = "stop"
         elif self._wants_ids:
@@ -140,7 +140,7 @@ class _Answer:
         raise NotImplementedError
 
     def _tokens(self, pieces: Sequence[TextPiece]) -> list[tuple[int, float, list[tuple[int, float]]]]:
-        """(id, log-probability, alternatives) of every token; a piece that is several tokens knows only its last one's."""
+        """Return (id, log-probability, alternatives) of each token; a piece of several tokens has them for its last one only."""
         found: list[tuple[int, float, list[tuple[int, float]]]] = []
         for piece in pieces:
             found += [(token, UNLIKELY, []) for token in piece.ids[:-1]]
@@ -151,13 +151,13 @@ class _Answer:
 
 
 class ChatResponse(_Answer):
-    """``/v1/chat/completions``."""
+    """Response format of ``/v1/chat/completions``."""
 
     objects = CHAT
     chunk_field = "delta"
 
     def opening(self) -> bytes:
-        """Return the role, as OpenAI sends it."""
+        """Return a chunk with the role, as OpenAI sends it."""
         chunk = self._chunk([make_choice(0, "delta", {"role": "assistant", "content": ""})])
         if self._wants_ids:
             chunk["prompt_token_ids"] = self._prompt_ids
@@ -186,14 +186,14 @@ class ChatResponse(_Answer):
 
 
 class CompletionResponse(_Answer):
-    """``/v1/completions``."""
+    """Response format of ``/v1/completions``."""
 
     objects = COMPLETION
     chunk_field = "text"
     _offset = 0
 
     def opening(self) -> bytes:
-        """Nothing, unless the prompt's ids are wanted."""
+        """Return nothing, or a chunk with the prompt's ids if ids are sent."""
         return event({**self._chunk([make_choice(0, "text", "")]), "prompt_token_ids": self._prompt_ids}) if self._wants_ids else b""
 
     def _piece_content(self, text: str) -> str:

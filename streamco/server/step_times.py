@@ -1,8 +1,8 @@
 """Step times: how long one batch step of a large model takes, imposed on the steps of a small one.
 
-A step's cost is that of one forward pass over its tokens: decoding reads all weights once whatever the number of rows, so it is nearly flat
-in rows; prefill is nearly linear in tokens past the point where arithmetic, not memory, is the limit. A step that does both costs what
-its slower part costs, since both share one pass over the weights (Splitwise, section 4; Sarathi-Serve, section 3).
+A step's cost is that of one forward pass over its tokens. Decoding reads all weights once for any number of rows, so it is nearly flat in
+rows. Prefill is nearly linear in tokens once arithmetic, not memory, is the limit. A step that does both costs as much as its slower part,
+because both share one pass over the weights (Splitwise, section 4; Sarathi-Serve, section 3).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class StepTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     Args:
         name: model and hardware.
-        source: who measured it, and where it is published.
-        license: of the measurements.
-        decode_ms: (rows, milliseconds) points of a step that decodes one token in each row, rows ascending; at least one.
-        prefill_ms: (tokens, milliseconds) points of a step that prefills this many tokens, tokens ascending; may be empty.
-        note: what a reader of the figures should know.
+        source: origin of the measurements, and where they are published.
+        license: license of the measurements.
+        decode_ms: (rows, milliseconds) points of steps that decode one token in each row, rows ascending; at least one.
+        prefill_ms: (tokens, milliseconds) points of steps that prefill this many tokens, tokens ascending; may be empty.
+        note: a remark on the figures.
         kind: ``step_times``, so that profiles of different kinds are not mixed up.
     """
 
@@ -54,11 +54,11 @@ class StepTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 raise ConfigError(f"step times {self.name}: {field}: expected ascending counts")
 
     def __call__(self, rows: int, prefill_tokens: int) -> float:
-        """Seconds of one step.
+        """Return the seconds of one step.
 
         Args:
             rows: sequences that decode one token in this step.
-            prefill_tokens: prompt tokens in the same batch; verifying a draft counts here too.
+            prefill_tokens: prompt tokens in the same batch; tokens of drafts to verify count here too.
         """
         decode = _interpolate(self.decode_ms, rows) if rows else 0.0
         if not prefill_tokens:
@@ -70,7 +70,7 @@ class StepTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def _interpolate(points: Sequence[tuple[int, float]], count: int) -> float:
-    """Linear between the points, the first value before them, the last slope beyond them."""
+    """Interpolate linearly between the points; before them the first value holds, after them the last slope."""
     index = bisect_left(points, count, key=lambda point: point[0])
     if index < len(points) and points[index][0] == count:
         return points[index][1]

@@ -1,4 +1,4 @@
-"""One HTTP answer: server-sent events as the engine makes them, or one JSON object when it is done."""
+"""One HTTP answer: server-sent events while the engine generates, or one JSON object at the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["answer_whole", "stream_answer"]
 async def stream_answer(
     request: web.Request, work: GenerationReader, answer: ResponseFormat, options: ServeOptions, clock: Clock
 ) -> web.StreamResponse:
-    """Send an answer as it is made.
+    """Send an answer while it is generated.
 
     Raises:
         RequestError: it failed before anything was sent.
@@ -69,7 +69,7 @@ async def _send(stream: EventStream, work: GenerationReader, answer: ResponseFor
 async def answer_whole(
     request: web.Request, work: GenerationReader, answer: ResponseFormat, options: ServeOptions, clock: Clock
 ) -> web.Response:
-    """Gather an answer and give it as one object.
+    """Collect an answer and return it as one object.
 
     Raises:
         RequestError: it failed.
@@ -90,7 +90,7 @@ async def answer_whole(
 
 
 def _failure(work: GenerationReader, end: GenerationEnd | None) -> RequestError | None:
-    """Return what went wrong, if anything did."""
+    """Return the error that ended the answer; None: there is none."""
     if work.stopped_by is not None:
         return RequestError(503, f"server: expected to finish the answer, got {work.stopped_by}", code="shutdown")
     if end is None or end.reason in {"stop", "length"}:
@@ -101,6 +101,6 @@ def _failure(work: GenerationReader, end: GenerationEnd | None) -> RequestError 
 
 
 def _check_reader(request: web.Request) -> None:
-    """Without handler cancellation a lost connection shows only here; a dead reader must not keep a sequence busy."""
+    """Raise if the connection is lost, so that a dead reader keeps no sequence busy. Without handler cancellation it shows only here."""
     if request.transport is None or request.transport.is_closing():
         raise ConnectionResetError("reader: expected a connection, got a closed one")

@@ -1,8 +1,8 @@
-"""From the engine's thread to one request's coroutine.
+"""Wake-ups: from the engine's thread to the coroutine of one request.
 
-The engine calls ``wake`` once a burst and sequence; ``WakeCoalescer`` turns all that come before the loop has run into a single loop
-wake-up. A ``GenerationReader`` is one generation read by one coroutine: it takes pieces only when its reader wants some, so a slow HTTP
-reader fills the generation's ring and parks that sequence, and neither the engine's thread nor the other sequences.
+The engine calls ``wake`` once for each burst of a sequence. ``WakeCoalescer`` turns all calls that come before the loop has run into a
+single loop wake-up. A ``GenerationReader`` is one generation read by one coroutine. It takes pieces only when its reader asks for some. So
+a slow HTTP reader fills the generation's ring and parks that sequence, but not the engine's thread or other sequences.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from streamco.server.latency_replay import LatencyReplay
 
 __all__ = ["WakeEvent", "Clock", "LoopClock", "WakeCoalescer", "GenerationReader"]
 
-MAX_HELD_PIECES = 1024  # pieces taken over while they are held back; beyond it the ring fills and the sequence parks
+MAX_HELD_PIECES = 1024  # pieces that latency replay may hold back; beyond this the ring fills and the sequence parks
 TIMER_SLACK = 0.001  # s; uvloop rounds timers to milliseconds and may fire early
 
 
 class WakeEvent:
-    """An event one coroutine waits for with a deadline, without a task or a timeout context for each wait."""
+    """An event that one coroutine waits for with a deadline, without a task or a timeout context for each wait."""
 
     def __init__(self) -> None:
         self._waiter: asyncio.Future[bool] | None = None
         self._is_set = False
 
     def wake(self) -> None:
-        """Wake the waiter; remembered when there is none. Loop thread only."""
+        """Set the event and wake the waiter; if there is none, the next wait returns at once. Loop thread only."""
         self._is_set = True
         self._settle(True)
 
     async def wait(self, deadline: float | None) -> bool:
-        """True once the bell has rung, False at ``deadline`` (loop time). Safe to cancel: a ring is not lost."""
+        """Return True once the event is set, False at ``deadline`` (loop time; None: never). Safe to cancel: no wake-up is lost."""
         if not self._is_set:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
@@ -54,14 +54,14 @@ class WakeEvent:
 
 
 class Clock(Protocol):
-    """Where a server's time comes from; tests bring their own."""
+    """Source of a server's time; tests have their own."""
 
     def now(self) -> float:
-        """Seconds on a monotonic clock."""
+        """Return seconds on a monotonic clock."""
         ...
 
     async def wait(self, event: WakeEvent, deadline: float | None) -> bool:
-        """True once the bell has rung, False at ``deadline``."""
+        """Return True once the event is set, False at ``deadline``; see ``WakeEvent.wait``."""
         ...
 
 
@@ -69,19 +69,19 @@ class LoopClock:
     """The running event loop's clock."""
 
     def now(self) -> float:
-        """Seconds of the running loop."""
+        """Return the running loop's time in seconds."""
         return asyncio.get_running_loop().time()
 
     async def wait(self, event: WakeEvent, deadline: float | None) -> bool:
-        """See ``WakeEvent.wait``."""
+        """Wait for the event; see ``WakeEvent.wait``."""
         return await event.wait(deadline)
 
 
 class Wakeable(Protocol):
-    """What can be woken."""
+    """Anything that can be woken on the loop."""
 
     def wake(self) -> None:
-        """Something has come; called on the loop."""
+        """React to something that has come; called on the loop."""
         ...
 
 
@@ -94,7 +94,7 @@ class WakeCoalescer:
         self._is_scheduled = False
 
     def bind(self, event: Wakeable) -> Callable[[], None]:
-        """Return a ``wake`` for ``Engine.submit`` that rings this bell."""
+        """Return a function for ``Engine.submit`` that wakes this event from any thread."""
 
         def wake() -> None:
             self._pending.append(event)
@@ -110,10 +110,10 @@ class WakeCoalescer:
         except RuntimeError:
             if not self._loop.is_closed():
                 raise
-            # the loop went away before the engine: nobody is left to wake, and the engine's thread must live to be closed
+            # the loop was closed before the engine: nothing is left to wake, and the engine's thread must live until it is closed
 
     def _wake_pending(self) -> None:
-        # cleared first: a wake that comes during the loop below schedules another round instead of being missed
+        # cleared first: a wake that comes during the loop below schedules another round and isn't missed
         self._is_scheduled = False
         while self._pending:
             self._pending.popleft().wake()
@@ -123,14 +123,14 @@ class GenerationReader:
     """One generation, read by one coroutine.
 
     Args:
-        engine: where it runs.
+        engine: the engine that it runs on.
         request: what to generate.
-        waker: the loop's.
-        clock: time for holding back and for deadlines.
-        holdback: None: pieces leave as they come.
+        waker: coalesces the wake-ups of this loop.
+        clock: time for latency replay and deadlines.
+        latency_replay: holds pieces back; None: pieces leave as they come.
 
     Raises:
-        EngineError: the engine refused it.
+        EngineError: the engine refused the request.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class GenerationReader:
 
     @property
     def stopped_by(self) -> str | None:
-        """Why ``stop`` was called, None while it was not."""
+        """Reason that ``stop`` was called with; None: it was not."""
         return self._stopped_by
 
     async def receive(self, deadline: float | None) -> tuple[list[TextPiece], GenerationEnd | None] | None:
@@ -154,7 +154,7 @@ class GenerationReader:
         Safe to cancel: nothing is lost.
 
         Returns:
-            None when ``deadline`` (the clock's time) passed first, or when the work was stopped.
+            None if ``deadline`` (the clock's time) passed first, or if the work was stopped.
         """
         while self._stopped_by is None:
             pieces, end, due = self._collect()
@@ -174,7 +174,7 @@ class GenerationReader:
             self._event.wake()
 
     def _collect(self) -> tuple[list[TextPiece], GenerationEnd | None, float | None]:
-        """Return what may leave now, and when there will be more that may."""
+        """Return the pieces and the end that may leave now, and the time when there will be more; None: not known."""
         latency_replay = self._latency_replay
         if latency_replay is None:
             return *self._take(), None

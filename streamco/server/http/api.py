@@ -1,4 +1,4 @@
-"""The API's paths as an aiohttp application, whoever answers behind them: an engine here, a client in the proxy."""
+"""The API's paths as an aiohttp application: the server answers them with an engine, the proxy with a client."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ __all__ = ["Api", "make_application"]
 
 
 class Api(Protocol):
-    """What answers OpenAI's paths."""
+    """Handlers of OpenAI's paths."""
 
     async def health(self, request: web.Request, /) -> web.StreamResponse:
-        """``GET /health``: alive, and how busy."""
+        """Answer ``GET /health``: the server is alive, and how busy."""
         ...
 
     async def models(self, request: web.Request, /) -> web.StreamResponse:
-        """``GET /v1/models``."""
+        """Answer ``GET /v1/models``."""
         ...
 
     async def one_model(self, request: web.Request, /) -> web.StreamResponse:
-        """``GET /v1/models/NAME``."""
+        """Answer ``GET /v1/models/NAME``."""
         ...
 
     async def chat_completions(self, request: web.Request, /) -> web.StreamResponse:
-        """``POST /v1/chat/completions``."""
+        """Answer ``POST /v1/chat/completions``."""
         ...
 
     async def completions(self, request: web.Request, /) -> web.StreamResponse:
-        """``POST /v1/completions``."""
+        """Answer ``POST /v1/completions``."""
         ...
 
     async def stop(self, app: web.Application, /) -> None:
-        """The server shuts down: admit nobody, end every answer with an error its reader can tell from an end."""
+        """Shut down: admit no request, and end each answer with an error that its reader can distinguish from an end."""
         ...
 
 
 def make_application(api: Api, options: ListenOptions, *, deferred: frozenset[str] = frozenset()) -> web.Application:
-    """Return the application: paths, the key or the guard against other names of this machine, errors in OpenAI's form.
+    """Return the application: paths, the check of the key or of the host's name, and errors in OpenAI's form.
 
     Args:
-        api: answers.
-        options: key and sizes.
-        deferred: paths that ask for the key themselves.
+        api: the handlers.
+        options: key and limits.
+        deferred: paths with handlers that check the key themselves.
     """
     app = web.Application(middlewares=[translate_errors, authorize(options, deferred=deferred)], client_max_size=options.max_body_bytes)
     app.add_routes(

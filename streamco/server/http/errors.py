@@ -1,4 +1,4 @@
-"""What the server says no with: OpenAI's error object, and the exception that carries one from a handler to the middleware."""
+"""Errors of a request: OpenAI's error object, and the exception that carries one from a handler to the middleware."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class RequestError(Exception):
 
     Args:
         status: HTTP status.
-        message: expected, got, where; told to the client.
-        param: the field of the request that is at fault.
-        code: OpenAI's machine-readable reason.
-        headers: further headers of the answer.
+        message: expected, got, where; sent to the client.
+        param: the field of the request that is at fault; None: none.
+        code: OpenAI's machine-readable reason; None: none.
+        headers: further headers of the response.
     """
 
     def __init__(
@@ -36,32 +36,32 @@ class RequestError(Exception):
 
 
 def invalid(param: str | None, message: str, *, code: str | None = None) -> RequestError:
-    """400: the request says something that can't be done."""
+    """Return a 400: the request has a value that can't be served."""
     return RequestError(400, f"{param}: {message}" if param else message, param=param, code=code)
 
 
 def unsupported(field: str) -> RequestError:
-    """400: a field of the API that this server doesn't offer."""
+    """Return a 400: the request uses a field of the API that this server doesn't offer."""
     return invalid(field, "expected none, got some: this server doesn't offer it", code="unsupported_parameter")
 
 
 def overloaded(message: str, wait: float) -> RequestError:
-    """429: ask again in ``wait`` seconds."""
+    """Return a 429 that asks the client to try again in ``wait`` seconds."""
     return RequestError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(max(1, math.ceil(wait)))})
 
 
 def error_body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
-    """OpenAI's error object as JSON: ``{"error": {"message", "type", "param", "code"}}``."""
+    """Return OpenAI's error object as JSON: ``{"error": {"message", "type", "param", "code"}}``."""
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
 def error_event(failure: RequestError) -> bytes:
-    """Return an event inside a stream, and no [DONE] after it: a client that ignores it sees an answer that was cut."""
+    """Return an error as an event inside a stream. No [DONE] follows, so a client that ignores it sees an answer that was cut."""
     return b"data: %b\n\n" % error_body(failure.status, str(failure), param=failure.param, code=failure.code)
 
 
 def error_response(refusal: RequestError) -> web.Response:
-    """Return the answer for a refusal."""
+    """Return the HTTP response of an error."""
     body = error_body(refusal.status, str(refusal), param=refusal.param, code=refusal.code)
     return web.Response(status=refusal.status, body=body, content_type="application/json", headers=refusal.headers)

@@ -18,7 +18,7 @@ KEEPALIVE = b": keep-alive\n\n"
 
 
 class EventStream:
-    """The response to a streamed request; its headers leave with its first bytes, so that an early failure can still have a status."""
+    """The response to a streamed request. Its headers leave with its first bytes, so that an early failure can still have a status."""
 
     def __init__(self, request: web.Request, reader_timeout: float | None) -> None:
         self.request = request
@@ -27,16 +27,16 @@ class EventStream:
 
     @property
     def response(self) -> web.StreamResponse:
-        """What the handler returns."""
+        """The response that the handler returns."""
         return self._response
 
     @property
     def has_begun(self) -> bool:
-        """True if the status line is out."""
+        """True once the status line was sent."""
         return self._response.prepared
 
     async def write(self, data: bytes) -> None:
-        """Send; waits while the reader is behind.
+        """Send bytes; wait while the reader is slow.
 
         Raises:
             ConnectionError: the reader left, or did not read for too long.

@@ -1,4 +1,4 @@
-"""An aiohttp application on a port of this process, run as a server of streams should be."""
+"""Running an aiohttp application on a port of this process, with settings that suit streams."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["listening", "make_runner"]
 
 
 def _quotes_no_client(record: logging.LogRecord) -> bool:
-    """False for malformed HTTP, which is told to the client: aiohttp's errors quote header lines, keys included, and logs are kept."""
+    """Return False for errors of malformed HTTP, which the client gets: aiohttp quotes header lines in them, keys included."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
@@ -24,7 +24,7 @@ _logger.addFilter(_quotes_no_client)
 
 
 def make_runner(app: web.Application, options: ListenOptions) -> web.AppRunner:
-    """Return a runner for the application: a client that leaves is noticed at once, idle connections end, logs quote no requests."""
+    """Return a runner for the application. A client that leaves is noticed at once, idle connections end, logs quote no requests."""
     return web.AppRunner(
         app,
         handler_cancellation=True,
@@ -37,10 +37,10 @@ def make_runner(app: web.Application, options: ListenOptions) -> web.AppRunner:
 
 @asynccontextmanager
 async def listening(app: web.Application, options: ListenOptions) -> AsyncIterator[str]:
-    """Run the application until the block is left; the address, ``http://HOST:PORT``, or ``https:`` with a certificate.
+    """Run the application until the block is left; yield its address, ``http://HOST:PORT``, or ``https:`` with a certificate.
 
     Raises:
-        ConfigError: the host is open to others and there is no key, or the certificate can't be used.
+        ConfigError: other machines can reach the host and there is no key, or the certificate can't be used.
         OSError: the port is taken.
     """
     options.check_exposure()

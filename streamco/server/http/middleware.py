@@ -1,4 +1,4 @@
-"""Who may ask, how much, and how many at once: the middlewares and the admission of requests."""
+"""Middlewares and admission: which requests are allowed, how large they may be, and how many run at once."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["RequestAdmission", "authorize", "check_key", "means_loopback", "read
 
 logger = logging.getLogger("streamco.server")
 
-BODY_SECONDS = 30.0  # a megabyte at 280 kbit/s; slower than that is a client that holds a place open
+BODY_SECONDS = 30.0  # a megabyte at 280 kbit/s; a slower client would only keep a place occupied
 OPEN_PATHS = frozenset({"/health"})  # probes have no key
 REASONS = {404: "path: expected a path of the API, got {path}", 405: "method: expected {allowed}, got {method} on {path}"}
 
 
 @web.middleware
 async def translate_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Return every error leaves in OpenAI's form; the unexpected ones are logged and told without details."""
+    """Answer each error in OpenAI's form; unexpected ones are logged, and answered without details."""
     try:
         return await handler(request)
     except RequestError as refusal:
@@ -36,7 +36,7 @@ async def translate_errors(request: web.Request, handler: Handler) -> web.Stream
             raise
         return error_response(_refusal_of(request, error))
     except ConnectionError:
-        return web.Response(status=499, reason="Client Closed Request")  # for the record: nobody is there to be told
+        return web.Response(status=499, reason="Client Closed Request")  # for the record: the client is gone
     except Exception:
         logger.exception("%s %s failed", request.method, request.path)
         return error_response(RequestError(500, "server: expected to answer, got an internal error"))
@@ -50,12 +50,14 @@ def _refusal_of(request: web.Request, error: web.HTTPException) -> RequestError:
 
 
 def authorize(options: ListenOptions, *, deferred: frozenset[str] = frozenset()) -> Middleware:
-    """Return a middleware that asks for the key; without one, it answers only clients who mean this machine.
+    """Return a middleware that checks the key. If there is none, it answers only requests with a loopback name in their Host header.
 
-    Paths in ``deferred`` see to the key themselves.
+    Web pages can make a browser send requests to a loopback port under a name of their own (DNS rebinding). The Host header shows that
+    name.
 
-    Web pages can make a browser send requests to a loopback port under a name of their own (DNS rebinding); the Host header gives them
-    away.
+    Args:
+        options: the key, or permission to do without.
+        deferred: paths with handlers that check the key themselves.
     """
     is_guarded = options.api_key is None and not options.allow_open
     open_paths = OPEN_PATHS | deferred
@@ -72,10 +74,10 @@ def authorize(options: ListenOptions, *, deferred: frozenset[str] = frozenset())
 
 
 def check_key(options: ListenOptions, request: web.Request) -> None:
-    """Whether the key in the request's header, where one is asked for, is the right one.
+    """Check the key in the request's header, if the server has one.
 
     Raises:
-        RequestError: 401 it isn't.
+        RequestError: 401 the key is missing or wrong.
     """
     if options.api_key is None:
         return
@@ -87,7 +89,7 @@ def check_key(options: ListenOptions, request: web.Request) -> None:
 
 
 def means_loopback(host: str) -> bool:
-    """Return True if the host of a request's header is this machine, by whatever name."""
+    """Return True if the host of a request's header is this machine, by any of its loopback names."""
     name = host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
     return not host or is_loopback(name.lower())
 
@@ -98,7 +100,7 @@ async def read_body(request: web.Request) -> bytes:
     Raises:
         RequestError: 415 another content type, 413 too large, 408 too slow, 400 broken in transit.
     """
-    if request.content_type != "application/json":  # none at all included: web pages may send that to any address without asking
+    if request.content_type != "application/json":  # also if there is none: web pages may send such requests to any address without asking
         got = request.content_type if "Content-Type" in request.headers else "none"
         raise RequestError(415, f"content type: expected application/json, got {got}")
     limit = request.client_max_size
@@ -120,7 +122,7 @@ def _too_large(limit: int) -> RequestError:
 
 
 class RequestAdmission:
-    """How many requests are in the house."""
+    """Counts and limits the requests that are served at once."""
 
     def __init__(self, options: ListenOptions) -> None:
         self._max_streams = options.max_streams
@@ -134,7 +136,7 @@ class RequestAdmission:
         return self._present
 
     def close(self) -> None:
-        """Admit nobody any more."""
+        """Admit no more requests."""
         self._is_closed = True
 
     def check_open(self) -> None:
@@ -144,7 +146,7 @@ class RequestAdmission:
 
     @contextmanager
     def admitted(self) -> Iterator[None]:
-        """A place for one request.
+        """Count one request as present inside the block.
 
         Raises:
             RequestError: 429 all places are taken, 503 the server is shutting down.

@@ -1,4 +1,4 @@
-"""Settings that every server shares: where it listens, who may ask, and what it refuses."""
+"""Settings that every server shares: its port, key and limits."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _LAST_PORT = 65535  # uvloop takes larger ones modulo 65536
 
 
 class ListenOptions(Struct, frozen=True, kw_only=True):
-    """How a server listens and what it refuses."""
+    """Settings of a server's port, key and limits."""
 
     host: str = "127.0.0.1"
-    port: int = 0  # 0: any free one
-    api_key: str | None = None  # None: anyone who can connect may ask
-    allow_open: bool = False  # listen beyond loopback without a key; somebody must have said so
+    port: int = 0  # 0: any free port
+    api_key: str | None = None  # None: every client that can connect is served
+    allow_open: bool = False  # listen beyond loopback without a key; never by default
     max_body_bytes: int = 1 << 20  # a prompt of a million characters is far beyond any context here
-    max_streams: int = 64  # requests running or queued; one more gets 429
+    max_streams: int = 64  # requests running or queued; a further one gets 429
     retry_after: float = 1.0  # seconds a refused client is asked to wait
     keepalive: float = 10.0  # seconds of silence before a comment is sent; proxies cut idle connections after 30 to 100
-    idle_timeout: float = 75.0  # seconds a connection may be without a whole request head: a slow client holds no descriptor for ever
-    reader_timeout: float | None = 60.0  # seconds one write may wait for a reader that does not read, before it is dropped
-    shutdown: float = 5.0  # seconds handlers get to end their streams
+    idle_timeout: float = 75.0  # seconds a connection may lack a whole request head, so that no slow client keeps a descriptor for ever
+    reader_timeout: float | None = 60.0  # seconds one write may wait for the reader before the connection is dropped; None: no limit
+    shutdown: float = 5.0  # seconds that handlers have to end their streams
     tls_cert: str | None = None  # PEM file of the certificate chain; None: plain HTTP
-    tls_key: str | None = None  # PEM file of its key; None: the certificate's file has it
+    tls_key: str | None = None  # PEM file of its key; None: it is in the certificate's file
 
     def __post_init__(self) -> None:
         for field, minimum in (("port", 0), ("max_body_bytes", 1), ("max_streams", 1), ("retry_after", 0)):
@@ -52,23 +52,23 @@ class ListenOptions(Struct, frozen=True, kw_only=True):
             raise ConfigError("api_key: expected printable ASCII that a header can carry, got other characters or spaces around it")
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """Return what a listening socket speaks TLS with; None: nothing.
+        """Return the TLS context of the listening socket; None: plain HTTP.
 
         Raises:
-            ConfigError: a file can't be read, or holds something else.
+            ConfigError: a file can't be read, or holds no certificate or key.
         """
         if self.tls_cert is None:
             return None
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         try:
             context.load_cert_chain(self.tls_cert, self.tls_key, password="")  # a key with a passphrase would ask the terminal
-        except OSError as error:  # of OpenSSL's too
+        except OSError as error:  # OpenSSL's errors too
             shown = self.tls_cert if self.tls_key is None else f"{self.tls_cert} and {self.tls_key}"
             raise ConfigError(f"tls: expected a certificate and its key in PEM, got {error.strerror or error} at {shown}") from error
         return context
 
     def check_exposure(self) -> None:
-        """Refuse to serve everyone by accident; called before the server listens.
+        """Refuse to serve other machines by accident; called before the server listens.
 
         Raises:
             ConfigError: the host is not loopback, there is no key and ``allow_open`` is off.
@@ -77,6 +77,6 @@ class ListenOptions(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"host: expected a loopback address while no api key is set, got {self.host}")
 
     def __repr__(self) -> str:
-        """Without the key: options end up in logs."""
+        """Show all options except the key, because options end up in logs."""
         shown = [f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "api_key"]
         return f"{type(self).__name__}({', '.join(shown)}, api_key={'***' if self.api_key else None})"
