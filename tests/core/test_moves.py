@@ -9,8 +9,9 @@ import random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from streamco.core.race.attempt import AttemptPlan, AttemptState
+from streamco.core.race.attempt import AttemptPlan, AttemptState, ReadAhead
 from streamco.core.race.commands import (
     CancelStream,
     Command,
@@ -218,12 +219,12 @@ def test_a_target_reads_ahead_while_the_source_writes_then_what_came_meanwhile_t
     play = Play({"server": DEAR_SERVER, "device": SLOW_DEVICE}, pace=20.0, reader_rate=20.0)
     first = play.write("server", 1, now=0.5)
     assert kinds(first) == ["DeliverTokens", "PrepareStream"]
-    assert play.machine.attempts["device"].reads == 201
+    assert play.machine.attempts["device"].read_ahead == ReadAhead(1, 201)
     assert play.write_steadily("server", 25.0, until=2.5) == []  # 50 tokens, of which 10 are ahead of the reader; the device still reads
     again = play.end("device", reason=None)
     assert kinds(again) == ["PrepareStream"]
     attempt = play.machine.attempts["device"]
-    assert (attempt.kept, attempt.copies, attempt.reads) == (1, play.made, play.made - 1)
+    assert (attempt.kept, attempt.read_ahead) == (1, ReadAhead(play.made, play.made - 1))
     play.write("server", 3)
     switch = play.end("device", reason=None, now=play.now + 0.3)
     assert kinds(switch) == ["ContinueStream", "CancelStream"]
@@ -526,9 +527,10 @@ def test_who_has_read_ahead_but_is_still_being_cancelled_is_given_nothing_new() 
     play.write("server", 2, now=0.5)  # the others have lost, and are free later
     assert play.release("spare", now=0.6) == []
     assert kinds(play.release("device", now=0.6)) == ["PrepareStream"]
-    play.machine.attempts["device"].continues = False  # so that the spare one takes over
+    device = play.machine.attempts["device"]
+    able, device.plan = device.plan, replace(device.plan, continues=False)  # so that the spare one takes over
     assert [type(command) for command in play.fail("server", now=0.7)] == [CancelStream, ContinueStream]
-    play.machine.attempts["device"].continues = True
+    device.plan = able
     assert play.end("device", now=0.8, reason=None) == []
     assert kinds(play.write("spare", 10, now=0.8)) == ["DeliverTokens"]
     assert "ContinueStream" in kinds(play.release("device", now=0.9))

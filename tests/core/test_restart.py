@@ -65,7 +65,7 @@ def test_an_answer_that_departs_is_an_error_with_all_the_text_the_reader_has() -
     failed_behind(machine, "ha ", "ha ")
     machine.receive(tokens("spare", "ha ", "ho "), now=0.5)
     cancel, failure = machine.take_commands()
-    assert cancel == CancelStream("spare", "departed")
+    assert cancel == CancelStream("spare", "diverged")
     assert isinstance(failure, FailDelivery)
     assert isinstance(failure.error, AllEndpointsFailed)
     assert failure.error.partial == "ha ha "
@@ -79,7 +79,7 @@ def test_when_it_departs_the_next_one_is_asked() -> None:
     machine = make(AttemptPlan("server", 0.0), AttemptPlan("spare", None), AttemptPlan("third", None))
     failed_behind(machine, "ha ", "ha ")
     machine.receive(tokens("spare", "ho "), now=0.5)
-    assert machine.take_commands() == [CancelStream("spare", "departed"), OpenStream("third")]
+    assert machine.take_commands() == [CancelStream("spare", "diverged"), OpenStream("third")]
     machine.receive(tokens("third", "ha ha ha!"), now=0.7)
     machine.receive(StreamCancelled("spare"), now=0.7)
     machine.receive(StreamEnded("third", "stop"), now=0.8)

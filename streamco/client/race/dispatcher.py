@@ -305,7 +305,7 @@ class Dispatcher:
         sides = {attempt.source: "device" if attempt.source == dispatched.device else "server" for attempt in attempts}
         constrained = [attempt for attempt in attempts if sides[attempt.source] == dispatched.plan.constrained]
         was_planned = any(
-            attempt.wait is not None and attempt.takeover_position is None and not attempt.is_ahead for attempt in constrained
+            attempt.plan.wait is not None and attempt.takeover_position is None and attempt.read_ahead is None for attempt in constrained
         )
         is_outage = bool(constrained) and not was_planned
         if not dispatched.reservation.is_settled:
@@ -316,7 +316,7 @@ class Dispatcher:
             self._learn(attempt, sides[attempt.source], dispatched)
 
     def _learn(self, attempt: Attempt, side: str, dispatched: DispatchRecord) -> None:
-        if attempt.opened is None or attempt.takeover_position is not None or attempt.is_ahead or attempt.error is not None:
+        if attempt.opened is None or attempt.takeover_position is not None or attempt.read_ahead is not None or attempt.error is not None:
             return
         if attempt.ttft is not None:
             self._learner.observe(

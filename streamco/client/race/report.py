@@ -104,7 +104,7 @@ def _all_attempts(machine: RaceMachine) -> list[Attempt]:
 
 def _readings(machine: RaceMachine, name: str, since: float, until: float) -> list[Attempt]:
     """Where this endpoint read ahead, between two times."""
-    readings = [attempt for attempt in _all_attempts(machine) if attempt.is_ahead and attempt.source == name]
+    readings = [attempt for attempt in _all_attempts(machine) if attempt.read_ahead is not None and attempt.source == name]
     return [attempt for attempt in readings if attempt.opened is not None and since <= attempt.opened <= until]
 
 
@@ -227,7 +227,7 @@ def _outcome(attempt: Attempt) -> Outcome:
         return "took over"
     if attempt.state is AttemptState.FAILED:
         return "failed"
-    return "read ahead" if attempt.copies else "lost"
+    return "read ahead" if attempt.read_ahead is not None else "lost"
 
 
 def _has_written(attempt: Attempt) -> bool:
@@ -245,7 +245,7 @@ def _waste(machine: RaceMachine, attempts: Sequence[Attempt], prompt_tokens: int
         if attempt in unread:
             waste.append((0, unread[attempt]))
         else:  # what was read ahead served whoever took over
-            waste.append((0 if attempt.copies and attempt.source in writers else count.prompt, count.completion))
+            waste.append((0 if attempt.read_ahead is not None and attempt.source in writers else count.prompt, count.completion))
     return waste
 
 

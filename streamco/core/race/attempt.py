@@ -1,13 +1,15 @@
-"""One endpoint's part in an answer.
+"""One endpoint's work on one answer.
 
 The life of an attempt::
 
-    waiting ──▶ open ──▶ won ──▶ ended | failed | lost   (the answer moved on, planned: the rest of it is a new attempt's)
+    waiting ──▶ open ──▶ won ──▶ ended | failed | lost   (lost: the answer migrated, another attempt makes its rest)
        │          ├────▶ lost ──▶ cancelled              (another attempt had the first content token)
        │          └────▶ failed
-       └─────▶ spared                                    (never started)
+       └─────▶ spared                                    (never opened)
 
     preparing ──▶ prepared | failed | cancelled          (it reads ahead, to take over later)
+
+An endpoint that takes over or reads ahead gets a new attempt; the one before stays as it was, for the report.
 """
 
 from __future__ import annotations
@@ -16,22 +18,23 @@ from enum import Enum, auto
 
 from msgspec import Struct
 
-from streamco.core.race.restart import RestartFilter
+from streamco.core.race.restart import Diverged, RestartFilter
 from streamco.errors import EndpointError
+from streamco.events import TokensReceived
 from streamco.openai_types import ChatCompletionChunk, CompletionUsage
 from streamco.partial import Partial
 
-__all__ = ["Attempt", "AttemptState", "AttemptPlan"]
+__all__ = ["Attempt", "AttemptState", "AttemptPlan", "ReadAhead"]
 
 
 class AttemptPlan(Struct, frozen=True):
-    """When an attempt starts, and what it can do.
+    """The plan of an attempt: when it is opened, and what its endpoint can do.
 
     Args:
         source: the endpoint's name.
         wait: seconds after the request; None: only if the others fail.
-        continues: it can go on with an answer that another attempt has begun.
-        vocabulary: fingerprint of its tokenizer; None: not known.
+        continues: the endpoint can continue an answer that another one has begun.
+        vocabulary: fingerprint of the endpoint's tokenizer; None: not known.
     """
 
     source: str
@@ -41,7 +44,7 @@ class AttemptPlan(Struct, frozen=True):
 
 
 class AttemptState(Enum):
-    """Where an attempt stands."""
+    """The states of an attempt; the arrows between them are in the module's head."""
 
     WAITING = auto()
     OPEN = auto()
@@ -55,97 +58,200 @@ class AttemptState(Enum):
     PREPARED = auto()
 
 
+class ReadAhead(Struct, frozen=True, gc=False):
+    """What an attempt reads before it may be needed.
+
+    Args:
+        position: tokens of the answer that it reads, from the beginning on.
+        unread: tokens of prompt and answer among them that the endpoint had not read before.
+    """
+
+    position: int
+    unread: int
+
+
 _LIVE = (AttemptState.OPEN, AttemptState.WON, AttemptState.LOST, AttemptState.PREPARING)
 _OUT = (AttemptState.FAILED, AttemptState.WON)
 
-_RATE_TOKENS = 32  # a rate is taken from the first of them: later a paced reader may hold the endpoint back
-_LEAST_RATE_TOKENS = 4
+_RATE_TOKENS = 32  # the rate is taken from these first tokens: later a paced reader may hold the endpoint back
+_MIN_RATE_TOKENS = 4
+
+
+class _EarlyTokens(Struct, gc=False):
+    """The first tokens of an attempt, which its rate is taken from."""
+
+    first: int  # tokens that came together with the very first one: a burst says nothing about the rate
+    first_at: float
+    last: int
+    last_at: float
+
+    def rate(self) -> float | None:
+        tokens, seconds = self.last - self.first, self.last_at - self.first_at
+        return tokens / seconds if tokens >= _MIN_RATE_TOKENS and seconds > 0 else None
 
 
 class Attempt:
-    """One endpoint's part: times in seconds since the request began, tokens as far as they are known."""
+    """One endpoint's work on an answer, owned by the race machine. Times are in seconds since the request.
 
-    def __init__(self, start: AttemptPlan) -> None:
-        self.start = start
-        self.source = start.source
-        self.wait = start.wait
-        self.continues = start.continues
-        self.vocabulary = start.vocabulary
+    Args:
+        plan: when it is opened, and what its endpoint can do.
+    """
+
+    def __init__(self, plan: AttemptPlan) -> None:
+        self.plan = plan
+        self.source = plan.source
         self.state = AttemptState.WAITING
         self.opened: float | None = None
         self.first_token: float | None = None
         self.stopped: float | None = None
         self.tokens = 0
-        self.late = 0  # of these, what came when nobody took it any more
+        self.late = 0  # tokens among these that came when they were not used any more
         self.has_won = False
-        self.takeover_position: int | None = None  # it goes on with an answer of so many tokens
-        self.kept: int | None = None  # tokens of the answer it has read ahead, beside the whole prompt; None: nothing
-        self.restart_filter: RestartFilter | None = None  # it makes the answer anew, and still makes what the reader has
-        self.is_restart = False  # it was asked the request without the answer's beginning
-        self.is_ahead = False  # it reads ahead, it does not write
-        self.copies = 0  # tokens of the answer it is reading ahead
-        self.reads = 0  # of prompt and answer, those it had not read before
-        self.is_stopping = False  # its cancel was commanded and has not taken effect: till then its endpoint takes nothing new
+        self.takeover_position: int | None = None  # tokens of the answer before the first one of this attempt
+        self.kept: int | None = None  # tokens of the answer that the endpoint has read ahead, after the whole prompt; None: nothing
+        self.restart_filter: RestartFilter | None = None  # set while a restarted answer still repeats what the reader has
+        self.is_restart = False  # the endpoint was asked for the whole answer, not for its rest
+        self.read_ahead: ReadAhead | None = None  # set if the attempt reads ahead and does not write
+        self.is_stopping = False  # its cancel was commanded and has not taken effect: until then the endpoint takes nothing new
         self.finish_reason: str | None = None
         self.usage: CompletionUsage | None = None
         self.error: EndpointError | None = None
         self.held: list[ChatCompletionChunk] = []  # chunks without content from before the race was decided
-        self._first_tokens = 0  # that came at ``first_token``
-        self._seen: tuple[int, float] | None = None  # tokens and time of the last of the first few
+        self._early: _EarlyTokens | None = None
 
-    def succeed(self, position: int, opened: float) -> Attempt:
-        """Return the same endpoint's new part, as the one who goes on with the answer from ``position`` (tokens)."""
-        attempt = Attempt(self.start)
+    # The next attempt of the same endpoint
+
+    def take_over(self, position: int, opened: float) -> Attempt:
+        """Return the endpoint's next attempt, which continues the answer from ``position`` (tokens)."""
+        attempt = Attempt(self.plan)
         attempt.state, attempt.takeover_position, attempt.opened, attempt.kept = AttemptState.WON, position, opened, self.kept
         return attempt
 
     def restart(self, partial: Partial, opened: float) -> Attempt:
-        """Return the same endpoint's new part, as the one who makes the answer anew; what ``partial`` holds is taken out."""
-        attempt = self.succeed(partial.tokens, opened)
-        attempt.is_restart, attempt.restart_filter = True, RestartFilter(partial, self.vocabulary)
+        """Return the endpoint's next attempt, which generates the whole answer again; what ``partial`` holds is dropped."""
+        attempt = self.take_over(partial.tokens, opened)
+        attempt.is_restart, attempt.restart_filter = True, RestartFilter(partial, self.plan.vocabulary)
         return attempt
 
-    def prepare(self, opened: float) -> Attempt:
-        """Return the same endpoint's new part, as one that reads ahead."""
-        attempt = Attempt(self.start)
-        attempt.state, attempt.opened, attempt.kept, attempt.is_ahead = AttemptState.PREPARING, opened, self.kept, True
+    def prepare(self, opened: float, read_ahead: ReadAhead) -> Attempt:
+        """Return the endpoint's next attempt, which reads ahead."""
+        attempt = Attempt(self.plan)
+        attempt.state, attempt.opened, attempt.kept, attempt.read_ahead = AttemptState.PREPARING, opened, self.kept, read_ahead
         return attempt
+
+    # Transitions
+
+    def open(self, at: float) -> None:
+        """Record that the request was sent to the endpoint."""
+        self.state, self.opened = AttemptState.OPEN, at
+
+    def win(self) -> None:
+        """Record that its first content token decided the race."""
+        self.state, self.has_won = AttemptState.WON, True
+
+    def win_empty(self) -> None:
+        """Record that its answer without content is the race's result; its state stays ended."""
+        self.has_won = True
+
+    def spare(self) -> None:
+        """Record that it will not be opened."""
+        self.state = AttemptState.SPARED
+
+    def lose(self) -> None:
+        """Record that what it generates from now on is not used."""
+        self.state = AttemptState.LOST
+
+    def end(self, at: float, finish_reason: str | None, usage: CompletionUsage | None) -> None:
+        """Record the proper end of its stream."""
+        self.state, self.stopped, self.finish_reason, self.usage = AttemptState.ENDED, at, finish_reason, usage
+
+    def finish_reading(self) -> ReadAhead:
+        """Record that it has read all that it was to read ahead, and return that."""
+        assert self.read_ahead is not None, "an attempt that prepares reads ahead"
+        self.state, self.kept = AttemptState.PREPARED, self.read_ahead.position
+        return self.read_ahead
+
+    def fail(self, at: float, error: EndpointError) -> None:
+        """Record that its stream failed, or that its answer is of no use."""
+        self.state, self.stopped, self.error = AttemptState.FAILED, at, error
+
+    def request_stop(self) -> bool:
+        """Return True if its cancel is to be commanded now; False: it was before."""
+        was_stopping, self.is_stopping = self.is_stopping, True
+        return not was_stopping
+
+    def cancel(self, at: float) -> None:
+        """Record that its cancel has taken effect; a stream that ended or failed before stays what it was."""
+        self.is_stopping = False
+        if self.is_live:
+            self.state, self.stopped = AttemptState.CANCELLED, at
+
+    # Tokens
 
     def count(self, tokens: int, at: float) -> None:
-        """Content tokens have come ``at`` (seconds since the request)."""
+        """Record content tokens that came ``at`` (seconds since the request)."""
         self.tokens += tokens
         if self.first_token is None:
-            self.first_token, self._first_tokens = at, tokens
-        elif self.tokens <= _RATE_TOKENS:
-            self._seen = self.tokens, at
+            self.first_token, self._early = at, _EarlyTokens(tokens, at, tokens, at)
+        elif self._early is not None and self.tokens <= _RATE_TOKENS:
+            self._early.last, self._early.last_at = self.tokens, at
+
+    def count_late(self, tokens: int) -> None:
+        """Record that so many of the counted tokens are not used."""
+        self.late += tokens
+
+    def hold(self, chunks: list[ChatCompletionChunk]) -> None:
+        """Keep chunks until the race is decided."""
+        self.held += chunks
+
+    def take_held(self) -> list[ChatCompletionChunk]:
+        """Return the chunks that were kept, once."""
+        held, self.held = self.held, []
+        return held
+
+    def drop_repeated(self, event: TokensReceived) -> TokensReceived | Diverged | None:
+        """Return what is new in an event; ``Diverged``: the restarted answer is another one; None: nothing is new yet."""
+        if self.restart_filter is None:
+            return event
+        new = self.restart_filter.feed(event)
+        self.late += event.tokens - (new.tokens if isinstance(new, TokensReceived) else 0)
+        if not self.restart_filter.is_open:
+            self.restart_filter = None
+        return new
 
     @property
     def is_new(self) -> bool:
-        """True if its rate is still being found out."""
+        """True if its rate is still being measured."""
         return self.tokens <= _RATE_TOKENS
 
     @property
     def rate(self) -> float | None:
-        """Tokens per second it made at its beginning; None: too few to tell."""
-        if self._seen is None or self.first_token is None:
-            return None
-        tokens, at = self._seen[0] - self._first_tokens, self._seen[1] - self.first_token
-        return tokens / at if tokens >= _LEAST_RATE_TOKENS and at > 0 else None
+        """Tokens per second at its beginning; None: too few tokens."""
+        return None if self._early is None else self._early.rate()
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from opening to the first content token; None: it has not come."""
+        return None if self.first_token is None or self.opened is None else self.first_token - self.opened
 
     @property
     def given(self) -> int:
         """Tokens of the answer that were in its prompt."""
-        return 0 if self.is_restart else self.copies or self.takeover_position or 0
+        if self.is_restart:
+            return 0
+        return self.read_ahead.position if self.read_ahead is not None else self.takeover_position or 0
+
+    # State
 
     @property
     def can_take_over(self) -> bool:
-        """True if it may still go on with the answer; nobody does twice, nor who had nothing to say."""
-        return self.continues and self._is_left
+        """True if its endpoint may still continue the answer: no endpoint does so twice, nor after an empty answer."""
+        return self.plan.continues and self._is_left
 
     @property
     def can_restart(self) -> bool:
-        """True if it can't go on with the answer, but may still be asked for all of it."""
-        return not self.continues and self._is_left
+        """True if its endpoint can't continue the answer, but may still be asked for all of it."""
+        return not self.plan.continues and self._is_left
 
     @property
     def _is_left(self) -> bool:
@@ -155,20 +261,15 @@ class Attempt:
 
     @property
     def is_last_resort(self) -> bool:
-        """True if it could go on but for a failure while it read ahead, which nobody had asked for."""
-        return self.continues and self.is_ahead and self.state is AttemptState.FAILED
+        """True if the only thing against its endpoint is a failed read-ahead."""
+        return self.plan.continues and self.read_ahead is not None and self.state is AttemptState.FAILED
 
     @property
     def is_exploring(self) -> bool:
-        """True if it has lost and goes on to its first token, to show how long that takes."""
+        """True if it has lost and runs to its first token, to measure how long that takes."""
         return self.state is AttemptState.LOST and not self.is_stopping
 
     @property
     def is_live(self) -> bool:
-        """True if the endpoint still works on it, or is being cancelled."""
+        """True if its endpoint still works on it, or is being cancelled."""
         return self.is_stopping or self.state in _LIVE
-
-    @property
-    def ttft(self) -> float | None:
-        """Seconds from opening to the first content token."""
-        return None if self.first_token is None or self.opened is None else self.first_token - self.opened

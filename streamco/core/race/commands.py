@@ -1,4 +1,4 @@
-"""What to do, in the imperative: the output of the core machines, carried out by a driver in order."""
+"""Commands of the race machine, in the imperative: its driver carries them out in order."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class OpenStream(Struct, frozen=True):
 
 
 class ContinueStream(Struct, frozen=True):
-    """Send the request to this endpoint with the answer's beginning; what it sends comes behind that. An empty beginning: anew."""
+    """Send the request and the beginning of the answer to this endpoint, for the rest; if the beginning is empty, for the whole answer."""
 
     source: str
     partial: Partial
 
 
 class PrepareStream(Struct, frozen=True):
-    """Have this endpoint read the request and the answer's beginning ahead; its ``StreamEnded`` says that it has."""
+    """Have this endpoint read the request and the beginning of the answer ahead; ``StreamEnded`` reports that it has."""
 
     source: str
     partial: Partial
@@ -34,7 +34,9 @@ class PrepareStream(Struct, frozen=True):
 class CancelStream(Struct, frozen=True):
     """Cancel this endpoint's stream, await it, and report ``StreamCancelled``.
 
-    ``reason``: lost | reader left | explored | takes over | handed over | not needed | wanted | departed.
+    Args:
+        source: name of the endpoint.
+        reason: lost | reader left | explored | takes over | handed over | not needed | wanted (as the target of a migration) | diverged.
     """
 
     source: str
@@ -49,11 +51,11 @@ class DeliverTokens(Struct, frozen=True):
 
 
 class FinishDelivery(Struct, frozen=True):
-    """The answer is complete: the reader's iteration ends after what was delivered."""
+    """End the reader's iteration after what was delivered: the answer is complete."""
 
 
 class FailDelivery(Struct, frozen=True):
-    """The answer failed: the reader's iteration raises this after what was delivered."""
+    """Raise this error in the reader's iteration after what was delivered."""
 
     error: StreamcoError
 

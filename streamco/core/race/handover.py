@@ -1,7 +1,7 @@
-"""The hand-over of one answer: what it consists of so far, who may go on with it, and what has been handed over (DiSCo 4.3).
+"""The hand-over of one answer: what it consists of so far, which endpoint may continue it, and what was handed over (DiSCo 4.3).
 
-A hand-over that nobody planned (an endpoint died) and one that saves money differ in who decides and in what becomes of the source;
-what the target gets and how it is counted are the same.
+A failover and a planned migration differ in what starts them and in what becomes of the source. What the target gets and how the hand-over
+is reported are the same.
 """
 
 from __future__ import annotations
@@ -19,35 +19,36 @@ __all__ = ["Handover"]
 
 
 class Handover:
-    """Keeps the answer in a form that can be handed over.
+    """The answer in a form that can be handed over, owned by the race machine.
 
     Args:
-        mover: plans moves; None: there are none.
+        controller: plans migrations; None: there are none.
         fails_over: an endpoint that fails is replaced.
-        begins_anew: if need be by one that can't go on with the answer.
+        restarts: if no endpoint can continue the answer, one that can't may generate it again.
     """
 
-    def __init__(self, mover: MigrationController | None, *, fails_over: bool, restarts: bool = False) -> None:
+    def __init__(self, controller: MigrationController | None, *, fails_over: bool, restarts: bool = False) -> None:
         self.transcript = Transcript()
         self.hand_overs: list[HandOver] = []
-        self._migration = mover
+        self._controller = controller
         self._fails_over = fails_over
         self._restarts = restarts
 
     @property
     def may_migrate(self) -> bool:
-        """True if a planned move may come."""
-        return self._migration is not None and not self._migration.is_done
+        """True if a migration may still come."""
+        return self._controller is not None and not self._controller.is_done
 
     def add(self, chunks: list[ChatCompletionChunk], tokens: int, vocabulary: str | None) -> None:
-        """The answer goes on."""
+        """Add what the endpoint with this tokenizer generated next."""
         self.transcript.add(chunks, tokens, vocabulary)
 
     def find_successor(self, attempts: Mapping[str, Attempt]) -> Attempt | None:
-        """Who can go on after a failure: who has read ahead, then the racing attempts, then the stand-ins, in their order; nobody twice.
+        """Return the attempt that continues after a failure; None: there is none.
 
-        Then those that failed to read ahead: an answer is not lost for what was to make it cheaper. At last, with the caller's consent,
-        those that can't go on with an answer and have to make it anew.
+        The order is: attempts that have read ahead, those of the race, those without a wait. Attempts with a failed read-ahead come after
+        all others, so that the answer isn't lost through what was to make it cheaper. If none is left and restarts are allowed, the
+        endpoints that can't continue an answer follow. No endpoint takes over twice.
         """
         if not self._fails_over or self.transcript.has_calls:
             return None
@@ -56,42 +57,42 @@ class Handover:
             able = [attempt for attempt in attempts.values() if attempt.can_restart]
         return min(
             able,
-            key=lambda attempt: (attempt.is_last_resort, attempt.state is not AttemptState.PREPARED, attempt.wait is None),
+            key=lambda attempt: (attempt.is_last_resort, attempt.state is not AttemptState.PREPARED, attempt.plan.wait is None),
             default=None,
         )
 
     def consider_migration(
         self, source: Attempt, attempts: Mapping[str, Attempt], *, buffered: float, now: float
     ) -> Prepare | Release | Switch | None:
-        """Return what the mover wants; nothing while there is no text to be handed over, or a tool call."""
-        if self._migration is None or not self.transcript.ends_in_text:
+        """Return the next step of a migration; None: nothing to do, or the answer doesn't end in text that can be handed over."""
+        if self._controller is None or not self.transcript.ends_in_text:
             return None
-        return self._migration.consider(MigrationState(source, attempts, self.transcript.tokens, buffered, now))
+        return self._controller.consider(MigrationState(source, attempts, self.transcript.tokens, buffered, now))
 
     def record_copied(self, attempt: Attempt, *, tokens: int, seconds: float) -> None:
-        """An attempt has read ahead."""
-        if self._migration is not None and attempt.kept is not None:
-            self._migration.record_copied(attempt.source, kept=attempt.kept, tokens=tokens, seconds=seconds)
+        """Record that an attempt has read ``tokens`` ahead in ``seconds``."""
+        if self._controller is not None and attempt.kept is not None:
+            self._controller.record_copied(attempt.source, kept=attempt.kept, tokens=tokens, seconds=seconds)
 
     def unread(self, attempt: Attempt, position: int) -> int:
-        """Tokens of prompt and answer that an attempt would have to read to go on at ``position``."""
-        return 0 if self._migration is None else self._migration.to_read(attempt, position)
+        """Return how many tokens of prompt and answer an attempt's endpoint has not read yet, to continue at ``position``."""
+        return 0 if self._controller is None else self._controller.unread(attempt, position)
 
     def record_migration(self, source: Attempt, target: Attempt, *, at: float, buffered: float) -> None:
-        """A planned move is made."""
-        if self._migration is None:
-            raise AssertionError("only a mover plans moves")
-        self._migration.record_migration()
+        """Record a planned hand-over; ``at``: seconds since the request, ``buffered``: tokens the reader had not come to."""
+        if self._controller is None:
+            raise AssertionError("only a controller plans migrations")
+        self._controller.record_migration()
         self._record(source, target, at=at, buffered=buffered, reason="cheaper", is_planned=True)
 
     def record_failover(self, source: Attempt, target: Attempt, *, at: float, buffered: float) -> None:
-        """A failed attempt is replaced."""
-        if self._migration is not None:
-            self._migration.reset()
+        """Record the replacement of a failed attempt; arguments as for ``record_migration``."""
+        if self._controller is not None:
+            self._controller.reset()
         self._record(source, target, at=at, buffered=buffered, reason=type(source.error).__name__, is_planned=False)
 
     def _record(self, source: Attempt, target: Attempt, *, at: float, buffered: float, reason: str, is_planned: bool) -> None:
-        self.transcript.settle()
+        self.transcript.drop_incomplete()
         self.hand_overs.append(
             HandOver(
                 source=source.source,
@@ -105,5 +106,5 @@ class Handover:
         )
 
     def partial(self) -> Partial:
-        """Return what the target gets."""
+        """Return the beginning of the answer that the target gets."""
         return self.transcript.partial()

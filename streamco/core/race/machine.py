@@ -1,8 +1,9 @@
-"""One answer from several endpoints: who starts when, who wins, what the reader gets (DiSCo 4.2, section "Race").
+"""One answer from several endpoints: which one starts when, which one wins, what the reader gets (DiSCo 4.2, section "Race").
 
-The first *content* token wins: role deltas, empty choices and usage don't count, but the winner's are delivered in their place. An attempt
-that fails before anybody won lets the next one start at once, whatever its wait. When nobody is left the reader gets the error, after all
-text that came. An answer whose endpoint fails in the middle, or writes at too high a price, goes on at another (``core.handover``).
+The first *content* token wins: role deltas, empty choices and usage don't count, but the winner's are delivered in their place. If an
+attempt fails before the race is decided, the next one starts at once, whatever its wait. If no attempt is left, the reader gets the error,
+after all text that came. If the endpoint fails in the middle, or writes at too high a price, another one continues the answer
+(``core.race.handover``).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from msgspec import Struct
 
 from streamco.config import READING
 from streamco.core.delivery import Delivery
-from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState
+from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState, ReadAhead
 from streamco.core.race.commands import CancelStream, Command, ContinueStream, FailDelivery, FinishDelivery, OpenStream, PrepareStream
 from streamco.core.race.handover import Handover
 from streamco.core.race.migration import MigrationController, MigrationPlan, Prepare, Release, Switch
@@ -30,16 +31,18 @@ OnFailure = Literal["migrate", "restart", "raise"]
 
 
 class RacePlan(Struct, frozen=True, kw_only=True):
-    """Everything a session is told at its beginning; with the events it reproduces the session.
+    """All that is decided before an answer begins; with the events it reproduces the answer.
 
     Args:
-        attempts: the attempts; those without a wait stand in for failed ones, in this order. pace: tokens per second at the reader, None:
-        deliver at once. explore: let a losing attempt run to its first token, to learn how long that takes. reader_rate: tokens per second
-        of the virtual reader that quality is measured with; None: the pace, or the reading speed. on_failure: what becomes of an answer
-        whose endpoint fails in the middle: another attempt that can goes on with it, or the error is raised; "restart": if none can, one
-        makes it anew. max_tokens: limit of the answer's length; an attempt that takes over gets what is left of it. missing: endpoints that
-        could take no part, with their errors; told to the reader when those that could fail too. migration: what planned moves rest on;
-        None: there are none.
+        attempts: what may be opened; those without a wait replace failed ones, in this order.
+        pace: tokens per second at the reader; None: deliver at once.
+        explore: let a losing attempt run to its first token, to measure how long that takes.
+        reader_rate: tokens per second of the virtual reader that quality is measured with; None: the pace, or the reading speed.
+        on_failure: what happens if the endpoint fails in the middle. "migrate": another attempt that can continues the answer. "restart":
+            if none can continue it, one generates it again. "raise": the reader gets the error.
+        max_tokens: limit of the answer's length; an attempt that takes over gets what is left of it.
+        missing: endpoints that could not take part, with their errors; reported to the reader if all others fail too.
+        migration: inputs of planned migrations; None: the answer does not migrate.
     """
 
     attempts: tuple[AttemptPlan, ...]
@@ -53,7 +56,7 @@ class RacePlan(Struct, frozen=True, kw_only=True):
 
 
 class RaceMachine:
-    """The race and the delivery of one answer.
+    """The race and the delivery of one answer; its driver owns it.
 
     Args:
         plan: what was decided before it starts.
@@ -61,10 +64,10 @@ class RaceMachine:
 
     def __init__(self, plan: RacePlan) -> None:
         if not plan.attempts:
-            raise AssertionError("a session needs an attempt")
+            raise AssertionError("a race needs an attempt")
         self.plan = plan
-        self.attempts = {start.source: Attempt(start) for start in plan.attempts}
-        self.past_attempts: list[Attempt] = []  # earlier parts of endpoints that have taken over since
+        self.attempts = {each.source: Attempt(each) for each in plan.attempts}
+        self.past_attempts: list[Attempt] = []  # earlier attempts of endpoints that have taken over or read ahead since
         self._delivery = Delivery(plan.pace, plan.reader_rate or plan.pace or READING)
         self.meter = self._delivery.meter
         self.winner: str | None = None
@@ -73,10 +76,10 @@ class RaceMachine:
         self.error: StreamcoError | None = None
         self.finish_reason: str | None = None
         self.dropped = 0  # tokens that were held for the reader's pace when the reader left
-        self._writer: Attempt | None = None
+        self._writer: Attempt | None = None  # the winner, or the attempt that took over from it
         self._commands: list[Command] = []
         self._handover = _make_handover(plan)
-        self._successor: Attempt | None = None  # goes on as soon as its earlier work is cancelled
+        self._successor: Attempt | None = None  # takes over as soon as its earlier work is cancelled
         self._is_complete = False  # the winner ended; what is buffered is still to be delivered
 
     # The machine protocol
@@ -85,11 +88,11 @@ class RaceMachine:
         """Open the attempts that wait for nothing."""
         self.began = now
         self._start_due(now)
-        if not any(attempt.wait is not None for attempt in self.attempts.values()):
+        if not any(attempt.plan.wait is not None for attempt in self.attempts.values()):
             self._start_next(now)
 
     def receive(self, event: Event, *, now: float) -> None:
-        """Take note of what an endpoint or the reader did; late news from attempts that are out is only counted."""
+        """Handle what an endpoint or the reader did; late events of attempts that are out are only counted."""
         match event:
             case TokensReceived():
                 self._receive_tokens(event, now)
@@ -103,9 +106,9 @@ class RaceMachine:
                 self._receive_reader_left(now)
 
     def pass_on(self, event: TokensReceived, *, now: float) -> bool:
-        """Return the short way for most tokens: counts the event and says that its chunks go to the reader as they are, now.
+        """Count an event and return True if its chunks go to the reader unchanged and now: the fast path of most tokens.
 
-        True where ``receive`` would have commanded just that and asked for no deadline; False: nothing was done, use ``receive``.
+        False: nothing was done, because ``receive`` would do more than deliver the chunks; call that.
         """
         attempt = self._writer
         if attempt is None or attempt.source != event.source or attempt.state is not AttemptState.WON or attempt.first_token is None:
@@ -119,55 +122,55 @@ class RaceMachine:
         ):
             return False
         tokens = event.tokens
-        attempt.tokens += tokens
+        attempt.tokens += tokens  # not count(): its rate is measured, and a call for each batch costs
         if self._handover is not None:
-            self._handover.add(event.chunks, tokens, attempt.vocabulary)
+            self._handover.add(event.chunks, tokens, attempt.plan.vocabulary)
         if tokens:
             self.meter.record(tokens, now=now)
         return True
 
     def take_commands(self) -> list[Command]:
-        """Return what to do, in order."""
+        """Return the commands since the last call, in order."""
         commands, self._commands = self._commands, []
         return commands
 
     def next_deadline(self) -> float | None:
-        """Return the next attempt's start or the next token's release, whichever comes first."""
+        """Return when the next attempt starts or the next token is due, the earlier of both; None: nothing is timed."""
         deadline = self._delivery.next_due()
         if self.winner is None and self.finished is None:
             for attempt in self.attempts.values():
-                if attempt.state is AttemptState.WAITING and attempt.wait is not None:
-                    deadline = self.began + attempt.wait if deadline is None else min(deadline, self.began + attempt.wait)
+                if attempt.state is AttemptState.WAITING and attempt.plan.wait is not None:
+                    deadline = self.began + attempt.plan.wait if deadline is None else min(deadline, self.began + attempt.plan.wait)
         return deadline
 
     def handle_deadline(self, *, now: float) -> None:
-        """Start the attempts whose wait is over and release the tokens that are due."""
+        """Open the attempts after their wait and release the tokens that are due."""
         if self.finished is not None:
             return
         if self.winner is None:
             self._start_due(now)
         self._release(now)
 
-    # What drivers and reports ask
+    # What drivers and reports read
 
     @property
     def buffered(self) -> int:
-        """Tokens held back for the reader's pace."""
+        """Number of tokens held back for the reader's pace."""
         return self._delivery.buffered
 
     @property
     def writer(self) -> str | None:
-        """Whose tokens the reader gets: the winner, or who took over from it."""
+        """Name of the endpoint that the reader's tokens come from: the winner, or the one that took over from it."""
         return self._writer.source if self._writer is not None else None
 
     @property
     def hand_overs(self) -> Sequence[HandOver]:
-        """How the answer changed endpoints, in order."""
+        """All hand-overs of the answer so far, in order."""
         return self._handover.hand_overs if self._handover is not None else ()
 
     @property
     def is_direct(self) -> bool:
-        """True if all that can happen now is that the winner goes on: nothing is timed and nobody else works."""
+        """True if nothing is timed and no other attempt works, so that only the writer's tokens can come."""
         winning = self._writer
         if self._delivery.is_paced or winning is None or winning.state is not AttemptState.WON or self._may_migrate:
             return False
@@ -175,7 +178,7 @@ class RaceMachine:
 
     @property
     def is_over(self) -> bool:
-        """True if the reader has everything and nobody works any more."""
+        """True if the reader has everything and no endpoint works any more."""
         return self.finished is not None and not any(attempt.is_live for attempt in self.attempts.values())
 
     @property
@@ -192,57 +195,52 @@ class RaceMachine:
             if attempt.state is AttemptState.WON and self.finished is None:
                 self._receive_answer(attempt, event, now)
             else:
-                attempt.late += event.tokens
+                attempt.count_late(event.tokens)
             return
         attempt = self.attempts[event.source]
         if event.tokens and attempt.opened is not None:
             attempt.count(event.tokens, now - self.began)
         if attempt.state is AttemptState.LOST:
-            attempt.late += event.tokens
+            attempt.count_late(event.tokens)
             if event.tokens and self.plan.explore:
                 self._stop(attempt, "explored")
         elif attempt.state is AttemptState.OPEN:
-            attempt.held += event.chunks
+            attempt.hold(event.chunks)
             if event.tokens and self.finished is None:
                 self._win(attempt, event.tokens, now)
 
     def _receive_answer(self, attempt: Attempt, event: TokensReceived, now: float) -> None:
-        """The answer goes on; whoever makes it anew first makes what the reader has."""
-        new: TokensReceived | Diverged | None = event
-        if attempt.restart_filter is not None:
-            new = attempt.restart_filter.feed(event)
-            attempt.late += event.tokens - (new.tokens if isinstance(new, TokensReceived) else 0)
-            if not attempt.restart_filter.is_open:
-                attempt.restart_filter = None
+        """Deliver what is new; a restarted answer first repeats what the reader has."""
+        new = event if attempt.restart_filter is None else attempt.drop_repeated(event)
         if isinstance(new, Diverged):
-            self._stop(attempt, "departed")
-            self._diverge(attempt, new, now)
+            self._stop(attempt, "diverged")
+            self._handle_divergence(attempt, new, now)
         elif new is not None:
             self._deliver(new.source, new.chunks, new.tokens, now)
             self._consider_migration(now)
 
-    def _diverge(self, attempt: Attempt, diverged: Diverged, now: float) -> None:
-        """An attempt that makes the answer anew makes another one: it is of no use."""
+    def _handle_divergence(self, attempt: Attempt, diverged: Diverged, now: float) -> None:
+        """Fail an attempt because its restarted answer differs from what the reader has."""
         error = EndpointProtocolError(str(diverged), endpoint=attempt.source)
-        attempt.state, attempt.stopped, attempt.error = AttemptState.FAILED, now - self.began, error
+        attempt.fail(now - self.began, error)
         self._fail_over(attempt, error, now)
 
     def _win(self, attempt: Attempt, tokens: int, now: float) -> None:
-        self.winner, self._writer, attempt.state, attempt.has_won = attempt.source, attempt, AttemptState.WON, True
+        self.winner, self._writer = attempt.source, attempt
+        attempt.win()
         for other in self.attempts.values():
             if other.state is AttemptState.WAITING:
-                other.state = AttemptState.SPARED
+                other.spare()
             elif other.state is AttemptState.OPEN:
-                other.state = AttemptState.LOST
+                other.lose()
                 if not self.plan.explore:
                     self._stop(other, "lost")
-        held, attempt.held = attempt.held, []
-        self._deliver(attempt.source, held, tokens, now)
+        self._deliver(attempt.source, attempt.take_held(), tokens, now)
         self._consider_migration(now)
 
     def _deliver(self, source: str, chunks: list[ChatCompletionChunk], tokens: int, now: float) -> None:
         if self._handover is not None:
-            self._handover.add(chunks, tokens, self.attempts[source].vocabulary)
+            self._handover.add(chunks, tokens, self.attempts[source].plan.vocabulary)
         self._commands += self._delivery.take(source, chunks, tokens, now=now)
         self._finish_if_empty(now)
 
@@ -256,18 +254,18 @@ class RaceMachine:
         attempt = self.attempts[event.source]
         if not attempt.is_live:
             return
-        was, attempt.state, attempt.stopped = attempt.state, AttemptState.ENDED, now - self.began
-        attempt.usage, attempt.finish_reason = event.usage, event.finish_reason
+        was = attempt.state
+        attempt.end(now - self.began, event.finish_reason, event.usage)
         if was is AttemptState.WON:
             diverged = attempt.restart_filter.end() if attempt.restart_filter is not None else None
             if diverged is not None:
-                self._diverge(attempt, diverged, now)
+                self._handle_divergence(attempt, diverged, now)
             else:
                 self._complete(attempt, now)
         elif was is AttemptState.PREPARING:
             self._receive_prepared(attempt, now)
         elif was is AttemptState.OPEN:
-            self._settle_without_winner(now)
+            self._end_without_winner(now)
 
     def _complete(self, attempt: Attempt, now: float) -> None:
         self.finish_reason = attempt.finish_reason
@@ -276,7 +274,7 @@ class RaceMachine:
         self._finish_if_empty(now)
 
     def _finish_if_empty(self, now: float) -> None:
-        """When nothing more is made the reader is finished as soon as nothing is held."""
+        """Finish the delivery if nothing more is generated and nothing is held back."""
         if self._is_complete and self._delivery.is_empty:
             self._finish(now)
 
@@ -289,14 +287,15 @@ class RaceMachine:
         attempt = self.attempts[event.source]
         if not attempt.is_live:
             return
-        was, attempt.state, attempt.stopped, attempt.error = attempt.state, AttemptState.FAILED, now - self.began, event.error
+        was = attempt.state
+        attempt.fail(now - self.began, event.error)
         if was is AttemptState.WON:
             self._fail_over(attempt, event.error, now)
         elif was is AttemptState.PREPARING:
-            self._go_on_after_reading(attempt, now)
+            self._continue_after_reading(attempt, now)
         elif was is AttemptState.OPEN:
             self._start_next(now)
-            self._settle_without_winner(now)
+            self._end_without_winner(now)
 
     def _fail(self, error: StreamcoError, now: float) -> None:
         if self.finished is not None:
@@ -308,9 +307,7 @@ class RaceMachine:
 
     def _receive_cancelled(self, event: StreamCancelled, now: float) -> None:
         attempt = self.attempts[event.source]
-        attempt.is_stopping = False
-        if attempt.is_live:
-            attempt.state, attempt.stopped = AttemptState.CANCELLED, now - self.began
+        attempt.cancel(now - self.began)
         if attempt is self._successor:
             self._take_over(attempt, now)
         else:
@@ -321,21 +318,20 @@ class RaceMachine:
             self.finished = now
         for attempt in self.attempts.values():
             if attempt.state is AttemptState.WAITING:
-                attempt.state = AttemptState.SPARED
+                attempt.spare()
             elif attempt.is_live:
                 self._stop(attempt, "reader left")
         self.dropped += self._delivery.drop()
 
     def _stop(self, attempt: Attempt, reason: str) -> None:
-        """Have an attempt cancelled, once: further reasons change nothing."""
-        if not attempt.is_stopping:
-            attempt.is_stopping = True
+        """Command the cancel of an attempt, once: the first reason stays."""
+        if attempt.request_stop():
             self._commands.append(CancelStream(attempt.source, reason))
 
     # Hand-over
 
     def _fail_over(self, failed: Attempt, error: EndpointError, now: float) -> None:
-        """The attempt that was writing is out: let another go on from the last good token, or tell the reader."""
+        """Let another attempt continue from the last good token, or fail the delivery."""
         successor = self._handover.find_successor(self.attempts) if self._handover is not None else None
         if successor is None or self._handover is None or self.finished is not None:
             self._fail(self._combine_mid_errors(error), now)
@@ -344,9 +340,12 @@ class RaceMachine:
         self._pass_to(successor, now)
 
     def _pass_to(self, successor: Attempt, now: float, *, waits: bool = False) -> None:
-        """From now on the heir writes; what it did before is cancelled first, or, where that is worth it, awaited."""
+        """Let the successor write from now on.
+
+        What it did before is cancelled first; ``waits``: its read-ahead is awaited instead.
+        """
         self._writer = successor
-        self._stop_preparing(but=successor)
+        self._stop_preparing(except_for=successor)
         if successor.is_live:
             self._successor = successor
             if not waits:
@@ -355,7 +354,7 @@ class RaceMachine:
             self._take_over(successor, now)
 
     def _take_over(self, attempt: Attempt, now: float) -> None:
-        assert self._handover is not None, "only handed-over answers have heirs"
+        assert self._handover is not None, "only answers that may be handed over have successors"
         self._successor = None
         if self.finished is not None:
             return
@@ -365,31 +364,31 @@ class RaceMachine:
             self.finish_reason, self._is_complete = "length", True
             self._finish_if_empty(now)
             return
-        if attempt.continues:
-            self._writer = self._replace(attempt, attempt.succeed(partial.tokens, now - self.began))
+        if attempt.plan.continues:
+            self._writer = self._replace(attempt, attempt.take_over(partial.tokens, now - self.began))
             self._commands.append(ContinueStream(attempt.source, partial))
         else:
             self._writer = self._replace(attempt, attempt.restart(partial, now - self.began))
             self._commands.append(OpenStream(attempt.source))
 
     def _replace(self, attempt: Attempt, new: Attempt) -> Attempt:
-        """Return an endpoint's next part; the one before is kept for the report."""
+        """Return an endpoint's next attempt after storing it; the one before is kept for the report."""
         if attempt.opened is not None:
             self.past_attempts.append(attempt)
         self.attempts[attempt.source] = new
         return new
 
     def _combine_mid_errors(self, last: EndpointError) -> StreamcoError:
-        """Return one endpoint's own error, or all of them where several have tried."""
+        """Return the last endpoint's own error, or all errors if the answer was handed over before."""
         if self._handover is None or not self._handover.hand_overs:
             return last
         errors = {attempt.source: attempt.error for attempt in self.attempts.values() if attempt.error is not None}
         return AllEndpointsFailed(errors, partial=self._handover.transcript.text)
 
-    # Planned moves
+    # Planned migration
 
     def _consider_migration(self, now: float) -> None:
-        """Let the mover look at the answer as it is now."""
+        """Let the migration controller look at the answer as it is now."""
         source = self._writer
         if self._handover is None or source is None or source.state is not AttemptState.WON or self.finished is not None:
             return
@@ -399,63 +398,62 @@ class RaceMachine:
             case Prepare(target):
                 self._prepare(self.attempts[target], now)
             case Switch(target, waits):
-                self._move(source, self.attempts[target], now, waits=waits)
+                self._migrate(source, self.attempts[target], now, waits=waits)
 
     def _prepare(self, attempt: Attempt, now: float) -> None:
-        """Let an attempt read ahead; its next round is the same attempt's."""
-        assert self._handover is not None, "only a mover prepares"
+        """Let an endpoint read the prompt and the answer so far ahead, in an attempt of its own."""
+        assert self._handover is not None, "only a migration prepares"
         partial = self._handover.partial()
-        new = self._replace(attempt, attempt.prepare(now - self.began))
-        new.reads = self._handover.unread(new, partial.tokens)
-        new.copies = partial.tokens
+        read_ahead = ReadAhead(partial.tokens, self._handover.unread(attempt, partial.tokens))
+        self._replace(attempt, attempt.prepare(now - self.began, read_ahead))
         self._commands.append(PrepareStream(attempt.source, partial))
 
     def _receive_prepared(self, attempt: Attempt, now: float) -> None:
-        assert self._handover is not None, "only a mover prepares"
-        attempt.state, attempt.kept = AttemptState.PREPARED, attempt.copies
+        assert self._handover is not None, "only a migration prepares"
+        read = attempt.finish_reading()
         if attempt.opened is not None and attempt.stopped is not None:
-            self._handover.record_copied(attempt, tokens=attempt.reads, seconds=attempt.stopped - attempt.opened)
-        self._go_on_after_reading(attempt, now)
+            self._handover.record_copied(attempt, tokens=read.unread, seconds=attempt.stopped - attempt.opened)
+        self._continue_after_reading(attempt, now)
 
-    def _go_on_after_reading(self, attempt: Attempt, now: float) -> None:
-        """A reading ahead is over: who was awaited takes over, whether it could read or not, for nobody writes any more."""
+    def _continue_after_reading(self, attempt: Attempt, now: float) -> None:
+        """Let an awaited successor take over, whether it could read ahead or not, because no endpoint writes any more."""
         if attempt is not self._successor:
             self._consider_migration(now)
         elif not attempt.is_stopping:
             self._take_over(attempt, now)
 
-    def _move(self, source: Attempt, target: Attempt, now: float, *, waits: bool) -> None:
-        """The target goes on, the source stops; what it makes until then nobody reads."""
-        assert self._handover is not None, "only a mover moves"
+    def _migrate(self, source: Attempt, target: Attempt, now: float, *, waits: bool) -> None:
+        """Let the target continue and stop the source; what the source generates until then is not used."""
+        assert self._handover is not None, "only a controller plans migrations"
         self._handover.record_migration(source, target, at=now - self.began, buffered=self._delivery.ahead(now=now))
-        source.state = AttemptState.LOST
+        source.lose()
         self._pass_to(target, now, waits=waits)
         self._stop(source, "handed over")
 
-    def _stop_preparing(self, but: Attempt | None = None) -> None:
+    def _stop_preparing(self, except_for: Attempt | None = None) -> None:
         for attempt in self.attempts.values():
-            if attempt.state is AttemptState.PREPARING and attempt is not but:
+            if attempt.state is AttemptState.PREPARING and attempt is not except_for:
                 self._stop(attempt, "not needed")
 
     # Starts
 
     def _start_due(self, now: float) -> None:
         for attempt in self.attempts.values():
-            if attempt.state is AttemptState.WAITING and attempt.wait is not None and self.began + attempt.wait <= now:
+            if attempt.state is AttemptState.WAITING and attempt.plan.wait is not None and self.began + attempt.plan.wait <= now:
                 self._open(attempt, now)
 
     def _start_next(self, now: float) -> None:
-        """Somebody failed: open whoever has not been tried, first those that only wait, then the stand-ins, one at a time."""
+        """After a failure open the next untried attempt: waiting ones first, the earliest of them, then those without a wait."""
         waiting = [attempt for attempt in self.attempts.values() if attempt.state is AttemptState.WAITING]
         if waiting:
-            self._open(min(waiting, key=lambda attempt: (attempt.wait is None, attempt.wait or 0.0)), now)
+            self._open(min(waiting, key=lambda attempt: (attempt.plan.wait is None, attempt.plan.wait or 0.0)), now)
 
     def _open(self, attempt: Attempt, now: float) -> None:
-        attempt.state, attempt.opened = AttemptState.OPEN, now - self.began
+        attempt.open(now - self.began)
         self._commands.append(OpenStream(attempt.source))
 
-    def _settle_without_winner(self, now: float) -> None:
-        """Nobody has won and an attempt is out: wait for the others, or take an empty answer, or give up."""
+    def _end_without_winner(self, now: float) -> None:
+        """If no attempt is open any more, take an empty answer, or fail."""
         attempts = self.attempts.values()
         if self.finished is not None or any(attempt.state is AttemptState.OPEN for attempt in attempts):
             return
@@ -463,8 +461,9 @@ class RaceMachine:
         if empty is not None:
             for attempt in attempts:
                 if attempt.state is AttemptState.WAITING:
-                    attempt.state = AttemptState.SPARED
-            self.winner, self._writer, empty.has_won = empty.source, empty, True
+                    attempt.spare()
+            self.winner, self._writer = empty.source, empty
+            empty.win_empty()
             if empty.held:
                 self._deliver(empty.source, empty.held, 0, now)
             self._complete(empty, now)
@@ -480,9 +479,9 @@ class RaceMachine:
 
 
 def _make_handover(plan: RacePlan) -> Handover | None:
-    """Return what hands the answer over, where that may happen at all."""
+    """Return the hand-over of an answer; None: the plan allows none."""
     fails_over = plan.on_failure != "raise"
     if len(plan.attempts) < 2 or not (fails_over or plan.migration is not None):
         return None
-    mover = MigrationController(plan.migration) if plan.migration is not None else None
-    return Handover(mover, fails_over=fails_over, restarts=plan.on_failure == "restart")
+    controller = MigrationController(plan.migration) if plan.migration is not None else None
+    return Handover(controller, fails_over=fails_over, restarts=plan.on_failure == "restart")

@@ -1,17 +1,16 @@
-"""An answer that is made from its beginning again: what the reader has of it is taken out, and what is new behind that goes on.
+"""The restart filter: drops what the reader already has from an answer that is generated again, and passes on the rest.
 
-An endpoint that can't be given an answer's beginning can only be asked the whole request anew, with the caller's consent. What it writes
-is compared with the answer so far from position 0 on, one for one, up to the answer's end, and never after that. Nothing is searched
-for: text that repeats ("ha ha ha") is taken out as often as the reader has it, and one time more is new and is shown. Looking for the
-longest end of the old text at the beginning of the new would be a guess, and would swallow a repetition that the model meant.
+An endpoint that can't be given the beginning of an answer can only be sent the whole request again, with the caller's consent. Its text is
+compared with the answer so far, character by character from position 0 up to the answer's end, and never after that. Nothing is searched
+for: text that repeats ("ha ha ha") is dropped as often as the reader has it, and one more repetition is new and is shown. To look for the
+longest end of the old text at the beginning of the new one would be a guess, and would drop a repetition that the model meant.
 
-Text decides, by code points: it is what the reader has. Where old and new ids belong to one vocabulary they say more exactly where the new
-begins: inside a chunk of several tokens, or behind a token of which no whole character exists yet. Ids that differ below the same text are
-another way to write it, no departure; then the first new text goes on without ids, because those of the whole answer would not be
-certain to spell it any more.
+Text decides, in code points, because it is what the reader has. If old and new ids belong to one vocabulary, they also show where the new
+part begins inside a chunk of several tokens, or after a token that has no whole character yet. Different ids for the same text are another
+spelling and no divergence. Then the first new text has no ids, because those of the whole answer might not spell it any more.
 
-Until the overlap has ended nothing is passed on, for if the new answer departs nothing of it may be seen. Roles and reasoning before
-that end led to what the reader has, and are left out.
+Nothing is passed on before the new answer has reached the end of the old one, because the reader must not see anything of an answer that
+diverges. Roles and reasoning before that point led to what the reader has, and are dropped.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ _EXCERPT = 20  # code points
 
 
 class Diverged(Struct, frozen=True):
-    """The new answer is not the old one's beginning again, so it can't be continued with it.
+    """A restarted answer that differs from what the reader has, so that it can't replace the rest.
 
     Args:
-        position: code points that were the same.
-        expected: how the old answer goes on there, an excerpt.
-        got: how the new one does, an excerpt; "": it ended.
+        position: number of code points that were the same.
+        expected: the old answer from there on, an excerpt.
+        got: the new answer from there on, an excerpt; "": it ended.
     """
 
     position: int
@@ -44,11 +43,11 @@ class Diverged(Struct, frozen=True):
     got: str
 
     def __str__(self) -> str:
-        return f"answer made anew: expected {self.expected!r} at character {self.position}, got {repr(self.got) if self.got else 'its end'}"
+        return f"restarted answer: expected {self.expected!r} at character {self.position}, got {repr(self.got) if self.got else 'its end'}"
 
 
 class RestartFilter:
-    """Takes what the reader has out of what an endpoint sends that was asked the whole request anew. Chunks it is fed are not changed.
+    """Drops from a restarted answer what the reader has; owned by the attempt. It does not change the chunks it is fed.
 
     Args:
         partial: the answer so far.
@@ -63,12 +62,12 @@ class RestartFilter:
         self._is_exact = partial.ids is not None and vocabulary is not None and vocabulary == partial.vocabulary
         self._ids = partial.ids if partial.ids is not None and self._is_exact else ()
         self._id_position = 0
-        self._is_uncertain = False  # whether old ids and new ones together spell the answer: the next text goes on without
+        self._is_uncertain = False  # old and new ids together may not spell the answer: the next text goes without ids
         self._diverged: Diverged | None = None
 
     @property
     def is_open(self) -> bool:
-        """True if events are still to be fed; False: what comes from now on is passed on as it is."""
+        """True if events are still to be fed; False: all that follows is new."""
         return self._lacks_text or self._lacks_ids or self._is_uncertain
 
     @property
@@ -80,7 +79,7 @@ class RestartFilter:
         return self._is_exact and self._id_position < len(self._ids)
 
     def feed(self, event: TokensReceived) -> TokensReceived | Diverged | None:
-        """Return what is new of an event; None: nothing; ``Diverged``: there will never be anything."""
+        """Return what is new in an event; None: nothing yet; ``Diverged``: the answer differs and nothing of it can be used."""
         if not self.is_open:
             return event
         taken = [self._take(chunk) if self.is_open else chunk for chunk in event.chunks]
@@ -90,7 +89,7 @@ class RestartFilter:
         return TokensReceived(event.source, passed, _count(event, taken)) if passed else None
 
     def end(self) -> Diverged | None:
-        """Return the stream has ended: departed, if that was before the end of what the reader has."""
+        """Handle the end of the stream: return ``Diverged`` if it came before the end of what the reader has."""
         if self._diverged is None and self._lacks_text:
             self._diverge("")
         return self._diverged
@@ -119,7 +118,7 @@ class RestartFilter:
         return replace(chunk, choices=[replace(choice, delta=delta, token_ids=ids, logprobs=logprobs), *chunk.choices[1:]])
 
     def _take_text(self, choice: ChunkChoice) -> int | None:
-        """Return how many code points of a choice the reader has; None: it departs."""
+        """Return how many code points of a choice the reader has; None: the text diverges."""
         delta = choice.delta
         text = delta.content or ""
         wanted = self._text[self._position : self._position + len(text)]
@@ -134,7 +133,7 @@ class RestartFilter:
         return same
 
     def _take_ids(self, choice: ChunkChoice, taken: int, new: str) -> list[int] | None:
-        """Return the ids of what is new in a choice; None: there are none, or they would not be its own."""
+        """Return the ids of what is new in a choice; None: it has none, or they would not spell exactly that."""
         given = choice.token_ids or []
         if not self._is_exact:
             return None if taken or self._is_uncertain else choice.token_ids
@@ -151,7 +150,7 @@ class RestartFilter:
 
 
 def _count(event: TokensReceived, taken: list[ChatCompletionChunk | None]) -> int:
-    """Tokens of what is passed on: by ids where there are any, the others by their share of the event's characters."""
+    """Return the number of tokens passed on: counted by ids, if there are any, and else by their share of the event's characters."""
     ids = size = kept_ids = kept_size = 0.0
     for chunk, left in zip(event.chunks, taken, strict=True):
         for choice in chunk.choices[:1]:
@@ -172,6 +171,6 @@ def _share(choice: ChunkChoice, left: ChunkChoice) -> float:
 
 
 def _size(delta: ChoiceDelta) -> int:
-    """Characters of a delta; a piece of a tool call counts as one."""
+    """Return the number of characters of a delta; a piece of a tool call counts as one."""
     texts = (delta.content, delta.reasoning_content or delta.reasoning, delta.refusal)
     return sum(len(text or "") for text in texts) + len(delta.tool_calls or ()) + bool(delta.function_call)

@@ -1,10 +1,10 @@
-"""How soon each endpoint goes on with an answer and how fast it writes, learned from what it has done (t_m of DiSCo equation 6).
+"""Each endpoint's time to continue an answer and its rate, learned from its attempts (t_m of DiSCo equation 6).
 
-A change of endpoints must be covered nearly always, not on average, so times are learned with what seldom exceeds them: a line over the
-tokens to be read, moved up until nearly all samples lie below it. A device's line is scaled by the worst ratio in the window. A server's
-time hardly depends on length (DiSCo section 3), so its line is flat until many different lengths say otherwise, and on top of it goes the
-99th percentile of what is left, by the product-limit estimate, because races it lost are censored. Few samples say little about a tail,
-so they are scaled up.
+A hand-over must be covered nearly always, not on average. So what is learned is a time that is seldom exceeded: a line over the tokens to
+be read, moved up until nearly all samples lie below it. A device's line is scaled by the worst ratio in the window. A server's time hardly
+depends on length (DiSCo section 3), so its line is flat until many different lengths show otherwise. On top of it goes the 99th percentile
+of the rest, by the product-limit estimate, because races that the server lost are censored. Few samples show little of a tail, so they are
+scaled up.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ __all__ = ["EndpointTiming", "SwitchLearner"]
 _WINDOW = 128
 _TAIL = 0.99
 _INEXPERIENCE = 3.0  # samples: n of them are scaled by 1 + 3 / n
-_LEAST_SETUP = 0.05  # seconds; a line through few points may say zero
-_LEAST_FOR_SLOPE = 16  # samples of a server
-_LEAST_SPREAD = 4.0  # longest over shortest
-_SHARE_NEW = 16  # a line is made anew when a sixteenth of its samples are new: that takes up to a millisecond
+_MIN_SETUP = 0.05  # seconds; a line through few points may give zero
+_MIN_FOR_SLOPE = 16  # samples of a server
+_MIN_SPREAD = 4.0  # longest over shortest
+_SHARE_NEW = 16  # a line is fitted again when a sixteenth of its samples are new, because a fit takes up to a millisecond
 
 
 class EndpointTiming:
-    """One endpoint's times.
+    """One endpoint's time to its first token and its rate, as learned; the switch learner owns it.
 
     Args:
-        is_device: they are proportional to what is to be read.
+        is_device: its times are proportional to the tokens to be read.
     """
 
     def __init__(self, *, is_device: bool) -> None:
@@ -44,7 +44,7 @@ class EndpointTiming:
         self._new = 0
 
     def observe_start(self, tokens: int, seconds: float, *, is_censored: bool = False) -> None:
-        """It read ``tokens`` and had its first token after ``seconds``; censored: it had not when it was stopped."""
+        """Add a start: ``tokens`` were read and the first token came after ``seconds``; censored: it was stopped before that."""
         if self._is_device and (is_censored or tokens < 1):
             return
         self._samples.append((tokens, seconds, is_censored))
@@ -54,12 +54,12 @@ class EndpointTiming:
             self._line = self._device_line() if self._is_device else self._server_line()
 
     def observe_rate(self, tokens_per_second: float) -> None:
-        """It wrote so fast."""
+        """Add the rate of one attempt."""
         self._rates.append(tokens_per_second)
 
     @property
     def rate(self) -> float | None:
-        """Tokens per second it reached three times in four; None: not known."""
+        """Tokens per second that it reached three times in four; None: not known."""
         return sorted(self._rates)[len(self._rates) // 4] if self._rates else None
 
     @property
@@ -75,7 +75,7 @@ class EndpointTiming:
         assert speed is not None, "it has samples"
         worst = max(seconds / max(1e-6, speed.seconds_per_token * tokens + speed.overhead) for tokens, seconds, _ in self._samples)
         scale = max(1.0, worst) * self._caution
-        return max(_LEAST_SETUP, speed.overhead * scale), speed.seconds_per_token * scale
+        return max(_MIN_SETUP, speed.overhead * scale), speed.seconds_per_token * scale
 
     def _server_line(self) -> tuple[float, float] | None:
         slope = self._server_slope()
@@ -88,7 +88,7 @@ class EndpointTiming:
     def _server_slope(self) -> float:
         seen = [(tokens, seconds) for tokens, seconds, is_censored in self._samples if not is_censored]
         lengths = [tokens for tokens, _ in seen]
-        if len(seen) < _LEAST_FOR_SLOPE or max(lengths) < _LEAST_SPREAD * max(1, min(lengths)):
+        if len(seen) < _MIN_FOR_SLOPE or max(lengths) < _MIN_SPREAD * max(1, min(lengths)):
             return 0.0
         tokens, seconds = np.array(seen, dtype=np.float64).T
         return theil_sen(tokens, seconds)[0]
@@ -99,28 +99,28 @@ class EndpointTiming:
 
 
 class SwitchLearner:
-    """Every endpoint's pace, by name."""
+    """The timing of every endpoint by name, owned by the client's migration planner."""
 
     def __init__(self) -> None:
         self._timings: dict[str, EndpointTiming] = {}
 
     def timing(self, name: str, *, is_device: bool) -> EndpointTiming:
-        """Return what is known of an endpoint."""
+        """Return the timing of an endpoint; a new one if the name is new."""
         if name not in self._timings:
             self._timings[name] = EndpointTiming(is_device=is_device)
         return self._timings[name]
 
     def record(self, attempts: Iterable[Attempt], devices: frozenset[str], prompt_tokens: int) -> None:
-        """Take what the attempts of an answer that is over have shown; ``devices``: names of the endpoints that are devices."""
+        """Record the attempts of an answer that is over; ``devices``: names of the endpoints that are devices."""
         for attempt in attempts:
             if attempt.opened is not None and attempt.error is None:
                 self._record(attempt, self.timing(attempt.source, is_device=attempt.source in devices), prompt_tokens)
 
     def _record(self, attempt: Attempt, timing: EndpointTiming, prompt_tokens: int) -> None:
-        assert attempt.opened is not None, "only attempts that were opened show something"
-        if attempt.is_ahead:
+        assert attempt.opened is not None, "only attempts that were opened have times"
+        if attempt.read_ahead is not None:
             if attempt.state is AttemptState.PREPARED and attempt.stopped is not None:
-                timing.observe_start(attempt.reads, attempt.stopped - attempt.opened)
+                timing.observe_start(attempt.read_ahead.unread, attempt.stopped - attempt.opened)
             return
         if attempt.ttft is None:
             if attempt.stopped is not None:
@@ -135,7 +135,7 @@ class SwitchLearner:
 
 
 def _read(attempt: Attempt, prompt_tokens: int) -> int:
-    """Tokens an attempt had to read before its first one: what its cache had is not among them."""
+    """Return how many tokens an attempt had to read before its first token, without cached ones."""
     details = attempt.usage.prompt_tokens_details if attempt.usage else None
     if attempt.usage and details and details.cached_tokens is not None:
         return max(1, attempt.usage.prompt_tokens - details.cached_tokens)

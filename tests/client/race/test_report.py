@@ -15,7 +15,7 @@ from streamco.client.arguments import build_request
 from streamco.client.client import Client
 from streamco.client.race.dispatcher import Dispatcher, DispatchOptions, DispatchRecord
 from streamco.client.race.report import build_cost, build_report, describe_attempt, describe_usage
-from streamco.core.race.attempt import AttemptPlan, AttemptState
+from streamco.core.race.attempt import AttemptPlan, AttemptState, ReadAhead
 from streamco.core.race.machine import OnFailure, RaceMachine, RacePlan
 from streamco.core.report import AnswerUsage, EndpointReport, Report
 from streamco.endpoints.base import Capabilities, Endpoint, TokenPrices
@@ -306,8 +306,8 @@ def handed_over(*more: tuple[float, Event]) -> RaceMachine:
 
 def reading_ahead(machine: RaceMachine, *, of: int) -> RaceMachine:
     """The device read the prompt and ``of`` tokens of the answer ahead, in a part of its own."""
-    attempt = machine.attempts["device"].prepare(0.25)
-    attempt.copies, attempt.state = of, AttemptState.PREPARED
+    attempt = machine.attempts["device"].prepare(0.25, ReadAhead(of, of))
+    attempt.state = AttemptState.PREPARED
     machine.past_attempts.append(attempt)
     return machine
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState
+from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState, ReadAhead
 
 
 def make(state: AttemptState = AttemptState.WAITING, *, continues: bool = True) -> Attempt:
@@ -94,7 +94,7 @@ def test_who_has_not_failed_and_does_not_write_may_take_over(state: AttemptState
 
 
 def test_nobody_takes_over_twice() -> None:
-    attempt = make(AttemptState.SPARED).succeed(10, 1.0)
+    attempt = make(AttemptState.SPARED).take_over(10, 1.0)
     assert attempt.state is AttemptState.WON
     for state in AttemptState:
         attempt.state = state
@@ -109,8 +109,11 @@ def test_who_ended_may_take_over_if_it_had_something_to_say() -> None:
 
 
 def test_who_failed_may_be_asked_at_last_if_it_only_read_ahead() -> None:
-    reading, unable = make(AttemptState.SPARED).prepare(1.0), make(AttemptState.SPARED, continues=False).prepare(1.0)
-    writer = reading.succeed(10, 2.0)
+    reading, unable = (
+        make(AttemptState.SPARED).prepare(1.0, ReadAhead(40, 140)),
+        make(AttemptState.SPARED, continues=False).prepare(1.0, ReadAhead(40, 140)),
+    )
+    writer = reading.take_over(10, 2.0)
     assert not reading.is_last_resort
     for attempt in (reading, unable, writer):
         attempt.state = AttemptState.FAILED
@@ -123,15 +126,14 @@ def test_who_failed_may_be_asked_at_last_if_it_only_read_ahead() -> None:
 
 def test_an_endpoints_next_part_knows_what_it_has_read_and_nothing_else() -> None:
     attempt = make(AttemptState.SPARED)
-    first = attempt.prepare(1.0)
-    first.copies = first.kept = 40
-    first.state = AttemptState.PREPARED
+    first = attempt.prepare(1.0, ReadAhead(40, 140))
+    assert first.finish_reading() == ReadAhead(40, 140)
     first.count(1, 1.5)
-    for part, state in ((first.prepare(2.0), AttemptState.PREPARING), (first.succeed(60, 2.0), AttemptState.WON)):
-        assert (part.source, part.state, part.opened, part.kept, part.vocabulary) == ("device", state, 2.0, 40, "v")
+    for part, state in ((first.prepare(2.0, ReadAhead(50, 10)), AttemptState.PREPARING), (first.take_over(60, 2.0), AttemptState.WON)):
+        assert (part.source, part.state, part.opened, part.kept, part.plan.vocabulary) == ("device", state, 2.0, 40, "v")
         assert (part.tokens, part.first_token, part.stopped, part.error, part.is_stopping) == (0, None, None, None, False)
-    assert first.succeed(60, 2.0).takeover_position == 60
-    assert first.prepare(2.0).takeover_position is None
+    assert first.take_over(60, 2.0).takeover_position == 60
+    assert first.prepare(2.0, ReadAhead(50, 10)).takeover_position is None
 
 
 LIVE = {AttemptState.OPEN, AttemptState.WON, AttemptState.LOST, AttemptState.PREPARING}

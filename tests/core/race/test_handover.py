@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState
+from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState, ReadAhead
 from streamco.core.race.handover import Handover
 from streamco.core.race.migration import MigrationController, MigrationPlan, Prepare, Switch
 from streamco.errors import EndpointConnectError
@@ -55,7 +55,7 @@ def test_heirs_are_those_who_have_read_then_the_racing_then_the_stand_ins_and_at
         racing=AttemptState.CANCELLED,
         reading=AttemptState.PREPARED,
     )
-    attempts["unread"].is_ahead = True
+    attempts["unread"].read_ahead = ReadAhead(2, 102)
     order = []
     while (name := find(begun(), attempts)) is not None:
         order.append(name)
@@ -65,7 +65,7 @@ def test_heirs_are_those_who_have_read_then_the_racing_then_the_stand_ins_and_at
 
 def test_nobody_who_already_took_over_does_so_again() -> None:
     attempts = make_attempts(server=AttemptState.FAILED, device=AttemptState.CANCELLED)
-    attempts["device"] = attempts["device"].succeed(2, 1.0)
+    attempts["device"] = attempts["device"].take_over(2, 1.0)
     attempts["device"].state = AttemptState.CANCELLED
     assert find(begun(), attempts) is None
 
@@ -109,7 +109,7 @@ def test_without_a_mover_nothing_is_planned() -> None:
     assert handover.consider_migration(attempts["server"], attempts, buffered=99, now=1.0) is None
     assert handover.unread(attempts["device"], 2) == 0
     handover.record_copied(attempts["device"], tokens=9, seconds=1.0)  # is of no use to anybody
-    with pytest.raises(AssertionError, match="only a mover plans moves"):
+    with pytest.raises(AssertionError, match="only a controller plans migrations"):
         handover.record_migration(attempts["server"], attempts["device"], at=1.0, buffered=3.0)
 
 
@@ -143,7 +143,7 @@ def test_how_long_a_reading_took_is_learned_where_nothing_was_known() -> None:
     handover = begun(make_controller(server=DEAR, device=Terms(prompt=0.0, completion=0.0, pre_copy="append")))
     attempts = make_attempts(server=AttemptState.WON, device=AttemptState.SPARED)
     assert handover.consider_migration(attempts["server"], attempts, buffered=99, now=1.0) == Prepare("device")
-    device = attempts["device"] = attempts["device"].prepare(1.0)
+    device = attempts["device"] = attempts["device"].prepare(1.0, ReadAhead(2, 102))
     device.state, device.kept = AttemptState.PREPARED, 2
     handover.record_copied(device, tokens=102, seconds=0.5)
     assert handover.consider_migration(attempts["server"], attempts, buffered=1, now=1.5) is None  # 5 x (0.15 + 0.1) is two tokens
@@ -158,6 +158,6 @@ def test_after_a_failure_a_move_is_looked_for_anew() -> None:
     assert handover.consider_migration(attempts["server"], attempts, buffered=0, now=1.0) is None  # the buffer is empty
     handover.record_failover(attempts["server"], attempts["device"], at=1.0, buffered=0.0)
     attempts["server"].state, attempts["spare"].state = AttemptState.FAILED, AttemptState.SPARED
-    device = attempts["device"] = attempts["device"].succeed(2, 1.0)
+    device = attempts["device"] = attempts["device"].take_over(2, 1.0)
     handover.add([text_chunk("c")] * 9, 9, "v")
     assert handover.consider_migration(device, attempts, buffered=9, now=2.0) == Switch("spare")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState
+from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState, ReadAhead
 from streamco.core.race.migration import MigrationController, MigrationPlan, MigrationState, Prepare, Release, Switch
 from streamco.policies.migration import Terms
 from streamco.profiles import RemainingLength
@@ -42,13 +42,12 @@ class World:
 
     def read(self, target: str, position: int, *, now: float = 1.0) -> None:
         """The target begins to read ahead."""
-        attempt = self.attempts[target] = self.attempts[target].prepare(now)
-        attempt.reads, attempt.copies = self.controller.to_read(attempt, position), position
+        unread = self.controller.unread(self.attempts[target], position)
+        self.attempts[target] = self.attempts[target].prepare(now, ReadAhead(position, unread))
 
     def has_read(self, target: str, seconds: float = 0.5) -> None:
-        attempt = self.attempts[target]
-        attempt.state, attempt.kept = AttemptState.PREPARED, attempt.copies
-        self.controller.record_copied(target, kept=attempt.copies, seconds=seconds, tokens=attempt.reads)
+        read = self.attempts[target].finish_reading()
+        self.controller.record_copied(target, kept=read.position, seconds=seconds, tokens=read.unread)
 
 
 # Looking
@@ -354,10 +353,10 @@ def test_after_a_change_that_was_not_planned_a_target_is_looked_for_anew() -> No
 def test_the_tokens_a_target_has_to_read_are_those_behind_what_it_kept() -> None:
     world = World(target=DEVICE)
     attempt = world.attempts["target"]
-    assert world.controller.to_read(attempt, 7) == 107
+    assert world.controller.unread(attempt, 7) == 107
     attempt.kept = 7
-    assert world.controller.to_read(attempt, 7) == 0
-    assert world.controller.to_read(attempt, 10) == 3
+    assert world.controller.unread(attempt, 7) == 0
+    assert world.controller.unread(attempt, 10) == 3
 
 
 terms = st.builds(

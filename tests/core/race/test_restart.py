@@ -107,7 +107,7 @@ def test_a_departure_says_where_and_what() -> None:
     assert restart_filter.feed(event(text("The answer "))) is None
     diverged = restart_filter.feed(event(text("is "), text("forty"), text("-three, not less than that.")))
     assert diverged == Diverged(21, "wo, as everybody kno", "hree, not less than ")
-    assert str(diverged) == "answer made anew: expected 'wo, as everybody kno' at character 21, got 'hree, not less than '"
+    assert str(diverged) == "restarted answer: expected 'wo, as everybody kno' at character 21, got 'hree, not less than '"
     assert restart_filter.feed(event(text("wo, as"))) is diverged
     assert restart_filter.is_open
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState
+from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState, ReadAhead
 from streamco.core.race.switch_latency import EndpointTiming, SwitchLearner
 from streamco.errors import EndpointConnectError
 from streamco.openai_types import CompletionUsage, PromptTokensDetails
@@ -100,15 +100,15 @@ def learned(*attempts: Attempt, prompt_tokens: int = 100) -> SwitchLearner:
 
 
 def test_reading_ahead_shows_how_fast_a_device_reads() -> None:
-    ahead = attempt("device", opened=1.0, stopped=1.5).prepare(1.0)
-    ahead.state, ahead.stopped, ahead.reads = AttemptState.PREPARED, 1.5, 120
+    ahead = attempt("device", opened=1.0, stopped=1.5).prepare(1.0, ReadAhead(20, 120))
+    ahead.state, ahead.stopped = AttemptState.PREPARED, 1.5
     timing = learned(ahead).timing("device", is_device=True)
     assert takes(timing, 120) == pytest.approx(0.5, rel=0.3)
 
 
 def test_reading_ahead_that_was_cancelled_shows_nothing() -> None:
-    ahead = attempt("device").prepare(1.0)
-    ahead.state, ahead.stopped, ahead.reads = AttemptState.CANCELLED, 1.1, 120
+    ahead = attempt("device").prepare(1.0, ReadAhead(20, 120))
+    ahead.state, ahead.stopped = AttemptState.CANCELLED, 1.1
     assert learned(ahead).timing("device", is_device=True).start is None
 
 
@@ -119,7 +119,7 @@ def test_a_leg_that_failed_shows_nothing() -> None:
 
 
 def test_who_takes_over_has_read_what_it_had_not_kept() -> None:
-    successor = Attempt(AttemptPlan("device", None, continues=True)).succeed(50, 2.0)
+    successor = Attempt(AttemptPlan("device", None, continues=True)).take_over(50, 2.0)
     successor.kept, successor.first_token, successor.stopped, successor.state = 40, 2.1, 5.0, AttemptState.ENDED
     successor.count(1, 2.1)
     timing = learned(successor).timing("device", is_device=True)

@@ -33,12 +33,12 @@ def test_ids_told_ahead_of_their_text_are_not_handed_over() -> None:
 def test_who_goes_on_makes_ids_without_text_anew() -> None:
     transcript = Transcript()
     transcript.add([text_chunk("a", ids=[1]), text_chunk("", ids=[2]), text_chunk("", ids=[3])], 3, "v")
-    transcript.settle()
+    transcript.drop_incomplete()
     assert transcript.tokens == 1
     transcript.add([text_chunk("", ids=[2])], 1, "v")
-    transcript.settle()
+    transcript.drop_incomplete()
     transcript.add([text_chunk("", ids=[2]), text_chunk("é", ids=[3, 4])], 3, "v")
-    transcript.settle()
+    transcript.drop_incomplete()
     assert transcript.partial() == Partial(text="aé", ids=(1, 2, 3, 4), vocabulary="v", tokens=4)
 
 
