@@ -3,7 +3,6 @@
 import asyncio
 
 import streamco
-from streamco.engines.llamacpp.bundled_model import packaged_model
 
 QUESTIONS = ["What is rain?", "What is snow?", "What is wind?"]
 
@@ -17,7 +16,7 @@ async def ask(client: streamco.Client, question: str) -> str:
 
 
 async def main() -> None:
-    async with streamco.Client(device=packaged_model()) as client:
+    async with streamco.Client(device=streamco.packaged_model()) as client:
         answers = await asyncio.gather(*(ask(client, question) for question in QUESTIONS))
         for question, answer in zip(QUESTIONS, answers, strict=True):
             print(f"{question} {answer.strip()}")

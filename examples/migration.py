@@ -4,7 +4,6 @@ import asyncio
 from itertools import groupby
 
 import streamco
-from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.testing import ScriptedServer, stream_answer
 
 TEXT = "The sea rises and falls twice a day. This is called the tide, and it is made by the Moon and the Sun."
@@ -12,7 +11,7 @@ DEAR = streamco.TokenPrices(prompt=5e-6, completion=30e-6)  # US dollars per tok
 
 
 async def main() -> None:
-    device = streamco.DeviceEndpoint(packaged_model(), options=streamco.EngineOptions(threads=1))
+    device = streamco.DeviceEndpoint(streamco.packaged_model(), options=streamco.EngineOptions(threads=1))
     async with ScriptedServer(stream_answer([f" {word}" for word in TEXT.split()] * 5, gap=0.05)) as scripted:
         server = streamco.OpenAIEndpoint("any", base_url=scripted.url, name="server", prices=DEAR)
         async with streamco.Client(device, server, policy="both", budget=1.0, pace=10, seed=1) as client:

@@ -3,11 +3,10 @@
 import asyncio
 
 import streamco
-from streamco.engines.llamacpp.bundled_model import packaged_model
 
 
 async def main() -> None:
-    async with streamco.Client(device=packaged_model(), pace=20) as client:
+    async with streamco.Client(device=streamco.packaged_model(), pace=20) as client:
         stream = client.stream("Explain tides to a child.", max_tokens=40)
         async for token in stream:
             print(token.text, end="", flush=True)

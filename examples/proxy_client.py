@@ -6,7 +6,6 @@ import os
 import openai
 
 import streamco
-from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.proxy.app import serving
 
 
@@ -15,7 +14,7 @@ async def main() -> None:
     if os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_KEY"):
         server = streamco.OpenAIEndpoint(os.environ.get("MODEL", "gpt-4o-mini"))
     async with (
-        streamco.Client(device=packaged_model(), server=server) as client,
+        streamco.Client(device=streamco.packaged_model(), server=server) as client,
         serving(client) as base_url,  # what `streamco proxy` does in a process of its own
         openai.AsyncOpenAI(base_url=base_url, api_key="unused") as caller,
     ):

@@ -4,14 +4,13 @@ import asyncio
 import os
 
 import streamco
-from streamco.engines.llamacpp.bundled_model import packaged_model
 
 
 async def main() -> None:
     server = None
     if os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_KEY"):
         server = streamco.OpenAIEndpoint(os.environ.get("MODEL", "gpt-4o-mini"))
-    async with streamco.Client(device=packaged_model(), server=server, budget=0.3) as client:
+    async with streamco.Client(device=streamco.packaged_model(), server=server, budget=0.3) as client:
         stream = await client.chat.completions.create(
             messages=[{"role": "user", "content": "Name three uses of a paper clip."}],
             max_tokens=60,

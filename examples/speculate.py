@@ -4,12 +4,11 @@ import asyncio
 
 import streamco
 from streamco.cli.server_process import running_server  # `streamco serve` in a process of its own
-from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.gguf import derived
 
 
 async def main() -> None:
-    large = packaged_model()
+    large = streamco.packaged_model()
     small = await asyncio.to_thread(derived, large, "Q4_0")  # a smaller quantisation of the same model drafts for it
     options = streamco.EngineOptions(threads=1, held_sequences=8)
     async with (

@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator
 
 import streamco
-from streamco.engines.llamacpp.bundled_model import packaged_model
 
 CLAUSE_END = re.compile(r"(?<=[.!?;:,])\s+")
 
@@ -24,7 +23,7 @@ async def clauses(stream: streamco.TokenStream) -> AsyncIterator[str]:
 
 
 async def main() -> None:
-    async with streamco.Client(device=packaged_model(), pace="listening") as client:
+    async with streamco.Client(device=streamco.packaged_model(), pace="listening") as client:
         async with client.stream("Greet a guest at the door.", max_tokens=24, temperature=0) as stream:
             began = time.monotonic()
             async for clause in clauses(stream):

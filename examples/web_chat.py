@@ -8,7 +8,6 @@ from contextlib import suppress
 from aiohttp import ClientSession, web
 
 import streamco
-from streamco.engines.llamacpp.bundled_model import packaged_model
 
 
 # In the page: const es = new EventSource("/chat?q=Why"); es.onmessage = m => show(JSON.parse(m.data)); es.onerror = () => es.close()
@@ -25,7 +24,7 @@ async def main(port: int = 0) -> None:
     app = web.Application()
     app.router.add_get("/chat", chat)
     runner = web.AppRunner(app, handler_cancellation=True)  # the browser left while the next token was being waited for
-    async with streamco.Client(device=packaged_model()) as client:
+    async with streamco.Client(device=streamco.packaged_model()) as client:
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", port).start()
         if port:

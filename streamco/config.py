@@ -1,4 +1,4 @@
-"""Frozen options: the unit and the reason of the default stand beside each field."""
+"""The frozen option structs of clients and endpoints, with unit and reason beside each default."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Pace = float | str | None
 
 
 def parse_pace(pace: Pace) -> float | None:
-    """Tokens per second of a ``pace`` setting; None means deliver at once.
+    """Return the tokens per second of a ``pace`` setting; None: deliver at once.
 
     Raises:
         ConfigError: not None, a positive number, "reading" or "listening".
@@ -35,42 +35,42 @@ def parse_pace(pace: Pace) -> float | None:
 
 
 class Timeouts(Struct, frozen=True, kw_only=True):
-    """Limits by phase, in seconds; None means no limit."""
+    """Time limits of a request by phase, in seconds; None: no limit."""
 
     connect: float | None = 10.0  # DNS + TCP + TLS; a healthy host answers in well under a second
     first_token: float | None = 60.0  # from sending the request to the first content; reasoning models think this long
-    next_token: float | None = 30.0  # between content; servers that stall in mid-stream keep the socket open
+    next_token: float | None = 30.0  # between content; servers that stall in the middle of a stream keep the socket open
     socket: float | None = 120.0  # any bytes at all, keep-alive comments included
-    cancel: float | None = 2.0  # how long a cancel is awaited before the connection is dropped hard
+    cancel: float | None = 2.0  # a cancel is awaited this long before the connection is aborted
 
 
 class RetryPolicy(Struct, frozen=True, kw_only=True):
-    """Retries of one request to one endpoint, only before its first token."""
+    """Retries of one request to one endpoint, which happen only before its first token."""
 
     attempts: int = 2  # further tries after the first
     backoff: float = 0.5  # seconds before the first retry; doubles each time, with full jitter
     longest_wait: float = 20.0  # seconds; a longer Retry-After is an error at once
 
 
-_LEAST_AHEAD = 32  # tokens; below that a device would be parked and woken all the time
+_MIN_AHEAD = 32  # tokens; with fewer a device would be parked and woken all the time
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """Sizes beyond which a peer is refused rather than believed."""
+    """Sizes beyond which data is refused or a source is paused."""
 
     event_bytes: int = 1 << 20  # one SSE event; the largest recorded are below 100 kB
     body_bytes: int = 16 << 20  # one non-streamed answer
     answer_bytes: int = 64 << 20  # one streamed answer, all events
     unread_tokens: int = 4096  # delivered and not read, before the source is paused
-    lookahead: float = 20.0  # seconds of reading that a device may run ahead of a paced reader: what nobody reads is energy wasted
+    lookahead: float = 20.0  # seconds of reading that a device may run ahead of a paced reader: tokens that are never read waste energy
 
     def tokens_ahead(self, pace: float) -> int:
-        """Tokens that a device may run ahead of a reader at so many per second."""
-        return min(self.unread_tokens, max(_LEAST_AHEAD, round(pace * self.lookahead)))
+        """Return how many tokens a device may run ahead of a reader with this pace (tokens per second)."""
+        return min(self.unread_tokens, max(_MIN_AHEAD, round(pace * self.lookahead)))
 
 
 class SamplingOptions(Struct, frozen=True, kw_only=True):
-    """How the next token is chosen, in OpenAI's and llama.cpp's names. None: the endpoint's default."""
+    """Sampling settings, in OpenAI's and llama.cpp's names; None: the endpoint's default."""
 
     temperature: float | None = None  # 0: greedy
     top_p: float | None = None
@@ -82,7 +82,7 @@ class SamplingOptions(Struct, frozen=True, kw_only=True):
 
 
 def check_share(name: str, value: float) -> None:
-    """Refuse a share that is none.
+    """Raise an error if a share is not in 0..1.
 
     Raises:
         ConfigError: outside 0..1.
