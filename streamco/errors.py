@@ -1,4 +1,4 @@
-"""The error tree: who is at fault decides the branch.
+"""The error tree: the branch shows where the fault is.
 
 ::
 
@@ -17,7 +17,7 @@
         ├── StreamConsumed
         └── ConcurrentRead
 
-Every text says what was expected, what was got and where. Text that had arrived before the failure stays on ``.partial``.
+Every text states what was expected, what was got and where. Text that had arrived before the failure is on ``.partial``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 
 
 def _rebuild(kind: type[StreamcoError], args: tuple[Any, ...], fields: dict[str, Any]) -> StreamcoError:
-    """Return an error as it was pickled; its own ``__init__`` takes keywords, which pickle doesn't know of."""
+    """Return an error as it was pickled, without calling ``__init__``, because pickle doesn't pass keywords."""
     error = kind.__new__(kind)
     error.args = args
     error.__dict__.update(fields)
@@ -55,19 +55,19 @@ TimeoutPhase = Literal["connect", "first_token", "next_token"]
 
 
 class StreamcoError(Exception):
-    """Root of every error this package raises on purpose; crosses process borders with all its fields."""
+    """The root of all errors that this package raises on purpose; they can be pickled with all their fields."""
 
     def __reduce__(self) -> tuple[Callable[..., StreamcoError], tuple[type[StreamcoError], tuple[Any, ...], dict[str, Any]]]:
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
 class EndpointError(StreamcoError):
-    """One endpoint could not do its part.
+    """A failure of one endpoint.
 
     Args:
         message: expected, got, where; lower case, no full stop.
-        endpoint: name of the endpoint, "" while it is not yet known.
-        partial: the text this endpoint had produced before it failed.
+        endpoint: name of the endpoint; "": not known yet.
+        partial: the text that this endpoint had generated before it failed.
     """
 
     def __init__(self, message: str, *, endpoint: str = "", partial: str = "") -> None:
@@ -81,11 +81,11 @@ class EndpointError(StreamcoError):
 
 
 class EndpointConnectError(EndpointError):
-    """No connection: refused, unreachable, name not found, TLS failure, or cut before the response began."""
+    """A failed connection: refused, unreachable, name not found, TLS failure, or cut before the response began."""
 
 
 class EndpointTimeoutError(EndpointError):
-    """A phase outlasted its limit.
+    """A phase that took longer than its limit.
 
     Args:
         phase: which limit: ``connect``, ``first_token`` (content) or ``next_token`` (between content tokens).
@@ -99,12 +99,12 @@ class EndpointTimeoutError(EndpointError):
 
 
 class EndpointStatusError(EndpointError):
-    """The endpoint answered with an error: an HTTP status, or an error event inside a stream that began with 200.
+    """An error that the endpoint sent: an HTTP status, or an error event inside a stream that began with 200.
 
     Args:
-        status: the HTTP status, or the status the in-band error stands for.
-        body: the answer's body, at most 64 KiB of it.
-        retry_after: seconds the server asked to wait, None when it did not say.
+        status: the HTTP status, or the status that matches the error event.
+        body: body of the response, at most 64 KiB of it.
+        retry_after: seconds that the server asked to wait; None: it did not ask.
     """
 
     def __init__(
@@ -117,19 +117,19 @@ class EndpointStatusError(EndpointError):
 
 
 class EndpointProtocolError(EndpointError):
-    """The endpoint's bytes are not what its protocol says: malformed, truncated, too large."""
+    """Bytes from the endpoint that break its protocol: malformed, truncated, too large."""
 
 
 class EngineError(EndpointError):
-    """The model on this machine failed: it could not be loaded, or a decode failed."""
+    """A failure of the model on this machine: it could not be loaded, or a decode failed."""
 
 
 class AllEndpointsFailed(StreamcoError):
-    """Nobody could give (or finish) the answer.
+    """The failure of all endpoints to give, or to finish, the answer.
 
     Args:
-        errors: each endpoint's own error, by endpoint name, in the order they failed.
-        partial: the text the reader had been given.
+        errors: each endpoint's own error, by its name, in the order of the failures.
+        partial: the text that the reader had got.
     """
 
     def __init__(self, errors: Mapping[str, Exception], *, partial: str = "") -> None:
@@ -140,24 +140,24 @@ class AllEndpointsFailed(StreamcoError):
 
 
 class VerifierError(StreamcoError):
-    """A verifier refused, or answered something that is not a verdict."""
+    """A verifier's refusal, or a reply that is not a verdict."""
 
 
 class ConfigError(StreamcoError, ValueError):
-    """A setting is wrong: the text names the setting, what was expected and what was got."""
+    """A wrong setting: the text names the setting, what was expected and what was got."""
 
 
 class UsageError(StreamcoError, RuntimeError):
-    """The calling code did something out of order."""
+    """A call that the calling code must not make at this time."""
 
 
 class StreamClosed(UsageError):
-    """The stream or client was closed before this call."""
+    """A call after the stream or client was closed."""
 
 
 class StreamConsumed(UsageError):
-    """The stream was already read to its end."""
+    """A read of a stream that was already read to its end."""
 
 
 class ConcurrentRead(UsageError):
-    """Two tasks read one stream at the same time."""
+    """A read of a stream that another task is reading."""

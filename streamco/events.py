@@ -1,6 +1,6 @@
-"""What happened, in the past tense: the input of the core machines.
+"""Events of an endpoint's stream and of its reader, in the past tense: the input of the race machine.
 
-An event carries a whole batch (one network read, one drain of the engine's ring), never one token by principle.
+An event carries a whole batch: one network read, or one drain of the engine's ring.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ __all__ = ["Event", "ReaderLeft", "StreamCancelled", "StreamEnded", "StreamFaile
 
 
 class TokensReceived(Struct, frozen=True):
-    """An endpoint sent chunks.
+    """Chunks have come from an endpoint.
 
     Args:
         source: name of the endpoint.
-        chunks: in order; may hold role deltas, usage and other chunks without content.
-        tokens: how many content tokens (text, reasoning or tool call) they hold, estimated where ids are unknown; 0: no content.
+        chunks: chunks in order, also role deltas, usage and others without content.
+        tokens: number of content tokens (text, reasoning or tool call) in them, estimated if ids are not known; 0: no content.
     """
 
     source: str
@@ -28,7 +28,7 @@ class TokensReceived(Struct, frozen=True):
 
 
 class StreamEnded(Struct, frozen=True):
-    """An endpoint finished its answer properly. ``usage`` is the endpoint's own count, None when it sent none."""
+    """An endpoint has finished its answer properly; ``usage``: its own count, None: it sent none."""
 
     source: str
     finish_reason: str | None = None
@@ -36,23 +36,23 @@ class StreamEnded(Struct, frozen=True):
 
 
 class StreamFailed(Struct, frozen=True):
-    """An endpoint failed; nothing more comes from it."""
+    """An endpoint has failed; nothing more comes from it."""
 
     source: str
     error: EndpointError
 
 
 class StreamCancelled(Struct, frozen=True):
-    """A cancel that was commanded has taken effect: connection or sequence are released.
+    """A commanded cancel has taken effect: the connection or sequence is released.
 
-    Each ``CancelStream`` is answered by one, the last event of its stream, also where the stream ended or failed meanwhile.
+    One follows each ``CancelStream``, as the last event of its stream, also if the stream ended or failed in the meantime.
     """
 
     source: str
 
 
 class ReaderLeft(Struct, frozen=True):
-    """The caller stopped reading (break, aclose, task cancelled, client closed)."""
+    """The caller has stopped reading (break, aclose, task cancelled, client closed)."""
 
     reason: str = "closed"
 

@@ -1,9 +1,9 @@
-"""OpenAI's shapes: what an endpoint sends, what the machines carry and what the caller reads are the same objects.
+"""OpenAI's response types; endpoints, machines and callers share the same objects.
 
-A chunk is decoded once, at the wire, and handed on; nothing on the way makes a second object of it. Fields that OpenAI does not have
-but real servers send (``reasoning``, ``reasoning_content``, ``token_ids``) are optional fields here. Unknown fields are dropped.
-Chunks hold no cycles, so the garbage collector need not watch them (``gc=False``).
-Source: OpenAI API reference, chat/streaming; ``token_ids`` as vLLM's ``return_token_ids``.
+A chunk is decoded once, at the wire, and passed on as the same object. Fields that OpenAI does not have but real servers send
+(``reasoning``, ``reasoning_content``, ``token_ids``) are optional fields here. Unknown fields are dropped. Chunks hold no cycles, so the
+garbage collector need not track them (``gc=False``). Source: OpenAI API reference, chat/streaming; ``token_ids`` as vLLM's
+``return_token_ids``.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ __all__ = [
 
 
 class FunctionDelta(Struct, omit_defaults=True, gc=False):
-    """A piece of a tool call's function: ``arguments`` pieces are concatenated by the reader."""
+    """A piece of a tool call's function: the reader concatenates the pieces of ``arguments``."""
 
     name: str | None = None
     arguments: str | None = None
 
 
 class ToolCallDelta(Struct, omit_defaults=True, gc=False):
-    """A piece of one tool call. ``index`` None means the server left it out."""
+    """A piece of one tool call; ``index`` None: the server left it out."""
 
     index: int | None = None
     id: str | None = None
@@ -46,7 +46,7 @@ class ToolCallDelta(Struct, omit_defaults=True, gc=False):
 
 
 class ChoiceDelta(Struct, omit_defaults=True, gc=False):
-    """What one chunk adds to the message. ``reasoning`` and ``reasoning_content`` are two names for thinking text."""
+    """The part of the message that one chunk adds; ``reasoning`` and ``reasoning_content`` are two names for the same text."""
 
     content: str | None = None
     role: str | None = None
@@ -58,7 +58,7 @@ class ChoiceDelta(Struct, omit_defaults=True, gc=False):
 
 
 class ChunkChoice(Struct, gc=False):
-    """One choice of a chunk. ``token_ids`` are the ids behind ``delta.content`` when the endpoint tells them."""
+    """One choice of a chunk; ``token_ids``: the ids of ``delta.content``, if the endpoint sends them."""
 
     delta: ChoiceDelta = field(default_factory=ChoiceDelta)
     index: int = 0
@@ -68,14 +68,14 @@ class ChunkChoice(Struct, gc=False):
 
 
 class PromptTokensDetails(Struct, omit_defaults=True, gc=False):
-    """Where prompt tokens came from (tokens)."""
+    """Prompt tokens by origin, in tokens."""
 
     cached_tokens: int | None = None
     audio_tokens: int | None = None
 
 
 class CompletionTokensDetails(Struct, omit_defaults=True, gc=False):
-    """What completion tokens were spent on (tokens)."""
+    """Completion tokens by use, in tokens."""
 
     reasoning_tokens: int | None = None
     accepted_prediction_tokens: int | None = None
@@ -84,7 +84,7 @@ class CompletionTokensDetails(Struct, omit_defaults=True, gc=False):
 
 
 class CompletionUsage(Struct, gc=False):
-    """Tokens of one request. An explicit zero is a count, not "missing"."""
+    """Tokens of one request; an explicit zero is a count, not a missing value."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -107,14 +107,14 @@ class ChatCompletionChunk(Struct, gc=False):
 
 
 class FunctionCall(Struct):
-    """A finished tool call's function; ``arguments`` is the JSON text the model wrote, not checked."""
+    """A finished tool call's function; ``arguments`` is the JSON text that the model wrote, not checked."""
 
     name: str = ""
     arguments: str = ""
 
 
 class ToolCall(Struct):
-    """A finished tool call."""
+    """A finished tool call of a message."""
 
     id: str = ""
     function: FunctionCall = field(default_factory=FunctionCall)
@@ -122,7 +122,7 @@ class ToolCall(Struct):
 
 
 class ChatCompletionMessage(Struct):
-    """The finished message."""
+    """The finished message of a choice."""
 
     content: str | None = None
     role: str = "assistant"
@@ -132,7 +132,7 @@ class ChatCompletionMessage(Struct):
 
 
 class Choice(Struct):
-    """One finished choice."""
+    """One finished choice of an answer."""
 
     message: ChatCompletionMessage
     index: int = 0

@@ -10,17 +10,17 @@ from msgspec import Struct
 __all__ = ["Partial", "PreCopy", "common_prefix_length"]
 
 PreCopy = Literal["append", "warm", "none"]
-"""What reading ahead does at an endpoint: it keeps what it reads, it warms a cache and bills for it, or nothing of use."""
+"""Effect of reading ahead at an endpoint: it keeps what it reads, it warms a cache and bills for it, or there is none."""
 
 
 class Partial(Struct, frozen=True, kw_only=True):
-    """The beginning of an answer that somebody else is to go on with.
+    """The beginning of an answer that another endpoint is to continue.
 
     Args:
-        text: whole code points.
-        ids: the tokens behind the text; None: not all of them are known, or they come from several vocabularies.
+        text: the text, in whole code points.
+        ids: the token ids of the text; None: not all of them are known, or they come from several vocabularies.
         vocabulary: fingerprint of the tokenizer that ``ids`` belong to.
-        tokens: the position: how many tokens the answer has so far, estimated where ids are unknown.
+        tokens: number of tokens of the answer so far, which is the position; estimated if ids are not known.
     """
 
     text: str

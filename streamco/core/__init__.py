@@ -1,1 +1,1 @@
-"""State machines without IO, clock or dice; they compose policies."""
+"""State machines without IO, clock or random source; they compose policies."""

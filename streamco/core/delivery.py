@@ -1,4 +1,4 @@
-"""What goes to the reader, and when: at once or at the reader's pace, and measured in either case."""
+"""The delivery of tokens to the reader: at once or at the reader's pace, and measured in both cases."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Delivery"]
 
 
 class Delivery:
-    """The reader's end of one answer.
+    """The reader's end of one answer, owned by the race machine or the speculative output.
 
     Args:
-        pace: tokens per second; None: at once.
+        pace: tokens per second at the reader; None: deliver at once.
         reader_rate: tokens per second of the virtual reader that quality is measured with.
     """
 
@@ -29,7 +29,7 @@ class Delivery:
 
     @property
     def buffered(self) -> int:
-        """Tokens held back."""
+        """Number of tokens held back."""
         return self._pacer.buffered if self._pacer is not None else 0
 
     @property
@@ -38,18 +38,18 @@ class Delivery:
         return self.next_due() is None
 
     def next_due(self) -> float | None:
-        """When the next chunk may go out; None: nothing is held back."""
+        """Return when the next chunk is due; None: nothing is held back."""
         return self._pacer.next_due() if self._pacer is not None else None
 
     def ahead(self, *, now: float) -> float:
-        """Tokens the reader, or without a pace the virtual one, has not come to."""
+        """Return how many tokens the reader, or the virtual reader if there is no pace, has not come to."""
         if self._pacer is not None:
             return self._pacer.buffered
         first = self.meter.first
         return 0.0 if first is None else max(0.0, self.meter.tokens - self.meter.rate * (now - first))
 
     def take(self, source: str, chunks: list[ChatCompletionChunk], tokens: int, *, now: float) -> list[DeliverTokens]:
-        """Return the answer goes on: what of it, and of what was held, is to be delivered now."""
+        """Add what the endpoint generated next, and return what is to be delivered now."""
         if self._pacer is None:
             if tokens:
                 self.meter.record(tokens, now=now)
@@ -58,15 +58,15 @@ class Delivery:
         return self.release(now=now)
 
     def release(self, *, now: float) -> list[DeliverTokens]:
-        """Return what is due."""
+        """Return the deliveries that are due."""
         return [] if self._pacer is None else self._hand_out(self._pacer.release(now=now), now)
 
     def flush(self, *, now: float) -> list[DeliverTokens]:
-        """Everything that is held back, due or not."""
+        """Return all deliveries that are held back, due or not."""
         return [] if self._pacer is None else self._hand_out(self._pacer.flush(), now)
 
     def drop(self) -> int:
-        """Forget what is held back; how many tokens that were."""
+        """Drop all that is held back, and return how many tokens it was."""
         if self._pacer is None:
             return 0
         tokens = self._pacer.buffered

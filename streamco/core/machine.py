@@ -1,8 +1,8 @@
-"""What every core machine offers to its drivers.
+"""The interface of every core machine to its drivers.
 
-A machine never waits, reads a clock or throws dice: ``now`` (seconds on one monotonic clock) comes in with every call, commands are
-collected with ``take_commands`` and carried out in order, and a wanted wake-up is returned as data by ``next_deadline``.
-A driver in ``client`` or ``server`` runs it on asyncio, ``sim/driver.py`` runs the very same object in SimPy.
+A machine never waits, reads a clock or draws random numbers. ``now`` (seconds on one monotonic clock) comes in with every call. Commands
+are collected with ``take_commands`` and carried out in order. A wanted wake-up is returned as data by ``next_deadline``.
+A driver in ``client`` or ``server`` runs it on asyncio, ``sim/driver.py`` runs the same object in SimPy.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ class Machine(Protocol[EventT_contra, CommandT]):
     """A state machine without IO."""
 
     def start(self, *, now: float) -> None:
-        """Begin; called once, before anything else."""
+        """Begin. It is called once, before anything else."""
         ...
 
     def receive(self, event: EventT_contra, *, now: float) -> None:
-        """Take note of what happened."""
+        """Handle what happened."""
         ...
 
     def take_commands(self) -> list[CommandT]:
-        """Return what to do, in order; each command is handed out once."""
+        """Return the commands since the last call, in order; each is returned once."""
         ...
 
     def next_deadline(self) -> float | None:
-        """When ``handle_deadline`` wants to be called; None: never, unless something happens."""
+        """Return when ``handle_deadline`` is to be called next; None: not before another event."""
         ...
 
     def handle_deadline(self, *, now: float) -> None:
-        """The deadline has come; ``now`` is at or after it, earlier calls do nothing."""
+        """Do what is due at ``now``; before the deadline this does nothing."""
         ...

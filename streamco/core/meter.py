@@ -1,8 +1,8 @@
-"""What the reader got, as numbers: the same code live and in the simulator.
+"""The quality of a delivery as numbers: the same code live and in the simulator.
 
-A virtual reader begins with the first token and takes ``rate`` tokens per second: token n is expected at ``t_first + n / rate`` and seen
-at the later of that and its delivery (DiSCo 2.2 and Table 3; the timeline of Andes). A token is delayed when it is delivered after it is
-expected.
+A virtual reader begins with the first token and takes ``rate`` tokens per second. Token n is expected at ``t_first + n / rate``, and seen
+then or on its delivery, whichever is later (DiSCo 2.2 and Table 3; the timeline of Andes). A token is delayed if it is delivered after it
+is expected.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from streamco.config import READING
 
 __all__ = ["FRAME", "Meter", "Quality"]
 
-FRAME = 1 / 60  # seconds; what comes within one frame of a display is seen in time, and a timer is never exact
+FRAME = 1 / 60  # seconds; a token that comes within one frame of a display is seen in time, and a timer is never exact
 
 
 class Quality(Struct, frozen=True, kw_only=True):
     """Smoothness of one answer at the virtual reader.
 
     Args:
-        tbt_p50: median time between tokens, seconds; None below two tokens.
-        tbt_p99: its 99th percentile, seconds.
+        tbt_p50: median time between tokens, seconds; None: fewer than two tokens.
+        tbt_p99: 99th percentile of the time between tokens, seconds.
         delayed_tokens: tokens delivered later than expected, by more than a frame (``delay_num`` of Table 3).
-        stalls: how often the reader had to wait: runs of delayed tokens.
+        stalls: runs of delayed tokens, which is how often the reader had to wait.
         score: 1 minus the share of the reader's time lost to delay, in [0, 1]; 1: never waited.
     """
 
@@ -37,7 +37,7 @@ class Quality(Struct, frozen=True, kw_only=True):
 
 
 class Meter:
-    """Collects deliveries: one entry a batch, whatever its size.
+    """The record of one answer's deliveries, one entry a batch of any size.
 
     Args:
         rate: tokens per second of the virtual reader.
@@ -50,32 +50,32 @@ class Meter:
         self._counts: list[int] = []
 
     def record(self, tokens: int, *, now: float) -> None:
-        """``tokens`` were delivered at ``now`` (seconds, not before the last call's)."""
+        """Record that ``tokens`` were delivered at ``now`` (seconds, not before that of the last call)."""
         self.tokens += tokens
         self._times.append(now)
         self._counts.append(tokens)
 
     @property
     def first(self) -> float | None:
-        """When the first token was delivered."""
+        """Time when the first token was delivered; None: none was."""
         return self._times[0] if self._times else None
 
     @property
     def last(self) -> float | None:
-        """When the newest token was delivered."""
+        """Time when the newest token was delivered; None: none was."""
         return self._times[-1] if self._times else None
 
     def delayed(self, start: int, stop: int | None = None) -> int:
         """Return how many tokens from position ``start`` on, up to ``stop``, were delivered later than expected."""
         count = position = 0
         for time, tokens in zip(self._times, self._counts, strict=True):
-            for place in range(max(position, start), position + tokens if stop is None else min(position + tokens, stop)):
-                count += time > self._times[0] + place / self.rate + FRAME
+            for index in range(max(position, start), position + tokens if stop is None else min(position + tokens, stop)):
+                count += time > self._times[0] + index / self.rate + FRAME
             position += tokens
         return count
 
     def quality(self) -> Quality:
-        """Return the figures so far."""
+        """Return the quality of the deliveries so far."""
         gaps: dict[float, int] = {}
         delayed = stalls = 0
         lost = 0.0

@@ -1,11 +1,11 @@
-"""The token buffer between producer and reader (DiSCo 4.3, "token buffer"; 2.2 for the rates).
+"""The token buffer between endpoint and reader (DiSCo 4.3, "token buffer"; 2.2 for the rates).
 
 The reader's timeline is fixed by the first token: token n is due at ``t_first + n / rate``, so lateness never adds up. A token that could
-not be released when it was due (the buffer was empty) goes out on arrival; those behind it follow at ``catch_up`` times the rate until
-the timeline is reached again, so a burst after a stall is smoothed instead of dumped. The first token is never held back.
+not be released when it was due, because the buffer was empty, goes out on arrival. Those after it follow at ``catch_up`` times the rate
+until the timeline is reached again, so a burst after a stall is smoothed. The first token is never held back.
 
-A server's chunk may hold a whole burst of tokens. Such a chunk is cut at word ends, so that the pace holds within it; the pieces together
-are the chunk again, and what else it carried (finish reason, usage) rides on the last piece. Chunks without content keep their place
+A server's chunk may hold a whole burst of tokens. Such a chunk is cut at word ends, so that the pace holds within it. The pieces together
+are the chunk again, and its other fields (finish reason, usage) are those of the last piece. Chunks without content keep their position
 between tokens.
 """
 
@@ -18,19 +18,19 @@ from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
 
 __all__ = ["Pacer", "split_chunk", "weigh_chunk"]
 
-# Chinese, Japanese and Korean write no spaces: there a character is a word, with what modifies it.
+# Chinese, Japanese and Korean are written without spaces: a character with its modifiers is a word.
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"\s*(?:[{_CJK}][\ufe00-\ufe0f\u3099\u309a]*|[^\s{_CJK}]+)(?:\s+$)?|\s+")
 _CHARACTERS_A_TOKEN = 4  # OpenAI's rule of thumb for English text
-_LONGEST_TOKEN = 12  # characters; nearly every single token of cl100k is shorter
+_MAX_TOKEN_CHARACTERS = 12  # nearly every single token of cl100k is shorter
 
 
 def _estimate(text: str) -> int:
-    return 1 if len(text) <= _LONGEST_TOKEN else round(len(text) / _CHARACTERS_A_TOKEN)
+    return 1 if len(text) <= _MAX_TOKEN_CHARACTERS else round(len(text) / _CHARACTERS_A_TOKEN)
 
 
 def weigh_chunk(chunk: ChatCompletionChunk) -> int:
-    """Return how many tokens of the reader's time a chunk takes; 0 when it has nothing to read."""
+    """Return how many tokens of the reader's time a chunk takes; 0: it has nothing to read."""
     weight = 0
     for choice in chunk.choices:
         if choice.token_ids:
@@ -46,9 +46,9 @@ def weigh_chunk(chunk: ChatCompletionChunk) -> int:
 
 
 def split_chunk(chunk: ChatCompletionChunk) -> list[ChatCompletionChunk]:
-    """Cut a chunk of plain text at word ends; anything else comes back whole.
+    """Return a chunk of plain text cut at word ends, and any other chunk whole.
 
-    The concatenated content of the pieces is the chunk's content. Log-probabilities and token ids belong to their text, so a chunk that has
+    The concatenated content of the pieces is the chunk's content. Log-probabilities and token ids belong to their text, so a chunk with
     them stays whole.
     """
     if len(chunk.choices) != 1:
@@ -63,7 +63,7 @@ def split_chunk(chunk: ChatCompletionChunk) -> list[ChatCompletionChunk]:
         or choice.logprobs is not None
         or choice.token_ids
         or delta.tool_calls
-        or len(text) <= _LONGEST_TOKEN
+        or len(text) <= _MAX_TOKEN_CHARACTERS
     ):
         return [chunk]
     words = _WORD.findall(text)
@@ -95,7 +95,7 @@ def _piece(chunk: ChatCompletionChunk, text: str, *, is_content: bool) -> ChatCo
 
 
 class Pacer:
-    """Holds chunks until they are due.
+    """The buffer that holds chunks until they are due, owned by the delivery.
 
     Args:
         rate: tokens per second at the reader, > 0.
@@ -104,7 +104,7 @@ class Pacer:
 
     def __init__(self, rate: float, *, catch_up: float = 2.0) -> None:
         self._period = 1.0 / rate
-        self._closest = self._period / catch_up
+        self._min_gap = self._period / catch_up
         self._slots: deque[tuple[int, str, ChatCompletionChunk]] = deque()
         self._first: float | None = None  # release time of the first token
         self._released = 0  # tokens
@@ -112,10 +112,10 @@ class Pacer:
         self._last_weight = 0
         self._starved = False
         self.buffered = 0
-        """Tokens held."""
+        """Number of tokens held."""
 
     def feed(self, source: str, chunks: list[ChatCompletionChunk], *, now: float) -> None:
-        """Put chunks behind what is held."""
+        """Add chunks after those that are held."""
         if not self.buffered and self._first is not None:
             self._starved = True
         for chunk in chunks:
@@ -127,18 +127,18 @@ class Pacer:
                 self.buffered += weight
         if self._starved and self.buffered:
             self._starved = False
-            self._last = max(self._last, now - self._closest * self._last_weight)
+            self._last = max(self._last, now - self._min_gap * self._last_weight)
 
     def next_due(self) -> float | None:
-        """When the next chunk may go out; None when nothing is held."""
+        """Return when the next chunk is due; None: nothing is held."""
         if not self._slots:
             return None
         if self._first is None or not self._slots[0][0]:
             return self._last
-        return max(self._first + self._released * self._period, self._last + self._closest * self._last_weight)
+        return max(self._first + self._released * self._period, self._last + self._min_gap * self._last_weight)
 
     def release(self, *, now: float) -> list[tuple[str, ChatCompletionChunk]]:
-        """Take out what is due, in order."""
+        """Remove and return the chunks that are due with their endpoints, in order."""
         released: list[tuple[str, ChatCompletionChunk]] = []
         while (due := self.next_due()) is not None and due <= now:
             weight, source, chunk = self._slots.popleft()
@@ -150,7 +150,7 @@ class Pacer:
         return released
 
     def flush(self) -> list[tuple[str, ChatCompletionChunk]]:
-        """Take out everything, due or not."""
+        """Remove and return all chunks with their endpoints, due or not."""
         released = [(source, chunk) for _, source, chunk in self._slots]
         self._slots.clear()
         self._released += self.buffered

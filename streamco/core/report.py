@@ -1,4 +1,9 @@
-"""What a caller is told about an answer: figures only, no text and no keys, ready for JSON."""
+"""The report of an answer: figures only, no text and no keys, ready for JSON.
+
+``Report`` is what users read; its parts are ``DispatchReport``, ``EndpointReport``, ``HandOver`` and, for a speculated answer,
+``SpeculationFigures``. ``SpeculationReport`` is the tally that the speculation machine keeps while the answer is under way;
+``SpeculationFigures`` are made of it, with the bytes and the budget that only the client knows.
+"""
 
 from __future__ import annotations
 
@@ -28,25 +33,25 @@ Ending = Literal["complete", "failed", "left"]
 
 
 class AnswerUsage(CompletionUsage, gc=False):
-    """Tokens of one answer as its reader got it, in OpenAI's shape: the request's own prompt, and what every endpoint in turn added.
+    """Tokens of one answer as its reader got it, in OpenAI's shape: the request's prompt, and what each endpoint in turn added.
 
     Args:
-        is_estimated: not all of it is an endpoint's own count: none was sent, the answer changed endpoints, or its reader left.
+        is_estimated: part of it is not an endpoint's own count: none was sent, the answer was handed over, or its reader left.
     """
 
     is_estimated: bool = False
 
 
 class DispatchReport(Struct, frozen=True, kw_only=True):
-    """What was decided before anything started.
+    """The dispatch decision, made before any endpoint started.
 
     Args:
-        policy: its name.
-        constraint: the side whose work the budget limits; None: no budget applies.
+        policy: name of the dispatch policy.
+        constraint: the side that the budget limits; None: no budget applies.
         device_wait: seconds after the request; None: only if the other side fails.
-        server_wait: likewise.
-        reason: in words, also why a side was not eligible or the budget said no.
-        prompt_tokens: prompt length the decision was made for (tokens, the device's where known).
+        server_wait: the same for the server.
+        reason: in words, with why a side was not eligible or the budget did not allow it.
+        prompt_tokens: prompt length the decision was made for (tokens, by the device's tokenizer if it is known).
         budget: allowed share of prompt tokens that the constrained side may process, 0 to 1.
         budget_share: realised share of this client so far; None before the first request.
     """
@@ -62,19 +67,18 @@ class DispatchReport(Struct, frozen=True, kw_only=True):
 
 
 class EndpointReport(Struct, frozen=True, kw_only=True):
-    """One endpoint's part.
+    """One endpoint's part in an answer.
 
     Args:
         opened: seconds after the request; None: not started.
-        ttft: seconds from opening to its first content token; None: it did not come that far.
-        completion_tokens: what it produced, tokens the reader never saw included.
-        wasted_prompt_tokens: of the prompt's tokens, those that were read for nothing: it lost or failed, or read ahead and was not needed.
-        wasted_tokens: of the produced tokens, those that nobody read.
+        ttft: seconds from opening to its first content token; None: there was none.
+        completion_tokens: tokens that it generated, with those that the reader never got.
+        wasted_prompt_tokens: prompt tokens read in vain: it lost or failed, or read ahead and was not needed.
+        wasted_tokens: generated tokens that the reader never got.
         is_estimated: the token counts are estimates (cancelled streams send no usage).
-        cost_usd: money; None where no prices are known.
-        energy_j: joules by the FLOPs model, for tokens that were not kept from before; None for servers, and where the model's shape is
-            not known.
-        unified_cost_usd: money, and energy at the exchange rate (DiSCo Appendix E, equation 8); None where either is not known.
+        cost_usd: money; None: no prices are known.
+        energy_j: joules by the FLOPs model, for tokens that were not cached from before; None: a server, or the model's shape is not known.
+        unified_cost_usd: money, and energy at the exchange rate (DiSCo Appendix E, equation 8); None: one of them is not known.
     """
 
     name: str
@@ -94,20 +98,21 @@ class EndpointReport(Struct, frozen=True, kw_only=True):
 
 
 class HandOver(Struct, frozen=True, kw_only=True):
-    """An answer went from one endpoint to another.
+    """One change of an answer from one endpoint to another.
 
     Args:
-        source: who had made it so far.
-        target: who goes on.
-        position: tokens made before it.
+        source: the endpoint that generated the answer until then.
+        target: the endpoint that continues it.
+        position: tokens of the answer before the change.
         at: seconds after the request.
-        reason: why: "cheaper", or the name of the error.
-        is_planned: it saved money; False: the source had failed.
+        reason: "cheaper", or the name of the error.
+        is_planned: it was made to save money; False: the source had failed.
         buffered: tokens the reader had not come to.
-        pause: seconds until the target's first token; None: it made none.
-        delayed_tokens: of the target's tokens, those the reader had to wait for (``delay_num`` of Table 3).
-        saved_usd: of a planned one: what the target's tokens would have cost at the source, less what the change took: all that the target
-            read and wrote, and what the source made behind it; by the unified cost, None where that is not known.
+        pause: seconds until the target's first token; None: there was none.
+        delayed_tokens: tokens of the target that the reader had to wait for (``delay_num`` of Table 3).
+        saved_usd: of a planned one, by the unified cost: the cost of the target's tokens at the source, less the cost of all that the
+        target
+            read and wrote and that the source generated after the change. None: not planned, or a cost is not known.
     """
 
     source: str
@@ -123,24 +128,26 @@ class HandOver(Struct, frozen=True, kw_only=True):
 
 
 class SpeculationFigures(Struct, frozen=True, kw_only=True):
-    """What drafting and verifying one answer took; counts of tokens where nothing else is said.
+    """The figures of a speculated answer for its reader, in tokens if nothing else is said.
+
+    The client makes them of the machine's ``SpeculationReport``, its link's byte counts and the budget.
 
     Args:
-        acceptance: share of judged draft tokens that stayed; None: nothing was judged.
-        offloaded_share: share of drafted tokens that were sent to be judged; None: nothing was drafted to its end.
-        budget: what that share was held at, 0 to 1; 1: the answer is the verifier's own.
-        hit_rate: share of rounds whose next draft was there when the verdict came; None: no round.
-        ahead_rate: share of rounds whose next draft was at the verifier by then, sent ahead; None: no round.
-        rounds: verdicts.
-        bytes_up, bytes_down: sent and received for them, without the transport's own.
-        drafted: written by the device. wasted: of these, not in the answer.
-        accepted: drafted, and judged good. corrected, bonus: put there by the verifier. device: kept without asking. remote: generated by
-            the server alone.
-        target_tokens: computed by the server: judged positions and the one behind them, and what it generated alone.
-        fallbacks: how often the server went on alone.
+        acceptance: share of verified draft tokens that were accepted; None: none was verified.
+        offloaded_share: share of drafted tokens that were sent to the verifier; None: no draft was finished.
+        budget: limit of that share, 0 to 1; 1: the answer is the verifier's own.
+        hit_rate: share of rounds with the next draft ready when the verdict came; None: no round.
+        ahead_rate: share of rounds with the next draft at the verifier by then, sent ahead; None: no round.
+        rounds: number of verdicts.
+        bytes_up, bytes_down: bytes sent and received for them, without those of the transport.
+        drafted: generated by the device. wasted: the part of them that is not in the answer.
+        accepted: drafted, and accepted by the verifier. corrected, bonus: added by the verifier. device: committed without the verifier.
+            remote: generated by the target model alone.
+        target_tokens: computed by the target model: each verified position and the one after it, and what it generated alone.
+        fallbacks: how often the target model went on alone.
         refusals, losses: drafts that an overloaded verifier refused, connections lost.
-        retracted: taken back from a reader of drafts.
-        is_exact: the answer is the verifier's own: token for token where greedy, in distribution where sampled.
+        retracted: retracted from a reader of drafts.
+        is_exact: the answer is the verifier's own: token for token if greedy, in distribution if sampled.
     """
 
     acceptance: float | None
@@ -167,24 +174,24 @@ class SpeculationFigures(Struct, frozen=True, kw_only=True):
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """One answer, in figures; times in seconds.
+    """The figures of one answer; times in seconds.
 
     Args:
-        winner: the endpoint whose tokens the reader got; None while undecided. Of a speculated answer: all whose tokens they are.
+        winner: the endpoint that the reader's tokens came from; None while undecided. For a speculated answer: all such endpoints.
         ttft: from the request to the first token at the reader.
         duration: from the request to the end of the delivery.
-        tokens: delivered to the reader.
-        tokens_per_second: delivery rate after the first token; None below two tokens.
-        cost_usd: all endpoints together; None when one that worked has no known price.
-        unified_cost_usd: money and energy together, likewise.
-        hand_overs: how often the answer changed endpoints, in order.
-        wasted_tokens: completion tokens that nobody read.
-        wasted_prompt_tokens: prompt tokens that endpoints read for nothing.
-        usage: of the answer as it was delivered; what each endpoint did for it is in ``endpoints``.
-        ending: whether the answer came to its end, failed, or was left by its reader before; None while it is under way.
-        is_final: no figure changes any more: all work has ended.
-        mode: how it was made; where it could have been speculated and wasn't, ``dispatch.reason`` says why.
-        speculation: what drafting and verifying took; None: it raced.
+        tokens: tokens delivered to the reader.
+        tokens_per_second: delivery rate after the first token; None: fewer than two tokens.
+        cost_usd: money for all endpoints together; None: one that worked has no known price.
+        unified_cost_usd: money and energy together; None for the same reason.
+        hand_overs: all hand-overs, in order.
+        wasted_tokens: completion tokens that the reader never got.
+        wasted_prompt_tokens: prompt tokens that endpoints read in vain.
+        usage: tokens of the answer as it was delivered; what each endpoint did for it is in ``endpoints``.
+        ending: whether the answer is complete, failed, or was left by its reader before its end; None: it is under way.
+        is_final: no figure changes any more, because all work has ended.
+        mode: how it was generated; if it could have been speculated and wasn't, ``dispatch.reason`` has the reason.
+        speculation: figures of drafting and verifying; None: it raced.
     """
 
     winner: str | None
@@ -210,20 +217,23 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 class SpeculationReport(Struct, kw_only=True):
-    """What one answer took; counts of tokens but for the first line.
+    """The speculation machine's own tally of one answer, which only the machine writes; in tokens if nothing else is said.
+
+    Its ratios, the bytes and the budget are in ``SpeculationFigures``, which users read.
 
     Args:
-        rounds, hits, branched_rounds, ahead: rounds that were judged, those whose branch was adopted, those with branches, those whose
-            next draft had been sent ahead.
+        rounds, hits, branched_rounds, ahead: rounds with a verdict; the part with an adopted branch, with branches, with the next draft
+            sent ahead.
         stale_verdicts, refusals, losses, fallbacks: verdicts of rounds that were over, drafts refused, connections lost, changes to the
-            remote side.
-        drafted: written by the device, branches included. pre_drafted: of these, on branches. adopted: of these, on adopted branches.
-        judged: of rounds that got their verdict. accepted: of these. corrected, bonus: put there by the verifier.
-        device, remote: settled without being judged; generated by the remote side alone. wasted: drafted and settled by nobody.
-        target_tokens: computed by the target model: judged positions and the one behind them, plain generation. given: the answer's
-            tokens that it read unjudged, as often as it did.
-        retracted: taken back from the reader. offloaded_share: of the chunks' tokens, sent to be judged.
-        is_exact: the answer is what the rule promises; False: the device stood in for a verifier that was gone.
+            remote stream.
+        drafted: generated by the device, with branches. pre_drafted: the part on branches. adopted: the part on adopted branches.
+        verified: drafted tokens of rounds with a verdict. accepted: the accepted part. corrected, bonus: added by the verifier.
+        device, remote: committed without the verifier; generated by the remote stream. wasted: drafted and never committed.
+        target_tokens: computed by the target model: each verified position and the one after it, and the remote stream's.
+        given: tokens of the answer that the verifier read without verifying them, counted each time.
+        retracted: retracted from the reader.
+        chunks, offloaded: drafted tokens of finished chunks; the part of them that was sent to the verifier.
+        is_exact: the answer is what the rule promises; False: the device went on alone when the verifier was gone.
     """
 
     rounds: int = 0
@@ -252,25 +262,25 @@ class SpeculationReport(Struct, kw_only=True):
 
     @property
     def acceptance(self) -> float | None:
-        """Share of judged draft tokens that were accepted; None: nothing was judged."""
+        """Share of verified draft tokens that were accepted; None: none was verified."""
         return self.accepted / self.verified if self.verified else None
 
     @property
     def hit_rate(self) -> float | None:
-        """Share of judged rounds whose pre-drafted branch was adopted; None: no round."""
+        """Share of rounds with an adopted branch; None: no round."""
         return self.hits / self.rounds if self.rounds else None
 
     @property
     def ahead_rate(self) -> float | None:
-        """Share of judged rounds whose next draft had been sent ahead for just their verdict; None: no round."""
+        """Share of rounds with the next draft sent ahead for exactly their verdict; None: no round."""
         return self.ahead / self.rounds if self.rounds else None
 
     @property
     def offloaded_share(self) -> float | None:
-        """Share of tokens in finished chunks that were sent to be judged; None: no chunk was finished."""
+        """Share of tokens in finished chunks that were sent to the verifier; None: no chunk was finished."""
         return self.offloaded / self.chunks if self.chunks else None
 
     @property
     def wasted(self) -> int:
-        """Drafted tokens that didn't become part of the answer."""
+        """Number of drafted tokens that are not part of the answer."""
         return self.drafted - self.accepted - self.device

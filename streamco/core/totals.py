@@ -1,4 +1,4 @@
-"""What a client's answers took, all together: tokens, waste, money, energy, and the budget's share."""
+"""The sums over a client's answers: tokens, waste, money, energy, and the budget's share."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["AnswerCost", "EndpointTotals", "TotalsRecorder", "Totals"]
 
 
 class AnswerCost(Struct, frozen=True, kw_only=True):
-    """What one answer took of everybody; the part of its report that adds up.
+    """The cost of one answer at all endpoints: the part of its report that adds up.
 
     Args:
-        endpoints: each one's part; those that were not started took nothing.
-        ending: None while it is under way, and of a session that broke down.
-        hand_overs: how often it changed endpoints.
+        endpoints: each endpoint's part; those that were not started cost nothing.
+        ending: how it ended; None: it is under way, or its driver failed.
+        hand_overs: number of its hand-overs.
         tokens: delivered to the reader.
         cost_usd, energy_j, unified_cost_usd, wasted_tokens, wasted_prompt_tokens: as in ``Report``.
     """
@@ -38,16 +38,15 @@ class EndpointTotals(Struct, frozen=True, kw_only=True):
 
     Args:
         kind: device or server.
-        requests: how often it was asked; more than once for an answer that it lost, or read ahead, and took over later.
-        won, took_over, read_ahead, lost, speculated: what became of them; the last: it drafted or verified.
-        failed: requests that ended in an error, also of those it had won.
-        prompt_tokens: that it read.
-        completion_tokens: that it made, those nobody read included.
-        estimated_prompt_tokens: of these, what was estimated (cancelled streams send no usage).
-        estimated_completion_tokens: likewise.
-        wasted_tokens: of its completion tokens, those that nobody read.
-        wasted_prompt_tokens: of its prompt tokens, those that were read for nothing.
-        cost_usd, energy_j, unified_cost_usd: as in ``EndpointReport``; None as soon as one request's is not known.
+        requests: number of requests to it; an answer that it lost or read ahead and took over later counts twice or more.
+        won, took_over, read_ahead, lost, speculated: requests by outcome; speculated: it drafted or verified.
+        failed: requests that ended in an error, also if it had won them.
+        prompt_tokens: prompt tokens that it read.
+        completion_tokens: tokens that it generated, with those that the reader never got.
+        estimated_prompt_tokens, estimated_completion_tokens: the estimated part of each (cancelled streams send no usage).
+        wasted_tokens: completion tokens that the reader never got.
+        wasted_prompt_tokens: prompt tokens that were read in vain.
+        cost_usd, energy_j, unified_cost_usd: as in ``EndpointReport``; None as soon as it is not known of one request.
     """
 
     kind: str
@@ -69,7 +68,7 @@ class EndpointTotals(Struct, frozen=True, kw_only=True):
     unified_cost_usd: float | None = 0.0
 
     def plus(self, part: EndpointReport) -> EndpointTotals:
-        """With one more request's part."""
+        """Return the totals with one more request."""
         return EndpointTotals(
             kind=self.kind,
             requests=self.requests + 1,
@@ -92,20 +91,20 @@ class EndpointTotals(Struct, frozen=True, kw_only=True):
 
 
 class Totals(Struct, frozen=True, kw_only=True):
-    """A client's answers so far, in figures; an answer counts when all work behind it has ended.
+    """The figures of a client's answers so far; an answer counts when all work for it has ended.
 
     Args:
-        answers: that have ended: ``complete`` ones, those that ``failed``, and those their reader ``left`` before the end.
-        hand_overs: how often answers changed endpoints.
-        tokens: delivered to readers.
-        wasted_tokens: completion tokens that nobody read: the losers', and what was held for readers who left.
-        wasted_prompt_tokens: prompt tokens that were read for nothing: the losers', mostly.
+        answers: number of answers that have ended: ``complete``, ``failed``, or ``left`` by their reader before the end.
+        hand_overs: number of all hand-overs.
+        tokens: tokens delivered to readers.
+        wasted_tokens: completion tokens that no reader got: those of losing attempts, and those held back when a reader left.
+        wasted_prompt_tokens: prompt tokens that were read in vain, mostly by losing attempts.
         cost_usd: all endpoints together; None as soon as one that worked has no known price.
-        energy_j: of all devices whose model's shape is known; None: there was none.
-        unified_cost_usd: money and energy together; None as ``cost_usd``.
+        energy_j: joules of all devices with a known model shape; None: there was none.
+        unified_cost_usd: money and energy together; None for the same reason as ``cost_usd``.
         budget: allowed share of prompt tokens that the constrained side may process; None before the first answer.
         budget_share: realised share, over the answers that both sides could serve; None before the first.
-        endpoints: each one's part, by name; endpoints that were never asked are left out.
+        endpoints: each endpoint's part, by name; endpoints without a request are left out.
     """
 
     answers: int = 0
@@ -124,7 +123,7 @@ class Totals(Struct, frozen=True, kw_only=True):
     endpoints: dict[str, EndpointTotals] = field(default_factory=dict)
 
     def plus(self, cost: AnswerCost) -> Totals:
-        """With one more answer."""
+        """Return the totals with one more answer."""
         endpoints = dict(self.endpoints)
         for part in cost.endpoints:
             if part.opened is not None:
@@ -147,14 +146,14 @@ class Totals(Struct, frozen=True, kw_only=True):
 
 
 class TotalsRecorder:
-    """The sums over a client's answers, which its client adds to when an answer's work has ended."""
+    """The sums over a client's answers; the client owns it and adds each answer when its work has ended."""
 
     def __init__(self) -> None:
         self._budget: BudgetSteering | None = None
         self._sums = Totals()
 
     def record(self, cost: AnswerCost) -> None:
-        """Add an answer whose work has ended; once for each answer."""
+        """Add an answer, once, when all its work has ended."""
         self._sums = self._sums.plus(cost)
 
     def use_budget(self, budget: BudgetSteering) -> None:
@@ -170,5 +169,5 @@ class TotalsRecorder:
 
 
 def _sum(known: float | None, more: float | None) -> float | None:
-    """None where one of the two is not known."""
+    """Return the sum; None: one of the two is not known."""
     return None if known is None or more is None else known + more

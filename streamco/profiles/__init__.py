@@ -1,4 +1,4 @@
-"""Measured behaviour as data: what policies are planned from, and the JSON file it travels in."""
+"""Measured behaviour as data: the inputs of policies, and their JSON file."""
 
 from __future__ import annotations
 

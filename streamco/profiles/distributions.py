@@ -20,11 +20,11 @@ Floats = NDArray[np.float64]
 
 Integers = NDArray[np.int64]
 
-_TIE = 1e-12  # probabilities closer than this are the same; sums of a million 1/n differ by less
+_TIE = 1e-12  # probabilities closer than this are equal, because sums of a million 1/n differ by less
 
-_MANY = 4096  # samples; two quantiles of more are selected sooner than sorted
+_MANY = 4096  # samples; with more of them, selecting two quantiles is faster than sorting
 
-_RADIX_SHIFT = 48  # bits of a double: exponent and the first 4 of the fraction stay, 16 buckets an octave
+_RADIX_SHIFT = 48  # bits of a double: the exponent and 4 bits of the fraction stay, 16 buckets an octave
 
 _UNSORTED: Floats = np.empty(0)
 
@@ -32,15 +32,15 @@ _UNSORTED: Floats = np.empty(0)
 class TTFTDistribution:
     """A distribution of time to first token: a step function that falls at ``times``.
 
-    Samples, a product-limit curve and published quantiles all take this form. Where the curve ends above zero, that share of requests
-    is never answered: their time is infinite.
+    Samples, a product-limit curve and published quantiles all take this form. If the curve ends above zero, that share of requests is
+    never answered, and their time is infinite.
 
     Args:
         times: seconds, ascending, at least one.
-        survival: probability that the first token comes later than the time beside it; not ascending, within 0..1.
+        survival: for each time, the probability that the first token comes later; not ascending, within 0..1.
 
     Raises:
-        ConfigError: not such a curve.
+        ConfigError: the values are no such curve.
     """
 
     __slots__ = ("_area", "_radix", "_samples", "_steps", "_survival", "_times", "_upto")
@@ -73,13 +73,13 @@ class TTFTDistribution:
 
     @property
     def times(self) -> Floats:
-        """Where the curve falls: seconds, ascending."""
+        """Times at which the curve falls: seconds, ascending."""
         self._sort()
         return self._times
 
     @property
     def survival(self) -> Floats:
-        """Probability of a later first token, beside ``times``."""
+        """Probability of a later first token for each of ``times``."""
         self._sort()
         return self._survival
 
@@ -89,18 +89,18 @@ class TTFTDistribution:
             self._survival = np.arange(self._times.size - 1, -1, -1) / self._times.size
 
     def survival_at(self, time: float) -> float:
-        """Probability that the first token comes later than ``time`` seconds."""
+        """Return the probability that the first token comes later than ``time`` seconds."""
         if self._samples is not None and self._samples.size >= _MANY:
             return float(np.count_nonzero(self._samples > time)) / self._samples.size
         index = int(np.searchsorted(self.times, time, "right"))
         return float(self.survival[index - 1]) if index else 1.0
 
     def cdf(self, time: float) -> float:
-        """Probability that the first token comes within ``time`` seconds."""
+        """Return the probability that the first token comes within ``time`` seconds."""
         return 1.0 - self.survival_at(time)
 
     def quantile(self, share: float) -> float:
-        """Return the time (seconds) within which ``share`` of the requests have their first token; 0 for no share, inf if never."""
+        """Return the time (seconds) within which ``share`` of the requests have their first token; a share of 0: 0; never: inf."""
         if share <= _TIE:
             return 0.0
         if self._samples is not None and self._samples.size >= _MANY and share <= 1.0:
@@ -109,23 +109,23 @@ class TTFTDistribution:
         return float(self.times[index]) if index < self.times.size else math.inf
 
     def _select(self, samples: Floats, rank: int) -> float:
-        """Return the sample of this rank, found by radix: floats that are not negative are ordered as their bits are."""
+        """Return the sample of this rank, found by radix, because floats above zero are ordered like their bits."""
         if self._radix is None:
             buckets = samples.view(np.int64) >> _RADIX_SHIFT
             self._radix = buckets, np.cumsum(np.bincount(buckets))
         buckets, upto = self._radix
         bucket = int(np.searchsorted(upto, rank, "right"))
         members = samples[buckets == bucket]
-        place = rank - (int(upto[bucket - 1]) if bucket else 0)
-        return float(np.partition(members, place)[place])
+        position = rank - (int(upto[bucket - 1]) if bucket else 0)
+        return float(np.partition(members, position)[position])
 
     @property
     def mean(self) -> float:
-        """Seconds; inf where some requests are never answered."""
+        """Mean time in seconds; inf if some requests are never answered."""
         return math.inf if self.survival[-1] > _TIE else float(self.mean_within(self.times[-1]))
 
     def mean_within(self, limit: float | Floats) -> Floats:
-        """E[min(T, limit)] in seconds, for one limit or an array of them: the area below the survival curve."""
+        """Return E[min(T, limit)] in seconds for one limit or an array of them: the area below the survival curve."""
         if self._upto is None or self._steps is None or self._area is None:
             self._upto = np.concatenate(([0.0], self.times))
             self._steps = np.concatenate(([1.0], self.survival))
@@ -138,12 +138,12 @@ class TTFTDistribution:
         return area
 
     def compress(self, points: int = 256) -> TTFTDistribution:
-        """About the same curve with at most ``points`` steps: neighbouring steps fall together at their mean time, so means are kept."""
+        """Return about the same curve with at most ``points`` steps: neighbours are merged at their mean time, which keeps the mean."""
         if self.times.size <= points:
             return self
         ends = np.unique(np.linspace(0, self.times.size, points + 1).round().astype(np.int64))[1:]
         starts = np.concatenate(([0], ends[:-1]))
-        mass = -np.diff(np.concatenate(([1.0], self.survival))) + 1e-300  # a step of no height still has a place
+        mass = -np.diff(np.concatenate(([1.0], self.survival))) + 1e-300  # a step of no height still has a time
         times = np.add.reduceat(mass * self.times, starts) / np.add.reduceat(mass, starts)
         return TTFTDistribution(np.maximum.accumulate(times), self.survival[ends - 1])
 
@@ -159,14 +159,14 @@ class TTFTDistribution:
 
 
 class LengthDistribution:
-    """How long prompts are.
+    """A distribution of prompt lengths.
 
     Args:
         lengths: tokens, ascending, at least 1 each, without repetition.
-        counts: how often each was seen (or any other weight), above zero.
+        counts: number of prompts of each length, or any other weight; above zero.
 
     Raises:
-        ConfigError: not such a table.
+        ConfigError: the values are no such table.
     """
 
     __slots__ = ("counts", "lengths")
@@ -181,10 +181,10 @@ class LengthDistribution:
 
     @classmethod
     def from_samples(cls, samples: Sequence[int] | Integers) -> LengthDistribution:
-        """Return the distribution of prompts seen (tokens each).
+        """Return the distribution of sampled prompt lengths (tokens).
 
         Raises:
-            ConfigError: none, or one below 1.
+            ConfigError: no samples, or one below 1.
         """
         values = np.asarray(samples, dtype=np.int64)
         if values.ndim != 1 or not values.size or int(values.min()) < 1:
@@ -201,24 +201,24 @@ class LengthDistribution:
 
     @property
     def probabilities(self) -> Floats:
-        """p(l), beside ``lengths``."""
+        """Probability of each of ``lengths``: p(l)."""
         shares: Floats = self.counts / self.counts.sum()
         return shares
 
     @property
     def token_shares(self) -> Floats:
-        """p(l) l / E[l]: which share of all prompt tokens the prompts of each length hold."""
+        """Share of all prompt tokens in the prompts of each length: p(l) l / E[l]."""
         tokens = self.counts * self.lengths
         shares: Floats = tokens / tokens.sum()
         return shares
 
     @property
     def mean(self) -> float:
-        """E[l] in tokens."""
+        """Mean length in tokens: E[l]."""
         return float((self.counts * self.lengths).sum() / self.counts.sum())
 
     def group(self, groups: int) -> LengthDistribution:
-        """About the same distribution with at most ``groups`` lengths: neighbours are replaced by the longest of them."""
+        """Return about the same distribution with at most ``groups`` lengths: neighbours are replaced by the longest of them."""
         if self.lengths.size <= groups:
             return self
         ends = np.unique(np.linspace(0, self.lengths.size, groups + 1).round().astype(np.int64))
@@ -236,17 +236,17 @@ class LengthDistribution:
 
 
 class RemainingLength(Struct, frozen=True, dict=True):
-    """How many tokens an answer still has, given how many it has so far: a survival curve of answer lengths.
+    """A survival curve of answer lengths, which gives the expected number of tokens that an answer still has.
 
-    Beyond the last step the curve goes on as a Pareto tail of index 2: an answer that has outlasted all others is expected to become
-    twice as long, so the expectation is always finite. That also holds where the curve ends at zero.
+    Beyond the last step the curve continues as a Pareto tail of index 2, also if it ends at zero. An answer that is longer than all others
+    is expected to become twice as long, so the expectation is always finite.
 
     Args:
-        lengths: where the curve falls: tokens, ascending, without repetition, at least one.
-        survival: probability that an answer is longer than the length beside it; not ascending, within 0..1, zero only at the end.
+        lengths: lengths at which the curve falls: tokens, ascending, without repetition, at least one.
+        survival: for each length, the probability that an answer is longer; not ascending, within 0..1, zero only at the end.
 
     Raises:
-        ConfigError: not such a curve.
+        ConfigError: the values are no such curve.
     """
 
     lengths: tuple[int, ...]
@@ -263,11 +263,11 @@ class RemainingLength(Struct, frozen=True, dict=True):
             )
 
     def expected(self, position: float, limit: float | None = None) -> float:
-        """E[L - position | L > position] in tokens; takes a microsecond.
+        """Return E[L - position | L > position] in tokens; it takes a microsecond.
 
         Args:
             position: tokens of the answer so far.
-            limit: no answer gets longer (``max_tokens``): E[min(L, limit) - position | L > position].
+            limit: limit of the answer's length (``max_tokens``): E[min(L, limit) - position | L > position].
         """
         if limit is not None and limit <= position:
             return 0.0
@@ -278,7 +278,7 @@ class RemainingLength(Struct, frozen=True, dict=True):
         return max(0.0, left / (self.survival[at - 1] if at else 1.0))
 
     def compress(self, points: int = 256) -> RemainingLength:
-        """About the same curve with at most ``points`` steps: between those that stay it is replaced by its mean, so means are kept."""
+        """Return about the same curve with at most ``points`` steps: between them it is replaced by its mean, which keeps the mean."""
         if len(self.lengths) <= points:
             return self
         kept = np.unique(np.linspace(0, len(self.lengths) - 1, points).round().astype(np.int64))
@@ -288,13 +288,13 @@ class RemainingLength(Struct, frozen=True, dict=True):
 
     @cached_property
     def _areas(self) -> tuple[float, ...]:
-        """Area below the curve from each of ``lengths`` on."""
+        """Areas below the curve from each of ``lengths`` on."""
         steps = np.diff(np.array(self.lengths, dtype=np.float64)) * np.array(self.survival[:-1])
         tail = self.survival[-1] * self.lengths[-1]
         return tuple(np.cumsum(np.append(steps, tail)[::-1])[::-1].tolist())
 
     def _beyond(self, position: float) -> float:
-        """Area below the curve from ``position`` on."""
+        """Return the area below the curve from ``position`` on."""
         last = self.lengths[-1]
         if position >= last:
             return self.survival[-1] * last * last / position if position else 0.0

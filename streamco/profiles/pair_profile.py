@@ -1,4 +1,4 @@
-"""What was measured of a draft model and its verifier, as data."""
+"""Measurements of a draft model and its verifier, as data."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ __all__ = ["PairProfile"]
 
 
 class PairProfile(Struct, frozen=True, kw_only=True):
-    """A draft model and its verifier, as ``streamco calibrate --pair`` finds them (Synera section 5). Times in seconds; None: not known.
+    """The measured figures of a draft and a target model by ``streamco calibrate --pair`` (Synera section 5). Times in
+    seconds; None: not known.
 
     Args:
         draft, target: names of the models.
-        window: gamma, tokens of the drafts that were judged.
-        rounds: how many were.
-        acceptance: alpha, by E = (1 - alpha^(gamma + 1)) / (1 - alpha).
-        hit_rate: share of rounds that a branch drafted in advance would have met, with the times below.
-        mean_confidence: of draft tokens.
-        confidence_threshold: c_th, the mean confidence of chunks that were accepted whole.
-        importance_thresholds: (budget, i_th): that share of the chunks is more important than i_th.
-        chunks: (confidence, importance) of each; what the first plan under a budget is made on.
-        rtt: round trip on the link.
-        wait: from sending a draft to its verdict.
-        step_times: of the draft model for one token on each of 1, 2, ... sequences in one batch.
-        verify_times: (drafted tokens, time of the verifier's batch).
-        remote_step: between two tokens of the verifier's model when it generates alone.
-        note: what a reader of the figures should know.
+        window: number of tokens of each verified draft (gamma).
+        rounds: number of verified drafts.
+        acceptance: probability that a draft token is accepted (alpha), by E = (1 - alpha^(gamma + 1)) / (1 - alpha).
+        hit_rate: share of rounds for which a pre-drafted branch would have matched the verdict, with the times below.
+        mean_confidence: mean confidence of draft tokens.
+        confidence_threshold: mean confidence of chunks that were accepted whole (c_th).
+        importance_thresholds: pairs (budget, i_th): this share of the chunks is more important than i_th.
+        chunks: (confidence, importance) of each chunk, for the first plan under a budget.
+        rtt: round-trip time of the link.
+        wait: time from sending a draft to its verdict.
+        step_times: the draft model's time for one token on each of 1, 2, ... sequences in one batch.
+        verify_times: pairs (drafted tokens, time of the verifier's batch).
+        remote_step: time between two tokens of the target model when it generates alone.
+        note: remarks for a reader of the figures.
 
     Raises:
-        ConfigError: figures that can't be.
+        ConfigError: impossible figures.
     """
 
     draft: str = ""
@@ -53,7 +54,7 @@ class PairProfile(Struct, frozen=True, kw_only=True):
     note: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what can't be."""
+        """Refuse impossible figures."""
         for field in ("acceptance", "hit_rate", "mean_confidence", "confidence_threshold"):
             value = getattr(self, field)
             if value is not None and not 0.0 <= value <= 1.0:

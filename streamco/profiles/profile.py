@@ -1,7 +1,6 @@
-"""Measured behaviour as data: how soon a server answers, how fast a device is, how long prompts and answers are, what it all costs.
+"""Measured behaviour as data: the server's first tokens, the device's speed, lengths of prompts and answers, and costs.
 
-The distributions are what policies are planned from. A ``Profile`` holds them together and travels as JSON; who reads and writes the
-bytes is somebody else's business.
+Policies are planned from the distributions. A ``Profile`` holds them together and is stored as JSON; its callers read and write the file.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ PROFILE_VERSION = 1
 
 
 class DeviceSpeed(Struct, frozen=True, kw_only=True):
-    """How soon a device answers: k l + c (DiSCo section 4.2), times a factor for how it strays from that line.
+    """A device's time to first token: k l + c (DiSCo section 4.2), times a factor for its jitter around that line.
 
     Args:
-        seconds_per_token: k, of prefill.
-        overhead: c, seconds.
-        decode_tokens_per_s: tokens per second once it answers; None: not known.
-        jitter: measured / predicted time, equally likely values; (1.0,): always on the line.
+        seconds_per_token: prefill time of a token (k).
+        overhead: seconds that don't depend on length (c).
+        decode_tokens_per_s: decode rate; None: not known.
+        jitter: ratios of measured to predicted time, equally likely; (1.0,): always on the line.
     """
 
     seconds_per_token: float
@@ -48,7 +47,7 @@ class DeviceSpeed(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_rates(cls, prefill_tokens_per_s: float, decode_tokens_per_s: float | None = None, *, overhead: float = 0.0) -> DeviceSpeed:
-        """From the two rates that benchmarks print (tokens per second); ``overhead`` in seconds.
+        """Return the speed for the two rates that benchmarks print (tokens per second); ``overhead`` in seconds.
 
         Raises:
             ConfigError: a rate that is not above zero.
@@ -58,19 +57,19 @@ class DeviceSpeed(Struct, frozen=True, kw_only=True):
         return cls(seconds_per_token=1.0 / prefill_tokens_per_s, overhead=overhead, decode_tokens_per_s=decode_tokens_per_s)
 
     def ttft(self, tokens: int) -> float:
-        """Seconds to the first token of a prompt of ``tokens``, on the line."""
+        """Return the seconds to the first token of a prompt of ``tokens``, on the line."""
         return self.seconds_per_token * tokens + self.overhead
 
 
 class Link(Struct, frozen=True, kw_only=True):
-    """The network between device and server."""
+    """The network link between device and server."""
 
     rtt: float  # seconds
-    bytes_per_s: float | None = None  # upwards; None: not known
+    bytes_per_s: float | None = None  # from device to server; None: not known
 
 
 class Prices(Struct, frozen=True, kw_only=True):
-    """US dollars per token of a server."""
+    """A server's prices in US dollars per token."""
 
     prompt: float
     completion: float
@@ -84,7 +83,7 @@ class Prices(Struct, frozen=True, kw_only=True):
 
 
 class ModelShape(Struct, frozen=True, kw_only=True):
-    """What the arithmetic of a transformer follows from (DiSCo Appendix E.2)."""
+    """The dimensions of a transformer that its FLOPs follow from (DiSCo Appendix E.2)."""
 
     layers: int
     width: int  # d_model
@@ -99,21 +98,21 @@ class ModelShape(Struct, frozen=True, kw_only=True):
 
 
 class Profile(Struct, frozen=True, kw_only=True):
-    """What is known of one user's device, server and prompts; None: not known.
+    """The figures of one user's device, server and prompts; None: not known.
 
     Args:
-        name: what it describes.
+        name: name of what it describes.
         server_ttft: time to first token of the server.
-        server_tokens_per_s: its decode rate.
+        server_tokens_per_s: decode rate of the server.
         device: speed of the device.
-        lengths: of prompts, in tokens.
-        answers: how long answers are.
-        prices: of the server.
-        shape: of the device's model.
-        link: between the two.
-        pair: the device's model as a draft model of the server's.
-        note: what a reader of the figures should know.
-        version: of this format.
+        lengths: prompt lengths, in tokens.
+        answers: answer lengths, in tokens.
+        prices: prices of the server.
+        shape: dimensions of the device's model.
+        link: network link between the two.
+        pair: figures of the device's model as a draft model for the server's.
+        note: remarks for a reader of the figures.
+        version: version of this format.
     """
 
     name: str = ""
@@ -130,16 +129,16 @@ class Profile(Struct, frozen=True, kw_only=True):
     version: int = PROFILE_VERSION
 
     def to_json(self) -> bytes:
-        """UTF-8 JSON, indented; ``from_json`` gives an equal profile."""
+        """Return the profile as indented UTF-8 JSON; ``from_json`` returns an equal profile."""
         return msgspec.json.format(msgspec.json.encode(self, enc_hook=_to_plain), indent=1) + b"\n"
 
     @classmethod
     def from_json(cls, data: bytes | str, *, where: str = "profile") -> Profile:
-        """Read a profile.
+        """Return the profile in JSON data.
 
         Args:
-            data: JSON.
-            where: what errors call it, such as the file's name.
+            data: JSON text.
+            where: name of the data for error texts, such as the file's name.
 
         Raises:
             ConfigError: not JSON, not a profile, or a version this release doesn't know.
@@ -185,10 +184,10 @@ def _from_plain(kind: Any, value: Any) -> Any:
             table = msgspec.convert(value, _Counts)
             return LengthDistribution(table.lengths, table.counts)
     except msgspec.ValidationError as error:
-        raise ValueError(str(error)) from error  # the decoder adds where to anything but its own error
+        raise ValueError(str(error)) from error  # the decoder adds the place to any error except its own
     raise NotImplementedError(f"expected part of a profile, got {kind}")
 
 
 def _is_number(value: object) -> bool:
-    """Return a finite number, not below zero."""
+    """Return True for a finite number that is not below zero."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0

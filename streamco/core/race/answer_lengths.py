@@ -1,12 +1,12 @@
-"""How many tokens an answer still has, learned over a sliding window (l_remaining of DiSCo equation 5).
+"""Remaining length of an answer in tokens, learned over a sliding window (l_remaining of DiSCo equation 5).
 
-Answers that the reader, a failure or ``max_tokens`` cut off are *right-censored*: they would have become longer. Dropping them, or taking
-them as they are, would make answers look shorter than they are, and long ones most, so the curve is estimated by the product-limit method
-(``core.estimators``). It needs that being cut off says nothing about how long the answer would have become.
+Answers that the reader, a failure or ``max_tokens`` cut off are *right-censored*: they would have become longer. If they were dropped, or
+taken as they are, answers would look shorter than they are, and long ones most. So the curve is estimated by the product-limit method
+(``core.race.estimators``). The method needs cut-offs that are independent of the length the answer would have had.
 
-What was known before takes part as so many more answers, spread as the prior says: where many answers of this client are under way it
-hardly counts, beyond the longest of them it decides alone. Two curves made separately and then mixed would give samples that were nearly
-all cut off early as much say about the tail as if they had been seen to their end.
+A prior takes part as a number of further answers, spread as the prior has it. It hardly counts at lengths that many answers of this client
+have reached, and beyond the longest of them it decides alone. If two curves were made separately and then mixed, samples that were nearly
+all cut off early would count as much for the tail as samples that were seen to their end.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ Source: github.com/Azure/AzurePublicDataset, AzureLLMInferenceTrace_conv, commit
 "Splitwise: Efficient Generative LLM Inference Using Phase Splitting", ISCA 2024).
 """
 
-_POINTS = 8  # equally likely answers between two quantiles
+_POINTS = 8  # equally likely lengths between two quantiles
 _TAIL_STEPS = 20  # half an octave each: to a million tokens
 
 
@@ -62,8 +62,8 @@ def _typical() -> RemainingLength:
     shares, tokens = np.array(QUANTILES, dtype=np.float64).T
     middles = (np.arange(_POINTS) + 0.5) / _POINTS
     spread = (tokens[:-1, None] + np.diff(tokens)[:, None] * middles).round()
-    body, place = np.unique(spread, return_inverse=True)
-    survival = 1.0 - np.cumsum(np.bincount(place.ravel(), np.repeat(np.diff(shares) / _POINTS, _POINTS)))
+    body, index = np.unique(spread, return_inverse=True)
+    survival = 1.0 - np.cumsum(np.bincount(index.ravel(), np.repeat(np.diff(shares) / _POINTS, _POINTS)))
     tail = tokens[-1] * 2.0 ** (np.arange(_TAIL_STEPS) / 2)
     beyond = (1.0 - shares[-1]) * (tokens[-1] / tail) ** 2 / np.sqrt(2.0)  # of each step's middle
     lengths = np.append(body, tail.round()).astype(np.int64)
@@ -74,12 +74,12 @@ TYPICAL = _typical()
 
 
 class AnswerLengths:
-    """Expected remaining length of an answer, from the latest answers, those that were cut off included.
+    """The estimate of remaining answer lengths from the latest answers, with those that were cut off.
 
     Args:
-        window: how many answers are kept.
-        prior: what was known before; None: ``TYPICAL``.
-        prior_weight: how many answers the prior is worth.
+        window: number of answers kept.
+        prior: curve that was known before; None: ``TYPICAL``.
+        prior_weight: number of answers that the prior is worth.
     """
 
     def __init__(self, window: int = 1000, *, prior: RemainingLength | None = None, prior_weight: float = 20.0) -> None:
@@ -93,7 +93,7 @@ class AnswerLengths:
         return len(self._tokens)
 
     def observe(self, tokens: int, *, is_censored: bool = False) -> None:
-        """Add an answer of so many tokens; censored: it was cut off there.
+        """Add the length of an answer; censored: it was cut off there.
 
         Raises:
             UsageError: a length below zero.
@@ -105,13 +105,13 @@ class AnswerLengths:
         self._estimate = None
 
     def estimate(self) -> RemainingLength:
-        """Return the curve now; made anew only after new answers (1000 of them: 0.3 ms)."""
+        """Return the curve now; it is computed only after new answers (0.3 ms for 1000 answers)."""
         if self._estimate is None:
             self._estimate = self._make() if self._tokens else self._prior
         return self._estimate
 
     def remaining(self, position: float, *, limit: float | None = None) -> float:
-        """Expected tokens behind ``position``, given that the answer goes on there; ``limit``: no answer gets longer (``max_tokens``)."""
+        """Return the expected tokens after ``position``, if the answer goes on there; ``limit``: no answer gets longer (``max_tokens``)."""
         return self.estimate().expected(position, limit)
 
     def _make(self) -> RemainingLength:
@@ -120,7 +120,7 @@ class AnswerLengths:
         if self._prior_weight:
             steps = np.array(self._prior.lengths, dtype=np.float64)
             left = np.array(self._prior.survival)
-            shares = np.append(-np.diff(left, prepend=1.0), left[-1])  # what is left counts as cut off at the end
+            shares = np.append(-np.diff(left, prepend=1.0), left[-1])  # the rest counts as cut off at the end
             tokens = np.concatenate((tokens, steps, steps[-1:]))
             was_censored = np.concatenate((was_censored, np.zeros(steps.size, dtype=np.bool_), [True]))
             has_weight = np.append(np.ones(len(self), dtype=np.bool_), shares > 0)
@@ -128,6 +128,6 @@ class AnswerLengths:
             tokens, was_censored, weights = tokens[has_weight], was_censored[has_weight], weights[has_weight]
         lengths, survival = product_limit(tokens, was_censored, weights)
         longest = tokens.max()
-        if not lengths.size or longest > lengths[-1]:  # cut off, all of those: nobody was seen to end beyond
+        if not lengths.size or longest > lengths[-1]:  # the longest were all cut off: no end was seen beyond
             lengths, survival = np.append(lengths, longest), np.append(survival, survival[-1:] if survival.size else 1.0)
         return RemainingLength(tuple(lengths.astype(np.int64).tolist()), tuple(survival.tolist()))

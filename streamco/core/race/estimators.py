@@ -1,11 +1,11 @@
-"""What is learned from one user's requests, over sliding windows.
+"""Estimators over sliding windows of one user's requests.
 
 A server's time to first token is *right-censored* whenever the device won and the server was cancelled: all that is known is that it
-would have taken longer. Dropping those samples, or taking them as they are, would make the server look faster than it is, so the
-distribution is estimated by the product-limit method (Kaplan and Meier 1958). It needs that being cut off says nothing about the time
-itself, which holds here: when the device answers depends on the prompt's length, and the server's time hardly does (DiSCo section 3).
+would have taken longer. If those samples were dropped, or taken as they are, the server would look faster than it is. So the
+distribution is estimated by the product-limit method (Kaplan and Meier 1958). The method needs censoring that is independent of the time
+itself. That holds here: when the device answers depends on the prompt's length, and the server's time hardly does (DiSCo section 3).
 
-Device times are a line through noise with outliers (another program took the CPU, the model was loaded): its slope is the median of the
+Device times are a line through noise with outliers (another program took the CPU, the model was loaded). Its slope is the median of the
 slopes between all pairs of samples (Theil 1950, Sen 1968), which up to 29 % of outliers can't move far.
 """
 
@@ -23,20 +23,20 @@ __all__ = ["DeviceFit", "LengthWindow", "ProductLimit", "is_burst", "product_lim
 Floats = NDArray[np.float64]
 
 _TAIL_STEPS = 8
-_BURST_TOKENS = 16  # fewer may well come in one network read
-_BURST_SHARE = 0.02  # of the time before them: a server that decodes takes longer over its answer than this
+_BURST_TOKENS = 16  # fewer tokens may come in one network read
+_BURST_SHARE = 0.02  # of the time before them: a server that decodes needs a larger share for its answer
 
 
 class ProductLimit:
     """The server's time-to-first-token distribution from its latest samples, censored ones included.
 
-    Up to the last answer that was seen the curve is the product-limit estimate. Beyond it nobody was seen to answer, so the mass that
-    is left follows the prior's tail (the prior's survival from there on, scaled to meet the curve), or without a prior a Pareto tail of
-    index 2 from the longest time that was waited. A prior also counts like so many samples of its own in the body.
+    Up to the last uncensored sample the curve is the product-limit estimate. Nothing is known beyond it, so the mass that is left follows
+    the prior's tail: its survival from there on, scaled to meet the curve. Without a prior it follows a Pareto tail of index 2 from the
+    longest time that was waited. A prior also counts as a number of samples in the body.
 
     Args:
-        window: how many samples are kept.
-        prior_weight: how many samples the prior is worth.
+        window: number of samples kept.
+        prior_weight: number of samples that the prior is worth.
     """
 
     def __init__(self, window: int = 1000, prior_weight: float = 20.0) -> None:
@@ -57,7 +57,7 @@ class ProductLimit:
         self.events += not is_censored
 
     def estimate(self, prior: TTFTDistribution | None = None) -> TTFTDistribution | None:
-        """Return the distribution now; the prior itself while no answer was seen, None when there is neither."""
+        """Return the distribution now; the prior itself if no sample is uncensored, None: there is neither."""
         if not self.events:
             return prior
         seconds, was_censored = np.array(self._seconds), np.array(self._is_censored)
@@ -71,29 +71,29 @@ class ProductLimit:
 class DeviceFit:
     """The device's line k l + c from its latest samples.
 
-    With fewer than ``least`` samples, or all of about one length, two numbers can't be told apart: then the prior's line is scaled by the
+    Fewer than ``min_samples`` samples, or samples of about one length, don't determine two numbers. Then the prior's line is scaled by the
     median ratio, or without a prior the line goes through the origin.
 
     Args:
-        window: how many samples are kept; the fit takes time quadratic in it (128: 0.3 ms).
-        least: samples needed for a line of its own.
+        window: number of samples kept; the fit takes time quadratic in it (128: 0.3 ms).
+        min_samples: samples needed for a line without the prior.
     """
 
-    def __init__(self, window: int = 128, least: int = 8) -> None:
+    def __init__(self, window: int = 128, min_samples: int = 8) -> None:
         self._tokens: deque[int] = deque(maxlen=window)
         self._seconds: deque[float] = deque(maxlen=window)
-        self._least = least
+        self._min_samples = min_samples
 
     def __len__(self) -> int:
         return len(self._tokens)
 
     def observe(self, tokens: int, seconds: float) -> None:
-        """Add a sample: time to first token of a prompt of which ``tokens`` were prefilled (those found in the cache left out)."""
+        """Add the time to first token of a prompt of which ``tokens`` were prefilled (without cached ones)."""
         self._tokens.append(max(1, tokens))
         self._seconds.append(seconds)
 
     def estimate(self, prior: DeviceSpeed | None = None) -> DeviceSpeed | None:
-        """Return the line now, with how samples stray from it; the prior while there are no samples, None when there is neither."""
+        """Return the line now, with the samples' jitter around it; the prior if there are no samples, None: there is neither."""
         if not self._tokens:
             return prior
         tokens, seconds = np.array(self._tokens, dtype=np.float64), np.array(self._seconds)
@@ -104,7 +104,7 @@ class DeviceFit:
         )
 
     def _line(self, tokens: Floats, seconds: Floats, prior: DeviceSpeed | None) -> tuple[float, float]:
-        if tokens.size < self._least or tokens.max() < 1.5 * tokens.min():
+        if tokens.size < self._min_samples or tokens.max() < 1.5 * tokens.min():
             if prior is None:
                 return float(np.median(seconds / tokens)), 0.0
             expected = prior.seconds_per_token * tokens + prior.overhead
@@ -116,7 +116,7 @@ class DeviceFit:
 
 
 class LengthWindow:
-    """Lengths of the latest prompts, in tokens."""
+    """The lengths of the latest prompts, in tokens."""
 
     def __init__(self, window: int = 2000) -> None:
         self._lengths: deque[int] = deque(maxlen=window)
@@ -125,26 +125,26 @@ class LengthWindow:
         return len(self._lengths)
 
     def observe(self, tokens: int) -> None:
-        """Add a prompt."""
+        """Add the length of a prompt."""
         self._lengths.append(max(1, tokens))
 
     def estimate(self, prior: LengthDistribution | None = None, prior_weight: float = 20.0) -> LengthDistribution | None:
-        """Return the distribution now, the prior counting as ``prior_weight`` prompts; None when there is neither."""
+        """Return the distribution now, in which the prior counts as ``prior_weight`` prompts; None: there is neither."""
         if not self._lengths:
             return prior
         seen = LengthDistribution.from_samples(np.array(self._lengths))
         if prior is None or not prior_weight:
             return seen
         lengths = np.concatenate((seen.lengths, prior.lengths))
-        unique, place = np.unique(lengths, return_inverse=True)
-        return LengthDistribution(unique, np.bincount(place, np.concatenate((seen.counts, prior.probabilities * prior_weight))))
+        unique, index = np.unique(lengths, return_inverse=True)
+        return LengthDistribution(unique, np.bincount(index, np.concatenate((seen.counts, prior.probabilities * prior_weight))))
 
 
 def is_burst(tokens: int, ttft: float, spread: float) -> bool:
-    """Return True if an answer was held back by a proxy and came in one piece, so that its times say nothing about the server.
+    """Return True if an answer was held back by a proxy and came in one piece, so that its times don't show the server's speed.
 
     Args:
-        tokens: of the answer.
+        tokens: length of the answer.
         ttft: seconds to its first token.
         spread: seconds from its first to its last token.
     """
@@ -152,24 +152,24 @@ def is_burst(tokens: int, ttft: float, spread: float) -> bool:
 
 
 def product_limit(values: Floats, was_censored: NDArray[np.bool_], weights: Floats | None = None) -> tuple[Floats, Floats]:
-    """Kaplan and Meier's estimate: where events were seen, ascending and distinct, and the survival after each.
+    """Return Kaplan and Meier's estimate: the values of events, ascending and distinct, and the survival after each.
 
     Args:
-        values: one a sample.
-        was_censored: beside them: all that is known is that it would have been more.
-        weights: beside them, what each sample counts; None: one.
+        values: one value for each sample.
+        was_censored: True for each sample that would have had a larger value.
+        weights: weight of each sample; None: one each.
     """
-    steps, place = np.unique(values, return_inverse=True)
+    steps, index = np.unique(values, return_inverse=True)
     counts = np.ones(values.size) if weights is None else weights
-    events = np.bincount(place, counts * ~was_censored).astype(np.float64)
-    at_risk = np.bincount(place, counts).astype(np.float64)[::-1].cumsum()[::-1]  # a censored sample is at risk at its own value
+    events = np.bincount(index, counts * ~was_censored).astype(np.float64)
+    at_risk = np.bincount(index, counts).astype(np.float64)[::-1].cumsum()[::-1]  # a censored sample is at risk at its own value
     survival = np.cumprod(1.0 - events / at_risk)
     is_event = events > 0
     return steps[is_event], survival[is_event]
 
 
 def _add_tail(times: Floats, survival: Floats, longest: float, prior: TTFTDistribution | None) -> tuple[Floats, Floats]:
-    """Return the curve continued to zero beyond its last event; ``longest`` is the longest time anybody waited."""
+    """Return the curve continued to zero beyond its last event; ``longest`` is the longest time that was waited."""
     left = float(survival[-1])
     if left <= 1e-12:
         return times, np.append(survival[:-1], 0.0)
@@ -195,7 +195,7 @@ def _blend(times: Floats, survival: Floats, samples: int, prior: TTFTDistributio
 
 
 def theil_sen(tokens: Floats, seconds: Floats) -> tuple[float, float]:
-    """Slope and offset of a robust line, neither below zero; at least two different ``tokens`` are expected."""
+    """Return slope and offset of a robust line, neither below zero; at least two different ``tokens`` are expected."""
     first, second = np.triu_indices(tokens.size, 1)
     runs = tokens[second] - tokens[first]
     is_apart = runs != 0
@@ -209,7 +209,7 @@ def theil_sen(tokens: Floats, seconds: Floats) -> tuple[float, float]:
 
 
 def _jitter(seconds: Floats, expected: Floats) -> tuple[float, ...]:
-    """Nine equally likely ratios of measured to expected time, from 20 samples on."""
+    """Return nine equally likely ratios of measured to expected time; below 20 samples: 1 alone."""
     if seconds.size < 20 or not (expected > 0).all():
         return (1.0,)
     ratios = np.quantile(seconds / expected, (np.arange(9) + 0.5) / 9)

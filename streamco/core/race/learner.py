@@ -1,10 +1,10 @@
-"""From what happened to what to do next: samples in, an immutable plan out.
+"""The dispatch learner: samples in, an immutable plan out.
 
-Learning is not deciding. A ``Learner`` lives as long as its client; a session takes the plan as it is when it begins, with the seed of its
-own dice, and both belong into its log. Plans are made when they are asked for, and only after enough new samples.
+Learning is separate from deciding. A ``Learner`` lives as long as its client. A race takes the plan as it is when the race begins, with
+the seed of its own rng, and both belong in its log. Plans are made when they are asked for, and only after enough new samples.
 
-While too little is known the plan is to start both sides at once: it is the fastest answer, shows what is to be learned, and the budget
-is held by steering. A prior profile takes the place of that.
+As long as too little is known, the plan is to start both sides at once: it gives the fastest answer, shows what is to be learned, and the
+budget is held by steering. With a prior profile this phase is skipped.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ PolicyName = Literal[
 ]
 
 _IMPLIED: dict[str, Side] = {"device-constrained": "device", "proportional-wait": "device", "server-constrained": "server"}
-_LEAST = 20  # samples of a kind before a plan rests on them alone
-_LEAST_EVENTS = 5  # of those, answers that were seen
-_EXPLORE_LEARNING = 0.25  # while nothing is known the tail is worth more than the tokens
-_OPTIMAL_SIZE = 64  # waits and lengths told apart in a plan made between two requests
+_MIN_SAMPLES = 20  # of a kind, before a plan is made from them without a prior
+_MIN_EVENTS = 5  # samples among them that are not censored
+_EXPLORE_LEARNING = 0.25  # while little is known, the tail of the distribution is worth more than the tokens
+_OPTIMAL_SIZE = 64  # waits and lengths distinguished in a plan that is made between two requests
 
 
 class ServerTTFT(Struct, frozen=True):
-    """The server's time to first token.
+    """A sample of the server's time to first token.
 
     Args:
-        seconds: from the start of its attempt; censored: until it was cancelled.
+        seconds: from the start of its attempt; censored: until the attempt was cancelled.
         is_censored: the first token had not come by then.
-        is_burst: a proxy held the answer back (``estimators.is_burst``); nothing is learned from it.
+        is_burst: a proxy held the answer back (``estimators.is_burst``), so nothing is learned from it.
     """
 
     seconds: float
@@ -64,14 +64,14 @@ class ServerTTFT(Struct, frozen=True):
 
 
 class DeviceTTFT(Struct, frozen=True):
-    """The device's time to first token: ``tokens`` prefilled (those found in the cache left out), in ``seconds`` from its start."""
+    """A sample of the device's time to first token: ``tokens`` prefilled (without cached ones), in ``seconds`` from its start."""
 
     tokens: int
     seconds: float
 
 
 class PromptLength(Struct, frozen=True):
-    """A prompt of ``tokens`` came."""
+    """A sample of the prompt length, in tokens."""
 
     tokens: int
 
@@ -80,15 +80,15 @@ Sample = ServerTTFT | DeviceTTFT | PromptLength
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What to do until further notice.
+    """The dispatch plan of new races until the next one is made.
 
     Args:
-        policy: decides.
-        constrained: the side whose tokens count against the budget.
+        policy: makes the decision of each race.
+        constrained: the side with the tokens that count against the budget.
         budget: share of prompt tokens that side may process.
         explore: probability that the loser of a race may run to its first token.
-        revision: counts the plans of one learner.
-        basis: what it rests on, for reports.
+        revision: number of the plan among those of its learner.
+        basis: what was known when it was made, for reports.
     """
 
     policy: Policy
@@ -107,20 +107,20 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 
 class Learner:
-    """Learns how one client's sides behave, and plans from it.
+    """The estimates of how one client's sides behave, and the plans made from them; the client's dispatcher owns it.
 
     Args:
         budget: share of prompt tokens the constrained side may process, 0..1.
-        policy: a policy's name, or "auto": Algorithm 2 or 3, by what Algorithm 1 says of the costs.
-        prior: what was known before; counts like ``prior_weight`` samples, and prices and shape are taken from it.
-        constrained: the side to be spared; None: by the policy's name, else by costs.
+        policy: a policy's name, or "auto": Algorithm 2 or 3, as Algorithm 1 decides from the costs.
+        prior: what was known before. It counts as ``prior_weight`` samples, and prices and shape are taken from it.
+        constrained: the side that the budget limits; None: by the policy's name, else by costs.
         exchange_rate: US dollars per million GFLOPs of the device (``policies.cost``).
         tail: alpha of Algorithm 2.
         tail_weight: weight of the tail for "optimal".
-        explore: probability that a loser may run to its first token.
-        window: server samples kept.
-        prior_weight: samples.
-        replan_every: samples between two plans at most; the first ones come sooner.
+        explore: probability that a losing attempt may run to its first token.
+        window: number of server samples kept.
+        prior_weight: number of samples that the prior is worth.
+        replan_every: at most this many samples lie between two plans; the first plans come sooner.
 
     Raises:
         ConfigError: a setting out of range, an unknown policy.
@@ -174,7 +174,7 @@ class Learner:
     # Learning
 
     def observe(self, sample: Sample) -> None:
-        """Learn from one sample; cheap, the work is done when a plan is asked for.
+        """Add one sample; the work is done when a plan is asked for.
 
         Raises:
             UsageError: a time that is negative or not finite.
@@ -193,7 +193,7 @@ class Learner:
         self._seen += 1
 
     def set_costs(self, prices: Prices | None, shape: ModelShape | None) -> None:
-        """Say what the server charges and what the device's model is like, once that is known; None leaves what was known before."""
+        """Set the server's prices and the shape of the device's model; None keeps what was known before."""
         self._prices, self._shape = prices or self._prices, shape or self._shape
         self._plan = None
 
@@ -201,7 +201,7 @@ class Learner:
 
     @property
     def constrained(self) -> Side:
-        """The side whose tokens count against the budget."""
+        """The side with the tokens that count against the budget."""
         if self._constrained is not None:
             return self._constrained
         costs = None if self._shape is None else device_costs(self._shape, exchange_rate=self._exchange_rate)
@@ -209,14 +209,14 @@ class Learner:
 
     @property
     def plan(self) -> Plan:
-        """The plan now; made anew where enough was seen since the last one."""
+        """The current plan, made again if enough samples have come since the last one."""
         due = min(self._replan_every, 5 + self._seen_by_plan // 10)
         if self._plan is None or self._seen - self._seen_by_plan >= due:
             self._plan = self.replan()
         return self._plan
 
     def replan(self) -> Plan:
-        """Make a plan from everything seen; takes a few milliseconds at most."""
+        """Make a plan from all samples, which takes a few milliseconds at most."""
         self._revision += 1
         self._seen_by_plan = self._seen
         policy = self._make_policy()
@@ -232,7 +232,7 @@ class Learner:
         return self._plan
 
     def profile(self, name: str = "learned") -> Profile:
-        """Return what is known now, prior included, to be saved and given to the next learner."""
+        """Return what is known now, with the prior, as a profile to save and to give to the next learner."""
         ttft = self._server.estimate(self._prior.server_ttft)
         return msgspec.structs.replace(
             self._prior,
@@ -259,7 +259,7 @@ class Learner:
     def _plan_from(
         self, ttft: TTFTDistribution | None, lengths: LengthDistribution | None, device: DeviceSpeed | None
     ) -> DeviceConstrained | Optimal | ProportionalWait | ServerConstrained | None:
-        """Return the policy that is asked for; None: something it needs isn't known yet."""
+        """Return the policy with the configured name; None: something that it needs isn't known yet."""
         name = f"{self.constrained}-constrained" if self.policy == "auto" else self.policy
         if lengths is None:
             return None
@@ -286,12 +286,12 @@ class Learner:
 
     def _known_ttft(self) -> TTFTDistribution | None:
         prior = self._prior.server_ttft
-        is_enough = len(self._server) >= _LEAST and self._server.events >= _LEAST_EVENTS
+        is_enough = len(self._server) >= _MIN_SAMPLES and self._server.events >= _MIN_EVENTS
         return self._server.estimate(prior) if is_enough or prior is not None else None
 
     def _known_lengths(self) -> LengthDistribution | None:
         prior = self._prior.lengths
-        is_enough = len(self._lengths) >= _LEAST
+        is_enough = len(self._lengths) >= _MIN_SAMPLES
         return self._lengths.estimate(prior, self._prior_weight) if is_enough or prior is not None else None
 
     def _describe(self, *, is_learning: bool) -> str:
