@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from functools import cache
+from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,12 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-import streamco
 from streamco.errors import ConfigError
 from streamco.sim.experiment.scenario import Outcome, Scenario
 
 __all__ = ["ResultStore", "code_digest", "name_of"]
 
-PACKAGE = Path(streamco.__file__).parent
+PACKAGE = Path(str(resources.files("streamco")))
 ASIDE = {"cli", "proxy", "testing", "calibration", "__pycache__"}  # folders of the package that no outcome depends on
 COMPILED = {".so", ".c", ".pyc", ".pyd"}  # made of what is looked at
 MAX_CHARACTERS = 4096  # characters of a path
