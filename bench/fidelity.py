@@ -33,7 +33,7 @@ from bench.fidelity_records import Record, load_records, served_model
 from bench.fidelity_simulated import SERVE_EXACTLY, SimulatedCell, serve_pass, simulate
 from bench.pairs import TARGET, model_file
 from bench.report import Row, add_arguments, emit
-from streamco.client.speculation.options import SpeculationOptions
+from streamco.client.speculation.options import SpeculationOptions, SpeculationTuning
 from streamco.client.speculation.verifier_binding import HELD_SEQUENCES
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
@@ -53,7 +53,9 @@ RUNS = 3  # of each load
 MORE = 4  # times as many where answers are refused
 SIMULATED = 4  # runs for each live one; where answers are refused no two are alike
 REST = 1.0  # seconds at most between two answers of a device
-DRAFTING = SpeculationOptions(is_adaptive=False, link_patience=600.0, last_patience=600.0)  # who is refused asks again
+# A refused device tries again.
+TUNING = SpeculationTuning(last_patience=600.0, first_verdict_timeout=60.0, verdict_timeout=30.0)
+DRAFTING = SpeculationOptions(is_adaptive=False, patience=600.0, tuning=TUNING)
 
 
 class Load(Struct, frozen=True, kw_only=True):
@@ -160,7 +162,7 @@ class Site(Struct, frozen=True, kw_only=True):
             words=self.words,
             law=None if load.is_real else PHONE,
             rtt=load.rtt,
-            speculation=DRAFTING.measured(profile) if load.drafts else None,
+            speculation=DRAFTING.with_profile(profile) if load.drafts else None,
             work=self.work(load),
             tokens=self.setting.tokens,
             rests=self.rests(load, run),
@@ -176,7 +178,7 @@ class Site(Struct, frozen=True, kw_only=True):
             limits=SERVE if load.is_real else SERVE_EXACTLY,
             rtt=profile.wait - verdict,
             law=known.law,
-            speculation=DRAFTING.measured(profile) if load.drafts else None,
+            speculation=DRAFTING.with_profile(profile) if load.drafts else None,
             work=self.work(load),
             tokens=self.setting.tokens,
             rests=self.rests(load, run),

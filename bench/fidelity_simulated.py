@@ -196,7 +196,7 @@ class _World:
         self._seen_sessions.add(verdict.session)
 
     def _device(self, number: int) -> FleetDevice:
-        return recorded_device(number, self._cell.law, self._cell.rtt, (self._cell.speculation or SpeculationOptions()).pair(1.0))
+        return recorded_device(number, self._cell.law, self._cell.rtt, (self._cell.speculation or SpeculationOptions()).estimates(1.0))
 
 
 def common_tokens(records: Sequence[Record]) -> int:
@@ -226,14 +226,14 @@ def speculator_options(speculation: SpeculationOptions, tokens: int) -> Speculat
         max_tokens=tokens,
         may_use_device=True,
         is_adaptive=speculation.is_adaptive,
-        is_parallel=speculation.is_parallel and speculation.max_branches > 0,
+        is_parallel=speculation.is_parallel,
         max_branches=speculation.max_branches,
-        max_ahead=speculation.max_ahead,
-        branch_kinds=speculation.branch_kinds,
+        max_ahead=speculation.tuning.max_ahead,
+        branch_kinds=speculation.tuning.branch_kinds,
         max_draft=VerifyOptions().draft_tokens,
-        verdict_timeout=speculation.verdict_patience,
-        first_verdict_timeout=speculation.prompt_patience,
-        patience=speculation.link_patience,
+        verdict_timeout=speculation.verdict_timeout,
+        first_verdict_timeout=speculation.first_verdict_timeout,
+        patience=speculation.patience,
         last_patience=speculation.last_patience,
     )
 

@@ -37,7 +37,7 @@ from msgspec.structs import replace as changed
 import streamco
 from bench.pairs import TARGET, model_file
 from bench.report import Row, add_arguments, emit, summarise
-from streamco import SpeculationOptions
+from streamco import SpeculationOptions, SpeculationTuning
 from streamco.cli.server_process import running_server
 from streamco.client.speculation.verifier_binding import drafting_engine_options
 from streamco.engines.llama import LlamaEngine
@@ -65,20 +65,24 @@ PROMPTS = (
 AGAIN = "server alone, again"
 SIDES = ("server alone", "device alone", AGAIN)
 UNADAPTIVE = SpeculationOptions(is_adaptive=False)
+
+
+def tuned(**settings: Any) -> SpeculationOptions:
+    """Return ``UNADAPTIVE`` with these settings of its tuning."""
+    return changed(UNADAPTIVE, tuning=SpeculationTuning(**settings))
+
+
 LOSSLESS = {
     "streamco": SpeculationOptions(),
     "streamco, window 4": SpeculationOptions(window=4),
     "streamco, never the server alone": UNADAPTIVE,
-    "only the accept-all branch": changed(UNADAPTIVE, branch_kinds=frozenset({"accept all"})),
-    "only rejection branches": changed(UNADAPTIVE, branch_kinds=frozenset({"reject"})),
-    "the paper's forecast": changed(UNADAPTIVE, forecast="geometric"),
-    "nothing sent ahead": changed(UNADAPTIVE, max_ahead=0),
-    "no parallel drafting": changed(UNADAPTIVE, is_parallel=False),
+    "only the accept-all branch": tuned(branch_kinds=frozenset({"accept all"})),
+    "only rejection branches": tuned(branch_kinds=frozenset({"reject"})),
+    "the paper's forecast": tuned(forecast="geometric"),
+    "nothing sent ahead": tuned(max_ahead=0),
+    "no parallel drafting": tuned(is_parallel=False),
 }
-WAITING = {
-    f"draft, then wait; window {window}": SpeculationOptions(window=Static(window), is_adaptive=False, is_parallel=False)
-    for window in range(3, 9)
-}
+WAITING = {f"draft, then wait; window {window}": changed(tuned(is_parallel=False), window=Static(window)) for window in range(3, 9)}
 SELECTIVE = {
     "streamco": SpeculationOptions(budget=BUDGET),
     "confidence only": SpeculationOptions(budget=BUDGET, offload="confidence"),
@@ -88,7 +92,7 @@ SELECTIVE = {
 SAMPLED = {
     "streamco": SpeculationOptions(),
     "rows of 20, never the server alone": UNADAPTIVE,
-    "rows of 64, never the server alone": changed(UNADAPTIVE, row_tokens=64),
+    "rows of 64, never the server alone": tuned(row_tokens=64),
 }
 
 Link = tuple[float, float]  # round-trip time in seconds, megabits a second

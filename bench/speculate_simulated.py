@@ -28,7 +28,7 @@ from multiprocessing import get_context
 from random import Random
 
 from bench.report import Row, add_arguments, emit, summarise
-from streamco import SpeculationOptions
+from streamco import SpeculationOptions, SpeculationTuning
 from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.policies.mode_switch import RoundConditions, predict_rates
@@ -53,7 +53,7 @@ TOKENS = 256
 PROMPT_TIME = 0.2
 READING = 0.004  # of a server's step, for each token
 CONCENTRATION = 2.0  # of the chances around their mean: of the smallest, most are near 0 or 1
-AHEAD = SpeculationOptions().max_ahead
+AHEAD = SpeculationTuning().max_ahead
 TRIED = 4  # windows of draft-then-wait
 NEVER_BELOW = 0.95
 IN_TURN = SpeculationMachineOptions(max_tokens=TOKENS, is_adaptive=False, is_parallel=False)
@@ -129,7 +129,7 @@ def simulate(cell: Cell, *, seeds: int, answers: int) -> Found:
     options = SpeculationMachineOptions(max_tokens=TOKENS, max_ahead=AHEAD)
     outcomes = []
     for seed in range(seeds):
-        pair = SpeculationOptions().pair(1.0)
+        pair = SpeculationOptions().estimates(1.0)
         pair.expect_rtt(cell.rtt)
         outcomes.append([cell.run(pair, options, seed * answers + number) for number in range(answers)])
     later = [outcome for of_seed in outcomes for outcome in of_seed[1:]]

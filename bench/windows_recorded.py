@@ -191,7 +191,8 @@ async def _client(job: RecordedClient, address: str) -> AsyncIterator[streamco.C
         closing(LlamaEngine(model_file(DRAFT), EngineOptions(threads=1, context_tokens=CONTEXT))) as words,
         closing(RecordedEngine(words, [*job.warm_ups, *job.records], job.law)) as engine,
     ):
-        setting = changed(job.setting, link_patience=PATIENCE, last_patience=PATIENCE)
+        tuning = changed(job.setting.tuning, last_patience=PATIENCE, first_verdict_timeout=60.0, verdict_timeout=30.0)
+        setting = changed(job.setting, patience=PATIENCE, tuning=tuning)
         async with streamco.Client(streamco.DeviceEndpoint(engine), server, mode="speculate", speculation=setting) as client:
             if client.unspeculated:
                 raise SystemExit(f"{job.name}: expected a client that drafts, got: {client.unspeculated}")

@@ -51,7 +51,7 @@ def run_client(
     env = simpy.Environment()
     times = load_step_times(LARGE)
     server = TargetServer(env, lambda rows, read, *_: times(rows, read), scheduler_options(), Alternating(), limits=SERVE_EXACTLY)
-    pair = (setting or SpeculationOptions()).pair(1.0)
+    pair = (setting or SpeculationOptions()).estimates(1.0)
     pair.expect_rtt(link[0])
     device = recorded_device(0, law, link[0], pair)
     common = common_tokens(records)

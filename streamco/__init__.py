@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from streamco.client.client import Client
     from streamco.client.race.dispatcher import DispatchOptions
     from streamco.client.race.migration import MigrationOptions
-    from streamco.client.speculation.options import SpeculationOptions
+    from streamco.client.speculation.options import SpeculationOptions, SpeculationTuning
     from streamco.client.stream import ChatStream, Retracted, Settled, Token, TokenStream
     from streamco.config import Limits, RetryPolicy, SamplingOptions, Timeouts
     from streamco.core.report import AnswerUsage, DispatchReport, EndpointReport, Report, SpeculationFigures
@@ -61,7 +61,7 @@ _HOMES = {
     "streamco.client.client": ("Client",),
     "streamco.client.race.dispatcher": ("DispatchOptions",),
     "streamco.client.race.migration": ("MigrationOptions",),
-    "streamco.client.speculation.options": ("SpeculationOptions",),
+    "streamco.client.speculation.options": ("SpeculationOptions", "SpeculationTuning"),
     "streamco.client.stream": ("ChatStream", "Retracted", "Settled", "Token", "TokenStream"),
     "streamco.config": ("Limits", "RetryPolicy", "SamplingOptions", "Timeouts"),
     "streamco.core.report": ("AnswerUsage", "DispatchReport", "EndpointReport", "Report", "SpeculationFigures"),
@@ -138,6 +138,7 @@ __all__ = [
     "Settled",
     "SpeculationFigures",
     "SpeculationOptions",
+    "SpeculationTuning",
     "StreamClosed",
     "StreamConsumed",
     "StreamcoError",

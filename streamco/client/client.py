@@ -90,19 +90,19 @@ class Client:
         check_options(migration, dispatch, limits, on_failure)
         check_speculation(mode, verifier, emit, speculation)
         prior = None if profile is None else _read_profile(profile)
-        speculation = (speculation or SpeculationOptions()).measured(None if prior is None else prior.pair)
+        speculation = (speculation or SpeculationOptions()).with_profile(None if prior is None else prior.pair)
         draft_budget = budget if speculation.budget is None else speculation.budget
         may_draft = mode != "race" or verifier is not None
         share = 1.0 if draft_budget is None else draft_budget
         engine = drafting_engine_options(EngineOptions(), share, offload=speculation.offload) if may_draft else None
         endpoints = EndpointSet(device, server, engine=engine)
-        endpoints.pairing = VerifierBinding(verifier, endpoints.device, endpoints.servers)
+        endpoints.binding = VerifierBinding(verifier, endpoints.device, endpoints.servers)
         dispatch = dispatch or DispatchOptions()
         race_budget = _RACE_BUDGET if budget is None else budget
         self._settings = ClientSettings(
             endpoints=endpoints,
             dispatcher=Dispatcher(dispatch, budget=race_budget, policy=policy, profile=prior, seed=seed),
-            planner=SpeculationPlanner(endpoints.pairing, speculation, mode=mode, emit=emit, budget=draft_budget, seed=seed),
+            planner=SpeculationPlanner(endpoints.binding, speculation, mode=mode, emit=emit, budget=draft_budget, seed=seed),
             totals=TotalsRecorder(),
             pace=parse_pace(pace),
             on_failure=on_failure,
@@ -199,7 +199,7 @@ class Client:
     def unspeculated(self) -> str:
         """Reason why no answer can be speculated now, whatever its request; "" if some can, and in mode "race". Known after the start."""
         planner = self._settings.planner
-        return "" if planner.mode == "race" else planner.pairing.problem
+        return "" if planner.mode == "race" else planner.binding.problem
 
     # Asking
 

@@ -33,7 +33,7 @@ class EndpointSet:
     Attributes:
         endpoints: all, by name.
         unavailable: those that could not start, with their errors.
-        pairing: the device with its verifier, where there is one.
+        binding: the device with its verifier, where there is one.
         active: answers that have work under way.
 
     Raises:
@@ -50,7 +50,7 @@ class EndpointSet:
         if len(self.endpoints) != len(everyone):
             raise ConfigError(f"client: expected endpoints with names of their own, got {[endpoint.name for endpoint in everyone]}")
         self.unavailable: dict[str, EndpointError] = {}
-        self.pairing: VerifierBinding | None = None  # closed with the endpoints
+        self.binding: VerifierBinding | None = None  # closed with the endpoints
         self.active: set[AnswerDriver] = set()
         self.is_started = False
         self._is_closed = False
@@ -114,8 +114,8 @@ class EndpointSet:
     async def _close_endpoints(self) -> None:
         """Close them all, whatever one of them has to say about it."""
         closings = [endpoint.aclose() for endpoint in self.endpoints.values()]
-        if self.pairing is not None:
-            closings.append(self.pairing.aclose())
+        if self.binding is not None:
+            closings.append(self.binding.aclose())
         results = await asyncio.gather(*closings, return_exceptions=True)
         for error in results:
             if error is not None:

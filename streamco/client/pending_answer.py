@@ -145,11 +145,11 @@ class PendingAnswer:
 
         def record(driver: SpeculationDriver) -> None:
             settings.endpoints.active.discard(driver)
-            settings.planner.heed(driver)
+            settings.planner.record_verifier_outcome(driver)
             settings.dispatcher.learn_prompt(prompt_tokens)
             settings.totals.record(driver.cost())
 
-        driver = settings.planner.begin(
+        driver = settings.planner.make_driver(
             prepared,
             pace=self._pace,
             reader_rate=self._pace or settings.dispatch.reader_rate,
@@ -174,7 +174,7 @@ class PendingAnswer:
         def record(driver: RaceDriver) -> None:
             endpoints.active.discard(driver)
             settings.dispatcher.settle(dispatched, driver.machine)
-            settings.planner.learn(driver.machine)
+            settings.planner.record_race(driver.machine)
             settings.totals.record(driver.cost())
 
         driver = RaceDriver(

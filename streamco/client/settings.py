@@ -51,7 +51,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
         """
         await self.endpoints.start()
         if self.planner.mode != "race":
-            await self.planner.pairing.start()
+            await self.planner.binding.start()
 
     def failure_rule(self, facts: RequestFacts) -> OnFailure:
         """Return what becomes of this request's answer if its endpoint fails.

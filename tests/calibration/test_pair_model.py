@@ -44,5 +44,5 @@ async def test_a_real_pair_is_measured_and_a_client_begins_with_it(tmp_path: Pat
     assert pair.remote_step is not None
     assert pair.note == ""
     client = Client(DeviceEndpoint(FakeEngine()), profile=path)
-    assert client._settings.planner.pair.acceptance == pytest.approx(pair.acceptance)
+    assert client._settings.planner.estimates.acceptance == pytest.approx(pair.acceptance)
     await client.aclose()

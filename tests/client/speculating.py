@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from streamco.client.client import Client
-from streamco.client.speculation.options import SpeculationOptions
+from streamco.client.speculation.options import SpeculationOptions, SpeculationTuning
 from streamco.client.stream import Retracted, Settled, Token, TokenStream
 from streamco.config import Timeouts
 from streamco.endpoints.device import DeviceEndpoint
@@ -22,7 +22,7 @@ SIZE, SAID = 300, 200  # ids of the vocabulary, and those that models say
 END = SIZE - 1
 PROMPT = "Why is it so?"
 ALWAYS = SpeculationOptions(is_adaptive=False)
-HASTY = SpeculationOptions(is_adaptive=False, last_patience=0.3)  # seconds
+HASTY = SpeculationOptions(is_adaptive=False, tuning=SpeculationTuning(last_patience=0.3))  # seconds
 QUICK = Timeouts(connect=5, first_token=5, next_token=5, socket=5, cancel=1)
 
 

@@ -845,8 +845,8 @@ async def test_a_calibrated_pair_is_where_a_client_begins_and_is_kept() -> None:
     pair = PairProfile(window=4, rounds=9, acceptance=0.5, wait=0.3, step_times=(0.01,))
     data = Profile(pair=pair).to_json()
     client = Client(DeviceEndpoint(FakeEngine()), profile=data)
-    assert client._settings.planner.pair.acceptance == pytest.approx(0.5)
-    assert client._settings.planner.pair.wait == pytest.approx(0.3)
+    assert client._settings.planner.estimates.acceptance == pytest.approx(0.5)
+    assert client._settings.planner.estimates.wait == pytest.approx(0.3)
     assert Profile.from_json(client.profile()).pair == pair
     assert Profile.from_json(client.with_options(budget=0.2).profile()).pair == pair
     await client.aclose()

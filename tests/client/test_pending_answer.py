@@ -20,12 +20,12 @@ async def test_a_stream_closed_before_it_begins_leaves_no_draft(world: World) ->
         await stream.aclose()
         with pytest.raises(StreamClosed):
             await reading
-        await settled(lambda: not client._settings.planner.pairing.device._drafters)
+        await settled(lambda: not client._settings.planner.binding.device._drafters)
 
 
 async def test_a_client_closed_while_an_answer_is_got_ready_leaves_no_draft(world: World) -> None:
     async with world.scripted() as verifier, world.speculating(verifier) as client:
-        device = client._settings.planner.pairing.device
+        device = client._settings.planner.binding.device
         reading = asyncio.create_task(tokens_text(client.stream(PROMPT, temperature=0)))
         await asyncio.sleep(0)
         await client.aclose()

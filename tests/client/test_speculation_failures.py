@@ -86,12 +86,12 @@ async def test_a_verifier_that_dies_between_answers_is_noticed_by_one_of_them(
         await settled(lambda: not client._settings.endpoints.active)
         assert "expected a connection within 0.3 s" in client.unspeculated
         for after in [30.0, 0.0]:
-            monkeypatch.setattr("streamco.client.speculation.verifier_binding._ASK_AGAIN", after)
+            monkeypatch.setattr("streamco.client.speculation.verifier_binding._PROBE_AGAIN", after)
             stream = client.stream(PROMPT, temperature=0)
             await tokens_text(stream)
             assert stream.report.mode == "race"
             assert "not speculated: 127.0.0.1" in stream.report.dispatch.reason
-        await settled(lambda: client._settings.planner.pairing._asking is None)
+        await settled(lambda: client._settings.planner.binding._probing is None)
         assert len([record for record in caplog.records if "not speculated" in record.message]) == 1, "it is said once"
         await verifier.start()
         await tokens_text(client.stream(PROMPT, temperature=0))
@@ -235,7 +235,7 @@ async def test_a_reader_who_leaves_stops_all_work(world: World, end: str, emit: 
                 await anext(stream)
                 await client.aclose()
         await settled(lambda: not client._settings.endpoints.active)
-        await settled(lambda: not client._settings.planner.pairing.device._drafters)
+        await settled(lambda: not client._settings.planner.binding.device._drafters)
         if end != "client":
             assert client.totals.left == 1
 
@@ -321,5 +321,5 @@ async def test_a_hundred_answers_ended_in_all_ways_leave_nothing_behind(world: W
         for start in range(0, 100, 4):
             await asyncio.gather(*(one(number) for number in range(start, start + 4)))
         await settled(lambda: not client._settings.endpoints.active)
-        assert not client._settings.planner.pairing.device._drafters
+        assert not client._settings.planner.binding.device._drafters
         assert client.totals.answers == 100

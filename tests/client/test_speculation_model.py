@@ -13,7 +13,7 @@ import pytest
 
 from streamco.cli.server_process import running_server
 from streamco.client.client import Client
-from streamco.client.speculation.options import SpeculationOptions
+from streamco.client.speculation.options import SpeculationOptions, SpeculationTuning
 from streamco.client.stream import Retracted, Settled
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Request
@@ -46,14 +46,14 @@ async def pair(kind: str, **options: object) -> AsyncIterator[Client]:
 
 async def own(client: Client, prompt: str) -> list[int]:
     """What the large model writes by itself behind the same prompt."""
-    pairing = client._settings.planner.pairing
-    assert pairing.verifier is not None
-    assert pairing.verifier.remote is not None
-    engine = pairing.device.engine
+    binding = client._settings.planner.binding
+    assert binding.verifier is not None
+    assert binding.verifier.remote is not None
+    engine = binding.device.engine
     assert engine is not None
-    prompt_ids = pairing.device.prompt_ids(engine, Request(messages=[{"role": "user", "content": prompt}]))
+    prompt_ids = binding.device.prompt_ids(engine, Request(messages=[{"role": "user", "content": prompt}]))
     sampling = SamplingOptions(temperature=0, max_tokens=LENGTH)
-    stream = pairing.verifier.remote.open(Request(prompt_ids=prompt_ids, sampling=sampling))
+    stream = binding.verifier.remote.open(Request(prompt_ids=prompt_ids, sampling=sampling))
     ids: list[int] = []
     while isinstance(event := await stream.receive(), TokensReceived):
         ids += [token for chunk in event.chunks for choice in chunk.choices for token in choice.token_ids or ()]
@@ -84,7 +84,11 @@ async def test_a_server_killed_in_mid_answer_and_started_again_costs_no_token() 
         first = await stack.enter_async_context(process(large, port))
         device = DeviceEndpoint(small, options=EngineOptions(context_tokens=512, threads=1, held_sequences=8))
         server = OpenAIEndpoint("large", base_url=f"http://127.0.0.1:{port}/v1", name="server")
-        options = SpeculationOptions(is_adaptive=False, link_patience=60.0, last_patience=90.0)
+        options = SpeculationOptions(
+            is_adaptive=False,
+            patience=60.0,
+            tuning=SpeculationTuning(last_patience=90.0, first_verdict_timeout=60.0, verdict_timeout=30.0),
+        )
         client = await stack.enter_async_context(Client(device, server, mode="speculate", speculation=options, seed=1))
         engine = device.engine
         assert engine is not None
@@ -108,7 +112,7 @@ async def test_a_server_killed_in_mid_answer_and_started_again_costs_no_token() 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q2_K"])
 async def test_a_lossless_answer_is_the_large_models_own_token_for_token(kind: str) -> None:
     async with pair(kind, speculation=SpeculationOptions(is_adaptive=False)) as client:
-        engine = client._settings.planner.pairing.device.engine
+        engine = client._settings.planner.binding.device.engine
         assert engine is not None
         for prompt in PROMPTS:
             wanted = await own(client, prompt)
@@ -127,7 +131,7 @@ async def test_a_lossless_answer_is_the_large_models_own_token_for_token(kind: s
 
 async def test_drafts_shown_at_once_come_to_the_same_text() -> None:
     async with pair("Q4_0", speculation=SpeculationOptions(is_adaptive=False), emit="draft") as client:
-        engine = client._settings.planner.pairing.device.engine
+        engine = client._settings.planner.binding.device.engine
         assert engine is not None
         wanted = engine.detokenize(await own(client, PROMPTS[1])).decode(errors="replace")
         text, final = "", 0

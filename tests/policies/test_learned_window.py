@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from streamco.client.speculation.options import SpeculationOptions
+from streamco.client.speculation.options import SpeculationOptions, SpeculationTuning
 from streamco.core.speculation.estimates import EstimatesPrior
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.errors import ConfigError
@@ -80,8 +80,12 @@ def test_sure_drafts_are_long_doubtful_ones_short_and_hopeless_ones_fused() -> N
 
 def test_where_nobody_can_go_on_alone_it_never_proposes_fused_mode() -> None:
     assert Adaptive(may_fuse=False).propose(replace(KNOWN, rtt=0.3, wait=0.36)) >= 2.0
-    options = SpeculationOptions(window="adaptive", is_adaptive=False, prior=EstimatesPrior(acceptance=0.1, wait=1.0, remote_step=0.01))
-    pair = options.pair(1.0)
+    options = SpeculationOptions(
+        window="adaptive",
+        is_adaptive=False,
+        tuning=SpeculationTuning(prior=EstimatesPrior(acceptance=0.1, wait=1.0, remote_step=0.01)),
+    )
+    pair = options.estimates(1.0)
     assert pair.propose_window() >= 2
     assert pair.proposal >= 2.0
 
@@ -158,7 +162,7 @@ def answers(late: Mapping[int, float], count: int) -> list[SpeculationOutcome]:
 
     device = DraftingDevice(model=texts.draft, step_times=tuple(0.004 * (1.0 + 0.1 * more) for more in range(6)))
     server = VerifyingServer(model=texts.target, step=0.05, prompt_time=0.1, faults=fault)
-    pair = SpeculationOptions(window="adaptive", prior=EstimatesPrior(remote_step=0.05)).pair(1.0)
+    pair = SpeculationOptions(window="adaptive", tuning=SpeculationTuning(prior=EstimatesPrior(remote_step=0.05))).estimates(1.0)
     outcomes = []
     for number in range(count):
         outcome = simulate_answer(pair, SpeculationMachineOptions(max_tokens=256), device, server, FaultyLink(rtt=0.02), seed=number)

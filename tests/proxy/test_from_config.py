@@ -75,12 +75,12 @@ def test_a_device_that_drafts_has_places_for_its_drafts_and_the_verifier_its_tok
         max_branches = 2
         '''
     client = build_client(parse_config(text), {"VERIFIER_TOKEN": "sk-2"})
-    device, desk = client._settings.endpoints.device, client._settings.planner
+    device, planner = client._settings.endpoints.device, client._settings.planner
     assert isinstance(device, DeviceEndpoint)
     assert device._options.held_sequences == 12
-    assert (desk.mode, desk.budget, desk.options.max_branches) == ("auto", 0.5, 2)
-    assert desk.pairing.verifier is not None
-    assert desk.pairing.verifier.name == "127.0.0.1:9"
+    assert (planner.mode, planner.budget, planner.options.max_branches) == ("auto", 0.5, 2)
+    assert planner.binding.verifier is not None
+    assert planner.binding.verifier.name == "127.0.0.1:9"
     assert client.with_options(budget=0.1)._settings.planner.budget == 0.1
     with pytest.raises(ConfigError, match=r"speculate\.token_env"):
         build_client(parse_config(text), {})

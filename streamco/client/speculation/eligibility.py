@@ -1,4 +1,4 @@
-"""Whether a request can be speculated, and by which acceptance rule."""
+"""The checks whether a request can be speculated, and the acceptance rule for it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from streamco.policies.eligibility import RequestFacts
 
 __all__ = ["why_not_speculable", "resolve_sampling", "acceptance_rule"]
 
-_KEPT = frozenset({"stream", "stream_options", "user", "metadata", "store", "service_tier", "return_token_ids", "response_format"})
+_SUPPORTED = frozenset({"stream", "stream_options", "user", "metadata", "store", "service_tier", "return_token_ids", "response_format"})
 
 _PENALTIES = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1}
 
 _NEUTRAL: Mapping[str, Any] = {"n": 1, "logprobs": False, "logit_bias": {}, "tools": [], **_PENALTIES}
 
-_NOTHING = object()
+_ABSENT = object()
 
 
 def resolve_sampling(sampling: SamplingOptions) -> SamplingOptions:
-    """With the engine's defaults written out, so that the device, the verifier and whoever generates alone mean the same distribution."""
+    """Return the options with the engine's defaults written out, so that device, verifier and remote stream use the same distribution."""
     from streamco.engines.sampling import MIN_P, TEMPERATURE, TOP_K, TOP_P
 
     return replace(
@@ -39,12 +39,12 @@ def resolve_sampling(sampling: SamplingOptions) -> SamplingOptions:
 
 
 def acceptance_rule(sampling: SamplingOptions, budget: float, options: SpeculationOptions) -> Rule:
-    """Return how drafts of a request are judged.
+    """Return the rule by which drafts of a request are verified.
 
     Args:
-        sampling: as ``resolve_sampling`` gives it.
-        budget: share of the drafts that is judged.
-        options: the threshold.
+        sampling: options from ``resolve_sampling``.
+        budget: share of the drafted tokens that is verified, 0..1.
+        options: hold the threshold of the rule "threshold".
     """
     if sampling.temperature and sampling.top_k != 1:
         return Rule(
@@ -59,18 +59,19 @@ def acceptance_rule(sampling: SamplingOptions, budget: float, options: Speculati
 
 
 def why_not_speculable(
-    request: Request, facts: RequestFacts, rule: Rule, verifier: VerifierFacts, *, context: int, models: frozenset[str]
+    request: Request, facts: RequestFacts, rule: Rule, verifier: VerifierFacts, *, context_tokens: int, models: frozenset[str]
 ) -> str:
-    """Why a request can't be speculated; "": it can.
+    """Return why a request can't be speculated; "": it can.
 
     Args:
-        facts: of the request.
-        rule: that it would be judged by.
-        verifier: what that one can.
-        context: tokens the device has room for, prompt and answer together.
-        models: names that mean the verifier's model.
+        request: the request.
+        facts: its length and features.
+        rule: the rule that its drafts would be verified by.
+        verifier: what the verifier can do.
+        context_tokens: tokens that the device can hold, prompt and answer together.
+        models: all names of the verifier's model.
     """
-    asked: Mapping[str, Any] = {name: value for name, value in request.extra.items() if value != _NEUTRAL.get(name, _NOTHING)}
+    extra: Mapping[str, Any] = {name: value for name, value in request.extra.items() if value != _NEUTRAL.get(name, _ABSENT)}
     if facts.has_tools:
         return "tools"
     if facts.has_json_schema:
@@ -79,12 +80,12 @@ def why_not_speculable(
         return "images"
     if facts.choices > 1:
         return f"{facts.choices} choices"
-    if unknown := sorted(asked.keys() - _KEPT):
+    if unknown := sorted(extra.keys() - _SUPPORTED):
         return f"{unknown[0]} can't be kept to"
     if request.model is not None and request.model not in models:
         return f"model {request.model} is another one than the verifier's"
     if rule.kind not in verifier.rules:
-        return f"the verifier doesn't judge by {rule.kind.name.lower()}"
-    room = min(context, verifier.context_tokens or context)
+        return f"the verifier doesn't verify by {rule.kind.name.lower()}"
+    max_length = min(context_tokens, verifier.context_tokens or context_tokens)
     length = facts.prompt_tokens + (facts.max_tokens or 1)
-    return f"{length} tokens, room for {room}" if length > room else ""
+    return f"{length} tokens, room for {max_length}" if length > max_length else ""

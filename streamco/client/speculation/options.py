@@ -1,4 +1,4 @@
-"""What a caller sets about speculation, and the policies that the settings name."""
+"""Settings of speculation: what a user sets, what only benches and measured profiles set, and the policies that they name."""
 
 from __future__ import annotations
 
@@ -18,40 +18,85 @@ from streamco.policies.offload import CONFIDENCE_THRESHOLD, OffloadRule
 from streamco.policies.window import MIN_WINDOW, SMOOTHING, Confident, Dynamic, Stabiliser, Static, WindowPolicy
 from streamco.profiles import PairProfile
 
-__all__ = ["Mode", "SpeculationOptions", "VerifierSetting", "check_speculation"]
+__all__ = ["Mode", "SpeculationOptions", "SpeculationTuning", "VerifierSetting", "check_speculation"]
 
 Mode = Literal["race", "speculate", "auto"]
 
 VerifierSetting = str | Verifier | None
+
+_LAST_PATIENCES = 15.0  # patiences until an answer gives up that only the verifier can continue
+_VERDICT_TIMEOUTS = 15.0  # patiences until a connection without a verdict counts as lost
+_FIRST_VERDICT_TIMEOUTS = 30.0  # the same for the first verdict, because a prompt is read in it
+
+
+class SpeculationTuning(Struct, frozen=True, kw_only=True):
+    """Settings of speculation that experiments compare and measured profiles know; the defaults suit every pair of models.
+
+    Args:
+        smoothing: weight of a window policy's newest proposal, 0..1; 1: no smoothing (DSD section 4.4, alpha). None: 0.4 for "adaptive",
+            else 1.
+        is_parallel: the device drafts on while the verdict is out (Synera section 4.4).
+        max_ahead: drafts of a round that are sent before the verdict that they assume, so that the verifier needn't wait for the link;
+            0: none. Not in the papers.
+        branch_kinds: which verdicts branches may assume: "accept all", "reject".
+        forecast: how verdicts are forecast: "learned" (from how often tokens of such confidence were accepted) or "geometric" (Synera
+            section 4.4).
+        confidence_threshold: c_th of the confidence filter (Synera section 4.2).
+        chunks: (confidence, importance) of chunks measured before, for the first plan under a budget below 1.
+        row_tokens: tokens of the distribution that the device samples from and sends, 1 to 64. Exact sampling needs whole distributions.
+        prior: what is believed about the pair before anything is measured.
+        last_patience: seconds that trouble with the verifier may last if nothing else can continue the answer. Then the device finishes
+            what should have been the verifier's, or the answer fails. None: 15 times ``SpeculationOptions.patience``.
+        first_verdict_timeout: seconds until a connection without a first verdict counts as lost. None: 30 times the patience.
+        verdict_timeout: the same for later verdicts. None: 15 times the patience. Raise both with the verifier's own ``timeouts``.
+
+    Raises:
+        ConfigError: a setting out of range.
+    """
+
+    smoothing: float | None = None
+    is_parallel: bool = True
+    max_ahead: int = 3
+    branch_kinds: frozenset[BranchKind] = frozenset({"accept all", "reject"})
+    forecast: Forecast = "learned"
+    confidence_threshold: float = CONFIDENCE_THRESHOLD
+    chunks: tuple[tuple[float, float | None], ...] = ()
+    row_tokens: int = 20
+    prior: EstimatesPrior | None = None
+    last_patience: float | None = None
+    first_verdict_timeout: float | None = None
+    verdict_timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse settings out of range."""
+        if self.forecast not in {"learned", "geometric"}:
+            raise ConfigError(f'speculation: forecast: expected "learned" or "geometric", got {self.forecast!r}')
+        if self.smoothing is not None:
+            check_share("speculation: smoothing", self.smoothing)
+        if self.max_ahead < 0 or not 1 <= self.row_tokens <= 64:
+            raise ConfigError(f"speculation: expected max_ahead >= 0 and row_tokens of 1 to 64, got {self.max_ahead} and {self.row_tokens}")
+        limits = {name: getattr(self, name) for name in ("last_patience", "first_verdict_timeout", "verdict_timeout")}
+        for name, seconds in limits.items():
+            if seconds is not None and seconds <= 0.0:
+                raise ConfigError(f"speculation: {name}: expected more than 0 s, got {seconds:g}")
 
 
 class SpeculationOptions(Struct, frozen=True, kw_only=True):
     """How answers are drafted and verified (docs/speculation.md).
 
     Args:
-        budget: share of the drafts that is judged, 0..1; None: the client's budget.
+        budget: share of the drafted tokens that is verified, 0..1; None: the client's budget.
         window: tokens to draft in a round: a number (4: Synera section 5), "dynamic" (DSD section 5.2), "adaptive" (a network's, DSD
             section 4), "predicted" (the best one by acceptance rate and times as measured), "confident" (each draft as far as its next
-            token is worth the step), or a ``streamco.policies.window.WindowPolicy``. None: "confident" where everything is judged, else 4.
-        smoothing: of a window policy's proposals, 0..1; 1: none (DSD section 4.4, alpha). None: 0.4 for "adaptive", else 1.
-        is_parallel: the device drafts on while the verdict is out (Synera section 4.4).
-        max_branches: drafted then, side by side or, where that is no faster, one after the other; 0: none.
-        max_ahead: of the next drafts, sent before the verdict that they bet on, so that the verifier goes on without waiting for the
-            link; 0: none. Not in the papers.
-        forecast: of the verdict: "learned" (from how often tokens of such confidence were accepted) or "geometric" (Synera section 4.4).
-        branch_kinds: which verdicts they may bet on: "accept all", "reject".
-        is_adaptive: the server generates alone where drafting doesn't pay.
-        offload: which filters choose what is judged where the budget is below 1 (Synera section 4.2): "combined", "confidence",
-            "importance", or "random". The first and the third read the device's attention, which costs it a sixth of its pace.
-        confidence_threshold: c_th.
-        chunks: (confidence, importance) of chunks measured before, for the first plan under a budget below 1.
-        threshold: greedy and below budget 1, a token is good enough at so many times the probability of the verifier's best.
-        row_tokens: with sampling, the device draws each token from at most so many, and sends them: what is exact needs to be whole.
-        prior: what is believed of the pair before anything was measured.
-        link_patience: seconds that trouble with the verifier may last before the server alone, or below budget 1 the device, goes on.
-        last_patience: the same where neither can: before the device finishes what should have been the verifier's, or the answer fails.
-        prompt_patience: seconds until a connection whose first verdict doesn't come, for which the prompt is read, counts as lost.
-        verdict_patience: the same for later verdicts. Raise them with the verifier's own ``timeouts``.
+            token is worth the step), or a ``streamco.policies.window.WindowPolicy``. None: "confident" if everything is verified, else 4.
+        max_branches: branches drafted while the verdict is out, side by side or, if that is no faster, one after the other; 0: none.
+        patience: seconds that trouble with the verifier may last before the server alone or, below budget 1, the device continues. Time
+            limits for the case that neither can, and for verdicts that don't come, derive from it (``SpeculationTuning``).
+        offload: which filters choose what is verified if the budget is below 1 (Synera section 4.2): "combined", "confidence",
+            "importance" or "random". "combined" and "importance" read the device's attention, which costs it a sixth of its pace.
+        threshold: greedy and below budget 1, a token is accepted from so many times the probability of the verifier's best token, 0..1.
+        is_adaptive: the server generates alone while drafting doesn't pay.
+        tuning: settings for experiments.
 
     Raises:
         ConfigError: a setting out of range.
@@ -59,46 +104,52 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
 
     budget: float | None = None
     window: int | Literal["dynamic", "adaptive", "predicted", "confident"] | WindowPolicy | None = None
-    smoothing: float | None = None
-    is_parallel: bool = True
     max_branches: int = 6
-    max_ahead: int = 3
-    branch_kinds: frozenset[BranchKind] = frozenset({"accept all", "reject"})
-    forecast: Forecast = "learned"
-    is_adaptive: bool = True
+    patience: float = 2.0
     offload: OffloadRule = "combined"
-    confidence_threshold: float = CONFIDENCE_THRESHOLD
-    chunks: tuple[tuple[float, float | None], ...] = ()
     threshold: float = 0.3
-    row_tokens: int = 20
-    prior: EstimatesPrior | None = None
-    link_patience: float = 2.0
-    last_patience: float = 30.0
-    prompt_patience: float = 60.0
-    verdict_patience: float = 30.0
+    is_adaptive: bool = True
+    tuning: SpeculationTuning = SpeculationTuning()
 
     def __post_init__(self) -> None:
-        """Refuse what can't be."""
+        """Refuse settings out of range."""
         if self.budget is not None:
             check_share("speculation: budget", self.budget)
         _window(self.window, 1.0)
-        if self.forecast not in {"learned", "geometric"}:
-            raise ConfigError(f'speculation: forecast: expected "learned" or "geometric", got {self.forecast!r}')
         check_share("speculation: threshold", self.threshold)
-        if self.smoothing is not None:
-            check_share("speculation: smoothing", self.smoothing)
-        patience = (self.link_patience, self.last_patience, self.prompt_patience, self.verdict_patience)
-        if min(self.max_branches, self.max_ahead) < 0 or not 1 <= self.row_tokens <= 64 or min(patience) <= 0:
+        if self.max_branches < 0 or self.patience <= 0.0:
             raise ConfigError(
-                "speculation: expected max_branches and max_ahead >= 0, row_tokens of 1 to 64 and patience > 0 s, "
-                f"got {self.max_branches}, {self.max_ahead}, {self.row_tokens} and {', '.join(f'{seconds:g}' for seconds in patience)}"
+                f"speculation: expected max_branches >= 0 and a patience above 0 s, got {self.max_branches} and {self.patience:g}"
             )
 
-    def measured(self, profile: PairProfile | None) -> SpeculationOptions:
-        """With what a calibrated profile says of the pair, where nothing else was said."""
+    @property
+    def is_parallel(self) -> bool:
+        """True if the device drafts on while the verdict is out."""
+        return self.tuning.is_parallel and self.max_branches > 0
+
+    @property
+    def last_patience(self) -> float:
+        """Seconds that trouble with the verifier may last if nothing else can continue the answer."""
+        seconds = self.tuning.last_patience
+        return _LAST_PATIENCES * self.patience if seconds is None else seconds
+
+    @property
+    def first_verdict_timeout(self) -> float:
+        """Seconds until a connection without a first verdict counts as lost."""
+        seconds = self.tuning.first_verdict_timeout
+        return _FIRST_VERDICT_TIMEOUTS * self.patience if seconds is None else seconds
+
+    @property
+    def verdict_timeout(self) -> float:
+        """Seconds until a connection without a later verdict counts as lost."""
+        seconds = self.tuning.verdict_timeout
+        return _VERDICT_TIMEOUTS * self.patience if seconds is None else seconds
+
+    def with_profile(self, profile: PairProfile | None) -> SpeculationOptions:
+        """Return the options with a calibrated profile's measurements in the place of tuning settings that were not set."""
         if profile is None:
             return self
-        usual = EstimatesPrior()
+        usual, tuning = EstimatesPrior(), self.tuning
         prior = EstimatesPrior(
             acceptance=profile.acceptance,
             step_times=profile.step_times,
@@ -107,17 +158,23 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
             hit_rate=usual.hit_rate if profile.hit_rate is None else profile.hit_rate,
             mean_confidence=profile.mean_confidence,
         )
-        is_usual = self.confidence_threshold == CONFIDENCE_THRESHOLD and profile.confidence_threshold is not None
-        return replace(
-            self,
-            prior=self.prior or prior,
-            confidence_threshold=profile.confidence_threshold if is_usual else self.confidence_threshold,
-            chunks=self.chunks or profile.chunks,
+        is_usual = tuning.confidence_threshold == CONFIDENCE_THRESHOLD and profile.confidence_threshold is not None
+        measured = replace(
+            tuning,
+            prior=tuning.prior or prior,
+            confidence_threshold=profile.confidence_threshold if is_usual else tuning.confidence_threshold,
+            chunks=tuning.chunks or profile.chunks,
         )
+        return replace(self, tuning=measured)
 
-    def pair(self, budget: float, known: SpeculationEstimates | None = None) -> SpeculationEstimates:
-        """Return a pair of which nothing was measured, or that begins with what is known of one with another budget."""
-        prior = self.prior
+    def estimates(self, budget: float, known: SpeculationEstimates | None = None) -> SpeculationEstimates:
+        """Return new estimates.
+
+        Args:
+            budget: share of the drafted tokens that is verified, 0..1.
+            known: estimates under another budget, to begin with; None: nothing was measured yet.
+        """
+        prior = self.tuning.prior
         if known is not None:
             conditions = known.conditions()
             prior = EstimatesPrior(
@@ -132,12 +189,12 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
         return SpeculationEstimates(
             budget,
             window=window,
-            stabiliser=_stabiliser(window, self.smoothing),
+            stabiliser=_stabiliser(window, self.tuning.smoothing),
             prior=prior,
             rule=self.offload,
-            confidence_threshold=self.confidence_threshold,
-            chunks=self.chunks,
-            forecast=self.forecast,
+            confidence_threshold=self.tuning.confidence_threshold,
+            chunks=self.tuning.chunks,
+            forecast=self.tuning.forecast,
         )
 
 
@@ -165,17 +222,20 @@ def _window(setting: object, budget: float, *, may_fuse: bool = True) -> WindowP
 
 
 def _stabiliser(policy: WindowPolicy, smoothing: float | None) -> Stabiliser:
-    """Of a policy's proposals: a network's real numbers are smoothed, and a round that is tried in fused mode is worth one."""
+    """Return what steadies a policy's proposals. A network's real numbers are smoothed, and its drafts have two tokens or more.
+
+    A round that is tried although the network proposes fused mode must be worth one.
+    """
     is_learned = isinstance(policy, Adaptive)
     usual = SMOOTHING if is_learned else 1.0
     return Stabiliser(usual if smoothing is None else smoothing, min_window=MIN_DRAFT if is_learned else MIN_WINDOW)
 
 
 def check_speculation(mode: object, verifier: object, emit: object, options: object) -> None:
-    """Refuse settings that can't be.
+    """Check the settings of a client that concern speculation.
 
     Raises:
-        ConfigError: one of them.
+        ConfigError: one of them can't be.
     """
     if mode not in {"race", "speculate", "auto"}:
         raise ConfigError(f'mode: expected "race", "speculate" or "auto", got {mode!r}')

@@ -1,4 +1,4 @@
-"""From a request to a speculated answer: whether it can and should be one, and all that it is made with."""
+"""Planning a speculated answer: whether a request can and should be speculated, and the parts that its answer is made of."""
 
 from __future__ import annotations
 
@@ -39,67 +39,68 @@ from streamco.policies.mode_switch import predict_rates
 
 __all__ = ["PreparedSpeculation", "SpeculationPlanner", "names_of"]
 
-_LOOK_AGAIN = 20  # answers that race in mode auto before one is speculated against the forecast
+_RETRY_AFTER = 20  # answers that race in mode "auto" before one is speculated against the forecast, to measure again
 
 
 class _EventBuffer:
-    """Hands events on once it is known to whom."""
+    """Events of a drafter, kept until the answer's driver takes them."""
 
     def __init__(self) -> None:
         self._waiting: list[SpeculationEvent] = []
-        self._tell: Tell | None = None
+        self._emit: Tell | None = None
 
     def __call__(self, event: SpeculationEvent) -> None:
-        if self._tell is None:
+        if self._emit is None:
             self._waiting.append(event)
         else:
-            self._tell(event)
+            self._emit(event)
 
-    def connect(self, tell: Tell) -> None:
-        """From now on, to this one; what has happened is told at once."""
-        self._tell = tell
+    def connect(self, emit: Tell) -> None:
+        """Pass all events to ``emit`` from now on, those that have waited at once."""
+        self._emit = emit
         for event in self._waiting:
-            tell(event)
+            emit(event)
 
 
 class PreparedSpeculation(Struct):
-    """A request that is going to be speculated; the device reads its prompt already.
+    """The inputs of a speculated answer. The device reads its prompt already.
 
     Args:
-        request: its sampling options written out.
-        drafter: on the device. relay: takes its events.
-        rule: of the verifier.
-        is_exact: whether that rule keeps what it promises there.
+        request: the request, with its sampling options written out.
+        drafter: drafts on the device.
+        events: takes the drafter's events.
+        rule: the verifier's acceptance rule.
+        is_exact: the verifier keeps that rule exactly.
     """
 
     request: Request
     drafter: DeviceDrafter
-    relay: Callable[[SpeculationEvent], None]
+    events: Callable[[SpeculationEvent], None]
     rule: Rule
     is_exact: bool
 
     @property
     def prompt_tokens(self) -> int:
-        """Of the request."""
+        """Tokens of the prompt."""
         return len(self.drafter.prompt_ids)
 
 
 class SpeculationPlanner:
-    """What one client's speculated answers are made with.
+    """The plans of one client's speculated answers, and the estimates that they share.
 
     Args:
-        pairing: the device and the verifier.
-        options: how.
-        mode: when.
-        emit: what readers of tokens get.
-        budget: share of the drafts that is judged; None: what the options say, else all.
-        seed: of the dice; None: from the system.
-        known: a pair with another budget, whose measurements are taken over.
+        binding: the device and the verifier.
+        options: how answers are speculated.
+        mode: when they are.
+        emit: what the readers of token streams get.
+        budget: share of the drafted tokens that is verified, 0..1; None: what the options say, else 1.
+        seed: of the random draws; None: from the system.
+        known: estimates under another budget, to begin with.
     """
 
     def __init__(
         self,
-        pairing: VerifierBinding,
+        binding: VerifierBinding,
         options: SpeculationOptions,
         *,
         mode: Mode,
@@ -108,99 +109,100 @@ class SpeculationPlanner:
         seed: int | None = None,
         known: SpeculationEstimates | None = None,
     ) -> None:
-        self.pairing = pairing
+        self.binding = binding
         self.options = options
         self.mode = mode
         self.emit = emit
         self.budget = budget if budget is not None else 1.0 if options.budget is None else options.budget
-        self.pair = options.pair(self.budget, known)
+        self.estimates = options.estimates(self.budget, known)
         self._seed = SystemRandom().getrandbits(64) if seed is None else seed
         self._numbers = count(1)
         self._raced = 0  # answers since one was speculated
 
     def copy(self, *, mode: Mode | None, emit: Emit | None, budget: float | None, options: SpeculationOptions | None) -> SpeculationPlanner:
-        """Return a desk with other settings over the same pair; what is learned is shared where neither budget nor options are given."""
-        told = None if options is None else options.budget
+        """Return a planner with other settings; None keeps one. With the same budget and options both share their estimates."""
+        default = self.budget if options is None or options.budget is None else options.budget
         other = SpeculationPlanner(
-            self.pairing,
+            self.binding,
             options or self.options,
             mode=mode or self.mode,
             emit=emit or self.emit,
-            budget=budget if budget is not None else self.budget if told is None else told,
+            budget=default if budget is None else budget,
             seed=self._seed + 1,
-            known=self.pair,
+            known=self.estimates,
         )
         if budget is None and options is None:
-            other.pair = self.pair
+            other.estimates = self.estimates
         return other
 
     # Before an answer
 
     async def prepare(self, request: Request, facts: RequestFacts) -> PreparedSpeculation | str:
-        """Return all that the answer needs, or why it races; "": nobody asked for anything else."""
+        """Return the inputs of a speculated answer, or why it races; "": because the client's mode is "race"."""
         if self.mode == "race":
             return ""
-        pairing = self.pairing
-        await pairing.start()
-        if pairing.problem:
-            pairing.look_again()
-            return pairing.problem
-        if self.options.prior is None and pairing.rtt is not None:
-            self.pair.expect_rtt(pairing.rtt)
+        binding = self.binding
+        await binding.start()
+        if binding.problem:
+            binding.probe_again()
+            return binding.problem
+        if self.options.tuning.prior is None and binding.rtt is not None:
+            self.estimates.expect_rtt(binding.rtt)
         sampling = resolve_sampling(request.sampling)
         rule = acceptance_rule(sampling, self.budget, self.options)
-        context = pairing.device.capabilities.context_tokens or 0
-        if problem := why_not_speculable(request, facts, rule, pairing.facts, context=context, models=pairing.models):
+        context_tokens = binding.device.capabilities.context_tokens or 0
+        if problem := why_not_speculable(request, facts, rule, binding.facts, context_tokens=context_tokens, models=binding.models):
             return problem
-        self.pair.expect_rounds(branches=self.options.max_branches if self.options.is_parallel else 0, ahead=self._max_ahead)
+        self.estimates.expect_rounds(branches=self.options.max_branches if self.options.is_parallel else 0, ahead=self._max_ahead)
         if self.mode == "auto" and not self._pays():
             return "drafting doesn't pay now"
-        relay, request = _EventBuffer(), replace(request, sampling=sampling)
+        events, request = _EventBuffer(), replace(request, sampling=sampling)
+        row_ids = self.options.tuning.row_tokens if rule.kind is RuleKind.SAMPLE else 0
         try:
-            drafter = await pairing.device.drafter(
-                request, emit=relay, row_ids=self.options.row_tokens if rule.kind is RuleKind.SAMPLE else 0
-            )
+            drafter = await binding.device.drafter(request, emit=events, row_ids=row_ids)
         except EngineError as error:
             return str(error)
-        return PreparedSpeculation(request, drafter, relay, rule, pairing.facts.is_exact(rule))
+        return PreparedSpeculation(request, drafter, events, rule, binding.facts.is_exact(rule))
 
     @property
     def _max_ahead(self) -> int:
-        return min(self.options.max_ahead, self.pairing.facts.ahead) if self.pair.is_lossless else 0
+        return min(self.options.tuning.max_ahead, self.binding.facts.ahead) if self.estimates.is_lossless else 0
 
     def _pays(self) -> bool:
-        """Return True if drafting is faster than what a race gives, by what was measured; now and then it is tried all the same."""
-        rates = predict_rates(self.pair.conditions())
-        least = rates.remote if self.pair.is_lossless else min(self.pair.switch.min_rate, rates.device)
+        """Return True if speculation is predicted to beat the race, or every 20th answer, to measure again."""
+        rates = predict_rates(self.estimates.conditions())
+        needed = rates.remote if self.estimates.is_lossless else min(self.estimates.switch.min_rate, rates.device)
         self._raced += 1
-        if rates.speculative > least or self._raced > _LOOK_AGAIN:
+        if rates.speculative > needed or self._raced > _RETRY_AFTER:
             self._raced = 0
             return True
         return False
 
-    def heed(self, driver: SpeculationDriver) -> None:
-        """An answer whose verifier failed, or was not to be had for longer than anybody waits, shows it for the next ones."""
-        patience = min(self.options.link_patience, self.options.last_patience)
-        if driver.verifier_error is not None:
-            self.pairing.note_trouble(str(driver.verifier_error))
-        elif driver.unconnected >= patience and self.pairing.verifier is not None:
-            expected, got = ("a session", "a refusal") if driver.is_turned_away else ("a connection", "none")
-            self.pairing.note_trouble(f"{self.pairing.verifier.name}: expected {expected} within {patience:g} s, got {got}")
+    # After an answer
 
-    def learn(self, machine: RaceMachine) -> None:
-        """An answer that raced shows how fast the server writes by itself."""
-        server = self.pairing.server
+    def record_verifier_outcome(self, driver: SpeculationDriver) -> None:
+        """Mark the verifier as unusable if it failed in this answer or stayed unreachable beyond the patience."""
+        patience = min(self.options.patience, self.options.last_patience)
+        if driver.verifier_error is not None:
+            self.binding.record_problem(str(driver.verifier_error))
+        elif driver.unconnected >= patience and self.binding.verifier is not None:
+            expected, got = ("a session", "a refusal") if driver.is_turned_away else ("a connection", "none")
+            self.binding.record_problem(f"{self.binding.verifier.name}: expected {expected} within {patience:g} s, got {got}")
+
+    def record_race(self, machine: RaceMachine) -> None:
+        """Record how fast the server generated alone in an answer that raced."""
+        server = self.binding.server
         for attempt in (*machine.past_attempts, *machine.attempts.values()):
             if server is None or attempt.source != server.name or attempt.state is not AttemptState.ENDED or attempt.ttft is None:
                 continue
             if attempt.first_token is not None and attempt.stopped is not None and attempt.tokens > 1:
                 span = attempt.stopped - attempt.first_token
                 if not is_burst(attempt.tokens, attempt.ttft, span):
-                    self.pair.record_remote(attempt.tokens - 1, span)
+                    self.estimates.record_remote(attempt.tokens - 1, span)
 
     # An answer
 
-    def begin(
+    def make_driver(
         self,
         prepared: PreparedSpeculation,
         *,
@@ -215,60 +217,48 @@ class SpeculationPlanner:
         """Return the answer's driver, not started.
 
         Args:
-            pace: tokens per second at the reader.
-            reader_rate: of the virtual one that quality is measured with.
-            shows_drafts: the reader can be told that text is taken back.
-            may_use_device: the device may finish what nobody else can.
+            prepared: the inputs.
+            pace: tokens per second at the reader; None: as fast as they come.
+            reader_rate: tokens per second of the virtual reader that quality is measured with.
+            shows_drafts: the reader can take text back.
+            may_use_device: the device may finish an answer that nothing else can continue.
             limits: how far the answer may be ahead of its reader.
             cost: what tokens cost at an endpoint.
             on_over: called when all work has ended.
         """
-        pairing, drafter, relay = self.pairing, prepared.drafter, prepared.relay
-        engine, verifier = pairing.device.engine, pairing.verifier
-        if engine is None or verifier is None or not isinstance(relay, _EventBuffer):
+        binding, drafter, events = self.binding, prepared.drafter, prepared.events
+        engine, verifier = binding.device.engine, binding.verifier
+        if engine is None or verifier is None or not isinstance(events, _EventBuffer):
             raise AssertionError("what was prepared has a model and a verifier")
-        number, sampling = next(self._numbers), prepared.request.sampling
-        is_shown = shows_drafts and self.emit == "draft" and pace is None
+        number, sampling, remote = next(self._numbers), prepared.request.sampling, verifier.remote
         length = prepared.prompt_tokens
-        room = max(1, self._room(engine) - length)
-        options = SpeculationMachineOptions(
-            end_ids=drafter.end_ids,
-            max_tokens=room if sampling.max_tokens is None else min(sampling.max_tokens, room),
-            emit="draft" if is_shown else "verified",
-            has_remote=verifier.remote is not None,
-            may_use_device=may_use_device,
-            is_adaptive=self.options.is_adaptive,
-            is_parallel=self.options.is_parallel and self.options.max_branches > 0,
-            branch_kinds=self.options.branch_kinds,
-            max_branches=self.options.max_branches,
-            max_ahead=self._max_ahead,
-            max_draft=pairing.facts.draft_tokens,
-            patience=self.options.link_patience,
-            last_patience=self.options.last_patience,
-            first_verdict_timeout=self.options.prompt_patience,
-            verdict_timeout=self.options.verdict_patience,
-        )
 
-        def draft(tell: Tell) -> DeviceDrafter:
-            relay.connect(tell)
+        def connect_drafter(emit: Tell) -> DeviceDrafter:
+            events.connect(emit)
             return drafter
 
-        def judge(tell: Tell) -> VerifierSession:
+        def open_session(emit: Tell) -> VerifierSession:
             reserve = 0 if sampling.max_tokens is None else length + sampling.max_tokens
-            return verifier.open(drafter.prompt_ids, tell, rule=prepared.rule, reserve=reserve)
+            return verifier.open(drafter.prompt_ids, emit, rule=prepared.rule, reserve=reserve)
 
-        remote = verifier.remote
+        options = self._machine_options(
+            prepared,
+            free_tokens=max(1, self._context_tokens(engine) - length),
+            shows_drafts=shows_drafts and self.emit == "draft" and pace is None,
+            has_remote=remote is not None,
+            may_use_device=may_use_device,
+        )
         return SpeculationDriver(
-            SpeculationMachine(self.pair, options, Random(f"{self._seed}/{number}")),
+            SpeculationMachine(self.estimates, options, Random(f"{self._seed}/{number}")),
             SpeculativeOutput(
                 IncrementalText(lambda token: engine.detokenize([token]), sampling.stop, pending_bytes(engine, drafter.prompt_ids)),
                 Delivery(pace, reader_rate),
-                names_of(pairing.device, verifier),
+                names_of(binding.device, verifier),
                 number=f"speculated-{number}",
-                model=pairing.facts.model,
+                model=binding.facts.model,
             ),
-            drafter=draft,
-            session=judge,
+            drafter=connect_drafter,
+            session=open_session,
             remote=None if remote is None else _opener(remote, prepared),
             remote_name=verifier.name,
             prompt_tokens=length,
@@ -278,32 +268,54 @@ class SpeculationPlanner:
                 prompt_tokens=length,
                 rule=prepared.rule,
                 is_exact=prepared.is_exact,
-                device=pairing.device,
+                device=binding.device,
                 verifier=verifier,
-                server=pairing.server,
+                server=binding.server,
                 cost=cost,
                 budget=self.budget,
-                share=self.pair.steering.share,
+                share=self.estimates.steering.share,
             ),
             on_over=on_over,
         )
 
-    def _room(self, engine: Engine) -> int:
-        """Tokens for prompt and answer together."""
-        return min(engine.info.context_tokens, self.pairing.facts.context_tokens or engine.info.context_tokens)
+    def _machine_options(
+        self, prepared: PreparedSpeculation, *, free_tokens: int, shows_drafts: bool, has_remote: bool, may_use_device: bool
+    ) -> SpeculationMachineOptions:
+        options, max_tokens = self.options, prepared.request.sampling.max_tokens
+        return SpeculationMachineOptions(
+            end_ids=prepared.drafter.end_ids,
+            max_tokens=free_tokens if max_tokens is None else min(max_tokens, free_tokens),
+            emit="draft" if shows_drafts else "verified",
+            has_remote=has_remote,
+            may_use_device=may_use_device,
+            is_adaptive=options.is_adaptive,
+            is_parallel=options.is_parallel,
+            branch_kinds=options.tuning.branch_kinds,
+            max_branches=options.max_branches,
+            max_ahead=self._max_ahead,
+            max_draft=self.binding.facts.draft_tokens,
+            patience=options.patience,
+            last_patience=options.last_patience,
+            first_verdict_timeout=options.first_verdict_timeout,
+            verdict_timeout=options.verdict_timeout,
+        )
+
+    def _context_tokens(self, engine: Engine) -> int:
+        """Return the tokens that prompt and answer may have together."""
+        return min(engine.info.context_tokens, self.binding.facts.context_tokens or engine.info.context_tokens)
 
 
 def names_of(device: Endpoint, verifier: Verifier) -> dict[Origin, str]:
-    """Whose tokens those of an origin are."""
-    makers: dict[Origin, str] = dict.fromkeys(("draft", "accepted", "device"), device.name)
-    return makers | dict.fromkeys(("corrected", "bonus", "remote"), verifier.name)
+    """Return the name of the endpoint that makes the tokens of each origin."""
+    names: dict[Origin, str] = dict.fromkeys(("draft", "accepted", "device"), device.name)
+    return names | dict.fromkeys(("corrected", "bonus", "remote"), verifier.name)
 
 
 def _opener(remote: Endpoint, prepared: PreparedSpeculation) -> Callable[[tuple[int, ...], int | None], EndpointStream]:
     def open_stream(ids: Sequence[int], max_tokens: int | None) -> EndpointStream:
         prompt = [*prepared.drafter.prompt_ids, *ids]
         seed = continuation_seed(prepared.request.sampling.seed, len(ids))
-        sampling = replace(prepared.request.sampling, stop=(), max_tokens=max_tokens, seed=seed)  # stop strings are looked for here
+        sampling = replace(prepared.request.sampling, stop=(), max_tokens=max_tokens, seed=seed)  # the client looks for stop strings
         return remote.open(Request(prompt_ids=prompt, sampling=sampling, headers=prepared.request.headers))
 
     return open_stream

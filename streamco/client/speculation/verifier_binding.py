@@ -1,4 +1,4 @@
-"""The device and the verifier as a pair: found at the start, asked whether they fit, and what is known of them kept over answers."""
+"""Binding a verifier to a client's device: finding it, probing whether the two fit, and probing again after a failure."""
 
 from __future__ import annotations
 
@@ -27,116 +27,124 @@ __all__ = ["VerifierBinding", "drafting_engine_options"]
 _log = logging.getLogger("streamco")
 
 
-HELD_SEQUENCES = 8  # of a device that is loaded for one answer at a time: the draft and its branches, and one to spare
-_ASK_AGAIN = 30.0  # seconds after which a verifier that could not be used is asked again
+HELD_SEQUENCES = 8  # token sequences of a device for one answer at a time: the trunk, six branches, and one to spare
+_PROBE_AGAIN = 30.0  # seconds after which an unusable verifier is probed again
 
 
 def drafting_engine_options(
-    options: EngineOptions, budget: float, places: int = HELD_SEQUENCES, *, offload: OffloadRule = "combined"
+    options: EngineOptions, budget: float, sequences: int = HELD_SEQUENCES, *, offload: OffloadRule = "combined"
 ) -> EngineOptions:
-    """Return an engine's options with what drafting needs: places for drafts and, where attention chooses what is judged, its layers."""
+    """Return an engine's options with what drafting needs.
+
+    Args:
+        options: the engine's.
+        budget: share of the drafted tokens that is verified, 0..1.
+        sequences: token sequences for drafts.
+        offload: if it reads attention and the budget is below 1, the engine reads the layers for it.
+    """
     layers = LAYERS if budget < 1.0 and offload in {"combined", "importance"} else ()
-    return replace(options, held_sequences=places, attention_layers=layers)
+    return replace(options, held_sequences=sequences, attention_layers=layers)
 
 
 class VerifierBinding:
-    """The verifier of a client, and whether it fits its device; shared by clients from ``with_options``.
+    """The verifier of a client and its fitness for the device; shared by clients from ``with_options``.
 
     Args:
-        setting: as for ``Client``.
-        device: drafts; None: there is none.
-        servers: the first may be asked to verify.
+        setting: the verifier as it was given to ``Client``.
+        device: the endpoint that drafts; None: there is none.
+        servers: endpoints, of which the first may be a verifier.
 
     Attributes:
-        verifier: None until it is found.
-        problem: why nothing can be speculated; "": it can.
+        verifier: the verifier; None: not found yet.
+        server: the first server; None: there is none.
+        problem: why answers can't be speculated; "": they can.
 
     Raises:
-        ConfigError: a URL that is none.
+        ConfigError: the setting is no valid URL.
     """
 
     def __init__(self, setting: VerifierSetting, device: Endpoint | None, servers: Sequence[Endpoint]) -> None:
         self.verifier: Verifier | None = _make_verifier(setting)
-        self.problem = "the verifier was not asked yet"
+        self.problem = "the verifier was not probed yet"
         self.server = servers[0] if servers else None
         self._device = device
-        self._asking: asyncio.Task[None] | None = None
-        self._asked_at: float | None = None
+        self._probing: asyncio.Task[None] | None = None
+        self._probed_at: float | None = None
         self._is_closed = False
         self._lock = asyncio.Lock()
 
     @property
     def device(self) -> DeviceEndpoint:
-        """Who drafts."""
+        """The device that drafts."""
         if not isinstance(self._device, DeviceEndpoint):
-            raise AssertionError("somebody drafts where there is no problem")
+            raise AssertionError("a binding without a problem has a device")
         return self._device
 
     @property
     def facts(self) -> VerifierFacts:
-        """What the verifier said."""
+        """What the verifier can do, by its own word."""
         if self.verifier is None or self.verifier.facts is None:
-            raise AssertionError("a verifier without a problem has said what it can")
+            raise AssertionError("a verifier without a problem was probed")
         return self.verifier.facts
 
     @property
     def rtt(self) -> float | None:
-        """Of the link to the verifier, seconds; None: not measured."""
+        """The round trip to the verifier in seconds; None: not measured."""
         return None if self.verifier is None else self.verifier.rtt
 
     @property
     def models(self) -> frozenset[str]:
-        """Names that mean the verifier's model."""
+        """All names of the verifier's model."""
         names = {self.facts.model, getattr(self.server, "model", None)}
         return frozenset(name for name in names if name)
 
     async def start(self) -> None:
-        """Find and ask the verifier; what is wrong with it becomes ``problem``. The device was started before."""
+        """Find and probe the verifier; a failure becomes ``problem``. The device must be started."""
         async with self._lock:
-            if self._asked_at is None:
-                await self._ask()
+            if self._probed_at is None:
+                await self._probe()
 
-    def note_trouble(self, problem: str) -> None:
-        """An answer showed what is wrong with the verifier: the next ones do without until it was asked again."""
+    def record_problem(self, problem: str) -> None:
+        """Record a problem that an answer had with the verifier. The next answers are not speculated until it was probed again."""
         if not self.problem:
-            self._note(problem)
+            self._set_problem(problem)
 
-    def look_again(self) -> None:
-        """Ask a verifier once more that could not be used, if that was a while ago; answers meanwhile do without."""
-        is_due = self._asked_at is not None and monotonic() - self._asked_at >= _ASK_AGAIN
-        if self.problem and is_due and self._asking is None and not self._is_closed:
-            self._asking = asyncio.create_task(self._ask(), name="streamco ask the verifier again")
-            self._asking.add_done_callback(self._forget)
+    def probe_again(self) -> None:
+        """Probe an unusable verifier in the background, if the last probe was a while ago."""
+        is_due = self._probed_at is not None and monotonic() - self._probed_at >= _PROBE_AGAIN
+        if self.problem and is_due and self._probing is None and not self._is_closed:
+            self._probing = asyncio.create_task(self._probe(), name="streamco probe the verifier again")
+            self._probing.add_done_callback(self._forget)
 
     async def aclose(self) -> None:
         """Close the verifier; idempotent."""
         self._is_closed = True
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.wait([self._asking])
+        if self._probing is not None:
+            self._probing.cancel()
+            await asyncio.wait([self._probing])
         if self.verifier is not None:
             await self.verifier.aclose()
 
     def _forget(self, task: asyncio.Task[None]) -> None:
-        self._asking = None
+        self._probing = None
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
 
-    async def _ask(self) -> None:
+    async def _probe(self) -> None:
         try:
-            self._note(await self._find())
+            self._set_problem(await self._find())
         except (EndpointError, VerifierError) as error:
-            self._note(str(error))
+            self._set_problem(str(error))
 
-    def _note(self, problem: str) -> None:
-        """Said once, however often it is asked in vain."""
-        is_new = self._asked_at is None or not self.problem
-        self.problem, self._asked_at = problem, monotonic()
+    def _set_problem(self, problem: str) -> None:
+        """Set ``problem``; log it only once, however many probes fail."""
+        is_new = self._probed_at is None or not self.problem
+        self.problem, self._probed_at = problem, monotonic()
         if problem and is_new:
             _log.warning("answers are not speculated: %s", problem)
 
     async def _find(self) -> str:
-        """Return what is wrong; "": nothing."""
+        """Find and probe the verifier; return what is wrong, or ""."""
         if not isinstance(self._device, DeviceEndpoint):
             return "no device" if self._device is None else f"{self._device.name} can't draft"
         if self._device.engine is None:
@@ -146,7 +154,7 @@ class VerifierBinding:
 
             if not isinstance(self.server, OpenAIEndpoint):
                 return "no verifier" if self.server is None else f"{self.server.name} can't verify"
-            found = await _ask_server(self.server)
+            found = await _find_at_server(self.server)
             if found is None or self._is_closed:
                 return f"{self.server.name} can't verify"
             self.verifier = found
@@ -163,8 +171,8 @@ def _make_verifier(setting: VerifierSetting) -> Verifier | None:
     return VerifierEndpoint(setting)
 
 
-async def _ask_server(server: OpenAIEndpoint) -> Verifier | None:
-    """Return the verifier behind a server's API; None: it is of another kind.
+async def _find_at_server(server: OpenAIEndpoint) -> Verifier | None:
+    """Return the verifier at a server's address; None: the server can't verify.
 
     Raises:
         EndpointError: it doesn't answer.

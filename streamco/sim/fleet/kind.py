@@ -19,7 +19,7 @@ import simpy
 from msgspec import Struct
 from msgspec.structs import replace
 
-from streamco.client.speculation.options import SpeculationOptions
+from streamco.client.speculation.options import SpeculationOptions, SpeculationTuning
 from streamco.core.speculation.estimates import EstimatesPrior
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.verifier.options import SchedulerOptions
@@ -260,10 +260,10 @@ class _World:
             options = SpeculationOptions(
                 window=policy.window,
                 is_adaptive=policy.execution != "distributed",
-                prior=EstimatesPrior(step_times=model.step_times, remote_step=step),
+                tuning=SpeculationTuning(prior=EstimatesPrior(step_times=model.step_times, remote_step=step)),
             )
             link = simulated_link(device.link, Random(f"{seed} link {device.number}"))
-            pair = options.pair(policy.budget)
+            pair = options.estimates(policy.budget)
             pair.expect_rtt(device.link.rtt_ms / 1000)
             devices.append(FleetDevice(device.number, model, link, pair))
         return devices

@@ -9,7 +9,7 @@ import pytest
 
 from streamco.client.client import Client
 from streamco.client.speculation.driver import SpeculationDriver
-from streamco.client.speculation.options import SpeculationOptions
+from streamco.client.speculation.options import SpeculationOptions, SpeculationTuning
 from streamco.client.speculation.planner import PreparedSpeculation, _opener
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Request
@@ -25,12 +25,12 @@ from tests.support.leaks import settled
 
 async def test_what_was_measured_outlives_the_answer(world: World) -> None:
     async with world.scripted() as verifier, world.speculating(verifier) as client:
-        before = client._settings.planner.pair.acceptance
+        before = client._settings.planner.estimates.acceptance
         await tokens_text(client.stream(PROMPT, temperature=0))
-        after = client._settings.planner.pair.acceptance
+        after = client._settings.planner.estimates.acceptance
         assert after != before
-        assert client.with_options(pace=100)._settings.planner.pair is client._settings.planner.pair
-        assert client.with_options(budget=0.5)._settings.planner.pair.acceptance == pytest.approx(after)
+        assert client.with_options(pace=100)._settings.planner.estimates is client._settings.planner.estimates
+        assert client.with_options(budget=0.5)._settings.planner.estimates.acceptance == pytest.approx(after)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,11 @@ async def test_an_answer_without_a_limit_ends_where_the_context_is_full(has_remo
 
 
 async def test_a_client_waits_for_verdicts_as_long_as_it_is_told(world: World) -> None:
-    options = SpeculationOptions(is_adaptive=False, prompt_patience=7.0, verdict_patience=0.5, link_patience=3.0, last_patience=5.0)
+    options = SpeculationOptions(
+        is_adaptive=False,
+        patience=3.0,
+        tuning=SpeculationTuning(first_verdict_timeout=7.0, verdict_timeout=0.5, last_patience=5.0),
+    )
     async with world.scripted() as verifier, world.speculating(verifier, speculation=options) as client:
         verifier.script(None, None, Stall())
         stream = client.stream(PROMPT, temperature=0)
@@ -133,17 +137,17 @@ async def test_answers_that_race_show_how_fast_the_server_writes(world: World) -
         server = OpenAIEndpoint("large", base_url=url, name="server")
         async with Client(None, server, mode="auto") as client:
             world.large.token_s = 0.02
-            before = client._settings.planner.pair.remote_step
+            before = client._settings.planner.estimates.remote_step
             stream = client.stream(PROMPT, temperature=0, max_tokens=12)
             await tokens_text(stream)
             assert "not speculated: no device" in stream.report.dispatch.reason
             await settled(lambda: not client._settings.endpoints.active)
-            assert client._settings.planner.pair.remote_step < before
+            assert client._settings.planner.estimates.remote_step < before
 
 
 async def test_mode_auto_speculates_where_drafting_is_faster(world: World) -> None:
     async with world.scripted() as verifier, world.speculating(verifier, mode="auto") as client:
-        pair = client._settings.planner.pair
+        pair = client._settings.planner.estimates
         pair._remote_step.seconds = 5.0  # seconds
         stream = client.stream(PROMPT, temperature=0)
         assert await tokens_text(stream) == world.text()

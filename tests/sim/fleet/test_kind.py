@@ -99,7 +99,7 @@ def test_what_a_calibrated_client_knows_is_the_mean_of_all_servers(monkeypatch: 
     told: list[float | None] = []
 
     def noting(**settings: Any) -> SpeculationOptions:
-        told.append(settings["prior"].remote_step)
+        told.append(settings["tuning"].prior.remote_step)
         return SpeculationOptions(**settings)
 
     monkeypatch.setattr(world_module, "SpeculationOptions", noting)
