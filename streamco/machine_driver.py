@@ -168,7 +168,7 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
 
 
 class TaskDriver(MachineDriver[EventT, CommandT]):
-    """A driver whose IO runs in tasks: it is over when its work is done and the last task has ended.
+    """A driver with IO in tasks: it is over when its work is done and the last task has ended.
 
     Args:
         machine: the machine, not started yet.

@@ -1,4 +1,4 @@
-"""From the arguments of OpenAI's SDK to a request; what is wrong with them is said here, in the caller's words, not by a server."""
+"""Builds a request from the arguments of OpenAI's SDK; a wrong argument raises here, by its own name, and not at a server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streamco.errors import ConfigError
 
 __all__ = ["UNSET", "Unset", "build_request", "check_mapping"]
 
-# Arguments of OpenAI's SDK that are settings of an endpoint here; passed on, servers would refuse them as fields of the body.
+# Arguments of OpenAI's SDK that are options of an endpoint here; in the request's body, servers would refuse them.
 _ELSEWHERE = {
     "timeout": "it in OpenAIEndpoint(timeouts=...)",
     "extra_query": "it in OpenAIEndpoint(base_url=...)",
@@ -34,7 +34,7 @@ def build_request(
     extra_headers: Mapping[str, str] | None = None,
     **extra: Any,
 ) -> Request:
-    """Return one request from OpenAI's arguments; a plain text becomes a user message.
+    """Return a request with OpenAI's arguments; a plain text becomes a user message.
 
     Args:
         extra: other fields of OpenAI's request body (``tools``, ``response_format``, ``n`` ...); None means not given.
@@ -85,11 +85,11 @@ def _check_number(name: str, value: object, expected: str, is_right: Callable[[f
     return value
 
 
-def _check_integer(name: str, value: object, least: int | None = None) -> int | None:
+def _check_integer(name: str, value: object, minimum: int | None = None) -> int | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
-        raise ConfigError(f"{name}: expected an integer{'' if least is None else f' >= {least}'}, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or (minimum is not None and value < minimum):
+        raise ConfigError(f"{name}: expected an integer{'' if minimum is None else f' >= {minimum}'}, got {value!r}")
     return value
 
 
@@ -101,10 +101,10 @@ def _check_stop(stop: object) -> tuple[str, ...]:
 
 
 def check_mapping(name: str, value: object) -> Mapping[str, Any]:
-    """Return a mapping; None counts as an empty one.
+    """Return the value, which must be a mapping; None counts as an empty one.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: the value is not a mapping.
     """
     if value is None:
         return {}
@@ -114,7 +114,7 @@ def check_mapping(name: str, value: object) -> Mapping[str, Any]:
 
 
 class Unset:
-    """Marks an argument that was not given, where None has a meaning of its own."""
+    """The type of ``UNSET``, which marks an argument that was not given if None has a meaning of its own."""
 
 
 UNSET = Unset()

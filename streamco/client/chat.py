@@ -1,4 +1,4 @@
-"""``client.chat.completions.create(...)`` as OpenAI's SDK has it."""
+"""The call ``client.chat.completions.create(...)`` of OpenAI's SDK."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Answer(ChatCompletion):
 
 
 class OpenChat(Protocol):
-    """``Client.open_chat``."""
+    """The type of ``Client.open_chat``."""
 
     def __call__(self, request: Request, *, pace: Pace | Unset = UNSET, includes_usage: bool = False) -> ChatStream:
         """Ask for an answer as chunks, from a request already built."""
@@ -31,7 +31,7 @@ class OpenChat(Protocol):
 
 
 class Completions:
-    """The one method of ``client.chat.completions``."""
+    """The object ``client.chat.completions``, with its one method."""
 
     def __init__(self, open_chat: OpenChat) -> None:
         self._open_chat = open_chat
@@ -53,13 +53,13 @@ class Completions:
 
         Args:
             messages: the conversation.
-            stream: True: returns as soon as the first token is there, with a ``ChatStream``; False: the whole ``Answer``.
+            stream: True: return a ``ChatStream`` as soon as the first token is there; False: return the whole ``Answer``.
             model: the remote model's name; None: the server endpoint's own.
             pace: overrides the client's pace for this answer.
             options: ``temperature``, ``max_tokens``, ``stop``, ``seed``, ``tools``, ``stream_options`` ... as in OpenAI's SDK.
 
         Raises:
-            StreamcoError: no endpoint could begin the answer; or, with ``stream=False``, finish it (``partial`` holds the text).
+            StreamcoError: no endpoint could start the answer, or with ``stream=False`` finish it (``partial`` holds the text).
             ConfigError: an argument is wrong.
         """
         wants_usage = bool(check_mapping("stream_options", options.pop("stream_options", None)).get("include_usage"))
@@ -81,7 +81,7 @@ class Completions:
 
 
 class Chat:
-    """``client.chat``."""
+    """The object ``client.chat``."""
 
     def __init__(self, open_chat: OpenChat) -> None:
         self.completions = Completions(open_chat)

@@ -55,7 +55,7 @@ class Client:
         emit: what readers of ``stream`` get of speculated answers: "verified": final text; "draft": drafts at once, and retractions.
         speculation: the other options for drafting and verifying.
         profile: what an earlier client learned (``Client.profile()``), or the file that it was written to; None: nothing is known.
-        on_failure: what becomes of an answer whose endpoint fails in the middle. "migrate": another endpoint continues after the last good
+        on_failure: what becomes of an answer if its endpoint fails in the middle. "migrate": another endpoint continues after the last good
             token, if one can. "restart": the same, and if none can, an endpoint is asked for the whole answer again. The text that the
             reader has is taken out of it, and an answer that differs from that text is an error (for greedy decoding; docs/migration.md).
             "raise": the error, with the text so far. None: "migrate", but "raise" for requests with tools or a JSON schema.

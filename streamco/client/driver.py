@@ -10,25 +10,25 @@ from streamco.openai_types import ChatCompletionChunk
 __all__ = ["AnswerDriver", "Batch"]
 
 Batch = tuple[str, list[ChatCompletionChunk], float]
-"""Endpoint name, chunks, when they were delivered (seconds, the driver's clock)."""
+"""Endpoint name, chunks, time of their delivery (seconds, the driver's clock)."""
 
 
 class AnswerDriver(Protocol):
-    """One answer under way; ``streamco.client.race.driver.RaceDriver`` says what each does."""
+    """One answer under way, raced or speculated; owned by its ``PendingAnswer``."""
 
     @property
     def is_over(self) -> bool:
-        """True if nothing of it is at work any more."""
+        """True if all work of the answer has ended."""
         ...
 
     @property
     def was_broken_off(self) -> bool:
-        """True if it was left before its end."""
+        """True if the reader left before the answer had ended."""
         ...
 
     @property
     def has_changed_hands(self) -> bool:
-        """True if what its chunks say of usage is of a part of it alone."""
+        """True if the usage in its chunks covers only a part of the answer."""
         ...
 
     def report(self) -> Report:
@@ -44,7 +44,7 @@ class AnswerDriver(Protocol):
         ...
 
     async def peek(self) -> None:
-        """Wait until there is something to read or an end."""
+        """Wait until there is a delivery or an end, without taking it."""
         ...
 
     async def aclose(self) -> None:
@@ -56,5 +56,5 @@ class AnswerDriver(Protocol):
         ...
 
     def leave_soon(self) -> None:
-        """``leave`` from anywhere."""
+        """Call ``leave`` from any thread."""
         ...

@@ -1,4 +1,4 @@
-"""What clients from ``with_options`` have in common: the endpoints, started once, and the answers under way."""
+"""The endpoints that clients from ``with_options`` share, started once, and the answers under way."""
 
 from __future__ import annotations
 
@@ -23,18 +23,21 @@ ServerSetting = str | Endpoint | Sequence[Endpoint] | None
 
 
 class EndpointSet:
-    """The endpoints and the answers under way.
+    """One client's endpoints and its answers under way.
 
     Args:
         device: as for ``Client``.
         server: as for ``Client``.
-        engine: how a device is run that is named by its file.
+        engine: options for a device that is given by its file; None: the defaults.
 
     Attributes:
-        endpoints: all, by name.
-        unavailable: those that could not start, with their errors.
-        binding: the device with its verifier, where there is one.
-        active: answers that have work under way.
+        device: the device; None: there is none.
+        servers: the servers, in the order of their use.
+        endpoints: all of them, by name.
+        unavailable: endpoints that could not start, with their errors.
+        binding: the device with its verifier; None: the client has not set it yet.
+        active: drivers of answers that have work under way.
+        is_started: True between the start and the close.
 
     Raises:
         ConfigError: neither device nor server, not an endpoint, names that are not unique.
@@ -43,14 +46,14 @@ class EndpointSet:
     def __init__(self, device: DeviceSetting, server: ServerSetting, *, engine: EngineOptions | None = None) -> None:
         self.device = _make_device(device, engine)
         self.servers = _make_servers(server)
-        everyone = [*([self.device] if self.device is not None else []), *self.servers]
-        if not everyone:
+        all_endpoints = [*([self.device] if self.device is not None else []), *self.servers]
+        if not all_endpoints:
             raise ConfigError("client: expected a device, a server or both, got neither")
-        self.endpoints: Mapping[str, Endpoint] = {endpoint.name: endpoint for endpoint in everyone}
-        if len(self.endpoints) != len(everyone):
-            raise ConfigError(f"client: expected endpoints with names of their own, got {[endpoint.name for endpoint in everyone]}")
+        self.endpoints: Mapping[str, Endpoint] = {endpoint.name: endpoint for endpoint in all_endpoints}
+        if len(self.endpoints) != len(all_endpoints):
+            raise ConfigError(f"client: expected endpoints with names of their own, got {[endpoint.name for endpoint in all_endpoints]}")
         self.unavailable: dict[str, EndpointError] = {}
-        self.binding: VerifierBinding | None = None  # closed with the endpoints
+        self.binding: VerifierBinding | None = None  # set by the client; closed with the endpoints
         self.active: set[AnswerDriver] = set()
         self.is_started = False
         self._is_closed = False
@@ -62,25 +65,25 @@ class EndpointSet:
         return device, [server for server in self.servers if server.name not in self.unavailable]
 
     async def start(self) -> None:
-        """Start every endpoint, at once.
+        """Start every endpoint, all at the same time; idempotent.
 
         Raises:
-            AllEndpointsFailed: none could; a single endpoint raises its own error.
-            StreamClosed: it was closed.
+            AllEndpointsFailed: no endpoint could start; a single endpoint raises its own error.
+            StreamClosed: the endpoints were closed.
         """
         async with self._lock:
             self.check_open()
             if self.is_started:
                 return
             results = await asyncio.gather(*(endpoint.start() for endpoint in self.endpoints.values()), return_exceptions=True)
-            if self._is_closed:  # in the meantime; what has started since must not stay behind
+            if self._is_closed:  # in the meantime; what has started since must not stay open
                 await self._close_endpoints()
                 self.check_open()
-            self.unavailable = self._sort_out(results)
+            self.unavailable = self._failed_to_start(results)
             self.is_started = True
 
-    def _sort_out(self, results: Sequence[BaseException | None]) -> dict[str, EndpointError]:
-        """Return the endpoints that could not start, unless none could."""
+    def _failed_to_start(self, results: Sequence[BaseException | None]) -> dict[str, EndpointError]:
+        """Return the endpoints that could not start; raise if no endpoint could."""
         failed: dict[str, EndpointError] = {}
         for name, result in zip(self.endpoints, results, strict=True):
             if isinstance(result, EndpointError):
@@ -94,10 +97,10 @@ class EndpointSet:
         return failed
 
     def check_open(self) -> None:
-        """Refuse what comes after closing.
+        """Check that the endpoints were not closed.
 
         Raises:
-            StreamClosed: it was closed.
+            StreamClosed: they were closed.
         """
         if self._is_closed:
             raise StreamClosed("expected an open client, got a request after it was closed")
@@ -108,11 +111,11 @@ class EndpointSet:
         self.is_started = False
         await asyncio.gather(*(driver.aclose() for driver in list(self.active)))
         await self._close_endpoints()
-        async with self._lock:  # a start under way clears up after itself
+        async with self._lock:  # a start that runs closes what it has started
             pass
 
     async def _close_endpoints(self) -> None:
-        """Close them all, whatever one of them has to say about it."""
+        """Close all endpoints, also if one of them raises; then raise its error."""
         closings = [endpoint.aclose() for endpoint in self.endpoints.values()]
         if self.binding is not None:
             closings.append(self.binding.aclose())

@@ -1,4 +1,4 @@
-"""What an endpoint raised, in the words of the error tree: a bug in one must reach the reader as an error, not as silence."""
+"""Translates what an endpoint raised to the error tree: a defect in an endpoint must reach the reader as an error, not as silence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["FailedStream", "translate", "with_partial"]
 
 
 def translate(error: Exception, source: str) -> EndpointError:
-    """Return an endpoint's error with the endpoint's name; anything else becomes a protocol error whose cause it is."""
+    """Return an endpoint's error with the endpoint's name; any other error becomes the cause of a protocol error."""
     if isinstance(error, EndpointError):
         error.endpoint = error.endpoint or source
         return error
@@ -22,7 +22,7 @@ def translate(error: Exception, source: str) -> EndpointError:
 
 
 def with_partial(error: StreamcoError, text: str, source: str) -> StreamcoError:
-    """Return an answer's error that keeps the text so far; the given one, which other answers may end with too, is its cause."""
+    """Return a copy of an answer's error that keeps the text so far. The given error is its cause, because other answers may share it."""
     kept: StreamcoError
     if isinstance(error, EndpointError):
         kept = copy(error)
@@ -35,13 +35,13 @@ def with_partial(error: StreamcoError, text: str, source: str) -> StreamcoError:
 
 
 class FailedStream:
-    """The stream of an endpoint that failed to open one: its first ``receive`` raises why."""
+    """The stream of an endpoint that failed to open one: its first ``receive`` raises the error."""
 
     def __init__(self, error: EndpointError) -> None:
         self._error = error
 
     async def receive(self) -> TokensReceived | StreamEnded:
-        """Raise it.
+        """Raise the error.
 
         Raises:
             EndpointError: always.
@@ -49,4 +49,4 @@ class FailedStream:
         raise self._error
 
     async def cancel(self) -> None:
-        """There is nothing to release."""
+        """Return at once, because there is nothing to release."""

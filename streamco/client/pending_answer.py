@@ -146,7 +146,7 @@ class PendingAnswer:
         def record(driver: SpeculationDriver) -> None:
             settings.endpoints.active.discard(driver)
             settings.planner.record_verifier_outcome(driver)
-            settings.dispatcher.learn_prompt(prompt_tokens)
+            settings.dispatcher.record_prompt(prompt_tokens)
             settings.totals.record(driver.cost())
 
         driver = settings.planner.make_driver(
@@ -173,7 +173,7 @@ class PendingAnswer:
 
         def record(driver: RaceDriver) -> None:
             endpoints.active.discard(driver)
-            settings.dispatcher.settle(dispatched, driver.machine)
+            settings.dispatcher.record(dispatched, driver.machine)
             settings.planner.record_race(driver.machine)
             settings.totals.record(driver.cost())
 

@@ -1,4 +1,4 @@
-"""What of a request decides who can serve it, and how long its prompt is."""
+"""Facts of a request that decide which endpoints can serve it, and the length of its prompt."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from streamco.policies.eligibility import RequestFacts
 
 __all__ = ["describe_request", "takes_long"]
 
-_CHARACTERS_A_TOKEN = 4  # OpenAI's rule of thumb for English, where no tokenizer is at hand
+_CHARACTERS_A_TOKEN = 4  # OpenAI's rule of thumb for English, if there is no tokenizer
 _MESSAGE_OVERHEAD = 4  # tokens a chat template adds to a message
 _SHORT = 4096  # characters; tokenising more takes over a millisecond
 
 
 def takes_long(request: Request) -> bool:
-    """Return True if counting the prompt's tokens would hold up an event loop."""
+    """Return True if counting the prompt's tokens would block an event loop for more than a millisecond."""
     return len(_text_of(request)[0]) > _SHORT
 
 
 def describe_request(request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> RequestFacts:
-    """Return the facts; the prompt's length is the device's count, else the first server's, else an estimate. Thread-safe."""
+    """Return the facts of a request. Thread-safe.
+
+    The prompt's length is the device's count, else the first server's, else an estimate.
+    """
     text, has_images = _text_of(request)
     shape = request.extra.get("response_format")
     return RequestFacts(
@@ -46,7 +49,7 @@ def _count_tokens(request: Request, device: Endpoint | None, servers: Sequence[E
 
 
 def _text_of(request: Request) -> tuple[str, bool]:
-    """Return all text of a request, and whether it holds anything else (images, audio, files)."""
+    """Return all text of a request, and True if the request holds anything else (images, audio, files)."""
     if request.prompt is not None:
         return request.prompt, False
     texts, has_more = [], False

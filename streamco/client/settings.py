@@ -26,7 +26,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
         planner: decides whether an answer is speculated, and assembles it.
         totals: adds up what the answers cost.
         pace: tokens per second at the reader; None: as fast as they come.
-        on_failure: what becomes of an answer whose endpoint fails; None: by the request (``failure_rule``).
+        on_failure: what becomes of an answer if its endpoint fails; None: by the request (``failure_rule``).
         migration: options for planned hand-overs.
         dispatch: options for dispatch.
         limits: bounds on what may be buffered.

@@ -1,4 +1,4 @@
-"""What the caller iterates: OpenAI-shaped chunks, or tokens."""
+"""The streams that a caller iterates: OpenAI-shaped chunks, or tokens."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ Item = TypeVar("Item")
 
 
 class Token(Struct, frozen=True):
-    """A piece of the answer as its endpoint made it: one token, or several that arrived as one.
+    """One token of the answer, or several that arrived as one.
 
     Args:
-        text: whole code points, never "".
-        id: the token's id at its endpoint; None where ids are unknown, or several tokens make up the text.
+        text: whole code points, never "" except in the subclasses.
+        id: the token's id at its endpoint; None: not known, or several tokens make up the text.
         source: the endpoint's name.
-        time: when it was delivered, seconds on the monotonic clock.
-        kind: the answer's own text, or thinking aloud.
-        origin: who made it in a speculated answer, ``draft``: nobody has vouched for it yet (docs/speculation.md); None in a race.
+        time: time of its delivery, seconds on the monotonic clock.
+        kind: "content": the answer's own text; "reasoning": the model's thinking.
+        origin: how a speculated answer came by it; ``draft``: not verified yet (docs/speculation.md). None: the answer was raced.
     """
 
     text: str
@@ -45,7 +45,7 @@ class Token(Struct, frozen=True):
 
 
 class Retracted(Token, frozen=True, kw_only=True):
-    """The newest ``characters`` of the text are taken back; all of them were provisional. Its own text is "".
+    """The newest ``characters`` of the text are retracted; all of them were provisional. Its own text is "".
 
     Comes in speculated answers with ``emit="draft"`` only.
     """
@@ -54,7 +54,7 @@ class Retracted(Token, frozen=True, kw_only=True):
 
 
 class Settled(Token, frozen=True, kw_only=True):
-    """The oldest ``characters`` of the provisional text are final, and ``origin`` vouches for them. Its own text is "".
+    """The oldest ``characters`` of the provisional text are final; ``origin`` says why. Its own text is "".
 
     Comes in speculated answers with ``emit="draft"`` only.
     """
@@ -63,14 +63,15 @@ class Settled(Token, frozen=True, kw_only=True):
 
 
 class AnswerStream(ABC, Generic[Item]):
-    """An answer on its way. Iterate it once; leaving the loop early (``break``, an exception, task cancel) stops all work behind it.
+    """An answer that is being delivered; iterate it once.
 
-    Use it as an async context manager where the end of the work must be certain before the program goes on. ``anext`` takes single
-    items; an ``async for`` after it goes on where it stopped. Cancelling a read, by a timeout say, ends the stream.
+    Leaving the loop early (``break``, an exception, a cancelled task) stops all work for the answer. Use the stream as an async context
+    manager if that work must have ended before the program continues. ``anext`` takes single items; an ``async for`` after it continues
+    there. Cancelling a read, for example by a timeout, ends the stream.
     """
 
-    def __init__(self, work: PendingAnswer) -> None:
-        self._work = work
+    def __init__(self, answer: PendingAnswer) -> None:
+        self._answer = answer
         self._iterator: AsyncGenerator[Item, None] | None = None
         self._has_reader = False
         self._is_reading = False
@@ -78,8 +79,8 @@ class AnswerStream(ABC, Generic[Item]):
     # Reading
 
     def __aiter__(self) -> AsyncGenerator[Item, None]:
-        # The generator belongs to the loop alone, so that a `break` drops it, and dropping it ends the work.
-        if self._work.is_closed:
+        # Only the caller's loop holds the generator: a `break` drops it, and dropping it ends the work.
+        if self._answer.is_closed:
             raise StreamClosed("expected an open stream, got a read after it was closed")
         if self._is_reading:
             raise ConcurrentRead("expected one reader at a time, got a second read while one waits")
@@ -100,7 +101,7 @@ class AnswerStream(ABC, Generic[Item]):
         try:
             return await anext(self._iterator)
         except StopAsyncIteration:
-            if self._work.was_broken_off:  # by a cancelled read: the text so far must not pass for the whole answer
+            if self._answer.was_broken_off:  # by a cancelled read: the text so far must not pass for the whole answer
                 raise StreamClosed("expected an open stream, got a read after one that was cancelled") from None
             raise
         finally:
@@ -108,13 +109,13 @@ class AnswerStream(ABC, Generic[Item]):
 
     @abstractmethod
     def _iterate(self) -> AsyncGenerator[Item, None]:
-        """What the caller gets of each batch; must not hold the stream."""
+        """Return the generator of the items; it must not hold the stream."""
 
     # Ending
 
     async def aclose(self) -> None:
-        """Stop all work behind this answer and wait until connections and sequences are released; idempotent."""
-        await self._work.aclose()
+        """Stop all work for this answer and wait until connections and sequences are released; idempotent."""
+        await self._answer.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -129,30 +130,30 @@ class AnswerStream(ABC, Generic[Item]):
         """Figures so far; final once the iteration has ended.
 
         Raises:
-            StreamConsumed: nothing was asked yet: iterate first.
+            StreamConsumed: the answer has not started: iterate first.
         """
-        return self._work.report()
+        return self._answer.report()
 
     @property
     def usage(self) -> AnswerUsage:
-        """Tokens of the answer so far, in OpenAI's shape; ``is_estimated`` where they are not all an endpoint's own count.
+        """Tokens of the answer so far, in OpenAI's shape; ``is_estimated``: not all are an endpoint's own count.
 
         Raises:
-            StreamConsumed: nothing was asked yet: iterate first.
+            StreamConsumed: the answer has not started: iterate first.
         """
-        return self._work.usage()
+        return self._answer.usage()
 
 
 class ChatStream(AnswerStream[ChatCompletionChunk]):
-    """Chunks in the shape of OpenAI's ``chat.completion.chunk``.
+    """A stream of chunks in the shape of OpenAI's ``chat.completion.chunk``.
 
-    Chunks without choices (Azure's content-filter results, usage) are left out unless usage was asked for with
-    ``stream_options={"include_usage": True}``; then the last chunk has it, whoever won, ``is_estimated`` beside it where it had to be
-    estimated (``AnswerUsage``). Behind a hand-over it is the whole answer's.
+    Chunks without choices (Azure's content-filter results, usage) are left out. If usage is asked for with
+    ``stream_options={"include_usage": True}``, the last chunk has it, for every winner, with ``is_estimated`` if it had to be estimated
+    (``AnswerUsage``). After a hand-over it covers the whole answer.
     """
 
-    def __init__(self, work: PendingAnswer, *, includes_usage: bool = False) -> None:
-        super().__init__(work)
+    def __init__(self, answer: PendingAnswer, *, includes_usage: bool = False) -> None:
+        super().__init__(answer)
         self._includes_usage = includes_usage
 
     async def first(self) -> None:
@@ -161,26 +162,26 @@ class ChatStream(AnswerStream[ChatCompletionChunk]):
         Raises:
             StreamcoError: no endpoint could give the answer.
         """
-        await (await self._work.start()).peek()
+        await (await self._answer.start()).peek()
 
     def _iterate(self) -> AsyncGenerator[ChatCompletionChunk, None]:
-        return _read_chunks(self._work, includes_usage=self._includes_usage)
+        return _read_chunks(self._answer, includes_usage=self._includes_usage)
 
 
 class TokenStream(AnswerStream[Token]):
-    """The answer's text piece by piece, thinking text marked by ``kind``."""
+    """A stream of the answer's text, token by token; ``kind`` marks the model's thinking."""
 
     def _iterate(self) -> AsyncGenerator[Token, None]:
-        return _read_tokens(self._work)
+        return _read_tokens(self._answer)
 
 
-async def _read_chunks(work: PendingAnswer, *, includes_usage: bool) -> AsyncGenerator[ChatCompletionChunk, None]:
-    driver = await work.start()
+async def _read_chunks(answer: PendingAnswer, *, includes_usage: bool) -> AsyncGenerator[ChatCompletionChunk, None]:
+    driver = await answer.start()
     last = None
     try:
         while (batch := await driver.next_batch()) is not None:
             for chunk in batch[1]:
-                if chunk.usage is not None and driver.has_changed_hands:  # of the end alone, with what came before in its prompt
+                if chunk.usage is not None and driver.has_changed_hands:  # it counts the earlier part as prompt
                     chunk = replace(chunk, usage=None)  # noqa: PLW2901
                 if chunk.choices:
                     yield chunk
@@ -189,21 +190,21 @@ async def _read_chunks(work: PendingAnswer, *, includes_usage: bool) -> AsyncGen
                     includes_usage = False
                     yield chunk
         if includes_usage and last is not None and last.usage is None:
-            yield ChatCompletionChunk(id=last.id, created=last.created, model=last.model, usage=_shown(work.usage()))
+            yield ChatCompletionChunk(id=last.id, created=last.created, model=last.model, usage=_shown(answer.usage()))
     finally:
         if not driver.is_over:
             await _leave(driver)
 
 
 def _shown(usage: AnswerUsage) -> CompletionUsage:
-    """As OpenAI has it, with a field more where it is an estimate."""
+    """Return OpenAI's fields, and ``is_estimated`` only if it is True."""
     if usage.is_estimated:
         return usage
     return CompletionUsage(**{name: getattr(usage, name) for name in CompletionUsage.__struct_fields__})
 
 
-async def _read_tokens(work: PendingAnswer) -> AsyncGenerator[Token, None]:
-    driver = await work.start()
+async def _read_tokens(answer: PendingAnswer) -> AsyncGenerator[Token, None]:
+    driver = await answer.start()
     try:
         while (batch := await driver.next_batch()) is not None:
             for token in _tokens(batch):
@@ -234,7 +235,7 @@ def _tokens(batch: Batch) -> list[Token]:
 
 
 async def _leave(driver: AnswerDriver) -> None:
-    """End the work when a reader is gone for good; a cancelled reader must not wait, but the work ends all the same."""
+    """End the work after the reader has left. A cancelled reader does not wait for that end."""
     driver.leave()
     task = asyncio.current_task()
     if task is None or not task.cancelling():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from streamco.client.client import Client
-from streamco.client.speculation.driver import SpeculationDriver, Tell
+from streamco.client.speculation.driver import EmitEvent, SpeculationDriver
 from streamco.core.speculation.events import DeviceFailed, VerifierFailed, VerifierLost
 from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint
@@ -106,7 +106,7 @@ async def test_a_verifier_that_refuses_in_an_answer_is_done_without_in_the_next(
     async with world.scripted() as verifier, world.speculating(verifier) as client:
         stream = client.stream(PROMPT, temperature=0)
         await anext(stream)
-        driver = stream._work.driver
+        driver = stream._answer.driver
         assert isinstance(driver, SpeculationDriver)
         driver.emit(VerifierFailed(VerifierError("verifier: expected it to go on, got told not to")))
         await tokens_text(stream)
@@ -157,7 +157,7 @@ async def test_a_device_that_fails_before_the_answer_begins_leaves_it_to_the_ver
 ) -> None:
     make = DeviceEndpoint.drafter
 
-    async def failing(device: DeviceEndpoint, request: Request, *, emit: Tell, **options: Any) -> DeviceDrafter:
+    async def failing(device: DeviceEndpoint, request: Request, *, emit: EmitEvent, **options: Any) -> DeviceDrafter:
         drafter = await make(device, request, emit=emit, **options)
         emit(DeviceFailed(EngineError("expected a decode, got a failure", endpoint="device")))
         return drafter
@@ -183,7 +183,7 @@ async def test_a_server_verifies_and_goes_on_alone_when_its_verifier_is_out(worl
             text = ""
             async for token in broken:
                 text += token.text
-                if len(text) > 30 and isinstance(driver := broken._work.driver, SpeculationDriver):
+                if len(text) > 30 and isinstance(driver := broken._answer.driver, SpeculationDriver):
                     driver.emit(VerifierFailed(VerifierError("verifier: expected it to go on, got told not to")))
             figures = broken.report.speculation
             assert figures is not None
@@ -268,9 +268,9 @@ async def test_what_is_held_for_the_pace_is_handed_out_before_an_error(world: Wo
             async for token in stream:
                 text += token.text
 
-        driver = stream._work.driver
+        driver = stream._answer.driver
         assert isinstance(driver, SpeculationDriver)
-        await settled(lambda: driver.presentation.delivery.buffered > 10)
+        await settled(lambda: driver.output.delivery.buffered > 10)
         monkeypatch.setattr(driver.machine, "receive", broken)
         driver.emit(VerifierLost())
         with pytest.raises(EndpointError, match="a bug") as failure:
@@ -292,10 +292,10 @@ async def test_what_breaks_behind_a_whole_answer_takes_nothing_from_it(world: Wo
         asyncio.get_running_loop().set_exception_handler(lambda _, context: said.append(context["exception"]))
         stream = client.stream(PROMPT, temperature=0, max_tokens=16)  # three seconds to read, of which its writing takes few
         text = (await anext(stream)).text
-        driver = stream._work.driver
+        driver = stream._answer.driver
         assert isinstance(driver, SpeculationDriver)
         await settled(lambda: driver._is_complete)
-        assert not driver.presentation.delivery.is_empty
+        assert not driver.output.delivery.is_empty
         driver._spawn(fail(), "fails")
         async for token in stream:
             text += token.text

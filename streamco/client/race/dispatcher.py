@@ -1,6 +1,7 @@
-"""From a request to a session's plan, and from a finished session to what is learned: the client's side of dispatch.
+"""The client's side of dispatch: plans a race for each request, and learns from each race that has ended.
 
-Everything that decides is in ``policies`` and ``core.learner``; this file collects the facts they ask for and keeps the account.
+The decisions are made in ``streamco.policies`` and ``streamco.core.race.learner``; this file collects the facts
+for them and keeps the account.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ __all__ = ["DispatchOptions", "DispatchRecord", "Dispatcher"]
 
 
 class DispatchOptions(Struct, frozen=True, kw_only=True):
-    """What steers dispatch beside budget and policy.
+    """Options for dispatch beside budget and policy.
 
     Args:
         constrained: the side the budget limits; None: by the unified cost (DiSCo Algorithm 1).
         tail: share of the budget kept for the slowest answers (alpha of Algorithm 2).
         tail_weight: weight of the tail for the "optimal" policy.
-        explore: how often the loser of a race may run to its first token, so that its time is learned in full.
+        explore: share of the races in which the loser runs to its first token, so that its time is learned in full; 0 to 1.
         gate: whether the device model is good enough for a request; None: always (docs/dispatch.md).
-        hedge_tools: start both sides even for requests with tools, whose calls may have side effects.
+        hedge_tools: start both sides even for requests with tools; their calls may have side effects.
         exchange_rate: US dollars per million GFLOPs on the device (lambda of Appendix E).
-        reader_rate: tokens per second of the virtual reader that quality is measured with, where no pace is set.
+        reader_rate: tokens per second of the virtual reader that quality is measured with, if no pace is set.
     """
 
     constrained: Literal["device", "server"] | None = None
@@ -59,13 +60,13 @@ class DispatchOptions(Struct, frozen=True, kw_only=True):
 
 
 class DispatchRecord:
-    """One request's decision and its place in the account.
+    """The dispatch decision for one request, and its place in the account.
 
     Attributes:
         attempts: the session's attempts.
         device: name of the device endpoint.
-        facts: what of the request decided who can serve it.
-        prompt_tokens: as the device counts them where it can.
+        facts: facts of the request that decide which endpoints can serve it.
+        prompt_tokens: the prompt's length; the device's count, if it can count.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class DispatchRecord:
         self.explore = decision.explore
         self.facts = facts
         self.prompt_tokens = facts.prompt_tokens
-        self.steering = steering  # the account it is in; a client that learns what its sides cost may open another one
+        self.steering = steering  # the request's account; a client that learns what its sides cost may open another one
         self.reservation = reservation
         self.is_exempt = is_exempt
         self.is_named = is_named  # one side was asked for by name
@@ -99,7 +100,7 @@ class DispatchRecord:
         self._note = note
 
     def report(self) -> DispatchReport:
-        """Return what was decided."""
+        """Return the decision for the answer's report."""
         reason = self._decision.reason or ", ".join(each.source for each in self.attempts)
         return DispatchReport(
             policy=self._decision.policy,
@@ -113,15 +114,15 @@ class DispatchRecord:
         )
 
     def may_write(self, kind: Kind) -> bool:
-        """Return True if planned moves may give the answer to this side: not to the constrained one where the budget has left it out."""
+        """Return True if a planned hand-over may give the answer to this side. The constrained side may be left out by the budget."""
         return kind != self.plan.constrained or self._decision.wait(kind) is not None
 
     def cost(self, endpoint: Endpoint, prompt: int, completion: int, cached: int) -> RequestCost:
-        """Cost of these tokens at this endpoint, money and energy; None where prices or the model's shape are not known."""
+        """Return the cost of these tokens at this endpoint; its parts are None if prices or the model's shape are not known."""
         return _cost(self._costs, endpoint, prompt, completion, cached)
 
     def add_note(self, text: str) -> None:
-        """Say more in the reason."""
+        """Add a text to the reason in the report."""
         self._note += f"; {text}"
 
 
@@ -129,11 +130,11 @@ class Dispatcher:
     """Decides for one client and learns from its answers.
 
     Args:
-        options: beside the two that follow.
+        options: all options except the next two.
         budget: share of prompt tokens the constrained side may process, 0 to 1.
         policy: "auto" or a policy's name.
-        profile: what is known from before.
-        seed: of the policies' dice; None: from the system.
+        profile: what an earlier client learned; None: nothing is known.
+        seed: of the policies' random draws; None: from the system.
 
     Raises:
         ConfigError: a setting out of range, an unknown policy.
@@ -169,7 +170,7 @@ class Dispatcher:
         self._pair = None if profile is None else profile.pair
 
     def copy(self, options: DispatchOptions, *, budget: float | None, policy: str | None) -> Dispatcher:
-        """Return a dispatcher with other settings that begins with what this one knows; it keeps an account of its own."""
+        """Return a dispatcher with other options that starts with what this one knows; it keeps an account of its own."""
         other = Dispatcher(
             options,
             budget=self._learner.budget if budget is None else budget,
@@ -182,7 +183,7 @@ class Dispatcher:
         return other
 
     def profile(self) -> bytes:
-        """Return what is known now, as JSON."""
+        """Return what is known now, as the JSON of a ``Profile``."""
         return replace(self._learner.profile(), answers=self._migration.answers, pair=self._pair).to_json()
 
     # Deciding
@@ -195,20 +196,21 @@ class Dispatcher:
         unavailable: Mapping[str, EndpointError],
         facts: RequestFacts | None = None,
     ) -> DispatchRecord:
-        """Who starts when.
+        """Decide which endpoint starts when.
 
         Args:
-            device: None: there is none.
-            servers: in the order in which they stand in for one another.
+            request: the request, for its facts.
+            device: the device; None: there is none.
+            servers: in the order of their use: each is the fallback of those before it.
             unavailable: endpoints that could not start, with their errors.
-            facts: ``describe_request``'s, where they were found before.
+            facts: the result of ``describe_request``, if it was called before; None: it is called here.
 
         Raises:
             ConfigError: no endpoint can serve this request; the text says why each can't.
         """
         device = None if device is not None and device.name in unavailable else device
         servers = [server for server in servers if server.name not in unavailable]
-        self._note_costs(device, servers)
+        self._update_costs(device, servers)
         facts = facts or describe_request(request, device, servers)
         able = [server for server in servers if check_eligibility(facts, device=None, server=_side_facts(server)).server]
         eligibility = check_eligibility(
@@ -223,7 +225,7 @@ class Dispatcher:
         plan, length = self._learner.plan, facts.prompt_tokens
         self._count += 1
         decision = restrict(plan.decide(length, Random(f"{self._seed}/{self._count}")), eligibility)
-        is_one_sided = isinstance(plan.policy, DeviceOnly | ServerOnly)  # asked for by name: no budget stands against it
+        is_one_sided = isinstance(plan.policy, DeviceOnly | ServerOnly)  # asked for by name: no budget limits it
         is_exempt = is_one_sided or not (eligibility.device and eligibility.server)
         is_wanted = not is_exempt and decision.wait(plan.constrained) is not None
         reservation = self._steering.reserve(length, wanted=is_wanted)
@@ -245,15 +247,15 @@ class Dispatcher:
         )
 
     def costs(self, device: Endpoint | None, servers: Sequence[Endpoint]) -> CostOf:
-        """Return what tokens cost at these endpoints, for answers that are not dispatched."""
-        self._note_costs(device, servers)
+        """Return the function that gives the cost of tokens at these endpoints, for answers that are not dispatched."""
+        self._update_costs(device, servers)
         return partial(_cost, self._costs)
 
-    def learn_prompt(self, tokens: int) -> None:
-        """An answer that was not dispatched had so long a prompt."""
+    def record_prompt(self, tokens: int) -> None:
+        """Record the prompt's length of an answer that was not dispatched."""
         self._learner.observe(PromptLength(tokens))
 
-    def _note_costs(self, device: Endpoint | None, servers: Sequence[Endpoint]) -> None:
+    def _update_costs(self, device: Endpoint | None, servers: Sequence[Endpoint]) -> None:
         known = (_prices(servers[0]) if servers else None, _shape(device))
         if known == self._known:
             return
@@ -275,13 +277,15 @@ class Dispatcher:
         capacity: int,
         limit: int | None,
     ) -> MigrationPlan | None:
-        """Return what planned moves of an answer rest on; None: it does not move.
+        """Return the plan for planned hand-overs of an answer; None: it is not moved.
 
         Args:
-            endpoints: by name.
+            dispatched: the decision for the answer.
+            endpoints: all endpoints, by name.
+            options: whether and how answers move.
             pace: tokens per second at the reader; None: unpaced.
             capacity: tokens a source may be ahead of the reader.
-            limit: of the answer's length.
+            limit: maximum of the answer's tokens; None: not known.
         """
         if dispatched.is_named:
             return None
@@ -299,8 +303,8 @@ class Dispatcher:
 
     # Learning
 
-    def settle(self, dispatched: DispatchRecord, machine: RaceMachine) -> None:
-        """A session is over: close its account and learn from its times."""
+    def record(self, dispatched: DispatchRecord, machine: RaceMachine) -> None:
+        """Record a race that has ended: close its account and learn from its times."""
         attempts = [attempt for attempt in (*machine.attempts.values(), *machine.past_attempts) if attempt.opened is not None]
         sides = {attempt.source: "device" if attempt.source == dispatched.device else "server" for attempt in attempts}
         constrained = [attempt for attempt in attempts if sides[attempt.source] == dispatched.plan.constrained]
@@ -311,11 +315,11 @@ class Dispatcher:
         if not dispatched.reservation.is_settled:
             dispatched.steering.settle(dispatched.reservation, started=bool(constrained), exempt=dispatched.is_exempt or is_outage)
         self._learner.observe(PromptLength(dispatched.prompt_tokens))
-        self._migration.learn(machine, frozenset([dispatched.device] if dispatched.device else []), dispatched.prompt_tokens)
+        self._migration.record(machine, frozenset([dispatched.device] if dispatched.device else []), dispatched.prompt_tokens)
         for attempt in attempts:
-            self._learn(attempt, sides[attempt.source], dispatched)
+            self._record_ttft(attempt, sides[attempt.source], dispatched)
 
-    def _learn(self, attempt: Attempt, side: str, dispatched: DispatchRecord) -> None:
+    def _record_ttft(self, attempt: Attempt, side: str, dispatched: DispatchRecord) -> None:
         if attempt.opened is None or attempt.takeover_position is not None or attempt.read_ahead is not None or attempt.error is not None:
             return
         if attempt.ttft is not None:
@@ -378,7 +382,7 @@ def _prices(endpoint: Endpoint) -> Prices | None:
 
 
 def _shape(device: Endpoint | None) -> ModelShape | None:
-    """Return the device model's shape, where the endpoint has an engine that tells."""
+    """Return the device model's shape; None: the endpoint has no engine with that information."""
     info = getattr(getattr(device, "engine", None), "info", None)
     if info is None:
         return None
@@ -386,5 +390,5 @@ def _shape(device: Endpoint | None) -> ModelShape | None:
 
 
 def _note(unavailable: Mapping[str, EndpointError]) -> str:
-    """Why endpoints are left out."""
+    """Return the errors of endpoints that are left out."""
     return "".join(f"; left out: {error}" for error in unavailable.values())

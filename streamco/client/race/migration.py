@@ -1,6 +1,6 @@
-"""From a request to what planned moves rest on, and from a finished session to what is learned for the next ones.
+"""The client's side of planned hand-overs: plans them for each answer, and learns from each race that has ended.
 
-What decides is in ``policies.migration`` and ``core.mover``.
+The decisions are made in ``streamco.policies.migration`` and ``streamco.core.race.migration``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from streamco.profiles import RemainingLength
 __all__ = ["CostOf", "MigrationPlanner", "MigrationOptions"]
 
 CostOf = Callable[[Endpoint, int, int, int], RequestCost]
-"""Cost of prompt, completion and cached prompt tokens at an endpoint (``Dispatched.cost``)."""
+"""Gives the cost of prompt, completion and cached prompt tokens at an endpoint (``DispatchRecord.cost``)."""
 
 
 class MigrationOptions(Struct, frozen=True, kw_only=True):
@@ -51,10 +51,10 @@ class MigrationOptions(Struct, frozen=True, kw_only=True):
 
 
 class MigrationPlanner:
-    """What one client knows for its answers' moves.
+    """Plans the hand-overs of one client's answers from what it has learned.
 
     Args:
-        prior: how long answers were before; None: not known.
+        prior: lengths of answers that an earlier client has seen; None: not known.
     """
 
     def __init__(self, prior: RemainingLength | None = None) -> None:
@@ -64,11 +64,11 @@ class MigrationPlanner:
 
     @property
     def answers(self) -> RemainingLength | None:
-        """How long answers are, for the next client; None: none was seen, now or before."""
+        """Lengths of answers, for the next client; None: no answer was seen, now or before."""
         return self._lengths.estimate().compress() if len(self._lengths) else self._prior
 
     def copy(self) -> MigrationPlanner:
-        """Return a desk that begins with what this one knows, and learns by itself from there."""
+        """Return a planner that starts with what this one knows, and learns on its own."""
         return deepcopy(self)
 
     def plan(
@@ -84,23 +84,25 @@ class MigrationPlanner:
         limit: int | None,
         constrained: Kind | None = None,
     ) -> MigrationPlan | None:
-        """Return what an answer's moves rest on; None: it does not move.
+        """Return the plan for an answer's hand-overs; None: it is not moved.
 
         Args:
-            endpoints: that may write this answer.
-            cost: what their tokens cost.
+            options: whether and how answers move.
+            endpoints: endpoints that may write this answer.
+            cost: gives the cost of their tokens.
+            prompt_tokens: the prompt's length.
             pace: tokens per second at the reader; None: unpaced.
             reader_rate: of the reader, or of the virtual one.
             capacity: tokens a source may be ahead of the reader.
-            limit: of the answer's length.
-            constrained: the side whose starts the budget limits.
+            limit: maximum of the answer's tokens; None: not known.
+            constrained: the side that the budget limits; None: no side.
         """
         if not options.most or (pace is None and not options.unpaced):
             return None
         endpoints = list(endpoints)
         found = ((endpoint.name, self._terms(endpoint, cost)) for endpoint in endpoints)
         terms = {name: known for name, known in found if known is not None}
-        if len({known.completion for known in terms.values()}) < 2:  # nobody is cheaper than anybody
+        if len({known.completion for known in terms.values()}) < 2:  # no endpoint is cheaper than another
             return None
         return MigrationPlan(
             terms=terms,
@@ -114,15 +116,15 @@ class MigrationPlanner:
             max_tokens=limit,
         )
 
-    def learn(self, machine: RaceMachine, devices: frozenset[str], prompt_tokens: int) -> None:
-        """A session is over."""
+    def record(self, machine: RaceMachine, devices: frozenset[str], prompt_tokens: int) -> None:
+        """Record a race that has ended: learn the switch latencies and the answer's length."""
         self._switching.record((*machine.past_attempts, *machine.attempts.values()), devices, prompt_tokens)
         tokens = machine.meter.tokens + machine.dropped
         if tokens and machine.finish_reason in {"stop", "length", None}:
             self._lengths.observe(tokens, is_censored=machine.finish_reason != "stop")
 
     def _terms(self, endpoint: Endpoint, cost: CostOf) -> Terms | None:
-        """None where what its tokens cost is not known."""
+        """Return an endpoint's terms; None: the cost of its tokens is not known."""
         prompt, completion, cached = (cost(endpoint, *tokens).total for tokens in ((1, 0, 0), (0, 1, 0), (1, 0, 1)))
         if prompt is None or completion is None:
             return None

@@ -1,4 +1,4 @@
-"""Turns a session machine's record into a report."""
+"""Builds the report of a raced answer from its machine."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ __all__ = ["build_cost", "build_report", "describe_hand_overs", "describe_attemp
 def build_report(
     machine: RaceMachine, dispatched: DispatchRecord, endpoints: Mapping[str, Endpoint], *, now: float, was_left: bool = False
 ) -> Report:
-    """Return the figures of an answer, finished or not.
+    """Return the report of an answer, finished or not.
 
     Args:
-        now: on the machine's clock, seconds.
-        was_left: its reader went before its end.
+        machine: the race.
+        dispatched: the decision for the answer.
+        endpoints: all endpoints, by name.
+        now: seconds on the machine's clock.
+        was_left: True if the reader left before the end.
     """
     meter = machine.meter
     cost = build_cost(machine, dispatched, endpoints, was_left=was_left)
@@ -57,7 +60,7 @@ def build_report(
 def build_cost(
     machine: RaceMachine, dispatched: DispatchRecord, endpoints: Mapping[str, Endpoint], *, was_left: bool = False
 ) -> AnswerCost:
-    """Return what the answer has taken so far; costs nothing for each token, as its quality does."""
+    """Return what the answer has taken so far. Cheap for long answers, unlike a report with its quality."""
     attempts = _all_attempts(machine)
     waste = _waste(machine, attempts, dispatched.prompt_tokens)
     parts = [
@@ -81,7 +84,7 @@ def build_cost(
 
 
 def describe_hand_overs(machine: RaceMachine, dispatched: DispatchRecord, endpoints: Mapping[str, Endpoint]) -> list[HandOver]:
-    """Return the hand-overs with what the reader noticed of them, and what the planned ones saved."""
+    """Return the hand-overs with the delays that the reader noticed, and with the money that planned ones saved."""
     described = []
     source, since = next((attempt for attempt in _all_attempts(machine) if attempt.has_won), None), 0.0
     for at, hand_over in enumerate(machine.hand_overs):
@@ -103,13 +106,13 @@ def _all_attempts(machine: RaceMachine) -> list[Attempt]:
 
 
 def _readings(machine: RaceMachine, name: str, since: float, until: float) -> list[Attempt]:
-    """Where this endpoint read ahead, between two times."""
+    """Return this endpoint's attempts that read ahead and were opened between two times."""
     readings = [attempt for attempt in _all_attempts(machine) if attempt.read_ahead is not None and attempt.source == name]
     return [attempt for attempt in readings if attempt.opened is not None and since <= attempt.opened <= until]
 
 
 def _taker(machine: RaceMachine, hand_over: HandOver) -> Attempt | None:
-    """Return the attempt that went on."""
+    """Return the attempt that continued the answer; None: it never started."""
     attempts = _all_attempts(machine)
     return next(
         (attempt for attempt in attempts if attempt.source == hand_over.target and attempt.takeover_position == hand_over.position), None
@@ -119,33 +122,39 @@ def _taker(machine: RaceMachine, hand_over: HandOver) -> Attempt | None:
 def _saved(
     machine: RaceMachine, source: Attempt, parts: Sequence[Attempt], dispatched: DispatchRecord, endpoints: Mapping[str, Endpoint]
 ) -> float | None:
-    """US dollars that a planned hand-over saved; ``parts``: what the target read ahead, and at last what it wrote."""
+    """Return the US dollars that a planned hand-over saved.
+
+    Args:
+        source: the attempt that wrote before.
+        parts: the attempts of the target: those that read ahead, and the one that wrote, which comes last.
+    """
     counts = [_count(attempt, dispatched.prompt_tokens) for attempt in parts]
     written = counts[-1].completion - _late(parts[-1], counts[-1])
-    behind = _late(source, _count(source, dispatched.prompt_tokens))
-    without = dispatched.cost(endpoints[source.source], 0, written - behind, 0).total
+    late = _late(source, _count(source, dispatched.prompt_tokens))
+    without = dispatched.cost(endpoints[source.source], 0, written - late, 0).total
     target = endpoints[parts[-1].source]
     taken = total_cost([dispatched.cost(target, count.prompt, count.completion, count.cached).total for count in counts])
     return None if without is None or taken is None else without - taken
 
 
 def describe_usage(machine: RaceMachine, prompt_tokens: int) -> AnswerUsage:
-    """Tokens of the answer as it was delivered.
+    """Return the tokens of the answer as it was delivered.
 
-    The endpoint that wrote all of it tells them. Behind a hand-over the last one's prompt holds the beginning of the answer, so the
-    request's own length counts, and what was made before is counted as it came.
+    If one endpoint wrote the whole answer, its own usage is returned. After a hand-over the last endpoint's prompt includes the
+    beginning of the answer. Then the prompt's own length is used, and tokens made before the hand-over are counted as they came.
 
     Args:
-        prompt_tokens: of the request, where no endpoint tells.
+        machine: the race.
+        prompt_tokens: the prompt's length, if no endpoint reported it.
     """
     last = None if machine.writer is None else machine.attempts[machine.writer]
     begun = machine.hand_overs[-1].position if machine.hand_overs else 0
     if last is not None and machine.hand_overs and last.takeover_position is None:
-        last = None  # chosen to go on, but it never did
+        last = None  # chosen to continue, but it never did
     usage = None if last is None else last.usage
     late = 0 if last is None else last.late
     if usage is not None and not begun and not machine.dropped and not late:
-        return _told(usage)
+        return _as_reported(usage)
     completion = begun + (0 if last is None else max(0, (usage.completion_tokens if usage else last.tokens) - late))
     if machine.dropped:
         completion = round(completion * machine.meter.tokens / (machine.meter.tokens + machine.dropped))
@@ -153,7 +162,7 @@ def describe_usage(machine: RaceMachine, prompt_tokens: int) -> AnswerUsage:
     return AnswerUsage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion, is_estimated=True)
 
 
-def _told(usage: CompletionUsage) -> AnswerUsage:
+def _as_reported(usage: CompletionUsage) -> AnswerUsage:
     return AnswerUsage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
@@ -166,11 +175,14 @@ def _told(usage: CompletionUsage) -> AnswerUsage:
 def describe_attempt(
     attempt: Attempt, endpoint: Endpoint, dispatched: DispatchRecord, wasted_prompt: int = 0, wasted: int = 0
 ) -> EndpointReport:
-    """Return one endpoint's part; usage it did not report is estimated from the prompt's length and the tokens that came.
+    """Return one attempt's part in the report; missing usage is estimated from the prompt's length and the tokens that came.
 
     Args:
-        wasted_prompt: of the prompt's tokens, those that were read for nothing.
-        wasted: of the tokens it made, those that nobody read.
+        attempt: the attempt.
+        endpoint: its endpoint.
+        dispatched: the decision for the answer.
+        wasted_prompt: prompt tokens that were read for nothing.
+        wasted: tokens it made that the reader did not get.
     """
     count = _count(attempt, dispatched.prompt_tokens)
     cost = dispatched.cost(endpoint, count.prompt, count.completion, count.cached)
@@ -193,7 +205,7 @@ def describe_attempt(
 
 
 class _Count(NamedTuple):
-    """Tokens of one part; ``cached`` is the share of the prompt that was kept from before."""
+    """Tokens of one attempt; ``cached`` are prompt tokens that the endpoint had in its cache."""
 
     prompt: int
     cached: int
@@ -201,7 +213,7 @@ class _Count(NamedTuple):
 
 
 def _count(attempt: Attempt, prompt_tokens: int) -> _Count:
-    """As the endpoint told it, or estimated."""
+    """Return an attempt's tokens: as the endpoint reported them, else estimated."""
     if not _has_worked(attempt):
         return _Count(0, 0, 0)
     if (usage := attempt.usage) is not None:
@@ -212,7 +224,7 @@ def _count(attempt: Attempt, prompt_tokens: int) -> _Count:
 
 
 def _has_worked(attempt: Attempt) -> bool:
-    """Return True if it did anything that is paid for; whoever refuses a connection or a request did not."""
+    """Return True if the attempt did work that is paid for; a refused connection or request is not paid for."""
     if attempt.opened is None:
         return False
     return bool(attempt.tokens) or not isinstance(attempt.error, EndpointConnectError | EndpointStatusError)
@@ -231,7 +243,7 @@ def _outcome(attempt: Attempt) -> Outcome:
 
 
 def _has_written(attempt: Attempt) -> bool:
-    """Return True if its tokens went to the reader."""
+    """Return True if the attempt's tokens went to the reader."""
     return _outcome(attempt) in {"won", "took over"}
 
 
@@ -244,16 +256,16 @@ def _waste(machine: RaceMachine, attempts: Sequence[Attempt], prompt_tokens: int
         count = _count(attempt, prompt_tokens)
         if attempt in unread:
             waste.append((0, unread[attempt]))
-        else:  # what was read ahead served whoever took over
+        else:  # what was read ahead was of use if its endpoint took over
             waste.append((0 if attempt.read_ahead is not None and attempt.source in writers else count.prompt, count.completion))
     return waste
 
 
 def _unread(machine: RaceMachine, attempts: Sequence[Attempt], prompt_tokens: int) -> dict[Attempt, int]:
-    """Of the tokens of those who wrote, how many never reached the reader."""
+    """Return how many tokens of each attempt that wrote never reached the reader."""
     counts = {attempt: _count(attempt, prompt_tokens).completion for attempt in attempts}
     unread = {attempt: _late(attempt, _count(attempt, prompt_tokens)) for attempt in attempts}
-    if machine.dropped:  # held for a reader who left: the newest ones
+    if machine.dropped:  # tokens held when the reader left: the newest ones
         held = round((sum(counts.values()) - sum(unread.values())) * machine.dropped / (machine.meter.tokens + machine.dropped))
         for attempt in sorted(attempts, key=lambda attempt: attempt.takeover_position or 0, reverse=True):
             more = min(held, counts[attempt] - unread[attempt])
@@ -263,5 +275,5 @@ def _unread(machine: RaceMachine, attempts: Sequence[Attempt], prompt_tokens: in
 
 
 def _late(attempt: Attempt, count: _Count) -> int:
-    """Of what it made, what came behind the hand-over, or when the reader had left."""
+    """Return how many of its tokens came after the hand-over, or after the reader had left."""
     return min(attempt.late, count.completion)

@@ -1,7 +1,7 @@
-"""Runs a speculator on asyncio: the device's drafts, the verifier's verdicts and the remote side's stream in, commands out.
+"""Runs a speculation machine on asyncio: the device's drafts, the verifier's verdicts and the remote stream in, commands out.
 
-What happens is told to the machine in the order in which it happened; what that means for the reader goes through ``SpeculativeOutput``.
-One timer serves the machine's deadline and the reader's pace.
+The machine gets all events in their order. Its commands for the reader go through ``SpeculativeOutput``. One timer serves the machine's
+deadline and the reader's pace.
 """
 
 from __future__ import annotations
@@ -47,53 +47,53 @@ from streamco.errors import EndpointProtocolError, StreamcoError
 from streamco.events import ReaderLeft
 from streamco.machine_driver import TaskDriver
 
-__all__ = ["DrafterLike", "SpeculationDriver", "SpeculationLog", "Tell"]
+__all__ = ["DrafterLike", "EmitEvent", "SpeculationDriver", "SpeculationLog"]
 
 DraftCommand = DraftTokens | DraftBranch | AdoptBranch | DropDrafts
-Tell = Callable[[SpeculationEvent], None]
+EmitEvent = Callable[[SpeculationEvent], None]
 SpeculationLog = list[tuple[float, SpeculationEvent | None, list[SpeculationCommand]]]
 
 
 class DrafterLike(Protocol):
-    """What drafts on the device for one answer (``streamco.endpoints.device_drafter.DeviceDrafter``)."""
+    """Drafts on the device for one answer (``streamco.endpoints.device_drafter.DeviceDrafter``)."""
 
     def run(self, command: DraftCommand) -> None:
-        """Begin what is asked; never blocks."""
+        """Start a command without blocking."""
         ...
 
     async def aclose(self) -> None:
-        """Release its sequences; idempotent."""
+        """Release the draft sequences; idempotent."""
         ...
 
 
 class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
-    """One speculated answer's IO.
+    """The IO of one speculated answer: the drafter, the verifier's session, the remote stream and the reader.
 
     Args:
-        machine: not started yet.
-        presentation: what the reader gets.
-        drafter: makes what drafts; its events go to what it is given.
-        session: the verifier's, likewise.
-        remote: opens the remote side's plain stream; None: nobody generates there.
-        remote_name: of the endpoint behind it.
-        prompt_tokens: in front of the answer.
+        machine: the answer's machine, not started yet.
+        output: turns the machine's commands into deliveries.
+        drafter: makes the drafter; its argument takes the drafter's events.
+        session: makes the verifier's session; its argument takes the session's events.
+        remote: opens a remote stream; None: there is no server for it.
+        remote_name: name of the remote stream's endpoint.
+        prompt_tokens: tokens of the prompt.
         max_unread: if more chunks wait for the reader, no new round starts.
         max_ahead: if more tokens are held for the pace, no new round starts.
         record: what the report needs beside the driver; None: the driver can't report.
         on_over: called once when the answer and all its work have ended.
-        clock: seconds, monotonic; None: the system's, or the loop's where the loop has one of its own (virtual time).
+        clock: seconds, monotonic; None: the system's, or the loop's if the loop has one of its own (virtual time).
         log: collects (now, event or None, commands) of every step, for replay.
 
     Attributes:
-        session: the verifier's.
-        began, finished: when; None: not yet.
-        finish_reason: stop or length; None: not finished, or failed.
-        error: what the answer ended with.
-        verifier_error: why the verifier was out for the rest of the answer; None: it was not.
-        unconnected: seconds that a connection to it had been asked for in vain when the answer's work ended.
-        is_turned_away: the session was refused for a time that was told, and there has been none since.
-        dropped: tokens held for a reader who left.
-        stand_in: the remote side, where it generates alone.
+        output: as given.
+        session: the verifier's session.
+        remote_stream: reads the remote streams.
+        began, finished: times of the start and of the end, seconds on the driver's clock; ``finished`` None: not yet.
+        finish_reason: "stop" or "length"; None: not finished, or failed.
+        verifier_error: why the verifier was lost for the rest of the answer; None: it was not.
+        unconnected: seconds for which a connection to it was sought in vain when the answer's work ended.
+        is_turned_away: True if the verifier's last word was a refusal with a time to wait.
+        dropped: tokens that were held for the pace when the reader left.
     """
 
     machine: SpeculationMachine
@@ -101,10 +101,10 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
     def __init__(
         self,
         machine: SpeculationMachine,
-        presentation: SpeculativeOutput,
+        output: SpeculativeOutput,
         *,
-        drafter: Callable[[Tell], DrafterLike],
-        session: Callable[[Tell], VerifierSession],
+        drafter: Callable[[EmitEvent], DrafterLike],
+        session: Callable[[EmitEvent], VerifierSession],
         remote: OpenRemoteStream | None = None,
         remote_name: str = "remote",
         prompt_tokens: int = 0,
@@ -116,7 +116,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         log: SpeculationLog | None = None,
     ) -> None:
         super().__init__(machine, on_over=on_over, clock=clock, log=log)
-        self.presentation = presentation
+        self.output = output
         self._record = record
         self.began = 0.0
         self.finished: float | None = None
@@ -128,10 +128,10 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         self._connecting_since: float | None = None
         self._queue = DeliveryQueue()
         self._max_unread, self._max_ahead = max_unread, max_ahead
-        self._is_behind = False  # the reader is
+        self._is_behind = False  # True: too much waits for the reader
         self._is_complete = False  # text may still be held for the pace
         self._is_winding_up = False
-        self.stand_in = RemoteStreamReader(remote, name=remote_name, prompt_tokens=prompt_tokens, tell=self.emit, spawn=self._spawn)
+        self.remote_stream = RemoteStreamReader(remote, name=remote_name, prompt_tokens=prompt_tokens, emit=self.emit, spawn=self._spawn)
         self._drafter = drafter(self.emit)
         self.session = session(self.emit)
 
@@ -139,17 +139,17 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
 
     @property
     def was_broken_off(self) -> bool:
-        """True if it was left before its answer had come to an end."""
+        """True if the reader left before the answer had ended."""
         return self._queue.was_broken_off
 
     @property
     def has_changed_hands(self) -> bool:
-        """Its usage is its own, whoever wrote it."""
+        """False: the chunks' usage always covers the whole answer."""
         return False
 
     @property
     def error(self) -> StreamcoError | None:
-        """What the answer ended with."""
+        """Error that the answer ended with; None: no error."""
         return self._queue.error
 
     def start(self) -> None:
@@ -164,15 +164,15 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         return batch
 
     async def peek(self) -> None:
-        """Wait until something was delivered or the answer has ended; see ``DeliveryQueue.peek``."""
+        """Wait until there is a delivery or an end, without taking it; see ``DeliveryQueue.peek``."""
         await self._queue.peek()
 
     def leave(self) -> None:
-        """Stop all work of this answer without waiting; what was not read is dropped. Must run in the loop's thread."""
+        """Stop all work of this answer without waiting; drop what was not read. Must be called in the loop's thread."""
         if self._queue.has_left:
             return
         self._queue.leave()
-        self.dropped = self.presentation.delivery.drop()
+        self.dropped = self.output.delivery.drop()
         self.emit(ReaderLeft())
         self._wind_up()
         self._end_if_idle()
@@ -218,15 +218,15 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
                 self.verifier_error = error
 
     def _check_reader(self) -> None:
-        """A reader who is far behind holds the next round back."""
-        unread, held = self._queue.unread, self.presentation.delivery.buffered
+        """Emit ``ReaderFellBehind`` or ``ReaderCaughtUp``; in between no new round starts."""
+        unread, held = self._queue.unread, self.output.delivery.buffered
         if not self._is_behind and (unread > self._max_unread or held > self._max_ahead):
             self._is_behind = True
-            self.stand_in.pause()
+            self.remote_stream.pause()
             self.emit(ReaderFellBehind())
         elif self._is_behind and unread <= self._max_unread // 2 and held <= self._max_ahead // 2:
             self._is_behind = False
-            self.stand_in.resume()
+            self.remote_stream.resume()
             self.emit(ReaderCaughtUp())
 
     def _run_command(self, command: SpeculationCommand, now: float) -> None:
@@ -238,13 +238,13 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
                     self._connecting_since = now
                 self.session.run(command)
             case OpenRemote():
-                self.stand_in.begin(command, now=now)
+                self.remote_stream.begin(command, now=now)
             case CloseRemote(version):
-                self.stand_in.end(version)
+                self.remote_stream.end(version)
             case DeliverIds() | CommitIds() | RetractIds():
                 if not self._is_complete:
-                    self._deliver(self.presentation.show(command, now=now))
-                    if self.presentation.is_stopped:
+                    self._deliver(self.output.show(command, now=now))
+                    if self.output.is_stopped:
                         self._complete("stop", now)
                         self._events.append(ReaderLeft("stop string"))
             case FinishAnswer(reason):
@@ -253,11 +253,11 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
                 self._fail(error, now)
 
     def _next_deadline(self) -> float | None:
-        times = (self.machine.next_deadline(), self.presentation.delivery.next_due())
+        times = (self.machine.next_deadline(), self.output.delivery.next_due())
         return min((time for time in times if time is not None), default=None)
 
     def _on_deadline(self, now: float) -> None:
-        self._deliver(self.presentation.release(now=now))
+        self._deliver(self.output.release(now=now))
         self._finish_if_read(now)
         self._check_reader()
         super()._on_deadline(now)
@@ -269,19 +269,19 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
     # The end
 
     def _complete(self, reason: str, now: float) -> None:
-        """The answer is whole."""
+        """End the answer: all of its tokens are committed."""
         if self._is_complete or self._queue.has_finished:
             return
         self._is_complete = True
-        batches = self.presentation.finish(reason, now=now)
-        self.finish_reason = "stop" if self.presentation.is_stopped else reason
+        batches = self.output.finish(reason, now=now)
+        self.finish_reason = "stop" if self.output.is_stopped else reason
         self._deliver(batches)
         self._wind_up()
         self._finish_if_read(now)
 
     def _finish_if_read(self, now: float) -> None:
-        """Nothing of a whole answer is held for the pace any more."""
-        if self._is_complete and not self._queue.has_finished and self.presentation.delivery.is_empty:
+        """End the reader's queue if no token of the whole answer is held for the pace any more."""
+        if self._is_complete and not self._queue.has_finished and self.output.delivery.is_empty:
             self.finished = now
             self._queue.finish()
 
@@ -290,22 +290,22 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
             return
         self._hand_out(now)
         self.finished = now
-        self._queue.finish(with_partial(error, self.presentation.text, "verifier"))
+        self._queue.finish(with_partial(error, self.output.text, "verifier"))
         self._wind_up()
 
     def _hand_out(self, now: float) -> None:
-        """Everything that is held, due or not."""
+        """Deliver everything that is held, due or not."""
         if not self._is_complete:
-            self._deliver(self.presentation.finish(None, now=now))
-        self._deliver(self.presentation.flush(now=now))
+            self._deliver(self.output.finish(None, now=now))
+        self._deliver(self.output.flush(now=now))
 
     def _wind_up(self) -> None:
-        """Release everything; once."""
+        """Release the drafter, the session and the remote stream, once."""
         if not self._is_winding_up:
             self._is_winding_up = True
             if self._connecting_since is not None:
                 self.unconnected = self._clock() - self._connecting_since
-            self.stand_in.end_all()
+            self.remote_stream.end_all()
             self._spawn(self._release(), "streamco release a speculated answer")
 
     async def _release(self) -> None:
@@ -315,7 +315,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
                 raise error
 
     def _crash(self, error: BaseException) -> None:
-        """Something here or in an endpoint is broken: end with that, unless the answer is whole already."""
+        """End the answer with this error of a defect here or in an endpoint, unless the answer is whole already."""
         self._has_crashed = True
         is_unseen = self._queue.has_left or self._queue.has_finished or self._is_complete
         if is_unseen:
@@ -324,9 +324,9 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
             self.finished = self._clock()
             try:
                 self._hand_out(self.finished)
-            except Exception as another:  # noqa: BLE001  what is broken may be the presentation: its reader must not wait for ever
+            except Exception as another:  # noqa: BLE001  the output may be what is broken: the reader must not wait for ever
                 self._report_error("streamco speculated answer failed", another)
-            self._queue.finish(None if is_unseen else _describe(error, self.presentation.text))
+            self._queue.finish(None if is_unseen else _as_failure(error, self.output.text))
         self._wind_up()
         self._events.clear()
         self._end_if_idle()
@@ -335,8 +335,8 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         return self._is_winding_up and (self._queue.has_finished or self._queue.has_left)
 
 
-def _describe(error: BaseException, text: str) -> StreamcoError:
-    """Return what broke, as an answer's end."""
+def _as_failure(error: BaseException, text: str) -> StreamcoError:
+    """Return the error that an answer ends with after a defect."""
     if isinstance(error, StreamcoError):
         return with_partial(error, text, "speculation")
     failure = EndpointProtocolError(f"expected events it can handle, got {error!r}", endpoint="speculation", partial=text)

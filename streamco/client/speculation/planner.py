@@ -10,7 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from streamco.client.race.migration import CostOf
-from streamco.client.speculation.driver import SpeculationDriver, Tell
+from streamco.client.speculation.driver import EmitEvent, SpeculationDriver
 from streamco.client.speculation.eligibility import acceptance_rule, resolve_sampling, why_not_speculable
 from streamco.client.speculation.incremental_text import IncrementalText
 from streamco.client.speculation.options import Mode, SpeculationOptions
@@ -47,7 +47,7 @@ class _EventBuffer:
 
     def __init__(self) -> None:
         self._waiting: list[SpeculationEvent] = []
-        self._emit: Tell | None = None
+        self._emit: EmitEvent | None = None
 
     def __call__(self, event: SpeculationEvent) -> None:
         if self._emit is None:
@@ -55,7 +55,7 @@ class _EventBuffer:
         else:
             self._emit(event)
 
-    def connect(self, emit: Tell) -> None:
+    def connect(self, emit: EmitEvent) -> None:
         """Pass all events to ``emit`` from now on, those that have waited at once."""
         self._emit = emit
         for event in self._waiting:
@@ -233,11 +233,11 @@ class SpeculationPlanner:
         number, sampling, remote = next(self._numbers), prepared.request.sampling, verifier.remote
         length = prepared.prompt_tokens
 
-        def connect_drafter(emit: Tell) -> DeviceDrafter:
+        def connect_drafter(emit: EmitEvent) -> DeviceDrafter:
             events.connect(emit)
             return drafter
 
-        def open_session(emit: Tell) -> VerifierSession:
+        def open_session(emit: EmitEvent) -> VerifierSession:
             reserve = 0 if sampling.max_tokens is None else length + sampling.max_tokens
             return verifier.open(drafter.prompt_ids, emit, rule=prepared.rule, reserve=reserve)
 

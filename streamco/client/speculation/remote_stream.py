@@ -1,4 +1,4 @@
-"""The remote side as a stand-in: it generates alone behind what is settled, while drafting doesn't pay or the verifier is gone."""
+"""Reads the remote stream: the target model generates alone while drafting doesn't pay or the verifier is gone."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from streamco.endpoints.base import EndpointStream
 from streamco.errors import EndpointError, EndpointProtocolError
 from streamco.events import StreamEnded, TokensReceived
 
-__all__ = ["OpenRemoteStream", "RemoteStreamReader", "StandInEvent", "RemoteStreamPart"]
+__all__ = ["OpenRemoteStream", "RemoteStreamReader", "RemoteStreamEvent", "RemoteStreamPart"]
 
 OpenRemoteStream = Callable[[tuple[int, ...], int | None], EndpointStream]
-"""Opens a plain stream behind these tokens of the answer, of so many tokens at most."""
+"""Opens a plain stream after these tokens of the answer; the second argument is its maximum of tokens, None: no maximum."""
 
-StandInEvent = RemoteTokensReceived | RemoteEnded | RemoteFailed
+RemoteStreamEvent = RemoteTokensReceived | RemoteEnded | RemoteFailed
 
 
 class RemoteStreamPart(Struct, kw_only=True):
-    """What the remote side did in one stretch; tokens.
+    """The tokens of one remote stream.
 
     Args:
-        opened: when, on the driver's clock.
-        read: prompt and answer in front of it.
-        cached: of these, kept from before.
-        made: by it.
-        is_estimated: it told no usage.
+        opened: time of the start, seconds on the driver's clock.
+        read: tokens of the prompt and of the answer before it.
+        cached: those of them that the server had in its cache.
+        made: tokens that it generated.
+        is_estimated: True if the server has not reported its usage.
     """
 
     opened: float
@@ -40,17 +40,17 @@ class RemoteStreamPart(Struct, kw_only=True):
 
 
 class RemoteStreamReader:
-    """One answer's plain streams, one at a time.
+    """Reads one answer's remote streams, one at a time; owned by the answer's driver.
 
     Args:
-        open_stream: None: nobody generates there.
-        name: of the endpoint behind it.
-        prompt_tokens: in front of the answer.
-        tell: takes events; never called from inside ``begin``.
-        spawn: runs a task that somebody awaits.
+        open_stream: opens a remote stream; None: there is no server for it.
+        name: the endpoint's name, for errors.
+        prompt_tokens: tokens of the prompt.
+        emit: takes events; never called from inside ``begin``.
+        spawn: runs a task, which the driver awaits.
 
     Attributes:
-        parts: what it did, in order.
+        parts: the streams' tokens, in order.
     """
 
     def __init__(
@@ -59,64 +59,64 @@ class RemoteStreamReader:
         *,
         name: str,
         prompt_tokens: int,
-        tell: Callable[[StandInEvent], None],
+        emit: Callable[[RemoteStreamEvent], None],
         spawn: Callable[[Coroutine[object, object, None], str], asyncio.Task[None]],
     ) -> None:
         self.parts: list[RemoteStreamPart] = []
         self._open_stream = open_stream
         self._name = name
         self._prompt_tokens = prompt_tokens
-        self._tell = tell
+        self._emit = emit
         self._spawn = spawn
         self._may_read = asyncio.Event()
         self._may_read.set()
         self._running: dict[int, tuple[asyncio.Task[None], EndpointStream]] = {}
 
     def begin(self, command: OpenRemote, *, now: float) -> None:
-        """Go on behind these tokens; what goes wrong is told."""
+        """Start a stream after the command's tokens; an error becomes an event."""
         if self._open_stream is None:
             self._fail_soon(command.version, EndpointError("expected a server that generates alone, got none"))
             return
         try:
             stream = self._open_stream(command.ids, command.max_tokens)
-        except Exception as error:  # noqa: BLE001  it should not fail; if it does, it is the remote side that failed
+        except Exception as error:  # noqa: BLE001  an endpoint should not raise here; if it does, the remote stream has failed
             self._fail_soon(command.version, translate(error, self._name))
             return
         part = RemoteStreamPart(opened=now, read=self._prompt_tokens + len(command.ids))
         self.parts.append(part)
-        self._running[command.version] = self._spawn(self._pump(command.version, stream, part), f"streamco read {self._name}"), stream
+        self._running[command.version] = self._spawn(self._read(command.version, stream, part), f"streamco read {self._name}"), stream
 
     def pause(self) -> None:
-        """Don't read on: the endpoint is slowed down by its connection."""
+        """Stop reading; then the connection slows the endpoint down."""
         self._may_read.clear()
 
     def resume(self) -> None:
-        """Read on."""
+        """Continue to read after a pause."""
         self._may_read.set()
 
     def end(self, version: int) -> None:
-        """Cancel; nothing more is told of it."""
-        pump, stream = self._running.pop(version, (None, None))
-        if pump is not None and stream is not None:
-            self._spawn(_cancel(pump, stream), f"streamco cancel {self._name}")
+        """Cancel a stream; no event of it comes after that."""
+        task, stream = self._running.pop(version, (None, None))
+        if task is not None and stream is not None:
+            self._spawn(_cancel(task, stream), f"streamco cancel {self._name}")
 
     def end_all(self) -> None:
-        """Cancel what runs."""
+        """Cancel all streams that run."""
         for version in list(self._running):
             self.end(version)
 
-    async def _pump(self, version: int, stream: EndpointStream, part: RemoteStreamPart) -> None:
+    async def _read(self, version: int, stream: EndpointStream, part: RemoteStreamPart) -> None:
         """Read a stream to its end."""
         try:
             while isinstance(event := await self._next(stream), TokensReceived):
                 if ids := _ids_of(event, self._name):
                     part.made += len(ids)
-                    self._tell(RemoteTokensReceived(version, ids))
-        except Exception as error:  # noqa: BLE001  a bug in an endpoint must reach the reader as an error, not as silence
-            self._tell(RemoteFailed(version, translate(error, self._name)))
+                    self._emit(RemoteTokensReceived(version, ids))
+        except Exception as error:  # noqa: BLE001  a defect of an endpoint must reach the reader as an error, not as silence
+            self._emit(RemoteFailed(version, translate(error, self._name)))
             return
-        _note_usage(part, event)
-        self._tell(RemoteEnded(version, event.finish_reason or "stop"))
+        _record_usage(part, event)
+        self._emit(RemoteEnded(version, event.finish_reason or "stop"))
 
     async def _next(self, stream: EndpointStream) -> TokensReceived | StreamEnded:
         await self._may_read.wait()
@@ -124,15 +124,15 @@ class RemoteStreamReader:
 
     def _fail_soon(self, version: int, error: EndpointError) -> None:
         async def fail() -> None:
-            self._tell(RemoteFailed(version, error))
+            self._emit(RemoteFailed(version, error))
 
         self._spawn(fail(), f"streamco fail {self._name}")
 
 
-async def _cancel(pump: asyncio.Task[None], stream: EndpointStream) -> None:
-    if not pump.done():
-        pump.cancel()
-        await asyncio.wait([pump])
+async def _cancel(task: asyncio.Task[None], stream: EndpointStream) -> None:
+    if not task.done():
+        task.cancel()
+        await asyncio.wait([task])
     await stream.cancel()
 
 
@@ -147,7 +147,7 @@ def _ids_of(event: TokensReceived, endpoint: str) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _note_usage(part: RemoteStreamPart, event: StreamEnded) -> None:
+def _record_usage(part: RemoteStreamPart, event: StreamEnded) -> None:
     if (usage := event.usage) is not None:
         details = usage.prompt_tokens_details
         part.read, part.made, part.is_estimated = usage.prompt_tokens, usage.completion_tokens, False

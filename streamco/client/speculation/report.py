@@ -50,8 +50,8 @@ class SpeculationRecord(Struct, kw_only=True):
 
 def speculation_report(driver: SpeculationDriver, record: SpeculationRecord, *, now: float) -> Report:
     """Return the figures of an answer, finished or not; ``now`` on the driver's clock, seconds."""
-    meter, cost = driver.presentation.delivery.meter, speculation_cost(driver, record)
-    first = driver.presentation.first
+    meter, cost = driver.output.delivery.meter, speculation_cost(driver, record)
+    first = driver.output.first
     span = (meter.last - meter.first) if meter.first is not None and meter.last is not None else 0.0
     device, verifier = cost.endpoints
     return Report(
@@ -87,7 +87,7 @@ def speculation_report(driver: SpeculationDriver, record: SpeculationRecord, *, 
 
 def speculation_usage(driver: SpeculationDriver, record: SpeculationRecord) -> AnswerUsage:
     """Tokens of the answer as it was delivered, counted here."""
-    prompt, completion = record.prompt_tokens, driver.presentation.delivery.meter.tokens
+    prompt, completion = record.prompt_tokens, driver.output.delivery.meter.tokens
     return AnswerUsage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
 
 
@@ -100,7 +100,7 @@ def speculation_cost(driver: SpeculationDriver, record: SpeculationRecord) -> An
         endpoints=parts,
         ending=answer_ending(was_left=driver.was_broken_off, error=driver.error, finished=driver.finished),
         hand_overs=0,
-        tokens=driver.presentation.delivery.meter.tokens,
+        tokens=driver.output.delivery.meter.tokens,
         cost_usd=total_cost(costs),
         unified_cost_usd=total_cost(unified),
         energy_j=parts[0].energy_j,
@@ -138,7 +138,7 @@ def _verifier_part(driver: SpeculationDriver, record: SpeculationRecord) -> Endp
 
     Tokens of the answer that were only given count with the prompt.
     """
-    report, verifier, parts = driver.machine.report, record.verifier, driver.stand_in.parts
+    report, verifier, parts = driver.machine.report, record.verifier, driver.remote_stream.parts
     was_asked = driver.session.bytes_up > 0 or report.rounds > 0
     prompt = record.prompt_tokens * was_asked + report.given + sum(part.read for part in parts)
     cached = _cached(parts, was_asked=was_asked, unread=max(0, report.device - report.given))

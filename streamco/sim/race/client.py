@@ -174,7 +174,7 @@ class SimulatedClient:
         machine, session, device, server = self._play(draw, plan)
         if not machine.is_over or machine.error is not None:
             raise AssertionError(f"{draw.seed}: expected a whole answer, got {machine.error}")
-        self.dispatcher.settle(dispatched, machine)
+        self.dispatcher.record(dispatched, machine)
         return RaceOutcome(machine, session, dispatched, device.work, server.work, self._cost(device.work, server.work))
 
     def _play(self, draw: RequestDraw, plan: RacePlan) -> tuple[RaceMachine, SimulatedRace, _Device, _Server]:

@@ -71,7 +71,7 @@ def play(
         elif deadline is not None:
             now = deadline
             machine.handle_deadline(now=now)
-    dispatcher.settle(dispatched, machine)
+    dispatcher.record(dispatched, machine)
     return machine
 
 
@@ -215,7 +215,7 @@ def machine_of_failure(dispatcher: Dispatcher) -> None:
     machine.start(now=0.0)
     machine.receive(TokensReceived("server", [text_chunk("x")], 1), now=0.4)
     machine.receive(StreamFailed("server", EndpointConnectError("cut")), now=0.5)
-    dispatcher.settle(dispatched, machine)
+    dispatcher.record(dispatched, machine)
 
 
 def test_the_devices_speed_is_learned_without_the_tokens_its_cache_had() -> None:
@@ -236,7 +236,7 @@ def test_an_outage_is_exempt_from_the_budget() -> None:
     machine.receive(StreamFailed("device", EngineError("broken")), now=0.1)
     machine.receive(TokensReceived("server", [text_chunk("x")], 1), now=0.2)
     machine.receive(StreamEnded("server", "stop"), now=0.3)
-    dispatcher.settle(dispatched, machine)
+    dispatcher.record(dispatched, machine)
     steering = dispatcher._steering
     assert (steering.requests, steering.exempt_requests, steering.exempt_spent_tokens) == (0, 1, 10)
 
@@ -258,7 +258,7 @@ def test_settling_twice_counts_once() -> None:
     dispatcher = make(budget=1.0)
     dispatched = decide(dispatcher, local=device(), remote=server())
     machine = play(dispatcher, dispatched, server_at=0.1, device_at=0.2)
-    dispatcher.settle(dispatched, machine)
+    dispatcher.record(dispatched, machine)
     assert dispatcher._steering.requests == 1
 
 

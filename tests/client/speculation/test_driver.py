@@ -126,7 +126,7 @@ async def test_a_reader_who_is_far_behind_holds_the_work_back_and_gets_all_of_it
     async with world.scripted() as verifier, world.speculating(verifier, limits=limits, pace=pace) as client:
         stream = client.stream(PROMPT, temperature=0, max_tokens=120)
         first = await anext(stream)
-        driver = stream._work.driver
+        driver = stream._answer.driver
         assert isinstance(driver, SpeculationDriver)
         await settled(lambda: driver._is_behind)
         await settled(lambda: driver.machine._verifier.round is None)

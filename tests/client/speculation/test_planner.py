@@ -114,7 +114,7 @@ async def test_a_client_waits_for_verdicts_as_long_as_it_is_told(world: World) -
         figures = stream.report.speculation
         assert figures is not None
         assert figures.losses >= 1, "the stalled one is given up"
-        driver = stream._work.driver
+        driver = stream._answer.driver
         assert isinstance(driver, SpeculationDriver)
         told = driver.machine._options
         assert (told.first_verdict_timeout, told.verdict_timeout, told.patience, told.last_patience) == (7.0, 0.5, 3.0, 5.0)

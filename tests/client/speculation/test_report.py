@@ -48,13 +48,13 @@ async def test_what_a_server_reads_once_more_to_go_on_alone_is_cached(world: Wor
             stream = client.stream(PROMPT, temperature=0)
             for _ in range(8):
                 await anext(stream)
-            driver = stream._work.driver
+            driver = stream._answer.driver
             assert isinstance(driver, SpeculationDriver)
             driver.emit(VerifierFailed(VerifierError("verifier: expected it to go on, got told not to")))
             while not driver.machine.report.remote:
                 await anext(stream)
             await stream.aclose()
-            (part,) = driver.stand_in.parts
+            (part,) = driver.remote_stream.parts
             assert part.is_estimated
             report = stream.report
             assert report.speculation is not None
@@ -78,9 +78,9 @@ async def test_what_is_held_for_a_reader_who_leaves_is_waste(world: World) -> No
     async with world.scripted() as verifier, world.speculating(verifier, pace=5.0) as client:
         stream = client.stream(PROMPT, temperature=0, max_tokens=60)
         await anext(stream)
-        driver = stream._work.driver
+        driver = stream._answer.driver
         assert isinstance(driver, SpeculationDriver)
-        await settled(lambda: driver.presentation.delivery.buffered > 10)
+        await settled(lambda: driver.output.delivery.buffered > 10)
         await stream.aclose()
         assert driver.dropped > 10
         report = stream.report
@@ -97,10 +97,10 @@ async def test_waste_of_a_reader_who_leaves_is_the_servers_where_it_made_the_ans
         async with Client(DeviceEndpoint(world.engine), server, mode="speculate", speculation=ALWAYS, pace=5.0) as client:
             stream = client.stream(PROMPT, temperature=0, max_tokens=90)
             await anext(stream)
-            driver = stream._work.driver
+            driver = stream._answer.driver
             assert isinstance(driver, SpeculationDriver)
             driver.emit(VerifierFailed(VerifierError("verifier: expected it to go on, got told not to")))
-            await settled(lambda: driver.presentation.delivery.buffered > 60)
+            await settled(lambda: driver.output.delivery.buffered > 60)
             await stream.aclose()
             report, machine = stream.report, driver.machine.report
             device, verifier = report.endpoints
@@ -130,8 +130,8 @@ async def test_what_the_device_kept_alone_is_read_and_not_made_by_the_server(wor
             stream = client.stream(PROMPT, temperature=0)
             await tokens_text(stream)
             figures, (_, part) = stream.report.speculation, stream.report.endpoints
-            assert isinstance(stream._work.driver, SpeculationDriver)
-            machine = stream._work.driver.machine.report
+            assert isinstance(stream._answer.driver, SpeculationDriver)
+            machine = stream._answer.driver.machine.report
             assert figures is not None
             assert machine.given > 0
             assert figures.target_tokens == machine.verified + machine.rounds + machine.remote
