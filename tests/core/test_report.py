@@ -1,0 +1,56 @@
+"""The report of an answer: ratios of the machine's tally, and figures that travel as JSON."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from streamco.core.meter import Quality
+from streamco.core.report import AnswerUsage, DispatchReport, EndpointReport, HandOver, Report, SpeculationReport
+
+DISPATCH = DispatchReport(
+    policy="both", constraint="server", device_wait=0.0, server_wait=None, reason="", prompt_tokens=9, budget=0.3, budget_share=None
+)
+QUALITY = Quality(tbt_p50=0.1, tbt_p99=0.2, delayed_tokens=0, stalls=0, score=1.0)
+
+
+def test_ratios_of_nothing_are_not_known() -> None:
+    tally = SpeculationReport()
+    assert (tally.acceptance, tally.hit_rate, tally.ahead_rate, tally.offloaded_share) == (None, None, None, None)
+    assert tally.wasted == 0
+
+
+def test_each_ratio_has_its_own_whole() -> None:
+    tally = SpeculationReport(verified=8, accepted=6, rounds=4, hits=3, ahead=1, chunks=20, offloaded=5)
+    assert (tally.acceptance, tally.hit_rate, tally.ahead_rate) == pytest.approx((0.75, 0.75, 0.25))
+    assert tally.offloaded_share == pytest.approx(0.25)
+
+
+def test_what_was_drafted_and_neither_accepted_nor_committed_is_wasted() -> None:
+    assert SpeculationReport(drafted=50, accepted=8, device=24).wasted == 18
+
+
+def test_a_report_travels_as_json() -> None:
+    report = Report(
+        winner="device",
+        ttft=0.2,
+        duration=1.0,
+        tokens=3,
+        tokens_per_second=2.5,
+        finish_reason="stop",
+        dispatch=DISPATCH,
+        endpoints=[EndpointReport(name="device", kind="device", outcome="won", opened=0.0)],
+        quality=QUALITY,
+        hand_overs=[HandOver(source="server", target="device", position=1, at=0.5, reason="cheaper", is_planned=True)],
+        usage=AnswerUsage(9, 3, 12, is_estimated=True),
+        ending="complete",
+        is_final=True,
+    )
+    assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report
+
+
+def test_a_report_begins_empty_and_not_final() -> None:
+    report = Report(
+        winner=None, ttft=None, duration=0.0, tokens=0, tokens_per_second=None, finish_reason=None, dispatch=DISPATCH, quality=QUALITY
+    )
+    assert (report.endpoints, report.hand_overs, report.ending, report.is_final, report.mode) == ([], [], None, False, "race")

@@ -1,0 +1,37 @@
+"""Options: paces, shares, and how far a device may run ahead."""
+
+from __future__ import annotations
+
+import pytest
+
+from streamco.config import LISTENING, READING, Limits, Pace, check_share, parse_pace
+from streamco.errors import ConfigError
+
+
+@pytest.mark.parametrize(("pace", "rate"), [(None, None), ("reading", READING), ("listening", LISTENING), (7, 7.0), (0.5, 0.5)])
+def test_a_pace_is_a_name_a_number_or_none(pace: Pace, rate: float | None) -> None:
+    assert parse_pace(pace) == rate
+
+
+@pytest.mark.parametrize("pace", [0, -1.0, True, "fast", "4.8"])
+def test_any_other_pace_is_refused(pace: Pace) -> None:
+    with pytest.raises(ConfigError, match=r"pace: expected None, tokens per second > 0, .* got "):
+        parse_pace(pace)
+
+
+@pytest.mark.parametrize("share", [0, 0.3, 1.0])
+def test_a_share_lies_between_0_and_1(share: float) -> None:
+    check_share("budget", share)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan"), "0.3", None])
+def test_any_other_share_is_refused(share: float) -> None:
+    with pytest.raises(ConfigError, match="budget: expected a share from 0 to 1, got"):
+        check_share("budget", share)
+
+
+@pytest.mark.parametrize(
+    ("pace", "tokens"), [(1.0, 32), (5.0, 100), (1000.0, 4096)], ids=["few", "its lookahead", "no more than may be unread"]
+)
+def test_a_device_runs_ahead_by_seconds_of_reading_between_two_bounds(pace: float, tokens: int) -> None:
+    assert Limits(lookahead=20.0, unread_tokens=4096).tokens_ahead(pace) == tokens
