@@ -17,9 +17,9 @@ from streamco.core.speculation.events import (
 )
 from streamco.endpoints.verifiers.base import Verifier, VerifierEvent, VerifierSession
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
-from streamco.policies.acceptance import Rule
+from streamco.policies.acceptance import Rule, RuleKind
 from streamco.sim.workload.token_models import TokenModel
-from streamco.testing import FakeDistribution, FakeEngine
+from streamco.testing import FakeDistribution, FakeEngine, ScriptedVerifier
 from streamco.wire.verify.topk import TopK
 
 SIZE = 300  # ids
@@ -140,3 +140,12 @@ async def verifier_at(url: str, **options: Any) -> AsyncIterator[VerifierEndpoin
         yield endpoint
     finally:
         await endpoint.aclose()
+
+
+ANSWER = greedy(TARGET, PROMPT, 24)
+SAMPLE = Rule(RuleKind.SAMPLE, 1.0, top_k=6, seed=3)
+
+
+def scripted(**options: Any) -> ScriptedVerifier:
+    """A server that speaks streamco's protocol, with the target model and the draft model's vocabulary."""
+    return ScriptedVerifier(TARGET, vocabulary=an_engine().info.vocabulary, vocabulary_size=SIZE, **options)

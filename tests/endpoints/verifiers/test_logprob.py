@@ -26,7 +26,6 @@ from streamco.core.speculation.events import (
 from streamco.endpoints.base import Request
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.logprob import LogprobVerifier
-from streamco.endpoints.verifiers.logprob_session import verify_logprobs
 from streamco.endpoints.verifiers.sglang import SGLangVerifier
 from streamco.endpoints.verifiers.vllm import VLLMVerifier
 from streamco.errors import (
@@ -40,7 +39,6 @@ from streamco.errors import (
 )
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.testing import Cut, FakeEngine, Reset, ScriptedResponse, ScriptedSGLang, ScriptedVLLM, Stall, json_answer
-from streamco.wire.prompt_logprobs import PositionLogprobs, PromptLogprobs
 from streamco.wire.verify.topk import quantise
 from tests.endpoints.helpers import read_all
 from tests.endpoints.verifiers.support import DRAFTER, PROMPT, QUICK, TARGET, Talk, an_engine, greedy
@@ -382,28 +380,3 @@ async def test_connecting_again_takes_the_answer_as_it_is_then(bench: Bench) -> 
         assert await talk.next(VerifierConnected) == VerifierConnected(3)
         verdict = await talk.judged([])
         assert [verdict.token] == greedy(TARGET, [*PROMPT, 8, 8, 8], 1)
-
-
-def test_what_is_impossible_is_never_accepted_but_by_the_greedy_rule() -> None:
-    scores = PromptLogprobs((PositionLogprobs(3, (3, 4), (0.0, float("-inf"))), PositionLogprobs(5, (5,), (-0.1,))))
-    row = quantise([(4, 1.0)], is_whole=True)
-    dice = Random(1)
-    assert verify_logprobs(Rule(RuleKind.SAMPLE, 1.0), [4], [row], scores, dice).token == 3
-    assert verify_logprobs(Rule(RuleKind.THRESHOLD, threshold=0.0001), [4], [], scores, dice).token == 3
-    assert verify_logprobs(Rule(), [4], [], scores, dice).token == 3
-    assert verify_logprobs(Rule(), [3], [], scores, dice).token == 5
-
-
-def test_filters_are_those_of_the_target() -> None:
-    """Temperature first, then top_k, top_p and min_p, over the ids that were told of."""
-    place = PositionLogprobs(1, (1, 2, 3), (-0.5, -1.5, -2.5))
-    row = quantise([(9, 1.0)], is_whole=True)
-    for rule, possible in (
-        (Rule(RuleKind.SAMPLE, 1.0, top_k=1), {1}),
-        (Rule(RuleKind.SAMPLE, 1.0, top_p=0.6), {1}),
-        (Rule(RuleKind.SAMPLE, 1.0, min_p=0.3), {1, 2}),
-        (Rule(RuleKind.SAMPLE, 5.0), {1, 2, 3}),
-    ):
-        scores = PromptLogprobs((place, place))
-        seen = {verify_logprobs(rule, [9], [row], scores, Random(seed)).token for seed in range(80)}
-        assert seen == possible
