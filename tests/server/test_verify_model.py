@@ -129,7 +129,7 @@ class Reading:
         assert await asyncio.to_thread(self._has_begun.wait, 60.0)
         before = self._arrivals
         asked.append(asyncio.ensure_future(second()))
-        while self._arrivals == before:  # noqa: ASYNC110  the engine's thread sets it
+        while self._arrivals == before:
             await asyncio.sleep(0.001)
         self._may_decode.set()
         await asyncio.gather(*asked)
