@@ -1,4 +1,4 @@
-"""Runs any core machine in SimPy: events go in, commands are carried out, the deadline is kept."""
+"""Driver that runs a core machine in SimPy: it feeds events, carries out commands and keeps the deadline."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def call_at(env: simpy.Environment, delay: float, function: Callable[[], None]) 
 
 
 class SimulatedMachine(ABC, Generic[EventT, CommandT]):
-    """One machine in virtual time.
+    """Base class of the drivers that run one machine in virtual time.
 
     Args:
         log: collects (now, event or None, commands) of every step.
 
     Attributes:
-        machine: that is run.
+        machine: the machine that is run.
     """
 
     def __init__(
@@ -48,18 +48,18 @@ class SimulatedMachine(ABC, Generic[EventT, CommandT]):
         self._log = log
 
     def start(self) -> None:
-        """Begin at the environment's present time."""
+        """Start the machine at the environment's present time."""
         self.machine.start(now=self._env.now)
         self._carry_out(None)
 
     def receive(self, event: EventT) -> None:
-        """Something happened now."""
+        """Give the machine an event that happens now."""
         self.machine.receive(event, now=self._env.now)
         self._carry_out(event)
 
     @abstractmethod
     def _do(self, command: CommandT) -> None:
-        """Carry a command out."""
+        """Carry out a command."""
 
     def _carry_out(self, event: EventT | None) -> None:
         commands = self.machine.take_commands()
@@ -73,7 +73,7 @@ class SimulatedMachine(ABC, Generic[EventT, CommandT]):
         self._armed = deadline
 
     def _on_deadline(self, deadline: float) -> None:
-        if deadline == self._armed:  # otherwise it was moved or dropped in the meantime
+        if deadline == self._armed:  # otherwise the machine has moved or dropped it since
             self._armed = None
             self.machine.handle_deadline(now=max(deadline, self._env.now))
             self._carry_out(None)

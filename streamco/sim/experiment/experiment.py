@@ -1,8 +1,8 @@
-"""An experiment: one YAML file, and the scenarios that it stands for (DSD section 3.1, its configuration parser).
+"""Experiments: one YAML file, and the scenarios that it expands to (DSD section 3.1, its configuration parser).
 
-The file has the options of a kind of world, and which of them are varied. Every combination of the varied ones is a point, and every point
-is run with each of the seeds, the same at all points, so that points differ by their settings alone. All options of all scenarios are
-checked when the file is read, and all that they name is looked up: a sweep of hours doesn't end with a misspelt word.
+The file has the options of a kind of simulation, and lists which of them are varied. Every combination of varied options is a point. Each
+point is run with each of the seeds, which are the same at all points, so that points differ by their settings alone. All options of all
+scenarios are checked when the file is read, and all names in them are looked up, so that a misspelt word can't end a sweep of hours.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from streamco.sim.experiment.yaml_document import Document, Location, read_docum
 
 __all__ = ["Experiment", "ExperimentFile", "read_experiment", "merge"]
 
-QUICK_VALUES, QUICK_REQUESTS = 3, 50  # what --quick leaves of a sweep, and of the requests
+QUICK_VALUES, QUICK_REQUESTS = 3, 50  # maximum values of a sweep and maximum requests with --quick
 
 
 class ExperimentFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a file says; docs/simulate.md has the words."""
+    """Contents of an experiment file; docs/simulate.md explains the keys."""
 
     name: str
     kind: str
@@ -46,19 +46,20 @@ class ExperimentFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Experiment:
-    """A file that was read, checked and expanded.
+    """An experiment file that was read, checked and expanded.
 
     Args:
         document: the file.
-        seed: instead of the file's; None: the file's.
-        is_quick: a first look: one repeat, few requests, few values.
+        seed: first seed; None: the file's.
+        is_quick: True for a first look: one repeat, few requests and few values.
 
     Attributes:
-        file: what it says. kind: of world. axes: what is varied. scenarios: to be run, point by point, a point's seeds together.
-        plots: to be drawn, with all their panels. columns: figures of the table.
+        file: contents of the file. kind: kind of simulation. axes: the varied settings.
+        scenarios: the runs, point by point, with all seeds of a point together.
+        plots: the plots, with all their panels. columns: metrics of the table.
 
     Raises:
-        ConfigError: a setting that doesn't fit, in any of the scenarios.
+        ConfigError: a setting doesn't fit, in any of the scenarios.
     """
 
     def __init__(self, document: Document, *, seed: int | None = None, is_quick: bool = False) -> None:
@@ -79,20 +80,20 @@ class Experiment:
         if is_quick:
             self.axes = tuple(self._thin(axis) for axis in self.axes)
         self.columns = self._columns()
-        self._descriptions: list[str] = []  # point by point
-        self._found: set[tuple[Location, str]] = set()  # settings, and what they name that was looked up
+        self._descriptions: list[str] = []  # by point
+        self._found: set[tuple[Location, str]] = set()  # settings with the names in them that were looked up
         self.scenarios = list(self._expand())
 
     @property
     def points(self) -> list[dict[str, Any]]:
-        """What each point is called, in the order of the scenarios."""
+        """Labels of each point, in the order of the scenarios."""
         return [dict(zip(self._names, (value.label for value in values), strict=True)) for values in self._combinations()]
 
     def describe(self, where: Mapping[str, Label] = MappingProxyType({})) -> str:
-        """Return a line that says what is simulated; what differs between the points is told with all its values.
+        """Return a line about what is simulated. If a word differs between the points, the line has all its values.
 
         Args:
-            where: of the points that have these values.
+            where: labels of the points to describe.
         """
         points = zip(self.points, self._descriptions, strict=True)
         return merge([text for point, text in points if all(point[name] == label for name, label in where.items())])
@@ -125,10 +126,10 @@ class Experiment:
                 yield msgspec.structs.replace(scenario, seed=seed)
 
     def _check(self, scenario: Scenario, values: tuple[Value, ...]) -> None:
-        """Whether the kind takes these options, and finds what they name; where a sweep set one, the error is there."""
+        """Check the options of a scenario, and look up the names in them. If the sweep set an option, errors give its line there."""
 
         def where(location: Location, *, is_whole: bool = False) -> str:
-            """``is_whole``: all that is at the place is meant, so that it may be a part of it that the sweep set."""
+            """Return the line and path of a setting. If ``is_whole``, the sweep may have set a part of it."""
             for value in reversed(values):
                 for path, written in value.locations.items():
                     if location[: len(path)] == path or (is_whole and path[: len(location)] == location):
@@ -157,16 +158,16 @@ class Experiment:
         return self.file.table or tuple(dict.fromkeys([*drawn, *self.kind.columns]))
 
     def _shorten(self, file: ExperimentFile) -> ExperimentFile:
-        """Return one repeat, and few requests."""
+        """Return the file with one repeat and few requests."""
         workload = next(field.type for field in msgspec.structs.fields(self.kind.options) if field.name == "workload")
-        told = file.workload.get("requests")
+        requests = file.workload.get("requests")
         fields = getattr(workload, "__struct_fields__", ())
-        if "requests" in fields and (told is None or (isinstance(told, int) and told > QUICK_REQUESTS)):
+        if "requests" in fields and (requests is None or (isinstance(requests, int) and requests > QUICK_REQUESTS)):
             file = msgspec.structs.replace(file, workload={**file.workload, "requests": QUICK_REQUESTS})
         return msgspec.structs.replace(file, repeats=1)
 
     def _thin(self, axis: Axis) -> Axis:
-        """Return the first value, one in the middle and the last; those that a plot holds fast stay."""
+        """Return the axis with its first, middle and last value, and the values that a plot's ``where`` needs."""
         kept = {label_of(plot.where[axis.name]) for plot in self.plots if axis.name in plot.where}
         last = len(axis.values) - 1
         positions = {round(last * step / (QUICK_VALUES - 1)) for step in range(QUICK_VALUES)}
@@ -174,16 +175,16 @@ class Experiment:
 
 
 def read_experiment(path: Path, *, seed: int | None = None, is_quick: bool = False) -> Experiment:
-    """Read a file, check it, and expand it.
+    """Read, check and expand an experiment file.
 
     Raises:
-        ConfigError: it can't be read, or a setting doesn't fit: the text names file, line and path.
+        ConfigError: the file can't be read, or a setting doesn't fit; the text has file, line and path.
     """
     return Experiment(read_document(path), seed=seed, is_quick=is_quick)
 
 
 def merge(texts: Sequence[str]) -> str:
-    """Descriptions of several points as one: words that differ are told as ``600/1000``, or, where they are many, as ``400...2000``."""
+    """Merge the descriptions of several points: words that differ become ``600/1000``, or ``400...2000`` if they are many."""
     words = [text.split() for text in texts]
     if len({len(each) for each in words}) > 1:
         return f"{texts[0]}, for example"
@@ -191,7 +192,7 @@ def merge(texts: Sequence[str]) -> str:
 
 
 def _alternatives(words: Sequence[str]) -> str:
-    """Return what all of them begin or end with, a bracket or a comma, is told once."""
+    """Return the words as one; a bracket or comma that all of them begin or end with stands once."""
     if len(words) == 1:
         return words[0]
     begin = "(" if all(word.startswith("(") for word in words) else ""

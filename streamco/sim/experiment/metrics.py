@@ -1,7 +1,7 @@
-"""What a simulated world tells of each request, and the figures of all of them together, in memory that doesn't grow with their number.
+"""Metrics of a simulation: a row for each request, and figures over all requests in memory that doesn't grow with their number.
 
-Counts and sums are kept as they are. Quantiles come from a histogram whose bins are one per cent wide (``Quantiles``): what is told is at
-most half a per cent away from what sorting would find. Rows themselves are kept only where somebody asked for them.
+Counts and sums are exact. Quantiles come from a histogram with bins one per cent wide (``Quantiles``), so they are at most half a per
+cent away from the exact ones. Rows are kept only if the experiment asks for them.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from msgspec import Struct
 
 __all__ = ["STANDARD", "Metric", "Quantiles", "RequestRow", "Sink", "round_metric"]
 
-SMALLEST, LARGEST = 1e-6, 1e6  # seconds; what is outside counts as the bound
-WIDTH = 1.01  # of a bin: its upper bound over its lower one
-DIGITS = 9  # significant ones of a figure that is written down
+SMALLEST, LARGEST = 1e-6, 1e6  # seconds; a value outside counts as the bound
+WIDTH = 1.01  # upper bound of a bin over its lower one
+DIGITS = 9  # significant digits of a metric in a file
 
 
 class Metric(Struct, frozen=True):
-    """What a figure of a world is called where people read it.
+    """Name and unit of a metric for people.
 
     Args:
-        text: its name, as a label of an axis.
+        text: its name, as the label of an axis.
         unit: "s", "requests/s", "share" and so on; "" for a count.
-        better: which direction is good; "" where neither is.
+        better: the direction that is good; "" if neither is.
     """
 
     text: str
@@ -51,24 +51,24 @@ STANDARD: Mapping[str, Metric] = {
     "failed": Metric("answers that failed", "", "lower"),
     "span": Metric("simulated time from the first arrival to the last token", "s"),
 }
-"""What a ``Sink`` knows by itself, whatever kind of world it is."""
+"""Metrics that a ``Sink`` computes, for every kind of simulation."""
 
 
 class RequestRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One request as it went; a kind of world may add fields in a class of its own. Times in virtual seconds.
+    """Row of one request; a kind may add fields in a subclass. Times in virtual seconds.
 
     Args:
-        number: in the order of the workload.
-        arrival: when it was made.
-        tokens: of the answer.
-        prompt_tokens: of its prompt.
-        seconds: from arrival to the last token.
-        ttft: from arrival to the first token; None: there was none.
-        tpot: mean of the times between two tokens; None: fewer than two.
-        device, server: numbers of those that worked on it; None: none did.
-        judged: drafted tokens that were judged. accepted: of those.
-        rounds: of drafting.
-        windows: tokens of each draft, in order; 0 stands for a part that the server wrote alone.
+        number: number of the request, in the order of the workload.
+        arrival: time at which it was made.
+        tokens: tokens of the answer.
+        prompt_tokens: tokens of the prompt.
+        seconds: time from arrival to the last token.
+        ttft: time from arrival to the first token; None: there was none.
+        tpot: mean time between two tokens; None: fewer than two tokens.
+        device, server: number of the device and of the server that worked on it; None: none did.
+        ``judged``: drafted tokens that were verified. accepted: the part of them that was accepted.
+        rounds: number of verification rounds.
+        windows: tokens of each draft, in order; 0: a part of the answer that came as a remote stream.
         mode: how it was made, in the kind's own words.
         failed: why it was not finished; None: it was.
     """
@@ -94,7 +94,7 @@ class Quantiles:
     """Quantiles of positive numbers from a histogram with logarithmic bins: an error of half a per cent at most, from 1 us to 10^6 s.
 
     Attributes:
-        count, total: of the numbers.
+        count: how many numbers were added. total: their sum.
     """
 
     _scale = 1.0 / math.log(WIDTH)
@@ -106,7 +106,7 @@ class Quantiles:
         self._counts = [0] * (self._bins + 1)
 
     def add(self, value: float) -> None:
-        """One number more."""
+        """Add a number."""
         self.count += 1
         self.total += value
         index = int(math.log(value / SMALLEST) * self._scale) if value > SMALLEST else 0
@@ -114,11 +114,11 @@ class Quantiles:
 
     @property
     def mean(self) -> float:
-        """Of all numbers, exactly; there is one at least."""
+        """Exact mean of all numbers, of which there must be one or more."""
         return self.total / self.count
 
     def quantile(self, share: float) -> float:
-        """Return the number that ``share`` of all are at most as large as (nearest rank); there is one at least."""
+        """Return the number that a ``share`` of all numbers don't exceed (nearest rank); there must be one or more."""
         rank = max(1, math.ceil(share * self.count))
         for index, count in enumerate(self._counts):
             rank -= count
@@ -128,13 +128,13 @@ class Quantiles:
 
 
 class Sink:
-    """Takes the rows of a run as requests end, and tells the figures of the whole; call it with each row.
+    """Collects the metrics of a run; it is called with each row when a request ends.
 
     Args:
-        keeps: rows are kept, times rounded to microseconds.
+        keeps: True if rows are kept, with times rounded to microseconds.
 
     Attributes:
-        rows: those that were kept, in the order they came.
+        rows: the rows that were kept, in the order in which they came.
     """
 
     def __init__(self, *, keeps: bool = False) -> None:
@@ -146,7 +146,7 @@ class Sink:
         self._first, self._last = math.inf, -math.inf
 
     def __call__(self, row: RequestRow) -> None:
-        """A request has ended. Of one that failed, what was judged counts, but none of its times."""
+        """Count a request that has ended. If it failed, its verified tokens count, and its times don't."""
         if self._keeps:
             self.rows.append(_round_times(row))
         self._first = min(self._first, row.arrival)
@@ -166,7 +166,7 @@ class Sink:
             self._tpot.add(row.tpot)
 
     def metrics(self) -> dict[str, float]:
-        """Return those of ``STANDARD`` that are known; a figure that nothing was measured of is not there."""
+        """Return the metrics of ``STANDARD``; those of which nothing was measured are missing."""
         span = max(0.0, self._last - self._first)
         found = {"completed": float(self._completed), "failed": float(self._failed), "span": span}
         if span > 0.0:
@@ -187,7 +187,7 @@ class Sink:
 
 
 def round_metric(value: float) -> float:
-    """Return a figure to nine significant digits, as it is written down."""
+    """Return a metric rounded to nine significant digits, as files have it."""
     return float(f"{value:.{DIGITS}g}")
 
 

@@ -1,4 +1,4 @@
-"""Options from a file's data, and errors for people: which setting, what was expected, what was got, what was probably meant."""
+"""Conversion of a file's data to options, with errors for people: the setting, what was expected, what was got, and a close match."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ NAMES: Mapping[object, str] = {
     type(None): "nothing",
     Any: "a value",
 }
-MAX_CHARACTERS = 60  # characters of a value that an error repeats
+MAX_CHARACTERS = 60  # maximum characters of a value that an error repeats
 
 
 def convert_options(data: Any, kind: type[T], where: Callable[[Location], str]) -> T:
-    """Data as options.
+    """Convert data to options.
 
     Args:
-        kind: a Struct; Structs inside it, also in lists and unions, are checked as deep as they go.
-        where: what an error calls a place in ``data``.
+        data: the value of a YAML document.
+        kind: a Struct; Structs inside it, also in lists and unions, are checked too.
+        where: returns the text of a location in ``data`` for an error.
 
     Raises:
-        ConfigError: an unknown key, a value that doesn't fit, a setting that is missing.
+        ConfigError: a key is unknown, a value doesn't fit, or a setting is missing.
     """
     for location, name, known in _unknown_keys(data, kind, ()):
         raise ConfigError(f"{where((*location, name))}: {pick(name, known, 'a key that is unknown')}")
@@ -48,10 +49,12 @@ def convert_options(data: Any, kind: type[T], where: Callable[[Location], str]) 
 
 
 def pick(got: object, known: Mapping[str, Any] | tuple[str, ...], instead: str | None = None) -> str:
-    """Expected one of these, got that: and what was probably meant.
+    """Return a text like "expected one of a, b, got c; did you mean a?".
 
     Args:
-        instead: what to call that which was got; None: itself.
+        got: the value that is not known.
+        known: the values that are.
+        instead: text for the value; None: the value itself.
     """
     near = get_close_matches(str(got), [str(name) for name in known], n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
@@ -59,7 +62,7 @@ def pick(got: object, known: Mapping[str, Any] | tuple[str, ...], instead: str |
 
 
 def _unknown_keys(data: Any, hint: Any, location: Location) -> Iterator[tuple[Location, str, tuple[str, ...]]]:
-    """(place of the mapping, key, keys that it may have)."""
+    """Yield (location of the mapping, key, keys that it may have) for each unknown key."""
     if isinstance(data, list):
         inner = next((args[0] for one in _parts(hint) if get_origin(one) in {tuple, list} and (args := get_args(one))), Any)
         for index, each in enumerate(data):
@@ -77,7 +80,7 @@ def _unknown_keys(data: Any, hint: Any, location: Location) -> Iterator[tuple[Lo
 
 
 def _parts(hint: Any) -> Iterator[Any]:
-    """What a hint may be: itself, or the members of a union."""
+    """Yield a type hint, or the members of a union."""
     if get_origin(hint) in {Union, types.UnionType}:
         for part in get_args(hint):
             yield from _parts(part)
@@ -88,7 +91,10 @@ def _parts(hint: Any) -> Iterator[Any]:
 
 
 def _explain(text: str, data: Any, kind: type[Struct], where: Callable[[Location], str]) -> str:
-    """In our order what msgspec says as ``Expected `int`, got `str` - at `$.world.devices```."""
+    """Return msgspec's error in the order of this package's errors.
+
+    msgspec's text is ``Expected `int`, got `str` - at `$.world.devices```.
+    """
     reason, _, path = text.rpartition(" - at `$")
     if not reason:
         reason, path = text, ""
@@ -99,7 +105,7 @@ def _explain(text: str, data: Any, kind: type[Struct], where: Callable[[Location
         location = (*location, missing[1])
         return f"{where(location)}: expected {_describe(_hint_at(kind, location))}, got nothing"
     if not reason.startswith(("Expected `", "Invalid ")):
-        return f"{where(location)}: {reason}"  # a check of our own, in our words
+        return f"{where(location)}: {reason}"  # a check of a Struct's own, with a text of this package
     value, hint = _value_at(data, location), _hint_at(kind, location)
     choices = tuple(str(choice) for one in _parts(hint) if get_origin(one) is Literal for choice in get_args(one))
     near = get_close_matches(str(value), choices, n=1) if isinstance(value, str) else []
@@ -108,7 +114,7 @@ def _explain(text: str, data: Any, kind: type[Struct], where: Callable[[Location
 
 
 def _hint_at(hint: Any, location: Location) -> Any:
-    """Return the type of what is at a place; ``Any`` where types don't tell."""
+    """Return the type hint of a location; ``Any`` if the types don't have it."""
     for name in location:
         if isinstance(name, int):
             hint = next((args[0] for one in _parts(hint) if get_origin(one) in {tuple, list} and (args := get_args(one))), Any)

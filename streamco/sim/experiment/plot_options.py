@@ -1,4 +1,4 @@
-"""Which pictures of an experiment are drawn: what an experiment's ``plot`` says, checked, and what is drawn where it says nothing."""
+"""Options of an experiment's plots: its ``plot`` key, checked, and a default for experiments without one."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ MAX_PANELS = 16
 
 
 class PlotOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One picture.
+    """Options of one plot.
 
     Args:
-        x: the sweep along the axis.
-        y: the figure.
-        line: the sweep that each line is a value of; None: one line.
-        panels: the sweep, or sweeps, with a panel for each value. Those that are nothing else have panels, too.
-        where: a value of each sweep that isn't to be drawn.
-        title: None: the experiment's name.
+        x: the sweep along the x axis.
+        y: the metric.
+        line: the sweep with a line for each value; None: one line.
+        panels: the sweep, or sweeps, with a panel for each value. Sweeps without another role have panels, too.
+        where: the value of each sweep that isn't drawn.
+        title: title of the plot; None: the experiment's name.
     """
 
     x: str
@@ -41,25 +41,28 @@ class PlotOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 def read_plots(
-    document: Document, told: PlotOptions | tuple[PlotOptions, ...] | None, axes: Sequence[Axis], kind: Kind
+    document: Document, given: PlotOptions | tuple[PlotOptions, ...] | None, axes: Sequence[Axis], kind: Kind
 ) -> tuple[PlotOptions, ...]:
-    """Return the pictures, with all their panels.
+    """Return the plots, with all their panels.
 
     Args:
-        told: what the file says.
+        document: the experiment file, for the lines of errors.
+        given: the file's ``plot``; None: it has none.
+        axes: the varied settings.
+        kind: the kind of simulation.
 
     Raises:
-        ConfigError: a sweep or figure that there isn't, or too many panels.
+        ConfigError: a plot names an unknown sweep or metric, or has too many panels.
     """
-    if told is None:
+    if given is None:
         return _usual(axes, kind)
-    if isinstance(told, PlotOptions):
-        return (_check(document, told, axes, kind, ("plot",)),)
-    return tuple(_check(document, plot, axes, kind, ("plot", index)) for index, plot in enumerate(told))
+    if isinstance(given, PlotOptions):
+        return (_check(document, given, axes, kind, ("plot",)),)
+    return tuple(_check(document, plot, axes, kind, ("plot", index)) for index, plot in enumerate(given))
 
 
 def _usual(axes: Sequence[Axis], kind: Kind) -> tuple[PlotOptions, ...]:
-    """Return the sweep with most numbers is x, the longest other one the lines."""
+    """Return the default plot: x is the numeric sweep with most values, and the longest other one has the lines."""
     names = [axis.name for axis in sorted(axes, key=lambda axis: (-axis.is_numeric, -len(axis.values)))]
     if not 1 <= len(names) <= 3:
         return ()

@@ -1,7 +1,7 @@
-"""Pictures of an experiment for people who haven't read the paper: a question above, axes with units, and below it what was simulated.
+"""Plots of an experiment for people without the paper: a question as the title, axes with units, and a caption about what was simulated.
 
-Lines are told apart by colour and by marker, in colours that most eyes can tell apart (Okabe and Ito). Where a figure has a better
-direction, the picture says which. An axis begins at 0, unless all that matters would be squeezed into its upper part.
+Lines differ by colour and by marker, in colours that most eyes can distinguish (Okabe and Ito). If one direction of a metric is better, the
+axis says which. An axis begins at 0, unless all values would be squeezed into its upper part.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ MARKERS = "osD^vPX*"
 QUIET = "#555555"
 WIDTH, HEIGHT, PANEL, ROW = 8.0, 5.6, 4.2, 3.4  # inches
 MAX_BESIDE, MAX_TICKS = 4, 12  # panels in a row, and values that each have a tick
-CHARACTERS = 14.5  # of a caption, an inch
-LEGEND_ROW, USUAL_ROWS = 0.23, 3  # inches; and rows of a legend, its title among them, for which the height is meant
+CHARACTERS = 14.5  # characters of a caption in an inch
+LEGEND_ROW, USUAL_ROWS = 0.23, 3  # inches of a row; rows of a legend, its title included, that ``HEIGHT`` has space for
 
 
 def check_matplotlib() -> None:
-    """Whether pictures can be drawn, to be asked before a long sweep.
+    """Check that plots can be drawn; called before a long sweep.
 
     Raises:
         ConfigError: matplotlib is missing.
@@ -47,7 +47,7 @@ def check_matplotlib() -> None:
 
 
 def draw_plots(experiment: Experiment, points: Sequence[Point], folder: Path) -> list[Path]:
-    """Draw an experiment's plots as PNG files; gives their paths."""
+    """Draw an experiment's plots as PNG files, and return their paths."""
     paths = []
     for number, plot in enumerate(experiment.plots, 1):
         path = folder / (f"plot-{number}.png" if len(experiment.plots) > 1 else "plot.png")
@@ -66,7 +66,7 @@ def _draw(experiment: Experiment, plot: PlotOptions, points: Sequence[Point], pa
     metric = metrics_of(experiment.kind)[plot.y]
     drawn = [point.metrics[plot.y] for point in points if plot.y in point.metrics]
     if not drawn:
-        raise ConfigError(f"plot: expected a figure that something was measured of, got {plot.y}, which no request has")
+        raise ConfigError(f"plot: expected a metric that was measured, got {plot.y}, which no request has")
     unit, factor = scale_of(metric, [spread.high for spread in drawn])
     panels = [
         dict(zip(plot.panels, labels, strict=True))
@@ -95,7 +95,7 @@ def _draw(experiment: Experiment, plot: PlotOptions, points: Sequence[Point], pa
 
 
 def _draw_panel(ax: Axes, plot: PlotOptions, axes: dict[str, Axis], points: Sequence[Point], factor: float) -> None:
-    """One line for each value, or, where x has names, one group of bars for each x."""
+    """Draw a line for each value. If x has names, draw a group of bars for each x instead."""
     x = axes[plot.x]
     lines: list[Label | None] = [value.label for value in axes[plot.line].values] if plot.line is not None else [None]
     labels = [value.label for value in x.values]
@@ -118,14 +118,14 @@ def _draw_panel(ax: Axes, plot: PlotOptions, axes: dict[str, Axis], points: Sequ
 
 
 def _reach(spreads: Sequence[Spread], factor: float) -> list[list[float]] | None:
-    """Return how far down and up whiskers go; None: there are none."""
+    """Return how far whiskers go down and up; None: there are none."""
     if all(spread.low == spread.high for spread in spreads):
         return None
     return [[(each.mean - each.low) * factor for each in spreads], [(each.high - each.mean) * factor for each in spreads]]
 
 
 def _label_x(ax: Axes, x: Axis) -> None:
-    """A tick for each value; numbers that span more than a power of ten and a half stand evenly."""
+    """Draw a tick for each value. If the numbers span more than a factor of 30, the axis is logarithmic."""
     ax.set_xlabel(name_of_path(x.name))
     if not x.is_numeric:
         ax.set_xticks(range(len(x.values)), [textwrap.fill(str(value.label), 18) for value in x.values])
@@ -150,7 +150,7 @@ def _label_y(metric: Metric, unit: str) -> str:
 
 
 def _frame(picture: Any, ax: Axes, experiment: Experiment, plot: PlotOptions) -> None:
-    """Title, legend and caption around the panels."""
+    """Draw title, legend and caption around the panels."""
     width, height = picture.get_size_inches()
     title = textwrap.fill(plot.title or experiment.file.name, int(width * 8.5))
     caption = textwrap.fill(_caption(experiment, plot), int(width * CHARACTERS))
@@ -182,12 +182,12 @@ def _frame(picture: Any, ax: Axes, experiment: Experiment, plot: PlotOptions) ->
 
 
 def _columns(names: Sequence[str], width: float) -> int:
-    """Of a legend: as many as fit beside one another."""
+    """Return how many columns of a legend fit beside one another."""
     return max(1, min(len(names), int(width * 13 / (max(map(len, names)) + 11))))
 
 
 def _legend_rows(names: Sequence[str], width: float) -> int:
-    """Its title among them; 0: there is none."""
+    """Return the rows of a legend, its title included; 0: there is none."""
     return -(-len(names) // _columns(names, width)) + 1 if names else 0
 
 

@@ -1,8 +1,8 @@
-"""What a sweep has finished, on disk as it goes: one JSON line for each scenario, never changed, only added to.
+"""Store of finished scenarios on disk: one JSON line for each, never changed, only appended.
 
-A line is named by the content of its scenario, of the files that the scenario names, and of the code that ran it. So a sweep that was cut
-off, or that has more values than last time, goes on where it was; what was made by other code or from other files doesn't count. The last
-line may be torn, where the machine was switched off: it is cut away.
+The key of a line is a digest of the scenario and of the files that it names; the line also has a digest of the code that ran it. So a sweep
+that was interrupted, or that has more values than last time, continues where it stopped. Results of other code or other files don't count.
+If the machine was switched off, the last line may be incomplete, and is cut away.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from streamco.sim.experiment.scenario import Outcome, Scenario
 __all__ = ["ResultStore", "code_digest", "name_of"]
 
 PACKAGE = Path(str(resources.files("streamco")))
-ASIDE = {"cli", "proxy", "testing", "calibration", "__pycache__"}  # folders of the package that no outcome depends on
-COMPILED = {".so", ".c", ".pyc", ".pyd"}  # made of what is looked at
-MAX_CHARACTERS = 4096  # characters of a path
+IGNORED = {"cli", "proxy", "testing", "calibration", "__pycache__"}  # folders of the package that no outcome depends on
+COMPILED = {".so", ".c", ".pyc", ".pyd"}  # made from sources that are in the digest
+MAX_CHARACTERS = 4096  # maximum characters of a path
 
 
 class _Line(Struct):
@@ -36,21 +36,21 @@ class _Line(Struct):
 
 
 class ResultStore:
-    """The lines of a folder.
+    """The finished scenarios in a file.
 
     Args:
-        path: of the file; made when the first line is added.
+        path: path of the file, which is made with the first line.
         code: digest of the code that runs now.
-        takes_any: lines of other code count, too.
+        takes_any: True if results of other code count, too.
 
     Raises:
-        ConfigError: the file is something else.
+        ConfigError: the file has other contents.
     """
 
     def __init__(self, path: Path, *, code: str, takes_any: bool = False) -> None:
         self._path = path
         self._code = code
-        self._found: dict[str, tuple[int, int]] = {}  # where the outcome's line begins, and its length
+        self._found: dict[str, tuple[int, int]] = {}  # byte at which the outcome's line begins, and its length
         others: dict[str, tuple[int, int]] = {}
         for line, begin, length in self._read():
             (self._found if line.code == code else others)[line.key] = (begin, length)
@@ -61,18 +61,18 @@ class ResultStore:
         return key in self._found
 
     def add(self, key: str, outcome: bytes) -> None:
-        """Keep the JSON of an outcome."""
+        """Append the JSON of an outcome."""
         line = msgspec.json.encode(_Line(key, self._code, msgspec.Raw(outcome))) + b"\n"
         with self._path.open("ab") as file:
             self._found[key] = (file.tell(), len(line))
             file.write(line)
 
     def read(self, key: str) -> Outcome:
-        """Return an outcome that is there; its rows are as they came from JSON."""
+        """Return a stored outcome; its rows are plain JSON values."""
         return msgspec.json.decode(self.read_json(key), type=Outcome)
 
     def read_json(self, key: str) -> bytes:
-        """Return the same as it was given."""
+        """Return the JSON of a stored outcome, as it was added."""
         begin, length = self._found[key]
         with self._path.open("rb") as file:
             file.seek(begin)
@@ -96,18 +96,18 @@ class ResultStore:
 
 
 def name_of(scenario: Scenario) -> str:
-    """Return the key of a line: what the scenario says, and what is in the files that it names."""
+    """Return the key of a scenario: a digest of its settings and of the files that they name."""
     files = sorted(_digest(path) for text in _texts(scenario.settings) if (path := _file_named(scenario, text)) is not None)
     return hashlib.sha256("\n".join([scenario.key, *files]).encode()).hexdigest()[:32]
 
 
 @cache
 def code_digest(place: str) -> str:
-    """Of everything that a run depends on: the package's sources and tables, and the module of the kind."""
+    """Return a digest of everything that a run depends on: the package's sources and tables, and the kind's module."""
     files = {
         path
         for path in PACKAGE.rglob("*")
-        if path.is_file() and path.suffix not in COMPILED and not ASIDE & set(path.relative_to(PACKAGE).parts)
+        if path.is_file() and path.suffix not in COMPILED and not IGNORED & set(path.relative_to(PACKAGE).parts)
     }
     spec = find_spec(place.partition(":")[0])
     if spec is not None and spec.origin is not None:

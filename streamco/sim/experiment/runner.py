@@ -1,7 +1,7 @@
-"""Runs scenarios, wherever there is room: in this process, on all cores, or on a Dask cluster.
+"""Runner of scenarios: in this process, on all cores, or on a Dask cluster.
 
-Each outcome goes to the ledger as soon as it is there, and out of memory. A few scenarios more than there is room for are handed out at a
-time, so that thousands of them wait here and not in queues of others. Which one is run where and when changes no figure.
+Each outcome goes to the result store as soon as it is there, and out of memory. Only a few more scenarios than there are slots are handed
+out at a time, so that thousands of them wait here and not in the executor's queues. Where and when a scenario runs changes no metric.
 """
 
 from __future__ import annotations
@@ -31,25 +31,27 @@ from streamco.sim.experiment.scenario import Scenario, run_scenario
 
 __all__ = ["run_sweep"]
 
-AHEAD = 2  # scenarios handed out for each that can run: nobody waits for the next one
-LOOK_EVERY = 0.2  # seconds between two looks at whether Ctrl-C was pressed
-END_WITHIN = 5.0  # seconds for processes that were ended
+AHEAD = 2  # scenarios handed out for each slot, so that no slot waits for the next one
+LOOK_EVERY = 0.2  # seconds between two checks of Ctrl-C
+END_WITHIN = 5.0  # maximum seconds that terminated processes are waited for
 
 
 def run_sweep(
     scenarios: Sequence[Scenario], store: ResultStore, *, jobs: int, dask: str | None = None, progress: Callable[[int, int], None]
 ) -> None:
-    """Run what the ledger hasn't got.
+    """Run the scenarios that the store doesn't have.
 
     Args:
-        jobs: processes; 1: this one.
-        dask: address of a cluster's scheduler, which runs them instead.
-        progress: is told how many are finished, and how many there are.
+        scenarios: all scenarios of the sweep.
+        store: gets the outcomes.
+        jobs: number of processes; 1: this process.
+        dask: address of a cluster's scheduler, which runs them instead; None: no cluster.
+        progress: called with the numbers of finished and of all scenarios.
 
     Raises:
-        StreamcoError: a scenario can't be run, or a process died. What was finished before is in the ledger.
+        StreamcoError: a scenario can't be run, or a process died. The store has what was finished before.
     """
-    named = {name_of(scenario): scenario for scenario in scenarios}  # the same content is run once
+    named = {name_of(scenario): scenario for scenario in scenarios}  # equal scenarios are run once
     left = {name: scenario for name, scenario in named.items() if name not in store}
     finished = len(named) - len(left)
     progress(finished, len(named))
@@ -61,7 +63,7 @@ def run_sweep(
 
 
 def _outcomes(left: dict[str, Scenario], *, jobs: int, dask: str | None) -> Generator[tuple[str, bytes]]:
-    """(name, outcome as JSON), as they come."""
+    """Yield (key, outcome as JSON) in the order of finishing."""
     if not left:
         return
     if dask is None and min(jobs, len(left)) == 1:
@@ -81,7 +83,7 @@ def _outcomes(left: dict[str, Scenario], *, jobs: int, dask: str | None) -> Gene
 def _hand_out(left: dict[str, Scenario], executor: Executor, slots: int, pressed: list[int]) -> Iterator[tuple[str, bytes]]:
     waiting = iter(left.items())
     running: dict[Future[bytes], str] = {}
-    done: Queue[Future[bytes]] = Queue()  # a SimpleQueue that hears a signal as its time is up waits for ever
+    done: Queue[Future[bytes]] = Queue()  # a SimpleQueue that gets a signal at its timeout waits for ever
     while True:
         for name, scenario in islice(waiting, AHEAD * slots - len(running)):
             with _masking_ctrl_c():
@@ -98,7 +100,7 @@ def _hand_out(left: dict[str, Scenario], executor: Executor, slots: int, pressed
 
 
 def _finished(done: Queue[Future[bytes]]) -> Iterator[Future[bytes]]:
-    """Those that are there; a moment is waited for the first."""
+    """Yield the futures that are done; wait at most ``LOOK_EVERY`` for the first."""
     with suppress(Empty):
         yield done.get(timeout=LOOK_EVERY)
         while True:
@@ -106,7 +108,7 @@ def _finished(done: Queue[Future[bytes]]) -> Iterator[Future[bytes]]:
 
 
 def _check_processes(executor: Executor) -> None:
-    """Raise where one is gone: the pool itself doesn't see it that waits for the rest of what that one said."""
+    """Raise if a process has died. The pool doesn't notice it while it waits for the rest of that process's message."""
     processes = getattr(executor, "_processes", None) or {}
     for process in list(processes.values()):
         if process.exitcode:
@@ -114,7 +116,7 @@ def _check_processes(executor: Executor) -> None:
 
 
 def _run(scenario: Scenario) -> bytes:
-    """Return the outcome as JSON; errors say which point they are of."""
+    """Return the outcome as JSON; errors name their point."""
     where = ", ".join([*(f"{name} {value}" for name, value in scenario.point.items()), f"seed {scenario.seed}"])
     try:
         return msgspec.json.encode(run_scenario(scenario))
@@ -129,7 +131,7 @@ def _run(scenario: Scenario) -> bytes:
 def _processes(jobs: int) -> Iterator[tuple[Executor, int, list[int]]]:
     with _catching_ctrl_c() as pressed:
         with _masking_ctrl_c():
-            resource_tracker.ensure_running()  # it would unblock Ctrl-C where a worker is to begin without
+            resource_tracker.ensure_running()  # started now, because a later start would unblock Ctrl-C for the workers
         others = set(active_children())
         executor = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_begin_worker)
         is_finished = False
@@ -139,7 +141,7 @@ def _processes(jobs: int) -> Iterator[tuple[Executor, int, list[int]]]:
         finally:
             if not is_finished:
                 _end_workers(executor, set(active_children()) - others)
-            # Its own thread must be over before the interpreter ends.
+            # The executor's own thread must end before the interpreter does.
             ending = Thread(target=partial(executor.shutdown, wait=True, cancel_futures=True), daemon=True)
             ending.start()
             until = math.inf if is_finished else time.monotonic() + END_WITHIN
@@ -148,9 +150,10 @@ def _processes(jobs: int) -> Iterator[tuple[Executor, int, list[int]]]:
 
 
 def _end_workers(executor: ProcessPoolExecutor, workers: Iterable[BaseProcess]) -> None:
-    """Nobody wants what they are at.
+    """Terminate the workers, because their results are not needed.
 
-    Where one is in the middle of a message the pool waits for the rest, as long as anybody could write it: so could this process.
+    If a worker is in the middle of a message, the pool waits for the rest as long as any process could write it. This process holds the
+    writing end, too, so it closes it.
     """
     for process in workers:
         process.terminate()
@@ -161,7 +164,7 @@ def _end_workers(executor: ProcessPoolExecutor, workers: Iterable[BaseProcess]) 
 
 @contextmanager
 def _catching_ctrl_c() -> Iterator[list[int]]:
-    """Notes that it was pressed, for whoever looks there, and raises at the end: pools don't bear an exception just anywhere."""
+    """Record Ctrl-C in the yielded list, and raise at the end, because a pool breaks if the exception is raised in its code."""
     pressed: list[int] = []
     if current_thread() is not main_thread() or signal.getsignal(signal.SIGINT) in {signal.SIG_IGN, None}:
         yield pressed
@@ -177,7 +180,7 @@ def _catching_ctrl_c() -> Iterator[list[int]]:
 
 @contextmanager
 def _masking_ctrl_c() -> Iterator[None]:
-    """A process that is started in the block inherits this: Ctrl-C waits until it knows what to do about it."""
+    """Block Ctrl-C. A process that is started in the block inherits this, and unblocks it when it has set its handler."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -189,7 +192,7 @@ def _masking_ctrl_c() -> Iterator[None]:
 
 
 def _begin_worker() -> None:
-    """Ctrl-C is the parent's business, which ends its workers; one that died by itself would look like a crash to it."""
+    """Ignore Ctrl-C in a worker: the parent ends its workers, and would take one that ended by itself for a crash."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -198,7 +201,7 @@ def _begin_worker() -> None:
 
 
 def _end_with(sentinel: int) -> None:
-    """A worker whose parent was ended without a word goes, too."""
+    """End this worker when its parent has died."""
     connection.wait([sentinel])
     os._exit(1)
 

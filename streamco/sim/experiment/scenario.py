@@ -1,8 +1,8 @@
-"""One point of an experiment, as plain data, and the kinds of worlds that can run it.
+"""Scenarios, which are the points of an experiment as plain data, and the kinds of simulation that run them.
 
-A kind (``Kind``) brings the shape of its options, the names of its figures and a function that runs them in virtual time. It is found by
-its name (``KINDS``) and loaded when it is needed, so that reading an experiment or asking for help loads no simulator. A scenario crosses
-process and machine borders as data, and everything it says comes back the same for the same data.
+A kind (``Kind``) has the shape of its options, the names of its metrics and a function that runs them in virtual time. It is found by its
+name (``KINDS``) and loaded when it is needed, so that reading an experiment or asking for help loads no simulator. A scenario is sent to
+other processes and machines as data, and equal data gives an equal outcome.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KINDS = {
     "race": "streamco.sim.race.kind:KIND",
     "speculate": "streamco.sim.fleet.kind:KIND",
 }
-"""Where each kind is: module and attribute."""
+"""Module and attribute of each kind, by name."""
 
 
 class Scenario(Struct, frozen=True, kw_only=True):
@@ -36,12 +36,12 @@ class Scenario(Struct, frozen=True, kw_only=True):
 
     Args:
         kind: name of the kind.
-        kind_location: where the kind is, as in ``KINDS``.
-        seed: of all dice.
-        requests: rows of single requests are wanted.
-        world, workload, policy: the kind's options as the file has them, the sweep's values put in.
-        point: what the sweep set for this scenario, by the setting's path or the name of the cases, as people read it.
-        folder: that relative paths are relative to.
+        kind_location: module and attribute of the kind, as in ``KINDS``.
+        seed: seed of all random draws.
+        requests: True if the outcome has rows of single requests.
+        world, workload, policy: the kind's options as in the file, with the sweep's values.
+        point: labels that the sweep set for this scenario, by the setting's path or the name of the cases.
+        folder: folder that relative paths are relative to.
     """
 
     kind: str
@@ -56,26 +56,26 @@ class Scenario(Struct, frozen=True, kw_only=True):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the kind's options are made of."""
+        """The three parts of the kind's options."""
         return {"world": self.world, "workload": self.workload, "policy": self.policy}
 
     @property
     def key(self) -> str:
-        """A name for the content: the same for the same run, wherever the file lies and whatever its cases are called."""
+        """Digest of the content: equal for equal runs, whatever the file's folder and the names of its cases."""
         content = (self.kind, self.seed, self.requests, self.settings)
         return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()[:32]
 
     def locate(self, path: str) -> Path:
-        """Return a file that an option names: ``~`` and ``$VARIABLES`` are replaced, relative ones lie beside the experiment."""
+        """Return the path of a file that an option names: ``~`` and ``$VARIABLES`` are replaced, and relative paths begin at ``folder``."""
         return Path(self.folder) / Path(os.path.expandvars(path)).expanduser()
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """What came out.
+    """Outcome of a scenario.
 
     Args:
-        system: figures of the whole, by name; those that nothing was measured of are missing.
-        requests: rows, by number, where the scenario wants them.
+        system: metrics over all requests, by name; those of which nothing was measured are missing.
+        requests: rows in the order of their numbers, if the scenario asks for them.
     """
 
     system: dict[str, float]
@@ -83,12 +83,12 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 
 class Named(NamedTuple):
-    """Something that options name: a file, hardware, a packaged table.
+    """A thing that options name: a file, hardware, a packaged table.
 
     Args:
-        location: of the setting that names it.
-        name: the same wherever the same is meant.
-        find: looks it up, and raises a ``ConfigError`` where it isn't there or is of no use.
+        location: location of the setting that names it.
+        name: equal names mean equal things.
+        find: looks it up, and raises a ``ConfigError`` if it is missing or can't be used.
     """
 
     location: Location
@@ -97,52 +97,53 @@ class Named(NamedTuple):
 
 
 class Kind(Protocol):
-    """A kind of world."""
+    """A kind of simulation."""
 
     @property
     def options(self) -> type[Struct]:
-        """A Struct of three fields, ``world``, ``workload`` and ``policy``, each a Struct; unknown fields forbidden all the way down."""
+        """Struct type of the options. Its fields are ``world``, ``workload`` and ``policy``, Structs that forbid unknown fields."""
         ...
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
-        """What ``run`` returns beyond ``STANDARD``, and how it is called; may rename standard ones."""
+        """Metrics that ``run`` returns besides ``STANDARD``, with their texts; it may rename standard ones."""
         ...
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Figures that the table shows, the most important first: it is also what a plot shows that wasn't told."""
+        """Metrics of the table, the most important first, which is also the default metric of a plot."""
         ...
 
     def describe(self, options: Any) -> str:
-        """Return a line for people who haven't seen the file: what was simulated, how much of it."""
+        """Return a line for people without the file: what was simulated, and how much of it."""
         ...
 
     def names(self, options: Any, scenario: Scenario) -> Iterable[Named]:
-        """Return what the options name and can't check by themselves; it is looked up once before anything is run."""
+        """Return the things that the options name and can't check themselves; each is looked up once before any run."""
         ...
 
     def run(self, options: Any, scenario: Scenario, sink: Sink) -> Mapping[str, float]:
-        """Run it in virtual time: every request that ends is given to ``sink``.
+        """Run the options in virtual time; every request that ends is given to ``sink``.
 
         Args:
             options: an instance of ``self.options``.
-            scenario: for its seed and the place of files; what it says is in ``options`` already.
+            scenario: gives the seed and locates files; its settings are in ``options`` already.
+            sink: called with the row of each request.
 
         Returns:
-            figures that the sink can't know; one with a standard name replaces the sink's.
+            Metrics that the sink can't compute; one with a standard name replaces the sink's.
 
         Raises:
-            ConfigError: the options contradict themselves, or name what isn't there.
+            ConfigError: the options contradict themselves, or name a missing thing.
         """
         ...
 
 
 def kind_location(name: str) -> str:
-    """Where the kind of that name is.
+    """Return module and attribute of the kind of that name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such kind.
     """
     if name not in KINDS:
         near = get_close_matches(name, KINDS, n=1)
@@ -151,10 +152,10 @@ def kind_location(name: str) -> str:
 
 
 def load_kind(location: str) -> Kind:
-    """Return the kind at a place, ``module:NAME``.
+    """Return the kind at ``module:NAME``.
 
     Raises:
-        ConfigError: it needs a package that isn't installed.
+        ConfigError: the kind needs a package that isn't installed.
     """
     module, _, attribute = location.partition(":")
     try:
@@ -167,15 +168,15 @@ def load_kind(location: str) -> Kind:
 
 
 def metrics_of(kind: Kind) -> dict[str, Metric]:
-    """Return all figures that a scenario of this kind may have, by name."""
+    """Return all metrics that a scenario of this kind may have, by name."""
     return {**STANDARD, **kind.metrics}
 
 
 def run_scenario(scenario: Scenario) -> Outcome:
-    """Run one scenario here and now; the same scenario gives the same outcome.
+    """Run one scenario in this process; equal scenarios give equal outcomes.
 
     Raises:
-        ConfigError: the options contradict themselves, or name what isn't there.
+        ConfigError: the options contradict themselves, or name a missing thing.
     """
     kind = load_kind(scenario.kind_location)
     sink = Sink(keeps=scenario.requests)
@@ -183,10 +184,10 @@ def run_scenario(scenario: Scenario) -> Outcome:
         options = msgspec.convert(scenario.settings, kind.options)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{scenario.kind}: {error}") from error
-    told = kind.run(options, scenario, sink)
+    own = kind.run(options, scenario, sink)
     known = metrics_of(kind)
-    if unknown := sorted(set(told) - set(known)):
-        raise AssertionError(f"{scenario.kind_location}: expected figures that it has declared, got {', '.join(unknown)} too")
-    system = {**sink.metrics(), **{name: round_metric(value) for name, value in told.items()}}
+    if unknown := sorted(set(own) - set(known)):
+        raise AssertionError(f"{scenario.kind_location}: expected metrics that it has declared, got {', '.join(unknown)} too")
+    system = {**sink.metrics(), **{name: round_metric(value) for name, value in own.items()}}
     rows: list[RequestRow] = sorted(sink.rows, key=lambda row: row.number)
     return Outcome(system={name: system[name] for name in known if name in system}, requests=rows)

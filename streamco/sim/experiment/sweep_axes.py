@@ -1,4 +1,4 @@
-"""What an experiment varies: each axis is a setting with a list of values, or has cases with names that change several settings at once."""
+"""Axes of a sweep: each is a setting with a list of values, or a list of named cases that change several settings at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from streamco.sim.experiment.yaml_document import Document, Location
 __all__ = ["PARTS", "Axis", "Label", "Value", "change", "dotted", "label_of", "read_axes"]
 
 PARTS = ("world", "workload", "policy")
-"""Of an experiment's settings: a path begins with one of them."""
+"""Parts of an experiment's settings; a path begins with one of them."""
 
 Label = str | float | int | bool
 
@@ -23,9 +23,9 @@ class Value(Struct, frozen=True):
     """One value of an axis.
 
     Args:
-        label: what people call it.
-        settings: values by path.
-        locations: where in the file each of them is, by path.
+        label: text or number for people.
+        settings: values of settings, by path.
+        locations: location of each value in the file, by path.
     """
 
     label: Label
@@ -34,14 +34,14 @@ class Value(Struct, frozen=True):
 
 
 class Axis(Struct, frozen=True):
-    """Something that is varied; ``name`` is a path, or what its cases are about."""
+    """One axis of a sweep; ``name`` is a setting's path, or the name of its cases."""
 
     name: str
     values: tuple[Value, ...]
 
     @property
     def is_numeric(self) -> bool:
-        """All values are numbers."""
+        """True if all values are numbers."""
         return all(isinstance(value.label, int | float) and not isinstance(value.label, bool) for value in self.values)
 
 
@@ -49,16 +49,16 @@ def read_axes(document: Document, sweep: Mapping[str, Any]) -> tuple[Axis, ...]:
     """Return the axes of a file's ``sweep``.
 
     Raises:
-        ConfigError: a path that doesn't begin with a part, values that are none, the same value twice.
+        ConfigError: a path doesn't begin with a part, there are no values, or a value is there twice.
     """
     return tuple(_axis(document, name, values) for name, values in sweep.items())
 
 
 def change(settings: Mapping[str, Any], value: Value, document: Document) -> dict[str, Any]:
-    """Return a copy of an experiment's settings with those of a value; what isn't on the way to them is shared.
+    """Return a copy of an experiment's settings with a value's settings put in; unchanged parts are shared.
 
     Raises:
-        ConfigError: a path leads through something that has no settings.
+        ConfigError: a path leads through a value that has no settings.
     """
     changed: Any = settings
     for location, setting in value.settings.items():
@@ -71,12 +71,12 @@ def change(settings: Mapping[str, Any], value: Value, document: Document) -> dic
 
 
 def label_of(value: Any) -> Label:
-    """Return what people call a value: itself, or its JSON."""
+    """Return the label of a value: itself, or its JSON."""
     return value if isinstance(value, str | float | int) else msgspec.json.encode(value).decode()
 
 
 def dotted(location: Location) -> str:
-    """Return a place as people write it."""
+    """Return a location as people write it, with dots."""
     return ".".join(str(part) for part in location)
 
 
@@ -110,7 +110,7 @@ def _path(document: Document, text: str, written: Location) -> Location:
 
 
 def _with(data: Any, location: Location, value: Any) -> Any:
-    """Return a copy of nested mappings and lists in which one place has another value; mappings that aren't there are made."""
+    """Return a copy of nested mappings and lists with another value at one location; missing mappings are made."""
     if not location:
         return value
     name, rest = location[0], location[1:]

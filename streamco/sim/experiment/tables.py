@@ -1,6 +1,6 @@
-"""What a person and a program get of an experiment: a table of its points, and a file with everything that came out.
+"""Outputs of an experiment: a table of its points for people, and a file with all outcomes for programs.
 
-The file's bytes follow from the experiment and its seeds alone: no time of day, no duration, no order of finishing.
+The file's bytes follow from the experiment and its seeds alone: they have no time of day, no duration and no order of finishing.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = [
 ]
 
 MAX_WIDTH, MAX_LABEL_WIDTH = 14, 30  # characters of a column's head, and of a label in it
-MISSING = "-"  # instead of a figure that nothing was measured of
+MISSING = "-"  # instead of a metric of which nothing was measured
 
 UNITS = {"ms": "ms", "mbps": "Mbit/s", "per_s": "1/s", "tokens_per_s": "tokens/s", "s": "s"}
-"""Endings of settings' names, and what they mean."""
+"""Units by the endings of settings' names."""
 
 WORDS = {
     "rtt_ms": "round trip of the link (ms)",
@@ -49,11 +49,11 @@ WORDS = {
     "poisson_per_s": "requests that arrive (1/s)",
     "budget": "budget (share)",
 }
-"""Settings that have better names than their own."""
+"""Texts of settings, by name."""
 
 
 class Spread(Struct, frozen=True):
-    """A figure over the repeats of a point."""
+    """A metric over the repeats of a point: mean, smallest and largest value."""
 
     mean: float
     low: float
@@ -61,14 +61,14 @@ class Spread(Struct, frozen=True):
 
 
 class Point(Struct, frozen=True):
-    """A point of the sweep: its value on every axis, and its figures; those that no repeat has are missing."""
+    """A point of the sweep: its label on every axis, and its metrics; those that no repeat has are missing."""
 
     labels: dict[str, Label]
     metrics: dict[str, Spread]
 
 
 class Table(Struct, frozen=True):
-    """What is told of the points; ``labels`` columns say which point, the others are figures."""
+    """A table of points; the first ``labels`` columns name the point, and the others are metrics."""
 
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -76,7 +76,7 @@ class Table(Struct, frozen=True):
 
 
 def summarise(experiment: Experiment, store: ResultStore) -> list[Point]:
-    """Return every point of a finished experiment, repeats put together."""
+    """Return every point of a finished experiment, with its repeats merged."""
     repeats = experiment.file.repeats
     points = []
     for begin in range(0, len(experiment.scenarios), repeats):
@@ -89,7 +89,7 @@ def summarise(experiment: Experiment, store: ResultStore) -> list[Point]:
 
 
 def write_results(path: Path, experiment: Experiment, store: ResultStore) -> None:
-    """Write everything that came out as JSON, a scenario a line; the file is there whole or not at all."""
+    """Write all outcomes as JSON, a scenario a line. The file is replaced at the end, so it is never there in part."""
     part = path.with_name(f"{path.name}.part")
     with part.open("wb") as file:
         file.writelines(_lines(experiment, store))
@@ -97,7 +97,7 @@ def write_results(path: Path, experiment: Experiment, store: ResultStore) -> Non
 
 
 def table_of(experiment: Experiment, points: Sequence[Point]) -> Table:
-    """Return the table of the experiment's columns; means where there are repeats."""
+    """Return the table of the experiment's columns; repeats are shown as their mean."""
     known = metrics_of(experiment.kind)
     names = [name for name in experiment.columns if any(name in point.metrics for point in points)]
     heads, columns = [], []
@@ -113,10 +113,11 @@ def table_of(experiment: Experiment, points: Sequence[Point]) -> Table:
 
 
 def format_table(table: Table, max_width: int | None = None) -> str:
-    """Return a table as text: heads and labels in as many lines as they need, numbers to the right.
+    """Return a table as text: heads and labels take as many lines as they need, and numbers are aligned to the right.
 
     Args:
-        max_width: characters of a line; the last figures are left out where there are fewer than it takes. None: any number.
+        table: the table.
+        max_width: maximum characters of a line; if the table is wider, its last metrics are left out. None: any number.
     """
     columns = [
         _Column(head, cells, index < table.labels) for index, (head, *cells) in enumerate(zip(table.heads, *table.rows, strict=True))
@@ -130,7 +131,7 @@ def format_table(table: Table, max_width: int | None = None) -> str:
 
 
 class _Column:
-    """Lines of each cell, and how wide they are."""
+    """The lines of each cell of a column, and their width."""
 
     def __init__(self, head: str, cells: Sequence[str], is_label: bool) -> None:
         self.is_number = all(_is_number(cell) for cell in cells)
@@ -140,7 +141,7 @@ class _Column:
 
 
 def _block(cells: Sequence[list[str]], columns: Sequence[_Column], *, is_head: bool) -> list[str]:
-    """Return the lines of a row: a head stands on its last line, a row on its first."""
+    """Return the lines of a row: heads are aligned at the bottom, cells at the top."""
     depth = max(map(len, cells))
     padded = [[*[""] * (depth - len(cell)), *cell] if is_head else [*cell, *[""] * (depth - len(cell))] for cell in cells]
     return [
@@ -152,7 +153,7 @@ def _block(cells: Sequence[list[str]], columns: Sequence[_Column], *, is_head: b
 
 
 def name_of_path(path: str) -> str:
-    """Return a setting's path as people read it: ``world.link.rtt_ms`` is "round trip of the link (ms)"."""
+    """Return the text of a setting's path: ``world.link.rtt_ms`` is "round trip of the link (ms)"."""
     name = path.rpartition(".")[2]
     if name in WORDS:
         return WORDS[name]
@@ -163,14 +164,14 @@ def name_of_path(path: str) -> str:
 
 
 def scale_of(metric: Metric, values: Sequence[float]) -> tuple[str, float]:
-    """Return the unit to tell such values in, and what to multiply them with: seconds below one are told in milliseconds."""
+    """Return the unit of such values, and the factor to multiply them with: seconds below 1 become milliseconds."""
     if metric.unit == "s" and values and 0.0 < max(values) < 1.0:
         return "ms", 1e3
     return metric.unit, 1.0
 
 
 def format_number(value: float) -> str:
-    """Three significant digits, and no fewer than there are in front of the point."""
+    """Format a number with three significant digits, and with all digits before the decimal point."""
     return f"{value:.0f}" if abs(float(f"{value:.3g}")) >= 100 else f"{value:#.3g}"
 
 

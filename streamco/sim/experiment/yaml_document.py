@@ -1,4 +1,4 @@
-"""A YAML file that knows in which line each of its values is, so that an error can say so."""
+"""YAML documents that keep the line of each value, so that errors can name it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ __all__ = ["Document", "Location", "read_document"]
 MAX_CHARACTERS = 4 << 20  # an experiment of a thousand cases has some hundred kB
 
 Location = tuple[str | int, ...]
-"""Keys and indices that lead to a value."""
+"""Keys and indices that lead to a value of a document."""
 
 
 class Document:
-    """What a file holds.
+    """Contents of a YAML file.
 
     Args:
-        path: of the file, as it was given.
-        data: its value.
-        lines: where each value begins, by place; from 1.
+        path: path of the file, as it was given.
+        data: value of the file.
+        lines: number of the line where each value begins, from 1, by location.
 
     Attributes:
-        path, data: see above.
+        path, data: see the arguments.
     """
 
     def __init__(self, path: Path, data: Any, lines: Mapping[Location, int]) -> None:
@@ -35,10 +35,11 @@ class Document:
         self._lines = lines
 
     def where(self, location: Location, name: Location | None = None) -> str:
-        """Where a value is or would be, for the beginning of an error: ``file, line 7: world.link.rtt_ms``.
+        """Return the beginning of an error about a value that is or would be there: ``file, line 7: world.link.rtt_ms``.
 
         Args:
-            name: what to call it, if not by its place.
+            location: location of the value.
+            name: name of the value in the error; None: its location.
         """
         known = next(location[:size] for size in range(len(location), -1, -1) if location[:size] in self._lines)
         called = ".".join(str(part) for part in (location if name is None else name))
@@ -46,13 +47,13 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """Read a file.
+    """Read a YAML file.
 
     Raises:
-        ConfigError: it can't be read, is no YAML, has a key twice, or PyYAML is missing.
+        ConfigError: the file can't be read, is no YAML, or has a key twice, or PyYAML is missing.
     """
     try:
-        yaml: Any = import_module("yaml")  # has no types of its own
+        yaml: Any = import_module("yaml")  # it has no type hints
     except ModuleNotFoundError as error:
         raise ConfigError("simulate: expected the package PyYAML, got none: pip install 'streamco[sim]'") from error
     try:
@@ -79,7 +80,7 @@ def read_document(path: Path) -> Document:
 
 
 def _lines_of(node: Any, location: Location, path: Path) -> Iterator[tuple[Location, int]]:
-    """Line by place. A key that is there twice would lose its first value without a word."""
+    """Yield (location, line) of each value. A key that is there twice is an error, because YAML would drop its first value silently."""
     yield location, node.start_mark.line + 1
     if node.id == "sequence":
         for index, child in enumerate(node.value):

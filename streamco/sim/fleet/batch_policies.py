@@ -1,13 +1,13 @@
-"""Batches as other systems form them, to compare with those of ``batching`` (DSD sections 3.4 and 5.3), and every policy by its name.
+"""Batch policies of other systems, to compare with those of ``policies.batching`` (DSD sections 3.4 and 5.3), and all policies by name.
 
 DSD's batching policies have a batch size and a batching window, and "can optionally enable advanced strategies like continuous batching or
-chunked prefills". ``Windowed`` is the first; ``LengthAware`` is what DSD compares FIFO with. ``Continuous`` is scheduling by iterations
-(Orca, Yu et al., OSDI 2022): whatever waits when a step ends goes along in the next, and nobody waits for a batch to fill or to finish.
-``ChunkedPrefill`` is Sarathi's (Agrawal et al., 2023): long prompts are cut so that others need not wait for all of one.
+chunked prefills". ``Windowed`` is the first, and DSD compares FIFO with ``LengthAware``. ``Continuous`` is scheduling by iterations (Orca,
+Yu et al., OSDI 2022): all requests that wait when a step ends join the next one, and none waits for a batch to fill or to finish.
+``ChunkedPrefill`` is Sarathi's (Agrawal et al., 2023): long prompts are cut, so that other requests need not wait for a whole prompt.
 
-Both mix prompts with decoding in one batch. Here a prefill and a verification never share one (Synera 4.5), so continuous means all that
-waits of the kind whose turn it is, and chunked that verifications go between two chunks. A verification is read as ``batching`` says: at
-most 32 tokens a batch, what is judged in one piece. Devices are not told apart: the order is that of arrival.
+The papers mix prompts with decoding in one batch. Here a prefill and a verification never share a batch (Synera 4.5). So "continuous" means
+all waiting requests of the kind that is next, and "chunked" means that verifications go between two chunks. A verification is read as
+``policies.batching`` says: at most 32 tokens a batch, and the draft in one piece. All devices are equal: the order is that of arrival.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ __all__ = ["BATCHING", "ChunkedPrefill", "Continuous", "LengthAware", "Windowed"
 
 
 class LengthAware(Struct, frozen=True, kw_only=True):
-    """The head of the line, and others of its kind whose lengths closely match its (DSD 5.3, LAB); so little is padded.
+    """Batches the head of the queue with requests of its kind and of about its length, so that little is padded (DSD 5.3, LAB).
 
     Args:
-        tolerance: how much longer or shorter than the head another may be, as a share of the head's length.
-        requests: most in a batch.
-        batch_tokens: most an engine reads at once. Of prompts, the head alone is cut to it; others go whole or wait.
-        measure: what a length is. The paper doesn't say: ``tokens``, those to be read, which are what a batch is padded in; or
-            ``sequence``, with those in the cache.
+        tolerance: how much longer or shorter than the head another request may be, as a share of the head's length.
+        requests: maximum number of requests in a batch.
+        batch_tokens: maximum tokens that an engine reads at once. Only the head's prompt is cut to it; other prompts go whole or wait.
+        measure: how a length is measured, which the paper doesn't say. ``tokens``: tokens to be read, in which a batch is padded;
+            ``sequence``: with the tokens in the cache.
     """
 
     tolerance: float = 0.25
@@ -57,7 +57,7 @@ class LengthAware(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"length-aware: expected tolerance >= 0 and requests >= 1, got {self.tolerance} and {self.requests}")
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
-        """Return the head, and who is like it, in the order of arrival."""
+        """Return the head and the requests of about its length, in the order of arrival."""
         if not waiting:
             return None
         head = waiting[0]
@@ -71,28 +71,28 @@ class LengthAware(Struct, frozen=True, kw_only=True):
 
 
 class Continuous(Struct, frozen=True, kw_only=True):
-    """All that waits of the head's kind, prompts whole (Orca).
+    """Batches all waiting requests of the head's kind, prompts whole (Orca).
 
     Args:
-        batch_tokens: most an engine reads at once; a prompt that is longer is read in so many at a time, and everybody waits for it.
+        batch_tokens: maximum tokens that an engine reads at once. A longer prompt is read in pieces of it, and all others wait.
     """
 
-    batch_tokens: int = 2048  # vLLM's least, where prompts are not cut
+    batch_tokens: int = 2048  # vLLM's minimum if prompts are not cut
 
     def __post_init__(self) -> None:
         _check_tokens("batch_tokens", self.batch_tokens)
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
-        """Who waits longest, and all of its kind there is room for."""
+        """Return the request that has waited longest, and all of its kind that fit."""
         return _group(_of_kind(waiting, waiting[0].kind), self.batch_tokens, state) if waiting else None
 
 
 class ChunkedPrefill(Struct, frozen=True, kw_only=True):
-    """Prompts in chunks, and all verifications between two of them (Sarathi).
+    """Reads prompts in chunks, and all verifications between two chunks (Sarathi).
 
     Args:
-        chunk: tokens of prompts in a batch; what the first one leaves is the next one's.
-        batch_tokens: most an engine reads at once.
+        chunk: tokens of prompts in a batch; the next prompt gets what the first one leaves.
+        batch_tokens: maximum tokens that an engine reads at once.
     """
 
     chunk: int = 256  # as in Sarathi's experiments
@@ -104,7 +104,7 @@ class ChunkedPrefill(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"batch_tokens: expected at least {self.chunk}, a chunk, got {self.batch_tokens}")
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
-        """Verifications after a chunk, a chunk after verifications."""
+        """Return verifications after a chunk, and a chunk after verifications."""
         prefills, verifications = _of_kind(waiting, "prefill"), _of_kind(waiting, "verify")
         if verifications and (not prefills or state.verified == 0):
             return FirstCome(batch_tokens=self.batch_tokens).choose(verifications, state)
@@ -112,15 +112,15 @@ class ChunkedPrefill(Struct, frozen=True, kw_only=True):
 
 
 class Windowed(Struct, frozen=True, kw_only=True):
-    """The order of arrival in batches of a size, each kind in a line of its own (DSD 3.4, batch size and batching window).
+    """Forms batches of a fixed size in the order of arrival, each kind in a queue of its own (DSD 3.4, batch size and batching window).
 
-    A line is ready when it is long enough for a batch or its head has waited as long as the window; of two that are, the one whose head has
-    waited longer goes. A request that was begun keeps its place.
+    A queue is ready when it fills a batch or its head has waited as long as the window. If both are ready, the one with the
+    head that has waited longer goes first. A request that was begun keeps its position.
 
     Args:
-        requests: in a batch.
-        window: seconds that the first of a batch waits for others at most; 0: batches have a size and nobody waits.
-        batch_tokens: most an engine reads at once.
+        requests: number of requests in a batch.
+        window: maximum seconds that the first request of a batch waits for others; 0: batches have a size, and none waits.
+        batch_tokens: maximum tokens that an engine reads at once.
     """
 
     requests: int = 8
@@ -133,18 +133,18 @@ class Windowed(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"windowed: expected requests >= 1 and window >= 0 seconds, got {self.requests} and {self.window}")
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
-        """Return the line that is ready; None: none is, see ``ready_at``."""
+        """Return a batch of the queue that is ready; None: none is, see ``ready_at``."""
         ready = [line for line in _lines(waiting) if self._ready_at(line) <= state.now]
         if not ready:
             return None
         return FirstCome(batch_tokens=self.batch_tokens).choose(min(ready, key=_since)[: self.requests], state)
 
     def ready_at(self, waiting: Sequence[Waiting], state: BatchContext) -> float | None:
-        """When the first line is ready."""
+        """Return the time at which the first queue is ready."""
         return min(map(self._ready_at, _lines(waiting)), default=None)
 
     def _ready_at(self, line: Sequence[Waiting]) -> float:
-        """When the last of a full batch came; else when the head has waited long enough."""
+        """Return when the last request of a full batch came, or when the head will have waited long enough."""
         full = line[self.requests - 1].since if len(line) >= self.requests else float("inf")
         return min(full, line[0].since + self.window)
 
@@ -158,17 +158,18 @@ BATCHING: Mapping[str, type[FirstCome | Windowed | LengthAware | Continuous | Ch
     "algorithm-1": StrictPrefill,
     "alternating": Alternating,
 }
-"""By name."""
+"""Batch policies by name."""
 
 
 def batch_policy(name: str, **options: object) -> BatchPolicy:
     """Return a policy by its name.
 
     Args:
+        name: a key of ``BATCHING``.
         options: fields of its class.
 
     Raises:
-        ConfigError: there is no policy of that name, or it has no such field, or the value doesn't fit.
+        ConfigError: there is no policy of that name, it has no such field, or a value doesn't fit.
     """
     if name not in BATCHING:
         raise ConfigError(f"batching: expected one of {', '.join(BATCHING)}, got {name!r}")
@@ -183,7 +184,7 @@ def batch_policy(name: str, **options: object) -> BatchPolicy:
 
 
 def padded_tokens(portions: Iterable[Portion]) -> int:
-    """Return what a batch costs where all its sequences are made as long as the longest: so many tokens are computed (DSD 5.3)."""
+    """Return the tokens that are computed if all sequences of a batch are padded to the longest (DSD 5.3)."""
     lengths = [portion.tokens for portion in portions]
     return len(lengths) * max(lengths, default=0)
 
@@ -201,7 +202,7 @@ def _since(line: Sequence[Waiting]) -> float:
 
 
 def _group(alike: Sequence[Waiting], free_tokens: int, state: BatchContext) -> Batch | None:
-    """Of one kind: verifications as they come, prompts whole; only the first prompt is cut, if it is longer than there is room."""
+    """Return a batch of requests of one kind. Prompts go whole, except the first one, which is cut to ``free_tokens``."""
     if alike[0].kind == "verify":
         return FirstCome(batch_tokens=free_tokens).choose(alike, state)
     portions = [Portion(alike[0].session, min(alike[0].tokens, free_tokens))]

@@ -1,4 +1,4 @@
-"""A drafting device in virtual time: one sequence, branches beside it, and steps that take longer the more of them draft."""
+"""Drafting device in virtual time: one sequence, branches beside it, and steps that take longer the more sequences draft."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ __all__ = ["DraftingDevice", "SimulatedDrafts"]
 
 
 class DraftingDevice(Struct, frozen=True, kw_only=True):
-    """What drafts.
+    """Properties of a device that drafts.
 
     Args:
-        model: the draft model; sees the answer's ids.
-        writes: the token that it writes, where that is known without looking at all it may say; None: it isn't.
-        step_times: seconds of a step by the number of sequences that draft in it; of more than are listed, the last.
-        read_time: seconds a token that has to be read first, but for the last, which comes with the step. What a sequence wrote last is
-            read with what comes behind it, as engines do.
+        model: the draft model, which gets the answer's ids.
+        writes: returns the token that it writes, if that is known without the whole distribution; None: it isn't.
+        step_times: seconds of a step by the number of sequences that draft in it; the last is for more sequences, too.
+        read_time: seconds for each token that has to be read first, except the last, which is part of the step. The token that a sequence
+            wrote last is read with those after it, as engines do.
         prompt_time: seconds to read the prompt, before the first token.
-        is_sampled: tokens are drawn from the model; False: its likeliest.
+        is_sampled: True: tokens are drawn from the model; False: the likeliest is taken.
         end_ids: tokens that end a draft.
-        context: tokens of the answer that it has room for; None: any number.
+        context: maximum tokens of the answer; None: any number.
         burst: tokens an event.
-        top: alternatives told with each token.
-        jitter: a step takes up to this share more or less.
+        top: number of alternatives that come with each token.
+        jitter: share by which a step may take more or less time.
         emit_delay: seconds from a token to its event, which comes even if the draft was dropped meanwhile.
-        fails_at: when it fails; None: never.
+        fails_at: seconds at which it fails; None: never.
     """
 
     model: TokenModel
@@ -57,19 +57,21 @@ class _Sequence:
     version: int
     ids: list[int]
     left: int
-    read: int  # of the ids: not those that it was given, nor the last one that it wrote
+    read: int  # ids that are in its cache: neither those that it was given, nor the last one that it wrote
     pending: list[DraftToken] = field(default_factory=list)
 
 
 class SimulatedDrafts:
-    """Implements what a speculator commands of the device. A step that nobody wants any more is broken off, but for the prompt's.
+    """Carries out the speculation machine's commands to the device.
+
+    A step is interrupted when all its sequences were dropped, except the step that reads the prompt.
 
     Args:
-        emit: is told events when they happen.
-        rng: for draws and jitter.
+        emit: called with each event when it happens.
+        rng: random source for draws and jitter.
 
     Attributes:
-        made: tokens written, those of drafts that were dropped included.
+        made: tokens written, including those of dropped drafts.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class SimulatedDrafts:
         self._own = _Sequence(0, [], 0, 0)
         self._branches: dict[int, _Sequence] = {}
         self._is_busy = self._is_scheduled = False
-        self._running: list[_Sequence] = []  # in the present step, where that may be broken off
+        self._running: list[_Sequence] = []  # sequences of the present step, if it may be interrupted
         self._steps = 0
         self._has_failed = False
         self._unread_prompt = device.prompt_time
@@ -92,16 +94,16 @@ class SimulatedDrafts:
 
     @property
     def has_failed(self) -> bool:
-        """The device has failed."""
+        """True after the device has failed."""
         return self._has_failed
 
     @property
     def ids(self) -> list[int]:
-        """Of the device's own sequence."""
+        """Ids of the device's own sequence."""
         return self._own.ids
 
     def run(self, command: DraftTokens | DraftBranch | AdoptBranch | DropDrafts) -> None:
-        """Begin what is asked."""
+        """Start what the command asks for."""
         match command:
             case DraftTokens(version, length, ids, count):
                 if self._own.left:
@@ -118,7 +120,7 @@ class SimulatedDrafts:
             self._stop()
         if not self._is_busy and not self._is_scheduled:
             self._is_scheduled = True
-            call_at(self._env, 0.0, self._step)  # what is asked at one time shares its batches
+            call_at(self._env, 0.0, self._step)  # commands of one time share their batches
 
     def _begin(self, version: int, length: int, ids: tuple[int, ...], count: int) -> _Sequence:
         held = self._own.ids
@@ -126,7 +128,7 @@ class SimulatedDrafts:
             raise AssertionError(
                 f"draft {version}: expected a length of at most {len(held)} and a token to write, got {length} and {count}"
             )
-        read = len(held) if self._own in self._running else self._own.read  # by the time that it begins
+        read = len(held) if self._own in self._running else self._own.read  # read by the time it begins
         return _Sequence(version, [*held[:length], *ids], count, min(length, read))
 
     def _drop(self, version: int) -> None:
@@ -136,7 +138,7 @@ class SimulatedDrafts:
             del self._branches[version]
 
     def _step(self) -> None:
-        """One batch of everything that drafts."""
+        """Start a step of all sequences that draft."""
         self._is_scheduled = False
         active = [sequence for sequence in (self._own, *self._branches.values()) if sequence.left]
         if self._is_busy or self._has_failed or not active:
@@ -152,7 +154,7 @@ class SimulatedDrafts:
 
     def _end_step(self, active: list[_Sequence], number: int) -> None:
         if number != self._steps:
-            return  # it was broken off
+            return  # the step was interrupted
         self._stop()
         for sequence in active:
             if self._is_wanted(sequence) and not self._has_failed:
@@ -160,7 +162,7 @@ class SimulatedDrafts:
         self._step()
 
     def _stop(self) -> None:
-        """The present step is over."""
+        """End or interrupt the present step."""
         self._is_busy, self._running = False, []
         self._steps += 1
 

@@ -1,7 +1,7 @@
-"""Devices that draft for one another's servers: every answer is the live speculator's, in a world that they share.
+"""Fleet of drafting devices that share target servers; a live speculation machine makes every answer.
 
-A device answers one request at a time; others wait for it. What it learns of its pair it keeps. A request goes to the server that the
-routing policy chooses when it begins.
+A device answers one request at a time, and its other requests wait. It keeps what it learns about its pair of models. A request goes to the
+server that the routing policy chooses when the request begins.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ from streamco.sim.workload.workload import SimulatedRequest
 __all__ = ["AnswerOutcome", "Fleet", "DeviceModel", "Execution", "FleetDevice"]
 
 Execution = Literal["distributed", "fused", "auto"]
-"""Always draft; never, the target writes alone; what pays (DSD section 4.4, fused mode as the remote side alone)."""
+"""Generation mode: always drafts; always the remote stream; whichever is faster (DSD section 4.4; its fused mode is the remote stream)."""
 
 
 class DeviceModel(Struct, frozen=True, kw_only=True):
-    """What a device is. Times in seconds.
+    """Speed and energy of a kind of device. Times in seconds.
 
     Args:
-        name: of its kind.
-        step_times: of the draft model for a token on each of 1, 2, ... sequences side by side.
-        seconds_per_token, overhead: to read a prompt of l tokens takes seconds_per_token x l + overhead.
+        name: name of the kind.
+        step_times: time of the draft model's step on 1, 2, ... sequences.
+        seconds_per_token, overhead: reading a prompt of l tokens takes seconds_per_token x l + overhead.
         prompt_joules, token_joules: energy to read a token, and to write one.
     """
 
@@ -74,22 +74,22 @@ class DeviceModel(Struct, frozen=True, kw_only=True):
 
 
 class AnswerOutcome(Struct, kw_only=True):
-    """What became of a request. Times in seconds since the world began.
+    """Outcome of one request. Times in seconds since the simulation began.
 
     Args:
-        request: as it came.
-        device, server: who answered; numbers.
-        began: when the device began with it.
-        first: when its first final token came; None: none did.
-        ended: when its last did.
-        tokens: that the reader got.
-        right: of these and the text's end, those that the target itself would have said; None: all.
-        report: the speculator's; None: the target wrote it alone.
-        windows: tokens of each draft that was judged.
-        traffic: on the link.
-        drafted: tokens the device wrote.
-        joules: that the device took.
-        mode: distributed, fused, or both of them one after the other.
+        request: the request.
+        device, server: numbers of the device and the server that answered it.
+        began: time at which the device began with it.
+        first: time of its first final token; None: there was none.
+        ended: time of its last token.
+        tokens: tokens that were delivered to the reader.
+        right: number of these tokens, the end token included, that the target model would have written itself; None: all.
+        report: the speculation machine's report; None: the answer was a remote stream throughout.
+        windows: tokens of each draft that was verified.
+        traffic: traffic on the link.
+        drafted: tokens that the device wrote.
+        joules: energy that the device used.
+        mode: distributed, fused, or both, one after the other.
         error: why it failed; None: it didn't.
     """
 
@@ -111,16 +111,16 @@ class AnswerOutcome(Struct, kw_only=True):
 
 
 class FleetDevice:
-    """A device of the crowd.
+    """A device of the fleet.
 
     Args:
-        number: of the device.
-        model: what it is.
-        link: its own.
-        pair: what it knows, and learns.
+        number: number of the device.
+        model: its speed and energy.
+        link: its own link.
+        pair: its estimates of the pair of models, which it learns.
 
     Attributes:
-        has_read: tokens with which all prompts begin, and which are in its cache.
+        has_read: tokens in its cache with which all prompts begin.
     """
 
     __slots__ = ("has_read", "is_busy", "link", "model", "number", "pair", "waiting")
@@ -136,7 +136,7 @@ class FleetDevice:
 
 
 class _SpeculatedAnswer(SimulatedMachine[SpeculationEvent, SpeculationCommand]):
-    """One answer by speculation, between a member and a server."""
+    """One speculated answer, between a device and a server."""
 
     def __init__(
         self,
@@ -225,18 +225,18 @@ class Fleet:
 
     Args:
         devices: the devices.
-        servers: the targets.
-        routing: which server a request goes to.
+        servers: the target servers.
+        routing: chooses the server of a request.
         execution: whether to draft.
-        options: of the speculators.
-        rng: for routing, and for which device draws a request that names none.
-        on_outcome: is told every request's end.
-        on_verdict: is told every verdict that a server sends.
-        token_bytes: of a drafted token on its way.
+        options: options of the speculation machines.
+        rng: random source for routing, and for the device of a request that names none.
+        on_outcome: called with the outcome of every request.
+        on_verdict: called with every verdict that a server sends.
+        token_bytes: bytes of a drafted token in a frame.
 
     Attributes:
-        on_verdict, token_bytes: as given.
-        in_flight: requests that came and haven't ended.
+        on_verdict, token_bytes: see the arguments.
+        in_flight: number of requests that came and haven't ended.
     """
 
     def __init__(
@@ -266,7 +266,7 @@ class Fleet:
         self._on_outcome = on_outcome
 
     def take(self, request: SimulatedRequest) -> None:
-        """A request comes now."""
+        """Take a request that comes now."""
         self.in_flight += 1
         number = self._rng.randrange(len(self._devices)) if request.device is None else request.device % len(self._devices)
         device = self._devices[number]
@@ -299,16 +299,16 @@ class Fleet:
             OpenRemote(1, (), None)
         )
 
-    # What answers say
+    # Reports of the answers
 
     def record_tokens(self, outcome: AnswerOutcome, count: int) -> None:
-        """A reader got final tokens."""
+        """Record final tokens that were delivered."""
         if outcome.first is None and count:
             outcome.first = self._env.now
         outcome.tokens += count
 
     def end(self, device: FleetDevice, outcome: AnswerOutcome, error: StreamcoError | None) -> None:
-        """An answer is over."""
+        """End an answer, and begin the device's next request."""
         outcome.ended = self._env.now
         outcome.error = error
         server = self._servers[outcome.server]

@@ -1,7 +1,7 @@
-"""``kind: speculate``: a world of devices that draft and servers that verify, from what an experiment says of it (DSD section 3).
+"""``kind: speculate``: a fleet of devices that draft and servers that verify, made from an experiment's options (DSD section 3).
 
-The speculators, their policies and the servers' scheduler are the live ones. Devices and servers take the time that is predicted for their
-hardware, or that the experiment says. Servers refuse nobody here: who comes waits, as in DSD.
+The speculation machines, their policies and the servers' scheduler are the live ones. Devices and servers take the time that is predicted
+for their hardware, or that the experiment sets. Servers refuse no request here: all requests wait, as in DSD.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from streamco.sim.workload.workload import SimulatedRequest, WorkloadOptions, re
 
 __all__ = ["KIND", "SpeculateOptions", "device_model", "forward_pass"]
 
-_SEQUENCES = 6  # side by side on a device, at most
-_ONE_MORE = 0.05  # of a step, for each sequence more, where only rates are known
-_PREFILL = 5.0  # prompt tokens read in the time of one that is written, where it isn't said: see ``DevicePool``
-_CONTEXT = 512  # tokens in the cache, for which a device's step is taken
-_UNBOUNDED = 1 << 22  # tokens of a cache whose size nobody said
-_PATIENCE = 3600.0  # seconds: what is slow here is not lost
+_SEQUENCES = 6  # maximum sequences that a device drafts at once
+_ONE_MORE = 0.05  # share of a step that each further sequence adds, if only rates are known
+_PREFILL = 5.0  # prompt tokens read in the time of one written token, by default: see ``DevicePool``
+_CONTEXT = 512  # tokens in the cache for which a device's step time is taken
+_UNBOUNDED = 1 << 22  # tokens of a cache of unknown size
+_PATIENCE = 3600.0  # seconds: a slow reply is never given up here
 
 
 class SpeculateOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an experiment of this kind says."""
+    """All options of an experiment of this kind."""
 
     world: WorldOptions
     workload: WorkloadOptions
@@ -61,7 +61,7 @@ class SpeculateOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def device_model(pool: DevicePool) -> DeviceModel:
-    """Return how fast the devices of a pool are.
+    """Return the speed and energy of a pool's devices.
 
     Raises:
         ConfigError: there is no such hardware.
@@ -77,7 +77,7 @@ def device_model(pool: DevicePool) -> DeviceModel:
             name=f"{pool.model} on {pool.gpu}", step_times=times, seconds_per_token=slope, overhead=max(0.0, short - 256 * slope), **energy
         )
     if pool.draft_tokens_per_s is None:
-        raise AssertionError("a pool says its hardware or its rate")
+        raise AssertionError("a pool has its hardware or its rate")
     step = 1.0 / pool.draft_tokens_per_s
     return DeviceModel(
         name=f"{pool.draft_tokens_per_s:g} tokens/s",
@@ -89,7 +89,7 @@ def device_model(pool: DevicePool) -> DeviceModel:
 
 
 def forward_pass(pool: ServerPool, scenario: Scenario) -> tuple[ForwardPass, int]:
-    """Seconds of a pass on the servers of a pool, and how many tokens their cache holds.
+    """Return the function to the seconds of a pass on a pool's servers, and the number of tokens that their cache holds.
 
     Raises:
         ConfigError: there is no such hardware, or no such table.
@@ -98,14 +98,14 @@ def forward_pass(pool: ServerPool, scenario: Scenario) -> tuple[ForwardPass, int
         hardware = Hardware(model=pool.model, gpu=pool.gpu, tensor_parallel=pool.tensor_parallel, engine=pool.engine)
         return predictor(hardware), memory_tokens(hardware)
     if pool.step_times is None:
-        raise AssertionError("a pool says its hardware or its step times")
+        raise AssertionError("a pool has its hardware or its step times")
     found = scenario.locate(pool.step_times)
     times = load_step_times(str(found) if found.exists() else pool.step_times)
     return lambda rows, tokens, context, sequences: times(rows, tokens), _UNBOUNDED
 
 
 class SpeculateKind:
-    """The kind, for ``streamco.sim.experiment.scenario``."""
+    """The kind ``speculate``; see ``scenario.Kind``."""
 
     options = SpeculateOptions
     metrics: Mapping[str, Metric] = MappingProxyType(
@@ -131,11 +131,11 @@ class SpeculateKind:
     columns = ("throughput", "tpot_mean", "ttft_mean", "acceptance", "window_mean", "utilisation")
 
     def describe(self, options: SpeculateOptions) -> str:
-        """Who is there, and what they are asked."""
+        """Return a text about devices, servers and requests."""
         return f"{describe_topology(auto_topology(options.world))}; {_describe_workload(options.workload)}"
 
     def names(self, options: SpeculateOptions, scenario: Scenario) -> Iterator[Named]:
-        """Hardware, step times and recordings."""
+        """Yield hardware, step times and recordings."""
         world, workload = (options := _located(options, scenario)).world, options.workload
         for number, device in enumerate(world.device_pools):
             yield Named(("world", "device_pools", number), repr(device), partial(device_model, device))
@@ -151,7 +151,7 @@ class SpeculateKind:
             yield Named(("workload", "arrivals", "azure"), azure, partial(read_gaps, azure))
 
     def run(self, options: SpeculateOptions, scenario: Scenario, sink: Sink) -> Mapping[str, float]:
-        """From the first request to the end of the last."""
+        """Run from the first request to the end of the last one."""
         return _World(options, scenario, sink).run()
 
 
@@ -159,7 +159,7 @@ KIND = SpeculateKind()
 
 
 class _World:
-    """One run."""
+    """One run of the kind: the fleet, its requests and the totals."""
 
     def __init__(self, options: SpeculateOptions, scenario: Scenario, sink: Sink) -> None:
         self._options = options = _located(options, scenario)
@@ -197,14 +197,14 @@ class _World:
             env.step()
             events += 1
         busy = [server.busy for server in self._servers]
-        computed = sum(server.made + server.judged + server.read for server in self._servers)
+        computed = sum(server.made + server.verified + server.read for server in self._servers)
         return {
             "utilisation": sum(busy) / len(busy) / self._last if self._last else 0.0,
             **self._totals.metrics(computed),
             "events": float(events),
         }
 
-    # What comes and goes
+    # Requests and outcomes
 
     def _expect_next(self) -> None:
         request = next(self._requests, None)
@@ -226,7 +226,7 @@ class _World:
         if self._in_flight is not None:
             self._expect_next()
 
-    # Who is there
+    # Devices and servers
 
     def _make_servers(self, topology: Topology) -> list[TargetServer]:
         policy = self._options.policy
@@ -250,7 +250,7 @@ class _World:
     def _make_devices(self, topology: Topology) -> list[FleetDevice]:
         policy, seed = self._options.policy, self._scenario.seed
         models = [device_model(pool) for pool in self._options.world.device_pools]
-        step = None  # a client that may let the server write alone measures it
+        step = None  # a client that may switch to the remote stream measures it
         if policy.execution == "distributed" or policy.is_calibrated:
             steps = [forward_pass(pool, self._scenario)[0](1, 0, _CONTEXT, 1) for pool in self._options.world.server_pools]
             step = fmean(steps[server.pool] for server in topology.servers)
@@ -285,10 +285,10 @@ class _World:
 
 
 def _describe_workload(workload: WorkloadOptions) -> str:
-    """Return how many requests of what, and when, for people."""
+    """Return a text about the number, the kind and the arrivals of the requests."""
     what = f"of {Path(workload.trace).stem}" if workload.trace is not None else "of generated lengths"
     if workload.system_prompt:
-        what += f" behind a system prompt of {workload.system_prompt} tokens"
+        what += f" after a system prompt of {workload.system_prompt} tokens"
     count = f"{workload.requests} requests" if workload.requests is not None else "requests"
     match workload.arrivals:
         case str():
@@ -304,7 +304,7 @@ def _describe_workload(workload: WorkloadOptions) -> str:
 
 
 def _located(options: SpeculateOptions, scenario: Scenario) -> SpeculateOptions:
-    """With the files that the options name where the experiment's are; what isn't there may be packaged, or in ``$STREAMCO_DATA``."""
+    """Return options with files located beside the experiment's file. A missing file may be packaged, or in ``$STREAMCO_DATA``."""
 
     def beside(path: str | None) -> str | None:
         return None if path is None else str(scenario.locate(path))

@@ -1,7 +1,7 @@
-"""What an experiment says about a world of drafting devices and verifying servers, in the units people write (DSD section 3.1).
+"""Options of an experiment with drafting devices and target servers, in the units that people write (DSD section 3.1).
 
-A device or server is either named by its model and hardware, whose times are then predicted (``streamco.sim.hardware.forward_pass_times``),
-or described by its rates. ``streamco.sim.fleet.topology`` makes single devices and servers of the pools.
+A device or server either has a model and hardware, and its times are predicted (``streamco.sim.hardware.forward_pass_times``),
+or it has rates. ``streamco.sim.fleet.topology`` makes single devices and servers from the pools.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ Count = Annotated[int, Meta(ge=1)]
 
 
 class DevicePool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Devices of one kind: a model on a GPU, or how fast they are.
+    """Devices of one kind, given by a model on a GPU or by their rates.
 
     Args:
-        share: of the world's devices, in proportion to the other pools'; they needn't add up to 1.
-        count: so many of them instead.
+        share: share of all devices, in proportion to the other pools' shares, which needn't add up to 1.
+        count: number of devices, instead of a share.
         model, gpu, tensor_parallel, engine: see ``Hardware``.
-        draft_tokens_per_s: tokens that the draft model writes.
-        prefill_tokens_per_s: tokens of a prompt that it reads; None: five times as many, the median of 549 measurements of phones
-            (PocketPal's benchmarks).
-        prefill_ms: what reading a prompt takes besides.
+        draft_tokens_per_s: tokens that the draft model writes in a second.
+        prefill_tokens_per_s: prompt tokens that it reads in a second; None: five times ``draft_tokens_per_s``, the median of 549
+            measurements of phones (PocketPal's benchmarks).
+        prefill_ms: milliseconds that reading a prompt takes besides.
         prompt_joules, token_joules: energy to read a token, and to write one.
-        link: another link than the world's.
+        link: link of these devices; None: the world's.
     """
 
     share: Above | None = None
@@ -58,12 +58,12 @@ class DevicePool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ServerPool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Servers of one kind: a model on some GPUs, or a table of step times.
+    """Servers of one kind, given by a model on some GPUs or by a table of step times.
 
     Args:
-        share, count: as of devices.
+        share, count: see ``DevicePool``.
         model, gpu, tensor_parallel, engine: see ``Hardware``.
-        step_times: instead, a packaged or calibrated profile of step times, by its name or as a JSON file.
+        step_times: name or JSON file of a packaged or calibrated profile of step times, instead of the hardware.
     """
 
     share: Above | None = None
@@ -80,12 +80,12 @@ class ServerPool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class WorldOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who is there, and what lies between them.
+    """Devices, servers, and the links between them.
 
     Args:
-        devices, servers: how many.
-        device_pools, server_pools: of which kinds; those without share or count share what the others leave.
-        link: between each device and the servers.
+        devices, servers: number of each.
+        device_pools, server_pools: their kinds; pools without share or count share what the others leave.
+        link: link between each device and the servers.
     """
 
     devices: Count
@@ -96,21 +96,21 @@ class WorldOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who decides what.
+    """Policies of devices and servers.
 
     Args:
-        routing: which server a request goes to; ``jsq`` is short for ``join-shortest-queue``.
-        batching: what a server reads together. batching_options: settings of that policy.
-        is_padded: a batch costs as if every request in it were as long as the longest, as without variable-length kernels.
-        window: tokens of a draft, or who chooses it.
-        execution: ``distributed``: the device always drafts; ``fused``: the server always writes alone; ``auto``: what pays.
-        is_calibrated: a client knows before its first answer how fast the servers write alone, as after ``streamco calibrate``; else the
-            first tokens of that answer are theirs, to see it. With ``auto`` only; ``distributed`` clients never look, and are told.
-        branches: drafts that go on while a verdict is out, side by side; 0: the device waits for the verdict (Synera 4.4).
-        ahead: of the next drafts, sent before the verdict that they bet on, so that the server need not wait for the link; with branches
-            and a budget of 1 only.
-        budget: share of the drafts that are judged; below 1 the device decides which (Synera 4.2).
-        draft_token_bytes: of a drafted token on its way: 2 for its id; 86 with the 20 likeliest candidates, as sampling needs them, and
+        routing: name of the routing policy; ``jsq`` is short for ``join-shortest-queue``.
+        batching: name of the batch policy. batching_options: settings of that policy.
+        is_padded: True if a batch costs as if every request in it were as long as the longest, as without variable-length kernels.
+        window: tokens of a draft, or the name of the policy that chooses it.
+        execution: ``distributed``: the device always drafts; ``fused``: always the remote stream; ``auto``: whichever is faster.
+        is_calibrated: True if a client knows before its first answer how fast the remote stream is, as after ``streamco calibrate``.
+            Otherwise that answer begins with the stream, to measure it. With ``auto`` only: ``distributed`` clients always know it.
+        branches: maximum number of branches that are pre-drafted while a verdict is out; 0: the device waits (Synera 4.4).
+        ahead: maximum number of drafts that are sent ahead of their verdicts, so that the server need not wait for the link; needs
+            branches and a budget of 1.
+        budget: share of the drafts that are verified; below 1 the device chooses which (Synera 4.2).
+        draft_token_bytes: bytes of a drafted token in a frame: 2 for its id; 86 with the 20 likeliest candidates, which sampling needs;
             98,304 with all of 49,152 in half precision (``bench/verify_wire.py``).
     """
 
@@ -131,11 +131,11 @@ class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             near = get_close_matches(self.routing, ROUTING, n=1)
             raise ConfigError(f"routing: expected {', '.join(ROUTING)} or jsq, got {self.routing!r}{_hint(near)}")
         if self.is_calibrated and self.execution != "auto":
-            raise ConfigError(f"is_calibrated: expected false where nobody chooses who writes, got true with execution {self.execution!r}")
+            raise ConfigError(f"is_calibrated: expected false unless execution is 'auto', got true with execution {self.execution!r}")
         if self.ahead and self.budget < 1.0:
-            raise ConfigError(f"ahead: expected 0 with a budget below 1, where not every draft is judged, got {self.ahead}")
+            raise ConfigError(f"ahead: expected 0 with a budget below 1, because not every draft is verified, got {self.ahead}")
         if self.ahead and not self.branches:
-            raise ConfigError(f"ahead: expected 0 without branches, of which such a draft is one, got {self.ahead}")
+            raise ConfigError(f"ahead: expected 0 without branches, because a draft sent ahead is a branch, got {self.ahead}")
         batch_policy(self.batching, **self.batching_options)
 
 
@@ -149,7 +149,7 @@ def _check_sizes(where: str, share: float | None, count: int | None) -> None:
 
 
 def _check_hardware(where: str, model: str | None, gpu: str | None, other: str, value: object) -> None:
-    """Either both names, or the description."""
+    """Check that a pool has model and gpu, or ``other``, and not both."""
     if (model is None) != (gpu is None):
         raise ConfigError(f"{where}: expected model and gpu, got {f'model {model!r}' if gpu is None else f'gpu {gpu!r}'} alone")
     if (model is None) == (value is None):

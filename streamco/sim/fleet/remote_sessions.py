@@ -1,4 +1,4 @@
-"""What a speculator's commands reach in a world of many: a session and a stream at a target server, each behind the device's link."""
+"""Remote side of an answer in a simulated fleet: a verifier session and a remote stream at a target server, over the device's link."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _TOKEN = 2  # bytes more for each
 
 
 class Traffic:
-    """What a request put on the link.
+    """Traffic of one request on the link.
 
     Attributes:
-        bytes_up, bytes_down: of frames. delay: seconds that they were under way in all. frames: how many.
+        bytes_up, bytes_down: bytes of the frames. delay: seconds that all frames were on their way. frames: number of frames.
     """
 
     __slots__ = ("bytes_down", "bytes_up", "delay", "frames")
@@ -56,7 +56,7 @@ class Traffic:
 
 
 class _LinkedPeer:
-    """Somebody behind a link: what is said to either side is under way for a while."""
+    """Base class of the parties at the other end of a link, which delays the frames of both sides."""
 
     def __init__(self, env: simpy.Environment, link: SimulatedLink, traffic: Traffic) -> None:
         self._env = env
@@ -76,15 +76,15 @@ class _LinkedPeer:
 
 
 class SimulatedVerifierSession(_LinkedPeer):
-    """A verifier's session of one answer.
+    """A verifier session of one answer.
 
     Args:
-        server: that judges.
-        device: who asks.
-        answer: what is asked about.
-        emit: is told what comes of it.
-        on_verdict: is told the verdicts when they are sent.
-        token_bytes: of a drafted token.
+        server: the server that verifies.
+        device: name of the device.
+        answer: the answer that is drafted.
+        emit: called with each event at the device.
+        on_verdict: called with each verdict when the server sends it.
+        token_bytes: bytes of a drafted token.
     """
 
     def __init__(
@@ -111,13 +111,13 @@ class SimulatedVerifierSession(_LinkedPeer):
         self._openings = 0
         self._retry_at = 0.0
         self._name = ""
-        self._current_round: int | None = None  # the round that the server decides
-        self._last_verdict: ExpectedVerdict | None = None  # its last verdict, if nothing came behind it
+        self._current_round: int | None = None  # the round that the server verifies
+        self._last_verdict: ExpectedVerdict | None = None  # the server's last verdict, if no draft has followed it
         self._ahead: list[tuple[ExpectedVerdict, DraftReceived]] = []
         self._is_closed = False
 
     def run(self, command: ConnectVerifier | SendDraft | CloseVerifier) -> None:
-        """Begin what is asked."""
+        """Start what the command asks for."""
         match command:
             case ConnectVerifier(ids):
                 self._open(ids)
@@ -129,7 +129,7 @@ class SimulatedVerifierSession(_LinkedPeer):
                 self._close()
 
     def _arrive(self, draft: DraftReceived, if_verdict: ExpectedVerdict | None) -> None:
-        """At the server, where a draft that was sent ahead waits for its verdict (``wire.verify_sessions``)."""
+        """Receive a draft at the server, where a draft that was sent ahead waits for the verdict before it (``wire.verify``)."""
         if if_verdict is None:
             self._current_round, self._last_verdict, self._ahead = draft.round, None, []
             self._server.receive(draft)
@@ -139,7 +139,7 @@ class SimulatedVerifierSession(_LinkedPeer):
             self._arrive(draft, None)
 
     def _decide(self, answer: SendVerdict | RefuseDraft) -> None:
-        """The server has decided the round that was there."""
+        """End the round that the server has verified or refused, and start the draft that was sent ahead for this verdict."""
         ahead, self._ahead, self._current_round = self._ahead, [], None
         self._last_verdict = None
         if isinstance(answer, SendVerdict) and answer.token is not None:
@@ -149,7 +149,7 @@ class SimulatedVerifierSession(_LinkedPeer):
             call_at(self._env, 0.0, lambda: self._arrive(next_draft, None))
 
     def _open(self, ids: tuple[int, ...]) -> None:
-        """The first time the session is used before the server has answered, as ``endpoints.verify_session`` does."""
+        """Open a session. The first one is used before the server has answered, as in ``endpoints.verifiers``."""
         is_first = not self._openings
         if not is_first and not self._is_closed:
             self._close()
@@ -192,7 +192,7 @@ class SimulatedVerifierSession(_LinkedPeer):
                 if retry_after is None:
                     raise AssertionError(f"{name}: expected a session that fits the server, got the refusal {answer.reason!r}")
                 self._retry_at = self._env.now + retry_after
-                if is_first:  # it was used already
+                if is_first:  # the machine uses it already
                     self._emit(VerifierLost(retry_after))
                 else:
                     self._open(ids)
@@ -214,15 +214,15 @@ class SimulatedVerifierSession(_LinkedPeer):
 
 
 class SimulatedRemoteStream(_LinkedPeer):
-    """The target streaming one answer alone.
+    """The remote stream of one answer.
 
     Args:
-        server: that writes.
-        answer: what.
-        emit: is told what comes.
+        server: the server that writes.
+        answer: the answer that it writes.
+        emit: called with each event at the device.
 
     Attributes:
-        made: tokens the server wrote for it, those nobody got included.
+        made: tokens that the server wrote, including those that were never delivered.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class SimulatedRemoteStream(_LinkedPeer):
         self._streams: dict[int, PlainStream] = {}
 
     def run(self, command: OpenRemote | CloseRemote) -> None:
-        """Begin what is asked."""
+        """Start what the command asks for."""
         match command:
             case OpenRemote(version, ids):
                 stream = PlainStream(self._answer, len(ids), lambda position: self._emit_token(version, position))
@@ -256,7 +256,7 @@ class SimulatedRemoteStream(_LinkedPeer):
                     self._send(_FRAME, lambda: self._server.stop(stopped), is_up=True)
 
     def _begin(self, version: int, stream: PlainStream) -> None:
-        if version in self._streams:  # otherwise it was closed on its way
+        if version in self._streams:  # otherwise it was closed while the request was on its way
             self._server.stream(stream)
 
     def _emit_token(self, version: int, position: int) -> None:

@@ -1,8 +1,8 @@
-"""Which server an incoming request goes to (DSD section 3.4; compared in section 5.3, figures 7 and 8).
+"""Routing policies: which server an incoming request goes to (DSD section 3.4; compared in section 5.3, figures 7 and 8).
 
-``RandomChoice`` throws dice, ``RoundRobin`` goes round, ``ShortestQueue`` looks at all servers. ``TwoChoices`` looks at two: nearly as good
-as looking at all, and where what is known about loads is old, not everybody runs to the same server ("The Power of Two Choices in
-Randomized Load Balancing", Mitzenmacher, 2001).
+``RandomChoice`` draws a server, ``RoundRobin`` takes them in turn, and ``ShortestQueue`` compares all servers. ``TwoChoices`` compares two.
+That is nearly as good as comparing all, and if the known loads are old, not all requests go to the same server ("The Power of Two Choices
+in Randomized Load Balancing", Mitzenmacher, 2001).
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ __all__ = ["ROUTING", "RandomChoice", "RoundRobin", "RoutingPolicy", "ShortestQu
 
 
 class RoutingPolicy(Protocol):
-    """Chooses servers; one object for all requests of a system."""
+    """Policy that chooses servers; one object for all requests of a system."""
 
     @property
     def name(self) -> str:
-        """What reports and settings call it."""
+        """Name of the policy in reports and settings."""
         ...
 
     def choose(self, loads: Sequence[int], rng: Random) -> int:
         """Return the index of the server.
 
         Args:
-            loads: requests that each server has, of one server at least.
-            rng: for what is left to chance.
+            loads: number of requests that each server has; one server or more.
+            rng: random source of the choice.
         """
         ...
 
 
 class RandomChoice:
-    """Any server."""
+    """Chooses any server at random."""
 
     name = "random"
 
     def choose(self, loads: Sequence[int], rng: Random) -> int:
-        """Return a throw of dice."""
+        """Return a random server."""
         return int(rng.random() * len(loads))
 
 
 class RoundRobin:
-    """One server after the other, from the first."""
+    """Chooses one server after the other, from the first."""
 
     name = "round-robin"
 
@@ -53,22 +53,22 @@ class RoundRobin:
         self._next = 0
 
     def choose(self, loads: Sequence[int], rng: Random) -> int:
-        """Return the one behind the last."""
+        """Return the server after the last chosen one."""
         index = self._next % len(loads)
         self._next = index + 1
         return index
 
 
 class ShortestQueue:
-    """A server that has least to do (JSQ).
+    """Chooses a server with the fewest requests (JSQ).
 
-    Among equals dice decide: always taking the first, it would get everything while nobody has much to do.
+    Among equals the choice is random, because the first server would otherwise get all requests of a lightly loaded system.
     """
 
     name = "join-shortest-queue"
 
     def choose(self, loads: Sequence[int], rng: Random) -> int:
-        """Return one of the least loaded."""
+        """Return one of the least loaded servers."""
         lowest = min(loads)
         index, equals = loads.index(lowest), loads.count(lowest)
         if equals > 1:
@@ -78,12 +78,12 @@ class ShortestQueue:
 
 
 class TwoChoices:
-    """Of two servers that dice name, the one that has less to do."""
+    """Chooses the less loaded one of two random servers."""
 
     name = "power-of-two-choices"
 
     def choose(self, loads: Sequence[int], rng: Random) -> int:
-        """Return the less loaded of two; of equals the first that was named."""
+        """Return the less loaded of two servers; of equals the one that was drawn first."""
         servers = len(loads)
         if servers == 1:
             return 0
@@ -93,14 +93,14 @@ class TwoChoices:
 
 
 ROUTING: Mapping[str, Callable[[], RoutingPolicy]] = {kind.name: kind for kind in (RandomChoice, RoundRobin, ShortestQueue, TwoChoices)}
-"""By name."""
+"""Routing policies by name."""
 
 
 def routing_policy(name: str) -> RoutingPolicy:
-    """Return a policy by its name, at its beginning.
+    """Return a new policy by its name.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: there is no policy of that name.
     """
     if name not in ROUTING:
         raise ConfigError(f"routing: expected one of {', '.join(ROUTING)}, got {name!r}")

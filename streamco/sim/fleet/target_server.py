@@ -1,8 +1,8 @@
-"""A target server in virtual time: the live scheduler's batches and plain streams, one forward pass after the other.
+"""Target server in virtual time: the live scheduler's batches and remote streams, one forward pass after the other.
 
-A pass decodes a token of every stream, and beside that reads one batch: the scheduler's, or in turn with it a chunk of a stream's prompt.
-It takes what a forward pass over so many tokens takes on the hardware. What a server has read of an answer for its stream, it needs not
-read again for its session, and the other way round, as ``streamco serve`` keeps it.
+A pass decodes a token of every stream, and also reads one batch: the scheduler's, or in turn with it a chunk of a stream's prompt. It takes
+the time of a forward pass over these tokens on the hardware. Tokens that were read for an answer's stream need not be read again for its
+session, and the other way round, as in ``streamco serve``.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from streamco.sim.workload.workload import SimulatedRequest
 __all__ = ["SERVE", "ForwardPass", "PassLimits", "PlainStream", "SessionAnswer", "TargetServer"]
 
 ForwardPass = Callable[[int, int, int, int], float]
-"""Seconds of a pass: streams that decode, other new tokens, tokens in all their caches, sequences that the other tokens are of."""
+"""Function to the seconds of a pass: (streams that decode, other new tokens, tokens in all caches, sequences of the other tokens)."""
 
 SessionAnswer = AcceptSession | RefuseSession | SendVerdict | RefuseDraft | ForgetSession
 
 
 class PassLimits(Struct, frozen=True, kw_only=True):
-    """How much goes into one forward pass, and in which order.
+    """Limits of one forward pass, and the order in it.
 
     Args:
-        prompt: tokens of a stream's prompt.
-        beside: the same, while others write.
-        part: tokens of each session in a batch; of more, the batch is read in several passes. None: any number.
-        writes_first: a pass is two, what streams write and behind it what is read: their tokens are told between them.
-        takes_turns: prompts of streams are read side by side, a piece of each; False: one behind the other.
+        prompt: maximum tokens of a stream's prompt.
+        beside: maximum tokens of a stream's prompt while other streams write.
+        part: maximum tokens of each session in a batch; longer ones are read in several passes. None: any number.
+        writes_first: True: a pass is two passes, one that writes and one that reads, and the streams' tokens are emitted between them.
+        takes_turns: True: prompts of streams are read in turns, a piece of each; False: one after the other.
     """
 
     prompt: int = 512
@@ -65,16 +65,16 @@ class PassLimits(Struct, frozen=True, kw_only=True):
 
 
 SERVE = PassLimits(prompt=128, beside=32, part=32, writes_first=True, takes_turns=True)
-"""The engine of ``streamco serve``: small chunks, so that a cancelled prompt stops soon (engines/loop.py)."""
+"""Limits of the engine of ``streamco serve``: small chunks, so that a cancelled prompt stops soon (``streamco.engines.llamacpp.loop``)."""
 
 
 class PlainStream:
-    """The target writing alone.
+    """A remote stream at the server.
 
     Args:
-        answer: what it writes.
-        length: tokens of the answer it begins behind.
-        emit: is given the number of each token's place.
+        answer: the answer that it writes.
+        length: tokens of the answer that it begins after.
+        emit: called with the position of each token.
     """
 
     __slots__ = ("answer", "emit", "length", "unread")
@@ -87,21 +87,21 @@ class PlainStream:
 
 
 class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
-    """A scheduler, streams, and the hardware they share.
+    """A target server: the live scheduler, streams, and the hardware that they share.
 
     Args:
-        forward: seconds of a pass.
-        options: what the scheduler bears.
-        policy: which verifications and prompts form a batch; None: the live server's.
-        limits: of a pass.
-        is_padded: a batch costs as if every request in it were as long as the longest.
+        forward: gives the seconds of a pass.
+        options: limits of the scheduler.
+        policy: forms batches of verifications and prompts; None: the live server's.
+        limits: limits of a pass.
+        is_padded: True if a batch costs as if every request in it were as long as the longest.
 
     Attributes:
         load: requests that were sent here and haven't ended, for routing.
-        busy: seconds of passes so far.
-        passes: how many.
-        made: tokens of streams. judged: tokens of drafts. read: others.
-        refused: sessions and drafts.
+        busy: seconds of all passes so far.
+        passes: number of passes so far.
+        made: tokens that streams wrote. verified: tokens of drafts. read: all other tokens.
+        refused: number of refused sessions and drafts.
     """
 
     def __init__(
@@ -119,42 +119,42 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         )
         self.load = 0
         self.busy = 0.0
-        self.passes = self.made = self.judged = self.read = self.refused = 0
+        self.passes = self.made = self.verified = self.read = self.refused = 0
         self._forward = forward
         self._limits = limits or PassLimits()
         self._is_padded = is_padded
         self._emit_to: dict[str, Callable[[SessionAnswer], None]] = {}
         self._answers: dict[str, RecordedAnswer] = {}
-        self._closed: list[str] = []  # in the batch that runs
-        self._known: dict[int, int] = {}  # by request: tokens of prompt and answer that are in the cache, whoever had them read
+        self._closed: list[str] = []  # sessions that were closed while the running batch reads them
+        self._known: dict[int, int] = {}  # by request: tokens of prompt and answer in the cache, read for its session or its stream
         self._common = 0  # tokens with which all prompts begin, and which are in the cache for good
         self._batch: RunBatch | None = None
         self._writing: list[PlainStream] = []
         self._reading: deque[PlainStream] = deque()
         self._is_busy = False
-        self._was_batch = False  # the last pass had one
+        self._was_batch = False  # the last pass read a batch of the scheduler
         self.machine.start(now=env.now)
 
     @property
     def sessions(self) -> int:
-        """That are open."""
+        """Number of open sessions."""
         return len(self._answers)
 
     @property
     def known(self) -> int:
-        """Requests of which something is in the cache."""
+        """Number of requests with tokens in the cache."""
         return len(self._known)
 
     # Sessions
 
     def open(self, event: SessionOpened, answer: RecordedAnswer, emit: Callable[[SessionAnswer], None]) -> None:
-        """A device wants drafts of this answer judged; ``emit`` is told what the scheduler says of it."""
+        """Open a session that verifies drafts of this answer; ``emit`` is called with the scheduler's commands to it."""
         self._emit_to[event.session] = emit
         self._answers[event.session] = answer
         self.receive(event)
 
     def close(self, session: str) -> None:
-        """A device wants nothing more of this session."""
+        """Close a session."""
         if session not in self._answers:
             return
         self.receive(SessionClosed(session))
@@ -168,7 +168,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         self._emit_to.pop(session, None)
 
     def forget(self, request: int) -> None:
-        """Nothing more comes of the request of this number."""
+        """Drop the cached tokens of the request of this number."""
         self._known.pop(request, None)
 
     def _do(self, command: SchedulerCommand) -> None:
@@ -178,26 +178,26 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
                 self._batch = command
                 self._begin()
             case TruncateSequence() | DropSequence():
-                pass  # the scheduler's own count is what costs
+                pass  # costs follow from the scheduler's own count
             case RefuseSession(name) | ForgetSession(name):
                 emit = self._emit_to[name]
                 self._drop(name)
                 emit(command)
             case _:
-                if command.session in self._emit_to:  # otherwise it was refused, and a draft was on its way already
+                if command.session in self._emit_to:  # otherwise it was refused while a draft was on its way
                     self._emit_to[command.session](command)
 
     # Streams
 
     def stream(self, stream: PlainStream) -> None:
-        """Read what is before it, then write."""
+        """Start a stream: read the prompt and the answer so far, then write."""
         total = stream.answer.request.prompt_tokens + stream.length
         stream.unread = max(1, total - self._cached(stream.answer.request))
         self._reading.append(stream)
         self._begin()
 
     def stop(self, stream: PlainStream) -> None:
-        """Write no more; the pass that runs is not cut short."""
+        """Stop a stream; the pass that runs is not cut short."""
         for each in (self._writing, self._reading):
             if stream in each:
                 each.remove(stream)
@@ -241,13 +241,13 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         call_at(self._env, seconds, end)
 
     def _next_batch(self) -> RunBatch | None:
-        """Return the scheduler's, if there is one; where a stream's prompt waits, every other pass is for that."""
+        """Return the scheduler's batch, if there is one. If a stream's prompt waits, every other pass is for that prompt."""
         batch = None if self._reading and self._was_batch else self._batch
         self._was_batch = batch is not None
         return batch
 
     def _size(self, batch: RunBatch) -> int:
-        """Tokens that it costs."""
+        """Return the tokens that a batch costs."""
         lengths = [len(part.ids) for part in batch.parts]
         return len(lengths) * max(lengths) if self._is_padded else sum(lengths)
 
@@ -271,7 +271,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         self.receive(BatchFinished(batch.number, verdicts, seconds, found=found))
 
     def _write_all(self, writing: Sequence[PlainStream]) -> None:
-        """A token of each that is still there."""
+        """Write a token of each stream that was not stopped."""
         for stream in writing:
             if stream in self._writing:
                 self._write(stream)
@@ -287,7 +287,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         stream.emit(position)
 
     def _found(self, batch: RunBatch) -> int:
-        """Tokens of a prefill that a stream of the same request has had read, or that all prompts begin with."""
+        """Return the tokens of a prefill in the cache: read for a stream of the same request, or common to all prompts."""
         if batch.kind != "prefill" or not (self._known or self._common):
             return 0
         found = 0
@@ -296,11 +296,11 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         return found
 
     def _cached(self, request: SimulatedRequest) -> int:
-        """Tokens of its prompt and answer."""
+        """Return the tokens of a request's prompt and answer that are in the cache."""
         return max(self._known.get(request.number, 0), min(self._common, request.common_tokens))
 
     def _cache(self, request: SimulatedRequest, tokens: int) -> None:
-        """So many of its prompt and answer have been read."""
+        """Record that this many tokens of a request's prompt and answer have been read."""
         self._known[request.number] = max(self._known.get(request.number, 0), tokens)
         self._common = max(self._common, min(tokens, request.common_tokens))
 
@@ -312,16 +312,22 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
     def _verify(self, part: BatchPart) -> DraftVerdict:
         answer = self._answers[part.session]
         draft = part.ids[len(part.ids) - part.verify_rows + 1 :]
-        self.judged += len(draft)
+        self.verified += len(draft)
         position = part.start + len(part.ids) - len(draft) - answer.request.prompt_tokens
         return DraftVerdict(part.session, *answer.verify(draft, position))
 
 
 def _pieces(lengths: Sequence[int], tokens: int, max_tokens: int | None) -> list[int]:
-    """Tokens of each pass, where a batch of ``tokens`` has parts of these lengths, of which a pass reads ``max_tokens`` tokens each."""
+    """Return the tokens of each pass over a batch.
+
+    Args:
+        lengths: tokens of the batch's parts.
+        tokens: tokens that are computed in all.
+        max_tokens: maximum tokens of each part that a pass reads; None: any number.
+    """
     longest = max(lengths)
     if max_tokens is None or longest <= max_tokens:
         return [tokens]
     whole = sum(lengths)
     cut = [sum(min(max_tokens, max(0, length - start)) for length in lengths) for start in range(0, longest, max_tokens)]
-    return [round(tokens * piece / whole) for piece in cut]  # what was found, and what is padded, is shared by all
+    return [round(tokens * piece / whole) for piece in cut]  # cached tokens and padding are shared out over all passes

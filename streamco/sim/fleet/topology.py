@@ -1,8 +1,8 @@
-"""From "600 devices, 20 servers" to single ones: the ``auto_topology`` pass of DSD section 3.1.
+"""Single devices and servers from numbers like "600 devices, 20 servers": the ``auto_topology`` pass of DSD section 3.1.
 
-Pools with a ``count`` have so many. The others divide what is left in proportion to their shares, by the method of largest remainders:
-nobody is more than one away from its exact part, the parts add up, and the same numbers give the same parts. A pool without a share has
-what the others' shares leave of the whole, or, where that is nothing, a part like the others'.
+A pool with a ``count`` has that many. The others divide the rest in proportion to their shares, by the method of largest remainders: each
+part differs from its exact value by less than one, the parts add up, and the same numbers give the same parts. A pool without a share gets
+what the other shares leave of the whole. If they leave nothing, it gets the mean of the others' shares.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["Device", "Server", "Topology", "apportion", "auto_topology", "descri
 
 
 class Device(Struct, frozen=True, kw_only=True):
-    """One device.
+    """One device of the topology.
 
     Args:
-        number: from 0.
-        pool: which pool it is of, a number from 0.
-        options: the pool's.
-        link: to every server.
+        number: number of the device, from 0.
+        pool: number of its pool, from 0.
+        options: the pool's options.
+        link: its link to every server.
     """
 
     number: int
@@ -36,7 +36,7 @@ class Device(Struct, frozen=True, kw_only=True):
 
 
 class Server(Struct, frozen=True, kw_only=True):
-    """One server; as of ``Device``."""
+    """One server of the topology; its fields are those of ``Device``."""
 
     number: int
     pool: int
@@ -44,17 +44,17 @@ class Server(Struct, frozen=True, kw_only=True):
 
 
 class Topology(Struct, frozen=True, kw_only=True):
-    """Everybody in a world; pools are interleaved, so that the first hundred devices are a sample of all."""
+    """All devices and servers. Pools are interleaved, so that the first hundred devices are a sample of all."""
 
     devices: tuple[Device, ...]
     servers: tuple[Server, ...]
 
 
 def auto_topology(world: WorldOptions) -> Topology:
-    """Single devices and servers.
+    """Make the single devices and servers of an experiment.
 
     Raises:
-        ConfigError: no pools, or their counts are not those of the world.
+        ConfigError: there are no pools, or their counts don't add up to the number of devices or servers.
     """
     device_pools = _deal(_sizes("device", world.device_pools, world.devices))
     server_pools = _deal(_sizes("server", world.server_pools, world.servers))
@@ -68,7 +68,7 @@ def auto_topology(world: WorldOptions) -> Topology:
 
 
 def apportion(total: int, shares: Sequence[float]) -> list[int]:
-    """Whole parts of a whole, in proportion to shares above 0 (largest remainders; of equal ones the first)."""
+    """Return whole parts of ``total``, in proportion to shares above 0 (largest remainders; of equal ones the first)."""
     exact = [total * share / sum(shares) for share in shares]
     parts = [int(part) for part in exact]
     by_remainder = sorted(range(len(shares)), key=lambda index: (parts[index] - exact[index], index))
@@ -78,14 +78,14 @@ def apportion(total: int, shares: Sequence[float]) -> list[int]:
 
 
 def describe_topology(topology: Topology) -> str:
-    """Who is there, for people: "60 devices (30 llama2-7b on a40, 30 at 30 tokens/s), 4 servers (llama2-70b on 4 a100)"."""
+    """Return a text like "60 devices (30 llama2-7b on a40, 30 at 30 tokens/s), 4 servers (llama2-70b on 4 a100)"."""
     devices = _count(_device_kind(device.options) for device in topology.devices)
     servers = _count(_server_kind(server.options) for server in topology.servers)
     return f"{_noun(len(topology.devices), 'device')} ({devices}), {_noun(len(topology.servers), 'server')} ({servers})"
 
 
 def _sizes(what: str, pools: Sequence[DevicePool | ServerPool], total: int) -> list[int]:
-    """Return how many each pool has."""
+    """Return the size of each pool."""
     if not pools:
         raise ConfigError(f"{what}_pools: expected one pool or more, got none")
     sizes = [pool.count or 0 for pool in pools]
@@ -107,7 +107,7 @@ def _shares(shares: Sequence[float | None]) -> list[float]:
 
 
 def _deal(sizes: Sequence[int]) -> list[int]:
-    """Return the pool of each number: each pool spread evenly over all."""
+    """Return the pool of each device or server. Each pool is spread evenly over the numbers."""
     spread = sorted(((one + 0.5) / size, pool) for pool, size in enumerate(sizes) for one in range(size))
     return [pool for _, pool in spread]
 

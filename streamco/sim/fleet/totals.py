@@ -1,4 +1,4 @@
-"""What all answers of a world of drafting devices come to, without keeping them."""
+"""Totals over all answers of a simulated fleet, which are not kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["FleetTotals"]
 
 
 class FleetTotals:
-    """Counts and sums; shares of nothing are left out."""
+    """Counts and sums over all answers and verdicts; metrics of which nothing was measured are left out."""
 
     def __init__(self) -> None:
         self._verdicts = Quantiles()
@@ -22,12 +22,12 @@ class FleetTotals:
         self._speculated = self._compared = self._right = 0
 
     def record_verdict(self, verdict: SendVerdict) -> None:
-        """A server sent this."""
+        """Record a verdict that a server has sent."""
         self._verdicts.add(verdict.queued + verdict.compute)
         self._queued += verdict.queued
 
     def record(self, outcome: AnswerOutcome) -> None:
-        """An answer is over."""
+        """Record the outcome of a request."""
         self._answers += 1
         self._tokens += outcome.tokens
         self._waited += outcome.began - outcome.request.arrival
@@ -52,7 +52,7 @@ class FleetTotals:
         self._remote += report.remote
 
     def metrics(self, server_tokens: int) -> dict[str, float]:
-        """By the names of ``world.SpeculateKind``."""
+        """Return the metrics, by the names of ``kind.SpeculateKind``."""
         found: dict[str, float] = {}
         verdicts = self._verdicts.count
         if verdicts:

@@ -1,7 +1,7 @@
-"""How long a large model takes on given GPUs: the one API ``predict(op, shape, hardware)`` of DSD section 3.1, and a fast form of it.
+"""Time of a forward pass on given GPUs: the API ``predict(op, shape, hardware)`` of DSD section 3.1, and a fast form of it.
 
-``streamco.sim.hardware.operators`` has the theory; the packaged tables in ``sim/profiles`` are made by ``tools/make_gpu_profiles.py``. How
-far predictions are from measured times is in docs/hardware.md, with what stands in for models and GPUs that nobody measured.
+``streamco.sim.hardware.operators`` has the theory, and ``tools/make_gpu_profiles.py`` makes the packaged tables in ``sim/profiles``.
+docs/hardware.md compares predictions with measured times, and lists the substitutes for models and GPUs without measurements.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ __all__ = ["Hardware", "Op", "ForwardPassShape", "describe", "gpus", "memory_tok
 Op = Literal["prefill", "decode"]
 
 _SAME_LAYERS = {"llama3-70b": "llama2-70b", "llama3.1-8b": "llama3-8b", "qwen-7b": "llama2-7b"}
-"""Models that nobody timed, and those whose layers have the same sizes (Qwen's have biases besides)."""
+"""Models without measurements, and measured models with layers of the same sizes (Qwen's also have biases)."""
 
 
 class Hardware(Struct, frozen=True, kw_only=True):
     """A model on one machine.
 
     Args:
-        model: as in ``operators.MODELS``.
-        gpu: as in ``gpus()``.
-        tensor_parallel: GPUs that share each layer.
-        engine: ``eager`` launches each kernel from the host, as the engine did that was measured; ``graphs`` costs the host nothing.
+        model: a key of ``operators.MODELS``.
+        gpu: a key of ``gpus()``.
+        tensor_parallel: number of GPUs that share each layer.
+        engine: ``eager`` launches each kernel from the host, as the measured engine did; ``graphs`` takes no time of the host.
     """
 
     model: str
@@ -42,12 +42,12 @@ class Hardware(Struct, frozen=True, kw_only=True):
 
 
 class ForwardPassShape(Struct, frozen=True, kw_only=True):
-    """What a pass reads.
+    """Tokens of a forward pass.
 
     Args:
-        tokens: new ones, of all sequences.
-        sequences: that they belong to, in equal parts.
-        context: tokens in the caches of these sequences, in all.
+        tokens: new tokens of all sequences.
+        sequences: number of sequences, which have equal parts of the new tokens.
+        context: tokens in the caches of all these sequences.
     """
 
     tokens: int
@@ -56,15 +56,15 @@ class ForwardPassShape(Struct, frozen=True, kw_only=True):
 
 
 def predict(op: Op, shape: ForwardPassShape, hardware: Hardware) -> float:
-    """Seconds of one forward pass.
+    """Predict the seconds of one forward pass.
 
     Args:
-        op: ``decode``: a token of each sequence; ``prefill``: any number, whether of a prompt or of a draft to be verified.
-        shape: what it reads.
-        hardware: what it runs on.
+        op: ``decode``: a token of each sequence; ``prefill``: any number of tokens, of prompts or of drafts to be verified.
+        shape: tokens of the pass.
+        hardware: the hardware that it runs on.
 
     Raises:
-        ConfigError: no such hardware, or no such shape.
+        ConfigError: there is no such hardware, or the shape is impossible.
     """
     is_possible = 1 <= shape.sequences <= shape.tokens and shape.context >= 0
     match op:
@@ -82,43 +82,45 @@ def predict(op: Op, shape: ForwardPassShape, hardware: Hardware) -> float:
 
 @cache
 def predictor(hardware: Hardware) -> PassSeconds:
-    """Return the same for the inner loop: a function of (decode rows, other new tokens, context tokens, sequences of the other tokens = 1).
+    """Return a fast form of ``predict``, for inner loops.
 
     Returns:
-        Seconds of one forward pass over all of it, 0.0 for nothing; nothing is checked. The context is that of all sequences, decoding or
-        not, and is taken to be shared equally.
+        A function of (decode rows, other new tokens, context tokens, sequences of the other tokens = 1) to the seconds of one forward pass
+        over all of it, 0.0 for none. It checks nothing. The context is that of all sequences, and is taken to be shared equally.
 
     Raises:
-        ConfigError: no such hardware.
+        ConfigError: there is no such hardware.
     """
     gpu, layer_ms = _table(hardware)
     return forward_pass(gpu, MODELS[hardware.model], layer_ms, hardware.tensor_parallel, hardware.engine)
 
 
 def memory_tokens(hardware: Hardware, *, usable: float = 0.9) -> int:
-    """Tokens whose keys and values fit beside the weights.
+    """Return the number of tokens that the cache has memory for beside the weights.
 
     Args:
-        hardware: what the model runs on.
-        usable: share of the memory that weights and cache may take; the rest is for activations (vLLM's default).
+        hardware: the hardware that the model runs on.
+        usable: share of the memory for weights and cache; the rest is for activations (vLLM's default).
 
     Raises:
-        ConfigError: no such hardware, or not even the weights fit.
+        ConfigError: there is no such hardware, or the weights don't fit.
     """
     gpu, _ = _table(hardware)
     model = MODELS[hardware.model]
     memory = usable * gpu.memory * hardware.tensor_parallel
     if memory - model.weight_bytes < model.cache_bytes:
         where = f"{hardware.model} on {hardware.tensor_parallel} {hardware.gpu}"
-        raise ConfigError(f"{where}: expected room for {model.weight_bytes / 1e9:.0f} GB of weights and a cache, got {memory / 1e9:.0f} GB")
+        raise ConfigError(
+            f"{where}: expected memory for {model.weight_bytes / 1e9:.0f} GB of weights and a cache, got {memory / 1e9:.0f} GB"
+        )
     return int((memory - model.weight_bytes) // model.cache_bytes)
 
 
 def describe(hardware: Hardware) -> str:
-    """Return what of the prediction was measured, where, and what stands in for what wasn't.
+    """Return a text about the measurements of a prediction, their source, and the substitutes for what was not measured.
 
     Raises:
-        ConfigError: no such hardware.
+        ConfigError: there is no such hardware.
     """
     gpu, _ = _table(hardware)
     twin = _SAME_LAYERS.get(hardware.model)

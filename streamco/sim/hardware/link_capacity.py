@@ -1,8 +1,8 @@
-"""How many bytes a link carries, in virtual time: a rate, or when a recorded link could send.
+"""Capacity of a link in virtual time: a fixed rate, or the times at which a recorded link could send.
 
-What is sent queues: bytes leave one behind the other, and none are dropped. Recordings are Mahimahi's ("Mahimahi: Accurate
-Record-and-Replay for HTTP", Netravali et al., USENIX ATC 2015): whoever waits at an opportunity shares its 1500 bytes, and an opportunity
-that nobody waits for is gone.
+Sent bytes queue: they leave one after the other, and none are dropped. Recordings are Mahimahi's ("Mahimahi: Accurate Record-and-Replay for
+HTTP", Netravali et al., USENIX ATC 2015): the bytes that wait at an opportunity share its 1500 bytes, and an opportunity without waiting
+bytes is lost.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from streamco.errors import ConfigError
 __all__ = ["HEADERS", "PACKET", "SEGMENT", "FixedRate", "RecordedCapacity", "LinkTrace", "read_link_trace"]
 
 SEGMENT = 1460  # bytes of a packet without headers
-HEADERS = 40  # of IPv4 and TCP
-PACKET = SEGMENT + HEADERS  # what a trace counts
+HEADERS = 40  # bytes of the headers of IPv4 and TCP
+PACKET = SEGMENT + HEADERS  # bytes of a packet that a trace counts
 
 
 class FixedRate:
-    """So many bytes a second.
+    """Capacity of a fixed number of bytes a second.
 
     Args:
         mbps: megabits a second.
@@ -36,27 +36,27 @@ class FixedRate:
 
     def __init__(self, mbps: float) -> None:
         self._bytes_per_s = mbps * 1e6 / 8.0
-        self._free = 0.0  # when what was sent before has left
+        self._free = 0.0  # time at which all earlier bytes have left
 
     def send(self, now: float, size: int) -> float:
-        """When the last of so many bytes has left."""
+        """Return the time at which the last of ``size`` bytes has left."""
         self._free = max(now, self._free) + size / self._bytes_per_s
         return self._free
 
 
 class LinkTrace:
-    """A recorded link: opportunities to send a packet of 1500 bytes, over and over. They lie evenly in their bins.
+    """A recorded link: opportunities to send a packet of 1500 bytes, evenly spaced in their bins and repeated for ever.
 
     Args:
-        counts: opportunities by bin.
-        width: of a bin, seconds.
-        source: what errors call it.
+        counts: number of opportunities in each bin.
+        width: seconds of a bin.
+        source: name of the trace in errors.
 
     Attributes:
         period: seconds until it repeats.
 
     Raises:
-        ConfigError: nothing could ever be sent.
+        ConfigError: there are no opportunities.
     """
 
     def __init__(self, counts: Sequence[int], width: float, *, source: str = "trace") -> None:
@@ -67,22 +67,22 @@ class LinkTrace:
         self._times = array("d", ((index + (one + 0.5) / count) * width for index, one, count in indices))
 
     def first(self, at: float) -> int:
-        """Return the number of the first opportunity at ``at`` seconds or later."""
+        """Return the number of the first opportunity at ``at`` seconds or later, over all repetitions."""
         rounds, rest = divmod(at, self.period)
         return int(rounds) * len(self._times) + bisect_left(self._times, rest)
 
     def time(self, number: int) -> float:
-        """When an opportunity is, seconds."""
+        """Return the seconds of an opportunity, by its number."""
         rounds, index = divmod(number, len(self._times))
         return rounds * self.period + self._times[index]
 
 
 @cache
 def read_link_trace(path: Path) -> LinkTrace:
-    """Return a recording, read once however many links share it.
+    """Return a recording, which is read once for all links.
 
     Raises:
-        ConfigError: no file, or not such a recording.
+        ConfigError: there is no such file, or it is no recording.
     """
     try:
         with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
@@ -115,7 +115,7 @@ class RecordedCapacity:
         self._left = 0  # bytes that it can still take
 
     def send(self, now: float, size: int) -> float:
-        """When the last of so many bytes has left."""
+        """Return the time at which the last of ``size`` bytes has left."""
         if now > self._sent:
             self._number = max(self._number, self._trace.first(now + self._offset) - 1)
             self._left = 0

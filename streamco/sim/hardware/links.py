@@ -1,19 +1,19 @@
-"""What is between a device and a server, in virtual time: how long bytes take that are sent now.
+"""Links between devices and servers in virtual time: the delay of bytes that are sent now.
 
-A connection is TCP's: each direction has its own state, and nothing overtakes. A direction adds up
+A connection is TCP's: each direction has its own state, and no frame overtakes another. The delay of a direction is the sum of
 
-- the queue (``capacity``): bytes leave one behind the other, headers too, as in ``testing.link``;
-- half the round trip, and jitter around it: a gamma distribution of shape 2, shifted so that its mean is half the round trip, as one-way
-  delays on the internet are skewed to the right of a floor. Where jitter is so large that the floor would be below 0, the floor is 0 and
-  the shape smaller. Of two that cross, the later one waits: so what is seen of jitter is less where much is sent;
-- losses. A packet with others behind it in its frame is missed, and sent again, a round trip later (fast retransmit). The last one of a
-  frame is noticed by a timer: the tail loss probe of RFC 8985, 7.2, two round trips. For a lone packet, as a draft or a verdict is, the
-  RFC adds the longest time an acknowledgement may be held back, 200 ms in Linux, and no probe comes after the retransmission timeout,
-  which Linux has at least 200 ms after the round trip. So a lone packet's loss costs a round trip and 200 ms, unless the same side goes on
-  sending and the next frame shows the gap: a direction that sent twice in a row is taken for a stream that goes on at the same pace. What
-  is sent again may be lost again, and the timeout doubles (RFC 6298, 5.5).
+- the queue (``link_capacity``): bytes leave one after the other, headers too, as in ``testing.link_proxy``;
+- half the round trip, with jitter. The jitter has a gamma distribution of shape 2, shifted so that its mean is half the round trip, because
+  one-way delays on the internet are skewed to the right of a floor. If the jitter is so large that the floor would be below 0, the floor is
+  0 and the shape is smaller. If a frame would overtake another, it waits, so jitter has less effect when many frames are sent;
+- losses. If other packets of its frame follow a lost packet, the loss is noticed and the packet is sent again a round trip later (fast
+  retransmit). A timer notices the loss of the last packet of a frame: the tail loss probe of RFC 8985, 7.2, after two round trips. For a
+  lone packet, such as a draft or a verdict, the RFC adds the longest time that an acknowledgement may be held back, 200 ms in Linux. No
+  probe comes after the retransmission timeout, which in Linux is at least 200 ms after the round trip. So the loss of a lone packet costs a
+  round trip and 200 ms, unless the same side sends on and the next frame shows the gap. A direction that sent twice in a row is taken for a
+  stream that continues at the same pace. A packet that is sent again may be lost again, and then the timeout doubles (RFC 6298, 5.5).
 
-Not here: slow start, as frames are smaller than the ten packets it begins with; and that losses slow the sender down.
+Not modelled: slow start, because frames are smaller than the ten packets it begins with; and that losses slow the sender down.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from streamco.sim.hardware.link_capacity import HEADERS, SEGMENT, FixedRate, Rec
 
 __all__ = ["ConstantLink", "LinkOptions", "SimulatedLink", "TcpLink", "simulated_link"]
 
-MIN_TIMEOUT = 0.2  # seconds; Linux adds them to the round trip, and to the probe of a lone packet
-APART = 1e-9  # seconds from one arrival to the next, at least: sums of times are rounded, and still nothing may overtake
-_SHAPE = 2.0  # of the gamma distribution
+MIN_TIMEOUT = 0.2  # seconds that Linux adds to the round trip, and to the probe of a lone packet
+APART = 1e-9  # minimum seconds from one arrival to the next, so that rounded sums of times let no frame overtake another
+_SHAPE = 2.0  # shape of the gamma distribution
 
 
 class LinkOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A link as an experiment describes it.
+    """Options of a link.
 
     Args:
-        rtt_ms: mean of a round trip without payload.
-        jitter_ms: how far a one-way delay is from its mean, on average; at most half of ``rtt_ms``, its mean.
+        rtt_ms: mean milliseconds of a round trip without payload.
+        jitter_ms: mean deviation of a one-way delay from its mean, in milliseconds; at most half of ``rtt_ms``.
         loss: probability that a packet is lost, up to 0.5.
-        up_mbps, down_mbps: megabits a second from the device, and to it; None: any number.
-        up_trace, down_trace: instead of a rate, a recording as Mahimahi's: a CSV file, also gzipped, with the columns ``t_ms`` (equal bins)
-            and ``packets_1500B`` (packets that could be sent in the bin). Repeated from its beginning.
-        trace_offset_s: where in the recordings the link begins; None: anywhere, so that devices don't fade together.
+        up_mbps, down_mbps: megabits a second from the device, and to it; None: no limit.
+        up_trace, down_trace: instead of a rate, a recording like Mahimahi's: a CSV file, also gzipped, with the columns ``t_ms`` (equal
+            bins) and ``packets_1500B`` (packets that could be sent in the bin). It is repeated from its beginning.
+        trace_offset_s: second of the recordings at which the link begins; None: a random one, so that devices don't fade together.
     """
 
     rtt_ms: float = 10.0  # DSD 5.1, its typical case
@@ -74,22 +74,25 @@ class LinkOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class SimulatedLink(Protocol):
-    """One connection's; called in the order of time."""
+    """Delays of one connection; its methods are called in the order of time."""
 
     def delay(self, now: float, payload: int, *, is_up: bool) -> float:
-        """Seconds from sending to arrival of so many bytes sent now.
+        """Return the seconds from sending to arrival.
 
         Args:
-            is_up: from the device to the server.
+            now: time of sending, seconds.
+            payload: number of bytes.
+            is_up: True from the device to the server.
         """
         ...
 
 
 def simulated_link(options: LinkOptions, rng: Random) -> SimulatedLink:
-    """Return the simplest link that does what the options say.
+    """Return the simplest link that has all features of the options.
 
     Args:
-        rng: for jitter, losses and where a recording begins.
+        options: options of the link.
+        rng: random source for jitter, losses and the beginning of a recording.
 
     Raises:
         ConfigError: a recording can't be read.
@@ -100,10 +103,10 @@ def simulated_link(options: LinkOptions, rng: Random) -> SimulatedLink:
 
 
 class ConstantLink:
-    """Half the round trip, always.
+    """Link with a constant delay, half the round trip.
 
     Args:
-        rtt: seconds.
+        rtt: seconds of a round trip.
     """
 
     __slots__ = ("_half",)
@@ -112,12 +115,12 @@ class ConstantLink:
         self._half = rtt / 2.0
 
     def delay(self, now: float, payload: int, *, is_up: bool) -> float:
-        """See ``SimulatedLink``."""
+        """Return the delay; see ``SimulatedLink``."""
         return self._half
 
 
 class TcpLink:
-    """All of it; arguments as of ``simulated_link``."""
+    """Link with all features of the options; see ``simulated_link`` for the arguments."""
 
     __slots__ = ("_down", "_since", "_up", "_was_up")
 
@@ -126,7 +129,7 @@ class TcpLink:
         period = max((trace.period for trace in traces if trace is not None), default=0.0)
         offset = options.trace_offset_s
         if offset is None and period:
-            offset = rng.uniform(0.0, period)  # one for both directions: they were recorded together
+            offset = rng.uniform(0.0, period)  # the same for both directions, which were recorded together
         self._up, self._down = (
             _Direction(
                 options, rng, RecordedCapacity(trace, offset or 0.0) if trace is not None else None if mbps is None else FixedRate(mbps)
@@ -137,14 +140,14 @@ class TcpLink:
         self._since = 0.0
 
     def delay(self, now: float, payload: int, *, is_up: bool) -> float:
-        """See ``SimulatedLink``."""
+        """Return the delay; see ``SimulatedLink``."""
         pace = now - self._since if is_up is self._was_up and now > self._since else math.inf  # until the next frame of a stream
         self._was_up, self._since = is_up, now
         return (self._up if is_up else self._down).delay(now, payload, pace)
 
 
 class _Direction:
-    """One way; ``queue`` None: as many bytes as there are leave at once."""
+    """One direction of a link; ``queue`` None: all bytes leave at once."""
 
     __slots__ = ("_floor", "_last", "_lone", "_loss", "_probe", "_queue", "_rng", "_rtt", "_scale", "_shape", "_timeout")
 
@@ -155,12 +158,12 @@ class _Direction:
         self._loss = options.loss
         self._rng = rng
         self._queue = queue
-        self._timeout = rtt + max(MIN_TIMEOUT, 4.0 * math.sqrt(2.0) * jitter)  # of the round trip, two delays deviate
+        self._timeout = rtt + max(MIN_TIMEOUT, 4.0 * math.sqrt(2.0) * jitter)  # two delays of a round trip deviate
         self._probe, self._lone = min(2.0 * rtt, self._timeout), min(2.0 * rtt + MIN_TIMEOUT, self._timeout)
-        self._last = -APART  # when what was sent before arrives
+        self._last = -APART  # time at which the frame before arrives
 
     def delay(self, now: float, payload: int, pace: float) -> float:
-        """See ``SimulatedLink``; ``pace``: seconds until the next frame of this direction, if it is a stream."""
+        """Return the delay; ``pace``: seconds until the next frame of this direction, if it is a stream."""
         packets = -(-payload // SEGMENT) or 1
         arrival = self._floor + (now if self._queue is None else self._queue.send(now, payload + HEADERS * packets))
         if self._scale:
@@ -171,9 +174,9 @@ class _Direction:
         return self._last - now
 
     def _loss_delay(self, packets: int, pace: float) -> float:
-        """Seconds more, for what is lost and sent again."""
+        """Return the additional seconds of losses and retransmissions."""
         rng, loss = self._rng, self._loss
-        if rng.random() < loss:  # the last one
+        if rng.random() < loss:  # the last packet
             seconds = min(self._lone if packets == 1 else self._probe, pace + self._rtt)
         elif packets > 1 and rng.random() < 1.0 - (1.0 - loss) ** (packets - 1):
             seconds = self._rtt
@@ -187,7 +190,7 @@ class _Direction:
 
 
 def _gamma(mean: float, deviation: float) -> tuple[float, float, float]:
-    """Floor, shape and scale of a gamma distribution of that mean and that mean deviation, seconds; a scale of 0: always the mean."""
+    """Return floor, shape and scale of a gamma distribution with this mean and mean deviation, seconds; scale 0: always the mean."""
     if not deviation:
         return mean, _SHAPE, 0.0
     if deviation <= mean * _relative(_SHAPE):
@@ -201,5 +204,5 @@ def _gamma(mean: float, deviation: float) -> tuple[float, float, float]:
 
 
 def _relative(shape: float) -> float:
-    """Mean deviation of a gamma distribution, in parts of its mean: 2 k^k e^-k / k!"""
+    """Return the mean deviation of a gamma distribution as a share of its mean: 2 k^k e^-k / k!"""
     return 2.0 * math.pow(shape, shape) * math.exp(-shape) / math.gamma(shape + 1.0)

@@ -1,19 +1,19 @@
-"""What one forward pass of a transformer costs on GPUs: measured where it was measured, a roofline where it wasn't.
+"""Time of a transformer's forward pass on GPUs: from measurements if there are any, else from a roofline.
 
-A pass reads ``new`` tokens of several sequences behind what is in their caches. Its time is a sum over the layers, split over the GPUs by
+A pass reads ``new`` tokens of several sequences after those in their caches. Its time is a sum over the layers, split over the GPUs by
 tensor parallelism:
 
-* linear operators (projections, MLP, norms, rope): measured by tokens in the batch, see ``tools/make_gpu_profiles.py``. They are flat while
-  the weights have to be read for few tokens, then linear.
-* attention, a roofline: decoding reads the cache at the memory's bandwidth; a prefill of l tokens does 4 l^2 d FLOPs at the rate of the
-  linear operators. The half that the mask hides is counted too, as attention gets about half of their rate.
+* linear operators (projections, MLP, norms, rope): measured by tokens in the batch, see ``tools/make_gpu_profiles.py``. Their time is
+  constant while the weights are read for few tokens, and then linear.
+* attention, a roofline: decoding reads the cache at the memory's bandwidth. A prefill of l tokens does 4 l^2 d FLOPs at the rate of the
+  linear operators. The half that the mask hides is counted too, because attention gets about half of their rate.
 * all-reduce, two a layer: a ring moves 2 (n - 1) / n of ``new`` hidden states over a share of the link's bandwidth.
-* gaps: what each layer takes beside that, small kernels of attention and the latency of the all-reduces included.
+* gaps: the rest of each layer's time, which includes small kernels of attention and the latency of the all-reduces.
 
-The host launches each kernel, so a pass takes at least the host's time for all layers; many steps of large GPUs wait for it. Its work for
-each sequence (scheduling, sampling) comes on top. An engine that replays CUDA graphs has neither.
+The host launches each kernel, so a pass takes at least the host's time for all layers, and many steps of large GPUs wait for it. The host's
+work for each sequence (scheduling, sampling) is added. An engine that replays CUDA graphs has neither.
 
-The embedding is in the measured tables; the head is its matrix, read once.
+The embedding is in the measured tables. The head is its matrix, read once.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from msgspec import Struct
 __all__ = ["MODELS", "Engine", "Gpu", "PassSeconds", "Transformer", "all_reduce_seconds", "forward_pass"]
 
 Engine = Literal["eager", "graphs"]
-_BYTES = 2  # of a weight, an activation, a cached value: half precision
+_BYTES = 2  # bytes of a weight, an activation or a cached value: half precision
 
 
 class PassSeconds(Protocol):
-    """How long one forward pass takes."""
+    """Function to the seconds of one forward pass."""
 
     def __call__(self, rows: int, tokens: int, context: int, sequences: int = 1) -> float:
-        """Seconds; nothing is checked.
+        """Return the seconds of a pass; nothing is checked.
 
         Args:
-            rows: sequences that decode a token.
-            tokens: other new ones: of prompts, or of drafts to be verified.
-            context: in the caches of all sequences.
-            sequences: that the other tokens belong to, in equal parts.
+            rows: number of sequences that decode a token.
+            tokens: other new tokens: of prompts, or of drafts to be verified.
+            context: tokens in the caches of all sequences.
+            sequences: number of sequences that have equal parts of the other tokens.
         """
         ...
 
@@ -50,13 +50,13 @@ class Transformer(Struct, frozen=True, kw_only=True):
     """The sizes of a decoder.
 
     Args:
-        layers: of attention and MLP.
-        width: of the hidden state, d_model.
+        layers: number of layers of attention and MLP.
+        width: width of the hidden state, d_model.
         feed_forward: width inside the MLP.
-        vocabulary: tokens.
-        heads: of attention.
-        kv_heads: heads of keys and values; fewer than ``heads``: grouped queries.
-        matrices: of an MLP: 3 with a gate (SwiGLU), 2 without.
+        vocabulary: number of tokens in the vocabulary.
+        heads: number of attention heads.
+        kv_heads: number of heads of keys and values; fewer than ``heads`` with grouped queries.
+        matrices: matrices of an MLP: 3 with a gate (SwiGLU), 2 without.
     """
 
     layers: int
@@ -75,12 +75,12 @@ class Transformer(Struct, frozen=True, kw_only=True):
 
     @property
     def weight_bytes(self) -> int:
-        """Of the whole model in half precision, embedding and head included."""
+        """Bytes of the whole model in half precision, embedding and head included."""
         return _BYTES * (self.layers * self.layer_weights + 2 * self.vocabulary * self.width)
 
     @property
     def cache_bytes(self) -> int:
-        """Keys and values of one token in all layers."""
+        """Bytes of the keys and values of one token in all layers."""
         return _BYTES * 2 * self.layers * self.width * self.kv_heads // self.heads
 
 
@@ -102,23 +102,23 @@ MODELS: Mapping[str, Transformer] = {
 
 
 class Gpu(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is known of a GPU and of the machine around it; a packaged file holds one.
+    """Measurements of a GPU and of the machine around it; each packaged file has one.
 
     Args:
-        name: as in ``Hardware``.
-        title: as its maker calls it.
-        source: who measured, and where it is published.
-        license: of the measurements.
-        note: what was scaled or assumed.
+        name: name of the GPU in ``Hardware``.
+        title: its maker's name for it.
+        source: source of the measurements.
+        license: licence of the measurements.
+        note: values that were scaled or assumed.
         memory: bytes of one GPU.
         bandwidth: bytes a second of its memory, as published.
         link: bytes a second to the other GPUs, each way, as published.
-        gap: seconds a layer beside its operators.
+        gap: seconds that each layer takes besides its operators.
         all_reduce: (bytes of a message, share of ``link`` that it gets) points, ascending; linear in time between them.
         host_decode: seconds the host needs to launch a layer when all rows decode.
         host_prefill: the same for a pass that reads other tokens too.
         host_row: seconds of the host for each sequence of a pass.
-        tokens: of a batch, ascending: the points of the tables.
+        tokens: tokens of a batch at the points of the tables, ascending.
         layer_ms: milliseconds of a layer's linear operators at these points, by model and tensor parallelism.
     """
 
@@ -140,7 +140,7 @@ class Gpu(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def all_reduce_seconds(gpu: Gpu, message: float, ways: int) -> float:
-    """Return one all-reduce of so many bytes among so many GPUs, its latency left out."""
+    """Return the seconds of one all-reduce of ``message`` bytes among ``ways`` GPUs, without its latency."""
     if ways == 1:
         return 0.0
     points = [(0.0, 0.0), *((size, size / share) for size, share in gpu.all_reduce)]
@@ -148,14 +148,14 @@ def all_reduce_seconds(gpu: Gpu, message: float, ways: int) -> float:
 
 
 def forward_pass(gpu: Gpu, model: Transformer, layer_ms: Sequence[float], ways: int, engine: Engine = "eager") -> PassSeconds:
-    """Seconds of a forward pass as a function that is fast to call.
+    """Return a function to the seconds of a forward pass that is fast to call.
 
     Args:
-        gpu: of which the machine has ``ways``.
-        model: what runs on it.
-        layer_ms: of a layer's linear operators at ``gpu.tokens``.
+        gpu: the GPU, of which the machine has ``ways``.
+        model: sizes of the model.
+        layer_ms: milliseconds of a layer's linear operators at ``gpu.tokens``.
         ways: tensor parallelism.
-        engine: launches each kernel, or replays graphs of them.
+        engine: ``eager`` launches each kernel, ``graphs`` replays graphs of them.
     """
     linear = _Line([(tokens, ms / 1000.0) for tokens, ms in zip(gpu.tokens, layer_ms, strict=True)])
     state = _BYTES * model.width
@@ -193,7 +193,7 @@ def forward_pass(gpu: Gpu, model: Transformer, layer_ms: Sequence[float], ways: 
 
 
 class _Line:
-    """Linear between points, the last slope beyond them, and the first value before them."""
+    """Function that is linear between points, has the last slope beyond them, and the first value before them."""
 
     __slots__ = ("_offsets", "_slopes", "_starts")
 

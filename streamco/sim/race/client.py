@@ -1,7 +1,8 @@
-"""One client with one service and one device, answer by answer: the client's own dispatcher, learners and session machine (DiSCo 4).
+"""Simulated client with one service and one device, which answers request after request (DiSCo 4).
 
-Simulated are the two endpoints alone (``sim.models``); who starts when, who wins, when the answer moves and what is learned of it is
-decided by the objects that a live client has. The dice of each request are its own, so that contenders meet the same requests.
+Only the two endpoints are simulated (``sim.race.endpoints``). The dispatcher, the learners and the race machine are those of a live
+client: they decide which endpoint starts when, which one wins, when the answer migrates and what is learned. Each request has a random
+source of its own, so that all contenders meet the same requests.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ from streamco.sim.race.session import Opening, SimulatedRace, SimulatedStream
 
 __all__ = ["RequestDraw", "SimulatedClient", "RaceOutcome", "draw_request"]
 
-ROUND_TRIP = 0.1  # seconds; from a home to a data centre and back, TLS records included
+ROUND_TRIP = 0.1  # seconds from a home to a data centre and back, TLS records included
 CANCEL_TAKES = 0.01  # seconds; bench/engine.py measures 1 to 7 ms
 _CAPACITY = round(Limits().lookahead * READING)
 
 
 class RequestDraw(NamedTuple):
-    """One request with all its dice thrown, the same for every contender.
+    """One request with everything random in it drawn: the same for every contender.
 
     Args:
-        answer: how long it is.
+        answer: lengths of the prompt and the answer.
         reply: how the service behaves.
-        seed: of what is left to chance, the device's jitter.
+        seed: seed of what is still to be drawn, the device's jitter.
     """
 
     answer: SimulatedAnswer
@@ -49,7 +50,7 @@ class RequestDraw(NamedTuple):
 
 
 def draw_request(seed: str, lengths: RequestLengths, service: ServiceModel, max_tokens: int | None) -> RequestDraw:
-    """Return one request: a prompt with its answer meets a fate of the service by chance."""
+    """Return one request: a drawn prompt and answer, and a drawn reply of the service."""
     rng = Random(seed)
     prompt, tokens = lengths.draw(rng)
     reply = service.draw(rng)
@@ -57,7 +58,7 @@ def draw_request(seed: str, lengths: RequestLengths, service: ServiceModel, max_
 
 
 class _Endpoint:
-    """What a dispatcher wants to know of an endpoint."""
+    """The part of an endpoint that a dispatcher reads."""
 
     def __init__(self, name: str, capabilities: Capabilities, prices: TokenPrices, engine: object = None) -> None:
         self.name = self.kind = name
@@ -84,13 +85,13 @@ class _Server(SimulatedServer):
 
 
 class RaceOutcome(NamedTuple):
-    """One answer that is over.
+    """Outcome of one race, after its answer has ended.
 
     Args:
-        machine: that made it.
-        session: with the deliveries.
-        dispatched: what was decided.
-        device, server: what either has done.
+        machine: the race machine.
+        session: the driver, which has the deliveries.
+        dispatched: the dispatch decision.
+        device, server: tokens that each endpoint has read and made.
         cost: US dollars, energy at the exchange rate included; None: prices or shape are not known.
     """
 
@@ -103,24 +104,24 @@ class RaceOutcome(NamedTuple):
 
     @property
     def ttft(self) -> float:
-        """Seconds."""
-        assert self.machine.meter.first is not None, "it is a whole answer"
+        """Seconds from the request to the first token."""
+        assert self.machine.meter.first is not None, "the answer is whole"
         return self.machine.meter.first
 
 
 class SimulatedClient:
-    """A client whose requests come one after the other.
+    """A client that makes one request after the other.
 
     Args:
-        dispatcher: with what it knows from before.
-        speed: of the device, as it really is.
-        prices: of the service; None: not known.
-        shape: of the device's model; None: not known.
+        dispatcher: the live client's dispatcher, with what it already knows.
+        speed: actual speed of the device.
+        prices: prices of the service; None: not known.
+        shape: shape of the device's model; None: not known.
         exchange_rate: lambda, US dollars per million GFLOPs.
-        migration: how answers move; None: they stay where they are.
-        pace: tokens per second at the reader; None: whatever comes goes out at once, and moves are planned for a virtual reader.
-        burst: tokens an event where nothing is decided by them: behind a change, and in answers that stay.
-        server_burst: tokens of the service that come together, elsewhere.
+        migration: how answers migrate; None: they stay at their endpoint.
+        pace: tokens per second at the reader; None: tokens are delivered at once, and migrations are planned for a virtual reader.
+        burst: tokens an event when no decision depends on them: after a migration, and in answers that can't migrate.
+        server_burst: tokens of the service that come together, in all other cases.
         reader_rate: tokens per second of the virtual reader.
     """
 
@@ -154,7 +155,7 @@ class SimulatedClient:
         self.endpoints: Mapping[str, Any] = {"device": self._device, "server": self._server}
 
     def run(self, draw: RequestDraw) -> RaceOutcome:
-        """Return one answer, to its end and that of all work for it; the client learns from it."""
+        """Run one request until all work for it has ended, and let the client learn from it."""
         answer = draw.answer
         request = Request(prompt_ids=range(answer.prompt_tokens))
         dispatched = self.dispatcher.decide(request, self._device, [self._server], {})
@@ -208,7 +209,7 @@ class SimulatedClient:
 
 
 def _engine(shape: ModelShape | None) -> object:
-    """Return what tells a dispatcher the shape of the device's model."""
+    """Return an engine as the dispatcher reads it: it has the shape of the device's model. None: the shape is not known."""
     if shape is None:
         return None
     info = SimpleNamespace(

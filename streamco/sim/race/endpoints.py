@@ -1,10 +1,10 @@
-"""Endpoints that are numbers: how soon they answer, how fast they write, what they have to read, and what that takes of them.
+"""Simulated endpoints of a race, which have times and token counts but no text.
 
-They know how long the answer is, not what it says, so every token is the same chunk. A session of a hundred tokens takes some milliseconds,
-and hundreds of thousands can be run. ``sim.writer`` is for what the text goes through.
+They know how long the answer is and not its words, so every token is the same chunk. A race of a hundred tokens takes some milliseconds to
+simulate, so hundreds of thousands can be run. ``bench/simulated_writer.py`` has an endpoint that writes text.
 
-What an endpoint did is counted where it is done: tokens read and made for a race that was lost, behind a change of endpoints or while a
-cancel was under way are in the counts, whether or not a client ever hears of them.
+Each endpoint counts its own work. Tokens that it read and made for a lost race, after a migration or while a cancel was on its way are
+counted, even if the client never receives them.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from streamco.sim.race.session import Opening, SimulatedStream
 __all__ = ["SimulatedAnswer", "SimulatedDevice", "SimulatedServer", "UsageCounter"]
 
 _TOKEN = ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(content="word "))])
-_SLACK = 1e-9  # tokens; sums of gaps stray by less
+_SLACK = 1e-9  # tokens; the rounding error of summed gaps is smaller
 
 
 class SimulatedAnswer(Struct, frozen=True, kw_only=True):
-    """A request and its answer, in tokens.
+    """Lengths of a request and its answer, in tokens.
 
     Args:
-        prompt_tokens: of the request.
-        tokens: of the whole answer, whoever writes it.
-        max_tokens: where it is cut off; None: nowhere.
+        prompt_tokens: tokens of the prompt.
+        tokens: tokens of the whole answer, the same at both endpoints.
+        max_tokens: length at which the answer is cut off; None: never.
     """
 
     prompt_tokens: int
@@ -47,22 +47,22 @@ class SimulatedAnswer(Struct, frozen=True, kw_only=True):
 
     @property
     def made(self) -> int:
-        """Tokens that are written at most."""
+        """Tokens of the answer after it is cut off."""
         return self.tokens if self.max_tokens is None else min(self.tokens, self.max_tokens)
 
     @property
     def finish_reason(self) -> str:
-        """How it ends."""
+        """Finish reason of the answer: ``stop``, or ``length`` if it is cut off."""
         return "stop" if self.made == self.tokens else "length"
 
 
 class UsageCounter:
-    """What an endpoint has done so far.
+    """Tokens that one endpoint has read and made so far.
 
     Attributes:
-        read: prompt tokens, as a server bills them and as a device computes them: what a device has kept it does not compute again.
-        cached: of those, tokens a server had in its cache.
-        made: completion tokens, those nobody got included.
+        read: prompt tokens that a server bills, or that a device computes: a device does not compute again what it has kept.
+        cached: the part of ``read`` that a server had in its cache.
+        made: completion tokens, including those that were never delivered.
     """
 
     __slots__ = ("cached", "made", "read")
@@ -72,23 +72,23 @@ class UsageCounter:
 
 
 class SimulatedDevice:
-    """A device: reads k l + c seconds for l tokens it has not kept, and keeps what it has read and written; see ``SimulatedSource``.
+    """Simulated device. It reads l tokens in k l + c seconds, and keeps what it has read and written; see ``SimulatedSource``.
 
     Args:
-        name: what the session calls it.
-        speed: k, c, jitter and decode rate. Each reading has a jitter of its own.
-        rng: for the jitter.
-        answer: what it writes.
-        chunk: tokens it reads at once; a cancel loses what of one has been read.
-        burst: tokens an event, behind the first.
+        name: name of the endpoint in the race.
+        speed: k, c, jitter and decode rate. The jitter is drawn for each prefill.
+        rng: random source for the jitter.
+        answer: the answer that it writes.
+        chunk: tokens of a prompt that it reads at once; a cancel loses a chunk that is not read whole.
+        burst: tokens an event, after the first token.
         cancel_takes: seconds a cancel needs.
 
     Attributes:
-        work: what it has done.
-        kept: tokens of prompt and answer it need not read again.
+        work: tokens that it has read and made.
+        kept: tokens of prompt and answer that it need not read again.
 
     Raises:
-        ConfigError: the speed has no decode rate, or a burst below 1.
+        ConfigError: the speed has no decode rate, or the burst is below 1.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class SimulatedDevice:
         self._rng = rng
 
     def open(self, env: simpy.Environment, emit: Callable[[Event], None], command: Opening) -> SimulatedStream:
-        """Begin the answer, go on with it, or only read it."""
+        """Start the answer, continue it, or only read the prompt and the partial answer."""
         position = _position(command)
         length = self.answer.prompt_tokens + position
         fresh = max(1, length - self.kept)  # the last token is always computed: its logits are needed
@@ -142,23 +142,23 @@ class SimulatedDevice:
 
 
 class SimulatedServer:
-    """A server: its first token comes when it comes, whatever the length (DiSCo section 3); see ``SimulatedSource``.
+    """Simulated server. Its time to first token does not depend on the prompt's length (DiSCo section 3); see ``SimulatedSource``.
 
     Args:
-        name: what the session calls it.
-        ttft: seconds to the first token: a distribution, or recorded ones, taken in order, one an opening, from the first again at the end.
-        rate: tokens per second it writes.
-        rng: for the distribution.
-        answer: what it writes.
-        pre_copy: "warm": what it is told to read is cached afterwards, and billed with one token; "none": it takes no such request.
-        rtt: seconds; a cancel takes so long, and until then it goes on, and bills it.
-        burst: tokens an event, behind the first.
+        name: name of the endpoint in the race.
+        ttft: seconds to the first token: a distribution, or recorded times, of which each request takes the next, in a circle.
+        rate: tokens per second that it writes.
+        rng: random source for the distribution.
+        answer: the answer that it writes.
+        pre_copy: "warm": a pre-copied prefix is cached afterwards, and billed with one token; "none": it takes no such request.
+        rtt: seconds of a round trip; a cancel takes as long, and until then the server writes on and bills it.
+        burst: tokens an event, after the first token.
 
     Attributes:
-        work: what it bills.
+        work: tokens that it bills.
 
     Raises:
-        ConfigError: a rate that is not above zero, no times, a burst below 1, or pre_copy "append".
+        ConfigError: the rate is not above 0, there are no times, the burst is below 1, or pre_copy is "append".
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class SimulatedServer:
         self._gap = 1.0 / rate
 
     def open(self, env: simpy.Environment, emit: Callable[[Event], None], command: Opening) -> SimulatedStream:
-        """Begin the answer, go on with it, or read it into the cache."""
+        """Start the answer, continue it, or read the prompt and the partial answer into the cache."""
         position = _position(command)
         length = self.answer.prompt_tokens + position
         is_prepare = isinstance(command, PrepareStream)
@@ -213,10 +213,11 @@ class SimulatedServer:
 
 
 class _Stream:
-    """A first token, then the rest at a steady rate.
+    """A stream with a first token, and then the others at a steady rate.
 
-    ``account`` is told once, at the end or when a cancel has taken effect: seconds of work and tokens made. ``runs_on``: seconds of work
-    behind a cancel.
+    Args:
+        account: called once, at the end or on a cancel, with the seconds of work and the tokens made.
+        runs_on: seconds that the endpoint works on after a cancel.
     """
 
     def __init__(
@@ -249,7 +250,7 @@ class _Stream:
         call_at(env, first, self._emit_next)
 
     def cancel(self, released: Callable[[], None]) -> None:
-        """Stop it; the account is closed now, with what it will have done by the time the cancel takes effect."""
+        """Stop the stream. It is accounted now, with the work that it will have done when the cancel takes effect."""
         if not self._is_over:
             self._is_over = True
             elapsed = self._env.now - self._since + self._runs_on

@@ -1,11 +1,11 @@
 """``kind: race``: one user's requests to a service and a device that race for the first token (DiSCo).
 
-What decides is the live client's (``sim.racing``); this file tells an experiment what came of it. One request comes after the other, so
-arrivals don't matter, and the time to the first token is the race's alone.
+The live client decides (``sim.race.client``), and this module computes the metrics of an experiment. One request comes after the other, so
+arrivals don't matter, and the time to first token is that of the race alone.
 
-Quality is the virtual reader's (``core.meter``): it begins with the first token and takes so many tokens a second. The time between tokens
-is what this reader sees, over all answers together, as in DiSCo's Table 3; ``tpot`` is how fast answers were delivered. Where neither a
-pace nor a move depends on single tokens, an answer takes a few events, and its tokens' times are reckoned afterwards.
+Quality is measured at the virtual reader (``core.meter``), which begins with the first token and takes tokens at a fixed rate. The time
+between tokens is what this reader sees over all answers together, as in DiSCo's Table 3. ``tpot`` is how fast answers were delivered. If
+neither a pace nor a migration depends on single tokens, an answer takes a few events, and its tokens' times are computed afterwards.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from streamco.sim.race.options import RaceOptions, RacePolicy, find_lengths, fin
 
 __all__ = ["KIND", "Race", "RaceKind", "RaceRow"]
 
-_WHOLE = 1 << 20  # tokens an event, where nothing depends on them: a whole answer
-_STEP = 1e-4  # seconds; gaps between tokens are told apart so finely
+_WHOLE = 1 << 20  # tokens an event if nothing depends on them: a whole answer
+_STEP = 1e-4  # seconds; resolution of the gaps between tokens
 
 
 class RaceRow(RequestRow, frozen=True, kw_only=True):
-    """One answer; ``mode`` says who wrote it, in order, and ``device`` and ``server`` are 0 where they worked for it.
+    """Row of one answer. ``mode`` lists the endpoints that wrote it, in order; ``device`` and ``server`` are 0 if they worked for it.
 
     Args:
-        is_spent: the constrained side's budget was drawn on.
-        moves: planned changes of the endpoint.
-        delayed: tokens that came later than the virtual reader wanted them.
-        cost: US dollars, energy included; none: not known.
+        is_spent: True if the answer used the constrained side's budget.
+        moves: number of migrations.
+        delayed: tokens that came after the virtual reader wanted them.
+        cost: US dollars, energy included; None: not known.
     """
 
     is_spent: bool
@@ -50,7 +50,7 @@ class RaceRow(RequestRow, frozen=True, kw_only=True):
 
 
 class RaceKind:
-    """See ``scenario.Kind``."""
+    """The kind ``race``; see ``scenario.Kind``."""
 
     options = RaceOptions
     metrics: Mapping[str, Metric] = {
@@ -68,20 +68,20 @@ class RaceKind:
     columns = ("ttft_mean", "ttft_p99", "budget_share", "cost_per_1000", "tbt_p99", "delayed_mean", "moves_mean")
 
     def describe(self, options: RaceOptions) -> str:
-        """Return what they race for; who they are is varied more often than not, and the file has it."""
+        """Return a text about the requests alone: device and service are usually swept, and the file names them."""
         workload = options.workload
         lengths = "Alpaca prompts" if workload.lengths == "alpaca" else f"prompts as long as those of {workload.lengths}"
         limit = "" if workload.max_tokens is None else f", answers of {workload.max_tokens} tokens at most"
         return f"a device and a service race for {workload.requests} {lengths}, one after the other{limit}"
 
     def names(self, options: RaceOptions, scenario: Scenario) -> Iterator[Named]:
-        """Services and recorded lengths; devices and prices are known by then."""
+        """Yield services and recorded lengths; devices and prices were checked with the options."""
         service, lengths = options.world.service, options.workload.lengths
         yield Named(("world", "service"), repr(service), partial(find_service, service, scenario))
         yield Named(("workload", "lengths"), lengths, partial(find_lengths, lengths, scenario))
 
     def run(self, options: RaceOptions, scenario: Scenario, sink: Sink) -> Mapping[str, float]:
-        """Return the client's requests, one by one."""
+        """Run the client's requests, one after the other."""
         race = Race(options, scenario)
         for number in range(options.workload.warm_up):
             race.client.run(race.draw(f"warm-up {number}"))
@@ -96,14 +96,14 @@ KIND = RaceKind()
 
 
 class Race:
-    """A client, and what it meets.
+    """A simulated client with its device, service and length distributions.
 
     Args:
-        options: of the experiment.
-        scenario: for its seed and files.
+        options: options of the experiment.
+        scenario: gives the seed and locates files.
 
     Raises:
-        ConfigError: a name that is not known, or a file that isn't there.
+        ConfigError: a name is not known, or a file is missing.
     """
 
     def __init__(self, options: RaceOptions, scenario: Scenario) -> None:
@@ -118,7 +118,7 @@ class Race:
         self.client = self._client(policy)
 
     def draw(self, name: str) -> RequestDraw:
-        """Return one request, whoever races."""
+        """Return the request of this name, which does not depend on the policy."""
         return draw_request(f"{self._seed} {name}", self.lengths, self.service, self._max_tokens)
 
     def _client(self, policy: RacePolicy) -> SimulatedClient:
@@ -162,11 +162,11 @@ class Race:
         )
 
     def times(self, draw: RequestDraw, outcome: RaceOutcome) -> list[float] | None:
-        """When each token was delivered, seconds; None: none later than the virtual reader wanted it."""
+        """Return the seconds at which each token was delivered. None: no token came after the virtual reader wanted it."""
         if not self.is_coarse:
             return [time for time, delivery in outcome.session.deliveries for _ in delivery.chunks]
         decode = self.phone.speed.decode_tokens_per_s
-        assert decode is not None, "every device here has one"
+        assert decode is not None, "every simulated device has a decode rate"
         gap, burst = (1.0 / decode, 1) if outcome.machine.winner == "device" else (1.0 / draw.reply.rate, self.service.burst)
         if gap * burst * self.rate <= 1.0:
             return None
@@ -175,7 +175,7 @@ class Race:
 
 
 class RaceTotals:
-    """What many answers came to."""
+    """Sums and counts over the answers of a run."""
 
     def __init__(self) -> None:
         self._answers = self._tokens = self._spent = self._delayed = self._device_wins = 0
@@ -185,13 +185,12 @@ class RaceTotals:
         self._delayed_by_move: list[int] = []
 
     def add(self, race: Race, draw: RequestDraw, outcome: RaceOutcome, number: int) -> RaceRow:
-        """Return one answer more."""
+        """Count an answer, and return its row."""
         machine, dispatched = outcome.machine, outcome.dispatched
         constrained = dispatched.plan.constrained
         attempts = (*machine.past_attempts, *machine.attempts.values())
-        is_spent = any(
-            attempt.source == constrained and attempt.opened is not None for attempt in attempts
-        )  # as the client's account has it
+        # counted as the client's budget accounts it
+        is_spent = any(attempt.source == constrained and attempt.opened is not None for attempt in attempts)
         delayed = self._count_gaps(race.times(draw, outcome), machine.meter.tokens, 1.0 / race.rate)
         moves = [move.delayed_tokens for move in describe_hand_overs(machine, dispatched, race.client.endpoints) if move.is_planned]
         self._answers += 1
@@ -222,7 +221,7 @@ class RaceTotals:
         )
 
     def _count_gaps(self, times: list[float] | None, tokens: int, period: float) -> int:
-        """Count the gaps that the virtual reader sees; how many tokens were delayed."""
+        """Count the gaps that the virtual reader sees, and return how many tokens were delayed."""
         if times is None:
             self._record_gap(period, tokens - 1)
             return 0
@@ -236,7 +235,7 @@ class RaceTotals:
         self._gaps[gap] = self._gaps.get(gap, 0) + count
 
     def metrics(self) -> dict[str, float]:
-        """Return those that the sink can't know."""
+        """Return the metrics that the sink can't compute."""
         found = {
             "budget_share": self._spent / self._tokens,
             "device_wins": self._device_wins / self._answers,

@@ -1,8 +1,9 @@
-"""How long prompts and answers are: as Alpaca's, or as somebody recorded them.
+"""Length distributions of prompts and answers: Alpaca's, or recorded ones.
 
-The Stanford Alpaca records are the paper's prompts (DiSCo section 5.1; Taori et al. 2023). What is here are quantiles of their lengths; a
-log-normal through their means and deviations would make one answer in a hundred twice as long as it is. Prompt and answer are drawn
-independently: in the records their logarithms correlate by -0.22. Of recorded lengths the first half is what a client may know before.
+The Stanford Alpaca records are the paper's prompts (DiSCo section 5.1; Taori et al. 2023). This module has quantiles of their lengths. A
+log-normal distribution with their means and deviations would make one answer in a hundred twice as long as it is. Prompt and answer are
+drawn independently, because in the records their logarithms correlate by -0.22. The first half of recorded lengths is what a client may
+know beforehand.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from streamco.sim.race.services import read_rows
 __all__ = ["ALPACA", "SHARES", "RequestLengths", "RecordedLengths", "QuantileLengths", "read_request_lengths"]
 
 SHARES = (*(twentieth / 20 for twentieth in range(20)), 0.98, 0.99, 0.999, 1.0)
-_POINTS = 1000  # of a table, as a client knows it
+_POINTS = 1000  # samples of a table that a client knows
 _PROMPT = ("prompt_tokens", "context_tokens", "input_tokens")
 _ANSWER = ("answer_tokens", "output_tokens", "generated_tokens", "target_tokens")
 
@@ -38,28 +39,28 @@ Source: github.com/gpt4life/alpagasus, data/random/random_9k.json, commit 95ad3e
 
 
 class RequestLengths(Protocol):
-    """Prompts with their answers that can be drawn from."""
+    """Lengths of prompts and answers that can be drawn from."""
 
     @property
     def prompts(self) -> LengthDistribution:
-        """What a client may know of prompts before."""
+        """Lengths of prompts that a client may know beforehand."""
         ...
 
     @property
     def answers(self) -> RemainingLength:
-        """What it may know of answers."""
+        """Lengths of answers that a client may know beforehand."""
         ...
 
     def draw(self, rng: Random) -> tuple[int, int]:
-        """Tokens of one prompt and of its answer."""
+        """Return the tokens of one prompt and of its answer."""
         ...
 
 
 class QuantileLengths:
-    """Lengths by quantiles, linear between them.
+    """Lengths given by quantiles, linear between them.
 
     Args:
-        prompts, answers: tokens at ``SHARES`` of all.
+        prompts, answers: tokens at the quantiles ``SHARES``.
     """
 
     def __init__(self, prompts: Sequence[int], answers: Sequence[int]) -> None:
@@ -67,26 +68,26 @@ class QuantileLengths:
 
     @cached_property
     def prompts(self) -> LengthDistribution:
-        """From the table."""
+        """Lengths of prompts from the table."""
         return LengthDistribution.from_samples(_samples(self._tables[0]))
 
     @cached_property
     def answers(self) -> RemainingLength:
-        """From the table."""
+        """Lengths of answers from the table."""
         return _remaining(_samples(self._tables[1]))
 
     def draw(self, rng: Random) -> tuple[int, int]:
-        """Independently."""
+        """Return a prompt and an answer, drawn independently."""
         prompts, answers = self._tables
         return _read(prompts, rng.random()), _read(answers, rng.random())
 
 
 class RecordedLengths:
-    """Lengths that were recorded, in their order.
+    """Recorded lengths, in their order.
 
     Args:
-        known: (prompt, answer) in tokens, what a client may know before.
-        rows: the same, what happens.
+        known: (prompt, answer) in tokens, which a client may know beforehand.
+        rows: (prompt, answer) in tokens, from which requests are drawn.
 
     Raises:
         ConfigError: either is empty, or a length is below 1.
@@ -101,32 +102,32 @@ class RecordedLengths:
 
     @classmethod
     def halves(cls, rows: Sequence[tuple[int, int]]) -> RecordedLengths:
-        """Return the first half is known."""
+        """Return lengths of which the first half is known beforehand."""
         return cls(rows[: len(rows) // 2], rows[len(rows) // 2 :])
 
     @property
     def prompts(self) -> LengthDistribution:
-        """Of the first half."""
+        """Lengths of prompts in the first half."""
         return LengthDistribution.from_samples([prompt for prompt, _ in self.known])
 
     @property
     def answers(self) -> RemainingLength:
-        """Of the first half."""
+        """Lengths of answers in the first half."""
         return _remaining([answer for _, answer in self.known])
 
     def draw(self, rng: Random) -> tuple[int, int]:
-        """Return one row by chance."""
+        """Return a row drawn at random."""
         return rng.choice(self.rows)
 
 
 def read_request_lengths(path: Path) -> list[tuple[int, int]]:
-    """Recorded (prompt, answer) in tokens from CSV or JSON lines; rows in which either is 0 are left out.
+    """Read recorded (prompt, answer) lengths in tokens from CSV or JSON lines; rows in which either is 0 are left out.
 
-    Of the prompt ``prompt_tokens``, ``context_tokens`` or ``input_tokens`` is taken, of the answer ``answer_tokens``, ``output_tokens``,
+    The prompt is in ``prompt_tokens``, ``context_tokens`` or ``input_tokens``. The answer is in ``answer_tokens``, ``output_tokens``,
     ``generated_tokens`` or ``target_tokens``.
 
     Raises:
-        ConfigError: it can't be read, or a row lacks a field.
+        ConfigError: the file can't be read, or a row lacks a field.
     """
     found = []
     for number, row in enumerate(read_rows(path), 1):
@@ -140,7 +141,7 @@ def read_request_lengths(path: Path) -> list[tuple[int, int]]:
 
 
 def _samples(table: Sequence[int]) -> list[int]:
-    """Equally likely lengths."""
+    """Return equally likely lengths."""
     return [_read(table, (index + 0.5) / _POINTS) for index in range(_POINTS)]
 
 

@@ -1,4 +1,4 @@
-"""What an experiment of ``kind: race`` can set, and the devices, services and lengths that its names stand for."""
+"""Options of an experiment of ``kind: race``, and the devices, services, lengths and prices that its names mean."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ Dispatch = Literal[
 ]
 
 
-_ALPACA = QuantileLengths(*ALPACA)  # what a client knows of it is reckoned once
+_ALPACA = QuantileLengths(*ALPACA)  # one object, because it computes what a client knows once
 
 
 class DeviceOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A device of one's own.
+    """A device described by its rates.
 
     Args:
         prefill_tokens_per_s, decode_tokens_per_s: how fast it reads and writes.
-        overhead_ms: of a reading, beside its tokens.
-        jitter: measured / expected time of a reading, equally likely values.
-        model: shape of its model, which energy follows from; none: costs are not told.
+        overhead_ms: milliseconds that a prefill takes besides its tokens.
+        jitter: measured / expected time of a prefill, as equally likely values.
+        model: shape of its model, which gives the energy; None: costs are not computed.
     """
 
     prefill_tokens_per_s: Positive
@@ -72,7 +72,7 @@ class TraceOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A recorded service.
 
     Args:
-        file: CSV or JSON lines, as ``services.read_services`` has them.
+        file: CSV or JSON lines, as ``services.read_services`` reads them.
         where: fields and the values that pick the service's rows.
     """
 
@@ -89,13 +89,13 @@ class PriceOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class RaceWorld(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who races.
+    """The endpoints of a race, and its reader.
 
     Args:
         device: a packaged phone's name, or rates.
         service: a packaged latency profile's name (or file), or a recorded trace.
-        prices: a name on the list, or prices; none: those of a packaged service.
-        reader_tokens_per_s: of the virtual reader.
+        prices: a name on the list, or prices; None: those of a packaged service.
+        reader_tokens_per_s: consumption rate of the virtual reader.
     """
 
     device: str | DeviceOptions = "xiaomi14-qwen-0.5b"
@@ -111,13 +111,13 @@ class RaceWorld(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class RaceWorkload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is asked.
+    """The requests of a race.
 
     Args:
-        requests: that count.
+        requests: number of requests that count.
         warm_up: answers before them, which the client learns from.
-        lengths: "alpaca", or a file of recorded lengths (``chats.read_request_lengths``).
-        max_tokens: of an answer; none: no limit (DiSCo Appendix E: 128).
+        lengths: "alpaca", or a file of recorded lengths (``lengths.read_request_lengths``).
+        max_tokens: maximum length of an answer; None: no limit (DiSCo Appendix E: 128).
     """
 
     requests: Count = 1000
@@ -127,17 +127,17 @@ class RaceWorkload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class RacePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the client is told.
+    """Settings of the client.
 
     Args:
-        dispatch: "disco" is the client's default, Algorithm 2 or 3; the others by their names (docs/dispatch.md).
-        constrained: the side that is spared; none: by costs (Algorithm 1).
+        dispatch: "disco" is the client's default, Algorithm 2 or 3; docs/dispatch.md has the other names.
+        constrained: the constrained side; None: the costs decide (Algorithm 1).
         budget: share of prompt tokens that this side may process.
-        migration: how answers move to the cheaper side.
-        pace: tokens a second at the reader, "reading" or "listening"; none: at once.
-        exchange_rate: US dollars per million GFLOPs; none: Appendix E's for the constrained side.
-        tail, tail_weight, explore: as ``DispatchOptions``.
-        prior: whether the client knows service, device and lengths before; a recorded service's first half is used for nothing else.
+        migration: how answers migrate to the cheaper side.
+        pace: tokens a second at the reader, "reading" or "listening"; None: at once.
+        exchange_rate: US dollars per million GFLOPs; None: Appendix E's for the constrained side.
+        tail, tail_weight, explore: see ``DispatchOptions``.
+        prior: True if the client knows service, device and lengths beforehand; a recorded service's first half has no other use.
     """
 
     dispatch: Dispatch = "disco"
@@ -156,7 +156,7 @@ class RacePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class RaceOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All of it."""
+    """All options of a race."""
 
     world: RaceWorld = field(default_factory=RaceWorld)
     workload: RaceWorkload = field(default_factory=RaceWorkload)
@@ -164,7 +164,7 @@ class RaceOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 def find_phone(device: str | DeviceOptions) -> Phone:
-    """Return the device.
+    """Return the device that an experiment names or describes.
 
     Raises:
         ConfigError: the name is not known.
@@ -178,10 +178,10 @@ def find_phone(device: str | DeviceOptions) -> Phone:
 
 
 def find_service(service: str | TraceOptions, scenario: Scenario) -> ServiceModel:
-    """Return the service.
+    """Return the service that an experiment names.
 
     Raises:
-        ConfigError: the name is not known, or the file is not there or has no such rows.
+        ConfigError: the name is not known, or the file is missing or has no such rows.
     """
     if isinstance(service, str):
         return PackagedService.load(str(scenario.locate(service)) if _is_file(service) else service)
@@ -194,16 +194,16 @@ def find_service(service: str | TraceOptions, scenario: Scenario) -> ServiceMode
 
 
 def find_lengths(lengths: str, scenario: Scenario) -> RequestLengths:
-    """Prompts and answers.
+    """Return the length distributions that an experiment names.
 
     Raises:
-        ConfigError: the file is not there or has no lengths.
+        ConfigError: the file is missing or has no lengths.
     """
     return _ALPACA if lengths == "alpaca" else RecordedLengths.halves(read_request_lengths(scenario.locate(lengths)))
 
 
 def find_prices(world: RaceWorld) -> Prices | None:
-    """Return what the service charges; None: not known.
+    """Return the prices of the service; None: not known.
 
     Raises:
         ConfigError: the name is not on the list.

@@ -1,8 +1,8 @@
-"""What a race is between: services, devices, and how long prompts and answers are; packaged, or recorded by somebody.
+"""Services and devices of a race, packaged or recorded, and prices.
 
-A service is how soon its first token came and how fast it wrote, request by request (DiSCo section 5.1 replays traces in the same way). A
-packaged one has only the quantiles of both; they are drawn independently, and so is every request's place among them. Of a recorded one the
-first half of the rows is what a client may know before, and the second half is what happens.
+A service is described by its time to first token and its rate, request by request (DiSCo section 5.1 replays traces in the same way). A
+packaged service has only the quantiles of both, and each request draws them independently. The first half of a recorded service's rows is
+what a client may know beforehand, and the second half is what happens.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ __all__ = ["JITTER", "OVERHEAD", "PHONES", "PRICES", "Phone", "PackagedService",
 __all__ += ["price_of", "read_services"]
 
 JITTER = (0.85, 0.9, 0.95, 0.97, 1.0, 1.03, 1.06, 1.12, 1.3)  # assumed: phones throttle and share their processor
-OVERHEAD = 0.02  # seconds a reading takes beside its tokens; assumed
-_POINTS = 500  # of a packaged service's distribution, as a client knows it
-_CHARACTERS_A_TOKEN = 4  # OpenAI's rule of thumb, where a trace counts characters
+OVERHEAD = 0.02  # seconds that a prefill takes besides its tokens; assumed
+_POINTS = 500  # samples of a packaged service's distribution that a client knows
+_CHARACTERS_A_TOKEN = 4  # OpenAI's rule of thumb, for traces that count characters
 _FALSE = {"false", "0", "none", ""}
 _LEAST = 1e-3  # seconds a token; an answer that came in one piece counts as written so fast
 
@@ -38,8 +38,8 @@ class Phone(Struct, frozen=True, kw_only=True):
     """A device with its model.
 
     Args:
-        speed: of reading and writing.
-        shape: what a token's energy follows from; None: not known.
+        speed: how fast it reads and writes.
+        shape: shape of the model, which gives the energy of a token; None: not known.
     """
 
     speed: DeviceSpeed
@@ -56,7 +56,7 @@ PHONES: Mapping[str, Phone] = {
     "pixel7-bloom-560m": _phone(51.80, 20.14, ModelShape(layers=24, width=512, heads=8, ffn_width=2048, vocabulary=250_880)),
     "xiaomi14-qwen-0.5b": _phone(79.90, 21.47, ModelShape(layers=24, width=768, heads=12, ffn_width=2048, vocabulary=151_936)),
 }
-"""The paper's devices: tokens/s of prefill and decode from DiSCo section 5.1, shapes from its Appendix E.2; overhead and jitter assumed."""
+"""The paper's devices: rates from DiSCo section 5.1, shapes from its Appendix E.2; overhead and jitter are assumed."""
 
 
 def _price(prompt: float, completion: float) -> Prices:
@@ -77,7 +77,7 @@ PRICES: Mapping[str, Prices] = {
     "azure-gpt-4-1106-preview": _price(10.0, 30.0),
     "bedrock-llama-2-70b-chat": _price(1.95, 2.56),
     "fireworks-llama-2-70b-chat": _price(0.90, 0.90),
-    "groq-llama-2-70b-chat": _price(0.90, 0.90),  # its own is not on the list any more: that of Together's 41B to 80B
+    "groq-llama-2-70b-chat": _price(0.90, 0.90),  # no longer on the list: the price of Together's 41B to 80B
     "openai-gpt-3.5-turbo-0125": _price(0.50, 1.50),
     "openai-gpt-3.5-turbo-0613": _price(0.50, 1.50),
     "openai-gpt-4-0125-preview": _price(10.0, 30.0),
@@ -86,7 +86,7 @@ PRICES: Mapping[str, Prices] = {
     "replicate-llama-2-70b-chat": _price(0.65, 2.75),
     "together-llama-2-70b-chat": _price(0.90, 0.90),
 }
-"""US dollars: the first eight are DiSCo's Table 8 (October 2024); the packaged services' are LiteLLM's list 1.109.1 (MIT licence)."""
+"""Prices in US dollars. The first eight are DiSCo's Table 8 (October 2024), the others are from LiteLLM's list 1.109.1 (MIT licence)."""
 
 
 def price_of(name: str) -> Prices:
@@ -101,12 +101,12 @@ def price_of(name: str) -> Prices:
 
 
 class Reply(NamedTuple):
-    """How a service behaves towards one request.
+    """Behaviour of a service for one request.
 
     Args:
         first: seconds to its first token.
-        later: the same where it is asked again, to go on with the answer.
-        rate: tokens per second behind the first.
+        later: seconds to its first token if it is asked again, to continue the answer.
+        rate: tokens per second after the first.
     """
 
     first: float
@@ -115,25 +115,25 @@ class Reply(NamedTuple):
 
 
 class ServiceModel(Protocol):
-    """A service that can be drawn from."""
+    """A service from which replies can be drawn."""
 
     @property
     def ttft(self) -> TTFTDistribution:
-        """What a client may know of its time to first token before."""
+        """Time to first token that a client may know beforehand."""
         ...
 
     @property
     def burst(self) -> int:
-        """Tokens that come together."""
+        """Number of tokens that come together."""
         ...
 
     def draw(self, rng: Random) -> Reply:
-        """Return one request's fate."""
+        """Return the reply to one request."""
         ...
 
 
 class PackagedService:
-    """A service of which quantiles are known; its bursts all have the mean size, at the mean rate."""
+    """A service given by quantiles. All its bursts have the mean size, and come at the mean rate."""
 
     def __init__(self, profile: LatencyProfile) -> None:
         self.profile = profile
@@ -142,7 +142,7 @@ class PackagedService:
 
     @classmethod
     def load(cls, name: str) -> PackagedService:
-        """By the name of a packaged profile, or from a file.
+        """Return the service of a packaged profile, by its name, or of a profile file.
 
         Raises:
             ConfigError: there is no such profile.
@@ -151,11 +151,11 @@ class PackagedService:
 
     @property
     def ttft(self) -> TTFTDistribution:
-        """The quantiles."""
+        """Time to first token, from the quantiles."""
         return TTFTDistribution.from_samples([quantile(self.profile.ttft_s, (index + 0.5) / _POINTS) for index in range(_POINTS)])
 
     def draw(self, rng: Random) -> Reply:
-        """Of profiles that have a gap for each request, that one's; of the others the mean."""
+        """Return a drawn reply. Its rate is drawn if the profile has a gap for each request, and is else the mean."""
         profile = self.profile
         first, later = quantile(profile.ttft_s, rng.random()), quantile(profile.ttft_s, rng.random())
         if profile.gap_of == "request":
@@ -164,11 +164,11 @@ class PackagedService:
 
 
 class RecordedService:
-    """A service whose requests were recorded, in their order.
+    """A service given by recorded requests, in their order.
 
     Args:
-        known: (seconds to the first token, tokens per second behind it), what a client may know before.
-        rows: the same, what happens.
+        known: (seconds to the first token, tokens per second after it), which a client may know beforehand.
+        rows: the same, from which replies are drawn.
 
     Raises:
         ConfigError: either is empty.
@@ -183,25 +183,25 @@ class RecordedService:
 
     @classmethod
     def halves(cls, rows: Sequence[tuple[float, float]]) -> RecordedService:
-        """Return the first half is known."""
+        """Return a service of which the first half of the rows is known beforehand."""
         return cls(rows[: len(rows) // 2], rows[len(rows) // 2 :])
 
     @property
     def ttft(self) -> TTFTDistribution:
-        """Of the first half."""
+        """Time to first token in the first half."""
         return TTFTDistribution.from_samples([ttft for ttft, _ in self.known])
 
     def draw(self, rng: Random) -> Reply:
-        """Two rows by chance: one that begins the answer, one that would go on with it."""
+        """Return a reply from two random rows: one for the start of the answer, one for its continuation."""
         (first, rate), (later, _) = rng.choice(self.rows), rng.choice(self.rows)
         return Reply(first, later, rate)
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a CSV file with a header, or of JSON lines (``.jsonl``), either also as ``.gz``.
+    """Yield the rows of a CSV file with a header or of JSON lines (``.jsonl``), either also as ``.gz``.
 
     Raises:
-        ConfigError: it can't be read.
+        ConfigError: the file can't be read.
     """
     plain = path.name.removesuffix(".gz")
     try:
@@ -212,14 +212,14 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_services(path: Path, by: Sequence[str] = ()) -> dict[str, list[tuple[float, float]]]:
-    """Recorded (seconds to the first token, tokens per second behind it), by the values of the fields ``by``, joined by a space.
+    """Read recorded (seconds to the first token, tokens per second after it), by the values of the fields ``by``, joined by a space.
 
-    A row needs ``ttft_s`` and either ``tokens_per_s`` (or ``tps``), or the seconds of the whole (``e2e_s`` or ``total_s``) and its
-    tokens (``output_tokens``, else a fourth of ``output_chars``). Rows that failed (``success`` is
-    false, or the time 0) are left out.
+    A row needs ``ttft_s``. It also needs ``tokens_per_s`` (or ``tps``), or the seconds of the whole answer (``e2e_s`` or ``total_s``) with
+    its tokens (``output_tokens``, else a fourth of ``output_chars``). Rows that failed (``success`` is false, or the time is 0) are left
+    out.
 
     Raises:
-        ConfigError: it can't be read, or a row lacks a field.
+        ConfigError: the file can't be read, or a row lacks a field.
     """
     found: dict[str, list[tuple[float, float]]] = {}
     for number, row in enumerate(read_rows(path), 1):
@@ -232,7 +232,7 @@ def read_services(path: Path, by: Sequence[str] = ()) -> dict[str, list[tuple[fl
 
 
 def _rate(row: Mapping[str, Any], ttft: float) -> float:
-    """Tokens per second behind the first."""
+    """Return tokens per second after the first token."""
     recorded = row.get("tokens_per_s") or row.get("tps")
     if recorded:
         return min(float(recorded), 1.0 / _LEAST)
@@ -243,10 +243,10 @@ def _rate(row: Mapping[str, Any], ttft: float) -> float:
 
 @cache
 def _packaged(name: str) -> LatencyProfile:
-    """Return a sweep asks for the same few thousands of times."""
+    """Return a packaged profile, read once: a sweep asks for the same few profiles thousands of times."""
     return load_latency(name)
 
 
 def _mean(table: Sequence[float]) -> float:
-    """Of a table of evenly spaced quantiles, linear between them."""
+    """Return the mean of a distribution given by evenly spaced quantiles, linear between them."""
     return table[0] if len(table) == 1 else (sum(table) - (table[0] + table[-1]) / 2) / (len(table) - 1)

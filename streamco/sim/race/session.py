@@ -1,4 +1,4 @@
-"""Runs a session machine in SimPy: the same object as on asyncio, in virtual time."""
+"""Driver of the race machine in SimPy: the same machine as on asyncio, in virtual time."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ Opening = OpenStream | ContinueStream | PrepareStream
 
 
 class SimulatedStream(Protocol):
-    """One answer in the making, in virtual time."""
+    """One answer that an endpoint is writing, in virtual time."""
 
     def cancel(self, released: Callable[[], None]) -> None:
-        """Emit nothing more; call ``released`` when the connection or sequence is free."""
+        """Emit nothing more, and call ``released`` when the connection or sequence is free."""
         ...
 
 
 class SimulatedSource(Protocol):
-    """An endpoint of the simulated world."""
+    """An endpoint in virtual time."""
 
     def open(self, env: simpy.Environment, emit: Callable[[Event], None], command: Opening) -> SimulatedStream:
-        """Begin what the command says: an answer, the rest of one, or reading ahead; ``emit`` is called at the time of each event."""
+        """Start an answer, continue one, or pre-copy one, as the command says; ``emit`` is called at the time of each event."""
         ...
 
 
@@ -61,9 +61,10 @@ class _ScriptedStream:
 
 
 class ScriptedSource:
-    """Plays (seconds after opening, event) in order.
+    """An endpoint that plays a script.
 
     Args:
+        script: (seconds after opening, event), in order.
         cancel_takes: seconds a cancel needs.
     """
 
@@ -72,19 +73,19 @@ class ScriptedSource:
         self.cancel_takes = cancel_takes
 
     def open(self, env: simpy.Environment, emit: Callable[[Event], None], command: Opening) -> SimulatedStream:
-        """Begin the script, whatever the command."""
+        """Play the script, whatever the command is."""
         return _ScriptedStream(env, self, emit)
 
 
 class SimulatedRace(SimulatedMachine[Event, Command]):
-    """One session in virtual time.
+    """One race in virtual time.
 
     Args:
         log: collects (now, event or None, commands) of every step.
 
     Attributes:
-        deliveries: (time, command) of what the reader got.
-        done: succeeds when the reader has everything, or the error.
+        deliveries: (time, command) of each delivery to the reader.
+        done: succeeds when the reader has the whole answer, with None, or when it has failed, with the error.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Runs a speculator in virtual time: the same object as on asyncio, between a simulated device, verifier and remote stream."""
+"""Simulation of one speculated answer: the same machine as on asyncio, with a simulated device, verifier and remote stream."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ Log = list[tuple[float, SpeculationEvent | None, list[SpeculationCommand]]]
 
 
 class SimulatedReader:
-    """Who is told tokens.
+    """Reader that checks what is delivered to it.
 
     Attributes:
-        final: tokens that stay, with who vouches for them.
-        provisional: those behind them.
-        times: when each final token was first shown, and stayed.
-        shown, retracted: tokens delivered, and taken back.
+        final: committed tokens, with their origins.
+        provisional: shown draft tokens after them.
+        times: time at which each token that stayed was first shown.
+        shown, retracted: number of tokens delivered, and of tokens retracted.
     """
 
     def __init__(self) -> None:
@@ -59,26 +59,26 @@ class SimulatedReader:
         self.shown = self.retracted = 0
 
     def receive(self, command: DeliverIds | CommitIds | RetractIds, *, now: float) -> None:
-        """Take a command in.
+        """Receive a command.
 
         Raises:
-            AssertionError: what it says doesn't fit what was said before.
+            AssertionError: the command doesn't fit those before it.
         """
         match command:
             case DeliverIds(ids, "draft"):
                 self.provisional += ids
             case DeliverIds(ids, origin):
                 if self.provisional:
-                    raise AssertionError(f"final tokens can't come behind the provisional {self.provisional}")
+                    raise AssertionError(f"expected final tokens when none are provisional, got them after {self.provisional}")
                 self.final += [(token, origin) for token in ids]
             case CommitIds(count, origin):
                 if not 0 < count <= len(self.provisional):
-                    raise AssertionError(f"of {len(self.provisional)} provisional tokens {count} can't be settled")
+                    raise AssertionError(f"expected to commit 1 to {len(self.provisional)} provisional tokens, got {count}")
                 self.final += [(token, origin) for token in self.provisional[:count]]
                 del self.provisional[:count]
             case RetractIds(count):
                 if not 0 < count <= len(self.provisional):
-                    raise AssertionError(f"of {len(self.provisional)} provisional tokens {count} can't be taken back")
+                    raise AssertionError(f"expected to retract 1 to {len(self.provisional)} provisional tokens, got {count}")
                 del self.provisional[-count:]
                 del self.times[-count:]
                 self.retracted += count
@@ -88,17 +88,17 @@ class SimulatedReader:
 
 
 class SpeculationOutcome(Struct, frozen=True, kw_only=True):
-    """What came of an answer.
+    """Outcome of an answer.
 
     Args:
-        ids: settled, the end of the text included where it was settled.
-        reason: stop or length; None: it failed.
-        error: why.
-        seconds: until its end.
-        reader: what it was told.
-        report: the speculator's.
-        made: tokens the device wrote.
-        bytes_up: of drafts.
+        ids: committed tokens, with the end token if it was committed.
+        reason: stop or length; None: the answer failed.
+        error: why it failed; None: it didn't.
+        seconds: time until its end.
+        reader: the reader, with what was delivered.
+        report: the speculation machine's report.
+        made: tokens that the device wrote.
+        bytes_up: bytes of all drafts.
     """
 
     ids: list[int]
@@ -112,20 +112,20 @@ class SpeculationOutcome(Struct, frozen=True, kw_only=True):
 
     @property
     def tokens_per_s(self) -> float:
-        """Of the whole answer, the first token's wait included."""
+        """Tokens per second over the whole answer, from its start."""
         return len(self.ids) / self.seconds
 
 
 class SimulatedSpeculation(SimulatedMachine[SpeculationEvent, SpeculationCommand]):
-    """One answer between its parties.
+    """One answer with its device, verifier and remote stream.
 
     Args:
-        rng: for everything that is left to chance.
+        rng: random source of all three.
         log: collects (now, event or None, commands) of every step.
 
     Attributes:
-        outcome: None until the end.
-        session: the verifier's.
+        outcome: outcome of the answer; None until its end.
+        session: the verifier's session.
     """
 
     def __init__(
@@ -175,13 +175,13 @@ class SimulatedSpeculation(SimulatedMachine[SpeculationEvent, SpeculationCommand
                 assert_never(command)
 
     def _check(self, name: str, ids: list[int]) -> None:
-        """Whoever goes on must hold all of the settled answer, and nothing else before its own."""
+        """Check that a sequence which continues the answer has all committed tokens, and nothing else before its own."""
         settled = self._speculator.answer.ids
         if ids[: len(settled)] != settled[: len(ids)]:
             raise AssertionError(f"{name}: expected to begin with {settled}, got {ids}")
 
     def _check_draft(self, ids: tuple[int, ...]) -> None:
-        """A draft is what the device's own sequence has behind the settled tokens."""
+        """Check that a draft is what the device's own sequence has after the committed tokens."""
         length = len(self._speculator.answer.ids)
         if self._drafts.ids[length : length + len(ids)] != list(ids):
             raise AssertionError(f"expected a draft of {self._drafts.ids[length:]}, got {ids}")
@@ -212,13 +212,15 @@ def simulate_answer(
     log: Log | None = None,
     before: Callable[[simpy.Environment, SimulatedSpeculation], None] | None = None,
 ) -> SpeculationOutcome | None:
-    """Return one answer from its beginning to its end; None: nothing more happened and it hadn't ended.
+    """Simulate one answer, and return its outcome; None: nothing more happens, and it hasn't ended.
 
     Args:
-        pair: told what the answer shows.
-        seed: of all chance.
+        pair: estimates that the answer updates.
+        options: options of the speculation machine.
+        device, server, link: the simulated parts.
+        seed: seed of all random draws.
         log: see ``SimulatedSpeculation``.
-        before: is given both before the answer begins, to make things happen in its time.
+        before: called before the answer begins, to schedule events in its time.
     """
     env, rng = simpy.Environment(), Random(seed)
     run = SimulatedSpeculation(env, SpeculationMachine(pair, options, Random(seed)), device, server, link, rng=rng, log=log)

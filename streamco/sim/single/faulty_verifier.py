@@ -1,4 +1,4 @@
-"""The remote side in virtual time: a verifier behind a link, with faults, and the same model streaming alone."""
+"""Remote side of one answer in virtual time: a verifier over a link, with faults, and a remote stream of the same model."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ RemoteEvent = RemoteTokensReceived | RemoteEnded | RemoteFailed
 
 
 class FaultyLink(Struct, frozen=True, kw_only=True):
-    """Between device and server.
+    """Link between device and server.
 
     Args:
         rtt: seconds of a round trip without payload.
-        bits_per_s: of each direction.
+        bits_per_s: bits per second in each direction.
     """
 
     rtt: float = 0.06
     bits_per_s: float = math.inf
 
     def seconds(self, payload: int) -> float:
-        """Return one way, for so many bytes."""
+        """Return the seconds of one direction for a payload in bytes."""
         return self.rtt / 2.0 + 8.0 * payload / self.bits_per_s
 
 
@@ -59,11 +59,11 @@ FaultKind = Literal["draft lost", "verdict lost", "refused", "slow", "mute"]
 
 
 class Fault(Struct, frozen=True):
-    """What befalls a round.
+    """Fault of one round.
 
     Args:
-        kind: the draft is lost with the connection; the verdict is; it is refused; it comes late; it never comes.
-        seconds: until the loss is noticed; until it may be sent again, below 0: not said; how late.
+        kind: the draft is lost with the connection; the verdict is lost with it; the draft is refused; the verdict is late; it never comes.
+        seconds: time until the loss is noticed; time until the draft may be sent again, below 0: not given; lateness of the verdict.
     """
 
     kind: FaultKind
@@ -71,24 +71,24 @@ class Fault(Struct, frozen=True):
 
 
 Faults = Callable[[int], Fault | None]
-"""The fault of the nth draft that is sent, counted from 0; None: none."""
+"""Function from a draft's number, counted from 0, to its fault; None: it has none."""
 
 
 class VerifyingServer(Struct, frozen=True, kw_only=True):
-    """What verifies, and streams.
+    """Properties of a server that verifies drafts, and also writes remote streams.
 
     Args:
-        model: the target; sees the answer's ids.
+        model: the target model, which gets the answer's ids.
         step: seconds of a forward pass, over one token or a round.
-        read_time: seconds more for each token that it reads or judges.
+        read_time: seconds more for each token that it reads or verifies.
         prompt_time: seconds to read the prompt.
-        is_sampled: the answer is drawn; False: the likeliest tokens.
+        is_sampled: True: the answer is drawn; False: the likeliest tokens are taken.
         end_ids: tokens that end the text.
-        context: tokens of the answer that it has room for; None: any number.
+        context: maximum tokens of the answer; None: any number.
         connect_trips: round trips that a connection takes.
-        faults: of rounds.
-        remembers: a connection taken up goes on at once; False: the context is sent again from where the dice say.
-        verifier_fails_at, remote_fails_at: when either is out; None: never.
+        faults: faults of the rounds.
+        remembers: True: a resumed session still has its context; False: the context is sent again from a random position.
+        verifier_fails_at, remote_fails_at: seconds at which either fails; None: never.
     """
 
     model: TokenModel
@@ -106,17 +106,17 @@ class VerifyingServer(Struct, frozen=True, kw_only=True):
 
 
 class FaultyVerifierSession:
-    """A verifier's session: implements what a speculator commands of it, and refuses what no verifier would understand.
+    """A verifier session that carries out the speculation machine's commands, and raises if a verifier could not understand one.
 
     Args:
-        emit: is told events when they happen.
-        rng: for verdicts and for what is remembered.
+        emit: called with each event when it happens.
+        rng: random source for verdicts and for the context that is kept.
 
     Attributes:
-        emit: as given; may be changed.
-        drafts: sent so far.
-        bytes_up: of drafts, as frames have them.
-        ids: of the answer, that its context holds.
+        emit: see the argument; it may be replaced.
+        drafts: number of drafts sent so far.
+        bytes_up: bytes of the drafts' frames.
+        ids: tokens of the answer in its context.
     """
 
     def __init__(
@@ -130,18 +130,18 @@ class FaultyVerifierSession:
         self.emit = emit
         self._rng = rng
         self.ids: list[int] = []
-        self._connection = 0  # what was said on an earlier one is lost
+        self._connection = 0  # number of the connection; events of earlier ones are lost
         self._is_open = self._is_out = self._is_closed = False
         self._last_round = 0
         self._waiting: int | None = None
-        self._ahead: list[tuple[SendDraft, float]] = []  # behind the round that is out, and when they arrive
-        self._read_at = 0.0  # when the prompt will have been read
+        self._ahead: list[tuple[SendDraft, float]] = []  # drafts after the round that is out, and when they arrive
+        self._read_at = 0.0  # time at which the prompt will have been read
         self._is_read = False
         if server.verifier_fails_at is not None:
             call_at(env, server.verifier_fails_at, self._fail)
 
     def run(self, command: ConnectVerifier | SendDraft | CloseVerifier) -> None:
-        """Begin what is asked."""
+        """Start what the command asks for."""
         if self._is_closed:
             raise AssertionError(f"a session that was closed can't take {type(command).__name__}")
         match command:
@@ -154,7 +154,7 @@ class FaultyVerifierSession:
                 self._connection += 1
 
     def _emit_later(self, seconds: float, event: VerifierEvent, done: Callable[[], None] = lambda: None) -> None:
-        """After so long, if the connection still stands."""
+        """Emit an event after this many seconds, if the connection still exists."""
         connection = self._connection
 
         def fire() -> None:
@@ -162,7 +162,7 @@ class FaultyVerifierSession:
                 done()
                 self.emit(event)
 
-        call_at(self._env, max(0.0, seconds), fire)  # what is late by less than can be told
+        call_at(self._env, max(0.0, seconds), fire)  # rounding may make it slightly negative
 
     def _connect(self, ids: tuple[int, ...]) -> None:
         if self._is_open or self._is_out:
@@ -196,7 +196,7 @@ class FaultyVerifierSession:
         self._begin(command, there)
 
     def _begin(self, command: SendDraft, there: float) -> None:
-        """A round is there in so many seconds."""
+        """Start a round; its draft arrives in ``there`` seconds."""
         self._waiting = command.round
         fault = self._server.faults(self.drafts)
         self.drafts += 1
@@ -243,7 +243,7 @@ class FaultyVerifierSession:
             self._emit_later(seconds + fault.seconds, VerifierLost(), lose)
 
     def _verdict(self, command: SendDraft) -> tuple[Verdict, list[int]]:
-        """Return what becomes of a draft, and the context behind it."""
+        """Return the verdict on a draft, and the context after it."""
         before = [*self.ids[: command.base], *command.given]
         models = [self._server.model([*before, *command.ids[:position]]) for position in range(len(command.ids) + 1)]
         rule = _SAMPLE if self._server.is_sampled else _GREEDY
@@ -268,11 +268,11 @@ class FaultyVerifierSession:
 
 
 class SimulatedRemote:
-    """The target streaming alone: implements what a speculator commands of it.
+    """A remote stream that carries out the speculation machine's commands.
 
     Args:
-        emit: is told events when they happen.
-        rng: for draws.
+        emit: called with each event when it happens.
+        rng: random source of its tokens.
     """
 
     def __init__(
@@ -290,7 +290,7 @@ class SimulatedRemote:
             call_at(env, server.remote_fails_at, self._fail)
 
     def run(self, command: OpenRemote | CloseRemote) -> None:
-        """Begin what is asked."""
+        """Start what the command asks for."""
         match command:
             case OpenRemote(version, ids, max_tokens):
                 if self._version is not None:
@@ -326,7 +326,7 @@ class SimulatedRemote:
             self._later(server.step, version, lambda: self._write(version, ids, left))
 
     def _send(self, event: RemoteEvent) -> None:
-        """What is on its way arrives, whether or not anybody still wants it."""
+        """Emit an event after the link's delay, even if the stream is closed meanwhile."""
         call_at(self._env, self._link.rtt / 2.0, lambda: self._emit(event))
 
     def _fail(self) -> None:

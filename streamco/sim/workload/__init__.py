@@ -1,1 +1,1 @@
-"""What is asked of a simulated fleet: arrivals, lengths and draft acceptance."""
+"""The requests of a simulated fleet: arrivals, lengths and draft acceptance; and models without weights."""

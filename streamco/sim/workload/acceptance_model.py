@@ -1,21 +1,21 @@
-"""Acceptance sequences for pairs nobody has recorded: a two-state Markov chain with another mean in every request, and its fit.
+"""Model of acceptance sequences for pairs without a recording: a two-state Markov chain with its own mean in every request, and its fit.
 
-A request has an acceptance of its own, m, drawn from a Beta distribution with the given mean and concentration k: texts differ in how well
-a draft model follows them. Within the request a token is accepted or not depending on the token before it alone:
+A request has its own acceptance m, drawn from a Beta distribution with the given mean and concentration k, because a draft model follows
+some texts better than others. Within the request, whether a token is accepted depends on the token before it alone:
 
     P(accepted | the one before was) = m + p (1 - m)        P(accepted | it wasn't) = m (1 - p)
 
-so that m stays the mean whatever the persistence p, the autocorrelation at distance d is p^d, and runs are geometric: of accepted tokens
-with mean 1 / ((1 - m)(1 - p)), of rejected ones 1 / (m (1 - p)). At p = 0 tokens are independent, as the formulas of speculative
-decoding have it. Over all requests the autocorrelation is 1 / (k + 1) + k / (k + 1) p^d: what doesn't fade with the distance is the
-requests' own.
+So m stays the mean for every persistence p, and the autocorrelation at distance d is p^d. Runs are geometric: runs of accepted tokens have
+the mean 1 / ((1 - m)(1 - p)), and runs of rejected ones 1 / (m (1 - p)). At p = 0 tokens are independent, as the formulas of speculative
+decoding assume. Over all requests the autocorrelation is 1 / (k + 1) + k / (k + 1) p^d: the part that doesn't fade with the distance comes
+from the requests' own means.
 
-``fit_acceptance`` finds mean, concentration and persistence of recorded sequences by maximum likelihood, m integrated out on a grid. How
-well that does is a matter of figures, not of the likelihood: ``describe`` gives those that a simulation lives by, the tokens of a round
-above all. docs/workloads.md has them for the recorded pairs beside those of the chain.
+``fit_acceptance`` finds mean, concentration and persistence of recorded sequences by maximum likelihood, with m integrated out on a grid.
+The likelihood doesn't show how good a fit is for simulations. ``describe`` gives the metrics that matter there, above all the tokens of a
+round. docs/workloads.md compares them for the recorded pairs and for the chain.
 
-Confidences are drawn by themselves, from the recorded ones of accepted tokens or of rejected ones; that confidence, too, comes in runs
-is not in it. The rank of the target's token where it is rejected is drawn with the recorded shares.
+Confidences are drawn independently, from the recorded ones of accepted or of rejected tokens. That confidences come in runs, too, is not
+modelled. The rank of the target's token, if the draft model's is rejected, is drawn with the recorded shares.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ _OF_REJECTED = (10, 29, 40, 50, 56, 64, 71, 77, 85, 94, 105, 112, 122, 132, 150,
 
 
 class AcceptanceOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a pair's acceptance sequences are made. Defaults are near what was fitted to the packaged traces of Q4_0 for Q8_0.
+    """Parameters of a pair's acceptance sequences. The defaults are near the fit to the packaged traces of Q4_0 for Q8_0.
 
     Args:
         mean: share of tokens that are accepted.
-        concentration: of the requests' own means, k: their variance is mean (1 - mean) / (k + 1). None: all are alike.
-        persistence: p, correlation of a token's fate with that of the one before, within a request.
-        second, third: of the tokens that aren't accepted, share whose right one is the draft model's second choice, and third.
-        is_blind: confidences say nothing: they are drawn as if each token were accepted with chance ``mean``, whether it is or not.
+        concentration: k, concentration of the requests' own means: their variance is mean (1 - mean) / (k + 1). None: all are equal.
+        persistence: p, correlation between the acceptance of a token and of the token before it, within a request.
+        second, third: shares of the rejected tokens for which the target's token is the draft model's second choice, and its third.
+        is_blind: True if confidences carry no information: they are drawn as if each token were accepted with probability ``mean``.
 
     Raises:
-        ConfigError: second and third together above 1.
+        ConfigError: second and third together are above 1.
     """
 
     mean: Share = 0.8
@@ -69,7 +69,7 @@ class AcceptanceOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def draw_answer(options: AcceptanceOptions, tokens: int, rng: Random) -> tuple[bytes, bytes, bytes]:
-    """(accepted, confidences, ranks) of an answer; see ``workload.SimulatedRequest``."""
+    """Return (accepted, confidences, ranks) of an answer; see ``workload.SimulatedRequest``."""
     accepted = draw_accepted(options, tokens, rng)
     drawn = rng.randbytes(tokens)
     of_accepted, of_rejected = drawn.translate(_ACCEPTED_TABLE), drawn.translate(_REJECTED_TABLE)
@@ -86,11 +86,11 @@ def _rank(options: AcceptanceOptions, drawn: float) -> int:
 
 
 def draw_accepted(options: AcceptanceOptions, tokens: int, rng: Random) -> bytes:
-    """Return an acceptance sequence, run by run."""
+    """Return an acceptance sequence, which is drawn run by run."""
     mean, spread = options.mean, options.concentration
     if spread is not None and 0.0 < mean < 1.0:
         mean = rng.betavariate(mean * spread, (1.0 - mean) * spread)
-    leaves = ((mean * (1.0 - options.persistence)), (1.0 - mean) * (1.0 - options.persistence))  # chances that a run ends, by its kind
+    leaves = ((mean * (1.0 - options.persistence)), (1.0 - mean) * (1.0 - options.persistence))  # probability that a run ends, by its kind
     parts, made, kind = [], 0, int(rng.random() < mean)
     while made < tokens:
         run = min(tokens - made, _run(leaves[kind], rng))
@@ -101,7 +101,7 @@ def draw_accepted(options: AcceptanceOptions, tokens: int, rng: Random) -> bytes
 
 
 def _run(end: float, rng: Random) -> int:
-    """Length of a run that ends behind each of its tokens with this chance."""
+    """Return the length of a run that ends after each of its tokens with this probability."""
     if end >= 1.0:
         return 1
     if end < 1e-12:
@@ -110,7 +110,7 @@ def _run(end: float, rng: Random) -> int:
 
 
 def _table(quantiles: Sequence[int]) -> bytes:
-    """Of 256 equal shares, in the order of their size: what a drawn byte stands for."""
+    """Return the values that the 256 values of a drawn byte are mapped to, from evenly spaced quantiles."""
     steps = len(quantiles) - 1
     positions = [(share + 0.5) / 256 * steps for share in range(256)]
     return bytes(round(quantiles[int(at)] + (at % 1.0) * (quantiles[int(at) + 1] - quantiles[int(at)])) for at in positions)
@@ -120,16 +120,16 @@ _ACCEPTED_TABLE, _REJECTED_TABLE = _table(_OF_ACCEPTED), _table(_OF_REJECTED)
 
 
 class AcceptanceMetrics(Struct, frozen=True, kw_only=True):
-    """What acceptance sequences do, whoever made them.
+    """Metrics of acceptance sequences, recorded or drawn.
 
     Args:
-        mean: share of tokens accepted.
+        mean: share of accepted tokens.
         spread: standard deviation of the requests' means.
-        autocorrelation: at distances from 1 on, over all requests, about the common mean.
+        autocorrelation: autocorrelation at distances 1, 2, ... over all requests, about the common mean.
         accepted_runs, rejected_runs: mean lengths of runs that neither begin nor end with the sequence.
         long_runs: share of such runs of accepted tokens that are longer than 8.
-        round_tokens: by window: tokens of a round, the target's own included, where drafts always have so many tokens and rounds follow
-            each other from the beginning of the answer.
+        round_tokens: mean tokens of a round by window, the target's own token included. All drafts are as long as the window, and rounds
+            follow each other from the beginning of the answer.
     """
 
     mean: float
@@ -142,10 +142,10 @@ class AcceptanceMetrics(Struct, frozen=True, kw_only=True):
 
 
 def describe(sequences: Sequence[bytes], *, distances: int = 4, windows: Iterable[int] = (2, 4, 8, 12)) -> AcceptanceMetrics:
-    """Return the figures of sequences of 0 and 1.
+    """Return the metrics of sequences of 0 and 1.
 
     Raises:
-        ConfigError: there is no token.
+        ConfigError: the sequences have no tokens.
     """
     tokens = sum(map(len, sequences))
     if not tokens:
@@ -167,13 +167,13 @@ def describe(sequences: Sequence[bytes], *, distances: int = 4, windows: Iterabl
 
 
 def _inner_runs(sequence: bytes, kind: int) -> list[int]:
-    """Lengths; of the first and the last run nobody knows how long they would be."""
+    """Return the lengths of runs, without the first and the last run, which may be cut off."""
     other = bytes([1 - kind])
     return [len(run) for run in sequence.split(other)[1:-1] if run]
 
 
 def _rounds(sequence: bytes, window: int) -> int:
-    """That write all of it."""
+    """Return the number of rounds that write the whole answer."""
     position = rounds = 0
     while position < len(sequence):
         wrong = sequence.find(0, position, position + window)
@@ -182,15 +182,15 @@ def _rounds(sequence: bytes, window: int) -> int:
     return rounds
 
 
-_GRID = 256  # of a request's own mean
-_POINTS = 15  # of each parameter, in each of so many turns
-_TURNS = 6
+_GRID = 256  # points for a request's own mean
+_POINTS = 15  # points of each parameter in a turn
+_TURNS = 6  # each searches a third of the range before it
 
 
 def fit_acceptance(sequences: Iterable[bytes]) -> AcceptanceOptions:
-    """Mean, concentration and persistence that make these sequences likeliest; the other settings are the defaults.
+    """Return the options with the likeliest mean, concentration and persistence for these sequences; the others are the defaults.
 
-    A few hundred tokens say little of the concentration: 50 requests or more are wanted.
+    The concentration needs 50 requests or more: a few hundred tokens say little about it.
 
     Raises:
         ConfigError: fewer than two sequences with two tokens or more.
@@ -232,6 +232,6 @@ def _transitions(sequence: bytes) -> list[int]:
 
 
 def _chances(own: Floats, persistence: float) -> Floats:
-    """Of those six, by a request's own mean."""
+    """Return the probabilities of these six transitions, by a request's own mean."""
     stays, comes = own + persistence * (1 - own), own * (1 - persistence)
     return np.stack([own, 1 - own, stays, 1 - stays, comes, 1 - comes])

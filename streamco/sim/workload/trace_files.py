@@ -1,10 +1,10 @@
-"""What was recorded of requests: traces with acceptance sequences (DSD Table 1), and CSV files of arrivals and lengths.
+"""Files of recorded requests: traces with acceptance sequences (DSD Table 1), and CSV files of arrivals and lengths.
 
-A trace is JSON lines, a request a line, gzipped or not; docs/workloads.md lists its fields. Those of DSD's Table 1 have their names from
-there; what else a row holds is ignored. A first line with ``about`` says what the trace is.
+A trace is JSON lines, a request a line, gzipped or not; docs/workloads.md lists its fields. Those of DSD's Table 1 have its names, and
+unknown fields are ignored. A first line with ``about`` describes the trace.
 
-Rows are made one at a time. A row that can't be meant is an error that names file and line: what is simulated from half a trace looks as
-good as from a whole one.
+Rows are made one at a time. An invalid row is an error that names file and line, because a simulation of half a trace looks as good as one
+of the whole.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class TraceRow(Struct, frozen=True, kw_only=True):
     """A request of a trace; see ``workload.SimulatedRequest``.
 
     Args:
-        confidences, runners_up: in 255ths.
-        arrival: seconds; None: not recorded.
-        device: where it came from; None: not recorded.
+        confidences, runners_up: probabilities in 255ths.
+        arrival: arrival in seconds; None: not recorded.
+        device: number of the device that it came from; None: not recorded.
     """
 
     prompt_tokens: int
@@ -78,7 +78,7 @@ class _About(Struct):
 
 
 def packaged_traces() -> list[str]:
-    """Names of the traces that come with the package, sorted."""
+    """Return the names of the packaged traces, sorted."""
     return sorted({name.partition(".")[0] for name in _packaged()})
 
 
@@ -88,7 +88,7 @@ def _packaged() -> dict[str, Traversable]:
 
 
 def read_about(trace: str) -> Mapping[str, str]:
-    """Return what a trace's first line says of it: ``about``, ``target``, ``draft``, ``recorded``, ``how``; empty where it says nothing.
+    """Return a trace's description from its first line: ``about``, ``target``, ``draft``, ``recorded``, ``how``; empty if it has none.
 
     Raises:
         ConfigError: there is no such trace.
@@ -100,12 +100,12 @@ def read_about(trace: str) -> Mapping[str, str]:
 
 
 def read_trace(trace: str) -> Iterator[TraceRow]:
-    """The rows of a packaged trace (``packaged_traces``) or of a file, one at a time, in its order.
+    """Yield the rows of a packaged trace (``packaged_traces``) or of a file, in its order.
 
-    A file that isn't where its path says is looked for in the folder that ``$STREAMCO_DATA`` names.
+    If a file is not at its path, it is looked for in the folder ``$STREAMCO_DATA``.
 
     Raises:
-        ConfigError: there is no such trace, it has no rows, or one of them is not as it should be.
+        ConfigError: there is no such trace, it has no rows, or a row is invalid.
     """
     is_empty = True
     for number, line in _lines(trace):
@@ -149,17 +149,17 @@ def _decode_about(line: bytes) -> _About | None:
     try:
         return msgspec.json.decode(line, type=_About)
     except msgspec.DecodeError:
-        return None  # a row, or nothing: its own reader says what is wrong with it
+        return None  # a row or an invalid line, which the reader of rows checks
 
 
 def read_gaps(path: str) -> array[float]:
-    """Seconds between the arrivals of a CSV file, in its order, 8 bytes each.
+    """Return the seconds between the arrivals of a CSV file, in its order, 8 bytes each.
 
     Args:
-        path: with a column ``arrival_s`` or ``arrival_ms``.
+        path: path of a file with a column ``arrival_s`` or ``arrival_ms``.
 
     Raises:
-        ConfigError: no such file or column, fewer than two rows, or a time that is no number or before the one above it.
+        ConfigError: there is no such file or column, there are fewer than two rows, or a time is no number or before the time above it.
     """
     gaps, before = array("d"), math.nan
     for number, row in _rows(path):
@@ -168,7 +168,7 @@ def read_gaps(path: str) -> array[float]:
             raise ConfigError(f"{path}, line {number}: expected a column {' or '.join(_TIMES)}, got {', '.join(row)}")
         now = _number(path, number, column, row[column]) * _TIMES[column]
         if now < before:
-            raise ConfigError(f"{path}, line {number}: {column}: expected times that ascend, got {row[column]} behind a later one")
+            raise ConfigError(f"{path}, line {number}: {column}: expected times that ascend, got {row[column]} after a later one")
         if not math.isnan(before):
             gaps.append(now - before)
         before = now
@@ -178,13 +178,13 @@ def read_gaps(path: str) -> array[float]:
 
 
 def read_lengths(path: str) -> tuple[array[int], array[int]]:
-    """Tokens of prompts and of answers, in a CSV file's order; rows without one of them are left out.
+    """Return the tokens of prompts and of answers, in a CSV file's order; rows in which either is 0 are left out.
 
     Args:
-        path: with the columns of Azure's traces, Mooncake's or DSD's.
+        path: path of a file with the columns of Azure's traces, Mooncake's or DSD's.
 
     Raises:
-        ConfigError: no such file or column, no row, or a length that is no number.
+        ConfigError: there is no such file or column, there is no row, or a length is no number.
     """
     prompts, outputs = array("q"), array("q")
     for number, row in _rows(path):
@@ -212,7 +212,7 @@ def _number(path: str, line: int, column: str, text: str | None) -> float:
 
 
 def _rows(path: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """(line, row) of a CSV file."""
+    """Yield (line, row) of a CSV file."""
     reader = csv.DictReader((line.decode("utf-8", "replace") for _, line in _lines(path)), restkey="more")
     try:
         for row in reader:
@@ -222,7 +222,7 @@ def _rows(path: str) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _lines(name: str) -> Iterator[tuple[int, bytes]]:
-    """(number from 1, line) of a packaged trace or of a file."""
+    """Yield (number from 1, line) of a packaged trace or of a file."""
     try:
         with _open(name) as file, gzip.open(file) if _is_compressed(file) else file as lines:
             yield from enumerate(cast(IO[bytes], lines), 1)

@@ -1,10 +1,10 @@
-"""What is asked of the simulated system: requests with lengths, arrivals, and the fate of every draft token (DSD section 3.2).
+"""Workload of a simulated fleet: requests with lengths, arrivals, and the acceptance of every draft token (DSD section 3.2).
 
-Requests come from a trace, or from a generator of lengths and acceptance sequences; when they come is a matter of its own: as the trace
-says, by a Poisson process, with the gaps of a recorded service, or each when another ends. Lengths and acceptances, arrivals, and devices
-have dice of their own, so that one of them can be exchanged and the others stay as they are.
+Requests come from a trace, or from a generator of lengths and acceptance sequences. Their arrivals are independent of that: the trace's,
+those of a Poisson process, the gaps of a recorded service, or one request when another ends. Lengths with acceptances, arrivals, and
+devices each have a random source of their own, so that one of them can be changed and the others stay the same.
 
-Requests are made one by one. What is kept is a trace's rows where they are shuffled or come more than once, and a recorded service's gaps.
+Requests are made one by one. Only a recorded service's gaps are kept, and a trace's rows if they are shuffled or used more than once.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ __all__ = ["ArrivalOptions", "LengthOptions", "LogNormal", "SimulatedRequest", "
 Count = Annotated[int, Meta(ge=1)]
 Rate = Annotated[float, Meta(gt=0)]
 
-_OF_255 = [0.25 / 255.0, *(count / 255.0 for count in range(1, 256))]  # what was rounded to 0 is a chance all the same
+_OF_255 = [0.25 / 255.0, *(count / 255.0 for count in range(1, 256))]  # a probability that was rounded to 0 is above 0
 
 
 class SimulatedRequest(Struct, frozen=True, kw_only=True):
-    """A request, and what becomes of drafts for its answer.
+    """A request, and the acceptance of drafts for its answer.
 
-    What the draft model says at a place of the answer is known for the target's own text in front of it. That is enough: a verdict ends
-    with the first token that isn't the target's.
+    The draft model's choice at each position is known for the target's own text before it. That is enough, because a verdict ends with the
+    first token that isn't the target's.
 
     Args:
-        number: from 0, in the order of arrival.
-        arrival: seconds.
-        prompt_tokens: of the prompt.
-        output_tokens: of the answer, the end token counted.
-        accepted: by output position: 1 where the draft model, behind the target's own text, says the target's token; 0 where not.
+        number: number of the request, from 0, in the order of arrival.
+        arrival: arrival in seconds.
+        prompt_tokens: tokens of the prompt.
+        output_tokens: tokens of the answer, the end token included.
+        accepted: by output position: 1 if the draft model chooses the target's token after the target's own text, else 0.
         confidences: by output position: the draft model's probability of its own choice; empty: not recorded.
-        runners_up: by output position: of its second choice; empty: not recorded.
-        ranks: by output position: of the target's token among the draft model's choices, 0 where it is accepted, 3 for the fourth and
-            all behind; empty: not recorded.
-        device: which draws it up; None: the world says.
-        common_tokens: of the prompt, with which the prompts of all begin: a device or a server that has read them once keeps them.
+        runners_up: by output position: the probability of its second choice; empty: not recorded.
+        ranks: by output position: rank of the target's token among the draft model's choices, 0 if it is accepted, 3 for the fourth or
+            later; empty: not recorded.
+        device: number of the device that makes it; None: the fleet draws one.
+        common_tokens: tokens with which all prompts begin; a device or a server reads them once.
     """
 
     number: int
@@ -63,7 +63,7 @@ class SimulatedRequest(Struct, frozen=True, kw_only=True):
 
 
 class LogNormal(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Lengths whose logarithm is normal.
+    """Lengths with a normal logarithm.
 
     Args:
         median: tokens.
@@ -75,15 +75,15 @@ class LogNormal(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class LengthOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many tokens: one of the two distributions.
+    """Distribution of a length in tokens, one of two.
 
     Args:
-        uniform: least and most, each of them as likely as any between.
-        log_normal: rounded, and held between ``least`` and ``most``.
-        least, most: tokens.
+        uniform: smallest and largest length; both and all between are equally likely.
+        log_normal: rounded, and clipped to ``least`` and ``most``.
+        least, most: bounds of the log-normal distribution, in tokens.
 
     Raises:
-        ConfigError: none of the two or both, or bounds in the wrong order.
+        ConfigError: there is none or both, or the bounds are in the wrong order.
     """
 
     uniform: tuple[Count, Count] | None = None
@@ -99,7 +99,7 @@ class LengthOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ConfigError(f"lengths: expected the least before the most, got {first} and {last}")
 
     def draw(self, rng: Random) -> int:
-        """Tokens of one."""
+        """Return a drawn length in tokens."""
         if self.uniform is not None:
             return rng.randint(*self.uniform)
         if self.log_normal is None:
@@ -109,17 +109,17 @@ class LengthOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class ArrivalOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When requests come: one of the three.
+    """Arrivals of requests, one of three kinds.
 
     Args:
         poisson_per_s: mean number a second; gaps are exponential.
-        azure: a CSV file of a recorded service's arrivals (column ``arrival_s`` or ``arrival_ms``): its gaps in their order, from a place
-            that the seed says, and from the beginning again behind the last.
-        rate_scale: with ``azure``: so many times as fast.
-        closed: so many requests are always in flight: all arrive at 0, and the world starts the next one when one ends.
+        azure: a CSV file of a recorded service's arrivals (column ``arrival_s`` or ``arrival_ms``). Its gaps are used in their order, from
+            a position that the seed gives, and from the beginning again after the last.
+        rate_scale: factor on the rate of ``azure``.
+        closed: number of requests that are always in flight: all arrive at 0, and the fleet starts the next one when one ends.
 
     Raises:
-        ConfigError: none or several of the three.
+        ConfigError: none or several of the three are given.
     """
 
     poisson_per_s: Rate | None = None
@@ -135,7 +135,7 @@ class ArrivalOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ConfigError(f"arrivals: rate_scale: expected azure beside it, got {given[0]}")
 
     def times(self, rng: Random) -> Iterator[float]:
-        """Seconds of one arrival after the other, without end.
+        """Return an endless iterator over arrivals in seconds.
 
         Raises:
             ConfigError: the recorded arrivals can't be read.
@@ -148,20 +148,19 @@ class ArrivalOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class WorkloadOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A workload, as an experiment's file says it; see docs/workloads.md.
+    """A workload, as an experiment's file describes it; see docs/workloads.md.
 
     Args:
         trace: name of a packaged trace or path of a JSON-lines file; None: requests are generated.
-        requests: how many; None: each of the trace's once. Where more are asked for than a trace has, it is gone through again, in another
-            order.
+        requests: number of requests; None: each of the trace once. A trace with fewer requests is repeated in another order.
         arrivals: ``trace``: as recorded, in the trace's order. Otherwise the trace is shuffled from the beginning.
-        prompt, output: without a trace: tokens, or how they are drawn.
-        lengths: without a trace: a CSV file whose rows are drawn from, each with prompt and answer, instead of ``prompt`` and ``output``.
-        acceptance: without a trace: how acceptance sequences are made.
-        system_prompt: tokens in front of each prompt, the same for all: they are read once, by each device and by each server.
+        prompt, output: without a trace: tokens, or their distribution.
+        lengths: without a trace: a CSV file with prompt and answer in each row, from which rows are drawn instead of ``prompt`` and
+        ``output``. acceptance: without a trace: parameters of the acceptance sequences. system_prompt: tokens before each prompt, the same
+        for all; each device and each server reads them once.
 
     Raises:
-        ConfigError: settings that don't go together.
+        ConfigError: the settings contradict each other.
     """
 
     trace: str | None = None
@@ -182,29 +181,29 @@ class WorkloadOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if (self.lengths is None) == (self.prompt is None) or (self.prompt is None) != (self.output is None):
             raise ConfigError(f"workload: expected a trace, or prompt and output, or lengths, got {', '.join(generated) or 'none'}")
         if self.requests is None:
-            raise ConfigError("workload: requests: expected a number where no trace says it, got none")
+            raise ConfigError("workload: requests: expected a number if there is no trace, got none")
         if self.arrivals == "trace":
-            raise ConfigError("workload: arrivals: expected poisson_per_s, azure or closed where there is no trace, got trace")
+            raise ConfigError("workload: arrivals: expected poisson_per_s, azure or closed if there is no trace, got trace")
 
     @property
     def in_flight(self) -> int | None:
-        """Requests that the world keeps going at once; None: they come when they come."""
+        """Number of requests that are always in flight; None: requests have arrivals of their own."""
         return self.arrivals.closed if isinstance(self.arrivals, ArrivalOptions) else None
 
 
 def read_requests(options: WorkloadOptions, *, devices: int | None = None, seed: int = 0) -> Iterator[SimulatedRequest]:
-    """The requests, in the order of their arrival, made one by one.
+    """Yield the requests, in the order of their arrival, made one by one.
 
-    With arrivals ``closed`` all have arrival 0: the world takes one when there is room for it.
+    With arrivals ``closed`` all have arrival 0, and the fleet takes the next one when another ends.
 
     Args:
-        options: of the workload.
-        devices: how many there are; requests are dealt to them evenly by chance (DSD section 3.2), but where arrivals are the trace's and a
-            row has a ``drafter_id``, to that one. None: to nobody.
-        seed: of all dice; the same gives the same requests.
+        options: options of the workload.
+        devices: number of devices. Each request gets a random one (DSD section 3.2), or that of its row's ``drafter_id`` if the arrivals
+            are the trace's. None: requests get no device.
+        seed: seed of all random draws; equal seeds give equal requests.
 
     Raises:
-        ConfigError: a file can't be read or used; of a bad row when it is reached.
+        ConfigError: a file can't be read or used, or a row is invalid, when it is reached.
     """
     if devices is not None and devices < 1:
         raise ConfigError(f"devices: expected at least 1, got {devices}")
@@ -230,7 +229,7 @@ def _shares(recorded: bytes) -> tuple[float, ...]:
 
 
 def _arriving(options: WorkloadOptions, devices: int | None, seed: int) -> Iterator[tuple[float, int | None, TraceRow]]:
-    """(arrival, device, request)."""
+    """Yield (arrival, device or None, row) of each request."""
     if not isinstance(options.arrivals, ArrivalOptions):
         if options.trace is None:
             raise AssertionError("options are checked when they are made")
@@ -241,12 +240,12 @@ def _arriving(options: WorkloadOptions, devices: int | None, seed: int) -> Itera
 
 
 def _as_recorded(trace: str, devices: int | None, requests: int | None, rng: Random) -> Iterator[tuple[float, int | None, TraceRow]]:
-    """The trace; then again its arrivals, behind the last one, with its rows in another order."""
+    """Yield the trace; then again and again its arrivals, after the last one, with its rows in another order."""
     kept: list[TraceRow] = []
     last = 0.0
     for number, row in enumerate(read_trace(trace), 1):
         if row.arrival is None or row.arrival < last:
-            got = "none" if row.arrival is None else f"{1000 * row.arrival:g} behind {1000 * last:g}"
+            got = "none" if row.arrival is None else f"{1000 * row.arrival:g} after {1000 * last:g}"
             raise ConfigError(f"{trace}, request {number}: arrival_time_ms: expected times that ascend, or other arrivals, got {got}")
         if devices is not None and row.device is not None and row.device >= devices:
             raise ConfigError(
@@ -259,7 +258,7 @@ def _as_recorded(trace: str, devices: int | None, requests: int | None, rng: Ran
     if requests is None:
         return
     first = kept[0].arrival or 0.0
-    period = (last - first) * len(kept) / max(1, len(kept) - 1)  # a mean gap behind the last
+    period = (last - first) * len(kept) / max(1, len(kept) - 1)  # the next turn begins a mean gap after the last arrival
     for turn in count(1):
         shuffled = rng.sample(kept, len(kept))
         for placed, row in zip(kept, shuffled, strict=True):
@@ -281,7 +280,7 @@ def _generated(options: WorkloadOptions, seed: int) -> Iterator[TraceRow]:
 
 
 def _lengths(options: WorkloadOptions, rng: Random) -> Iterator[tuple[int, int]]:
-    """(prompt, output), without end."""
+    """Yield (prompt, output) in tokens, without end."""
     if options.lengths is not None:
         prompts, outputs = read_lengths(options.lengths)
         while True:
@@ -305,7 +304,7 @@ def _poisson(rate: float, rng: Random) -> Iterator[float]:
 
 
 def _recorded_times(gaps: array[float], rng: Random, rate: float) -> Iterator[float]:
-    """From 0; the gaps from anywhere on, around and around."""
+    """Yield arrivals from 0 on, with the gaps in a circle from a random position."""
     position, now = rng.randrange(len(gaps)), 0.0
     while True:
         yield now

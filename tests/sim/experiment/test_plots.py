@@ -149,7 +149,7 @@ def test_the_same_points_give_the_same_bytes(tmp_path: Path, monkeypatch: pytest
 
 def test_a_figure_that_nothing_was_measured_of_is_not_drawn_but_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment, points = finish(tmp_path, monkeypatch, f"{TOY}plot: {{x: world.link.rtt_ms, y: acceptance, line: who writes}}\n")
-    with pytest.raises(ConfigError, match="plot: expected a figure that something was measured of, got acceptance"):
+    with pytest.raises(ConfigError, match="plot: expected a metric that was measured, got acceptance"):
         draw_plots(experiment, points, tmp_path)
 
 

@@ -39,7 +39,7 @@ def test_figures_are_the_sinks_and_the_kinds_own() -> None:
 
 
 def test_a_figure_that_was_not_declared_is_a_defect_of_the_kind() -> None:
-    with pytest.raises(AssertionError, match="expected figures that it has declared, got undeclared too"):
+    with pytest.raises(AssertionError, match="expected metrics that it has declared, got undeclared too"):
         run_scenario(toy(kind_location="tests.sim.toy_kind:BROKEN"))
 
 

@@ -221,7 +221,7 @@ def test_the_world_is_described_in_a_line() -> None:
     kind = load_kind(KINDS["speculate"])
     text = kind.describe(msgspec.convert(scenario().settings, kind.options))
     assert text == "6 devices (at 80 tokens/s), 2 servers (llama2-70b-a100x2); 8 requests of gsm8k, 4 a second"
-    assert "8 requests of gsm8k behind a system prompt of 600 tokens, 4" in kind.describe(
+    assert "8 requests of gsm8k after a system prompt of 600 tokens, 4" in kind.describe(
         msgspec.convert(scenario(workload={"system_prompt": 600}).settings, kind.options)
     )
 

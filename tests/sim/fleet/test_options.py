@@ -25,7 +25,7 @@ from streamco.sim.fleet.options import DevicePool, PolicyOptions, ServerPool
         (PolicyOptions, {"budget": 1.5}, "budget"),
         (PolicyOptions, {"budget": 0.5, "ahead": 1}, "ahead: expected 0 with a budget below 1"),
         (PolicyOptions, {"ahead": 1}, "ahead: expected 0 without branches"),
-        (PolicyOptions, {"is_calibrated": True}, "is_calibrated: expected false where nobody chooses"),
+        (PolicyOptions, {"is_calibrated": True}, "is_calibrated: expected false unless execution is"),
     ],
 )
 def test_what_contradicts_itself_or_is_not_there_is_refused(kind: type, data: dict[str, Any], message: str) -> None:

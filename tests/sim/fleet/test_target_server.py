@@ -37,7 +37,7 @@ def test_streams_share_a_pass_and_their_prompts_are_read_one_behind_the_other() 
     assert told == [(1, 0), (2, 1), (2, 0), (3, 2), (3, 1), (4, 3), (4, 2), (5, 4), (5, 3), (6, 4)]
     assert server.passes == 6
     assert server.busy == pytest.approx(6 * STEP)
-    assert (server.made, server.read, server.judged) == (10, 60, 0)
+    assert (server.made, server.read, server.verified) == (10, 60, 0)
 
 
 def test_a_verification_takes_part_in_the_pass_of_streams_and_finds_what_one_of_them_had_read() -> None:
@@ -56,7 +56,7 @@ def test_a_verification_takes_part_in_the_pass_of_streams_and_finds_what_one_of_
     assert isinstance(verdict, SendVerdict)
     assert (verdict.accepted, verdict.token) == (2, answer.right(3))
     assert server.read == length + 4  # the prompt once; the row before the draft, and the draft
-    assert server.judged == 3
+    assert server.verified == 3
 
 
 @pytest.mark.parametrize("first_is_a_session", [False, True])

@@ -126,7 +126,7 @@ def test_what_memory_holds_is_counted_beside_the_weights() -> None:
     model = MODELS["llama2-70b"]
     assert memory_tokens(CLOUD, usable=1.0) == int((4 * 80e9 - model.weight_bytes) // model.cache_bytes)
     assert memory_tokens(CLOUD) < memory_tokens(CLOUD, usable=1.0) < memory_tokens(replace(CLOUD, tensor_parallel=8))
-    with pytest.raises(ConfigError, match=r"llama2-70b on 1 a100: expected room for 138 GB of weights and a cache, got 72 GB"):
+    with pytest.raises(ConfigError, match=r"llama2-70b on 1 a100: expected memory for 138 GB of weights and a cache, got 72 GB"):
         memory_tokens(replace(CLOUD, tensor_parallel=1))
 
 

@@ -117,7 +117,7 @@ def test_a_trace_that_has_nothing_or_is_not_there_is_refused(tmp_path: Path) -> 
 def test_arrivals_of_a_trace_have_to_be_there_and_to_ascend(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gsm8k, request 1: arrival_time_ms: expected .* other arrivals, got none"):
         requests(trace="gsm8k")
-    with pytest.raises(ConfigError, match=r"request 2: arrival_time_ms: expected times that ascend, .* got 4 behind 5.3"):
+    with pytest.raises(ConfigError, match=r"request 2: arrival_time_ms: expected times that ascend, .* got 4 after 5.3"):
         requests(trace=trace(tmp_path, {}, {"arrival_time_ms": 4}))
     with pytest.raises(ConfigError, match="drafter_id: expected one below the number of devices, 38, got 38"):
         requests(trace=trace(tmp_path, {}), devices=38)
