@@ -1,7 +1,7 @@
-"""From an answer's tokens to what its reader gets: whole code points, nothing of a stop string, and no more taken back than was given.
+"""Incremental detokenisation with provisional text: whole code points, no stop strings, and retractions.
 
-A draft's text depends on the tokens before it (a code point may be open, a stop string may have begun), so what is provisional is worked
-out anew from the settled tokens that have no text yet, and the reader is told the difference to what it has.
+The text of a draft depends on the tokens before it: a code point may be incomplete, or a stop string may have begun. So the provisional
+text is computed again, from the committed tokens that have no text yet, and the reader gets the difference to what it has.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from streamco.engines.base import TextPiece
 from streamco.engines.detokenizer import StopMatcher, TextAssembler
 from streamco.partial import common_prefix_length
 
-__all__ = ["TextAdded", "TextCommitted", "TextRetracted", "IncrementalText", "Words"]
+__all__ = ["IncrementalText", "TextAdded", "TextCommitted", "TextEvent", "TextRetracted"]
 
 
 class TextAdded(Struct, frozen=True):
-    """Text that comes next. Origin ``draft``: provisional."""
+    """Text that comes next. With the origin "draft" it is provisional."""
 
     piece: TextPiece
     origin: Origin
 
 
 class TextCommitted(Struct, frozen=True):
-    """The oldest provisional pieces are final."""
+    """The oldest provisional pieces of text became final."""
 
     pieces: int
     characters: int
@@ -36,108 +36,108 @@ class TextCommitted(Struct, frozen=True):
 
 
 class TextRetracted(Struct, frozen=True):
-    """The newest provisional pieces are gone."""
+    """The newest provisional pieces of text were retracted."""
 
     pieces: int
     characters: int
 
 
-Words = TextAdded | TextCommitted | TextRetracted
+TextEvent = TextAdded | TextCommitted | TextRetracted
 
 
 class IncrementalText:
-    """One answer's text; ids go in as the speculator's commands name them.
+    """The text of one answer, from the ids in the machine's commands.
 
     Args:
-        token_bytes: bytes of a token id; b"" for control tokens.
+        token_bytes: returns the bytes of a token id; b"" for control tokens.
         stops: strings that end the answer.
-        opened: the first bytes of a code point that the prompt ends inside of.
+        pending: first bytes of a code point that the prompt ends inside.
 
     Attributes:
-        is_stopped: a stop string was found among settled tokens; nothing comes behind it.
+        is_stopped: a stop string was found in committed text, so no more text follows.
     """
 
-    def __init__(self, token_bytes: Callable[[int], bytes], stops: tuple[str, ...] = (), opened: bytes = b"") -> None:
+    def __init__(self, token_bytes: Callable[[int], bytes], stops: tuple[str, ...] = (), pending: bytes = b"") -> None:
         self._token_bytes = token_bytes
         self._stops = stops
-        self._opened = opened
-        self._assembler = TextAssembler(token_bytes, opened)
+        self._pending = pending
+        self._assembler = TextAssembler(token_bytes, pending)
         self._matcher = StopMatcher(stops)
-        self._textless: deque[tuple[int, Origin]] = deque()  # settled tokens whose text is held
+        self._textless: deque[tuple[int, Origin]] = deque()  # committed tokens with text that is still held
         self._provisional: list[int] = []
-        self._shown: list[TextPiece] = []  # of provisional tokens, at the reader
+        self._shown: list[TextPiece] = []  # provisional pieces that the reader has
         self.is_stopped = False
 
-    def deliver(self, ids: Iterable[int], origin: Origin) -> list[Words]:
-        """These tokens come next."""
+    def deliver(self, ids: Iterable[int], origin: Origin) -> list[TextEvent]:
+        """Add tokens; with the origin "draft" they are provisional."""
         if origin == "draft":
             self._provisional += ids
-            return self._tell([])
-        return self._tell(self._settle(ids, origin))
+            return self._update([])
+        return self._update(self._commit(ids, origin))
 
-    def settle(self, count: int, origin: Origin) -> list[Words]:
-        """Return the oldest ``count`` provisional tokens are final."""
+    def commit(self, count: int, origin: Origin) -> list[TextEvent]:
+        """Make the oldest ``count`` provisional tokens final."""
         ids = self._provisional[:count]
         del self._provisional[:count]
-        return self._tell(self._settle(ids, origin))
+        return self._update(self._commit(ids, origin))
 
-    def retract(self, count: int) -> list[Words]:
-        """Return the newest ``count`` provisional tokens are gone."""
+    def retract(self, count: int) -> list[TextEvent]:
+        """Drop the newest ``count`` provisional tokens."""
         del self._provisional[len(self._provisional) - count :]
-        return self._tell([])
+        return self._update([])
 
-    def finish(self) -> list[Words]:
-        """Return the answer has ended: what was held comes, what is provisional goes."""
+    def finish(self) -> list[TextEvent]:
+        """End the answer: held text is added, provisional text is retracted."""
         self._provisional.clear()
         if self.is_stopped:
-            return self._tell([])
+            return self._update([])
         pieces: list[TextPiece] = []
         if (rest := self._assembler.flush()) is not None:
             pieces, self.is_stopped = self._matcher.add(rest)
-        return self._tell(self._release([*pieces, *self._matcher.flush()]))
+        return self._update(self._release([*pieces, *self._matcher.flush()]))
 
-    def _settle(self, ids: Iterable[int], origin: Origin) -> list[TextAdded]:
-        said: list[TextAdded] = []
+    def _commit(self, ids: Iterable[int], origin: Origin) -> list[TextAdded]:
+        added: list[TextAdded] = []
         for token in ids:
             if self.is_stopped:
                 break
             self._textless.append((token, origin))
             if (piece := self._assembler.add(token)) is not None:
                 pieces, self.is_stopped = self._matcher.add(piece)
-                said += self._release(pieces)
-        return said
+                added += self._release(pieces)
+        return added
 
     def _release(self, pieces: Sequence[TextPiece]) -> list[TextAdded]:
-        """Pieces are told with who completed them."""
-        said = []
+        """Return final pieces, each with the origin of the token that completed it."""
+        added = []
         for piece in pieces:
-            self._opened = b""
-            makers = [self._textless.popleft()[1] for _ in piece.ids]
-            said.append(TextAdded(piece, makers[-1]))
-        return said
+            self._pending = b""
+            origins = [self._textless.popleft()[1] for _ in piece.ids]
+            added.append(TextAdded(piece, origins[-1]))
+        return added
 
-    def _tell(self, said: list[TextAdded]) -> list[Words]:
-        """Return the difference between what the reader has and what is so now."""
-        same = common_prefix_length(self._shown, [each.piece for each in said])
-        told: list[Words] = []
-        for origin, group in groupby(said[:same], key=lambda each: each.origin):
-            settled = list(group)
-            told.append(TextCommitted(len(settled), sum(len(each.piece.text) for each in settled), origin))
+    def _update(self, added: list[TextAdded]) -> list[TextEvent]:
+        """Return the difference between what the reader has and the text now. ``added`` is final text."""
+        same = common_prefix_length(self._shown, [each.piece for each in added])
+        events: list[TextEvent] = []
+        for origin, group in groupby(added[:same], key=lambda each: each.origin):
+            committed = list(group)
+            events.append(TextCommitted(len(committed), sum(len(each.piece.text) for each in committed), origin))
         del self._shown[:same]
-        wanted = [] if self.is_stopped else self._preview()
-        kept = common_prefix_length(self._shown, wanted) if same == len(said) else 0
+        shown = [] if self.is_stopped else self._preview()
+        kept = common_prefix_length(self._shown, shown) if same == len(added) else 0
         if gone := self._shown[kept:]:
-            told.append(TextRetracted(len(gone), sum(len(piece.text) for piece in gone)))
-        told += said[same:]
-        told += [TextAdded(piece, "draft") for piece in wanted[kept:]]
-        self._shown = wanted
-        return told
+            events.append(TextRetracted(len(gone), sum(len(piece.text) for piece in gone)))
+        events += added[same:]
+        events += [TextAdded(piece, "draft") for piece in shown[kept:]]
+        self._shown = shown
+        return events
 
     def _preview(self) -> list[TextPiece]:
-        """Return what the provisional tokens would say."""
+        """Return the text of the provisional tokens."""
         if not self._provisional:
             return []
-        assembler, matcher = TextAssembler(self._token_bytes, self._opened), StopMatcher(self._stops)
+        assembler, matcher = TextAssembler(self._token_bytes, self._pending), StopMatcher(self._stops)
         shown: list[TextPiece] = []
         for token in [*(token for token, _ in self._textless), *self._provisional]:
             if (piece := assembler.add(token)) is not None:

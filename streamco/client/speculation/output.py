@@ -1,6 +1,6 @@
-"""A speculated answer as its reader gets it: text in chunks, at the reader's pace, measured.
+"""The output of a speculated answer: text in chunks, paced for the reader and measured.
 
-Quality counts the text that stayed, at the time when it was first shown.
+The quality figures count the text that stayed, at the time when it was first shown.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from streamco.client.driver import Batch
-from streamco.client.speculation.incremental_text import IncrementalText, TextAdded, TextCommitted, TextRetracted, Words
+from streamco.client.speculation.incremental_text import IncrementalText, TextAdded, TextCommitted, TextEvent, TextRetracted
 from streamco.core.delivery import Delivery
 from streamco.core.race.commands import DeliverTokens
 from streamco.core.speculation.events import CommitIds, DeliverIds, Origin, RetractIds
@@ -21,12 +21,12 @@ __all__ = ["SpeculativeOutput", "SpeculatedChunk"]
 
 
 class SpeculatedChunk(ChatCompletionChunk, kw_only=True, gc=False):
-    """A chunk that says who made its text, or what became of text that was provisional.
+    """A chunk with the origin of its text, or with what became of provisional text.
 
     Args:
-        origin: who made it; ``draft``: provisional.
-        settled: so many characters, the oldest provisional ones, are final.
-        retracted: so many, the newest provisional ones, are taken back.
+        origin: how the text came about; "draft": it is provisional. None: the chunk has no text.
+        settled: number of characters, the oldest provisional ones, that are final now.
+        retracted: number of characters, the newest provisional ones, that are taken back.
     """
 
     origin: Origin | None = None
@@ -35,74 +35,74 @@ class SpeculatedChunk(ChatCompletionChunk, kw_only=True, gc=False):
 
 
 class SpeculativeOutput:
-    """The reader's end of a speculated answer.
+    """Chunks for the reader of a speculated answer, from the machine's commands.
 
     Args:
-        wording: tokens to text.
-        delivery: pace and meter; unpaced where drafts are shown.
-        names: the endpoint that made the tokens of an origin.
-        number: the answer's, as chunks have it.
-        model: the name in them.
+        text: makes text of tokens.
+        delivery: paces and measures the output. It must be unpaced if drafts are shown.
+        names: name of the endpoint that makes the tokens of each origin.
+        number: id of the answer in its chunks.
+        model: name of the model in them.
 
     Attributes:
-        delivery: as given.
-        first: when the first text was shown; None: none was.
+        delivery: paces and measures the output.
+        first: when the first text was shown, seconds; None: none was.
     """
 
-    def __init__(self, wording: IncrementalText, delivery: Delivery, names: Mapping[Origin, str], *, number: str, model: str) -> None:
+    def __init__(self, text: IncrementalText, delivery: Delivery, names: Mapping[Origin, str], *, number: str, model: str) -> None:
         self.delivery = delivery
         self.first: float | None = None
-        self._wording = wording
+        self._text = text
         self._names = names
         self._number, self._created, self._model = number, int(time.time()), model
-        self._shown: deque[tuple[float, TextPiece]] = deque()  # provisional ones, and since when
-        self._texts: list[str] = []
+        self._shown: deque[tuple[float, TextPiece]] = deque()  # provisional pieces, and since when they are shown
+        self._final: list[str] = []
         self._has_begun = False
 
     @property
     def is_stopped(self) -> bool:
-        """A stop string was found."""
-        return self._wording.is_stopped
+        """True if a stop string was found."""
+        return self._text.is_stopped
 
     @property
     def text(self) -> str:
-        """What is final so far, what is held for the pace with it."""
-        return "".join(self._texts)
+        """Final text so far, including what is held for the pace."""
+        return "".join(self._final)
 
     def show(self, command: DeliverIds | CommitIds | RetractIds, *, now: float) -> list[Batch]:
-        """Return what the reader gets of this."""
+        """Return the chunks that a command gives the reader."""
         match command:
             case DeliverIds(ids, origin):
-                words = self._wording.deliver(ids, origin)
+                events = self._text.deliver(ids, origin)
             case CommitIds(count, origin):
-                words = self._wording.settle(count, origin)
+                events = self._text.commit(count, origin)
             case RetractIds(count):
-                words = self._wording.retract(count)
-        return [batch for word in words for batch in self._say(word, now)]
+                events = self._text.retract(count)
+        return [batch for event in events for batch in self._show_text(event, now)]
 
     def finish(self, reason: str | None, *, now: float) -> list[Batch]:
-        """Return the end; ``reason`` None: it failed."""
-        batches = [batch for word in self._wording.finish() for batch in self._say(word, now)]
+        """Return the last chunks. ``reason`` is "stop" or "length"; None: the answer failed."""
+        batches = [batch for event in self._text.finish() for batch in self._show_text(event, now)]
         if reason is not None:
             last = self._chunk([ChunkChoice(finish_reason="stop" if self.is_stopped else reason)], None)
             batches += self._hand_on(self._names["accepted"], [last], 0, now)
         return batches
 
     def release(self, *, now: float) -> list[Batch]:
-        """Return what is due."""
+        """Return the chunks that are due by the pace."""
         return self._batches(self.delivery.release(now=now), now)
 
     def flush(self, *, now: float) -> list[Batch]:
-        """Everything that is held, due or not."""
+        """Return all chunks that are held, due or not."""
         return self._batches(self.delivery.flush(now=now), now)
 
-    def _say(self, word: Words, now: float) -> list[Batch]:
-        match word:
+    def _show_text(self, event: TextEvent, now: float) -> list[Batch]:
+        match event:
             case TextCommitted(pieces, characters, origin):
                 for _ in range(pieces):
                     since, piece = self._shown.popleft()
                     self.delivery.meter.record(len(piece.ids), now=since)
-                    self._texts.append(piece.text)
+                    self._final.append(piece.text)
                 return self._hand_on(self._names[origin], [self._chunk([], origin, settled=characters)], 0, now)
             case TextRetracted(pieces, characters):
                 for _ in range(pieces):
@@ -115,7 +115,7 @@ class SpeculativeOutput:
                 if origin == "draft":
                     self._shown.append((now, piece))
                 else:
-                    self._texts.append(piece.text)
+                    self._final.append(piece.text)
                 return self._hand_on(self._names[origin], [self._chunk([choice], origin)], 0 if origin == "draft" else len(piece.ids), now)
 
     def _hand_on(self, source: str, chunks: list[ChatCompletionChunk], tokens: int, now: float) -> list[Batch]:

@@ -1,4 +1,4 @@
-"""Turns a speculated answer's record into a report."""
+"""The report of a speculated answer: which endpoints made its tokens, what they cost, and what drafting and verifying took."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SpeculationRecord(Struct, kw_only=True):
 
 
 def speculation_report(driver: SpeculationDriver, record: SpeculationRecord, *, now: float) -> Report:
-    """Return the figures of an answer, finished or not; ``now`` on the driver's clock, seconds."""
+    """Return the report of an answer, finished or not. ``now`` is on the driver's clock, seconds."""
     meter, cost = driver.output.delivery.meter, speculation_cost(driver, record)
     first = driver.output.first
     span = (meter.last - meter.first) if meter.first is not None and meter.last is not None else 0.0
@@ -86,7 +86,7 @@ def speculation_report(driver: SpeculationDriver, record: SpeculationRecord, *, 
 
 
 def speculation_usage(driver: SpeculationDriver, record: SpeculationRecord) -> AnswerUsage:
-    """Tokens of the answer as it was delivered, counted here."""
+    """Return the token counts of the answer as it was delivered."""
     prompt, completion = record.prompt_tokens, driver.output.delivery.meter.tokens
     return AnswerUsage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
 
@@ -134,16 +134,17 @@ def _device_part(driver: SpeculationDriver, record: SpeculationRecord) -> Endpoi
 
 
 def _verifier_part(driver: SpeculationDriver, record: SpeculationRecord) -> EndpointReport:
-    """Return the prompt counts once, and as cached whenever the server went on alone; every token computed is one made.
+    """Return the verifier's part. Every token that it computed counts as a completion token.
 
-    Tokens of the answer that were only given count with the prompt.
+    The prompt counts once, and as cached whenever the remote stream continued the answer. Committed tokens that the verifier only had to
+    read count with the prompt.
     """
     report, verifier, parts = driver.machine.report, record.verifier, driver.remote_stream.parts
     was_asked = driver.session.bytes_up > 0 or report.rounds > 0
     prompt = record.prompt_tokens * was_asked + report.given + sum(part.read for part in parts)
     cached = _cached(parts, was_asked=was_asked, unread=max(0, report.device - report.given))
-    biller = _biller(verifier.remote, record.server)
-    cost = None if biller is None else record.cost(biller, prompt, report.target_tokens, cached)
+    priced = _priced_endpoint(verifier.remote, record.server)
+    cost = None if priced is None else record.cost(priced, prompt, report.target_tokens, cached)
     _, wasted = _waste(driver)
     return EndpointReport(
         name=verifier.name,
@@ -161,7 +162,10 @@ def _verifier_part(driver: SpeculationDriver, record: SpeculationRecord) -> Endp
 
 
 def _waste(driver: SpeculationDriver) -> tuple[int, int]:
-    """Tokens of device and server that are nobody's; those held for a reader who left are the device's as far as its drafts go."""
+    """Return (device, server) tokens that were generated and never delivered.
+
+    Tokens still held when the reader left count for the device, up to the number that it drafted, and then for the server.
+    """
     report = driver.machine.report
     wasted = max(0, report.wasted) + driver.dropped
     drafted = min(report.drafted, wasted)
@@ -170,11 +174,12 @@ def _waste(driver: SpeculationDriver) -> tuple[int, int]:
 
 
 def _cached(parts: Sequence[RemoteStreamPart], *, was_asked: bool, unread: int) -> int:
-    """Of what the server read to go on alone, what it had from before: as it told, else all that it had judged, read or made.
+    """Return how many of the tokens that the remote streams read were cached: as the server reports, else all that it had seen before.
 
     Args:
-        was_asked: for verdicts.
-        unread: tokens of the answer that the device kept and the server was never given.
+        parts: the remote streams.
+        was_asked: the verifier was asked for verdicts.
+        unread: tokens of the answer that the device committed and the server was never given.
     """
     cached, is_known = 0, was_asked
     for part in parts:
@@ -186,8 +191,8 @@ def _cached(parts: Sequence[RemoteStreamPart], *, was_asked: bool, unread: int) 
     return cached
 
 
-def _biller(remote: Endpoint | None, server: Endpoint | None) -> Endpoint | None:
-    """Whose prices hold: the verifier's own where it has any, else those of the server beside it."""
+def _priced_endpoint(remote: Endpoint | None, server: Endpoint | None) -> Endpoint | None:
+    """Return the endpoint that prices the verifier's tokens: the verifier's own if it has prices, else the server beside it."""
     return remote if remote is not None and remote.prices.completion is not None else server or remote
 
 
@@ -205,7 +210,7 @@ def _figures(driver: SpeculationDriver, record: SpeculationRecord) -> Speculatio
 def speculation_figures(
     report: SpeculationReport, *, budget: float, bytes_up: int, bytes_down: int, retracted: int, is_exact: bool
 ) -> SpeculationFigures:
-    """Return what a speculator reports, as users see it; ``is_exact``: it was to be the verifier's own answer."""
+    """Return a machine's report as users see it. ``is_exact``: the verifier keeps its rule exactly."""
     return SpeculationFigures(
         acceptance=report.acceptance,
         offloaded_share=report.offloaded_share,

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from streamco.client.speculation.incremental_text import IncrementalText, TextAdded, TextCommitted, TextRetracted, Words
+from streamco.client.speculation.incremental_text import IncrementalText, TextAdded, TextCommitted, TextEvent, TextRetracted
 from streamco.core.report import SpeculationReport
 from streamco.core.speculation.answer import SpeculativeAnswer
 from streamco.core.speculation.events import CommitIds, DeliverIds, RetractIds, SpeculationCommand
@@ -29,7 +29,7 @@ class Reader:
         self.final = 0  # characters of it that stay
         self.pieces: list[int] = []  # lengths of the provisional ones
 
-    def take(self, words: list[Words]) -> None:
+    def take(self, words: list[TextEvent]) -> None:
         for word in words:
             match word:
                 case TextAdded(piece, "draft"):
@@ -50,7 +50,7 @@ class Reader:
                     self.text = self.text[: len(self.text) - characters]
 
 
-def texts(words: list[Words]) -> list[str]:
+def texts(words: list[TextEvent]) -> list[str]:
     return [word.piece.text for word in words if isinstance(word, TextAdded)]
 
 
@@ -69,7 +69,7 @@ def words_piece(text: str, *ids: int) -> TextPiece:
 def test_a_prompt_that_ends_inside_a_code_point_is_gone_on_with() -> None:
     words = wording(opened="é".encode()[:1])
     assert texts(words.deliver([4], "draft")) == ["é"]
-    assert words.settle(1, "accepted") == [TextCommitted(1, 1, "accepted")]
+    assert words.commit(1, "accepted") == [TextCommitted(1, 1, "accepted")]
     assert texts(words.deliver([0], "draft")) == ["a"]
 
 
@@ -94,7 +94,7 @@ def test_drafts_are_shown_settled_and_taken_back() -> None:
     words, reader = wording(), Reader()
     reader.take(words.deliver([0, 1, 2], "draft"))
     assert reader.text == "a bc"
-    told = words.settle(2, "accepted")
+    told = words.commit(2, "accepted")
     assert told == [TextCommitted(2, 3, "accepted")]
     reader.take(told)
     told = words.retract(1)
@@ -109,7 +109,7 @@ def test_a_code_point_that_is_half_settled_stays_provisional() -> None:
     words, reader = wording(), Reader()
     reader.take(words.deliver(EMOJI, "draft"))
     assert reader.text == "🦊"
-    assert words.settle(2, "accepted") == []
+    assert words.commit(2, "accepted") == []
     reader.take(words.retract(2))
     assert reader.text == ""
     reader.take(words.deliver(EMOJI[2:], "corrected"))
@@ -120,7 +120,7 @@ def test_a_provisional_stop_string_hides_what_follows_until_it_is_judged() -> No
     words, reader = wording("STOP"), Reader()
     reader.take(words.deliver([0, 7, 8, 2], "draft"))
     assert reader.text == "a"
-    reader.take(words.settle(2, "accepted"))
+    reader.take(words.commit(2, "accepted"))
     reader.take(words.retract(2))
     reader.take(words.deliver([2], "corrected"))
     assert reader.text == "aSTc"
@@ -131,27 +131,27 @@ def test_a_provisional_stop_string_hides_what_follows_until_it_is_judged() -> No
 def test_a_reader_who_follows_ends_with_the_text_of_the_settled_tokens(emit: str) -> None:
     seed = Random().randrange(1 << 30)
     print(f"seed {seed}")
-    dice = Random(seed)
+    rng = Random(seed)
     for _ in range(300):
-        stops = ("STOP",) if dice.random() < 0.5 else ()
+        stops = ("STOP",) if rng.random() < 0.5 else ()
         commands: list[SpeculationCommand] = []
         answer = SpeculativeAnswer(commands.append, SpeculationReport(), shows_drafts=emit == "draft")
         words, reader = wording(*stops), Reader()
-        for _ in range(dice.randrange(1, 12)):
-            draft = dice.choices(list(BYTES), k=dice.randrange(5))
+        for _ in range(rng.randrange(1, 12)):
+            draft = rng.choices(list(BYTES), k=rng.randrange(5))
             answer.propose(draft)
-            if dice.random() < 0.7:
-                kept = draft[: dice.randrange(len(draft) + 1)]
+            if rng.random() < 0.7:
+                kept = draft[: rng.randrange(len(draft) + 1)]
                 answer.commit(kept, "accepted")
-                answer.commit([dice.choice(list(BYTES))], "corrected")
-            elif dice.random() < 0.3:
+                answer.commit([rng.choice(list(BYTES))], "corrected")
+            elif rng.random() < 0.3:
                 answer.retract()
             for command in commands:
                 match command:
                     case DeliverIds(ids, origin):
                         reader.take(words.deliver(ids, origin))
                     case CommitIds(count, origin):
-                        reader.take(words.settle(count, origin))
+                        reader.take(words.commit(count, origin))
                     case RetractIds(count):
                         reader.take(words.retract(count))
             commands.clear()
