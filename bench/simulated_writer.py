@@ -208,4 +208,4 @@ class _WriterStream:
         self._at = stop
         tokens = sum(len(choice.token_ids) if choice.token_ids else bool(choice.delta.content) for choice in sent)
         event = TokensReceived(self._writer.name, [ChatCompletionChunk(choices=[choice]) for choice in sent], tokens)
-        self._emit(self._seam.close(event) if self._seam.is_open else event)
+        self._emit(self._seam.strip(event) if self._seam.is_open else event)
