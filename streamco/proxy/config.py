@@ -125,7 +125,7 @@ class MigrationSection(Struct, frozen=True, kw_only=True):
     """Section ``[migration]``: how answers move to a cheaper endpoint; see ``MigrationOptions``."""
 
     rule: TransferRule = "pre-copy"
-    most: int = 1
+    max_migrations: int = 1
     unpaced: bool = False
 
 

@@ -198,7 +198,7 @@ async def ask_at_random(world: World, seed: str) -> Outcome:
     engine = FakeEngine(write, mode="thread", prefill_s=rng.choice([0.0, 0.01]), token_s=0.001, fail_after=fails) if has_device else None
     options: dict[str, Any] = {
         "on_failure": rng.choice(["migrate", "migrate", "raise"]),
-        "migration": MigrationOptions(rule=rng.choice(["pre-copy", "full-buffer"]), most=rng.choice([1, 2]), unpaced=True),
+        "migration": MigrationOptions(rule=rng.choice(["pre-copy", "full-buffer"]), max_migrations=rng.choice([1, 2]), unpaced=True),
         "pace": rng.choice([None, None, 100.0, 400.0]),
         "policy": rng.choice(["auto", "auto", "both", "server-only", "device-only"] if has_device else ["auto", "server-only"]),
     }

@@ -58,7 +58,7 @@ profile = "learned.json"
 
 [migration]
 rule = "full-buffer"
-most = 2
+max_migrations = 2
 unpaced = true
 """
 
@@ -82,7 +82,7 @@ def test_every_section_is_understood() -> None:
         ),
     )
     assert config.dispatch == DispatchSection(budget=1.0, policy="both", pace="reading", profile="learned.json")
-    assert config.migration == MigrationSection(rule="full-buffer", most=2, unpaced=True)
+    assert config.migration == MigrationSection(rule="full-buffer", max_migrations=2, unpaced=True)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_every_section_is_understood() -> None:
         ("[dispatch]\nbudget = true\n", r"dispatch\.budget: expected float, got bool"),
         ("[dispatch]\non_failure = 'retry'\n", r"dispatch\.on_failure: invalid enum value 'retry'"),
         ("[migration]\nrule = 'buffer'\n", r"migration\.rule: invalid enum value 'buffer'"),
-        ("[migration]\nmoves = 2\n", r"migration\.moves: expected one of rule, most, unpaced, got a key that is unknown"),
+        ("[migration]\nmoves = 2\n", r"migration\.moves: expected one of rule, max_migrations, unpaced, got a key that is unknown"),
         ("proxy = 3\n", r"proxy: expected object, got int"),
         ("[server]\nmodel = 'm'\n", r"server: expected array, got object"),
         ("[proxy\n", r"expected TOML, got .*line 1"),
@@ -149,7 +149,7 @@ def test_the_printed_form_names_defaults_and_leaves_out_what_is_not_set() -> Non
     assert "[proxy]\n" in text
     assert "port = 8080\n" in text
     assert "budget = 0.3\n" in text
-    assert '[migration]\nrule = "pre-copy"\nmost = 1\nunpaced = false\n' in text
+    assert '[migration]\nrule = "pre-copy"\nmax_migrations = 1\nunpaced = false\n' in text
     assert '[speculate]\nmode = "race"\nis_plain = false\nbudget = 1.0\n' in text
     assert "[device]" not in text
     assert "\npace" not in text
@@ -174,7 +174,9 @@ CONFIGS = st.builds(
     dispatch=st.builds(
         DispatchSection, budget=NUMBERS, pace=st.none() | st.just("reading") | NUMBERS, seed=st.none() | st.integers(0, 2**62)
     ),
-    migration=st.builds(MigrationSection, rule=st.sampled_from(["pre-copy", "full-buffer"]), most=st.integers(0, 9), unpaced=st.booleans()),
+    migration=st.builds(
+        MigrationSection, rule=st.sampled_from(["pre-copy", "full-buffer"]), max_migrations=st.integers(0, 9), unpaced=st.booleans()
+    ),
 )
 
 

@@ -99,7 +99,10 @@ def test_a_device_that_drafts_has_places_for_its_drafts_and_the_verifier_its_tok
         (f'[[server]]\nmodel = "m"\nbase_url = "{LOCAL}"\n[dispatch]\nbudget = 2\n', "budget"),
         (f'[[server]]\nmodel = "m"\nbase_url = "{LOCAL}"\n[dispatch]\npolicy = "best"\n', "policy"),
         (f'[[server]]\nmodel = "m"\nbase_url = "{LOCAL}"\n[dispatch]\npace = -1\n', "pace"),
-        (f'[[server]]\nmodel = "m"\nbase_url = "{LOCAL}"\n[migration]\nmost = -1\n', "migration: expected at most 0 or more moves"),
+        (
+            f'[[server]]\nmodel = "m"\nbase_url = "{LOCAL}"\n[migration]\nmax_migrations = -1\n',
+            "migration: expected max_migrations of 0 or more",
+        ),
     ],
 )
 def test_what_cannot_be_is_said(text: str, message: str) -> None:
@@ -110,8 +113,8 @@ def test_what_cannot_be_is_said(text: str, message: str) -> None:
 def test_the_clients_answers_move_as_the_file_says() -> None:
     section = f'[[server]]\nmodel = "m"\nbase_url = "{LOCAL}"\n'
     assert build_client(parse_config(section), {})._settings.migration == MigrationOptions()
-    told = build_client(parse_config(f'{section}[migration]\nrule = "full-buffer"\nmost = 0\nunpaced = true\n'), {})
-    assert told._settings.migration == MigrationOptions(rule="full-buffer", most=0, unpaced=True)
+    told = build_client(parse_config(f'{section}[migration]\nrule = "full-buffer"\nmax_migrations = 0\nunpaced = true\n'), {})
+    assert told._settings.migration == MigrationOptions(rule="full-buffer", max_migrations=0, unpaced=True)
 
 
 def test_the_key_is_the_given_one_else_the_environments() -> None:

@@ -31,23 +31,23 @@ class MigrationOptions(Struct, frozen=True, kw_only=True):
 
     Args:
         rule: "pre-copy": the target reads ahead while the source goes on; "full-buffer": the source stops first (DiSCo 4.3).
-        most: moves an answer; 0: none.
-        unpaced: also where no pace is set, for a virtual reader at ``DispatchOptions.reader_rate``. A program that takes tokens as fast as
-            they come would notice that the cheaper endpoint is slower, so by default only paced answers move.
+        max_migrations: maximum of planned hand-overs of one answer; 0: none.
+        unpaced: True: answers without a pace move too, for a virtual reader at ``DispatchOptions.reader_rate``. A program that takes tokens
+            as fast as they come would notice that the cheaper endpoint is slower, so by default only paced answers move.
 
     Raises:
         ConfigError: an unknown rule, a number below zero.
     """
 
     rule: TransferRule = "pre-copy"
-    most: int = 1
+    max_migrations: int = 1
     unpaced: bool = False
 
     def __post_init__(self) -> None:
         if self.rule not in {"pre-copy", "full-buffer"}:
             raise ConfigError(f'migration: expected the rule "pre-copy" or "full-buffer", got {self.rule!r}')
-        if self.most < 0:
-            raise ConfigError(f"migration: expected at most 0 or more moves an answer, got {self.most!r}")
+        if self.max_migrations < 0:
+            raise ConfigError(f"migration: expected max_migrations of 0 or more, got {self.max_migrations!r}")
 
 
 class MigrationPlanner:
@@ -97,7 +97,7 @@ class MigrationPlanner:
             limit: maximum of the answer's tokens; None: not known.
             constrained: the side that the budget limits; None: no side.
         """
-        if not options.most or (pace is None and not options.unpaced):
+        if not options.max_migrations or (pace is None and not options.unpaced):
             return None
         endpoints = list(endpoints)
         found = ((endpoint.name, self._terms(endpoint, cost)) for endpoint in endpoints)
@@ -111,7 +111,7 @@ class MigrationPlanner:
             reader_rate=reader_rate,
             capacity=capacity,
             rule=options.rule,
-            max_migrations=options.most,
+            max_migrations=options.max_migrations,
             constrained=frozenset(endpoint.name for endpoint in endpoints if endpoint.kind == constrained),
             max_tokens=limit,
         )

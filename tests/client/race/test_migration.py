@@ -111,7 +111,7 @@ def test_the_answer_goes_from_a_dear_server_to_a_cheap_one() -> None:
     ("options", "asked"),
     [
         ({"pace": None}, {}),
-        ({"migration": MigrationOptions(most=0)}, {}),
+        ({"migration": MigrationOptions(max_migrations=0)}, {}),
         ({"on_failure": "raise"}, {}),
         ({"policy": "server-only"}, {}),
         ({}, {"tools": [{"type": "function", "function": {"name": "f"}}]}),
@@ -207,7 +207,7 @@ def test_when_the_source_dies_while_the_target_reads_ahead_the_target_goes_on() 
 def test_clients_of_one_client_share_what_is_learned_and_have_their_own_rule() -> None:
     async def main() -> None:
         async with Client(server=[server(), server("spare", prices=CHEAP)], **settings()) as client:
-            staying = client.with_options(migration=MigrationOptions(most=0))
+            staying = client.with_options(migration=MigrationOptions(max_migrations=0))
             _, moved = await answer(client)
             _, stayed = await answer(staying)
         assert (len(moved.hand_overs), len(stayed.hand_overs)) == (1, 0)
@@ -215,7 +215,7 @@ def test_clients_of_one_client_share_what_is_learned_and_have_their_own_rule() -
     run(main())
 
 
-@pytest.mark.parametrize("wrong", [{"rule": "now"}, {"most": -1}])
+@pytest.mark.parametrize("wrong", [{"rule": "now"}, {"max_migrations": -1}])
 def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="migration: expected"):
         MigrationOptions(**wrong)
