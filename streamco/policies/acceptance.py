@@ -1,17 +1,19 @@
-"""Which draft tokens the verifier accepts, and what it puts in the place of the first that it doesn't.
+"""Verification: which draft tokens are accepted, and which token follows them.
 
-Three rules, each giving a ``Verdict``:
+There are three rules, and each gives a ``Verdict``:
 
-- ``verify_greedy``: accepts what the target would have chosen itself; the answer is the target's own, token for token.
-- ``verify_sampled``: accepts x with probability min(1, p(x) / q(x)) and draws a correction from what p has beyond q (Leviathan et al.,
-  Chen et al., 2023; Synera figure 3); the answer has the target's distribution p, whatever the draft's distribution q is.
-- ``verify_threshold``: accepts what the target finds good enough; cheaper, and no longer the target's answer. For selective mode.
+- ``verify_greedy`` accepts the tokens that the target model would have chosen itself. The answer is the target's own, token for token.
+- ``verify_sampled`` is speculative sampling (Leviathan et al., Chen et al., 2023; Synera figure 3). It accepts x with probability
+  min(1, p(x) / q(x)), and draws the correction from max(0, p - q), normalised. The answer has the target's distribution p, whatever the
+  draft's distribution q is.
+- ``verify_threshold`` accepts tokens that the target finds good enough. It accepts more tokens, but the answer is no longer the target's.
+  Selective mode uses it. No paper has this rule.
 
-Distributions travel as their likeliest ids. That changes nothing where those are all the ids that could be drawn, as after top-k sampling;
+Distributions are sent as their likeliest ids. That changes nothing if those are all the ids that could be drawn, as after top-k sampling.
 ``Verdict.is_exact`` says whether it was so.
 
-The acceptance rate alpha follows from the mean number of tokens a round gives (Synera section 5). DSD's equation 1 calls the same number
-"accepted draft tokens"; it counts the correction or bonus token too (at alpha 0 it is 1).
+The acceptance rate alpha follows from the mean number of tokens that a round gives (Synera section 5). DSD's equation 1 calls the same
+number "accepted draft tokens", but it counts the correction or bonus token too: at alpha 0 it is 1.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ __all__ = [
     "verify_threshold",
 ]
 
-_WHOLE = 1e-6  # what may be missing from 1 by rounding
+_WHOLE = 1e-6  # how far a sum may be from 1 by rounding
 _ROUNDS = 60  # of bisection
 
 _Share = Annotated[float, Meta(ge=0, le=1)]
@@ -51,7 +53,7 @@ _Count = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 
 
 class RuleKind(IntEnum):
-    """How drafted tokens are judged."""
+    """How drafted tokens are accepted."""
 
     GREEDY = 0
     SAMPLE = 1
@@ -59,10 +61,10 @@ class RuleKind(IntEnum):
 
 
 class Rule(Struct, frozen=True, array_like=True):
-    """How a session's drafts are judged, and what the next token is drawn by.
+    """The rule that verifies a session's drafts, and the sampling of the token after them.
 
-    ``GREEDY``: a token is accepted if it is the target's likeliest. ``SAMPLE``: speculative sampling against the distribution that the
-    draft carries. ``THRESHOLD``: accepted if it is at least ``threshold`` times as likely as the target's best; corrections are the best.
+    ``GREEDY`` accepts a token if it is the target's likeliest. ``SAMPLE`` is speculative sampling against the distribution that the draft
+    carries. ``THRESHOLD`` accepts a token if it is at least ``threshold`` times as likely as the target's best; corrections are the best.
     """
 
     kind: RuleKind = RuleKind.GREEDY
@@ -71,7 +73,7 @@ class Rule(Struct, frozen=True, array_like=True):
     top_p: _Share = 1.0
     min_p: _Share = 0.0
     threshold: _Share = 0.0
-    seed: _Count | None = None  # None: the server's own dice
+    seed: _Count | None = None  # None: the server draws at random
 
 
 UNCHANGED = Rule(RuleKind.SAMPLE, temperature=1.0)
@@ -79,12 +81,12 @@ UNCHANGED = Rule(RuleKind.SAMPLE, temperature=1.0)
 
 
 class Verdict(Struct, frozen=True):
-    """What becomes of a draft.
+    """The verdict on a draft.
 
     Args:
-        accepted: draft tokens kept, from the first.
-        token: what follows them: the correction, or, behind a draft accepted whole, the bonus.
-        is_exact: the rule kept its promise; False: distributions were cut, and the answer only resembles the target's.
+        accepted: number of draft tokens accepted, from the first.
+        token: the token after them: the correction, or the bonus token if all are accepted.
+        is_exact: True if the answer has the target's distribution; False: rows were cut, or the rule is ``THRESHOLD``.
     """
 
     accepted: int
@@ -97,7 +99,7 @@ class Distribution:
 
     Args:
         ids: all different; None: the whole vocabulary in order, which needs no check (49,152 ids: 0.2 ms instead of 6).
-        probabilities: of the whole vocabulary, shape as ``ids``; they sum to less than 1 where only the likeliest are known.
+        probabilities: shares of the whole vocabulary, shape as ``ids``; their sum is below 1 if only the likeliest are known.
 
     Raises:
         ConfigError: no ids, one twice, another number of probabilities, a negative one, or a sum of 0 or above 1.
@@ -118,11 +120,11 @@ class Distribution:
         self.is_whole = total >= 1.0 - _WHOLE
 
     def probability(self, token: int) -> float:
-        """Of one id; 0 for one that isn't listed."""
+        """Return the probability of one id; 0 if it isn't listed."""
         return float(self.probabilities[self.ids == token].sum())
 
     def draw(self, rng: Random) -> int:
-        """Return an id, in proportion to the probabilities that are known."""
+        """Return a random id, in proportion to the known probabilities."""
         return _draw(self.ids, self.probabilities, rng)
 
     @property
@@ -173,7 +175,7 @@ def verify_greedy(draft: Sequence[int], choices: Sequence[int]) -> Verdict:
 
     Args:
         draft: ids, shape (window,).
-        choices: the target's argmax at each position of the draft and behind it, shape (window + 1,).
+        choices: the target's argmax at each position of the draft and after it, shape (window + 1,).
 
     Raises:
         ConfigError: the shapes don't fit.
@@ -186,18 +188,18 @@ def verify_greedy(draft: Sequence[int], choices: Sequence[int]) -> Verdict:
 def verify_sampled(
     draft: Sequence[int], drafted_from: Sequence[Distribution], target: Sequence[Distribution], rng: Random, *, bonus: int | None = None
 ) -> Verdict:
-    """Accept so that the answer has the target's distribution.
+    """Accept tokens so that the answer has the target's distribution (Leviathan et al., 2023, algorithm 1).
 
-    Exact when every row is whole: q is what the draft was really drawn from (cut, rounded and filled up to 1 before the draw, not after
-    it), p all that the target could draw (its top_k within the ids that were sent). Where a row of p is cut, corrections and bonus come
-    from the listed ids alone; where a row of q is, ids missing from it count as 0 in the residual.
+    It is exact if every row is whole: q must be the distribution that the draft was really drawn from (cut, rounded and filled up to 1
+    before the draw, not after it), and p all that the target could draw (its top_k within the ids that were sent). If a row of p is cut,
+    the correction and the bonus token come from the listed ids alone. If a row of q is cut, its missing ids count as 0 in the residual.
 
     Args:
         draft: ids, shape (window,).
         drafted_from: q at each position of the draft, shape (window,).
-        target: p at each position and behind the draft, shape (window + 1,); (window,) with ``bonus``.
-        rng: asked once a token that is neither certain nor impossible, and once for a correction or bonus.
-        bonus: what the target itself drew behind the draft, where it did.
+        target: p at each position and after the draft, shape (window + 1,); (window,) with ``bonus``.
+        rng: used once for each token that is neither certain nor impossible, and once for the correction or bonus token.
+        bonus: token that the target itself drew after the draft; None: it is drawn here.
 
     Raises:
         ConfigError: the shapes don't fit, or a draft token can't have been drawn from its q.
@@ -210,20 +212,21 @@ def verify_sampled(
         wanted, offered = target[position].probability(token), drafted_from[position].probability(token)
         if offered <= 0.0:
             raise ConfigError(f"verdict: expected draft token {position} to be in its distribution, got id {token} with probability 0")
+        # "accept with probability min(1, p(x) / q(x))"
         if wanted < offered and (wanted <= 0.0 or rng.random() >= wanted / offered):
             return Verdict(position, _correct(target[position], drafted_from[position], token, rng), is_exact)
     return Verdict(len(draft), target[-1].draw(rng) if bonus is None else bonus, is_exact)
 
 
 def verify_threshold(draft: Sequence[int], target: Sequence[Distribution], threshold: float) -> Verdict:
-    """Accept what is at least ``threshold`` times as likely as the target's best; correct by the best.
+    """Accept tokens that are at least ``threshold`` times as likely as the target's best; the correction is the best.
 
-    The papers name no such rule; this one follows min-p sampling: relative to the best, it isn't strict where many words would do. 1
-    accepts what is as good as the best, so it is ``verify_greedy`` but for ties; 0 accepts everything.
+    The papers name no such rule. It follows min-p sampling: because it is relative to the best token, it is lenient where many words fit.
+    At 1 it is ``verify_greedy`` except for ties; at 0 it accepts everything.
 
     Args:
         draft: ids, shape (window,).
-        target: p at each position and behind the draft, shape (window + 1,); an id that isn't listed counts as 0.
+        target: p at each position and after the draft, shape (window + 1,); an id that isn't listed counts as 0.
         threshold: 0..1.
 
     Raises:
@@ -239,7 +242,9 @@ def verify_threshold(draft: Sequence[int], target: Sequence[Distribution], thres
 
 
 def expected_tokens(acceptance: float, window: int) -> float:
-    """E = (1 - alpha^(window + 1)) / (1 - alpha): tokens that a round gives, correction or bonus included (Synera section 5, DSD eq. 1).
+    """Return the mean tokens of a round, correction or bonus token included: E = (1 - alpha^(gamma + 1)) / (1 - alpha).
+
+    Source: Synera section 5, DSD equation 1. The sum form below is also defined at alpha 1.
 
     Args:
         acceptance: alpha, 0..1.
@@ -249,13 +254,13 @@ def expected_tokens(acceptance: float, window: int) -> float:
 
 
 def solve_acceptance(rounds: Iterable[tuple[int, int]]) -> float | None:
-    """Return the alpha at which rounds with these windows are expected to give as many tokens as they gave.
+    """Return the alpha at which rounds with these windows are expected to give the tokens that they gave.
 
     Args:
-        rounds: (window, tokens) of each: draft tokens, and tokens that it gave, correction or bonus included.
+        rounds: (window, tokens) of each: draft tokens, and tokens that it gave, correction or bonus token included.
 
     Returns:
-        0..1; None where no round drafted anything.
+        alpha, 0..1; None: no round drafted anything.
 
     Raises:
         ConfigError: a round that gave fewer tokens than 1 or more than its window + 1.
@@ -284,13 +289,13 @@ def _check_rows(draft: Sequence[int], rows: int, name: str) -> None:
 
 
 def _correct(target: Distribution, drafted_from: Distribution, rejected: int, rng: Random) -> int:
-    """Return a draw from max(0, p - q), made to sum to 1; the rejected token has p < q, so it isn't in there."""
+    """Return a draw from max(0, p - q), normalised; the rejected token has p < q, so it can't be drawn."""
     order = np.argsort(drafted_from.ids)
     shared = np.flatnonzero(np.isin(target.ids, drafted_from.ids))
     residual = target.probabilities.copy()
     residual[shared] -= drafted_from.probabilities[order[np.searchsorted(drafted_from.ids, target.ids[shared], sorter=order)]]
     residual = np.maximum(residual, 0.0)
-    if residual.sum() <= 0.0:  # p was cut and lies below q wherever both are known
+    if residual.sum() <= 0.0:  # p was cut, and lies below q at every id that both list
         residual = np.where(target.ids == rejected, 0.0, target.probabilities)
     if residual.sum() <= 0.0:
         return target.best

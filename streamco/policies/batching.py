@@ -1,14 +1,16 @@
-"""Which waiting requests of a verifier form its next batch (Synera 4.5, Algorithm 1; HAT 3.3 for the chunks of a prompt).
+"""Batch policies: which waiting requests of a verifier form its next batch (Synera 4.5, Algorithm 1; HAT 3.3 for prompt chunks).
 
-A verification is a partial prefill: the tokens the device has gone on with and the draft itself are read behind what is in the cache. It
-takes part in a batch with at most 32 tokens, and its draft is judged in one piece, the last. A prefill and a verification are never in one
-batch: thousands of tokens beside tens would make the tens wait.
+A verification is a partial prefill: the tokens that the device committed by itself and the draft are read after the cached ones. At most
+32 of its tokens take part in one batch, and the rows of its draft are all in the last of these chunks. A prefill and a verification are
+never in one batch, because tens of tokens would have to wait for thousands.
 
-``StrictPrefill`` is Algorithm 1: as long as prompts wait, nothing is verified. One long prompt then stalls every verdict, so the default,
-``Alternating``, reads a prompt in steps that take little longer than a verification, and lets verifications go between two of them.
-``FirstCome`` keeps the order of arrival, to compare with.
+- ``StrictPrefill`` is Algorithm 1: nothing is verified while prompts wait. So one long prompt stalls every verdict.
+- ``Alternating``, the default, deviates for that reason. It reads prompts in steps that take little longer than a verification, and runs
+  verifications between two of them.
+- ``FirstCome`` keeps the order of arrival, as a baseline.
 
-Algorithm 1 fetches the next verification before it counts the uncached tokens of this one; here each is counted with its own.
+Algorithm 1 as printed fetches the next verification before it counts the uncached tokens of the present one. Here each is counted with
+its own tokens.
 """
 
 from __future__ import annotations
@@ -38,20 +40,20 @@ __all__ = [
     "fair_order",
 ]
 
-CHUNK = 32  # tokens a verification reads in one batch at most (Synera 4.5)
+CHUNK = 32  # tokens that a verification reads in one batch at most (Synera 4.5)
 
 Kind = Literal["prefill", "verify"]
 StepSeconds = Callable[[int, int], float]
-"""Seconds of one batch, from the tokens it reads and the tokens in the cache that they attend to."""
+"""Function from the tokens that a batch reads, and the cached tokens that they attend to, to its seconds."""
 
 
 class LinearStep(Struct, frozen=True, kw_only=True):
-    """Seconds of a batch as a sum.
+    """Linear model of the seconds of a batch. Implements ``StepSeconds``.
 
     Args:
-        setup: seconds whatever the batch holds: reading the weights.
-        per_token: seconds a token that is read.
-        per_context: seconds a token in the cache of a sequence that takes part.
+        setup: seconds of any batch, to read the weights.
+        per_token: seconds per token that is read.
+        per_context: seconds per cached token of the sequences that take part.
     """
 
     setup: float
@@ -59,22 +61,22 @@ class LinearStep(Struct, frozen=True, kw_only=True):
     per_context: float = 0.0
 
     def __call__(self, tokens: int, context: int) -> float:
-        """Seconds of a batch of ``tokens`` behind ``context`` tokens in the cache."""
+        """Return the seconds of a batch of ``tokens`` after ``context`` cached tokens."""
         return self.setup + self.per_token * tokens + self.per_context * context
 
 
 class Waiting(Struct, frozen=True, kw_only=True):
-    """What one session waits for.
+    """The work that one session waits for.
 
     Args:
-        session: takes part in a batch once at most.
-        device: whose session it is; devices are treated alike, not sessions.
-        kind: of its next part.
-        tokens: still to be read.
-        judged: of those, the last ones, whose rows decide about a draft: they are read in one batch; 0 for a prefill.
-        context: tokens in its cache.
-        since: seconds, when it began to wait.
-        due: seconds, when its verdict should be out; inf for a prefill.
+        session: name of the session, which takes part in a batch at most once.
+        device: device of the session; fairness is among devices, not sessions.
+        kind: kind of its next part.
+        tokens: number of tokens still to read.
+        verify_rows: number of the last ones that give a verdict's rows and are read in one batch; 0 for a prefill.
+        context: number of tokens in its cache.
+        since: time when it began to wait, seconds.
+        due: time from which its verdict is late, seconds; inf for a prefill.
     """
 
     session: str
@@ -88,27 +90,27 @@ class Waiting(Struct, frozen=True, kw_only=True):
 
 
 class Portion(Struct, frozen=True):
-    """How many tokens of a session are read in a batch."""
+    """Number of tokens of a session that are read in a batch."""
 
     session: str
     tokens: int
 
 
 class Batch(Struct, frozen=True):
-    """One forward pass."""
+    """One forward pass of the engine."""
 
     kind: Kind
     portions: tuple[Portion, ...]
 
 
 class BatchContext(Struct, frozen=True, kw_only=True):
-    """What a choice depends on beside what waits.
+    """State that a choice depends on beside the waiting requests.
 
     Args:
-        now: seconds.
+        now: time, seconds.
         served: tokens that were read for each device, see ``fair_order``.
-        verified: batches of verifications since the last prefill.
-        step: how long a batch takes.
+        verified: number of verification batches since the last prefill.
+        step: seconds of a batch.
     """
 
     now: float
@@ -118,15 +120,15 @@ class BatchContext(Struct, frozen=True, kw_only=True):
 
 
 class BatchPolicy(Protocol):
-    """Chooses batches; has no state."""
+    """Chooses batches; without state of its own."""
 
     @property
     def batch_tokens(self) -> int:
-        """Most tokens of a batch."""
+        """Maximum tokens of a batch."""
         ...
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
-        """Return the next batch; None only if nothing waits. ``waiting`` is in the order of arrival."""
+        """Return the next batch from ``waiting``, which is in the order of arrival; None only if nothing waits, or if it ``MayWait``."""
         ...
 
 
@@ -134,7 +136,7 @@ class StrictPrefill(Struct, frozen=True, kw_only=True):
     """Algorithm 1: all waiting prefills in one batch; if there are none, all waiting verifications.
 
     Args:
-        batch_tokens: most an engine reads at once.
+        batch_tokens: maximum tokens that an engine reads at once.
     """
 
     batch_tokens: int = 512
@@ -143,7 +145,7 @@ class StrictPrefill(Struct, frozen=True, kw_only=True):
         _check_batch_tokens(self.batch_tokens)
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
-        """Prefills first; verifications starve while new ones come."""
+        """Return all prefills, else all verifications; those starve while new prompts come."""
         prefills, verifications = _split(waiting)
         if prefills:
             return _prefill(fair_order(prefills, state.served), self.batch_tokens)
@@ -151,16 +153,16 @@ class StrictPrefill(Struct, frozen=True, kw_only=True):
 
 
 class Alternating(Struct, frozen=True, kw_only=True):
-    """A step of prefill and verifications in turns, each as soon as the other allows it.
+    """Steps of prefill and batches of verifications in turns.
 
-    A prefill goes before verifications that will be in time all the same. Otherwise they go first, but not more than ``turns`` batches of
-    them in a row; and never two prefills in a row while a verification waits. So nobody starves.
+    A prefill goes first if the waiting verifications will be in time all the same. Otherwise verifications go first, but at most ``turns``
+    batches of them in a row. Two prefills never run in a row while a verification waits. So no request starves.
 
     Args:
-        batch_tokens: most an engine reads at once.
-        turns: batches of verifications before a waiting prefill gets its step.
-        stretch: a batch takes at most so many times as long as one of 32 tokens, or has no more: where time grows with tokens, as on a
-            CPU, the first in line shouldn't wait for the last.
+        batch_tokens: maximum tokens that an engine reads at once.
+        turns: batches of verifications before a waiting prefill gets its step, 1 or more.
+        stretch: a batch takes at most this many times as long as one of 32 tokens, 1 or more. If time grows with tokens, as on a CPU, the
+            first request should not wait for the last one.
     """
 
     batch_tokens: int = 512
@@ -173,7 +175,7 @@ class Alternating(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"alternating: expected turns >= 1 and stretch >= 1, got {self.turns} and {self.stretch}")
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
-        """Whose turn it is."""
+        """Return a batch of prefills or of verifications, by the rule above."""
         prefills, verifications = _split(waiting)
         free_tokens = self._free_tokens(state.step, max((work.context for work in verifications), default=0))
         verify = _verify(fair_order(verifications, state.served), free_tokens)
@@ -190,9 +192,9 @@ class Alternating(Struct, frozen=True, kw_only=True):
         return prefill if ends <= min(work.due for work in verifications) else verify
 
     def _free_tokens(self, step: StepSeconds, context: int) -> int:
-        """Tokens a prefill step may read."""
+        """Return the number of tokens that one batch may read."""
         limit = self.stretch * step(CHUNK, context)
-        low, high = 1, self.batch_tokens // CHUNK  # in chunks; a step's time grows with its tokens
+        low, high = 1, self.batch_tokens // CHUNK  # in chunks; bisection, because a step's time grows with its tokens
         while low < high:
             middle = (low + high + 1) // 2
             if step(middle * CHUNK, context) <= limit:
@@ -203,10 +205,10 @@ class Alternating(Struct, frozen=True, kw_only=True):
 
 
 class FirstCome(Struct, frozen=True, kw_only=True):
-    """The order of arrival: who waits longest, and those behind of the same kind as far as the next of the other kind.
+    """The order of arrival: the first request, and those after it up to the first of the other kind.
 
     Args:
-        batch_tokens: most an engine reads at once.
+        batch_tokens: maximum tokens that an engine reads at once.
     """
 
     batch_tokens: int = 512
@@ -215,7 +217,7 @@ class FirstCome(Struct, frozen=True, kw_only=True):
         _check_batch_tokens(self.batch_tokens)
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
-        """Return the head of the queue."""
+        """Return the head of the queue as a batch."""
         if not waiting:
             return None
         kind = waiting[0].kind
@@ -224,13 +226,14 @@ class FirstCome(Struct, frozen=True, kw_only=True):
 
 
 def fair_order(waiting: Iterable[Waiting], served: Mapping[str, float]) -> list[Waiting]:
-    """Who comes first: always the device that was served least, its own requests in the order of arrival.
+    """Return the requests in fair order: always the device that was served least, its own requests in the order of arrival.
 
-    The virtual token counter of "Fairness in Serving Large Language Models" (Sheng et al., 2024): a device that sends much pays for it with
-    its place, and one that sends little waits for nobody who sends much.
+    This is the virtual token counter of "Fairness in Serving Large Language Models" (Sheng et al., 2024): a device that sends much comes
+    later for it, and a device that sends little does not wait for those that send much.
 
     Args:
-        served: tokens read for each device so far; who was away has been lifted to those who were not.
+        waiting: requests in the order of arrival.
+        served: tokens read for each device so far; the caller raises the counter of a device that was absent.
     """
     by_device: dict[str, list[Waiting]] = {}
     for work in waiting:
@@ -256,7 +259,7 @@ def _split(waiting: Iterable[Waiting]) -> tuple[list[Waiting], list[Waiting]]:
 
 
 def _prefill(ordered: Sequence[Waiting], free_tokens: int) -> Batch:
-    """As much of the prompts as there is room for, the first one first."""
+    """Return a batch of at most ``free_tokens`` prompt tokens, the first prompt first."""
     portions = []
     for work in ordered:
         if free_tokens <= 0:
@@ -267,7 +270,7 @@ def _prefill(ordered: Sequence[Waiting], free_tokens: int) -> Batch:
 
 
 def _verify(ordered: Sequence[Waiting], free_tokens: int) -> Batch | None:
-    """Return a chunk of every verification there is room for."""
+    """Return a batch with a chunk of each verification that fits into ``free_tokens``."""
     portions = []
     for work in ordered:
         size = _chunk(work, free_tokens)
@@ -278,7 +281,7 @@ def _verify(ordered: Sequence[Waiting], free_tokens: int) -> Batch | None:
 
 
 def _chunk(work: Waiting, free_tokens: int) -> int:
-    """Tokens of a verification's next part; 0: what is judged doesn't fit any more."""
+    """Return the tokens of a verification's next part; 0: its verdict's rows don't fit any more."""
     if work.tokens <= min(CHUNK, free_tokens):
         return work.tokens
     return min(CHUNK, free_tokens, work.tokens - work.verify_rows)
@@ -295,8 +298,8 @@ def _check_batch_tokens(batch_tokens: int) -> None:
 
 @runtime_checkable
 class MayWait(Protocol):
-    """A policy that may choose nothing though something waits."""
+    """A batch policy that may choose no batch though requests wait."""
 
     def ready_at(self, waiting: Sequence[Waiting], state: BatchContext) -> float | None:
-        """When it will choose something even if nothing else comes, seconds, perhaps now or earlier; None: nothing waits."""
+        """Return when it will choose a batch even if no other request comes, seconds, perhaps in the past; None: nothing waits."""
         ...

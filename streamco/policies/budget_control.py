@@ -1,24 +1,24 @@
-"""The budget holds for what really happens, not only in the plan.
+"""Budget control: the realised share of the constrained side stays within the budget b (DiSCo section 4.1).
 
-A plan spends the budget on average over the distributions it was made from. Tomorrow's prompts and tomorrow's server differ, so each start
-of the constrained side is also checked against what was started before:
+A plan spends the budget on average over the distributions that it was made from. Later prompts and servers differ, and the paper has no
+answer to that. So each start of the constrained side is also checked against the starts before it:
 
-- *total*: from the 500th request on, the share of prompt tokens that the constrained side processed is at most budget + 0.01;
+- *total*: from the 500th request on, the constrained side has processed at most a share of budget + 0.01 of all prompt tokens;
 - *window*: of the tokens of any 500 consecutive requests, at most budget + 0.05.
 
-A start now is part of windows that aren't complete yet, so the check adds the tokens that the requests still to come will bring. For the
-total that is one token a request, which is certain; until the 500th request it leaves room for a small burst, about 500 budget tokens.
-For the windows one token a request would be certain too, but then a prompt of more than some 500 budget tokens could never be started
-(499 prompts of one token might follow it). So by default it is a low estimate from the last 500 prompts, the higher of
+A start now is part of windows that are not complete yet, so the check adds the tokens that later requests will bring. For the total, that
+is one token per request, which is certain. Until the 500th request this allows a small burst, about 500 x budget tokens. For the windows,
+one token per request would be certain too, but then a prompt of more than some 500 x budget tokens could never be started (499 prompts of
+one token might follow it). So by default it is a low estimate from the last 500 prompts, the higher of
 
-- 4/5 of their mean without the longest tenth, for each;
-- their mean less 2.5 errors of such a forecast, which lets rare long prompts count where they keep coming;
+- for each request, 4/5 of their mean without the longest tenth;
+- their mean less 2.5 standard errors of such a forecast, so that rare long prompts count if they keep coming.
 
-and, as soon as the last 16 prompts show shorter traffic, only the mean of those. ``floor=1`` makes the window rule certain as well.
+As soon as the last 16 prompts are shorter, it is only the mean of those. ``floor=1`` makes the window rule certain as well.
 
-Requests may overlap. Whoever is allowed to start holds a reservation that counts as spent until it is settled, while a request's tokens
-count for the budget only once it is settled: whatever the others turn out to be, the rules hold. Requests are ordered by arrival.
-Requests that only one side could serve are left out of all this and reported apart.
+Requests may overlap. A request that may start holds a reservation, which counts as spent until it is settled. A request's tokens raise the
+allowance only after it is settled. So the rules hold whatever becomes of the requests in flight. Requests are ordered by arrival. Requests
+that only one side could serve are exempt, and are reported separately.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["BudgetSteering", "Reservation", "steer"]
 
 _TOTAL_SLACK = 0.01
 _WINDOW_SLACK = 0.05
-_MARGIN = 0.01  # kept back of it where the traffic to come is only estimated
+_MARGIN = 0.01  # kept back of it while later traffic is only estimated
 _TIE = 1e-6  # tokens; sums of a million floats stray by less
 _CAUTION = 0.8  # of the mean without the longest tenth
 _ERRORS = 2.5  # standard errors of the forecast
@@ -45,12 +45,12 @@ _REFRESH = 32  # requests between two estimates
 
 
 class Reservation:
-    """One request's place in the count.
+    """One request's reservation; the budget control owns it.
 
     Args:
-        tokens: of its prompt.
+        tokens: number of its prompt tokens.
         is_allowed: whether the constrained side may be started for it.
-        place: in the order of arrival, exempt requests taken out.
+        position: position in the order of arrival, exempt requests taken out.
     """
 
     __slots__ = ("is_allowed", "is_settled", "position", "tokens")
@@ -63,18 +63,18 @@ class Reservation:
 
 
 class BudgetSteering:
-    """Counts the constrained side's tokens and says who may still be started.
+    """Counts the constrained side's tokens and decides whether it may be started once more.
 
     Args:
-        budget: share of prompt tokens the constrained side may process, 0..1. 0: never; 1: always.
-        window: requests.
-        floor: tokens that each request to come brings at least; None: estimated from the traffic.
+        budget: b, share of prompt tokens that the constrained side may process, 0..1. 0: never; 1: always.
+        window: length of a window, requests.
+        floor: minimum tokens that each later request brings, 1 or more; None: estimated from the traffic.
 
     Attributes:
-        requests, tokens: settled so far, exempt ones not counted.
-        spent_tokens: of those, what the constrained side processed.
-        denied_requests: wanted the constrained side and were not allowed it.
-        exempt_requests, exempt_tokens, exempt_spent_tokens: the same of the exempt ones.
+        requests, tokens: number of settled requests and of their prompt tokens, exempt ones not counted.
+        spent_tokens: number of those tokens that the constrained side processed.
+        denied_requests: number of requests that were planned to start the constrained side and were not allowed to.
+        exempt_requests, exempt_tokens, exempt_spent_tokens: the same numbers of exempt requests.
 
     Raises:
         ConfigError: a budget outside 0..1, a window or floor below 1.
@@ -107,17 +107,17 @@ class BudgetSteering:
         at_least = self.tokens + tokens + max(0, self.window - self.requests - 1)
         if spent > (self.budget + _TOTAL_SLACK) * at_least - _TIE and self.budget + _TOTAL_SLACK < 1.0:
             return False
-        return self._excess.has_room(tokens, self._traffic.to_come(tokens), len(self._pending))
+        return self._excess.allows(tokens, self._traffic.to_come(tokens), len(self._pending))
 
     def reserve(self, tokens: int, *, wanted: bool = True) -> Reservation:
-        """Count a request that begins, and find out whether the constrained side may be started for it.
+        """Count a request that begins, and decide whether the constrained side may be started for it.
 
         Args:
-            tokens: of its prompt, at least 1 is counted.
+            tokens: number of its prompt tokens; at least 1 is counted.
             wanted: whether the decision would start the constrained side at all.
 
         Returns:
-            What ``settle`` must be called with, whatever becomes of the request.
+            The reservation to pass to ``settle``, whatever becomes of the request.
         """
         tokens = max(1, tokens)
         is_allowed = wanted and self.allows(tokens)
@@ -129,7 +129,7 @@ class BudgetSteering:
         return reservation
 
     def settle(self, reservation: Reservation, *, started: bool, exempt: bool = False) -> None:
-        """Say what became of a request.
+        """Record the outcome of a request.
 
         Args:
             reservation: from ``reserve``.
@@ -162,37 +162,37 @@ class BudgetSteering:
 
 
 class _Excess:
-    """By how much the spending exceeds the window rule's rate, summed from the beginning up to each request.
+    """Prefix sums of spent - rate * tokens, over requests in the order of arrival.
 
-    The sum between two requests is spent - rate * tokens of those between them, so one array answers for every window.
+    The difference of two sums is the excess of the requests between them over the window rule's rate, so one array covers every window.
     """
 
     def __init__(self, rate: float, window: int) -> None:
         self._rate = rate
         self._window = window
         self._sums: NDArray[np.float64] = np.zeros(4 * window + 64)
-        self._first = 0  # place of the first entry
+        self._first = 0  # position of the first entry
         self._size = 1  # entries; the last is the sum of everything so far
 
-    def has_room(self, tokens: int, to_come: NDArray[np.float64], pending: int) -> bool:
+    def allows(self, tokens: int, to_come: NDArray[np.float64], pending: int) -> bool:
         """Return True if every window that a request now would be part of can still keep the rule.
 
         Args:
-            tokens: of the request, spent if it may.
-            to_come: [n]: tokens that n more requests bring at least; beyond the window's length not asked for.
-            pending: requests that might still be taken out, so that windows reach back that much further.
+            tokens: number of its tokens, all spent if it may start.
+            to_come: [n] is the minimum number of tokens that n more requests bring; shape (window,).
+            pending: number of requests that might still be taken out, so that windows reach back that much further.
         """
         if self._rate >= 1.0:
             return True
         reach = min(self._size, self._window + pending)
         sums = self._sums[self._size - reach : self._size]
-        room = sums.copy()
+        limits = sums.copy()
         ahead = min(reach, self._window)  # windows that go on after this request, by 0 to ``ahead - 1`` fewer than the longest
-        room[reach - ahead :] += self._rate * to_come[self._window - ahead : self._window]
-        return float(room.min()) >= float(sums[-1]) + tokens - self._rate * tokens + _TIE
+        limits[reach - ahead :] += self._rate * to_come[self._window - ahead : self._window]
+        return float(limits.min()) >= float(sums[-1]) + tokens - self._rate * tokens + _TIE
 
     def append(self, reserved: int) -> int:
-        """Add a request; gives its place."""
+        """Add a request, and return its position."""
         if self._size == self._sums.size:
             self._forget()
         self._sums[self._size] = self._sums[self._size - 1] + reserved
@@ -204,7 +204,7 @@ class _Excess:
         self._sums[max(0, position - self._first + 1) : self._size] += further - self._rate * tokens
 
     def remove(self, position: int, reserved: int) -> None:
-        """Take a request out as though it had never come."""
+        """Take a request out as if it had never come."""
         at = position - self._first
         if at < 0:
             self._first -= 1
@@ -235,7 +235,7 @@ class _Traffic:
         self._stale = 0
 
     def record(self, tokens: int) -> None:
-        """A request came."""
+        """Record the prompt of a request."""
         if self._floor is not None:
             return
         self._lengths.append(tokens)
@@ -248,7 +248,7 @@ class _Traffic:
             self._refresh()
 
     def to_come(self, tokens: int) -> NDArray[np.float64]:
-        """[n]: tokens that n more requests will bring after this one of ``tokens``."""
+        """Return the array [n] of the tokens that n more requests will bring after this one of ``tokens``."""
         recent = (self._recent_sum + tokens) / (len(self._recent) + 1)
         if self._floor is None and recent < self._typical:
             return self._counts * max(1.0, recent)
@@ -261,13 +261,13 @@ class _Traffic:
         self._typical = max(1.0, _CAUTION * float(short.mean())) if short.size else 1.0
         self._estimate = self._counts * self._typical
         if lengths.size >= _REFRESH:
-            spread = np.sqrt(self._counts + self._counts**2 / lengths.size)  # of a sum to come, and of the mean it is told from
+            spread = np.sqrt(self._counts + self._counts**2 / lengths.size)  # of a later sum, and of the mean that predicts it
             errors = _ERRORS * float(lengths.std()) * spread
             self._estimate = np.maximum(self._estimate, float(lengths.mean()) * self._counts - errors)
 
 
 def steer(decision: Decision, constrained: Side, *, is_allowed: bool) -> Decision:
-    """Return the decision without the constrained side where it isn't allowed; it then still stands in when the other fails."""
+    """Return the decision without the constrained side if it isn't allowed; it is then still the fallback if the other side fails."""
     if is_allowed or decision.wait(constrained) is None:
         return decision
     return one_side(decision, "server" if constrained == "device" else "device", f"budget spent: {constrained} not started")

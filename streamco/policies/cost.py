@@ -1,10 +1,11 @@
-"""What an answer costs: money at the server, energy on the device, and both in one unit (DiSCo section 4.1 and Appendix E).
+"""Cost of an answer: money at the server, energy on the device, and both in one unit (DiSCo section 4.1 and Appendix E).
 
-Device energy is counted in floating-point operations a token and turned into money at an exchange rate. The appendix prints that rate as
-"$ per million FLOPs", which makes a device token cost some 10^8 dollars; read as $ per million *GFLOPs* a token of BLOOM-1.1B costs
-0.25 $ a million at the lower rate, beside 0.14 to 60 $ of servers, as the paper's two scenarios need it. Its equation 10 divides the
-L^2 d term by the number of heads, while its Table 6 comes without that division; here it is left out. The table's column for BLOOM-560M
-follows from no reading of the shape given for it (its Table 7 column adds up to 80 %).
+Device energy is counted in floating-point operations per token and turned into money at an exchange rate lambda. Three deviations:
+
+- The appendix prints the rate as "$ per million FLOPs", at which a device token costs some 10^8 dollars. Read as $ per million *GFLOPs*,
+  a million tokens of BLOOM-1.1B cost 0.25 $ at the lower rate, beside 0.14 to 60 $ at servers, as the paper's two scenarios need it.
+- Equation 10 divides the L^2 d term by the number of heads, but Table 6 follows without that division. Here it is left out.
+- Table 6's column for BLOOM-560M follows from no reading of the shape given for it (its column in Table 7 adds up to 80 %).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _FLOPS_PER_MILLION_GFLOPS = 1e15
 
 
 class DeviceCosts(Struct, frozen=True, kw_only=True):
-    """What a token costs on the device.
+    """Cost of a token on the device.
 
     Args:
         prompt: US dollars per prompt token, at the exchange rate.
@@ -43,7 +44,7 @@ class DeviceCosts(Struct, frozen=True, kw_only=True):
 
 
 class Usage(Struct, frozen=True, kw_only=True):
-    """Tokens of one request on both sides, those of the loser included; ``server_cached`` is the part of its prompt found in a cache."""
+    """Tokens of one request on both sides, the loser included; ``server_cached`` is the part of the server's prompt found in its cache."""
 
     server_prompt: int = 0
     server_completion: int = 0
@@ -53,7 +54,7 @@ class Usage(Struct, frozen=True, kw_only=True):
 
 
 class RequestCost(Struct, frozen=True, kw_only=True):
-    """What one request cost.
+    """Cost of one request.
 
     Args:
         server: US dollars; None: the server's prices aren't known.
@@ -69,15 +70,15 @@ class RequestCost(Struct, frozen=True, kw_only=True):
 
 
 def prefill_flops(shape: ModelShape, length: int) -> float:
-    """FLOPs per token of a prompt of ``length`` tokens: equations 9 and 10, as Table 6 has them.
+    """Return the FLOPs per token of a prompt of ``length`` tokens: equations 9 and 10, as Table 6 has them.
 
-    The L^2 d term is the whole prompt's, so this is meant for the short prompts of that table.
+    The L^2 d term is that of the whole prompt, so this is meant for the short prompts of that table.
     """
     return _base_flops(shape) + shape.layers * (length * length + length) * shape.width
 
 
 def decode_flops(shape: ModelShape, length: int) -> float:
-    """FLOPs per generated token after ``length`` tokens: equations 9 and 11, as Table 6 has them."""
+    """Return the FLOPs per generated token after ``length`` tokens: equations 9 and 11, as Table 6 has them."""
     return _base_flops(shape) + shape.layers * 2 * length * shape.width
 
 
@@ -88,13 +89,13 @@ def device_costs(
     length: int = _REFERENCE_LENGTH,
     joules_per_gflop: float = _JOULES_PER_GFLOP,
 ) -> DeviceCosts:
-    """Costs per token of a device model.
+    """Return the costs per token of a device model.
 
     Args:
-        shape: of the model.
-        exchange_rate: lambda, US dollars per million GFLOPs: how much the user's battery is worth.
-        length: tokens at which the costs are taken; Algorithm 1 treats them as constants.
-        joules_per_gflop: of the device.
+        shape: shape of the model.
+        exchange_rate: lambda, US dollars per million GFLOPs: the worth of the user's battery.
+        length: number of tokens at which the costs are taken; Algorithm 1 treats them as constants.
+        joules_per_gflop: energy that the device needs.
 
     Raises:
         ConfigError: a negative rate.
@@ -110,9 +111,9 @@ def device_costs(
 
 
 def constraint(prices: Prices | None, costs: DeviceCosts | None) -> Side:
-    """Return which side must be spared (Algorithm 1): the device when its cheapest token costs more than the server's dearest.
+    """Return the constrained side (Algorithm 1): the device if its cheapest token costs more than the server's dearest.
 
-    Where one of the two isn't known it is the server: a bill is certain, the worth of a battery isn't.
+    If one of the two isn't known it is the server, because a bill is certain and the worth of a battery isn't.
     """
     if prices is None or costs is None:
         return "server"
@@ -120,7 +121,7 @@ def constraint(prices: Prices | None, costs: DeviceCosts | None) -> Side:
 
 
 def request_cost(usage: Usage, prices: Prices | None, costs: DeviceCosts | None) -> RequestCost:
-    """Cost of one request (equation 8). A side that did nothing costs nothing, whether its prices are known or not."""
+    """Return the cost of one request (equation 8). A side that did nothing costs nothing, whether its prices are known or not."""
     server = device = joules = None
     if prices is not None:
         cached = prices.prompt if prices.cached_prompt is None else prices.cached_prompt
@@ -138,7 +139,7 @@ def request_cost(usage: Usage, prices: Prices | None, costs: DeviceCosts | None)
 
 
 def _base_flops(shape: ModelShape) -> float:
-    """Return what doesn't depend on the length: projections, feed-forward, norms, embedding and output."""
+    """Return the FLOPs that don't depend on the length: projections, feed-forward, norms, embedding and output."""
     width = float(shape.width)
     layer = 4 * width * width + 2 * width * shape.ffn_width + 2 * width
     return shape.layers * layer + 2 * width * shape.vocabulary
