@@ -239,7 +239,7 @@ def test_what_must_not_fall_does_not_fall(
     curve = RemainingLength(plain.lengths, tuple(share * (1 - left) + left for share in plain.survival))
     (one, other), (limit, later) = sorted(positions), sorted(limits)
     slack = 1e-5
-    assert one + curve.expected(one) <= other + curve.expected(other) + slack  # who has come further ends later
+    assert one + curve.expected(one) <= other + curve.expected(other) + slack  # an answer that is longer ends later
     assert 0 <= curve.expected(one, limit) <= curve.expected(one, later) + slack <= curve.expected(one) + 2 * slack
     assert curve.expected(one, limit) <= max(0.0, limit - one) + slack
 

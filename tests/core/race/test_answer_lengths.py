@@ -69,8 +69,8 @@ def test_without_a_prior_and_censoring_it_is_the_mean_of_those_that_go_on() -> N
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_truth_is_found_though_half_the_answers_are_cut_off(seed: int) -> None:
-    dice = np.random.default_rng(seed)
-    whole, cut = dice.lognormal(5.0, 0.7, 4000).astype(int) + 1, dice.lognormal(5.3, 0.8, 4000).astype(int) + 1
+    rng = np.random.default_rng(seed)
+    whole, cut = rng.lognormal(5.0, 0.7, 4000).astype(int) + 1, rng.lognormal(5.3, 0.8, 4000).astype(int) + 1
     samples = [(int(min(length, at)), bool(at < length)) for length, at in zip(whole, cut, strict=True)]
     assert 0.3 < np.mean([is_censored for _, is_censored in samples]) < 0.6
     lengths, naive = learned(samples, window=4000), learned([(tokens, False) for tokens, _ in samples], window=4000)
@@ -81,10 +81,10 @@ def test_the_truth_is_found_though_half_the_answers_are_cut_off(seed: int) -> No
 
 
 def test_censoring_leaves_no_bias_on_average() -> None:
-    dice = np.random.default_rng(11)
+    rng = np.random.default_rng(11)
     errors = []
     for _ in range(150):
-        whole, cut = dice.geometric(1 / 100, 200), dice.geometric(1 / 150, 200)
+        whole, cut = rng.geometric(1 / 100, 200), rng.geometric(1 / 150, 200)
         samples = [(int(min(length, at)), bool(at < length)) for length, at in zip(whole, cut, strict=True)]
         errors.append(learned(samples, prior_weight=0).remaining(40, limit=240) - 99.5 * (1 - 0.99**200))
     assert abs(np.mean(errors)) < 3 * np.std(errors) / np.sqrt(len(errors)) + 0.5
@@ -94,7 +94,7 @@ def test_what_max_tokens_always_cuts_is_known_to_go_on() -> None:
     lengths = learned([(600, True)] * 200)
     assert lengths.remaining(0) > 600
     assert 475 < lengths.remaining(100, limit=600) < 500  # 200 answers say 500, 20 say less
-    assert learned([(600, True)] * 5, prior_weight=0).remaining(0) == pytest.approx(1200)  # nobody was seen to end: a Pareto tail
+    assert learned([(600, True)] * 5, prior_weight=0).remaining(0) == pytest.approx(1200)  # no end was seen: a Pareto tail
 
 
 @given(seen, st.integers(1, 100), st.integers(1, 100))
@@ -113,8 +113,8 @@ def test_what_remains_is_finite_everywhere(samples: Samples, position: int, limi
 
 
 def test_in_heavy_tails_who_has_come_far_goes_far() -> None:
-    dice = np.random.default_rng(5)
-    lengths = learned([(int(tokens), False) for tokens in 100 * (1 + dice.pareto(1.5, 1000))])
+    rng = np.random.default_rng(5)
+    lengths = learned([(int(tokens), False) for tokens in 100 * (1 + rng.pareto(1.5, 1000))])
     remains = [lengths.remaining(position) for position in (200, 400, 800, 1600, 10**5, 10**7)]
     assert remains == sorted(remains)
     assert remains[-1] == pytest.approx(10**7)

@@ -61,8 +61,8 @@ def test_without_censoring_it_is_the_sample() -> None:
 
 
 def test_the_truth_is_found_though_half_the_samples_are_cut_off() -> None:
-    dice = np.random.default_rng(3)
-    server, device = dice.lognormal(-0.5, 0.8, 4000), dice.lognormal(-0.4, 0.6, 4000)
+    rng = np.random.default_rng(3)
+    server, device = rng.lognormal(-0.5, 0.8, 4000), rng.lognormal(-0.4, 0.6, 4000)
     learned = observed([(min(s, d), bool(d < s)) for s, d in zip(server, device, strict=True)], window=4000)
     estimate, naive = learned.estimate(), TTFTDistribution.from_samples(np.minimum(server, device))
     assert estimate is not None
@@ -148,10 +148,10 @@ def test_a_clean_line_is_found_exactly(slope: float, offset: float, tokens: list
 
 
 def test_a_fifth_of_wild_outliers_moves_it_little() -> None:
-    dice = np.random.default_rng(4)
-    tokens = dice.integers(5, 300, 100)
-    seconds = (0.03 * tokens + 0.2) * dice.lognormal(0, 0.05, 100)
-    seconds[:20] += dice.uniform(5, 60, 20)
+    rng = np.random.default_rng(4)
+    tokens = rng.integers(5, 300, 100)
+    seconds = (0.03 * tokens + 0.2) * rng.lognormal(0, 0.05, 100)
+    seconds[:20] += rng.uniform(5, 60, 20)
     found = fitted(tokens.tolist(), seconds.tolist())
     assert found.seconds_per_token == pytest.approx(0.03, rel=0.1)
     assert found.ttft(100) == pytest.approx(3.2, rel=0.1)
@@ -200,9 +200,9 @@ def test_without_samples_the_prior_stands() -> None:
 
 
 def test_how_samples_stray_from_the_line_is_learned_too() -> None:
-    dice = np.random.default_rng(5)
-    tokens = dice.integers(5, 300, 128)
-    found = fitted(tokens.tolist(), (0.03 * tokens * dice.lognormal(0, 0.2, 128)).tolist())
+    rng = np.random.default_rng(5)
+    tokens = rng.integers(5, 300, 128)
+    found = fitted(tokens.tolist(), (0.03 * tokens * rng.lognormal(0, 0.2, 128)).tolist())
     assert len(found.jitter) == 9
     assert found.jitter[4] == pytest.approx(1.0, abs=0.1)
     assert found.jitter[0] == pytest.approx(np.exp(-0.2 * 1.6), abs=0.1)

@@ -1,4 +1,4 @@
-"""An answer whose endpoint fails in the middle goes on at another: the session machine, called directly with now=."""
+"""An answer whose endpoint fails in the middle goes on at another: the race machine, called directly with now=."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_reader_that_leaves_while_the_heir_is_being_cancelled_ends_everything(
 
 @pytest.mark.parametrize("seed", range(300))
 def test_hand_overs_at_random_points_lose_and_repeat_nothing(seed: int) -> None:
-    """Every endpoint would write the same words; each is cut at a random point; whoever goes on begins where the last one stopped."""
+    """Every endpoint would write the same words; each is cut at a random point; the next one begins where the last one stopped."""
     rng = random.Random(seed)
     words = [f"w{index} " for index in range(rng.randrange(3, 40))]
     names = [f"e{index}" for index in range(rng.randrange(2, 6))]

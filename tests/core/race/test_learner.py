@@ -1,4 +1,4 @@
-"""Samples in, plans out: what a plan rests on, when it is made anew, and that it comes near the truth."""
+"""Samples in, plans out: what a plan rests on, when it is made again, and that it comes near the truth."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ PRIOR = Profile(server_ttft=WORLD.ttft, device=PIXEL, lengths=WORLD.lengths)
 
 def feed(learner: Learner, count: int, seed: int = 1) -> None:
     """So many requests whose times were all seen in full."""
-    dice = np.random.default_rng(seed)
-    for length in np.maximum(1, dice.lognormal(2.8, 0.7, count)).astype(int).tolist():
-        samples: list[Sample] = [PromptLength(length), ServerTTFT(dice.lognormal(-0.7, 0.7)), DeviceTTFT(length, PIXEL.ttft(length))]
+    draws = np.random.default_rng(seed)
+    for length in np.maximum(1, draws.lognormal(2.8, 0.7, count)).astype(int).tolist():
+        samples: list[Sample] = [PromptLength(length), ServerTTFT(draws.lognormal(-0.7, 0.7)), DeviceTTFT(length, PIXEL.ttft(length))]
         for sample in samples:
             learner.observe(sample)
 
 
 def live(learner: Learner, world: World, count: int, seed: int, budget: float) -> BudgetSteering:
     """Requests as a client would run them: plan, decide, steer, race, learn from what was seen."""
-    rng, dice, steering = Random(seed), np.random.default_rng(seed), BudgetSteering(budget)
-    lengths = dice.choice(world.lengths.lengths, count, p=world.lengths.probabilities).tolist()
-    for length, server_time in zip(lengths, dice.choice(world.ttft.times, count).tolist(), strict=True):
+    rng, draws, steering = Random(seed), np.random.default_rng(seed), BudgetSteering(budget)
+    lengths = draws.choice(world.lengths.lengths, count, p=world.lengths.probabilities).tolist()
+    for length, server_time in zip(lengths, draws.choice(world.ttft.times, count).tolist(), strict=True):
         plan = learner.plan
         decision = plan.decide(length, rng)
         reservation = steering.reserve(length, wanted=decision.wait(plan.constrained) is not None)

@@ -1,4 +1,4 @@
-"""The session machine, called directly with now=."""
+"""The race machine, called directly with now=."""
 
 from __future__ import annotations
 

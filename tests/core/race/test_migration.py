@@ -1,4 +1,4 @@
-"""Planned moves: the mover called directly; each arrow of its diagram."""
+"""Planned migration: the controller called directly; each arrow of its diagram."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNKNOWN = Terms(prompt=1e-9, completion=1e-8, pre_copy="append")
 
 
 class World:
-    """A mover and the attempts that it is shown.
+    """A controller and the attempts that it is shown.
 
     Args:
         targets: beside the source; all of them stand by.
@@ -346,7 +346,7 @@ def test_after_a_change_that_was_not_planned_a_target_is_looked_for_anew() -> No
     world.controller.reset()
     world.attempts["source"].state = AttemptState.FAILED
     world.attempts["two"].state = AttemptState.WON
-    assert world.look(20, 60, source="two") is None  # nobody is cheaper
+    assert world.look(20, 60, source="two") is None  # no endpoint is cheaper
     assert not world.controller.is_done
 
 

@@ -1,4 +1,4 @@
-"""Answers that move to a cheaper endpoint: the session machine, called directly with now=.
+"""Answers that move to a cheaper endpoint: the race machine, called directly with now=.
 
 All endpoints would write the same ids, so whatever a move loses or repeats shows in what is delivered.
 """
@@ -36,7 +36,9 @@ SLOW_SERVER = Terms(prompt=1e-9, completion=1e-6, setup=0.3, rate=8.0)
 CHEAP_SERVER = Terms(prompt=1e-9, completion=1e-8, setup=0.3, rate=50.0)
 DEAR_DEVICE = Terms(prompt=1e-9, completion=1e-6, setup=0.1, per_token=0.001, rate=30.0, pre_copy="append")
 CHEAP_DEVICE = Terms(prompt=1e-9, completion=1e-8, setup=0.1, per_token=0.001, rate=30.0, pre_copy="append")
-NEW_DEVICE = Terms(prompt=1e-9, completion=1e-8, rate=30.0, pre_copy="append")  # nobody knows how fast it reads, so it always begins ahead
+NEW_DEVICE = Terms(
+    prompt=1e-9, completion=1e-8, rate=30.0, pre_copy="append"
+)  # its reading speed is not known, so it always reads ahead first
 SLOW_DEVICE = Terms(prompt=1e-9, completion=1e-8, setup=0.1, per_token=0.01, rate=30.0, pre_copy="append")
 
 LONG = RemainingLength((100, 400), (1.0, 0.0))
@@ -53,7 +55,7 @@ class Play:
     Args:
         terms: by endpoint; the first one wins, the others stand in.
         race: open all of them at once.
-        can_continue: who can go on with an answer; None: everybody.
+        can_continue: endpoints that can continue an answer; None: all.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class Play:
         self.now = 0.0
         self.ids: list[int] = []
         self.made = 0  # tokens the machine took for the answer
-        self.at: dict[str, int] = {}  # the next id of who writes
+        self.at: dict[str, int] = {}  # the next id of each endpoint
         self.working: dict[str, str] = {}  # what each endpoint does
         self.stopping: set[str] = set()
         self.failed: set[str] = set()
@@ -92,7 +94,7 @@ class Play:
     # What happens
 
     def write(self, source: str, count: int = 1, *, now: float | None = None, finish: str | None = None) -> list[Command]:
-        """An endpoint sends its next tokens, with ``finish`` behind them in the same batch."""
+        """An endpoint sends its next tokens, with ``finish`` after them in the same batch."""
         first = self.at[source]
         chunks = [text_chunk(f"{number} ", ids=[number]) for number in range(first, first + count)]
         if finish is not None:
@@ -117,7 +119,7 @@ class Play:
 
     def release(self, source: str, *, now: float | None = None) -> list[Command]:
         """A cancel has taken effect."""
-        assert source in self.stopping, f"nobody cancelled {source}"
+        assert source in self.stopping, f"{source} was not cancelled"
         self.stopping.discard(source)
         self.working.pop(source, None)
         return self._tell(StreamCancelled(source), now)
@@ -176,8 +178,8 @@ class Play:
                     assert source not in self.stopping, f"{source} is cancelled twice"
                     self.stopping.add(source)
                 case DeliverTokens():
-                    assert not self.ends, "delivered behind the end"
-                    assert not self.has_left, "delivered to nobody"
+                    assert not self.ends, "delivered after the end"
+                    assert not self.has_left, "delivered after the reader left"
                     self.ids += [token for chunk in command.chunks for choice in chunk.choices for token in choice.token_ids or []]
                 case FinishDelivery() | FailDelivery():
                     assert not self.ends, "ended twice"
@@ -188,12 +190,12 @@ class Play:
 
     def _begin(self, source: str, work: str, *, at: int) -> None:
         assert source not in self.working, f"{source} is given work while it still {self.working[source]}"
-        assert not self.has_left, "work for nobody"
+        assert not self.has_left, "work without a reader"
         self.working[source] = work
         self.at[source] = at
 
     def assert_complete(self, length: int) -> None:
-        """Everything has been delivered and nobody works."""
+        """Assert that everything was delivered and no endpoint works."""
         self.wait(1e9)
         assert self.ids == list(range(length))
         assert self.ends == [FinishDelivery()]
@@ -230,7 +232,7 @@ def test_a_target_reads_ahead_while_the_source_writes_then_what_came_meanwhile_t
     assert kinds(switch) == ["ContinueStream", "CancelStream"]
     assert switch[1] == CancelStream("server", "handed over")
     position = play.made
-    play.write("server", 2)  # what it still makes nobody reads
+    play.write("server", 2)  # what it still generates is not used
     play.release("server")
     play.write("device", 5)
     play.end("device")
@@ -566,7 +568,7 @@ def test_it_is_not_given_up_when_nothing_is_left_to_be_written() -> None:
 
 
 def awaited() -> Play:
-    """The source has been stopped, the target still reads; it has been given nothing else, and nobody writes."""
+    """The source has been stopped, the target still reads; it was given nothing else, and no endpoint writes."""
     play = Play({"server": SLOW_SERVER, "device": SLOW_DEVICE}, capacity=400)
     play.write("server", 1, now=0.5)  # 201 tokens to be read: 2.11 s
     stopped = play.write("server", 12, now=2.0)  # 0.61 s left, and 0.22 s for the 12
@@ -581,7 +583,7 @@ def test_a_source_is_stopped_before_the_target_has_read_to_the_end_where_the_buf
     if released == "before":
         assert play.release("server", now=2.1) == []
     else:
-        play.write("server", 2, now=2.1)  # nobody reads it
+        play.write("server", 2, now=2.1)  # it is not used
     assert kinds(play.end("device", now=2.5, reason=None)) == ["ContinueStream"]
     assert play.machine.attempts["device"].kept == 1
     if released == "after":
@@ -654,7 +656,7 @@ def test_tokens_that_come_after_the_reader_has_left_win_nothing() -> None:
 
 
 class Walk:
-    """Random endpoints, prices and moments, late cancels and whatever still comes from who is being cancelled."""
+    """Random endpoints, prices and moments, late cancels, and events that still come from endpoints that are being cancelled."""
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)

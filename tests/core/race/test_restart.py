@@ -1,4 +1,4 @@
-"""An answer made anew: what the reader has is taken out, what is new is shown, and an answer that departs is not shown at all."""
+"""A restarted answer: what the reader has is dropped, what is new is shown, and an answer that diverges is not shown at all."""
 
 from __future__ import annotations
 
@@ -152,8 +152,8 @@ def test_a_call_or_a_refusal_in_place_of_the_text_departs(chunk: ChatCompletionC
     assert RestartFilter(Partial(text="one")).feed(event(chunk)) == Diverged(0, "one", got)
     restart_filter = RestartFilter(Partial(text="one"))
     assert restart_filter.feed(event(text("one"))) is None
-    behind = event(chunk)
-    assert restart_filter.feed(behind) is behind
+    later = event(chunk)
+    assert restart_filter.feed(later) is later
 
 
 def test_the_finish_of_an_answer_that_has_nothing_new_comes_through() -> None:

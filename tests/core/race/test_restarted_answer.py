@@ -1,4 +1,4 @@
-"""An answer that nobody can go on with is made anew, with the caller's consent: the session machine, called directly with now=."""
+"""An answer that no endpoint can continue is generated again, with the caller's consent: the race machine, called with now=."""
 
 from __future__ import annotations
 

@@ -128,9 +128,9 @@ def test_who_takes_over_has_read_what_it_had_not_kept() -> None:
 
 
 def test_what_the_cache_had_was_not_read() -> None:
-    told = attempt("device", first_token=0.2, stopped=2.0)
-    told.usage = CompletionUsage(100, 5, 105, PromptTokensDetails(cached_tokens=90))
-    assert takes(learned(told).timing("device", is_device=True), 100) > 1.5
+    reported = attempt("device", first_token=0.2, stopped=2.0)
+    reported.usage = CompletionUsage(100, 5, 105, PromptTokensDetails(cached_tokens=90))
+    assert takes(learned(reported).timing("device", is_device=True), 100) > 1.5
 
 
 def test_an_answer_held_back_by_a_proxy_shows_nothing() -> None:
