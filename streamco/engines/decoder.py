@@ -29,7 +29,7 @@ class SequenceWork(Protocol):
     prompt: list[int]
     next_token: int | None
     is_parked: bool
-    asked_at: float  # perf_counter()
+    requested_at: float  # perf_counter()
     late_s: float  # seconds by which its batches exceeded the imposed step times
 
     @property
@@ -197,8 +197,8 @@ class Decoder:
             context.remove(dummy, 0)
         if status == 0:
             now = perf_counter()
-            asked = max(work.asked_at for work in batch)
-            due = self._emulator.due(rows, prefill_tokens, started=started, now=now, asked=asked)
+            requested = max(work.requested_at for work in batch)
+            due = self._emulator.due(rows, prefill_tokens, started=started, now=now, requested=requested)
             for work in batch:
                 work.late_s += max(0.0, now - due)
             self._wait_until(due, batch)
@@ -219,5 +219,5 @@ class Decoder:
         if status == ABORTED or (status == NO_KV_SLOT and self._free_memory()):
             return  # cancelled and reaped in the next round; or memory was freed, and the next round tries again
         for work in batch:
-            error = EngineError(f"llama_decode: expected 0, got {status}" + (" (no room in the cache)" if status == NO_KV_SLOT else ""))
+            error = EngineError(f"llama_decode: expected 0, got {status}" + (" (the KV cache is full)" if status == NO_KV_SLOT else ""))
             work.finish("error", error=error)

@@ -61,7 +61,7 @@ class RunningGeneration:
         self.request = request
         self.prompt = list(request.prompt_ids)
         self.slot: Slot | None = None
-        self.asked_at = perf_counter()
+        self.requested_at = perf_counter()
         self.late_s = 0.0
         self.next_token: int | None = None  # drawn and emitted, but not yet decoded
         self.is_cancelled = False
@@ -210,5 +210,5 @@ class RunningGeneration:
             completion_tokens=self._made,
             prefill_s=prefilled - admitted,
             decode_s=now - prefilled,
-            queued_s=admitted - self.asked_at,
+            queued_s=admitted - self.requested_at,
         )

@@ -106,9 +106,9 @@ class LlamaEngine:
             raise
         can_fork = model.can_share_prefixes
         can_share = can_fork and not is_separate
-        worth = max(MIN_COPY_TOKENS, limit // MIN_COPY_SHARE) if is_separate else 1
+        min_copy = max(MIN_COPY_TOKENS, limit // MIN_COPY_SHARE) if is_separate else 1
         self._slots = SlotTable(
-            self._context, count, max_idle_tokens=limit, can_share=can_share, can_fork=can_fork, min_copy=worth, stride=stride
+            self._context, count, max_idle_tokens=limit, can_share=can_share, can_fork=can_fork, min_copy=min_copy, stride=stride
         )
 
     # Any thread

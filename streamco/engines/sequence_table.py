@@ -128,7 +128,7 @@ class SequenceTable:
             spared: a sequence that is not evicted for it.
         """
         if len(self._holders) >= self._places and not self.evict(spared):
-            raise EngineError(f"sequence: expected one of {self._places} places that nothing is asked of, got all at work")
+            raise EngineError(f"sequence: expected an idle place among {self._places}, got all busy")
         self._holders.add(sequence)
         self._mark_used(sequence)
         if like is not None:
@@ -142,7 +142,7 @@ class SequenceTable:
             return False
         oldest = min(idle, key=lambda sequence: sequence.last_used)
         count = len(oldest.ids)
-        error = EngineError(f"sequence: expected its {count} tokens in memory, got them evicted: {self._places} others were asked of since")
+        error = EngineError(f"sequence: expected its {count} tokens in memory, got them evicted: {self._places} others were used since")
         oldest.failure = TaskEnd("evicted", _NO_TIME, error)
         self._give_up_slot(oldest)
         return True

@@ -34,7 +34,7 @@ class StepEmulator:
         if was_idle:
             self._ends = None
 
-    def due(self, rows: int, prefill_tokens: int, *, started: float, now: float, asked: float = -inf) -> float:
+    def due(self, rows: int, prefill_tokens: int, *, started: float, now: float, requested: float = -inf) -> float:
         """Return when the results of this decode may be shown; at most ``now`` if it has taken long enough.
 
         Args:
@@ -42,13 +42,13 @@ class StepEmulator:
             prefill_tokens: prompt tokens decoded.
             started: time when the decode began, seconds.
             now: time when it ended, same clock.
-            asked: time when the latest of its work was requested, same clock. A step doesn't begin before that.
+            requested: time when the latest of its work was requested, same clock. A step doesn't begin before that.
         """
         if self._step_time is None:
             return now
         self._rows += rows
         cost = self._step_time(self._rows, prefill_tokens)
-        begin = started if self._ends is None else max(self._ends, asked)
+        begin = started if self._ends is None else max(self._ends, requested)
         due = begin + max(0.0, cost - self._charged)
         self._charged = max(self._charged, cost)
         self._ends = max(due, now)

@@ -57,7 +57,7 @@ class Task:
 
     def __init__(self, owner: TaskOwner, wake: Callable[[], None] | None, *, max_predictions: int) -> None:
         self.owner = owner
-        self.asked_at = perf_counter()
+        self.requested_at = perf_counter()
         self.previous: Task | None = None  # the one requested before, if its end has not been taken
         self.target_ids: list[int] = []
         self.prompt: list[int] = []
@@ -158,7 +158,7 @@ class Task:
         now = perf_counter()
         began = self._began or now
         rows = max(0, len(self.owner.slot.ids) - self._cached) if self._began and self.owner.slot is not None else 0
-        timings = TaskTimings(queued_s=began - self.asked_at, compute_s=now - began, rows=rows, late_s=self.late_s)
+        timings = TaskTimings(queued_s=began - self.requested_at, compute_s=now - began, rows=rows, late_s=self.late_s)
         self.ended = TaskEnd(reason, timings, error or self._consumer.failure)
         if self._ring.finish() & WAKE and not self._consumer.wake():
             self.is_cancelled = True
@@ -189,7 +189,7 @@ class ExtensionTask(Task):
     def accept(self, logits: NDArray[np.float32]) -> None:
         """Predict the token after the last id."""
         if self._predictor is None:
-            raise AssertionError("an extension without a predictor asked for logits")
+            raise AssertionError("an extension without a predictor needs no logits")
         self.emit(self._predictor.read_row(logits, len(self.target_ids), None))
         self.finish("done")
 
@@ -280,7 +280,7 @@ class DraftTask(Task):
 
             prediction = replace(prediction, importance=draft_importance(self._attention))
         if prediction.token is None:
-            raise AssertionError("a token was drawn")
+            raise AssertionError("a draft draws a token in each row")
         self.next_token = prediction.token
         if not self._made:
             self.owner.ids = list(self.prompt)

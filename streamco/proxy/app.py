@@ -17,7 +17,7 @@ from aiohttp import web
 from streamco.client.client import Client
 from streamco.client.stream import ChatStream
 from streamco.proxy.config import MODEL, ProxyOptions
-from streamco.proxy.requests import Asked, parse_chat, parse_completion
+from streamco.proxy.requests import ParsedRequest, parse_chat, parse_completion
 from streamco.proxy.response_shapes import ChatShape, CompletionShape
 from streamco.proxy.streaming import answer_whole, stream_answer
 from streamco.server.http.api import make_application
@@ -76,23 +76,23 @@ class Proxy:
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """Answer ``POST /v1/chat/completions``."""
         with self.admission.admitted():
-            asked = parse_chat(await read_body(request), self.options)
-            return await self._answer(request, asked, ChatShape)
+            parsed = parse_chat(await read_body(request), self.options)
+            return await self._answer(request, parsed, ChatShape)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """Answer ``POST /v1/completions``."""
         with self.admission.admitted():
-            asked = parse_completion(await read_body(request), self.options)
-            return await self._answer(request, asked, CompletionShape)
+            parsed = parse_completion(await read_body(request), self.options)
+            return await self._answer(request, parsed, CompletionShape)
 
-    async def _answer(self, request: web.Request, asked: Asked, kind: type[ChatShape | CompletionShape]) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, parsed: ParsedRequest, kind: type[ChatShape | CompletionShape]) -> web.StreamResponse:
         self.admission.check_open()  # it may have closed while the body was read
-        shape = kind(model=asked.model or MODEL, wants_usage=asked.wants_usage, wants_ids=asked.wants_ids)
-        answer = self.client.open_chat(asked.request, includes_usage=asked.wants_usage or not asked.is_streamed)
+        shape = kind(model=parsed.model or MODEL, wants_usage=parsed.wants_usage, wants_ids=parsed.wants_ids)
+        answer = self.client.open_chat(parsed.request, includes_usage=parsed.wants_usage or not parsed.is_streamed)
         self._answers.add(answer)
         try:
             async with answer:  # a client that leaves cancels this handler, and both sides with it
-                if asked.is_streamed:
+                if parsed.is_streamed:
                     return await stream_answer(request, answer, shape, self.options)
                 return await answer_whole(answer, shape)
         finally:

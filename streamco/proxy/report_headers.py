@@ -21,20 +21,20 @@ def _draft_headers(figures: SpeculationFigures | None) -> dict[str, str]:
     if figures is None:
         return {}
     shares = {"acceptance": figures.acceptance, "offloaded-share": figures.offloaded_share, "hit-rate": figures.hit_rate}
-    told = {f"x-streamco-{name}": f"{share:.4f}" for name, share in shares.items() if share is not None}
-    return told | {"x-streamco-rounds": str(figures.rounds), "x-streamco-exact": "true" if figures.is_exact else "false"}
+    values = {f"x-streamco-{name}": f"{share:.4f}" for name, share in shares.items() if share is not None}
+    return values | {"x-streamco-rounds": str(figures.rounds), "x-streamco-exact": "true" if figures.is_exact else "false"}
 
 
 def opening_headers(report: Report) -> dict[str, str]:
     """Return the headers that are known at the first token."""
-    told = {
+    values = {
         "mode": report.mode,
         "winner": report.winner,
         "ttft-ms": None if report.ttft is None else f"{report.ttft * 1000:.1f}",
         "policy": report.dispatch.policy,
         "reason": report.dispatch.reason,
     }
-    return {f"x-streamco-{name}": _plain(text) for name, text in told.items() if text}
+    return {f"x-streamco-{name}": _plain(text) for name, text in values.items() if text}
 
 
 def comment(report: Report) -> bytes:

@@ -14,13 +14,13 @@ from streamco.errors import ConfigError
 from streamco.proxy.config import MODEL, ProxyOptions
 from streamco.server.http.errors import RequestError, invalid, unsupported
 
-__all__ = ["Asked", "parse_chat", "parse_completion", "refuse_setting"]
+__all__ = ["ParsedRequest", "parse_chat", "parse_completion", "refuse_setting"]
 
 _KNOWN = frozenset({"temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens", "stop"})
 _CONSUMED = frozenset({"model", "messages", "prompt", "stream", "stream_options"})
 
 
-class Asked(Struct, frozen=True, kw_only=True):
+class ParsedRequest(Struct, frozen=True, kw_only=True):
     """One request of a caller.
 
     Args:
@@ -38,7 +38,7 @@ class Asked(Struct, frozen=True, kw_only=True):
     wants_ids: bool
 
 
-def parse_chat(body: bytes, options: ProxyOptions) -> Asked:
+def parse_chat(body: bytes, options: ProxyOptions) -> ParsedRequest:
     """Return the request in a body of ``/v1/chat/completions``.
 
     Raises:
@@ -49,10 +49,10 @@ def parse_chat(body: bytes, options: ProxyOptions) -> Asked:
         raise invalid("messages", "expected a list of messages, got none")
     if not isinstance(fields["messages"], list):
         raise invalid("messages", f"expected a list of messages, got {_name_of(fields['messages'])}")
-    return _ask(fields, fields["messages"], options)
+    return _parse(fields, fields["messages"], options)
 
 
-def parse_completion(body: bytes, options: ProxyOptions) -> Asked:
+def parse_completion(body: bytes, options: ProxyOptions) -> ParsedRequest:
     """Return the request in a body of ``/v1/completions``.
 
     Raises:
@@ -64,10 +64,10 @@ def parse_completion(body: bytes, options: ProxyOptions) -> Asked:
     for name, nothing in (("echo", False), ("suffix", ""), ("best_of", 1), ("logprobs", None)):
         if fields.pop(name, nothing) != nothing:
             raise unsupported(name)
-    asked = _ask(fields, [{"role": "user", "content": prompt}], options)
+    parsed = _parse(fields, [{"role": "user", "content": prompt}], options)
     if not options.raw_prompts:
-        return asked
-    return msgspec.structs.replace(asked, request=msgspec.structs.replace(asked.request, messages=None, prompt=prompt))
+        return parsed
+    return msgspec.structs.replace(parsed, request=msgspec.structs.replace(parsed.request, messages=None, prompt=prompt))
 
 
 def _decode(body: bytes) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _decode(body: bytes) -> dict[str, Any]:
     return {name: each for name, each in value.items() if each is not None}
 
 
-def _ask(fields: Mapping[str, Any], messages: list[Any], options: ProxyOptions) -> Asked:
+def _parse(fields: Mapping[str, Any], messages: list[Any], options: ProxyOptions) -> ParsedRequest:
     model = fields.get("model", "")
     if not isinstance(model, str):
         raise invalid("model", f"expected a name, got {_name_of(model)}")
@@ -89,7 +89,7 @@ def _ask(fields: Mapping[str, Any], messages: list[Any], options: ProxyOptions) 
     stream_options = fields.get("stream_options", {})
     if not isinstance(stream_options, dict):
         raise invalid("stream_options", f"expected an object, got {_name_of(stream_options)}")
-    return Asked(
+    return ParsedRequest(
         request=_build(fields, messages, model, stream_options, options),
         model=model,
         is_streamed=is_streamed,

@@ -104,10 +104,10 @@ class ChatShape(_Shape):
         """Return a ``chat.completion`` object."""
         choices = []
         for choice in answer.choices:
-            said = {"role": choice.message.role, "content": choice.message.content, "refusal": choice.message.refusal}
+            message = {"role": choice.message.role, "content": choice.message.content, "refusal": choice.message.refusal}
             more = {name: value for name in ("reasoning_content", "tool_calls") if (value := getattr(choice.message, name)) is not None}
             ended = choice.finish_reason or reason
-            choices.append(make_choice(choice.index, "message", said | more, logprobs=choice.logprobs, finish_reason=ended))
+            choices.append(make_choice(choice.index, "message", message | more, logprobs=choice.logprobs, finish_reason=ended))
         return encode({**self._begin(answer), "object": CHAT.whole, "choices": choices, "usage": answer.usage})
 
     def _choice(self, choice: ChunkChoice) -> Json:

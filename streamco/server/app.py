@@ -90,15 +90,15 @@ class Service:
             body = await read_body(request)
             return await self._answer(request, parse(body, CompletionRequest), len(body), arrived)
 
-    async def _answer(self, request: web.Request, asked: ApiRequest, body_bytes: int, arrived: float) -> web.StreamResponse:
-        if asked.model:
-            self._check_model(asked.model)
+    async def _answer(self, request: web.Request, parsed: ApiRequest, body_bytes: int, arrived: float) -> web.StreamResponse:
+        if parsed.model:
+            self._check_model(parsed.model)
         replay = self._start_replay(arrived)
-        generation = await build_generation(self.engine, asked, self.options, body_bytes)
-        answer = self._shape(asked, generation)
+        generation = await build_generation(self.engine, parsed, self.options, body_bytes)
+        answer = self._shape(parsed, generation)
         work = self._start(generation, replay)
         try:
-            respond = stream_answer if asked.is_streamed else answer_whole
+            respond = stream_answer if parsed.is_streamed else answer_whole
             return await respond(request, work, answer, self.options, self.clock)
         finally:
             work.stop("the reader's leaving")
@@ -122,16 +122,16 @@ class Service:
         # an rng of its own for each request, so that concurrent requests don't change its times
         return LatencyReplay(self.options.latency, Random(f"{self.options.latency_seed}/{self._requests}"), arrived)
 
-    def _shape(self, asked: ApiRequest, generation: GenerationRequest) -> ResponseFormat:
-        shape = ChatResponse if isinstance(asked, ChatRequest) else CompletionResponse
+    def _shape(self, parsed: ApiRequest, generation: GenerationRequest) -> ResponseFormat:
+        shape = ChatResponse if isinstance(parsed, ChatRequest) else CompletionResponse
         return shape(
             name=shape.objects.new_id(),
             model=self.model,
             created=int(time.time()),
             detokenize=self.engine.detokenize,
-            top=asked.wanted_top,
-            wants_ids=bool(asked.return_token_ids),
-            wants_usage=asked.wants_usage,
+            top=parsed.wanted_top,
+            wants_ids=bool(parsed.return_token_ids),
+            wants_usage=parsed.wants_usage,
             prompt_ids=generation.prompt_ids,
         )
 

@@ -95,7 +95,7 @@ class GenerateRequest(Struct, kw_only=True):
             RequestError: 400, naming the field.
         """
         if self.n not in {None, 1}:
-            raise invalid("n", f"expected 1, got {self.n}: this server gives one choice a request")
+            raise invalid("n", f"expected 1, got {self.n}: this server gives one choice for each request")
         for field in ("presence_penalty", "frequency_penalty", "logit_bias"):
             if getattr(self, field):
                 raise unsupported(field)
@@ -193,7 +193,7 @@ class CompletionRequest(GenerateRequest, kw_only=True):
         if self.prompt is None and self.prompt_tokens_packed is None:
             raise invalid("prompt", "expected a value, got none")
         if self.prompt is not None and self.prompt_tokens_packed is not None:
-            raise invalid("prompt_tokens_packed", "expected no prompt beside it, got one")
+            raise invalid("prompt_tokens_packed", "expected no prompt with it, got one")
         if self.best_of not in {None, 1}:
             raise invalid("best_of", f"expected 1, got {self.best_of}")
         for field in ("echo", "suffix"):

@@ -186,7 +186,7 @@ def test_settings_reach_the_engine(model: str, monkeypatch: pytest.MonkeyPatch) 
         (["--max-streams", "0"], 2, "max_streams: expected at least 1"),
         (["--port", "70000"], 2, "port: expected at most 65535, got 70000"),
         (["--ready-fd", "9999"], 2, "ready-fd: expected an open file descriptor, got 9999"),
-        (["--tls-key", "key.pem"], 2, "tls_key: expected a tls_cert beside it, got none"),
+        (["--tls-key", "key.pem"], 2, "tls_key: expected a tls_cert with it, got none"),
         (["--tls-cert", "/nowhere/cert.pem"], 2, "got No such file or directory at /nowhere/cert.pem"),
         (["--verify-sessions", "0"], 2, "scheduler: sessions: expected at least 1, got 0"),
         (["--verify-places", "-1"], 2, "held_sequences: expected at least 0, got -1"),

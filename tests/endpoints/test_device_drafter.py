@@ -394,7 +394,7 @@ async def test_a_trunk_without_a_place_is_out() -> None:
         assert isinstance(event, DeviceFailed)
         assert isinstance(event.error, EngineError)
         assert event.error.endpoint == "laptop"
-        assert "expected one of 1 places that nothing is asked of, got all at work" in str(event.error)
+        assert "expected an idle place among 1, got all busy" in str(event.error)
         other.run(DraftTokens(2, 0, (), 3), AdoptBranch(5))
         await other.step(3)
         assert len(other.events) == 1

@@ -276,7 +276,7 @@ def test_a_cache_that_stays_full_is_an_error(make_engine: MakeEngine) -> None:
     FakeContext.last.statuses.append(NO_KV_SLOT)
     reader = complete(engine, "abc", max_tokens=3)
     assert reader.end is not None
-    assert "no room in the cache" in str(reader.end.error)
+    assert "the KV cache is full" in str(reader.end.error)
 
 
 def test_a_stray_abort_is_tried_again(make_engine: MakeEngine) -> None:

@@ -370,7 +370,7 @@ def test_nobody_at_work_is_evicted_and_a_source_not_for_its_own_fork(make_engine
     branch = sequence.fork()
     answer = draft(branch, 1)
     assert answer.reason == "error"
-    assert "expected one of 1 places that nothing is asked of, got all at work" in answer.error
+    assert "expected an idle place among 1, got all busy" in answer.error
     context = FakeContext.last
     context.hold()
     task, working = asked(sequence, "draft", 3)
@@ -481,7 +481,7 @@ def test_a_full_cache_takes_the_memory_of_an_idle_sequence(make_engine: MakeEngi
     assert verify(busy, b"d").greedy == list(b"de")
     assert verify(idle, b"o").reason == "evicted"
     FakeContext.last.statuses.append(NO_KV_SLOT)
-    assert "no room in the cache" in verify(busy, b"e").error
+    assert "the KV cache is full" in verify(busy, b"e").error
 
 
 def test_a_failed_decode_ends_its_tasks_and_leaves_their_sequences(make_engine: MakeEngine) -> None:

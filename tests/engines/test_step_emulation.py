@@ -79,6 +79,6 @@ def test_a_step_does_not_begin_before_it_was_asked_for() -> None:
     emulator.begin_round(was_idle=True)
     assert emulator.due(0, 5, started=10.0, now=10.1) == 11.0
     emulator.begin_round(was_idle=False)
-    assert emulator.due(0, 5, started=11.3, now=11.4, asked=11.2) == 12.2
+    assert emulator.due(0, 5, started=11.3, now=11.4, requested=11.2) == 12.2
     emulator.begin_round(was_idle=False)
-    assert emulator.due(0, 5, started=12.3, now=12.4, asked=11.9) == 13.2
+    assert emulator.due(0, 5, started=12.3, now=12.4, requested=11.9) == 13.2

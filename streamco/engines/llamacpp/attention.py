@@ -160,7 +160,7 @@ class AttentionTap:
         part, index, sequence, tokens = self._row_places.get(row, (0, 0, 0, 0))
         found = self._weights[part] if self._weights else {}
         if not tokens or len(found) < len(self._layers):
-            raise EngineError(f"attention: expected a row of a batch whose attention was read, got row {row}")
+            raise EngineError(f"attention: expected a row of a batch with its attention read, got row {row}")
         cells = self._cells[sequence][:tokens]
         return np.stack([found[layer][index][:, cells].mean(axis=0) for layer in self._layers])
 

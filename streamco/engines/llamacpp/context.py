@@ -193,7 +193,7 @@ class LlamaContext:
         """
         pointer = self._library.llama_get_logits_ith(self._handle, row)
         if not pointer:
-            raise EngineError(f"logits: expected a row that asked for them, got row {row}")
+            raise EngineError(f"logits: expected a row that was added with logits, got row {row}")
         address = ctypes.addressof(pointer.contents)
         view = self._views.get(address)
         if view is None:

@@ -90,7 +90,7 @@ class LlamaModel:
             EngineError: the model has no chat template, or it refused these messages.
         """
         if self._template is None:
-            raise EngineError(f"messages: expected a chat model, got {self.info.name}, whose file has no chat template")
+            raise EngineError(f"messages: expected a chat model, got {self.info.name}, which has no chat template")
         return self._template.render(messages, add_generation_prompt=add_generation_prompt)
 
     @property

@@ -43,7 +43,7 @@ class ListenOptions(Struct, frozen=True, kw_only=True):
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{field}: expected seconds > 0, got {value}")
         if self.tls_key is not None and self.tls_cert is None:
-            raise ConfigError("tls_key: expected a tls_cert beside it, got none")
+            raise ConfigError("tls_key: expected a tls_cert with it, got none")
         if self.api_key == "":
             raise ConfigError("api_key: expected a key, got an empty text")
         if self.api_key is not None and not (

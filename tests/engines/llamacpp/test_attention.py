@@ -167,7 +167,7 @@ def test_nothing_is_told_of_a_batch_that_was_not_read(make_context: MakeContext)
     context = make_context()
     decode(context, (tokens(3, 1), 0, 0))
     decode(context, (tokens(3, 2), 3, 0), reads=False)
-    with pytest.raises(EngineError, match="expected a row of a batch whose attention was read, got row 0"):
+    with pytest.raises(EngineError, match="expected a row of a batch with its attention read, got row 0"):
         context.attention(0)
 
 

@@ -48,7 +48,7 @@ def test_logits_belong_to_the_row_that_asked(context: LlamaContext) -> None:
     first_logits, second_logits = context.logits(4).copy(), context.logits(last).copy()
     assert first_logits.shape == (49_152,)
     assert np.abs(first_logits - second_logits).max() > 0.1
-    with pytest.raises(EngineError, match="expected a row that asked for them, got row 2"):
+    with pytest.raises(EngineError, match="expected a row that was added with logits, got row 2"):
         context.logits(2)
 
 
