@@ -131,7 +131,7 @@ def _split(url: str) -> SplitResult:
         port_is_good = False
     if parts.scheme not in {"http", "https"} or not parts.hostname or not port_is_good:
         shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-        raise ConfigError(f'base_url: expected "https://host/v1" or alike, got {shown!r}')
+        raise ConfigError(f'base_url: expected a URL like "https://host/v1", got {shown!r}')
     if "@" in parts.netloc:
         raise ConfigError(f"base_url: expected no user name or password in it, got one for {parts.hostname}; pass api_key or headers")
     return parts

@@ -71,9 +71,8 @@ def hand_over(request: Request, partial: Partial, capabilities: Capabilities, *,
         packed = b64encode(codec.encode(ids)).decode("ascii")
         return msgspec.structs.replace(request, extra={**request.extra, PACKED_FIELD: packed}), ""
     if ids and request.prompt_ids is not None and capabilities.takes_token_ids and capabilities.vocabulary in {None, partial.vocabulary}:
-        return msgspec.structs.replace(
-            request, prompt_ids=[*request.prompt_ids, *ids]
-        ), ""  # the prompt's ids belong to the server's vocabulary
+        # The prompt's ids belong to the server's vocabulary, and so do the answer's.
+        return msgspec.structs.replace(request, prompt_ids=[*request.prompt_ids, *ids]), ""
     text, held_whitespace = split_trailing_whitespace(partial.text)
     if not text:
         return request, held_whitespace
@@ -96,7 +95,7 @@ def continue_request(request: Request, text: str, how: Continuation) -> Request:
     if request.prompt_ids is not None:
         raise UsageError("continuation: expected messages or a text prompt, got token ids")
     if how not in {"prefix", "continue_final_message"}:
-        raise UsageError(f"continuation: expected an endpoint that can go on with text, got one with continuation {how!r}")
+        raise UsageError(f"continuation: expected an endpoint that can continue text, got one with continuation {how!r}")
     if request.messages is None:
         return msgspec.structs.replace(request, prompt=(request.prompt or "") + text)
     message = {"role": "assistant", "content": text}

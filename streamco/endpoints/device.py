@@ -291,7 +291,7 @@ class DeviceStream:
             if self._is_cancelled:
                 raise StreamClosed(f"{self._endpoint.name}: expected a stream that runs, got a cancelled one")
             if self._has_ended:
-                raise StreamConsumed(f"{self._endpoint.name}: expected a stream that goes on, got one read to its end")
+                raise StreamConsumed(f"{self._endpoint.name}: expected a stream that has not ended, got one read to its end")
             if self._failure is not None:
                 self._close()
                 raise self._translate(self._failure)
@@ -376,7 +376,7 @@ class DeviceStream:
             finish_reason = None if self._request.prefill_only else end.reason
             return StreamEnded(self._endpoint.name, finish_reason, _usage(end.timings))
         if end.reason == "cancelled":  # by the engine's close and not by this stream
-            raise self._translate(end.error or EngineError("engine: expected it to finish the answer, got closed"))
+            raise self._translate(end.error or EngineError("engine: expected the end of the answer, got closed"))
         raise self._translate(end.error or EngineError(f"engine: expected an end with stop or length, got {end.reason}"))
 
     def _translate(self, error: Exception) -> Exception:

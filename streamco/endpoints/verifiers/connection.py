@@ -69,7 +69,7 @@ class VerifierAddress(Struct, frozen=True):
     tls: ssl.SSLContext | None = None
 
     def __repr__(self) -> str:
-        return f"LinkAddress({self.url!r}, name={self.name!r}, token={None if self.token is None else '...'})"
+        return f"VerifierAddress({self.url!r}, name={self.name!r}, token={None if self.token is None else '...'})"
 
 
 async def load_websockets() -> None:
@@ -99,7 +99,7 @@ async def connect_verifier(
         raise _scrubbed(error, address.token) from error.__cause__
     except TimeoutError:
         limit = timeouts.connect or 0.0
-        text = f"expected to be welcomed within {limit:g} s, got nothing"
+        text = f"expected a welcome within {limit:g} s, got none"
         raise EndpointTimeoutError(text, phase="connect", limit=limit, endpoint=address.name) from None
     return VerifierConnection(socket, client, name=address.name, timeouts=timeouts, ping_interval=ping_interval)
 

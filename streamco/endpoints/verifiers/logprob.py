@@ -99,9 +99,8 @@ class LogprobVerifier(ABC):
         self._timeouts = timeouts
         self._limits = limits
         self._rng = rng or random.Random()
-        self._salt: str | None = secrets.token_urlsafe(
-            32
-        )  # separates what is left in a prefix cache; None: the server doesn't know the field
+        # Keeps other clients from what the rounds leave in a prefix cache. None: the server doesn't know the field.
+        self._salt: str | None = secrets.token_urlsafe(32)
         self._options: dict[str, Any] = {"base_url": base_url, "api_key": key or "", "session": session, "headers": headers}
         authorization = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._headers = {"Content-Type": "application/json", "User-Agent": "streamco", **authorization, **(headers or {})}
@@ -187,9 +186,9 @@ class LogprobVerifier(ABC):
             UsageError: the verifier was not started, or the prompt is empty.
         """
         if self._draft is None or self._is_closed:
-            raise UsageError(f"{self._name}: expected a verifier that was started, got one that was not, or was closed")
+            raise UsageError(f"{self._name}: expected a started verifier, got one that was not started or is closed")
         if not prompt_ids:
-            raise UsageError(f"{self._name}: expected a prompt of 1 token at least, got none")
+            raise UsageError(f"{self._name}: expected a prompt of at least 1 token, got none")
         session = LogprobSession(self, prompt_ids, emit, rule=rule, top_k=top_k, rng=self._rng)
         self._sessions.add(session)
         return session
@@ -251,7 +250,7 @@ class LogprobVerifier(ABC):
 
     def _started(self) -> OpenAIEndpoint:
         if self._remote is None or self._is_closed:
-            raise UsageError(f"{self._name}: expected a verifier that was started, got one that was not, or was closed")
+            raise UsageError(f"{self._name}: expected a started verifier, got one that was not started or is closed")
         return self._remote
 
     async def _probe(self) -> VerifierFacts:

@@ -174,7 +174,7 @@ class VerifierEndpoint:
             UsageError: the verifier was not started.
         """
         if self._draft is None or self._is_closed:
-            raise UsageError(f"{self._name}: expected a verifier that was started, got one that was not, or was closed")
+            raise UsageError(f"{self._name}: expected a started verifier, got one that was not started or is closed")
         session = RemoteVerifierSession(
             self,
             name=self._name,
@@ -220,7 +220,7 @@ class VerifierEndpoint:
 
     async def _connect(self) -> VerifierConnection:
         if self._draft is None or self._codec is None or self._is_closed:
-            raise UsageError(f"{self._name}: expected a verifier that was started, got one that was not, or was closed")
+            raise UsageError(f"{self._name}: expected a started verifier, got one that was not started or is closed")
         client = VerifyClient(self._codec, self._draft.vocabulary)
         address = VerifierAddress(self._url, self._name, self._token, self._tls)
         former = self._connection
@@ -255,12 +255,12 @@ def _split(url: str, *, is_plain: bool) -> SplitResult:
         port_is_good = False
     shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
     if parts.scheme not in _SCHEMES or not parts.hostname or not port_is_good or parts.fragment:
-        raise ConfigError(f'url: expected "wss://host:port" or alike, got {shown!r}')
+        raise ConfigError(f'url: expected a URL like "wss://host:port", got {shown!r}')
     if "@" in parts.netloc:
         raise ConfigError(f"url: expected no user name or password in it, got one for {parts.hostname}; pass token")
     scheme = _SCHEMES[parts.scheme]
     if scheme == "ws" and not is_plain and not is_loopback(parts.hostname):
-        raise ConfigError(f'url: expected "wss://" beyond this machine, got {shown!r}; is_plain=True if it is meant so')
+        raise ConfigError(f'url: expected "wss://" beyond this machine, got {shown!r}; is_plain=True allows it')
     return parts._replace(scheme=scheme)
 
 
