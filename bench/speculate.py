@@ -248,7 +248,7 @@ async def measure(sections: Sequence[Section]) -> list[Row]:
 async def run_section(section: Section) -> AsyncIterator[Cell]:
     """Cell by cell."""
     imposed = () if section.speed is None else ("--step-times", section.speed)
-    settings = drafting_engine_options(streamco.EngineOptions(threads=1, context_tokens=1024), section.budget, places=16)
+    settings = drafting_engine_options(streamco.EngineOptions(threads=1, context_tokens=1024), section.budget, sequences=16)
     model = await asyncio.to_thread(model_file, TARGET)
     async with (
         aiohttp.ClientSession() as http,
