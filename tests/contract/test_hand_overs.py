@@ -52,7 +52,7 @@ def is_found(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, change: Cal
 
 @pytest.mark.parametrize(
     ("kind", "name", "change"),
-    [(Transcript, "add", lose_a_batch), (Pacer, "feed", lose_a_batch), (BoundaryWhitespace, "close", keep_all)],
+    [(Transcript, "add", lose_a_batch), (Pacer, "feed", lose_a_batch), (BoundaryWhitespace, "strip", keep_all)],
     ids=["the transcript misses a batch", "the pacer loses a batch", "spaces are doubled"],
 )
 def test_a_fault_would_be_found(
