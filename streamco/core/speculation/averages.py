@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["DecayedRatio", "Ewma", "RemoteStepTime", "RoundTrip", "StepTimes"]
+__all__ = ["DecayedRatio", "Ewma", "RemoteStepTime", "RoundTrip", "DraftStepTimes"]
 
 WEIGHT = 0.15  # of a new time
 _FIRST_WEIGHT = 0.5  # of the first time of its kind, against a prior
@@ -75,7 +75,7 @@ class Ewma:
         self.value += weight * (value - self.value)
 
 
-class StepTimes:
+class DraftStepTimes:
     """Seconds of the draft model's step, by the number of sequences in its batch.
 
     Args:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from streamco.config import check_share
-from streamco.core.speculation.averages import DecayedRatio, Ewma, RemoteStepTime, RoundTrip, StepTimes
+from streamco.core.speculation.averages import DecayedRatio, DraftStepTimes, Ewma, RemoteStepTime, RoundTrip
 from streamco.core.speculation.draft_window import DraftWindow
 from streamco.errors import ConfigError
 from streamco.policies.acceptance import expected_tokens
@@ -114,7 +114,7 @@ class SpeculationEstimates:
         self._forecast: Forecast = forecast
         self._is_parallel, self._is_ahead = True, False
         # Times
-        self._step_times = StepTimes(prior.step_times)
+        self._step_times = DraftStepTimes(prior.step_times)
         self._round_trip = RoundTrip(prior.wait)
         self._remote_step = RemoteStepTime(prior.remote_step)
         self._prompt_time = Ewma(0.0, first_weight=1.0)

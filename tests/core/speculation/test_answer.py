@@ -1,4 +1,4 @@
-"""What becomes of tokens, and what is counted of it."""
+"""What is committed, shown and retracted, and what is counted of it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_failure_keeps_what_is_settled() -> None:
     assert answer.emitted == [DeliverIds((1, 2), "draft"), RetractIds(2), FailAnswer(error)]
 
 
-# The settled answer, what the reader sees of it, and what others hold of it
+# The committed answer, what the reader sees of it, and what its peers hold of it
 
 
 def test_settled_tokens_are_delivered_with_who_vouches_for_them() -> None:

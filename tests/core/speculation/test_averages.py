@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.core.speculation.averages import DecayedRatio, Ewma, RemoteStepTime, RoundTrip, StepTimes
+from streamco.core.speculation.averages import DecayedRatio, DraftStepTimes, Ewma, RemoteStepTime, RoundTrip
 
 VALUES = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=60)
 TIMES = st.floats(1e-4, 10.0)
@@ -62,7 +62,7 @@ def test_a_first_weight_of_one_forgets_what_was_believed(believed: float, value:
 
 @given(st.lists(st.tuples(st.integers(-1, 5), st.integers(0, 9), st.floats(-1.0, 10.0)), max_size=30))
 def test_step_times_stay_positive_whatever_is_recorded(records: list[tuple[int, int, float]]) -> None:
-    times = StepTimes((0.02, 0.03, 0.04))
+    times = DraftStepTimes((0.02, 0.03, 0.04))
     for sequences, tokens, seconds in records:
         times.record(sequences, tokens, seconds)
     assert len(times.times) == 3
@@ -72,7 +72,7 @@ def test_step_times_stay_positive_whatever_is_recorded(records: list[tuple[int, 
 
 @given(TIMES)
 def test_one_measured_size_scales_the_prior_of_the_others(seconds: float) -> None:
-    times = StepTimes((0.02, 0.03, 0.04))
+    times = DraftStepTimes((0.02, 0.03, 0.04))
     times.record(1, 1, seconds)
     first, second, third = times.times
     assert [second / first, third / first] == pytest.approx([1.5, 2.0])

@@ -1,4 +1,4 @@
-"""What is known of a draft model and its verifier."""
+"""What is known about a draft model and its verifier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The remote side alone, and the account of what drafting cost against it."""
+"""The remote stream, and the account of what drafting cost against it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who goes on with an answer, and how long trouble with the verifier is borne."""
+"""How the next tokens are made, and how long trouble with the verifier may last."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Pre-drafting along the likeliest verdicts, and drafts that are sent ahead of one."""
+
 from __future__ import annotations
 
 from streamco.core.speculation.events import (

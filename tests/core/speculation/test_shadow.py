@@ -1,4 +1,4 @@
-"""Learning the acceptance rate from the stream."""
+"""Measuring the acceptance rate from the stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verifier's side of an answer."""
+"""The verifier as one answer sees it."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ def test_a_draft_waits_for_the_connection_and_carries_what_the_verifier_lacks(ve
     channel.connect([1, 2], now=1.0)
     assert verifier.commands() == [ConnectVerifier((1, 2))]
     assert channel.trouble_since == 1.0
-    waiting = channel.submit(draft(4, 5), [1, 2, 3], now=2.0)
+    out = channel.submit(draft(4, 5), [1, 2, 3], now=2.0)
     assert verifier.commands() == []
-    assert (waiting.state, channel.next_deadline()) == ("unsent", None)
+    assert (out.state, channel.next_deadline()) == ("unsent", None)
     assert channel.record_connected(VerifierConnected(1), [1, 2, 3], now=3.0)
     assert verifier.commands() == [SendDraft(1, 1, (2, 3), (4, 5))]
-    assert (waiting.state, waiting.sent, waiting.given) == ("sent", 3.0, 2)
+    assert (out.state, out.sent, out.given) == ("sent", 3.0, 2)
 
 
 def test_a_verdict_is_what_the_verifier_holds_from_then_on(verifier: Verifier) -> None:
     verifier.connect()
     channel = verifier.channel
-    waiting = channel.submit(draft(4, 5, 6), [1], now=0.0)
+    out = channel.submit(draft(4, 5, 6), [1], now=0.0)
     assert verifier.commands() == [SendDraft(1, 0, (1,), (4, 5, 6))]
-    assert channel.accept_verdict(VerdictReceived(round=1, accepted=2, token=9), [1]) is waiting
+    assert channel.accept_verdict(VerdictReceived(round=1, accepted=2, token=9), [1]) is out
     assert channel.round is None
     channel.submit(draft(7), [1, 4, 5, 9], now=0.0)
     assert verifier.commands() == [SendDraft(2, 4, (), (7,))]
@@ -120,14 +120,14 @@ def test_what_each_token_was_drawn_from_goes_with_it(verifier: Verifier) -> None
 def test_a_lost_round_is_sent_again_with_what_the_verifier_lost(verifier: Verifier) -> None:
     verifier.connect(1, 2, 3)
     channel = verifier.channel
-    waiting = channel.submit(draft(4), [1, 2, 3], now=1.0)
+    out = channel.submit(draft(4), [1, 2, 3], now=1.0)
     verifier.commands()
     channel.connect([1, 2, 3], now=2.0)
-    assert (waiting.state, channel.trouble_since) == ("unsent", 2.0)
+    assert (out.state, channel.trouble_since) == ("unsent", 2.0)
     assert channel.accept_verdict(VerdictReceived(round=1, accepted=1, token=5), [1, 2, 3]) is None
     channel.record_connected(VerifierConnected(2), [1, 2, 3], now=3.0)
     assert verifier.commands() == [ConnectVerifier((1, 2, 3)), SendDraft(2, 2, (3,), (4,))]
-    assert waiting.is_first
+    assert out.is_first
     channel.accept_verdict(VerdictReceived(round=2, accepted=1, token=5), [1, 2, 3])
     assert channel.trouble_since is None
 
@@ -164,10 +164,10 @@ def test_a_verdict_that_does_not_come_costs_the_connection(verifier: Verifier) -
 def test_a_refused_draft_is_sent_again_when_the_verifier_says(verifier: Verifier) -> None:
     verifier.connect(1)
     channel = verifier.channel
-    waiting = channel.submit(draft(4), [1], now=1.0)
+    out = channel.submit(draft(4), [1], now=1.0)
     assert channel.record_refusal(DraftRefused(1, 2.0), now=1.5)
     assert not channel.record_refusal(DraftRefused(1, 9.0), now=1.6), "told twice"
-    assert (waiting.state, channel.next_deadline(), channel.refused_until, channel.trouble_since) == ("refused", 3.5, 3.5, 1.5)
+    assert (out.state, channel.next_deadline(), channel.refused_until, channel.trouble_since) == ("refused", 3.5, 3.5, 1.5)
     verifier.commands()
     channel.retry([1], now=3.5)
     assert verifier.commands() == [SendDraft(2, 1, (), (4,))]
@@ -179,9 +179,9 @@ def test_a_refused_draft_is_sent_again_when_the_verifier_says(verifier: Verifier
 def test_an_abandoned_round_is_trouble_no_more(verifier: Verifier) -> None:
     verifier.connect()
     channel = verifier.channel
-    waiting = channel.submit(draft(4), [], now=0.0)
+    out = channel.submit(draft(4), [], now=0.0)
     channel.record_refusal(DraftRefused(1, 2.0), now=1.0)
-    assert channel.abandon_round() is waiting
+    assert channel.abandon_round() is out
     assert channel.trouble_since is None
     assert channel.accept_verdict(VerdictReceived(round=1, accepted=1, token=5), []) is None
 
