@@ -1,11 +1,11 @@
-"""Energy is what counts: the server starts at once, the device after a wait (DiSCo section 4.2, Algorithm 2).
+"""Device-constrained dispatch: the server starts at once, the device after a wait w(l) (DiSCo section 4.2, Algorithm 2).
 
-A share ``tail`` of the budget protects the tail: whatever the prompt, the device starts once the server is later than its
-(1 - tail) quantile. What is left of the budget lets the device start at once for the shortest prompts, which cost least each.
+A share alpha (``tail``) of the budget b protects the tail: for every prompt the device starts once the server is later than its
+(1 - alpha) quantile, w_tail. The rest of the budget lets the device start at once for the shortest prompts, each of which costs least.
 
-Algorithm 2 as printed has F(w*) in line 18. The device starts only when the server has *not* answered by w*, so the factor here is
-1 - F(w*); and since waiting ``w_tail`` already spends the tail's share on every length, a wait of w costs only what it spends beyond
-that: (1 - F(w) - tail) p(l) l / E[l]. Budgets are shares of E[l], the mean prompt.
+Algorithm 2 deviates in line 18, which prints F(w*). The device starts only if the server has *not* answered by w*, so the factor here is
+1 - F(w*). A wait of w_tail already spends the tail's share on every length, so a wait of w costs only what it spends beyond that:
+(1 - F(w) - alpha) p(l) l / E[l]. Budgets are shares of E[l], the mean prompt.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from streamco.profiles import LengthDistribution, TTFTDistribution
 
 __all__ = ["DeviceConstrained", "ProportionalWait", "TAIL"]
 
-TAIL = 0.05  # alpha: the slowest twentieth of answers is what people notice; the paper names no default
+TAIL = 0.05  # alpha: people notice the slowest twentieth of answers; the paper names no default
 
 _TIE = 1e-12  # rounding of sums of shares
 
 
 class DeviceConstrained(Struct, frozen=True, tag="device-constrained"):
-    """Algorithm 2, planned.
+    """A plan of Algorithm 2.
 
     Args:
         limits: prompt lengths (tokens) up to which the wait beside it applies; ascending.
-        waits: seconds, one more than limits; None: the device never starts by itself.
-        planned_share: which share of all prompt tokens the device is expected to process.
+        waits: seconds, one more than limits; None: the device starts only if the server fails.
+        planned_share: expected share of all prompt tokens that the device processes.
     """
 
     limits: tuple[int, ...]
@@ -43,7 +43,7 @@ class DeviceConstrained(Struct, frozen=True, tag="device-constrained"):
 
     @property
     def name(self) -> str:
-        """``device-constrained``."""
+        """Name of the policy, ``device-constrained``."""
         return "device-constrained"
 
     @classmethod
@@ -51,10 +51,10 @@ class DeviceConstrained(Struct, frozen=True, tag="device-constrained"):
         """Plan for one server and one kind of prompts.
 
         Args:
-            ttft: of the server.
-            lengths: of prompts.
-            budget: b, the share of prompt tokens the device may process, 0..1.
-            tail: alpha, the part of the budget kept for the tail, 0..1.
+            ttft: F, distribution of the server's time to first token.
+            lengths: p(l), distribution of prompt lengths.
+            budget: b, share of prompt tokens that the device may process, 0..1.
+            tail: alpha, part of the budget kept for the tail, 0..1.
 
         Raises:
             ConfigError: a share outside 0..1.
@@ -94,13 +94,13 @@ class DeviceConstrained(Struct, frozen=True, tag="device-constrained"):
 
 
 class ProportionalWait(Struct, frozen=True, tag="proportional-wait"):
-    """Equations 1 and 2, the other rule the paper gives: w(l) = min(beta l, w_tail), and 0 up to a threshold.
+    """A plan of equations 1 and 2, the paper's other rule: w(l) = min(beta l, w_tail), and 0 up to a threshold l_th.
 
     Args:
         threshold: l_th, tokens; up to here the device starts at once.
         seconds_per_token: beta.
-        latest: w_tail, seconds; None: the device never starts by itself.
-        planned_share: which share of all prompt tokens the device is expected to process.
+        latest: w_tail, seconds; None: the device starts only if the server fails.
+        planned_share: expected share of all prompt tokens that the device processes.
     """
 
     threshold: int
@@ -110,14 +110,14 @@ class ProportionalWait(Struct, frozen=True, tag="proportional-wait"):
 
     @property
     def name(self) -> str:
-        """``proportional-wait``."""
+        """Name of the policy, ``proportional-wait``."""
         return "proportional-wait"
 
     @classmethod
     def plan(
         cls, ttft: TTFTDistribution, lengths: LengthDistribution, budget: float, tail: float = TAIL, threshold: int = 0
     ) -> ProportionalWait:
-        """Find beta so that the whole budget is spent, the tail's part included; the paper leaves l_th open, so it is an argument.
+        """Find the beta that spends the whole budget, the tail's part included; the paper leaves l_th open, so it is an argument.
 
         Raises:
             ConfigError: a share outside 0..1.

@@ -1,7 +1,7 @@
-"""Who starts when: the decision, what makes it, and the policies that need no plan (DiSCo section 4.2).
+"""Dispatch decisions: when each side starts, and the policies that need no plan (DiSCo section 4.2).
 
-A policy is a plan already made: frozen numbers that ``decide`` looks up. ``outcomes`` says the same without dice, for simulators and
-for anybody who wants the expected value. Planning lives beside each policy, as the class method ``plan``.
+A policy is a finished plan: frozen numbers that ``decide`` looks up. ``outcomes`` returns all decisions with their probabilities, for
+simulators and expected values. Each policy with parameters makes its plan in its class method ``plan``.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Side = Literal["device", "server"]
 
 
 class Decision(Struct, frozen=True):
-    """When each side starts.
+    """Decision for one request: when each side starts.
 
     Args:
-        device_wait: seconds after the request; None: not unless the other side fails.
-        server_wait: the same for the server.
+        device_wait: seconds from the request to the device's start; None: only if the server fails.
+        server_wait: seconds from the request to the server's start; None: only if the device fails.
         policy: name of the policy.
-        reason: for the report, a few words.
-        explore: the loser may run to its first token, so that its time is learned in full.
+        reason: a few words for the report.
+        explore: let the loser run to its first token, so that its time is measured in full.
     """
 
     device_wait: float | None
@@ -34,16 +34,17 @@ class Decision(Struct, frozen=True):
     explore: bool = False
 
     def wait(self, side: Side) -> float | None:
-        """Seconds until ``side`` starts; None: not unless the other fails."""
+        """Return the seconds until ``side`` starts; None: only if the other side fails."""
         return self.device_wait if side == "device" else self.server_wait
 
     @property
     def is_hedged(self) -> bool:
-        """True if both sides may be started though none has failed."""
+        """True if both sides may start though neither has failed."""
         return self.device_wait is not None and self.server_wait is not None
 
 
 Outcomes = tuple[tuple[float, Decision], ...]
+"""Decisions for one prompt length with their probabilities, which add up to 1."""
 
 
 _DEVICE_ONLY = Decision(0.0, None, "device-only", "device alone")
@@ -52,58 +53,58 @@ _BOTH = Decision(0.0, 0.0, "both", "both at once")
 
 
 class DeviceOnly(Struct, frozen=True, tag="device-only"):
-    """The device alone; the server stands in when it fails."""
+    """The device alone; the server is the fallback."""
 
     @property
     def name(self) -> str:
-        """``device-only``."""
+        """Name of the policy, ``device-only``."""
         return "device-only"
 
     def outcomes(self, length: int) -> Outcomes:
-        """Always the one decision."""
+        """Return the one decision."""
         return ((1.0, _DEVICE_ONLY),)
 
     def decide(self, length: int, rng: Random) -> Decision:
-        """Always the one decision."""
+        """Return the one decision."""
         return _DEVICE_ONLY
 
 
 class ServerOnly(Struct, frozen=True, tag="server-only"):
-    """The server alone; the device stands in when it fails."""
+    """The server alone; the device is the fallback."""
 
     @property
     def name(self) -> str:
-        """``server-only``."""
+        """Name of the policy, ``server-only``."""
         return "server-only"
 
     def outcomes(self, length: int) -> Outcomes:
-        """Always the one decision."""
+        """Return the one decision."""
         return ((1.0, _SERVER_ONLY),)
 
     def decide(self, length: int, rng: Random) -> Decision:
-        """Always the one decision."""
+        """Return the one decision."""
         return _SERVER_ONLY
 
 
 class BothAtOnce(Struct, frozen=True, tag="both"):
-    """Both sides at once, whatever it costs; the fastest there is, and what a learner does while it knows nothing."""
+    """Both sides at once, at any cost: the fastest policy, and the one of a learner without measurements."""
 
     @property
     def name(self) -> str:
-        """``both``."""
+        """Name of the policy, ``both``."""
         return "both"
 
     def outcomes(self, length: int) -> Outcomes:
-        """Always the one decision."""
+        """Return the one decision."""
         return ((1.0, _BOTH),)
 
     def decide(self, length: int, rng: Random) -> Decision:
-        """Always the one decision."""
+        """Return the one decision."""
         return _BOTH
 
 
 def one_side(decision: Decision, side: Side, reason: str) -> Decision:
-    """Return the decision turned into one that starts ``side`` alone and at once; the other still stands in when it fails."""
+    """Return a decision that starts ``side`` alone and at once; the other side is the fallback."""
     if side == "device":
         return Decision(0.0, None, decision.policy, reason)
     return Decision(None, 0.0, decision.policy, reason)

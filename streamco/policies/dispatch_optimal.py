@@ -1,15 +1,15 @@
-"""What the paper's rules are compared with: for every prompt length the wait that pays most for what it costs.
+"""Optimal dispatch, not in the paper: the bound with which its rules (DiSCo section 4.2) are compared.
 
-For each length the wait minimises E[TTFT] + mu * cost, with one price mu for all lengths, found by bisection so that the expected cost
-meets the budget. At that price two sets of waits are equally good, one just below the budget and one just above; rolling dice between
-them spends the budget to the end. That is the optimum of the linear program over all (randomised) waits, so no rule that knows the same
-curves does better on them.
+For each prompt length the wait minimises E[TTFT] + mu * cost. There is one price mu for all lengths, found by bisection so that the
+expected cost meets the budget. At that price two sets of waits are equally good, one just below the budget and one just above. A random
+choice between them spends the whole budget. That is the optimum of the linear program over all (randomised) waits, so no rule that knows
+the same distributions does better on them.
 
 With E[min(T, x)] = G(x), the area below the server's survival curve up to x, d the device's time and w the wait of the side that joins:
 
-- the device joins:  E[min(T, w + d)] = G(w + d); it starts with probability P(T > w). Only the steps of the curve can be best.
+- the device joins:  E[min(T, w + d)] = G(w + d); it starts with probability P(T > w). Only the steps of the curve can be optimal.
 - the server joins:  E[min(d, w + T)] = min(w, d) + G(d - w); it starts with probability P(d > w). Only 0 and the steps of d can be
-  best, so with a device that always keeps to its line the server starts at once or never.
+  optimal, so beside a device without jitter the server starts at once or never.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ __all__ = ["Optimal"]
 Floats = NDArray[np.float64]
 Choice = NDArray[np.int64]  # a candidate for each length
 
-_NEVER = 60.0  # seconds that a request without an answer counts: the default limit on first tokens
+_NEVER = 60.0  # seconds that an unanswered request counts: the default limit on first tokens
 _TAIL = 0.01  # tail_weight weighs the mean of the slowest hundredth
-_LEVELS = 9  # of either grid
+_LEVELS = 9  # of each grid
 _ROUNDS = 60  # of bisection: the price is then exact to the last bit
 
 
 class Optimal(Struct, frozen=True, tag="optimal"):
-    """The bound, planned.
+    """A plan of the optimal policy.
 
     Args:
-        constrained: the side whose start waits; the other starts at once.
+        constrained: the side that starts after a wait; the other starts at once.
         limits: prompt lengths (tokens) up to which the waits beside it apply; ascending. The last waits hold for longer prompts too.
-        waits: seconds; None: not unless the other side fails.
-        costlier_waits: those of the set above the budget.
-        costlier_share: probability of taking that set.
-        planned_share: which share of all prompt tokens the constrained side is expected to process.
-        planned_ttft: expected time to first token on the plan's own curves, seconds.
+        waits: seconds of the set of waits below the budget; None: only if the other side fails.
+        costlier_waits: seconds of the set of waits above the budget.
+        costlier_share: probability of that set, 0..1.
+        planned_share: expected share of all prompt tokens that the constrained side processes.
+        planned_ttft: expected time to first token on the plan's own distributions, seconds.
     """
 
     constrained: Side
@@ -62,7 +62,7 @@ class Optimal(Struct, frozen=True, tag="optimal"):
 
     @property
     def name(self) -> str:
-        """``optimal``."""
+        """Name of the policy, ``optimal``."""
         return "optimal"
 
     @classmethod
@@ -81,14 +81,14 @@ class Optimal(Struct, frozen=True, tag="optimal"):
         """Plan for one server, one device and one kind of prompts.
 
         Args:
-            ttft: of the server.
-            lengths: of prompts.
-            device: its speed.
-            budget: share of prompt tokens the constrained side may process, 0..1.
+            ttft: distribution of the server's time to first token T.
+            lengths: distribution of prompt lengths.
+            device: speed of the device.
+            budget: b, share of prompt tokens that the constrained side may process, 0..1.
             constraint: the constrained side.
-            tail_weight: how much the mean of the slowest hundredth counts beside the mean of all; 0: not at all.
-            candidates: at most this many waits are tried; exact when the curve has no more steps.
-            groups: at most this many lengths are told apart; exact when there are no more.
+            tail_weight: weight of the mean of the slowest hundredth beside the mean of all, 0 or more.
+            candidates: maximum number of waits to try; exact if the curve has no more steps.
+            groups: maximum number of groups of lengths; exact if there are no more lengths.
 
         Raises:
             ConfigError: a share outside 0..1, a negative weight.
@@ -108,7 +108,7 @@ class Optimal(Struct, frozen=True, tag="optimal"):
         return cls(constraint, tuple(lengths.lengths.tolist()), waits[0], waits[1], share, planned[0], planned[1])
 
     def outcomes(self, length: int) -> Outcomes:
-        """Return one decision, or the two that the dice choose from."""
+        """Return one decision, or the two of which one is drawn."""
         index = min(bisect_left(self.limits, length), len(self.limits) - 1)
         low, high = self.waits[index], self.costlier_waits[index]
         if low == high:
@@ -116,7 +116,7 @@ class Optimal(Struct, frozen=True, tag="optimal"):
         return ((1.0 - self.costlier_share, self._decision(low)), (self.costlier_share, self._decision(high)))
 
     def decide(self, length: int, rng: Random) -> Decision:
-        """Return the decision for this length; dice only where the two sets differ."""
+        """Return the decision for this length; ``rng`` is used only if the two sets differ."""
         index = min(bisect_left(self.limits, length), len(self.limits) - 1)
         low, high = self.waits[index], self.costlier_waits[index]
         return self._decision(high if low != high and rng.random() < self.costlier_share else low)
@@ -130,13 +130,13 @@ class Optimal(Struct, frozen=True, tag="optimal"):
 
 
 class _Table:
-    """What each candidate wait of each length means; arrays of shape (candidates, lengths).
+    """Effects of each candidate wait for each length; arrays of shape (candidates, lengths).
 
     Args:
         waits: seconds, inf: never.
-        starts: probability that the side which waits is started.
-        expected: E[min(TTFT, limit)] in seconds.
-        levels: seconds that the time to first token can take.
+        starts: probability that the waiting side is started.
+        expected: function from a limit in seconds to E[min(TTFT, limit)] in seconds.
+        levels: possible times to first token, seconds.
     """
 
     def __init__(self, waits: Floats, starts: Floats, expected: Callable[[float], Floats], levels: Floats) -> None:
@@ -147,17 +147,17 @@ class _Table:
 
 
 def _device_joins(ttft: TTFTDistribution, times: Floats, candidates: int) -> _Table:
-    """Waits at steps of the server's curve; ``times`` of the device: (lengths, jitter)."""
+    """Return the table of waits at the steps of the server's curve. ``times`` of the device have shape (lengths, jitter)."""
     curve = ttft.compress(candidates)
     waits = np.unique(np.concatenate(([0.0], curve.times)))
     starts = np.array([ttft.survival_at(wait) for wait in waits])
     if starts[-1] > 0:
         waits, starts = np.append(waits, math.inf), np.append(starts, 0.0)
-    longest = max(_NEVER, float(ttft.times[-1]))
+    max_time = max(_NEVER, float(ttft.times[-1]))
     answered = waits[:, None, None] + times[None, :, :]
 
     def expected(limit: float) -> Floats:
-        mean: Floats = ttft.mean_within(np.minimum(answered, min(limit, longest))).mean(axis=2)
+        mean: Floats = ttft.mean_within(np.minimum(answered, min(limit, max_time))).mean(axis=2)
         return mean
 
     shape = (waits.size, times.shape[0])
@@ -165,7 +165,7 @@ def _device_joins(ttft: TTFTDistribution, times: Floats, candidates: int) -> _Ta
 
 
 def _server_joins(ttft: TTFTDistribution, times: Floats) -> _Table:
-    """Waits of 0 and at each of the device's equally likely times; after the last of them the server never starts."""
+    """Return the table of waits of 0 and of each of the device's equally likely times; after the last one the server never starts."""
     ordered = np.sort(times, axis=1)
     waits = np.vstack([np.zeros(times.shape[0]), ordered.T])
     starts = (ordered[None, :, :] > waits[:, :, None]).mean(axis=2)
@@ -182,8 +182,8 @@ def _server_joins(ttft: TTFTDistribution, times: Floats) -> _Table:
 def _choose_waits(table: _Table, weights: Floats, costs: Floats, budget: float, tail_weight: float) -> tuple[Choice, Choice, float]:
     """Return the two sets of waits and the probability of the costlier one.
 
-    With a tail weight the mean of the slowest share s is min over q of q + E[(TTFT - q)+] / s (Rockafellar and Uryasev 2000), so every
-    q gives an ordinary problem. A coarse grid of q is tried, then a fine one around the best.
+    With a tail weight, the mean of the slowest share s is min over q of q + E[(TTFT - q)+] / s (Rockafellar and Uryasev 2000). So every q
+    gives a problem without a tail. A coarse grid of q is tried, then a fine one around the best.
     """
     mean = table.expected(math.inf)
     best = _solve(mean * weights, costs, budget)
@@ -209,7 +209,10 @@ def _mix(values: Floats, rows: Choice, low: Choice, high: Choice, share: float) 
 
 
 def _solve(values: Floats, costs: Floats, budget: float) -> tuple[Choice, Choice, float]:
-    """Minimise the sum of values over one candidate a length, the sum of costs within the budget; the cheapest candidates cost nothing."""
+    """Return the candidates, one for each length, with the least sum of values at an expected sum of costs equal to the budget.
+
+    The result is a set within the budget, a set above it, and the probability of the second. The cheapest candidates cost nothing.
+    """
     rows = np.arange(values.shape[1])
 
     def choose(price: float) -> tuple[Choice, float]:

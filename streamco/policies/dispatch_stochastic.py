@@ -1,4 +1,4 @@
-"""The paper's baselines: the constrained side joins by the roll of dice, whatever the prompt (DiSCo section 5.1)."""
+"""Stochastic dispatch, the paper's baseline: the constrained side joins with a fixed probability for every prompt (DiSCo section 5.1)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Stochastic(Struct, frozen=True, tag="stochastic"):
 
     Args:
         constrained: the side that joins; the other always runs.
-        probability: b, the budget.
+        probability: b, the budget, 0..1.
     """
 
     constrained: Side
@@ -29,17 +29,17 @@ class Stochastic(Struct, frozen=True, tag="stochastic"):
 
     @property
     def name(self) -> str:
-        """``stochastic``."""
+        """Name of the policy, ``stochastic``."""
         return "stochastic"
 
     @property
     def planned_share(self) -> float:
-        """Which share of all prompt tokens the constrained side is expected to process."""
+        """Expected share of all prompt tokens that the constrained side processes, 0..1."""
         return self.probability
 
     @classmethod
     def plan(cls, constrained: Side, budget: float) -> Stochastic:
-        """Spend the whole budget.
+        """Return the policy that spends the whole budget.
 
         Raises:
             ConfigError: a budget outside 0..1.
@@ -48,11 +48,11 @@ class Stochastic(Struct, frozen=True, tag="stochastic"):
         return cls(constrained, budget)
 
     def outcomes(self, length: int) -> Outcomes:
-        """Two decisions, the same for every length."""
+        """Return two decisions, the same for every length."""
         return ((self.probability, _BOTH), (1.0 - self.probability, self._alone))
 
     def decide(self, length: int, rng: Random) -> Decision:
-        """Roll the dice."""
+        """Return one of the two decisions at random."""
         return _BOTH if rng.random() < self.probability else self._alone
 
     @property

@@ -1,7 +1,8 @@
-"""Which sides can serve a request at all, before anybody decides which should.
+"""Eligibility: which sides can serve a request at all, before the dispatch policy chooses.
 
-A request goes to both sides only where both can serve it; otherwise to the one that can, and the reason goes into the report. A quality
-gate keeps requests away from a device model that isn't good enough for them: the paper assumes one that is (DiSCo section 6).
+A request goes to both sides only if both can serve it. Otherwise it goes to the one that can, and the reason goes into the report. A
+quality gate keeps requests away from a device model that isn't good enough for them. The paper assumes a device model that is good enough
+for all (DiSCo section 6).
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ __all__ = ["Eligibility", "Gate", "QualityGate", "RequestFacts", "SideFacts", "c
 
 
 class RequestFacts(Struct, frozen=True, kw_only=True):
-    """What of a request decides who can serve it.
+    """Properties of a request that decide which side can serve it.
 
     Args:
-        prompt_tokens: in the device's tokens, template included.
-        max_tokens: of the answer; None: no limit asked for.
+        prompt_tokens: length in the device's tokens, template included.
+        max_tokens: maximum tokens of the answer; None: no limit asked for.
         prompt_chars: characters of the prompt; None: not counted.
-        task: what the caller says it is about; None: nothing said.
+        task: the caller's name for the kind of task; None: none given.
         choices: OpenAI's ``n``.
     """
 
@@ -38,7 +39,7 @@ class RequestFacts(Struct, frozen=True, kw_only=True):
 
 
 class SideFacts(Struct, frozen=True, kw_only=True):
-    """What a side can do; ``context_tokens`` is prompt and answer together, None: not known."""
+    """Capabilities of a side; ``context_tokens`` limits prompt and answer together, None: not known."""
 
     context_tokens: int | None = None
     tools: bool = False
@@ -47,15 +48,15 @@ class SideFacts(Struct, frozen=True, kw_only=True):
     choices: bool = False
 
 
-Gate = Callable[[RequestFacts], bool]  # whether the device model is good enough for it
+Gate = Callable[[RequestFacts], bool]  # True: the device model is good enough for the request
 
 
 class QualityGate(Struct, frozen=True, kw_only=True):
-    """A gate by thresholds; each that is set must hold for the device to be used.
+    """A quality gate by thresholds; each one that is set must hold for the device to be used.
 
     Args:
         longest_prompt_tokens: longer prompts are kept away from the device.
-        longest_prompt_chars: the same in characters; a request whose characters were not counted passes.
+        longest_prompt_chars: the same in characters; a request without a count of characters passes.
         tasks: the tasks the device model is good enough for; a request without a task does not pass.
     """
 
@@ -79,13 +80,13 @@ class QualityGate(Struct, frozen=True, kw_only=True):
 
 
 class Eligibility(Struct, frozen=True, kw_only=True):
-    """Who may serve a request.
+    """The sides that may serve a request.
 
     Args:
-        device: whether the device may, as a stand-in too.
-        server: the same for the server.
-        hedge: whether both may run at once; False: one may only stand in for the other.
-        reason: why not everything is open; "" when it is.
+        device: the device may, at first or as the fallback.
+        server: the server may, at first or as the fallback.
+        hedge: both may run at once; False: one may only be the fallback of the other.
+        reason: why a side or hedging is excluded; "" if nothing is.
     """
 
     device: bool
@@ -97,14 +98,14 @@ class Eligibility(Struct, frozen=True, kw_only=True):
 def check_eligibility(
     request: RequestFacts, *, device: SideFacts | None, server: SideFacts | None, gate: Gate | None = None, hedge_tools: bool = False
 ) -> Eligibility:
-    """Find out who can serve a request.
+    """Return which sides can serve a request.
 
     Args:
-        request: what is asked.
-        device: what the device can do; None: there is no device.
-        server: the same of the server.
-        gate: the quality gate; None: the device model is good enough for everything.
-        hedge_tools: run both sides even for requests with tools, whose calls may have side effects.
+        request: properties of the request.
+        device: capabilities of the device; None: there is no device.
+        server: capabilities of the server; None: there is no server.
+        gate: the quality gate; None: the device model is good enough for every request.
+        hedge_tools: allow both sides at once even for requests with tools, though their calls may have side effects.
     """
     from_device = "no device" if device is None else _why_not(request, device)
     if not from_device and gate is not None and not gate(request):
@@ -120,10 +121,10 @@ def check_eligibility(
 
 
 def restrict(decision: Decision, eligibility: Eligibility) -> Decision:
-    """Return the decision without what is not eligible.
+    """Return the decision restricted to the eligible sides.
 
-    Where both sides may serve but not at once, the one that would start first is kept (the server when both would at once). The caller
-    must not let a side that is not eligible stand in for the other.
+    If both sides may serve but not at once, the one that would start first is kept (the server if both would start at once). The caller
+    must not use a side that is not eligible as the fallback.
     """
     if eligibility.device and not eligibility.server:
         return one_side(decision, "device", eligibility.reason)
@@ -135,7 +136,7 @@ def restrict(decision: Decision, eligibility: Eligibility) -> Decision:
 
 
 def _why_not(request: RequestFacts, side: SideFacts) -> str:
-    """Why a side can't serve a request; "" when it can."""
+    """Return why a side can't serve a request; "" if it can."""
     wanted = request.prompt_tokens + (request.max_tokens or 1)
     if side.context_tokens is not None and wanted > side.context_tokens:
         return f"{wanted} tokens in a context of {side.context_tokens}"

@@ -1,14 +1,17 @@
-"""How much the text leans on a token: the column sums of the attention (Synera sections 3.2 and 4.2).
+"""Importance of tokens: the column sums of the attention matrix (Synera sections 3.2 and 4.2).
 
-Row i of the attention matrix is what token i pays to each token up to itself; it sums to 1. What a column receives over all rows is
-its token's importance. Rows of tokens that don't exist yet can't be summed, so a fresh token has had fewer chances than an old one: a
-chunk is compared with other chunks of the same age, and thresholds are profiled with the very rows that are read at run time.
+Row i of the attention matrix is the attention that token i pays to each token up to itself; it sums to 1. The importance of a token is the
+sum of its column. Rows of later tokens don't exist yet, so a recent token's sum has fewer terms than an old one's. Therefore a chunk is
+compared with other chunks of the same age, and thresholds are profiled with the same rows that are read at run time.
 
-Which layers and rows to read was measured (bench/importance.py): each chunk of the target's answers was left to the draft model in turn,
-and its importance compared with what the rest of the answer then lacked. With SmolLM2 the rank correlation is 0.23 (Q2_K for Q8_0; pruned:
-0.12) for the last four layers and the rows of the chunk itself; more layers add nothing, the last one alone says nothing (-0.01), earlier
-ones say less. Leaving out what tokens pay to themselves loses most of it (0.07). Eight more tokens of the draft behind the chunk would add
-a little (0.30), but the decision would have to wait for them. The mean confidence of the chunk says more than any of it (0.49).
+The layers and rows to read were chosen by measurement (bench/importance.py). Each chunk of the target's answers was left to the draft model
+in turn, and its importance was compared with the loss in the rest of the answer. Rank correlations with SmolLM2, Q2_K for Q8_0:
+
+    last four layers, rows of the chunk itself      0.23 (pruned draft model: 0.12); more layers add nothing, earlier ones give less
+    last layer alone                               -0.01
+    without the attention of tokens to themselves   0.07
+    with eight more draft tokens after the chunk    0.30, but the decision would have to wait for them
+    mean confidence of the chunk, to compare        0.49
 """
 
 from __future__ import annotations
@@ -22,17 +25,17 @@ from streamco.errors import ConfigError
 
 __all__ = ["LAYERS", "chunk_importance", "column_sums", "draft_importance"]
 
-LAYERS = (-4, -3, -2, -1)  # to be read, counted from the model's end; reading them takes under a tenth of a token's time
+LAYERS = (-4, -3, -2, -1)  # to read, counted from the last one; reading them takes under a tenth of a token's time
 
 Floats = NDArray[np.float64] | NDArray[np.float32]
 
 
 def column_sums(rows: Iterable[Floats]) -> NDArray[np.float64]:
-    """Return the importance of every token that a row can see.
+    """Return the importance of every token that has a column.
 
     Args:
-        rows: the attention of one token each, in order, shape (..., keys); axes in front of the keys (layers, heads) are averaged. Later
-            rows may be longer: a cache grows. A matrix of (queries, keys) is its rows.
+        rows: the attention of one token each, in order, shape (..., keys); the axes before the keys (layers, heads) are averaged. Later
+            rows may be longer, because a cache grows. A matrix of shape (queries, keys) is a sequence of rows.
 
     Returns:
         Shape (keys of the longest row,).
@@ -50,7 +53,7 @@ def column_sums(rows: Iterable[Floats]) -> NDArray[np.float64]:
 def chunk_importance(sums: NDArray[np.float64], start: int, count: int) -> float:
     """Return the i of P_imp: mean importance of the draft tokens at positions ``start`` to ``start + count - 1``.
 
-    A token whose own row was not read (the newest may not have been decoded yet) is left out; 0 where that leaves none.
+    A token without a column is left out, because the newest may not have been decoded yet. If none is left, the result is 0.
 
     Raises:
         ConfigError: ``start`` below 0, or ``count`` below 1.
@@ -62,10 +65,10 @@ def chunk_importance(sums: NDArray[np.float64], start: int, count: int) -> float
 
 
 def draft_importance(rows: Sequence[Floats]) -> float:
-    """Return the i of a draft that is being written: mean attention to those of its tokens whose own row is there.
+    """Return the i of a draft in progress: mean importance of its tokens that have a row.
 
     Args:
-        rows: what the row of each token of the draft, from the first on, pays to the draft's tokens up to itself, shape (layers, n).
+        rows: attention of each draft token, from the first on, to the draft's tokens up to itself, each of shape (layers, n).
 
     Raises:
         ConfigError: no rows.

@@ -1,8 +1,8 @@
-"""Money is what counts: the device always starts, the server joins for long prompts (DiSCo section 4.2, Algorithm 3).
+"""Server-constrained dispatch: the device always starts, the server joins for long prompts (DiSCo section 4.2, Algorithm 3).
 
-Server time to first token hardly depends on the prompt, the device's grows with it; so the server helps most where prompts are long.
-Lengths are whole numbers, and the prompts of one length can hold more tokens than the budget has left. "Consume exactly (1 - b)"
-(equation 3) is met by letting the server join a *part* of the prompts at that length.
+The server's time to first token hardly depends on the prompt, and the device's grows with it. So the server helps most for long prompts:
+those longer than l_th (equation 3). Lengths are whole numbers, and the prompts of length l_th can hold more tokens than the budget has
+left. To "consume exactly (1 - b)", this deviates from Algorithm 3: the server joins a random *part* of the prompts of that length.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _BOTH = Decision(0.0, 0.0, "server-constrained", "long prompt, both at once")
 
 
 class ServerConstrained(Struct, frozen=True, tag="server-constrained"):
-    """Algorithm 3, planned.
+    """A plan of Algorithm 3.
 
     Args:
         threshold: l_th, tokens: longer prompts go to both sides, shorter ones to the device alone.
-        share_at_threshold: probability that a prompt of just this length goes to both.
-        planned_share: which share of all prompt tokens the server is expected to process.
+        share_at_threshold: probability that a prompt of exactly this length goes to both, 0..1.
+        planned_share: expected share of all prompt tokens that the server processes.
     """
 
     threshold: int
@@ -38,7 +38,7 @@ class ServerConstrained(Struct, frozen=True, tag="server-constrained"):
 
     @property
     def name(self) -> str:
-        """``server-constrained``."""
+        """Name of the policy, ``server-constrained``."""
         return "server-constrained"
 
     @classmethod
@@ -66,7 +66,7 @@ class ServerConstrained(Struct, frozen=True, tag="server-constrained"):
         return ((self.share_at_threshold, _BOTH), (1.0 - self.share_at_threshold, _DEVICE))
 
     def decide(self, length: int, rng: Random) -> Decision:
-        """Return the decision for this length; dice only at the threshold."""
+        """Return the decision for this length; ``rng`` is used only at the threshold."""
         if length == self.threshold:
             return _BOTH if rng.random() < self.share_at_threshold else _DEVICE
         return _BOTH if length > self.threshold else _DEVICE
