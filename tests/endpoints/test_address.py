@@ -1,4 +1,4 @@
-"""Where a request goes and which key goes with it."""
+"""The address that a request goes to, and the key that goes with it."""
 
 from __future__ import annotations
 

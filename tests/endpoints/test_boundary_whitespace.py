@@ -146,9 +146,9 @@ def test_the_target_reads_the_same_bytes_at_every_place(way: tuple[LlamaEngine, 
 
 @pytest.mark.parametrize("name", CORPUS)
 def test_what_the_target_writes_joins_without_a_gap_at_every_place(way: tuple[LlamaEngine, LlamaEngine], name: str) -> None:
-    """Behind what it has read the target writes the rest in tokens of its own, in bursts of any size."""
+    """After the text that the target has read, it writes the rest in tokens of its own, in bursts of any size."""
     source, target = way
-    text, dice = CORPUS[name], random.Random(f"{SEED}/{name}")
+    text, rng = CORPUS[name], random.Random(f"{SEED}/{name}")
     can = Capabilities(continuation="continue_final_message")
     for cut in range(len(text) + 1):
         partial = begun(text[:cut], source)
@@ -156,10 +156,10 @@ def test_what_the_target_writes_joins_without_a_gap_at_every_place(way: tuple[Ll
         kept = asked.messages[-1]["content"] if asked.messages else ""
         assert kept + held == text[:cut]
         pieces = pieces_of(target, answer_ids(target, text[len(kept) :]))
-        seam, events = BoundaryWhitespace(held), []
+        boundary, events = BoundaryWhitespace(held), []
         while pieces:
-            size = dice.randint(1, 4)
-            events.append(seam.strip(event_of(pieces[:size])))
+            size = rng.randint(1, 4)
+            events.append(boundary.strip(event_of(pieces[:size])))
             pieces = pieces[size:]
         assert text[:cut] + text_of(events) == text, f"cut behind {cut} characters"
 
@@ -175,10 +175,10 @@ async def generate(endpoint: Endpoint, request: Request) -> str:
 @pytest.mark.parametrize("name", SAMPLE)
 async def test_real_models_go_on_as_they_would_behind_that_text(way: tuple[LlamaEngine, LlamaEngine], name: str) -> None:
     source, target = way
-    text, dice = CORPUS[name], random.Random(f"{SEED}/{name}")
+    text, rng = CORPUS[name], random.Random(f"{SEED}/{name}")
     endpoint = DeviceEndpoint(target)
     request = Request(prompt="Copy: ", sampling=SamplingOptions(temperature=0, max_tokens=TOKENS))
-    for cut in (dice.randint(1, len(text) - 1), len(text)):
+    for cut in (rng.randint(1, len(text) - 1), len(text)):
         continued = replace(request, partial=begun(text[:cut], source))
         anew = Request(prompt_ids=request_ids(target, continued), sampling=request.sampling)
         await generate(endpoint, anew)  # leaves the prompt in the cache, so that the two below are computed alike

@@ -80,11 +80,11 @@ STREAMCO = Capabilities(vocabulary=VOCABULARY, takes_token_ids=True, continuatio
 
 
 def test_ids_of_the_servers_vocabulary_go_packed() -> None:
-    request, seam = hand_over(ASKED, BEGUN, STREAMCO, codec=CODEC)
+    request, boundary = hand_over(ASKED, BEGUN, STREAMCO, codec=CODEC)
     assert request.messages == [QUESTION]
     assert request.extra["user"] == "u"
     assert CODEC.decode(b64decode(request.extra[PACKED_FIELD])) == [1, 2]
-    assert seam == ""
+    assert boundary == ""
 
 
 @pytest.mark.parametrize("partial", [replace(BEGUN, vocabulary="other"), replace(BEGUN, ids=None, vocabulary=None)])
@@ -109,29 +109,29 @@ def test_ids_that_a_server_does_not_understand_are_not_sent(can: Capabilities) -
 
 @pytest.mark.parametrize("text", ["", " ", "\n\n"])
 def test_a_beginning_without_text_begins_anew(text: str) -> None:
-    request, seam = hand_over(ASKED, Partial(text=text), Capabilities(continuation="prefix"))
-    assert (request, seam) == (ASKED, text)
+    request, boundary = hand_over(ASKED, Partial(text=text), Capabilities(continuation="prefix"))
+    assert (request, boundary) == (ASKED, text)
 
 
 @pytest.mark.parametrize(
     ("text", "sent", "seam"),
     [("one", "one", ""), ("one ", "one", " "), ("one.\n\n", "one.", "\n\n"), ("one {\n  \t", "one {", "\n  \t"), (" one", " one", "")],
 )
-def test_whitespace_at_the_seam_is_held_back(text: str, sent: str, seam: str) -> None:
+def test_whitespace_at_the_seam_is_held_back(text: str, sent: str, boundary: str) -> None:
     can = Capabilities(continuation="continue_final_message")
     request, held = hand_over(ASKED, Partial(text=text), can)
     assert request.messages is not None
-    assert (request.messages[-1]["content"], held) == (sent, seam)
+    assert (request.messages[-1]["content"], held) == (sent, boundary)
 
 
 def test_a_text_prompt_is_held_to_the_same() -> None:
-    request, seam = hand_over(Request(prompt="a"), Partial(text="b\n "), Capabilities(continuation="continue_final_message"))
-    assert (request.prompt, seam) == ("ab", "\n ")
+    request, boundary = hand_over(Request(prompt="a"), Partial(text="b\n "), Capabilities(continuation="continue_final_message"))
+    assert (request.prompt, boundary) == ("ab", "\n ")
 
 
-def closed(seam: BoundaryWhitespace, *pieces: str) -> tuple[str, int]:
+def closed(boundary: BoundaryWhitespace, *pieces: str) -> tuple[str, int]:
     """Text and tokens of an event when the seam has been closed."""
-    event = seam.strip(TokensReceived("s", [text_chunk(piece, ids=[9]) for piece in pieces], len(pieces)))
+    event = boundary.strip(TokensReceived("s", [text_chunk(piece, ids=[9]) for piece in pieces], len(pieces)))
     assert all(choice.token_ids is None or choice.delta.content in pieces for chunk in event.chunks for choice in chunk.choices)
     return "".join(choice.delta.content or "" for chunk in event.chunks for choice in chunk.choices), event.tokens
 
@@ -160,10 +160,10 @@ def test_an_answer_that_writes_it_again_is_whole_however_it_is_cut(answer: str, 
     sent, held = split_trailing_whitespace(begun)
     rest = answer[len(sent) :]
     places = sorted({0, len(rest), *data.draw(st.lists(st.integers(0, len(rest)), max_size=5))})
-    seam = BoundaryWhitespace(held)
+    boundary = BoundaryWhitespace(held)
     shown = begun
     for start, stop in pairwise(places):
-        shown += closed(seam, rest[start:stop])[0] if seam.is_open else rest[start:stop]
+        shown += closed(boundary, rest[start:stop])[0] if boundary.is_open else rest[start:stop]
     assert shown == answer
 
 

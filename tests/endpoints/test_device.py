@@ -465,7 +465,7 @@ async def test_a_real_model_finds_a_text_it_has_prepared_but_for_the_seam() -> N
     async with device(packaged_model(), options=EngineOptions(threads=1, context_tokens=512)) as endpoint:
         await endpoint.start()
         found = 0
-        for length in range(11, len(text), 7):  # cuts inside words and behind spaces
+        for length in range(11, len(text), 7):  # cuts inside words and after spaces
             request = replace(PREPARED, partial=Partial(text=text[:length], tokens=length // 4), prefill_only=True)
             _, end, _ = await read(endpoint.open(request))
             prompt, reused, made = cached(end)

@@ -29,7 +29,7 @@ GREEDY = SamplingOptions(temperature=0)
 
 
 def count_up(ids: Sequence[int]) -> dict[int, float]:
-    """A model whose every token is the one before it and 1; the next best is one more, the third another one more."""
+    """A model that gives each token its successor; the next best is one more, the third another one more."""
     return {(ids[-1] + 1) % SIZE: 0.7, (ids[-1] + 2) % SIZE: 0.2, (ids[-1] + 3) % SIZE: 0.1}
 
 
@@ -39,7 +39,7 @@ def counting(**options: Any) -> FakeEngine:
 
 
 class Bench:
-    """A drafter on an engine that moves when told."""
+    """A drafter on an engine that moves when a test says so."""
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
@@ -83,14 +83,14 @@ class Bench:
         assert len(self.events) == before, "an event was told from inside run"
 
     async def step(self, count: int = 1) -> None:
-        """So many batches, and the loop hears of each."""
+        """Run ``count`` batches, and let the loop see each."""
         await asyncio.sleep(0)  # the engine is asked
         for _ in range(count):
             self.engine.step()
             await asyncio.sleep(0)
             await asyncio.sleep(0)
 
-    def told(self) -> list[tuple[int, list[int], bool]]:
+    def emitted(self) -> list[tuple[int, list[int], bool]]:
         """(version, ids, is_finished) of the events since the last call."""
         news = self.news()
         self.events.clear()
@@ -109,7 +109,7 @@ class Bench:
         await self.step(steps)
         ids: dict[int, list[int]] = {}
         finished = set()
-        for version, tokens, is_finished in self.told():
+        for version, tokens, is_finished in self.emitted():
             assert version not in finished
             ids.setdefault(version, []).extend(tokens)
             finished |= {version} if is_finished else set()
@@ -134,14 +134,14 @@ async def test_tokens_are_told_as_they_come() -> None:
     async with bench() as at:
         at.run(DraftTokens(version=5, length=0, ids=(), count=3))
         await at.step()
-        assert at.told() == []  # the prompt
+        assert at.emitted() == []  # the prompt
         await at.step()
-        assert at.told() == [(5, [4], False)]
+        assert at.emitted() == [(5, [4], False)]
         await at.step()
         await at.step()
-        assert at.told() == [(5, [5], False), (5, [6], True)]
+        assert at.emitted() == [(5, [5], False), (5, [6], True)]
         await at.step(3)
-        assert at.told() == []
+        assert at.emitted() == []
 
 
 async def test_what_came_since_the_loop_last_looked_is_one_event() -> None:
@@ -151,12 +151,12 @@ async def test_what_came_since_the_loop_last_looked_is_one_event() -> None:
         at.engine.step(4)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert at.told() == [(1, [4, 5, 6], False)]
+        assert at.emitted() == [(1, [4, 5, 6], False)]
     async with bench(counting(mode="instant")) as at:
         at.run(DraftTokens(1, 0, (), 40))
         at.run(DraftBranch(2, 0, (30,), 4))
         await at.step()
-        assert [(version, len(ids), is_finished) for version, ids, is_finished in at.told()] == [(1, 40, True), (2, 4, True)]
+        assert [(version, len(ids), is_finished) for version, ids, is_finished in at.emitted()] == [(1, 40, True), (2, 4, True)]
 
 
 async def test_a_token_comes_with_the_models_probability_and_the_alternatives() -> None:
@@ -230,9 +230,9 @@ async def test_a_draft_that_is_dropped_while_the_prompt_is_read_tells_nothing_an
         at.run(DraftTokens(1, 0, (), 4))
         await at.step(0)
         at.run(DropDrafts((1,)))
-        at.run(DraftTokens(9, 0, (), 4), DropDrafts((9,)))  # the engine never hears of it
+        at.run(DraftTokens(9, 0, (), 4), DropDrafts((9,)))  # the engine is never asked for it
         await at.step(5)
-        assert at.told() == []
+        assert at.emitted() == []
         assert at.engine.sequences.rounds == 1
         at.run(DraftTokens(2, 0, (), 2))
         assert await at.drafts() == {2: [4, 5]}
@@ -242,12 +242,12 @@ async def test_a_dropped_draft_stops_at_once() -> None:
     async with bench() as at:
         at.run(DraftTokens(1, 0, (), 20))
         await at.step(4)
-        assert at.told() == [(1, [4], False), (1, [5], False), (1, [6], False)]
+        assert at.emitted() == [(1, [4], False), (1, [5], False), (1, [6], False)]
         at.engine.step()
-        at.run(DropDrafts((1, 77)))  # what was drawn meanwhile is not told
+        at.run(DropDrafts((1, 77)))  # what was drawn meanwhile is not emitted
         rounds = at.engine.sequences.rounds
         await at.step(5)
-        assert (at.told(), at.engine.sequences.rounds) == ([], rounds)
+        assert (at.emitted(), at.engine.sequences.rounds) == ([], rounds)
         at.run(DraftTokens(2, 3, (10,), 2))
         assert await at.drafts() == {2: [11, 12]}
 
@@ -256,7 +256,7 @@ async def test_a_newer_draft_takes_the_place_of_one_at_work() -> None:
     async with bench() as at:
         at.run(DraftTokens(1, 0, (), 20))
         await at.step(3)
-        at.told()
+        at.emitted()
         at.run(DraftTokens(2, 1, (9,), 20), DraftTokens(3, 2, (8,), 2))
         assert await at.drafts() == {3: [9, 10]}
         at.run(DraftTokens(4, 5, (), 1))
@@ -279,12 +279,12 @@ async def test_an_adopted_branch_drafts_on_and_is_the_trunk() -> None:
         await at.drafts(6)
         at.run(DraftBranch(2, 4, (), 4), DraftBranch(3, 2, (20,), 4))
         await at.step(2)
-        assert at.told() == [(2, [8], False), (3, [21], False), (2, [9], False), (3, [22], False)]
+        assert at.emitted() == [(2, [8], False), (3, [21], False), (2, [9], False), (3, [22], False)]
         at.run(AdoptBranch(3), DropDrafts((2,)))
         await at.step(1)
-        assert at.told() == [(3, [23], False)]
+        assert at.emitted() == [(3, [23], False)]
         await at.step(4)
-        assert at.told() == [(3, [24], True)]
+        assert at.emitted() == [(3, [24], True)]
         at.run(DraftTokens(4, 7, (40,), 1), DraftBranch(5, 4, (3,), 1))  # 4, 5, 20, 21, 22, 23, 24
         assert await at.drafts() == {4: [41], 5: [4]}
 
@@ -297,7 +297,7 @@ async def test_a_branch_can_be_adopted_before_it_exists() -> None:
         assert await at.drafts() == {2: [21, 22, 23]}
         at.run(DraftTokens(3, 5, (), 4))
         await at.step(1)
-        at.told()
+        at.emitted()
         at.run(DraftBranch(4, 3, (40,), 2), AdoptBranch(4))  # the trunk is at work: its fork waits, and is not missed
         assert await at.drafts() == {4: [41, 42]}
 
@@ -308,11 +308,11 @@ async def test_a_branch_waits_for_the_trunks_draft_or_for_its_end_when_it_is_dro
         await at.step(2)
         at.run(DraftBranch(2, 1, (20,), 1))
         await at.step(2)
-        assert at.told() == [(1, [4], False), (1, [5], False), (1, [6], True)]
+        assert at.emitted() == [(1, [4], False), (1, [5], False), (1, [6], True)]
         assert await at.drafts(2) == {2: [21]}
         at.run(DraftTokens(3, 3, (), 10))
         await at.step(2)
-        at.told()
+        at.emitted()
         at.run(DropDrafts((3,)), DraftBranch(4, 2, (30,), 1), DraftTokens(5, 1, (40,), 1))
         assert await at.drafts(3) == {4: [31], 5: [41]}
 
@@ -346,7 +346,7 @@ async def test_a_full_context_ends_drafts_with_fewer_tokens() -> None:
         for version in (2, 3):
             at.run(DraftTokens(version, 5, (9,) * version, 4))  # the answer goes on without the device
             await at.step()
-            assert at.told() == [(version, [], True)]
+            assert at.emitted() == [(version, [], True)]
         at.run(DraftBranch(4, 7, (), 4), DraftBranch(5, 2, (20,), 9), DraftTokens(6, 5, (), 1), DropDrafts((6,)))
         assert await at.drafts() == {4: [], 5: [21, 22]}
         at.run(AdoptBranch(5))
@@ -407,7 +407,7 @@ async def test_an_engine_that_is_closed_is_told_once(is_at_work: bool) -> None:
     async with bench() as at:
         at.run(DraftTokens(1, 0, (), 4))
         await at.step(3 if is_at_work else 9)
-        at.told()
+        at.emitted()
         at.engine.close()
         if not is_at_work:
             at.run(DraftTokens(2, 4, (), 4), DraftBranch(3, 2, (), 4))
@@ -425,7 +425,7 @@ async def test_a_closed_drafter_tells_nothing_and_holds_nothing() -> None:
         await at.drafts(4)
         at.run(DraftBranch(2, 2, (), 9), DraftBranch(3, 1, (20,), 9), DraftBranch(4, 1, (30,), 1), DraftTokens(5, 2, (), 9))
         await at.step(3)
-        at.told()
+        at.emitted()
         assert engine.sequences.held == 4
         closing = [asyncio.create_task(at.drafter.aclose()) for _ in range(2)]
         await asyncio.sleep(0)
@@ -433,7 +433,7 @@ async def test_a_closed_drafter_tells_nothing_and_holds_nothing() -> None:
         at.run(DraftTokens(6, 0, (), 2), AdoptBranch(2))
         await at.step(2)
         await asyncio.gather(*closing)
-        assert (at.told(), engine.sequences.held) == ([], 0)
+        assert (at.emitted(), engine.sequences.held) == ([], 0)
     engine.close()
 
 
@@ -459,8 +459,8 @@ async def test_answers_at_once_share_batches() -> None:
         await each.open([10 * number, 10 * number + 1])
         each.run(DraftTokens(1, 0, (), 4))
     rounds = engine.sequences.rounds
-    told = [await each.drafts(5 if each is benches[0] else 0) for each in benches]
-    assert told == [{1: [2, 3, 4, 5]}, {1: [12, 13, 14, 15]}, {1: [22, 23, 24, 25]}]
+    emitted = [await each.drafts(5 if each is benches[0] else 0) for each in benches]
+    assert emitted == [{1: [2, 3, 4, 5]}, {1: [12, 13, 14, 15]}, {1: [22, 23, 24, 25]}]
     assert engine.sequences.rounds - rounds == 5
     for each in benches:
         await each.drafter.aclose()
@@ -471,7 +471,7 @@ async def test_a_driver_may_run_commands_from_inside_an_event() -> None:
     async with bench() as at:
         answers: list[list[DrafterCommand]] = [
             [DraftBranch(2, 1, (20,), 3), DraftBranch(3, 2, (), 3)],
-            [AdoptBranch(3), DropDrafts((2,)), DraftBranch(4, 2, (30,), 1)],  # 3 has a token, too, which has not been told
+            [AdoptBranch(3), DropDrafts((2,)), DraftBranch(4, 2, (30,), 1)],  # 3 has a token, too, which was not emitted
         ]
 
         def answer(event: DrafterEvent) -> None:
@@ -483,11 +483,11 @@ async def test_a_driver_may_run_commands_from_inside_an_event() -> None:
         at.drafter._emit = answer
         at.run(DraftTokens(1, 0, (), 2))
         await at.step(3)
-        assert at.told() == [(1, [4], False), (1, [5], True)]
+        assert at.emitted() == [(1, [4], False), (1, [5], True)]
         await at.step(3)
-        assert at.told() == [(2, [21], False), (3, [6], False), (3, [7], False), (3, [8], True)]
+        assert at.emitted() == [(2, [21], False), (3, [6], False), (3, [7], False), (3, [8], True)]
         await at.step()
-        assert at.told() == [(4, [31], True)]
+        assert at.emitted() == [(4, [31], True)]
 
 
 async def test_what_cannot_be_is_the_callers_fault() -> None:
@@ -500,7 +500,7 @@ async def test_what_cannot_be_is_the_callers_fault() -> None:
             at.drafter.run(AdoptBranch(3))
         at.run(DraftTokens(2, 0, (), 2))
         await at.step(2)
-        at.told()
+        at.emitted()
         with pytest.raises(UsageError, match="draft: expected a length of 0 to 1, got 2"):
             at.drafter.run(DraftTokens(3, 2, (), 2))
         assert await at.drafts() == {2: [5]}  # as if it had not been said
@@ -551,7 +551,7 @@ async def test_the_endpoint_renders_the_prompt_once_and_closes_its_drafters() ->
     assert engine.detokenize(at.drafter.prompt_ids) == b"user: hi\nassistant:"
     at.run(DraftTokens(1, 0, (), 3))
     await at.heard(3)
-    assert engine.detokenize([token for _, ids, _ in at.told() for token in ids]) == b"one two three"
+    assert engine.detokenize([token for _, ids, _ in at.emitted() for token in ids]) == b"one two three"
     second = await endpoint.drafter(Request(prompt_ids=[1, 2], sampling=GREEDY), emit=at.events.append)
     await second.aclose()
     assert engine.sequences.held == 1
@@ -598,11 +598,11 @@ async def test_a_decode_that_fails_is_tried_again_and_the_second_time_the_device
     at = await Bench(engine).open_on([10, 11])
     at.run(DraftTokens(1, 0, (), 2))
     await at.heard(2)
-    at.told()
+    at.emitted()
     FakeContext.last.statuses.append(-3)
     at.run(DraftTokens(2, 2, (), 3))
     await at.heard(3)
-    assert [token for _, ids, _ in at.told() for token in ids] == [14, 15, 16]
+    assert [token for _, ids, _ in at.emitted() for token in ids] == [14, 15, 16]
     FakeContext.last.statuses.extend([-3, -3])
     at.run(DraftTokens(3, 5, (), 3))
     (event,) = await at.failed()
@@ -682,7 +682,7 @@ async def test_the_loop_is_woken_once_for_what_several_branches_wrote(monkeypatc
         at.engine.step(2)
         assert len(wake_ups) == 1
         await at.step(1)
-        assert sorted((version, len(ids)) for version, ids, _ in at.told()) == [
+        assert sorted((version, len(ids)) for version, ids, _ in at.emitted()) == [
             (version, count) for version in (2, 3, 4) for count in (1, 2)
         ]
         assert len(wake_ups) == 2

@@ -1,4 +1,4 @@
-"""A drafter on a real model whose attention is read."""
+"""A drafter on a real model, with its attention read."""
 
 from __future__ import annotations
 
@@ -28,37 +28,37 @@ def load(layers: tuple[int, ...]) -> LlamaEngine:
 
 
 async def draft(engine: LlamaEngine, count: int) -> list[TokensDrafted]:
-    """All that is told of one draft."""
-    told: list[TokensDrafted] = []
+    """All events of one draft."""
+    emitted: list[TokensDrafted] = []
     finished = asyncio.Event()
 
-    def hear(event: DrafterEvent) -> None:
+    def emit(event: DrafterEvent) -> None:
         assert isinstance(event, TokensDrafted), event
-        told.append(event)
+        emitted.append(event)
         if event.is_finished:
             finished.set()
 
     prompt = engine.tokenize("Bread is made of flour and")
-    async with aclosing(DeviceDrafter(engine, prompt, emit=hear, sampling=SamplingOptions(temperature=0))) as drafter:
+    async with aclosing(DeviceDrafter(engine, prompt, emit=emit, sampling=SamplingOptions(temperature=0))) as drafter:
         drafter.run(DraftTokens(1, 0, (), count))
         await asyncio.wait_for(finished.wait(), 60)
-    return told
+    return emitted
 
 
 @pytest.mark.parametrize("count", [4, 1])
 async def test_the_importance_of_a_draft_is_told_with_its_tokens(count: int) -> None:
     engine = await asyncio.to_thread(load, (-1,))
-    told = (await draft(engine, count))[-1].importance
+    emitted = (await draft(engine, count))[-1].importance
     await asyncio.to_thread(engine.close)
     if count == 1:
-        assert told is None  # nobody has looked at it yet
+        assert emitted is None  # no later token has attended to it
     else:
-        assert told is not None
-        assert 0.0 < told < count
+        assert emitted is not None
+        assert 0.0 < emitted < count
 
 
 async def test_without_layers_it_is_not_measured() -> None:
     engine = await asyncio.to_thread(load, ())
-    told = await draft(engine, 3)
+    emitted = await draft(engine, 3)
     await asyncio.to_thread(engine.close)
-    assert {event.importance for event in told} == {None}
+    assert {event.importance for event in emitted} == {None}

@@ -36,8 +36,8 @@ def engine(request: pytest.FixtureRequest) -> Iterator[LlamaEngine]:
     loaded.close()
 
 
-class Desk:
-    """A drafter, and what it told."""
+class DrafterRun:
+    """A drafter, and the events that it emitted."""
 
     def __init__(self) -> None:
         self.tokens: dict[int, list[DraftToken]] = {}
@@ -45,7 +45,7 @@ class Desk:
         self.drafter: DeviceDrafter
         self._changed = asyncio.Event()
 
-    def hear(self, event: DrafterEvent) -> None:
+    def emit(self, event: DrafterEvent) -> None:
         assert isinstance(event, TokensDrafted), event
         self.tokens.setdefault(event.version, []).extend(event.tokens)
         self.finished |= {event.version} if event.is_finished else set()
@@ -59,10 +59,10 @@ class Desk:
         return [[token.id for token in self.tokens[version]] for version in versions]
 
 
-async def sit_down(endpoint: DeviceEndpoint, question: str) -> Desk:
-    desk = Desk()
+async def sit_down(endpoint: DeviceEndpoint, question: str) -> DrafterRun:
+    desk = DrafterRun()
     request = Request(messages=[{"role": "user", "content": question}], sampling=GREEDY)
-    desk.drafter = await endpoint.drafter(request, emit=desk.hear)
+    desk.drafter = await endpoint.drafter(request, emit=desk.emit)
     return desk
 
 

@@ -1,4 +1,4 @@
-"""Speculative sampling keeps the target's distribution, from the drafter's dice through the bytes on the wire to the verdict.
+"""Speculative sampling keeps the target's distribution, from the drafter's random draws through the bytes on the wire to the verdict.
 
 The texts written are compared with their exact probabilities by Pearson's chi-square. The limit is its 99.9 % point: of faultless builds
 one in a thousand would fail, and once only, for all seeds are fixed. That wrong ones fail is tested beside it: without verdicts, and
@@ -46,22 +46,22 @@ def target_row(ids: tuple[int, ...]) -> Distribution:
     return Distribution(list(shares), list(shares.values()))
 
 
-def judge(ids: tuple[int, ...], draft: list[DraftToken], dice: Random, how: Verifying) -> Verdict:
+def judge(ids: tuple[int, ...], draft: list[DraftToken], rng: Random, how: Verifying) -> Verdict:
     """What a verifier makes of what arrives."""
     rows = [token.row for token in draft if isinstance(token.row, TopK)]
     arrived = unpack_rows(pack_rows(rows, BITS), BITS, vocabulary_size=SIZE + 1, max_rows=8, max_ids=SIZE)
     drafted = [token.id for token in draft]
     if how == "not at all":
-        return Verdict(len(draft), target_row((*ids, *drafted)).draw(dice))
+        return Verdict(len(draft), target_row((*ids, *drafted)).draw(rng))
     target = [target_row((*ids, *drafted[:place])) for place in range(len(draft) + 1)]
-    verdict = verify_sampled(drafted, [row.distribution() for row in arrived], target, dice)
+    verdict = verify_sampled(drafted, [row.distribution() for row in arrived], target, rng)
     if how == "wrong residual" and verdict.accepted < len(draft):
-        return Verdict(verdict.accepted, target[verdict.accepted].draw(dice))
+        return Verdict(verdict.accepted, target[verdict.accepted].draw(rng))
     return verdict
 
 
 class Writer:
-    """One answer: drafts are judged, the next ones are drafted on branches meanwhile, and those that fit are adopted."""
+    """One answer: drafts are verified, the next ones are drafted on branches meanwhile, and those that fit are adopted."""
 
     def __init__(self, engine: FakeEngine, seed: int, window: int, row_ids: int) -> None:
         self.tokens: dict[int, list[DraftToken]] = {}
@@ -70,12 +70,12 @@ class Writer:
         self.drafter = DeviceDrafter(
             engine,
             PROMPT,
-            emit=self.hear,
+            emit=self.emit,
             sampling=SamplingOptions(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed),
             row_ids=row_ids,
         )
 
-    def hear(self, event: DrafterEvent) -> None:
+    def emit(self, event: DrafterEvent) -> None:
         assert isinstance(event, TokensDrafted)
         assert event.is_finished
         self.tokens[event.version] = list(event.tokens)
@@ -85,7 +85,7 @@ class Writer:
             await asyncio.sleep(0)
         return self.tokens[version]
 
-    async def write(self, dice: Random, how: Verifying) -> tuple[int, ...]:
+    async def write(self, rng: Random, how: Verifying) -> tuple[int, ...]:
         text: tuple[int, ...] = ()
         self.drafter.run(DraftTokens(1, 0, (), self.window))
         draft, version = await self.drafted(1), 1
@@ -94,7 +94,7 @@ class Writer:
             branches = {(len(draft), None): version + 1, (0, other): version + 2}
             self.drafter.run(DraftBranch(version + 1, len(text) + len(draft), (), self.window + 1))
             self.drafter.run(DraftBranch(version + 2, len(text), (other,), self.window))
-            verdict = judge((*PROMPT, *text), draft, dice, how)
+            verdict = judge((*PROMPT, *text), draft, rng, how)
             text = (*text, *(token.id for token in draft[: verdict.accepted]), verdict.token)
             draft = await self.follow(verdict, len(text), branches, version)
             version += 3
@@ -102,7 +102,7 @@ class Writer:
         return text[:LENGTH]
 
     async def follow(self, verdict: Verdict, length: int, branches: dict[tuple[int, int | None], int], version: int) -> list[DraftToken]:
-        """The next draft: that of the branch that bet on this verdict, or a new one."""
+        """The next draft: that of the branch for this verdict, or a new one."""
         own = branches.get((verdict.accepted, None))
         if own is not None:
             first, *rest = await self.drafted(own)
@@ -136,7 +136,7 @@ async def write_texts(how: Verifying, *, window: int = 2, row_ids: int = SIZE, t
     seen, adopted = Counter[tuple[int, ...]](), 0
     for seed in range(texts):
         writer = Writer(engine, seed, window, row_ids)
-        seen[await writer.write(Random(seed), how)] += 1  # the same number means other dice on either side
+        seen[await writer.write(Random(seed), how)] += 1  # the same number gives different draws on either side
         adopted += writer.adopted
     assert engine.sequences.held == 0
     engine.close()

@@ -72,7 +72,7 @@ class Answer:
         return "".join(choice.delta.content or "" for chunk in self.chunks for choice in chunk.choices)
 
     def partial(self, count: int, vocabulary: str | None) -> Partial:
-        """What the first chunks leave to somebody else."""
+        """The beginning that the first chunks hand over."""
         transcript = Transcript()
         for chunk in self.chunks[:count]:
             transcript.add([chunk], len(chunk.choices[0].token_ids or ()) or bool(chunk.choices[0].delta.content), vocabulary)
@@ -96,10 +96,10 @@ async def go_on(endpoint: Endpoint, request: Request, partial: Partial) -> Answe
 
 
 def places(answer: Answer, count: int, seed: object) -> list[int]:
-    """Where to cut, in chunks: at random behind the first content, and once at the very end."""
+    """Return the cuts, in chunks: at random after the first content, and once at the very end."""
     last = max(number for number, chunk in enumerate(answer.chunks, 1) if any(choice.delta.content for choice in chunk.choices))
-    dice = random.Random(f"{SEED}/{seed}")
-    return sorted({last, *(dice.randint(2, last) for _ in range(count))})
+    rng = random.Random(f"{SEED}/{seed}")
+    return sorted({last, *(rng.randint(2, last) for _ in range(count))})
 
 
 def load(path: Path) -> LlamaEngine:
@@ -136,7 +136,7 @@ async def check_exact(source: Endpoint, target: Endpoint, request: Request, coun
     vocabulary = source.capabilities.vocabulary
     assert vocabulary is not None
     partials = [(cut, whole.partial(cut, vocabulary)) for cut in places(whole, count, request.messages)]
-    partials = [(cut, partial) for cut, partial in partials if partial.tokens < TOKENS]  # else the machine asks nobody
+    partials = [(cut, partial) for cut, partial in partials if partial.tokens < TOKENS]  # else no endpoint is asked
     for cut, partial in partials:
         assert partial.ids is not None
         rest = await go_on(target, request, partial)
@@ -175,7 +175,7 @@ async def test_from_server_to_device_with_a_prompt_of_ids(engines: tuple[LlamaEn
 
 
 async def test_a_cut_inside_a_code_point_makes_it_anew(engines: tuple[LlamaEngine, LlamaEngine]) -> None:
-    """Ids that a source told before their text are kept, and the text comes once with the token that completes it."""
+    """Ids that a source gave before their text are kept, and the text comes once with the token that completes it."""
     device, other = DeviceEndpoint(engines[0]), DeviceEndpoint(engines[1])
     whole = await answer(device, ASKED[1])
     inside = [number for number, chunk in enumerate(whole.chunks) if len(chunk.choices[0].token_ids or ()) > 1]
@@ -183,8 +183,8 @@ async def test_a_cut_inside_a_code_point_makes_it_anew(engines: tuple[LlamaEngin
     before = whole.partial(inside[0], device.capabilities.vocabulary)
     rest = await go_on(other, ASKED[1], before)
     assert [*(before.ids or ()), *rest.ids] == whole.ids
-    told = whole.ids[: before.tokens + 1]
-    ahead = Partial(text=before.text, ids=tuple(told), vocabulary=device.capabilities.vocabulary, tokens=len(told))
+    emitted = whole.ids[: before.tokens + 1]
+    ahead = Partial(text=before.text, ids=tuple(emitted), vocabulary=device.capabilities.vocabulary, tokens=len(emitted))
     async with served(engines[1]) as server:
         for target in (other, server):
             rest = await go_on(target, ASKED[1], ahead)
@@ -256,7 +256,7 @@ async def test_a_server_that_has_read_the_answer_goes_on_exactly(engines: tuple[
 
 @pytest.mark.peer
 async def test_from_device_to_xllamacpp_by_plain_ids(engines: tuple[LlamaEngine, LlamaEngine]) -> None:
-    """It reads the sample as the device does, so a chat goes over as ids, and the answer is the one it gives behind that prompt of ids."""
+    """xllamacpp reads the sample as the device does, so a chat goes over as ids and is continued after that prompt of ids."""
     device = DeviceEndpoint(engines[0])
     with running_peer("xllamacpp") as url:
         peer = OpenAIEndpoint("smollm2", base_url=url, name="peer", retry=QUICK_RETRIES, tokenizer=device)
@@ -327,13 +327,13 @@ async def run_session(endpoints: Sequence[Endpoint], request: Request) -> tuple[
 
 
 async def test_a_stream_cut_inside_an_event_goes_on_behind_what_was_parsed(engines: tuple[LlamaEngine, LlamaEngine]) -> None:
-    dice = random.Random(SEED)
+    rng = random.Random(SEED)
     device = DeviceEndpoint(engines[1])
     whole = await answer(device, ASKED[2])
     hand_overs = 0
     for _ in range(6):
-        cut = dice.randint(1000, 4000)  # bytes; the first few hundred are the head and the prompt's ids
-        faults = Faults(cut_after=cut) if dice.random() < 0.5 else Faults(reset_after=cut)
+        cut = rng.randint(1000, 4000)  # bytes; the first few hundred are the head and the prompt's ids
+        faults = Faults(cut_after=cut) if rng.random() < 0.5 else Faults(reset_after=cut)
         async with served(engines[0], faults) as server:
             joined, machine = await run_session([server, device], ASKED[2])
         assert joined.ids == whole.ids, f"cut after {cut} bytes, seed {SEED}"
@@ -347,7 +347,7 @@ async def test_a_stream_cut_inside_an_event_goes_on_behind_what_was_parsed(engin
 
 @pytest.mark.peer
 async def test_from_device_to_xllamacpp_and_back_by_text(engines: tuple[LlamaEngine, LlamaEngine]) -> None:
-    """Its kernels round otherwise, so the tokens may differ; the seam must be right, and nobody begins again."""
+    """xllamacpp's kernels round otherwise, so the tokens may differ; the boundary must be right, and no answer begins again."""
     device = DeviceEndpoint(engines[0])
     with running_peer("xllamacpp") as url:
         peer = OpenAIEndpoint("smollm2", base_url=url, name="peer", retry=QUICK_RETRIES)  # it closes idle connections
@@ -387,7 +387,7 @@ def check_seam(joined: str, begun: str) -> None:
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("way", ["smollm2 to gemma", "gemma to smollm2"])
 async def test_between_vocabularies_by_text(engines: tuple[LlamaEngine, LlamaEngine], gemma: LlamaEngine, text: str, way: str) -> None:
-    """The target reads exactly what the reader has seen, whitespace at the end aside, and goes on as it would behind that text."""
+    """The target reads exactly what the reader has seen, whitespace at the end aside, and continues as it would after that text."""
     first, second = (engines[0], gemma) if way.startswith("smollm2") else (gemma, engines[0])
     source, target = DeviceEndpoint(first), DeviceEndpoint(second)
     request = Request(prompt=text, sampling=GREEDY)
@@ -409,7 +409,7 @@ async def test_between_vocabularies_by_text(engines: tuple[LlamaEngine, LlamaEng
 
 @pytest.mark.parametrize("question", QUESTIONS)
 async def test_into_a_chat_from_another_vocabulary(engines: tuple[LlamaEngine, LlamaEngine], gemma: LlamaEngine, question: str) -> None:
-    """A base model's text becomes the beginning of the assistant's message, behind the template's own last token."""
+    """A base model's text becomes the beginning of the assistant's message, after the template's own last token."""
     base = DeviceEndpoint(gemma)
     whole = await answer(base, Request(prompt=question, sampling=GREEDY))
     request = Request(messages=[{"role": "user", "content": question}], sampling=GREEDY)

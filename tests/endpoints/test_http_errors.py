@@ -1,4 +1,4 @@
-"""aiohttp's errors are told in our words, with the cause that decides about a retry."""
+"""aiohttp's errors become streamco's, with the cause that decides about a retry."""
 
 from __future__ import annotations
 

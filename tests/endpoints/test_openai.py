@@ -39,10 +39,10 @@ def test_a_name_prices_and_capabilities_come_from_the_provider_or_the_caller() -
     assert known.name == "openai/gpt-4o-mini"
     assert known.prices.prompt == pytest.approx(0.15e-6)
     assert known.capabilities.tools
-    told = OpenAIEndpoint(
+    emitted = OpenAIEndpoint(
         "m", provider="openai", api_key="k", name="cloud", prices=TokenPrices(prompt=1.0), capabilities=Capabilities(tools=False)
     )
-    assert (told.name, told.prices.prompt, told.capabilities.tools) == ("cloud", 1.0, False)
+    assert (emitted.name, emitted.prices.prompt, emitted.capabilities.tools) == ("cloud", 1.0, False)
 
 
 @pytest.mark.parametrize(

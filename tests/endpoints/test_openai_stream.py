@@ -316,7 +316,7 @@ async def test_a_cut_inside_an_event_gives_what_was_whole() -> None:
 @pytest.mark.parametrize("wait", [0.0, 0.05])
 @pytest.mark.parametrize("garbage", [b"zz\r\n", b"\xff\xfe\x00", b"<html>"])
 async def test_broken_framing_is_told_at_once_with_the_partial_text(garbage: bytes, wait: float) -> None:
-    """What a proxy in between puts into a chunked body; aiohttp tells a reader that waits nothing of it."""
+    """What a proxy in between puts into a chunked body; aiohttp doesn't wake a reader that waits."""
     event = chunk_event("one ")
     chunk = b"%x\r\n%b\r\n" % (len(event), event)
     answer = ScriptedResponse(headers={"Transfer-Encoding": "chunked"}, steps=(chunk, Pause(wait), garbage, Stall()), framing="close")
@@ -677,7 +677,7 @@ async def test_a_polling_reader_still_meets_the_limit() -> None:
 
 
 async def test_a_peer_that_takes_no_bytes_does_not_hold_a_cancel_up_nor_keep_the_socket() -> None:
-    """The request is larger than the socket's buffers and nobody reads it: only an abort ends that connection."""
+    """The request is larger than the socket's buffers and is not read: only an abort ends that connection."""
     descriptors = Path("/proc/self/fd")
     if not descriptors.exists():
         pytest.skip("open sockets can't be counted here")

@@ -1,4 +1,4 @@
-"""Servers are told apart by what they say about themselves."""
+"""Servers are distinguished by what they say about themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which errors pass, and how long to wait: decisions, without a clock."""
+"""Errors that pass, and the waits before retries: decisions, without a clock."""
 
 from __future__ import annotations
 
@@ -118,13 +118,13 @@ def test_recorded_errors_of_real_servers_are_told_apart() -> None:
     from streamco.wire.openai.errors import status_error
 
     lines = data_path("sse", "http_errors.jsonl").read_text().splitlines()
-    judged = {True: set[int](), False: set[int]()}
+    verify = {True: set[int](), False: set[int]()}
     for line in lines:
         entry = json.loads(line)
         error = status_error(entry["status"], entry["headers"], entry["body"].encode())
-        judged[is_transient(error)].add(entry["status"])
-    assert judged[True] <= {408, 409, 429, 500, 502, 503, 504, 529}
-    assert {400, 401} <= judged[False]
+        verify[is_transient(error)].add(entry["status"])
+    assert verify[True] <= {408, 409, 429, 500, 502, 503, 504, 529}
+    assert {400, 401} <= verify[False]
 
 
 # test_backoff

@@ -1,10 +1,10 @@
-"""Sampled answers of a real pair have the target's distribution: a drafter, a socket, a server that judges.
+"""Sampled answers of a real pair have the target's distribution: a drafter, a socket, a server that verifies.
 
-The first two tokens of many texts behind one beginning, against the target's own probabilities: 6 ids may be drawn at each place, so 6
+The first two tokens of many texts after one beginning, against the target's own probabilities: 6 ids may be drawn at each place, so 6
 first tokens and 36 pairs. A chi-square may exceed its 99.9 % point in one of a thousand faultless builds, once for all, for the seeds are
 fixed.
 
-200 texts are enough to tell a wrong build by: the draft model's own first tokens have a sum of (q - p)^2 / p of 0.48, and so a chi-square
+200 texts are enough to find a wrong build: the draft model's own first tokens have a sum of (q - p)^2 / p of 0.48, and so a chi-square
 of about 96 where the limit is 20.5, not to speak of the 41 % that the target would not draw at all. The test shows that it is so.
 
 ``STREAMCO_SAMPLED_ANSWERS`` sets how many answers are written.
@@ -97,13 +97,13 @@ class Answer:
     def __init__(self, pair: Pair, verifier: VerifierEndpoint, seed: int) -> None:
         sampling = SamplingOptions(temperature=1.3, top_k=IDS, top_p=1.0, min_p=0.0, seed=seed)
         self.drafted: asyncio.Queue[TokensDrafted] = asyncio.Queue()
-        self.judged: asyncio.Queue[VerifierEvent] = asyncio.Queue()
-        self.drafter = DeviceDrafter(pair.draft, pair.prompt, emit=self.hear, sampling=sampling, row_ids=IDS)
+        self.verify: asyncio.Queue[VerifierEvent] = asyncio.Queue()
+        self.drafter = DeviceDrafter(pair.draft, pair.prompt, emit=self.emit, sampling=sampling, row_ids=IDS)
         rule = Rule(RuleKind.SAMPLE, 1.3, top_k=IDS, seed=seed)
-        self.session = verifier.open(pair.prompt, self.judged.put_nowait, rule=rule, reserve=len(pair.prompt) + 8)
+        self.session = verifier.open(pair.prompt, self.verify.put_nowait, rule=rule, reserve=len(pair.prompt) + 8)
         self.first_drafted = self.round = -1
 
-    def hear(self, event: DrafterEvent) -> None:
+    def emit(self, event: DrafterEvent) -> None:
         assert isinstance(event, TokensDrafted), event
         self.drafted.put_nowait(event)
 
@@ -118,7 +118,7 @@ class Answer:
 
     async def connect(self, text: list[int]) -> None:
         self.session.run(ConnectVerifier(tuple(text)))
-        assert isinstance(await self.judged.get(), VerifierConnected)
+        assert isinstance(await self.verify.get(), VerifierConnected)
 
     async def judge(self, draft: list[DraftToken], text: list[int]) -> VerdictReceived:
         """Asks again where this machine is too slow for six answers at once, as the server sees it."""
@@ -126,7 +126,7 @@ class Answer:
             self.round += 1
             ids, rows = tuple(token.id for token in draft), tuple(token.row for token in draft)
             self.session.run(SendDraft(self.round, len(text), (), ids, rows))
-            match await self.judged.get():
+            match await self.verify.get():
                 case VerdictReceived() as verdict:
                     return verdict
                 case DraftRefused(retry_after=seconds):

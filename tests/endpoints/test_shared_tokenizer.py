@@ -29,7 +29,7 @@ MODELS = {"vllm": "vllm", "llama-server": "llamacpp"}
 OTHER_PATHS = ("/props", "/version", "/get_model_info", "/api/version", "/tokenize", "/apply-template")
 
 
-def told(texts: Sequence[tuple[str, list[int]]]) -> ScriptedResponse:
+def emitted(texts: Sequence[tuple[str, list[int]]]) -> ScriptedResponse:
     """A text completion as vLLM streams it, ids included."""
     choices: list[dict[str, Any]] = [{"index": 0, "text": text, "token_ids": ids, "finish_reason": None} for text, ids in texts]
     choices.append({"index": 0, "text": "", "finish_reason": "stop"})
@@ -53,7 +53,7 @@ async def stock(kind: str, engine: Engine, *, reads: Engine | None = None) -> As
         for path in OTHER_PATHS:
             server.route(path, json_answer({}, status=404))
         server.route("/v1/models", json_answer({"data": [{"id": "m", "owned_by": MODELS[kind], "max_model_len": 64}]}))
-        server.route("/v1/completions", told([(" three", [7]), (" four", [8])]))
+        server.route("/v1/completions", emitted([(" three", [7]), (" four", [8])]))
         server.route("/tokenize", tokenize)
         if kind == "llama-server":
             server.route("/apply-template", lambda request: json_answer({"prompt": reader.apply_template(request.json()["messages"])}))
@@ -324,7 +324,7 @@ async def test_without_a_limit_and_a_known_context_it_goes_as_text() -> None:
     "request_", [replace(ASKED, sampling=SamplingOptions(stop=("x",))), replace(ASKED, extra={"stop": "x"})], ids=["sampling", "extra"]
 )
 async def test_vllm_is_asked_for_no_ids_beside_stop_strings(request_: Request) -> None:
-    """It holds text back for them and tells its ids at once: behind those nobody could go on."""
+    """vLLM holds text back for them and gives its ids at once: no endpoint could continue after those."""
     engine = FakeEngine()
     async with stock("vllm", engine) as server, opened(server.url, tokenizer=engine) as endpoint:
         await endpoint.probe()

@@ -108,8 +108,8 @@ class Drafts:
 async def write_alone(remote: OpenAIEndpoint, prompt: Sequence[int], count: int) -> OwnText:
     """The server's own greedy answer: at most ``count`` tokens, an end token among them."""
     body = {"model": remote.model, "prompt": list(prompt), "max_tokens": count, "temperature": 0, "logprobs": _TOP}
-    told = await remote._post("/v1/completions", {**body, "return_token_ids": True, "return_tokens_as_token_ids": True})
-    choice: dict[str, Any] = told["choices"][0]
+    reply = await remote._post("/v1/completions", {**body, "return_token_ids": True, "return_tokens_as_token_ids": True})
+    choice: dict[str, Any] = reply["choices"][0]
     tops = [{int(key.removeprefix("token_id:")): value for key, value in top.items()} for top in choice["logprobs"]["top_logprobs"]]
     return OwnText(choice["token_ids"], tops)
 
@@ -147,16 +147,16 @@ async def _follow(
     verifier: LogprobVerifier, drafts: Drafts, asked: tuple[str, Sequence[int]], own: OwnText, found: Comparison, *, window: int
 ) -> None:
     name, prompt = asked
-    told: asyncio.Queue[VerifierEvent] = asyncio.Queue()
-    session = verifier.open(prompt, told.put_nowait, rule=Rule())
+    emitted: asyncio.Queue[VerifierEvent] = asyncio.Queue()
+    session = verifier.open(prompt, emitted.put_nowait, rule=Rule())
     session.run(ConnectVerifier(()))
-    assert isinstance(await told.get(), VerifierConnected)
+    assert isinstance(await emitted.get(), VerifierConnected)
     settled, given = 0, 0  # tokens of the answer, and of them those the verifier has to be told
     while settled < len(own.ids):
         most = min(window, len(own.ids) - settled - 1)
         drafted = (await drafts.write([*prompt, *own.ids[:settled]], most))[:most] if most else []
         session.run(SendDraft(found.rounds, settled - given, tuple(own.ids[settled - given : settled]), tuple(drafted)))
-        verdict = await told.get()
+        verdict = await emitted.get()
         assert isinstance(verdict, VerdictReceived), verdict
         found.rounds += 1
         found.drafted += len(drafted)

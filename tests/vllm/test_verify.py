@@ -130,7 +130,7 @@ async def test_rows_come_with_the_verdict_and_sampling_is_exact_within_them(serv
         drafts = Drafts(engine)
         drafted = await drafts.write(talk.prompt, 3)
         drafts.close()
-        verdict = await talk.judged(drafted, rows=[quantise([(token, 1.0)], is_whole=True) for token in drafted])
+        verdict = await talk.verify(drafted, rows=[quantise([(token, 1.0)], is_whole=True) for token in drafted])
         assert [len(row) for row in verdict.rows] == [8] * 4
         assert all(0.0 < share <= 1.0 for row in verdict.rows for _, share in row)
         assert verdict.compute_seconds > 0
@@ -141,7 +141,7 @@ async def test_the_threshold_rule_takes_the_drafts_own_probability(server: Serve
         for threshold, accepted in ((0.0, 3), (1.0, 0)):
             talk = Talk(verifier, story(engine), rule=Rule(RuleKind.THRESHOLD, threshold=threshold))
             await talk.connect()
-            verdict = await talk.judged([77, 78, 79])
+            verdict = await talk.verify([77, 78, 79])
             assert verdict.accepted == accepted
 
 
@@ -180,4 +180,4 @@ async def test_killed_in_mid_round_it_is_lost_and_tried_again(server: Server, en
         await talk.next(VerifierLost)
         talk.session.run(ConnectVerifier(()))
         await asyncio.sleep(0.3)
-        assert not talk.has_told()
+        assert not talk.has_emitted()

@@ -53,7 +53,7 @@ def best(model: TokenModel, ids: Sequence[int]) -> int:
 
 
 def greedy(model: TokenModel, ids: Sequence[int], count: int) -> list[int]:
-    """What a model writes by itself behind these ids."""
+    """Return what a model writes by itself after these ids."""
     text = list(ids)
     for _ in range(count):
         text.append(best(model, text))
@@ -68,46 +68,46 @@ def an_engine(size: int = SIZE) -> FakeEngine:
 
 
 class Talk:
-    """A session and what it told."""
+    """A session and the events that it emitted."""
 
     def __init__(self, verifier: Verifier, prompt: Sequence[int] = PROMPT, **options: Any) -> None:
         options.setdefault("rule", Rule())
         self.prompt = tuple(prompt)
         self.events: list[VerifierEvent] = []
         self.answer: list[int] = []  # that both sides hold
-        self._told: asyncio.Queue[VerifierEvent] = asyncio.Queue()
+        self._emitted: asyncio.Queue[VerifierEvent] = asyncio.Queue()
         self._round = -1
         self.session: VerifierSession = verifier.open(prompt, self._take, **options)
 
     def _take(self, event: VerifierEvent) -> None:
         self.events.append(event)
-        self._told.put_nowait(event)
+        self._emitted.put_nowait(event)
 
-    async def told(self, *, limit: float = 10.0) -> VerifierEvent:
-        """What it tells next."""
+    async def emitted(self, *, limit: float = 10.0) -> VerifierEvent:
+        """Wait for the next event."""
         async with asyncio.timeout(limit):
-            return await self._told.get()
+            return await self._emitted.get()
 
     async def next(self, kind: type[Event], *, limit: float = 10.0) -> Event:
-        """What it tells next, which must be of this kind."""
-        event = await self.told(limit=limit)
+        """Wait for the next event, which must be of this kind."""
+        event = await self.emitted(limit=limit)
         assert isinstance(event, kind), event
         return event
 
-    def has_told(self) -> bool:
-        return not self._told.empty()
+    def has_emitted(self) -> bool:
+        return not self._emitted.empty()
 
     async def connect(self) -> VerifierConnected:
         self.session.run(ConnectVerifier(tuple(self.answer)))
-        told = await self.next(VerifierConnected)
-        assert told.length == len(self.answer)
-        return told
+        emitted = await self.next(VerifierConnected)
+        assert emitted.length == len(self.answer)
+        return emitted
 
     def send(self, ids: Sequence[int], *, given: Sequence[int] = (), rows: Sequence[TopK] = ()) -> None:
         self._round += 1
         self.session.run(SendDraft(self._round, len(self.answer), tuple(given), tuple(ids), tuple(rows)))
 
-    async def judged(self, ids: Sequence[int], *, given: Sequence[int] = (), rows: Sequence[TopK] = ()) -> VerdictReceived:
+    async def verify(self, ids: Sequence[int], *, given: Sequence[int] = (), rows: Sequence[TopK] = ()) -> VerdictReceived:
         """A whole round; its outcome belongs to the answer."""
         self.send(ids, given=given, rows=rows)
         verdict = await self.next(VerdictReceived)
@@ -122,7 +122,7 @@ class Talk:
     async def write(self, count: int, *, window: int = 4) -> list[int]:
         """An answer by greedy rounds."""
         while len(self.answer) < count:
-            await self.judged(greedy(DRAFTER, [*self.prompt, *self.answer], window))
+            await self.verify(greedy(DRAFTER, [*self.prompt, *self.answer], window))
         return self.answer[:count]
 
     async def aclose(self) -> None:

@@ -51,7 +51,7 @@ async def test_a_server_that_is_not_there_yet_is_tried_again() -> None:
         await server.start()
         try:
             await talk.next(VerifierConnected)
-            await talk.judged(ANSWER[:2])
+            await talk.verify(ANSWER[:2])
         finally:
             await verifier.aclose()
             await server.aclose()
@@ -101,7 +101,7 @@ async def test_neither_token_nor_prompt_are_written_into_a_log_that_takes_everyt
         async with verifier_at(server.url, token="sesame") as verifier:
             talk = Talk(verifier)
             await talk.connect()
-            await talk.judged(ANSWER[:2])
+            await talk.verify(ANSWER[:2])
     ours = [record.getMessage() for record in caplog.records if record.name != "websockets.server"]  # the scripted server's own
     assert "sesame" not in "".join(ours)
     assert not [record for record in caplog.records if record.name.startswith(("websockets.client", "streamco.websockets"))]
@@ -160,8 +160,8 @@ async def test_a_connection_that_answers_no_ping_is_lost_for_all(server: Scripte
         talk, other = Talk(verifier), Talk(verifier)
         await talk.connect()
         await other.connect()
-        await talk.judged(ANSWER[:2])
-        await other.judged(ANSWER[:2])
+        await talk.verify(ANSWER[:2])
+        await other.verify(ANSWER[:2])
         proxy.stall()
         talk.send(ANSWER[3:5])
         await talk.next(VerifierLost)
@@ -204,7 +204,7 @@ async def test_closing_does_not_wait_for_a_server_that_reads_nothing(server: Scr
     async with FaultProxy(server.port) as proxy, verifier_at(f"ws://127.0.0.1:{proxy.port}") as verifier:
         talk = Talk(verifier)
         await talk.connect()
-        await talk.judged(ANSWER[:2])
+        await talk.verify(ANSWER[:2])
         proxy.stall()
         long = Talk(verifier, [1] * 100_000)
         talks = [Talk(verifier, long.prompt) for _ in range(40)]

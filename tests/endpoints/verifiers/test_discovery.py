@@ -1,4 +1,4 @@
-"""A server behind an OpenAI API is asked what it is, and becomes the verifier that it is."""
+"""A server with an OpenAI API is asked what it is, and becomes the verifier that it is."""
 
 from __future__ import annotations
 

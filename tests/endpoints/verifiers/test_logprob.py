@@ -90,9 +90,9 @@ async def test_each_round_brings_the_context_that_the_commands_make(bench: Bench
     async with bench.verifier() as verifier:
         talk = Talk(verifier)
         await talk.connect()
-        await talk.judged(ANSWER[:4])
+        await talk.verify(ANSWER[:4])
         del talk.answer[2:]
-        verdict = await talk.judged([9, 9], given=[1])
+        verdict = await talk.verify([9, 9], given=[1])
         assert [verdict.token] == greedy(TARGET, [*PROMPT, *ANSWER[:2], 1], 1)
         sent = bench.server.requests[-1].json()
         assert (sent.get("prompt") or sent.get("input_ids")) == [*PROMPT, *ANSWER[:2], 1, 9, 9]
@@ -102,7 +102,7 @@ async def test_a_round_with_nothing_to_judge_gives_the_next_token(bench: Bench) 
     async with bench.verifier() as verifier:
         talk = Talk(verifier)
         await talk.connect()
-        verdict = await talk.judged([], given=ANSWER[:2])
+        verdict = await talk.verify([], given=ANSWER[:2])
         assert (verdict.accepted, verdict.token) == (0, ANSWER[2])
 
 
@@ -110,7 +110,7 @@ async def test_rows_of_the_target_come_with_the_verdict(bench: Bench) -> None:
     async with bench.verifier() as verifier:
         talk = Talk(verifier, top_k=4)
         await talk.connect()
-        verdict = await talk.judged(ANSWER[:2])
+        verdict = await talk.verify(ANSWER[:2])
         assert [row[0][0] for row in verdict.rows] == ANSWER[:3]
         wanted = sorted(TARGET(PROMPT).values(), reverse=True)[:4]
         assert [share for _, share in verdict.rows[0]] == pytest.approx(wanted)
@@ -168,13 +168,13 @@ async def test_sampling_within_the_targets_top_k_keeps_its_distribution(bench: B
     wanted = {token: power / sum(powers.values()) for token, power in powers.items()}
     drafted = sorted(DRAFTER(PROMPT).items(), key=lambda pair: -pair[1])[:4]
     row = quantise([(token, share / sum(share for _, share in drafted)) for token, share in drafted], is_whole=True)
-    dice, seen, rounds = Random(3), Counter[int](), 250
+    rng, seen, rounds = Random(3), Counter[int](), 250
     async with bench.verifier() as verifier:
         talk = Talk(verifier, rule=rule)
         await talk.connect()
         for _ in range(rounds):
             talk.answer.clear()
-            await talk.judged([row.distribution().draw(dice)], rows=[row])
+            await talk.verify([row.distribution().draw(rng)], rows=[row])
             seen[talk.answer[0]] += 1
     assert set(seen) <= set(wanted)
     chi_square = sum((seen[token] - rounds * share) ** 2 / (rounds * share) for token, share in wanted.items())
@@ -190,7 +190,7 @@ async def test_the_threshold_rule_looks_at_the_drafts_own_probability_however_un
         for threshold, accepted in ((share * 0.99, 1), (share * 1.01, 0)):
             talk = Talk(verifier, rule=Rule(RuleKind.THRESHOLD, threshold=threshold))
             await talk.connect()
-            verdict = await talk.judged([order[rank]])
+            verdict = await talk.verify([order[rank]])
             assert verdict.accepted == accepted
 
 
@@ -201,7 +201,7 @@ async def test_a_round_that_is_lost_is_told_and_the_next_one_goes_on(bench: Benc
     async with bench.verifier() as verifier:
         talk = Talk(verifier)
         await talk.connect()
-        await talk.judged(ANSWER[:2])
+        await talk.verify(ANSWER[:2])
         bench.server.plan(step)
         talk.send(ANSWER[3:5])
         await talk.next(VerifierLost)
@@ -234,7 +234,7 @@ async def test_a_round_that_was_given_up_has_the_server_asked_before_it_counts_a
         talk.session.run(ConnectVerifier(()))
         await talk.next(VerifierConnected)
         assert len(bench.server.requests) == asked + 1
-        await talk.judged(ANSWER[:2])
+        await talk.verify(ANSWER[:2])
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -245,7 +245,7 @@ async def test_a_busy_server_refuses_a_draft_and_says_when_to_come_back(bench: B
         bench.server.plan(json_answer({"error": {"message": "busy"}}, status=status, headers={"Retry-After": "3"}))
         talk.send(ANSWER[:2])
         assert await talk.next(DraftRefused) == DraftRefused(0, 3.0)
-        await talk.judged(ANSWER[:2])
+        await talk.verify(ANSWER[:2])
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ async def test_what_no_other_try_would_mend_is_a_failure(
         assert isinstance((await talk.next(VerifierFailed)).error, kind)
         talk.send(ANSWER[:2])
         await asyncio.sleep(0.05)
-        assert not talk.has_told()
+        assert not talk.has_emitted()
 
 
 async def test_a_context_that_is_full_is_a_failure_and_is_not_sent(bench: Bench) -> None:
@@ -276,7 +276,7 @@ async def test_a_context_that_is_full_is_a_failure_and_is_not_sent(bench: Bench)
     async with bench.verifier() as verifier:
         talk = Talk(verifier, range(17))
         await talk.connect()
-        await talk.judged([1])
+        await talk.verify([1])
         asked = len(bench.server.requests)
         talk.send([1, 2])
         assert "less than 20 tokens" in str((await talk.next(VerifierFailed)).error)
@@ -301,7 +301,7 @@ async def test_a_server_that_is_not_there_is_waited_for(bench: Bench) -> None:
     talk = Talk(verifier)
     talk.session.run(ConnectVerifier(()))
     await asyncio.sleep(0.1)
-    assert not talk.has_told()
+    assert not talk.has_emitted()
     await talk.aclose()
     await verifier.aclose()
 
@@ -345,7 +345,7 @@ async def test_closing_leaves_a_round_that_is_out(bench: Bench) -> None:
         talk.session.run(SendDraft(9, 0, (), ()))
         await talk.session.aclose()
         await settled(lambda: bench.server.answers_abandoned == 1)
-        assert not talk.has_told()
+        assert not talk.has_emitted()
 
 
 async def test_order_is_kept_to(bench: Bench) -> None:
@@ -378,5 +378,5 @@ async def test_connecting_again_takes_the_answer_as_it_is_then(bench: Bench) -> 
         talk.answer = [8, 8, 8]
         talk.session.run(ConnectVerifier((8, 8, 8)))
         assert await talk.next(VerifierConnected) == VerifierConnected(3)
-        verdict = await talk.judged([])
+        verdict = await talk.verify([])
         assert [verdict.token] == greedy(TARGET, [*PROMPT, 8, 8, 8], 1)

@@ -1,4 +1,4 @@
-"""Whole answers of a client whose drafts a stock server verifies."""
+"""Whole answers of a client with drafts that a stock server verifies."""
 
 from __future__ import annotations
 

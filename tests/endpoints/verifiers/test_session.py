@@ -63,7 +63,7 @@ async def test_the_context_and_the_first_draft_take_one_round_trip_together(serv
     async with verifier_at(server.url) as verifier:
         talk = Talk(verifier)
         await talk.connect()
-        verdict = await talk.judged(ANSWER[:3])
+        verdict = await talk.verify(ANSWER[:3])
         assert (verdict.accepted, verdict.token) == (3, ANSWER[3])
 
 
@@ -71,7 +71,7 @@ async def test_given_tokens_are_part_of_the_context_and_not_judged(server: Scrip
     async with verifier_at(server.url) as verifier:
         talk = Talk(verifier)
         await talk.connect()
-        verdict = await talk.judged([], given=[1, 2, 3])
+        verdict = await talk.verify([], given=[1, 2, 3])
         assert (verdict.accepted, [verdict.token]) == (0, greedy(TARGET, [*PROMPT, 1, 2, 3], 1))
         assert server.contexts == [[*PROMPT, *talk.answer]]
 
@@ -80,9 +80,9 @@ async def test_a_draft_may_begin_before_the_end_of_the_context(server: ScriptedV
     async with verifier_at(server.url) as verifier:
         talk = Talk(verifier)
         await talk.connect()
-        await talk.judged(ANSWER[:4])
+        await talk.verify(ANSWER[:4])
         del talk.answer[2:]
-        verdict = await talk.judged([9, 9])
+        verdict = await talk.verify([9, 9])
         assert (verdict.accepted, verdict.token) == (0, ANSWER[2])
         assert server.contexts == [[*PROMPT, *ANSWER[:3]]]
 
@@ -91,7 +91,7 @@ async def test_rows_of_the_target_come_with_the_verdict(server: ScriptedVerifier
     async with verifier_at(server.url) as verifier:
         talk = Talk(verifier, top_k=4)
         await talk.connect()
-        verdict = await talk.judged(ANSWER[:2])
+        verdict = await talk.verify(ANSWER[:2])
         assert [row[0][0] for row in verdict.rows] == ANSWER[:3]
         wanted = sorted(TARGET(PROMPT).values(), reverse=True)[:4]
         assert [share for _, share in verdict.rows[0]] == pytest.approx(wanted, abs=1e-4)
@@ -101,7 +101,7 @@ async def test_more_rows_than_the_server_gives_are_not_asked_for() -> None:
     async with scripted(limits=VerifyLimits(top_k=2)) as server, verifier_at(server.url) as verifier:
         talk = Talk(verifier, top_k=8)
         await talk.connect()
-        verdict = await talk.judged(ANSWER[:1])
+        verdict = await talk.verify(ANSWER[:1])
         assert [len(row) for row in verdict.rows] == [2, 2]
 
 
@@ -111,7 +111,7 @@ async def test_sampled_rounds_carry_what_was_drawn_from_and_greedy_ones_do_not(s
         for rule in (SAMPLE, Rule()):
             talk = Talk(verifier, rule=rule)
             await talk.connect()
-            await talk.judged(ANSWER[:1], rows=[row])
+            await talk.verify(ANSWER[:1], rows=[row])
             await talk.aclose()
     assert [draft.rows for draft in server.drafts] == [(row,), ()]
 
@@ -123,13 +123,13 @@ async def test_sampled_answers_have_the_targets_distribution(server: ScriptedVer
     wanted = {token: share / sum(share for _, share in best) for token, share in best}
     drafted = sorted(DRAFTER(PROMPT).items(), key=lambda pair: -pair[1])[:4]
     row = quantise([(token, share / sum(share for _, share in drafted)) for token, share in drafted], is_whole=True)
-    dice, seen, rounds = Random(11), Counter[int](), 600
+    rng, seen, rounds = Random(11), Counter[int](), 600
     async with verifier_at(server.url) as verifier:
         talk = Talk(verifier, rule=rule)
         await talk.connect()
         for _ in range(rounds):
             talk.answer.clear()
-            await talk.judged([row.distribution().draw(dice)], rows=[row])
+            await talk.verify([row.distribution().draw(rng)], rows=[row])
             seen[talk.answer[0]] += 1
         assert verifier.facts is not None
         assert verifier.facts.is_exact(rule)
@@ -143,7 +143,7 @@ async def test_a_long_context_goes_in_pieces(server: ScriptedVerifier) -> None:
     async with verifier_at(server.url) as verifier:
         talk = Talk(verifier, prompt)
         await talk.connect()
-        verdict = await talk.judged([])
+        verdict = await talk.verify([])
         assert [verdict.token] == greedy(TARGET, prompt, 1)
         assert server.contexts == [[*prompt, *talk.answer]]
 
@@ -152,9 +152,9 @@ async def test_bytes_and_rounds_are_counted(server: ScriptedVerifier) -> None:
     async with verifier_at(server.url) as verifier:
         talk = Talk(verifier)
         await talk.connect()
-        await talk.judged(ANSWER[:4])
+        await talk.verify(ANSWER[:4])
         opened_up, opened_down = talk.session.bytes_up, talk.session.bytes_down
-        await talk.judged(ANSWER[5:9])
+        await talk.verify(ANSWER[5:9])
         assert talk.session.rounds == 2
         assert 10 < talk.session.bytes_up - opened_up < 30
         assert 10 < talk.session.bytes_down - opened_down < 30
@@ -171,7 +171,7 @@ async def test_nothing_is_told_from_inside_run_nor_after_the_end(server: Scripte
         talk.session.run(SendDraft(9, 0, (), (1,)))
         talk.session.run(ConnectVerifier(()))
         await settled(lambda: not server.contexts)
-        assert not talk.has_told()
+        assert not talk.has_emitted()
 
 
 async def test_a_draft_sent_ahead_is_judged_without_being_sent_again(server: ScriptedVerifier) -> None:
@@ -194,7 +194,7 @@ async def test_a_draft_ahead_of_a_verdict_that_is_here_already_is_sent_if_it_is_
     async with verifier_at(server.url) as verifier:
         talk = Talk(verifier)
         await talk.connect()
-        await talk.judged(ANSWER[:2])
+        await talk.verify(ANSWER[:2])
         talk.session.run(SendDraft(7, 2, (), (1,), (), ExpectedVerdict(0, 1, 99)))
         talk.session.run(SendDraft(8, 3, (), tuple(ANSWER[3:5]), (), ExpectedVerdict(0, 2, ANSWER[2])))
         verdict = await talk.next(VerdictReceived)
@@ -220,7 +220,7 @@ async def test_what_was_sent_ahead_is_gone_with_its_round_and_with_its_connectio
         await talk.connect()
         talk.session.run(SendDraft(5, 3, (), tuple(ANSWER[3:5])))
         assert (await talk.next(VerdictReceived)).accepted == 2
-        assert not talk.has_told()
+        assert not talk.has_emitted()
         await talk.aclose()
 
 
@@ -232,8 +232,8 @@ async def test_a_round_that_is_cut_off_is_told_and_the_session_is_resumed_where_
     async with verifier_at(server.url) as verifier:
         talk = Talk(verifier)
         await talk.connect()
-        await talk.judged(ANSWER[:3])
-        await talk.judged([1])
+        await talk.verify(ANSWER[:3])
+        await talk.verify([1])
         talk.send(ANSWER[5:8])
         await talk.next(VerifierLost)
         await talk.connect()
@@ -246,7 +246,7 @@ async def test_a_verdict_that_was_lost_on_the_way_is_asked_for_again(server: Scr
     async with FaultProxy(server.port) as proxy, verifier_at(f"ws://127.0.0.1:{proxy.port}") as verifier:
         talk = Talk(verifier)
         await talk.connect()
-        await talk.judged(ANSWER[:2])
+        await talk.verify(ANSWER[:2])
         proxy.stall()
         server.script(None)
         talk.send(ANSWER[3:5])
@@ -262,7 +262,7 @@ async def test_a_server_that_forgot_the_session_is_sent_what_the_answer_has(serv
     async with verifier_at(server.url) as verifier:
         talk = Talk(verifier)
         await talk.connect()
-        await talk.judged(ANSWER[:3])
+        await talk.verify(ANSWER[:3])
         talk.send(ANSWER[4:6])
         await talk.next(VerifierLost)
         await talk.connect()
@@ -275,12 +275,12 @@ async def test_a_session_that_is_opened_anew_throws_other_dice(server: ScriptedV
     async with verifier_at(server.url) as verifier:
         talk = Talk(verifier, rule=Rule(seed=3))
         await talk.connect()
-        await talk.judged(ANSWER[:3])
+        await talk.verify(ANSWER[:3])
         assert [rule.seed for rule in server.rules] == [3]
         talk.send(ANSWER[4:6])
         await talk.next(VerifierLost)
         await talk.connect()
-        await talk.judged(ANSWER[4:6])
+        await talk.verify(ANSWER[4:6])
         assert [rule.seed for rule in server.rules] == [continuation_seed(3, 4)]
 
 
@@ -289,7 +289,7 @@ async def test_a_resume_that_is_never_answered_is_given_up_for_a_new_session(ser
     async with verifier_at(server.url, timeouts=timeouts) as verifier:
         talk = Talk(verifier)
         await talk.connect()
-        await talk.judged(ANSWER[:3])
+        await talk.verify(ANSWER[:3])
         server.script(Reset())
         server.script_opens(Stall())
         talk.send(ANSWER[4:6])
@@ -320,12 +320,12 @@ async def test_a_session_that_holds_other_tokens_is_not_gone_on_with(server: Scr
     async with verifier_at(server.url) as verifier:
         talk = Talk(verifier)
         await talk.connect()
-        await talk.judged(ANSWER[:3])
+        await talk.verify(ANSWER[:3])
         talk.send(ANSWER[4:6])
         await talk.next(VerifierLost)
         talk.answer = [8, 8, 8, 8, 8, 8]
         await talk.connect()
-        verdict = await talk.judged([])
+        verdict = await talk.verify([])
         assert [verdict.token] == greedy(TARGET, [*PROMPT, 8, 8, 8, 8, 8, 8], 1)
         assert server.contexts[-1] == [*PROMPT, *talk.answer]
 
@@ -335,7 +335,7 @@ async def test_an_evicted_session_is_resumed_on_the_same_connection(server: Scri
     async with verifier_at(server.url) as verifier:
         talk = Talk(verifier)
         await talk.connect()
-        await talk.judged(ANSWER[:3])
+        await talk.verify(ANSWER[:3])
         talk.send(ANSWER[4:6])
         await talk.next(VerifierLost)
         await talk.connect()
@@ -350,7 +350,7 @@ async def test_an_overloaded_server_refuses_a_draft_and_says_when_to_come_back(s
         await talk.connect()
         talk.send(ANSWER[:2])
         assert await talk.next(DraftRefused) == DraftRefused(0, 0.25)
-        verdict = await talk.judged(ANSWER[:2])
+        verdict = await talk.verify(ANSWER[:2])
         assert verdict.round == 1
         assert server.contexts == [[*PROMPT, *ANSWER[:3]]]
 
@@ -360,8 +360,8 @@ async def test_a_session_that_is_refused_for_a_while_is_opened_when_there_is_roo
     async with verifier_at(server.url) as verifier:
         talk = Talk(verifier)
         talk.session.run(ConnectVerifier(()))
-        told = await talk.next(VerifierConnected)
-        assert told == VerifierConnected(0), "it is used before the answer to the open is there"
+        emitted = await talk.next(VerifierConnected)
+        assert emitted == VerifierConnected(0), "it is used before the answer to the open is there"
         assert await talk.next(VerifierLost) == VerifierLost(0.05)
         await talk.connect()
         assert await talk.write(6) == ANSWER[:6]
@@ -385,7 +385,7 @@ async def test_a_target_that_fails_is_asked_again_and_given_up_in_the_end(server
         await talk.connect()
         talk.send(ANSWER[:2])
         assert await talk.next(DraftRefused) == DraftRefused(0, None)
-        await talk.judged(ANSWER[:2])
+        await talk.verify(ANSWER[:2])
         for turn in (2, 3):
             talk.send([1])
             assert await talk.next(DraftRefused) == DraftRefused(turn, None)
@@ -408,7 +408,7 @@ async def test_a_verdict_that_does_not_come_loses_the_session_alone(server: Scri
         other, talk = Talk(verifier), Talk(verifier)
         await other.connect()
         await talk.connect()
-        await talk.judged(ANSWER[:2])
+        await talk.verify(ANSWER[:2])
         server.script(Stall())
         talk.send(ANSWER[3:5])
         await talk.next(VerifierLost)
@@ -431,9 +431,9 @@ async def test_another_connect_gives_up_what_there_was(server: ScriptedVerifier)
     async with verifier_at(server.url) as verifier:
         talk = Talk(verifier)
         await talk.connect()
-        await talk.judged(ANSWER[:2])
+        await talk.verify(ANSWER[:2])
         talk.send(ANSWER[3:5])
         await talk.connect()
         assert await talk.write(8) == ANSWER[:8]
         assert server.contexts == [[*PROMPT, *talk.answer]]
-        assert not talk.has_told()
+        assert not talk.has_emitted()

@@ -39,22 +39,22 @@ OPEN_STEPS: list[VerifierStep] = [
 class Answer:
     """One answer, and what the device does meanwhile."""
 
-    def __init__(self, talk: Talk, dice: Random) -> None:
+    def __init__(self, talk: Talk, rng: Random) -> None:
         self.talk = talk
-        self.dice = dice
+        self.rng = rng
         self.lost = 0
 
     async def write(self) -> list[int]:
         talk = self.talk
         await self._connect()
         while len(talk.answer) < TOKENS:
-            given = greedy(TARGET, [*talk.prompt, *talk.answer], self.dice.randrange(3))  # kept without asking
-            drafted = greedy(DRAFTER, [*talk.prompt, *talk.answer, *given], self.dice.randrange(5))
+            given = greedy(TARGET, [*talk.prompt, *talk.answer], self.rng.randrange(3))  # kept without asking
+            drafted = greedy(DRAFTER, [*talk.prompt, *talk.answer, *given], self.rng.randrange(5))
             talk.send(drafted, given=given)
-            if self.dice.random() < 0.05:  # nobody waits for the verdict
+            if self.rng.random() < 0.05:  # the verdict is not waited for
                 await self._connect()
                 continue
-            match await talk.told():
+            match await talk.emitted():
                 case VerdictReceived() as verdict:
                     talk.keep(verdict, drafted, given)
                 case DraftRefused(_, retry_after):
@@ -66,9 +66,9 @@ class Answer:
         return talk.answer[:TOKENS]
 
     async def _connect(self) -> None:
-        """Until it is there; what is told of before belongs to a round that nobody waits for."""
+        """Connect; events before that belong to a round that no code waits for."""
         self.talk.session.run(ConnectVerifier(tuple(self.talk.answer)))
-        while not isinstance(event := await self.talk.told(), VerifierConnected):
+        while not isinstance(event := await self.talk.emitted(), VerifierConnected):
             assert isinstance(event, VerifierLost), event
             self.lost += 1
             self.talk.session.run(ConnectVerifier(tuple(self.talk.answer)))
@@ -77,14 +77,14 @@ class Answer:
 
 @pytest.mark.parametrize("seed", range(20))
 async def test_no_token_is_lost_whatever_happens(seed: int) -> None:
-    dice = Random(seed)
+    rng = Random(seed)
     info = an_engine().info
     async with (
         ScriptedVerifier(TARGET, vocabulary=info.vocabulary, vocabulary_size=SIZE) as server,
-        verifier_at(server.url, rng=dice) as verifier,
+        verifier_at(server.url, rng=rng) as verifier,
     ):
-        server.script(*(dice.choice(STEPS) if dice.random() < 0.4 else None for _ in range(40)))
-        server.script_opens(*(dice.choice(OPEN_STEPS) if dice.random() < 0.3 else None for _ in range(20)))
-        answers = [Answer(Talk(verifier, (number, 7, 9)), dice) for number in range(3)]
+        server.script(*(rng.choice(STEPS) if rng.random() < 0.4 else None for _ in range(40)))
+        server.script_opens(*(rng.choice(OPEN_STEPS) if rng.random() < 0.3 else None for _ in range(20)))
+        answers = [Answer(Talk(verifier, (number, 7, 9)), rng) for number in range(3)]
         written = await asyncio.gather(*(answer.write() for answer in answers))
     assert written == [greedy(TARGET, answer.talk.prompt, TOKENS) for answer in answers], f"seed {seed}"

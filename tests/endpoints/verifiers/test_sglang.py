@@ -19,8 +19,8 @@ async def test_logprobs_begin_one_before_the_draft_so_that_the_cache_gives_the_r
         await verifier.start(engine)
         talk = Talk(verifier)
         await talk.connect()
-        await talk.judged(ANSWER[:4])
-        await talk.judged([9, 9])
+        await talk.verify(ANSWER[:4])
+        await talk.verify([9, 9])
         sent = server.requests[-1].json()
         assert sent["logprob_start_len"] == len(PROMPT) + 5 - 1
         assert sent["top_logprobs_num"] == 1

@@ -72,13 +72,13 @@ async def test_a_server_that_was_killed_and_started_again_goes_on() -> None:
     async with scripted() as server, verifier_at(server.url) as verifier:
         talk = Talk(verifier)
         await talk.connect()
-        await talk.judged(ANSWER[:3])
+        await talk.verify(ANSWER[:3])
         server.lose_sessions()
         await server.aclose()
         await talk.next(VerifierLost)
         talk.session.run(ConnectVerifier(tuple(talk.answer)))
         await asyncio.sleep(0.3)  # some tries meet a closed port
-        assert not talk.has_told()
+        assert not talk.has_emitted()
         await server.start()
         await talk.next(VerifierConnected)
         assert await talk.write(len(ANSWER)) == ANSWER

@@ -1,4 +1,4 @@
-"""The client of the verifier protocol against ``streamco serve`` itself, on an engine whose model is a function."""
+"""The client of the verifier protocol against ``streamco serve`` itself, on an engine that has a function as its model."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def write(talk: Talk, count: int) -> list[int]:
     while len(talk.answer) < count:
         drafted = greedy(DRAFTER, [*talk.prompt, *talk.answer], 4)
         talk.send(drafted)
-        match await talk.told():
+        match await talk.emitted():
             case VerdictReceived() as verdict:
                 talk.keep(verdict, drafted)
             case DraftRefused(_, retry_after):
@@ -71,7 +71,7 @@ async def write(talk: Talk, count: int) -> list[int]:
 
 async def reconnect(talk: Talk) -> None:
     talk.session.run(ConnectVerifier(tuple(talk.answer)))
-    assert await talk.told() == VerifierConnected(len(talk.answer))
+    assert await talk.emitted() == VerifierConnected(len(talk.answer))
 
 
 async def test_an_answer_by_greedy_rounds_is_the_targets_own() -> None:
@@ -107,23 +107,23 @@ async def test_the_rules_and_rows_are_understood_alike() -> None:
         for rule in (Rule(RuleKind.SAMPLE, 0.8, top_k=5, seed=1), Rule(RuleKind.THRESHOLD, threshold=0.5)):
             talk = Talk(verifier, PROMPT, rule=rule, top_k=3)
             await talk.connect()
-            verdict = await talk.judged(ANSWER[:1], rows=[row])
-            assert [len(told) for told in verdict.rows] == [3, 3]
+            verdict = await talk.verify(ANSWER[:1], rows=[row])
+            assert [len(emitted) for emitted in verdict.rows] == [3, 3]
 
 
 async def test_a_connection_that_breaks_again_and_again_loses_no_token() -> None:
-    dice = Random(5)
+    rng = Random(5)
     async with (
         serving() as server,
         FaultProxy(int(server.http.rpartition(":")[2])) as proxy,
-        verifier_at(f"ws://127.0.0.1:{proxy.port}", rng=dice) as verifier,
+        verifier_at(f"ws://127.0.0.1:{proxy.port}", rng=rng) as verifier,
     ):
         talks = [Talk(verifier, (number, *PROMPT)) for number in range(4)]
         await asyncio.gather(*(reconnect(talk) for talk in talks))
         writing = asyncio.gather(*(write(talk, 30) for talk in talks))
         for _ in range(12):
-            await asyncio.sleep(dice.uniform(0.0, 0.03))
-            (proxy.cut if dice.random() < 0.5 else proxy.reset)()
+            await asyncio.sleep(rng.uniform(0.0, 0.03))
+            (proxy.cut if rng.random() < 0.5 else proxy.reset)()
         written = await writing
     assert written == [greedy(TARGET, talk.prompt, 30) for talk in talks]
     assert proxy.connections_total > 1
@@ -150,15 +150,15 @@ async def test_a_server_that_is_killed_in_mid_answer_and_started_again_goes_on_w
             talk.send(greedy(DRAFTER, [*PROMPT, *talk.answer], 4))
             process.kill()
             await process.wait()
-            told = await talk.told()
-            if isinstance(told, VerdictReceived):  # it was quicker than the signal
-                talk.keep(told, greedy(DRAFTER, [*PROMPT, *talk.answer], 4))
-                told = await talk.told()
-            assert told == VerifierLost()
+            emitted = await talk.emitted()
+            if isinstance(emitted, VerdictReceived):  # it was quicker than the signal
+                talk.keep(emitted, greedy(DRAFTER, [*PROMPT, *talk.answer], 4))
+                emitted = await talk.emitted()
+            assert emitted == VerifierLost()
             assert talk.answer[:held] == ANSWER[:held]
             talk.session.run(ConnectVerifier(tuple(talk.answer)))
             process = await begin()
-            assert await talk.told() == VerifierConnected(len(talk.answer))
+            assert await talk.emitted() == VerifierConnected(len(talk.answer))
             assert await write(talk, len(ANSWER)) == ANSWER
     finally:
         if process.returncode is None:
@@ -192,8 +192,8 @@ async def test_over_tls_the_same_certificates_are_trusted_for_both(tmp_path: Pat
         assert verifier.remote is not None
         request = Request(prompt_ids=VOCABULARY.encode("count from one"), sampling=SamplingOptions(temperature=0, max_tokens=5))
         stream = verifier.remote.open(request)
-        told = await stream.receive()
-        assert isinstance(told, TokensReceived)
+        emitted = await stream.receive()
+        assert isinstance(emitted, TokensReceived)
         await stream.cancel()
 
 
@@ -228,13 +228,13 @@ async def test_a_context_beyond_the_servers_is_a_failure() -> None:
     async with serving(target(context_tokens=32)) as server, verifier_at(server.url) as verifier:
         talk = Talk(verifier, [3] * 40)
         talk.session.run(ConnectVerifier(()))
-        told = await talk.told()
-        while not isinstance(told, VerifierFailed):
-            told = await talk.told()
+        emitted = await talk.emitted()
+        while not isinstance(emitted, VerifierFailed):
+            emitted = await talk.emitted()
 
 
 async def test_sessions_beyond_what_is_borne_come_when_there_is_room() -> None:
-    """Four sessions a device are borne by this server; the fifth is opened when one is closed."""
+    """Four sessions a device are allowed by this server; the fifth is opened when one is closed."""
     async with serving(verify=VerifyOptions(load=LoadLimits(sessions_per_device=2))) as server, verifier_at(server.url) as verifier:
         talks = [Talk(verifier, (number, *PROMPT)) for number in range(3)]
         for talk in talks[:2]:
@@ -242,11 +242,11 @@ async def test_sessions_beyond_what_is_borne_come_when_there_is_room() -> None:
             await write(talk, 4)
         last = talks[2]
         last.session.run(ConnectVerifier(()))
-        assert await last.told() == VerifierConnected(0)
-        assert await last.told() == VerifierLost()
+        assert await last.emitted() == VerifierConnected(0)
+        assert await last.emitted() == VerifierLost()
         last.session.run(ConnectVerifier(()))
         await asyncio.sleep(0.05)
-        assert not last.has_told()
+        assert not last.has_emitted()
         await talks[0].aclose()
-        assert await last.told() == VerifierConnected(0)
+        assert await last.emitted() == VerifierConnected(0)
         assert await write(last, 8) == greedy(TARGET, last.prompt, 8)

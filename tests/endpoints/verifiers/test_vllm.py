@@ -30,7 +30,7 @@ async def test_the_servers_cap_on_rows_is_learned_and_kept_to() -> None:
         assert (await verifier.probe()).top_k == 5
         talk = Talk(verifier, top_k=9, rule=Rule(RuleKind.THRESHOLD, threshold=0.5))
         await talk.connect()
-        verdict = await talk.judged(ANSWER[:2])
+        verdict = await talk.verify(ANSWER[:2])
         assert {len(row) for row in verdict.rows} <= {5, 6}, "the draft's own token comes on top"
         assert server.requests[-1].json()["prompt_logprobs"] == 5
         await verifier.aclose()
@@ -53,7 +53,7 @@ async def test_greedy_rounds_ask_for_one_id_a_row() -> None:
         await verifier.start(engine)
         talk = Talk(verifier)
         await talk.connect()
-        await talk.judged(ANSWER[:4])
+        await talk.verify(ANSWER[:4])
         sent = server.requests[-1].json()
         assert (sent["prompt_logprobs"], sent["logprobs"], sent["temperature"], sent["stream"]) == (1, 1, 0, False)
         await verifier.aclose()
@@ -70,8 +70,8 @@ async def test_what_a_verifier_leaves_in_the_cache_is_found_with_its_own_salt_al
             talk = Talk(verifier)
             await verifier.probe()
             await talk.connect()
-            await talk.judged(ANSWER[:4])
-            await talk.judged([])
+            await talk.verify(ANSWER[:4])
+            await talk.verify([])
             assert isinstance(verifier.remote, OpenAIEndpoint)
             await read_all(verifier.remote.open(Request(prompt_ids=PROMPT, sampling=SamplingOptions(max_tokens=2))))
             sent = [request.json() for request in server.requests if request.path == "/v1/completions"]
@@ -93,7 +93,7 @@ async def test_a_server_that_knows_no_salt_is_sent_none(status: int) -> None:
         await verifier.probe()
         talk = Talk(verifier)
         await talk.connect()
-        await talk.judged(ANSWER[:2])
+        await talk.verify(ANSWER[:2])
         sent = [request.json() for request in server.requests if request.path == "/v1/completions"]
         assert ["cache_salt" in body for body in sent] == [True, False, False]
         await verifier.aclose()
