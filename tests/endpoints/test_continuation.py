@@ -114,7 +114,7 @@ def test_a_beginning_without_text_begins_anew(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sent", "seam"),
+    ("text", "sent", "boundary"),
     [("one", "one", ""), ("one ", "one", " "), ("one.\n\n", "one.", "\n\n"), ("one {\n  \t", "one {", "\n  \t"), (" one", " one", "")],
 )
 def test_whitespace_at_the_seam_is_held_back(text: str, sent: str, boundary: str) -> None:
