@@ -1,8 +1,8 @@
-"""What becomes of the engine where other programs want the cores as well?
+"""How fast is the engine when other programs want the cores as well?
 
-llama.cpp's threads meet after each node of the graph, and who is there first spins. Contenders differ in how long, which is an environment
-variable of libgomp: as it has it where nobody says anything, as streamco has it, and not at all. Each generation is a process of its own
-with as many threads as there are cores; beside it runs nobody, or a process for each core that counts.
+llama.cpp's threads meet after each node of the graph, and a thread that is early spins. Contenders differ in how long it spins, which an
+environment variable of libgomp sets: libgomp's default, streamco's value, and none. Each generation is a process of its own with as many
+threads as there are cores. Beside it runs no other process, or one for each core that counts.
 """
 
 from __future__ import annotations

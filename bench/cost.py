@@ -2,12 +2,12 @@
 
 Figure 7's experiment, in virtual time: each recorded service at its list price, and the models of Table 8 at theirs, with each of the
 paper's three phones, at budgets from 0 to 1; Alpaca prompts and the lengths of their answers, cut at 128 tokens. The client knows the first
-halves (time to first token, lengths) and is judged on the second; its first 30 answers are not counted. Costs are money and energy of all
-that was done: the losers' reading, tokens made behind a cancel, reading ahead. With and without migration the same requests meet the same
-dice, so that the race and the time to first token are the same.
+halves (time to first token, lengths) and is evaluated on the second; its first 30 answers are not counted. Costs are money and energy of
+all that was done: the losers' reading, tokens made after a cancel, and pre-copies. With and without migration the same requests have the
+same random draws, so that the race and the time to first token are the same.
 
 Energy is counted at Appendix E's lower rate where the server is to be spared and at the higher one where the device is. Of all pairs of a
-service and a phone those count whose costs put them on that side by Algorithm 1. ``--policy optimal`` races by the optimum instead.
+service and a phone, those count that Algorithm 1 puts on that side by their costs. ``--policy optimal`` races by the optimum instead.
 ``--cells`` adds a row for each setting, ``--plot FILE`` draws it (needs matplotlib).
 """
 

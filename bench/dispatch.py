@@ -1,8 +1,8 @@
 """What does dispatch cost, and what does it win on recorded services?
 
 1. Planning from 1K, 10K and 100K samples, beside the paper's figures (MacBook Pro M1, DiSCo section 5.3), and one decision.
-2. Quality: planned on the first half of each recorded trace with the first half of the Alpaca prompts, judged on the second halves, at
-   budgets from 0.05 to 0.95, for the paper's three phones. Every judged time meets every judged prompt, so nothing is left to dice.
+2. Quality: planned on the first half of each recorded trace with the first half of the Alpaca prompts, evaluated on the second halves, at
+   budgets from 0.05 to 0.95, for the paper's three phones. Every such time meets every such prompt, so nothing is random.
 3. The budget: the same policies request by request, with and without steering: by how much the realised share exceeds the budget.
 
 ``--traces`` adds a row for each trace, the losing ones among them; ``--plot FILE`` draws part 2 (needs matplotlib).

@@ -1,10 +1,10 @@
 """Would it pay to leave the small model before its last layers (Synera section 4.3, layer-wise early exit)?
 
 The paper's rule: in the last quarter of the layers, put each layer's state through the head, and stop where the two best tokens are more
-than 0.7 apart. What that gives is the layers behind the exit; what it costs is a head at every candidate layer, and the keys and values of
-the layers that were skipped, which later tokens will want. Here the states of real answers are read layer by layer, agreement with the last
-layer's choice is counted, a layer and a head are timed in llama.cpp on one thread, and the balance is drawn up for the rule, for every
-single exit layer, and for an oracle that leaves each token at the first layer that says what the last will say and knows it for nothing.
+than 0.7 apart. It saves the layers after the exit. It costs a head at every candidate layer, and the keys and values of the layers that
+were skipped, which later tokens will want. Here the states of real answers are read layer by layer, agreement with the last layer's choice
+is counted, a layer and a head are timed in llama.cpp on one thread, and the balance is drawn up for the rule, for every single exit layer,
+and for an oracle that leaves each token at the first layer that says what the last will say and knows it for nothing.
 
 Keys and values of a skipped layer are counted as their two projections, the least there is (the state that left is taken for theirs).
 """

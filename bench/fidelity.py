@@ -1,14 +1,14 @@
 """Does the simulator say what the live system does?
 
-The same requests go through ``streamco serve`` behind emulated links, with imposed step times and real clients side by side, and through
-the simulator. What that knows of the system was measured with one device alone (``streamco calibrate --pair``); it is judged by loads of 2,
-4 and 8 devices. A figure is right where it is off by no more than a tenth, or by no more than three live runs differ among themselves.
-Who is refused by a full server asks again later, and then no two runs are alike: a load with refusals is run four times as often.
+The same requests go through ``streamco serve`` over emulated links, with imposed step times and real clients side by side, and through the
+simulator. The simulator's parameters were measured with one device alone (``streamco calibrate --pair``), and it is tested with loads of 2,
+4 and 8 devices. A figure is right where it is off by no more than a tenth, or by no more than three live runs differ among themselves. A
+client that a full server refuses asks again later, and then no two runs are alike: a load with refusals is run four times as often.
 
 Imposed are the step times of Llama-2-70B on two A100. One core serves the target, and all of SmolLM2 takes 5 ms there for each token that
-it judges; so it is served with two of its 30 layers (``bench.fidelity_records``), which keep to those times but in batches of many. What
-is late is counted, and the simulator takes for it what the core took with nobody there. One load has the whole model, and a real draft
-model: nothing there is imposed on the device, whose pace is the machine's of that hour, so it is calibrated before each of its runs.
+it verifies; so it is served with two of its 30 layers (``bench.fidelity_records``), which keep to those times but in batches of many. Late
+batches are counted, and the simulator uses the times of the idle core for them. One load has the whole model, and a real draft model:
+nothing there is imposed on the device. Its pace is the machine's at that time, so it is calibrated before each of its runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The live side of ``bench.fidelity``: ``streamco serve`` with imposed step times behind emulated links, and clients that draft for it.
+"""The live side of ``bench.fidelity``: ``streamco serve`` with imposed step times over emulated links, and clients that draft for it.
 
-Everything is what users run (clients, protocol, scheduler, llama.cpp), but for the devices' draft models where there are many: two cores
-can't compute them all. A scripted engine says what the draft model was recorded to say, in the time that the draft model takes.
+Everything is what users run (clients, protocol, scheduler, llama.cpp), except the draft models of many devices, because two cores can't
+compute them all. A scripted engine replays the recorded tokens of the draft model, in the time that the draft model takes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long the models of ``bench.fidelity`` take on this machine, with nobody there."""
+"""How long the models of ``bench.fidelity`` take on this machine when it is otherwise idle."""
 
 from __future__ import annotations
 

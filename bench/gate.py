@@ -1,7 +1,7 @@
 """Which requests may go to the weaker model, and what does that cost in quality?
 
-Recorded answers of a weak and a strong model (RouteLLM: GSM8K and MMLU, right or wrong) stand in for the device's and the server's. Gates
-are calibrated on one half of the rows and judged on the other: by prompt length, by task, and by chance as the floor. "Quality kept" is
+Recorded answers of a weak and a strong model (RouteLLM: GSM8K and MMLU, right or wrong) are taken for the device's and the server's. Gates
+are calibrated on one half of the rows and evaluated on the other: by prompt length, by task, and by chance as the floor. "Quality kept" is
 the share of right answers divided by the strong model's; "on device" is the share of requests the gate lets through.
 
 A gate by task is a list of tasks on which the weak model loses at most so much; one by length a limit in characters.

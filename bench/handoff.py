@@ -1,6 +1,6 @@
 """What does it cost to hand a token from a thread to the event loop?
 
-Every contender runs a real producer thread, its loop written out, and a real asyncio loop whose consumer looks at every token.
+Every contender runs a real producer thread, its loop written out, and a real asyncio loop with a consumer that looks at every token.
 
 - flat out: the thread pushes as fast as it can, nothing bounds it; wall-clock time a token.
 - flat out, bounded: at most 512 tokens lie between the two, and the producer waits for room; those that can.

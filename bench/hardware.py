@@ -1,9 +1,9 @@
 """How far predicted forward passes are from measured ones: Llama-2-70B on A100 and H100 machines, and the packaged tables from operators.
 
 The measurements are Splitwise's (vLLM of 2023, five repeats a point, medians). Constants were fitted on three of the six machines
-(``FITTED``); the others judge them. Every prompt of 128 to 8192 tokens is here, alone or in batches of 512 each, with 128 tokens
-generated; longer answers repeat the point of one row. Batches that the engine cut because memory ran out are left out: there the
-whole time isn't that of the prompt and the tokens. The form of the model was found with all six machines in view.
+(``FITTED``); the others test them. Every prompt of 128 to 8192 tokens is here, alone or in batches of 512 each, with 128 tokens generated;
+longer answers repeat the point of one row. Batches that the engine cut because memory ran out are left out: there the whole time isn't that
+of the prompt and the tokens. The form of the model was found with all six machines in view.
 
 The paper's predictor, VIDUR, is 7.4 % off for prefill and 5.2 % for decode (DSD section 5.1; prompts of GSM8K, which are short). It counts
 kernels alone; ``kernels`` shows what that gives here.

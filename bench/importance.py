@@ -1,16 +1,16 @@
 """Which layers, and which rows, say by their attention which chunks of a draft matter? And what does reading them cost?
 
-Along the target's own greedy answers, every chunk of four tokens is put in question by itself: the draft model writes it, nobody judges it,
-and the target goes on behind it alone. The *loss* of the chunk is what the rest of the answer then lacks of the target's own (1 - F of the
-tokens both have in the next 36). A chunk that is right loses nothing. Confidence is known to say where drafts are wrong; what is asked of
-importance is where it hurts. Three figures:
+Along the target's own greedy answers, every chunk of four tokens is put in question by itself: the draft model writes it, it is not
+verified, and the target continues alone after it. The *loss* of the chunk is what the rest of the answer then lacks of the target's own (1
+- F of the tokens both have in the next 36). A chunk that is right loses nothing. Confidence is known to say where drafts are wrong; what is
+asked of importance is where it hurts. Three figures:
 
 - rank correlation of importance with the loss, over all chunks, and over the wrong ones alone;
-- loss left at budget 0.2: what remains of all losses when the chunks that a rule picks are judged; chance leaves 0.8.
+- loss left at budget 0.2: what remains of all losses when the chunks that a rule picks are verified; chance leaves 0.8.
 
 Importance is the mean column sum of the chunk's tokens over some rows: those of the chunk itself that are there when it is whole (three:
-the fourth token is decoded with the next batch), the last of them alone, or more tokens that the draft model writes behind it, for which
-the decision would have to wait.
+the fourth token is decoded with the next batch), the last of them alone, or more tokens that the draft model writes after it, for which the
+decision would have to wait.
 """
 
 from __future__ import annotations

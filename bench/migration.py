@@ -5,7 +5,7 @@ token and character by character.
 
 - simulated: the session machine in virtual time among models that know one answer and break anywhere; several hand-overs an answer,
   failures and planned moves, by ids and by text between two vocabularies, paced and not.
-- live: the packaged model on two engines in the exact mode, each as a device and as ``streamco serve``; endpoints break behind any token,
+- live: the packaged model on two engines in the exact mode, each as a device and as ``streamco serve``; endpoints break after any token,
   streams are cut at any byte. Like the simulated ones these must not differ at all: the bench fails if one does.
 - peers: llama-cpp-python's and xllamacpp's servers on the same file, as sources and as targets. Their kernels round otherwise, so answers
   may part where the decision is close; share of tokens at which they do, and the margin between the two best logits there, beside the

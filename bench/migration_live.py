@@ -1,7 +1,7 @@
 """Hand-overs between our own endpoints on a real model in the exact mode, at random tokens and random bytes (see ``bench.migration``).
 
-An answer goes through two to four endpoints in random order: two engines, each as a device and as ``streamco serve``. Each but the last
-breaks: behind a random number of tokens, or its stream is cut anywhere, inside events and characters too, in pieces of any size.
+An answer goes through two to four endpoints in random order: two engines, each as a device and as ``streamco serve``. Each except the last
+breaks: after a random number of tokens, or its stream is cut anywhere, inside events and characters too, in pieces of any size.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which share of the drafts has to be judged, and which drafts, for the answer to be the target's?
+"""Which share of the drafts has to be verified, and which drafts, for the answer to be the target's?
 
 A small model writes; chunks of its draft that a rule picks are verified by the target (greedy: what is rejected is replaced by the target's
 own token), the others stay as they are. Every rule sends the same share of the draft tokens, held by ``OffloadSteering``; the rules are the

@@ -1,9 +1,9 @@
 """How fast is the simulator, and does its memory grow with the requests it has finished?
 
-Events are those of SimPy. Behind most of them stands one of the live machines, a speculator, a scheduler or a session, with its policies:
-what they take is counted, for that is what a simulation takes. ``bare events`` is SimPy alone, each event a timeout with a callback, for
-comparison. Memory is a process's highest resident size; each size has a process of its own. The sweep of DiSCo's policies is run whole with
-``--million``, on all cores; otherwise a fiftieth of it is run and its time is given for that.
+Events are those of SimPy. Most of them are handled by a live machine (speculation, scheduler or race) with its policies. Their time is
+counted, because it is most of a simulation's. ``bare events`` is SimPy alone, each event a timeout with a callback, for comparison. Memory
+is a process's highest resident size; each size has a process of its own. The sweep of DiSCo's policies is run whole with ``--million``, on
+all cores; otherwise a fiftieth of it is run and its time is given for that.
 """
 
 from __future__ import annotations

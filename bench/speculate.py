@@ -1,14 +1,14 @@
 """What does drafting here and verifying there give, against the server alone, the device alone, and waiting for each verdict?
 
 SmolLM2 drafts and verifies (quantisations of one file, and one with layers left out), each on one thread of this machine, the server in a
-process of its own behind an emulated link. Both models are of one size here, so at the server's own speed drafting can't win. The
-comparison that counts imposes the step times of Llama-2-70B on two A100 on the server; its tokens stay the real model's, and rounds that
-really took longer are counted. Contenders take turns prompt by prompt, answers are greedy where nothing else is said, and tokens a second
-are those of whole answers, their first tokens included.
+process of its own over an emulated link. Both models are of one size here, so at the server's own speed drafting can't win. The comparison
+that counts imposes the step times of Llama-2-70B on two A100 on the server; its tokens stay the real model's, and rounds that really took
+longer are counted. Contenders take turns prompt by prompt, answers are greedy where nothing else is said, and tokens a second are those of
+whole answers, their first tokens included.
 
-The server keeps the prompts it has read, so whoever is the first with a prompt waits longer: in the grid each contender is that equally
+The server keeps the prompts it has read, so the first contender with a prompt waits longer: in the grid each contender is that equally
 often. At the server's own speed it is there twice, which shows what the machine's noise makes of equals. A cell of the grid has few
-answers: behind the cells come those of one round-trip time together, over all bandwidths.
+answers: after the cells come those of one round-trip time together, over all bandwidths.
 
 Every cell has clients of its own. Those that learn the pair say two answers before it counts, the others a short one, for the connection.
 Waiting with windows 3 to 8 is six contenders, and the one that was fastest is what the others are compared with.

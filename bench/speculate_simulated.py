@@ -1,17 +1,17 @@
 """What would drafting here and verifying there give with other links, models and devices? In virtual time; nothing here is a measurement.
 
-The speculator, its policies and their defaults are the client's own; devices, servers and links are simulated. Every step of the server
-takes what is said, 0.4 % more for each token it reads or judges (as Llama-2-70B on two A100), and the prompt 0.2 s. The device's steps on n
-sequences are to one another as SmolLM2-135M's in 4 bits on one core of a server (6.1, 13.8, 19.0, 22.6, 31.5, 35.5 ms) where one takes 6.5
-or 20 ms. Where it takes 0.65 ms, ten times less, as on a phone's NPU, six of them take 1.25 of one. What it has to read first, behind a
-stretch that the server wrote alone, takes for each token what one more sequence does in a step: on this processor nearly a whole step (two
-cores read 512 tokens in 1.8 s, ``bench/engine.py``).
+The speculation machine, its policies and their defaults are the client's own; devices, servers and links are simulated. Every step of the
+server takes what is said, 0.4 % more for each token it reads or verifies (as Llama-2-70B on two A100), and the prompt 0.2 s. The device's
+steps on n sequences are to one another as SmolLM2-135M's in 4 bits on one core of a server (6.1, 13.8, 19.0, 22.6, 31.5, 35.5 ms) where one
+takes 6.5 or 20 ms. Where it takes 0.65 ms, ten times less, as on a phone's NPU, six of them take 1.25 of one. What it has to read first,
+after a part that came as a remote stream, takes for each token what one more sequence does in a step: on this processor nearly a whole step
+(two cores read 512 tokens in 1.8 s, ``bench/engine.py``).
 
 A draft token is accepted with a chance of its own, drawn around the mean, and the draft model's confidence is that chance; ``blind`` is a
-model whose confidence says nothing. Its second choice is right in three of five cases where the first is wrong. The client begins each cell
-without knowing the pair and keeps what it learns: first answers and later ones are told apart. The server alone has no surprises, its time
-is reckoned. Draft-then-wait knows acceptance and times from the beginning: of the windows 1 to 12 the four that arithmetic ranks highest
-are run, and the one that was fastest over all answers counts.
+model with confidences that carry no information. Its second choice is right in three of five cases where the first is wrong. The client
+begins each cell without knowing the pair and keeps what it learns: first answers and later ones have rows of their own. The server alone
+has no surprises, its time is reckoned. Draft-then-wait knows acceptance and times from the beginning: of the windows 1 to 12 the four that
+arithmetic ranks highest are run, and the one that was fastest over all answers counts.
 """
 
 from __future__ import annotations

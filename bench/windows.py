@@ -1,12 +1,12 @@
 """How good are the windows that policies choose, beside the best fixed one, known afterwards?
 
-As in ``bench/speculate.py``: SmolLM2 in four bits drafts for eight bits, each on one thread, the server in a process of its own behind an
+As in ``bench/speculate.py``: SmolLM2 in four bits drafts for eight bits, each on one thread, the server in a process of its own over an
 emulated link, with the step times of Llama-2-70B on two A100 imposed on it. All contenders draft on while the verdict is out and leave the
 rest to the server where drafting doesn't pay. They differ in the window, and the learned one says by itself where drafting pays; for the
 others arithmetic does. They take turns prompt by prompt.
 
-Windows next to one another differ by one or two per cent, and the tokens of some hundred rounds by chance alone by five; who is the fastest
-of six windows is then who had most luck. ``bench/windows_recorded.py`` has more rounds.
+Windows next to one another differ by one or two per cent, and the tokens of some hundred rounds by chance alone by five; the fastest of six
+windows is then the luckiest. ``bench/windows_recorded.py`` has more rounds.
 """
 
 from __future__ import annotations

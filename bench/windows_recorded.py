@@ -1,12 +1,12 @@
-"""How good are the windows that policies choose, by as many rounds as it takes to tell one window from the next?
+"""How good are the windows that policies choose, with enough rounds to distinguish one window from the next?
 
 This is ``bench.windows`` with a recorded draft model. Clients, protocol, server, sockets, links and time are real, as there. But the draft
 model is a recording of the real one, on which step times are imposed as on the server, those of SmolLM2 in 4 bits on one core of an AMD
 EPYC (``--measured``: those that it has here), and the target is SmolLM2 with two of its layers (``bench.fidelity_records``). So neither
 needs a core for itself, some clients run side by side, each with a server of its own, and a cell has some thousand rounds in place of two
-hundred. How much of a draft is accepted is the real pair's, token by token. Behind its first wrong token a draft goes on with what the
-model says behind the right one, confidences included: that matters to who ends drafts by these. ``bench/windows_simulated.py`` has the same
-in virtual time.
+hundred. How much of a draft is accepted is the real pair's, token by token. After its first wrong token a draft continues with the model's
+tokens after the right one, confidences included. That matters to policies that end drafts by confidence. ``bench/windows_simulated.py`` has
+the same in virtual time.
 
 What a client has learned by an answer steers the next ones, so that one client says little of its settings: each contender is several new
 clients. They begin in turns, one of each contender, so that all have the same company.

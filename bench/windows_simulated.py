@@ -1,10 +1,10 @@
 """How good are the windows that policies choose, in virtual time? Without a processor's noise, and the same figures everywhere.
 
-As ``bench/windows_recorded.py``: the recorded draft model, the same prompts, new clients, each behind a link of its own with a server of
-its own, on which the step times of Llama-2-70B on two A100 are imposed. But the world is ``streamco.sim``'s; only the core and the policies
-are the live client's. Nothing is late there, and messages take no time beyond the round trip. So this says what chance and the policies do,
-and how that depends on the device's speed: one whose draft model takes the time of SmolLM2 in 4 bits on one core of an AMD EPYC, and some
-that take twice and four times as long. What a new client has to learn counts: of twelve answers of each all rounds behind two short ones.
+As ``bench/windows_recorded.py``: the recorded draft model, the same prompts, new clients, each with a link and a server of its own, on
+which the step times of Llama-2-70B on two A100 are imposed. But the world is ``streamco.sim``'s; only the core and the policies are the
+live client's. Nothing is late there, and messages take no time beyond the round trip. So this says what chance and the policies do, and how
+that depends on the device's speed: one with a draft model that takes the time of SmolLM2 in 4 bits on one core of an AMD EPYC, and some
+that take twice and four times as long. What a new client has to learn counts: of twelve answers of each, all rounds after two short ones.
 """
 
 from __future__ import annotations

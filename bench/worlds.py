@@ -1,4 +1,4 @@
-"""Answers in virtual time: recorded services and the paper's phones behind the client's own dispatcher, learners and session machine."""
+"""Answers in virtual time: recorded services and the paper's phones with the client's own dispatcher, learners and race machine."""
 
 from __future__ import annotations
 

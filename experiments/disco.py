@@ -1,4 +1,4 @@
-"""DiSCo's evaluation again: who has the first token sooner, what moving answers saves, and whether the reader notices.
+"""DiSCo's evaluation again: which side has the first token sooner, what migration saves, and whether the reader notices.
 
     python -m experiments.disco ttft [--csv FILE] [--plot FILE]     # Table 2, Figure 6: recorded services, with intervals
     python -m experiments.disco simulated results/disco_ttft/results.json   # the same by the live client, from disco_ttft.yaml
@@ -10,7 +10,7 @@
 
 All but ``planning`` and ``speed`` print the same bytes every time, whatever the machine: Markdown, the tables of docs/results.md.
 ``--quick`` takes fewer of everything. ``ttft`` and ``lengths`` need the recorded data ($STREAMCO_DATA). ``cost`` and ``moves`` are the
-packaged services behind the live client (``kind: race``): each of the paper's four models at its price of Table 8, with the times of a
+packaged services with the live client (``kind: race``): each of the paper's four models at its price of Table 8, with the times of a
 service of about its speed, as ``bench/cost.py`` has them. Their intervals are of the bootstrap over requests, which are the same for both
 contenders. ``bench.cost`` and ``bench.moves`` ask the same of all recorded services.
 """

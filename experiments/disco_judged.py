@@ -1,13 +1,13 @@
 """Time to first token of DiSCo's policies on recorded services, with confidence intervals: Table 2 and Figure 6.
 
-Every policy is planned on the first half of a service's recorded times and of the Alpaca prompts and judged on the second halves, where
-each time meets each prompt (``bench.dispatch``). The intervals are of the bootstrap: the judged times and the judged prompts are drawn
-anew with replacement, each as many as there are, and all policies meet the same draws, so that pairs are compared. Plans stay as they are.
-A service has 17 to 50 judged times: their number, not the prompts', is what makes the intervals wide.
+Every policy is planned on the first half of a service's recorded times and of the Alpaca prompts and evaluated on the second halves, where
+each time meets each prompt (``bench.dispatch``). The intervals are of the bootstrap: the evaluated times and prompts are drawn again with
+replacement, as many as there are of each, and all policies meet the same draws, so that pairs are compared. Plans stay as they are. A
+service has 17 to 50 evaluated times: their number, not the prompts', is what makes the intervals wide.
 
-A plan spends its budget on the times it was made from; on later ones it may spend more (a client steers against that, here nobody does). So
-each policy is compared with stochastic dispatch twice: at the same budget, as in the paper, and with what the policy really spent, if that
-was more.
+A plan spends its budget on the times it was made from; on later ones it may spend more (a client steers against that, which is not done
+here). So each policy is compared with stochastic dispatch twice: at the same budget, as in the paper, and with what the policy really
+spent, if that was more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DSD's Table 2 beside ours, in Markdown: ``python -m experiments.dsd results/dsd_table2``, behind a run of ``dsd_table2.yaml``."""
+"""DSD's Table 2 beside ours, in Markdown: ``python -m experiments.dsd results/dsd_table2``, after a run of ``dsd_table2.yaml``."""
 
 from __future__ import annotations
 

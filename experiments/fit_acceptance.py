@@ -1,11 +1,11 @@
-"""How well does the generator's chain stand for recorded acceptance sequences? Fits it to traces and sets the figures side by side.
+"""How well does the generator's chain match recorded acceptance sequences? Fits it to traces and sets the figures side by side.
 
     python -m experiments.fit_acceptance [TRACE ...]
 
 For each trace (default: the packaged ones): the fitted settings, and figures of the recording, of the fitted chain, and of tokens that are
-independent with the same mean, which is what closed formulas of speculative decoding assume. Behind the recording's figures stands their
-standard error, from drawing its requests anew. Last, what ``streamco.sim.workload.acceptance_model`` has of the recordings: confidences of
-accepted and of rejected tokens at even quantiles, in 255ths, and the ranks of the right tokens that were missed.
+independent with the same mean, which is what closed formulas of speculative decoding assume. The recording's figures have their standard
+error, from drawing its requests again. Last, what ``streamco.sim.workload.acceptance_model`` has of the recordings: confidences of accepted
+and of rejected tokens at even quantiles, in 255ths, and the ranks of the right tokens that were missed.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ real ones before it. The paper names four methods and no settings; here a moving
 the least error in the first half, and both forests see the last five times. Beside them stand the last time as it is, and the first half's
 median, which foretells nothing. The prompt's length is left out, as in the paper: it says nothing about these times.
 
-LLMPerf sent five requests at a time, so the four before one were not answered when it was sent, and nobody may foretell from them. (Three
-of its services answered the five one after the other: a pattern that the measuring made, and that trees find.)
+LLMPerf sent five requests at a time, so the four before one were not answered when it was sent, and a forecast may not use them. (Three of
+its services answered the five one after the other: a pattern that the measuring made, and that trees find.)
 
-What a prediction is for is choosing the side that answers sooner. So each judged time also meets each judged Alpaca prompt at the paper's
-phones: whoever is foretold to be sooner is asked, alone, and the mean time to the first token is compared with asking both, which knows
-nothing beforehand and spends twice, and is what hindsight would have chosen.
+What a prediction is for is choosing the side that answers sooner. So each evaluated time also meets each evaluated Alpaca prompt at the
+paper's phones. Only the side that is forecast to be sooner is asked, and the mean time to the first token is compared with asking both,
+which knows nothing beforehand and spends twice, and is what hindsight would have chosen.
 """
 
 from __future__ import annotations

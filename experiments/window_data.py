@@ -1,10 +1,10 @@
 """Makes what the window network learns from: how fast every window is in many drawn worlds, and what a policy would have seen (DSD 4.2).
 
     python -m experiments.window_data --out /tmp/windows.jsonl --worlds 2500
-    python -m experiments.window_data --out /tmp/crowds.jsonl --worlds 150 --crowds
+    python -m experiments.window_data --out /tmp/fleets.jsonl --worlds 150 --fleets
 
 Each world is run with each window of 2 to 12, never fused, and once fused throughout. There the server alone counts; for what is seen then,
-the client runs whose policy always proposes fused mode. ``experiments.window_rows`` makes labels of it.
+a client runs with a policy that always proposes fused mode. ``experiments.window_rows`` makes labels of it.
 
 One JSON line a world, keyed by its number. What is there is kept: begun again, it goes on.
 """
@@ -27,13 +27,13 @@ from typing import Any
 
 from msgspec.structs import asdict, replace
 
-from experiments.window_crowds import draw_crowd, run_crowd, with_tpot
+from experiments.window_fleets import draw_fleet, run_fleet, with_tpot
 from experiments.window_worlds import Pace, WindowWorld, draw_world, run_fused, run_policy
 from streamco.errors import ConfigError
 from streamco.policies.learned_window import MIN_DRAFT
 from streamco.policies.window import DEFAULT, SMOOTHING, WindowState
 
-__all__ = ["FIELDS", "FUSED", "WINDOWS", "Watching", "check_world", "examine", "examine_crowd", "settings_of"]
+__all__ = ["FIELDS", "FUSED", "WINDOWS", "Watching", "check_world", "examine", "examine_fleet", "settings_of"]
 
 FUSED = 0.0  # tokens: half-way to the smallest window is 1, below which a policy's proposal means fused mode
 WINDOWS = tuple(range(2, 13))
@@ -77,17 +77,17 @@ def examine(seed: int, number: int) -> dict[str, object]:
     return {"seed": seed, "number": number, "world": settings_of(world), "paces": [_figures(pace) for pace in paces], "rows": rows}
 
 
-def examine_crowd(seed: int, number: int) -> dict[str, object]:
+def examine_fleet(seed: int, number: int) -> dict[str, object]:
     """The same of a world with many devices."""
-    settings, rng = draw_crowd(seed, number), Random(f"rows {seed}/{number}")
-    fused = run_crowd(settings, "fused", seed=number)
+    settings, rng = draw_fleet(seed, number), Random(f"rows {seed}/{number}")
+    fused = run_fleet(settings, "fused", seed=number)
     paces, rows = [fused], []
     for window in WINDOWS:
         policy = Watching(window, window)
-        paces.append(run_crowd(settings, "distributed", policy, seed=number))
+        paces.append(run_fleet(settings, "distributed", policy, seed=number))
         rows += _rows(window, with_tpot(policy.seen, fused.tpot), rng)
     policy = Watching(FUSED, DEFAULT)
-    run_crowd(settings, "auto", policy, seed=number)
+    run_fleet(settings, "auto", policy, seed=number)
     rows += _rows(0, [replace(state, previous=max(MIN_DRAFT, state.previous)) for state in policy.seen], rng)
     return {"seed": seed, "number": number, "world": settings, "paces": [_figures(pace) for pace in paces], "rows": rows}
 
@@ -106,7 +106,7 @@ def settings_of(world: WindowWorld) -> dict[str, object]:
     return {name: value for name, value in asdict(world).items() if name != "seed"}
 
 
-def _kept(out: Path, seed: int, *, is_crowd: bool) -> set[int]:
+def _kept(out: Path, seed: int, *, is_fleet: bool) -> set[int]:
     """The worlds that are there; what was cut in the middle of a line is taken off.
 
     Raises:
@@ -124,7 +124,7 @@ def _kept(out: Path, seed: int, *, is_crowd: bool) -> set[int]:
         raise ConfigError(f"window data: {out}: expected worlds of seed {seed}, got seed {others.pop()}")
     if lines:
         number = lines[0]["number"]
-        check_world(lines[0], draw_crowd(seed, number) if is_crowd else settings_of(draw_world(seed, number)), str(out))
+        check_world(lines[0], draw_fleet(seed, number) if is_fleet else settings_of(draw_world(seed, number)), str(out))
     return {line["number"] for line in lines}
 
 
@@ -138,10 +138,10 @@ def check_world(line: Mapping[str, Any], settings: Mapping[str, Any], where: str
         raise ConfigError(f"window data: {where}: expected worlds as they are drawn now, got those of another version: make them again")
 
 
-def make(out: Path, *, seed: int, worlds: int, is_crowd: bool, workers: int, minutes: float) -> Iterator[int]:
+def make(out: Path, *, seed: int, worlds: int, is_fleet: bool, workers: int, minutes: float) -> Iterator[int]:
     """Append the lines that are missing; gives each world's number."""
     until = time.monotonic() + 60.0 * minutes
-    kept, look = _kept(out, seed, is_crowd=is_crowd), examine_crowd if is_crowd else examine
+    kept, look = _kept(out, seed, is_fleet=is_fleet), examine_fleet if is_fleet else examine
     missing = (number for number in range(worlds) if number not in kept)
     with out.open("a") as file, ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=partial(os.nice, NICE)) as pool:
         running = {pool.submit(look, seed, number) for number in islice(missing, 2 * workers)}
@@ -161,7 +161,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, required=True, help="JSON lines, appended to")
     parser.add_argument("--worlds", type=int, default=2500)
-    parser.add_argument("--crowds", action="store_true", help="of many devices each")
+    parser.add_argument("--fleets", action="store_true", help="of many devices each")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="after which no world is begun")
@@ -170,7 +170,7 @@ def main() -> int:
         options.out,
         seed=options.seed,
         worlds=options.worlds,
-        is_crowd=options.crowds,
+        is_fleet=options.fleets,
         workers=options.workers,
         minutes=options.minutes,
     )

@@ -3,9 +3,9 @@
     python -m experiments.window_regret /tmp/windows.jsonl
 
 A policy's tokens a second, over those of the best window of the same world and text, found by trying all: an oracle that stays with one
-window from the first token to the last. It is above 1 where a policy does better by changing. *Windows alone*: nobody falls back to the
-server, and the best of 2 to 12 counts. *With the mode switch*: as the client runs, and fused mode throughout is one of the choices. Worlds
-whose number leaves 0 by 6 are looked at, which ``tools.train_window`` does not read.
+window from the first token to the last. It is above 1 where a policy does better by changing. *Windows alone*: no client falls back to the
+remote stream, and the best of 2 to 12 counts. *With the mode switch*: as the client runs, and fused mode throughout is one of the choices.
+Worlds with a number divisible by 6 are used, which ``tools.train_window`` does not read.
 """
 
 from __future__ import annotations

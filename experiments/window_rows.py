@@ -5,8 +5,8 @@ twice as long has the same best window. So they are tried as logarithms of what 
 
 The objective is a mean of seconds: half what a token takes with everything counted (throughput), half what it takes from one to the next
 (TPOT). It is smoothed over windows, by the quadratic that fits a window and the two on either side best, for a run of some hundred tokens
-is still a draw. Right is the smallest window within 0.5 % of the best; and fused mode, if it is within 0.5 % of that too: then it takes
-nobody's work.
+is still a draw. Right is the smallest window within 0.5 % of the best; and fused mode, if it is within 0.5 % of that too: because it needs
+no work of the device.
 """
 
 from __future__ import annotations

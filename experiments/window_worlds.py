@@ -7,9 +7,9 @@ of text as hard as one another. What the model believes is that chance, as far a
 choice is right in a share of cases.
 
 The server's load is seen by a round as its turn in a queue: verifications in front of it, as many as a queue of that utilisation has (the
-geometric distribution of M/M/1), each for a share of a step, since they are judged together, and the rest of a step that is running.
+geometric distribution of M/M/1), each for a share of a step, because they are verified together, and the rest of a step that is running.
 
-The speculator, the pair and the mode switch are the client's own. All times in seconds.
+The speculation machine, the estimates and the mode switch are the client's own. All times in seconds.
 """
 
 from __future__ import annotations

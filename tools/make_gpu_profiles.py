@@ -9,7 +9,7 @@ Reads ``$STREAMCO_DATA`` (by default ``../shared/data``) and writes small tables
 * splitwise-sim (MIT): whole prompts and steps of Llama-2-70B. The constants that no operator has are fitted to three of its six machines
   (``bench.hardware.FITTED``): the absolute relative error of prefill and decode, each in the mean, is as small as it gets.
 
-GPUs and pairs of model and GPU that nobody measured are scaled from those that were; each note says how.
+GPUs and pairs of model and GPU without measurements are scaled from measured ones; each note says how.
 """
 
 from __future__ import annotations

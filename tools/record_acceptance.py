@@ -4,8 +4,8 @@
     python -m tools.record_acceptance DIR --package
 
 The target (SmolLM2-135M-Instruct in Q8_0) answers each prompt greedily, in its chat template, with up to 128 tokens, the end token counted.
-Every draft model then reads prompt and answer in one prefill with logits on each of the answer's rows: what it would have said behind the
-target's own text. That is what decides a draft's fate, wherever a round begins: the text in front of a round is the target's, and so is the
+Every draft model then reads prompt and answer in one prefill with logits on each of the answer's rows: its own choices after the target's
+own text. That decides how much of a draft is accepted, wherever a round begins: the text in front of a round is the target's, and so is the
 text in front of every token of a draft up to the first that is rejected. Accepted is where the draft model's likeliest is the target's.
 
 Both engines run in their exact mode, so that a row's logits don't depend on what shares its batch. A device that drafts one row at a time

@@ -1,11 +1,11 @@
-"""Trains the network that says how far to draft, and writes its weights (DSD sections 4.1 and 4.3).
+"""Train the network that chooses the window, and write its weights (DSD sections 4.1 and 4.3).
 
-    python -m tools.train_window /tmp/windows.jsonl /tmp/crowds.jsonl --compare
-    python -m tools.train_window /tmp/windows.jsonl /tmp/crowds.jsonl --write streamco/policies/windownet.json
+    python -m tools.train_window /tmp/windows.jsonl /tmp/fleets.jsonl --compare
+    python -m tools.train_window /tmp/windows.jsonl /tmp/fleets.jsonl --write streamco/policies/windownet.json
 
-The paper's network says one figure, the window, and fused mode where it is 1 or less. That is the verdict here, and there is a second
+The paper's network gives one figure, the window, which means fused mode if it is 1 or less. That is the verdict here, and there is a second
 figure: the window if drafting it is. Between worlds that want fused mode and worlds that want ten tokens the first passes through windows
-that nobody wants; and where the server can't go on alone, the first says nothing.
+that are best in neither. And if the server can't continue alone, the first has no meaning.
 
 ``--compare`` prints what each choice of inputs is good for, and the paper's loss beside another: the mean error of the window, wrong
 verdicts, and the regret, by how much what is said costs more than what is best. All of it in worlds that the network has not seen, a sixth;
@@ -186,7 +186,7 @@ def main() -> int:
     if options.write:
         made = {
             "by": "python -m tools.train_window DATA --write THIS",
-            "data": "python -m experiments.window_data --out DATA, and with --crowds",
+            "data": "python -m experiments.window_data --out DATA, and with --fleets",
             "worlds": [len(path.read_bytes().splitlines()) for path in options.data],
             "rows": len(trained.worlds),
         }

@@ -44,7 +44,7 @@ def requests(count: int, *, gap: float = 0.5, tokens: int = 20, acceptance: floa
 
 
 class SmallFleet:
-    """A crowd, run to its end."""
+    """A fleet that is run to its end."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from streamco.sim.experiment.metrics import Sink
 from streamco.sim.experiment.scenario import KINDS, Scenario
 from streamco.sim.fleet.kind import KIND, SpeculateOptions
 
-__all__ = ["draw_crowd", "run_crowd", "with_tpot"]
+__all__ = ["draw_fleet", "run_fleet", "with_tpot"]
 
 TARGETS = (
     ("llama2-70b", "a100", 4),
@@ -42,7 +42,7 @@ BRANCHES = (  # side by side while a verdict is out, and of them those sent ahea
 )
 
 
-def draw_crowd(seed: int, number: int) -> dict[str, Any]:
+def draw_fleet(seed: int, number: int) -> dict[str, Any]:
     """The nth world of a seed, as an experiment's file would say it."""
     rng = Random(f"crowd {seed}/{number}")
 
@@ -75,7 +75,7 @@ def draw_crowd(seed: int, number: int) -> dict[str, Any]:
     }
 
 
-def run_crowd(settings: dict[str, Any], execution: str, policy: WindowPolicy | None = None, *, seed: int) -> Pace:
+def run_fleet(settings: dict[str, Any], execution: str, policy: WindowPolicy | None = None, *, seed: int) -> Pace:
     """One run.
 
     Args:
