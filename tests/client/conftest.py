@@ -1,4 +1,4 @@
-"""Whatever the client does, it may not block its caller's event loop: a call that would is a failure of the test that made it."""
+"""The client must not block its caller's event loop: a call that would block is a failure of its test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the client's tests share: scripted sides, whole answers, a client that is closed again and leaves nothing behind."""
+"""Helpers of the client's tests: scripted sides, whole answers, a client that is closed again and leaves nothing open."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def device(script: Iterable[tuple[float, Any]] = ((0.0, "D"),), name: str = "dev
 
 
 class ShapedDevice(ScriptedEndpoint):
-    """A scripted device whose model has a shape, so that its energy can be told."""
+    """A scripted device; its model has a shape, so that its energy can be computed."""
 
     @property
     def engine(self) -> Any:

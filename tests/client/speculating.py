@@ -1,4 +1,4 @@
-"""What the tests of speculated answers share: a target and a draft model as functions, on a device and behind a server."""
+"""Helpers of the tests of speculated answers: a target and a draft model as functions, on a device and at a server."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class World:
 
     @asynccontextmanager
     async def speculating(self, verifier: Any, **options: Any) -> AsyncIterator[Client]:
-        """A client whose drafts this one verifies; afterwards nothing of it is left."""
+        """A client with this verifier; afterwards nothing of it is left."""
         if isinstance(verifier, ScriptedVerifier):
             verifier = VerifierEndpoint(verifier.url, timeouts=QUICK)
         options.setdefault("mode", "speculate")

@@ -152,7 +152,7 @@ async def test_a_closed_client_refuses_new_answers_and_may_be_closed_again() -> 
 
 
 class SlowStart(ScriptedEndpoint):
-    """Starts when it is told to."""
+    """An endpoint that starts when the test says so."""
 
     def __init__(self, name: str = "slow", **options: Any) -> None:
         super().__init__(name, [(0.0, "S")], **options)
@@ -370,7 +370,7 @@ async def test_a_key_that_a_server_repeats_is_in_no_error_report_or_log(caplog: 
         assert "my private question" not in told
 
 
-# Who may serve
+# Eligible endpoints
 
 
 async def test_a_request_only_the_server_can_serve_goes_there_and_the_report_says_why() -> None:

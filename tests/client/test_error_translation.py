@@ -1,4 +1,4 @@
-"""What endpoints raise, in the words of the error tree."""
+"""Errors that endpoints raise, translated to the error tree."""
 
 from __future__ import annotations
 

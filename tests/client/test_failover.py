@@ -23,7 +23,7 @@ NO_EXPLORING = streamco.DispatchOptions(explore=0.0)  # a loser that may run to 
 
 
 def writer(name: str, *, cut: int | None = None, step: float = 0.1, kind: Kind = "server", able: Capabilities = ABLE) -> ScriptedEndpoint:
-    """Writes the words, one every ``step`` seconds; ``cut``: fails behind so many of them."""
+    """Writes the words, one every ``step`` seconds; ``cut``: fails after this many of them."""
     script: list[tuple[float, ScriptItem]] = [(step * (index + 1), word) for index, word in enumerate(WORDS)]
     if cut is not None:
         script = [*script[:cut], (step * (cut + 1), EndpointConnectError("cut", endpoint=name))]
@@ -31,7 +31,7 @@ def writer(name: str, *, cut: int | None = None, step: float = 0.1, kind: Kind =
 
 
 async def collect(stream: streamco.TokenStream, into: list[str]) -> None:
-    """Into a list of the caller's, who wants what came before an error too."""
+    """Append to the caller's list, which then has what came before an error too."""
     async for token in stream:
         into.append(token.text)  # noqa: PERF401
 

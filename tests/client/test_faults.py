@@ -1,8 +1,8 @@
 """Random faults on the way to every server: each answer is whole, or ends in a documented error with the text so far; nothing is left.
 
-Two servers stand behind a ``FaultProxy`` each, with or without a device that may fail too. All of them would write the same answer, whose
-words are numbered, so that a lost or repeated one shows. One world's servers take token ids (``streamco serve``), the other's go on with
-text, which they cut into tokens of their own.
+Each of two servers has a ``FaultProxy`` in front of it, with or without a device that may fail too. All of them would write the same
+answer. Its words are numbered, so that a lost or repeated one shows. One world's servers take token ids (``streamco serve``), the other's
+continue text, which they cut into tokens of their own.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ Source = Callable[[], Faults] | Faults
 
 
 def rest_of(beginning: str) -> str:
-    """What comes behind it; a beginning that is none is answered with words that no answer has."""
+    """Return what follows a beginning; a wrong beginning is answered with words that no answer has."""
     return ANSWER[len(beginning) :] if ANSWER.startswith(beginning) else f"<not a beginning: {beginning!r}>"
 
 
 def write(request: GenerationRequest) -> list[str]:
-    """What an engine writes behind its prompt, spaces in front of words."""
+    """What an engine writes after its prompt, spaces in front of words."""
     beginning = WORDS.decode(request.prompt_ids).partition("assistant:")[2]
     return re.findall(r"\s*\S+", rest_of(beginning.removeprefix(" ")))  # the template's space
 
 
 def respond(request: RecordedRequest) -> ScriptedResponse:
-    """What a server that goes on with text sends, spaces behind words: what it is handed over always lacks one."""
+    """What a server that continues text sends, spaces after words: the text it gets always lacks one."""
     last = request.json()["messages"][-1]
     pieces = re.findall(r"\S+\s*|\s+", rest_of(last["content"] if last["role"] == "assistant" else ""))
     return stream_answer(pieces, gap=0.001, usage={"prompt_tokens": 5, "completion_tokens": len(pieces), "total_tokens": 5 + len(pieces)})

@@ -1,4 +1,4 @@
-"""Thousands of short streams over one client: no error, and nothing left behind."""
+"""Thousands of short streams over one client: no error, and nothing stays open."""
 
 from __future__ import annotations
 

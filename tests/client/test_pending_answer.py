@@ -1,4 +1,4 @@
-"""An answer that is got ready and does not begin."""
+"""An answer that is prepared and does not start."""
 
 from __future__ import annotations
 

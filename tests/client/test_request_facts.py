@@ -1,4 +1,4 @@
-"""What a request tells about itself."""
+"""Facts that a request's own fields give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verifiers that fail, devices that fail, readers who leave: the answer goes on or ends, and nothing is left behind."""
+"""Verifiers that fail, devices that fail, readers that leave: the answer continues or ends, and nothing stays open."""
 
 from __future__ import annotations
 

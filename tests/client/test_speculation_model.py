@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @asynccontextmanager
 async def pair(kind: str, **options: object) -> AsyncIterator[Client]:
-    """A client whose device drafts in this quantisation for a Q8_0 of the same model, one thread each, exact arithmetic there."""
+    """A client with a device that drafts in this quantisation for a Q8_0 of the same model, one thread each, exact arithmetic there."""
     small, large = await asyncio.to_thread(lambda: [derived(packaged_model(), each) for each in (kind, "Q8_0")])
     async with running_server("--model", str(large), "--threads", "1", "--exact", "--port", "0", "--context", "512") as url:
         engine = EngineOptions(context_tokens=512, threads=1, held_sequences=8)
@@ -45,7 +45,7 @@ async def pair(kind: str, **options: object) -> AsyncIterator[Client]:
 
 
 async def own(client: Client, prompt: str) -> list[int]:
-    """What the large model writes by itself behind the same prompt."""
+    """What the large model writes by itself after the same prompt."""
     binding = client._settings.planner.binding
     assert binding.verifier is not None
     assert binding.verifier.remote is not None

@@ -33,7 +33,7 @@ def shares(noise: float, last: tuple[int, ...]) -> dict[int, float]:
 
 
 def texts(noise: float, prompt: list[int]) -> dict[tuple[int, ...], float]:
-    """The probability of every text behind a prompt."""
+    """The probability of every text after a prompt."""
     return {
         text: prod(
             shares(noise, tuple([*prompt, *text][len(prompt) + place - 2 : len(prompt) + place]))[text[place]] for place in range(LENGTH)

@@ -1,4 +1,4 @@
-"""Streams as callers hold them: reading, leaving in every way, dropping them; nothing is left behind."""
+"""Streams as callers hold them: reading, leaving in every manner, dropping them; nothing stays open."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from streamco.testing.virtual_clock import run_in_virtual_time
 from tests.client.helpers import HELLO, device, opened, server, tokens_text
 from tests.support.leaks import settled
 
-ENDLESS = [(0.0, "a"), (0.0, "b"), (0.0, "c"), (0.0, None)]  # three tokens, then silence until somebody cancels
+ENDLESS = [(0.0, "a"), (0.0, "b"), (0.0, "c"), (0.0, None)]  # three tokens, then silence until it is cancelled
 BOTH: dict[str, Any] = {"policy": "both", "budget": 1.0}
 
 

@@ -63,7 +63,7 @@ class DispatchRecord:
     """The dispatch decision for one request, and its place in the account.
 
     Attributes:
-        attempts: the session's attempts.
+        attempts: planned attempts of the race.
         device: name of the device endpoint.
         facts: facts of the request that decide which endpoints can serve it.
         prompt_tokens: the prompt's length; the device's count, if it can count.

@@ -271,7 +271,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         self._has_crashed = True
         self._direct = None
         if not self._queue.has_finished:
-            failure = StreamcoError(f"session: expected events it can handle, got {error!r}")
+            failure = StreamcoError(f"race: expected events it can handle, got {error!r}")
             failure.__cause__ = error
             self._queue.finish(failure)
         for source in self._running:

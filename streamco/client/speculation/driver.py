@@ -92,7 +92,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         finish_reason: "stop" or "length"; None: not finished, or failed.
         verifier_error: why the verifier was lost for the rest of the answer; None: it was not.
         unconnected: seconds for which a connection to it was sought in vain when the answer's work ended.
-        is_turned_away: True if the verifier's last word was a refusal with a time to wait.
+        was_refused: True if the verifier refused a session with a time to wait, and has accepted none since.
         dropped: tokens that were held for the pace when the reader left.
     """
 
@@ -124,7 +124,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         self.dropped = 0
         self.verifier_error: StreamcoError | None = None
         self.unconnected = 0.0
-        self.is_turned_away = False
+        self.was_refused = False
         self._connecting_since: float | None = None
         self._queue = DeliveryQueue()
         self._max_unread, self._max_ahead = max_unread, max_ahead
@@ -211,9 +211,9 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         match event:
             case VerifierConnected():
                 self._connecting_since = None
-                self.is_turned_away = False
+                self.was_refused = False
             case VerifierLost(retry_after):
-                self.is_turned_away = retry_after is not None
+                self.was_refused = retry_after is not None
             case VerifierFailed(error):
                 self.verifier_error = error
 

@@ -186,7 +186,7 @@ class SpeculationPlanner:
         if driver.verifier_error is not None:
             self.binding.record_problem(str(driver.verifier_error))
         elif driver.unconnected >= patience and self.binding.verifier is not None:
-            expected, got = ("a session", "a refusal") if driver.is_turned_away else ("a connection", "none")
+            expected, got = ("a session", "a refusal") if driver.was_refused else ("a connection", "none")
             self.binding.record_problem(f"{self.binding.verifier.name}: expected {expected} within {patience:g} s, got {got}")
 
     def record_race(self, machine: RaceMachine) -> None:

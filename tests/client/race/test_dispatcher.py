@@ -1,4 +1,4 @@
-"""From a request to a session's plan, and what is learned from sessions: called directly, sessions made by hand."""
+"""Plans for requests, and what is learned from races: called directly, races made by hand."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def play(
     device_at: float | None,
     usage: CompletionUsage | None = None,
 ) -> RaceMachine:
-    """A session whose sides have their first token so many seconds after they open; None: never (cancelled at the end)."""
+    """A race; each side has its first token after these seconds; None: never (cancelled at the end)."""
     machine = RaceMachine(RacePlan(attempts=dispatched.attempts, explore=dispatched.explore))
     machine.start(now=0.0)
     due = {"server": server_at, "device": device_at}

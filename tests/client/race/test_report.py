@@ -1,4 +1,4 @@
-"""Reports, from session machines that were called by hand."""
+"""Reports of race machines that the tests call by hand."""
 
 from __future__ import annotations
 
@@ -349,7 +349,7 @@ def test_what_the_source_made_behind_the_hand_over_is_waste_and_not_in_the_answe
 
 
 def call_it_planned(machine: RaceMachine) -> None:
-    """The report tells the hand-over as if it had been made to save money."""
+    """The report shows the hand-over as if it had been made to save money."""
     assert machine._handover is not None
     machine._handover.hand_overs[0] = replace(machine._handover.hand_overs[0], is_planned=True)
 
@@ -420,7 +420,7 @@ def test_every_token_that_was_made_was_delivered_or_wasted(seed: int) -> None:
 
 
 def stuttering(rng: random.Random, name: str) -> ScriptedEndpoint:
-    """Writes some words, most of them in bursts; now and then it fails behind them. Prices differ, so that paced answers may move."""
+    """Writes some words, most of them in bursts; now and then it fails after them. Prices differ, so that paced answers may move."""
     times = list(itertools.accumulate(rng.choice([0.0, 0.01, 0.05, 0.3]) for _ in range(rng.randrange(1, rng.choice([30, 120])))))
     script: list[tuple[float, ScriptItem]] = [(0.1 + time, "word ") for time in times]
     if rng.random() < 0.3:
