@@ -1,22 +1,23 @@
-"""The window that a small network proposes (DSD section 4, "adaptive window control").
+"""Learned window: a small network proposes the window gamma (DSD section 4, "adaptive window control").
 
-The paper trains a residual network of two blocks with SiLU, by an exhaustive sweep of windows in a simulator, to say the best window from
-five figures: the queue's utilisation, the acceptance rate, the link's round trip, the target's time per token and the window before. Here
-the wait for a verdict, of which the round trip is a part, takes its place, and what else decides which window is best goes in: how long a
-draft step takes, how often a branch is adopted, and how much slower a step on all branches is than one on the draft alone. Times go in as
-logarithms of what they are in steps of the target, for a world in which everything takes twice as long has the same best window; and
-nothing goes in beyond what was seen in training.
+The paper trains a residual network of two blocks with SiLU, by an exhaustive sweep of windows in a simulator. It maps five numbers to the
+best window: the queue's utilisation q_depth, the acceptance rate alpha, the link's round trip RTT, the target's time per token TPOT, and
+the previous window. The deviations from it:
 
-The paper's network says one figure. Here it says two: a verdict, the best window or 0 for fused mode, and the window if drafting it is.
-Between worlds that want fused mode and worlds that want ten tokens the first passes through windows that nobody wants, so it is taken for
-the verdict alone: at 1 or less, half-way between fused mode and the smallest window, fused mode is proposed, and ``fallback.ModeSwitch``
-takes it where two in a row say so. Clamping and smoothing (section 4.4) are for ``window.Stabiliser``.
+- *Inputs.* The wait for a verdict takes the place of RTT, which is a part of it. The other numbers that decide the best window are added:
+  the time of a draft step, the hit rate of branches, and how much slower a step on all branches is than one on the draft alone. Times are
+  logarithms of multiples of TPOT, because a world in which everything takes twice as long has the same best window. Inputs are clamped to
+  the range seen in training.
+- *Outputs.* The paper's network has one output. This one has two: a preference, which is the best window or 0 for fused mode, and the
+  window if drafting is chosen. Between worlds that need fused mode and worlds that need ten tokens, the first passes through windows that
+  are good in neither, so it decides the mode alone. At 1 or less, half-way between fused mode and the smallest window, fused mode is
+  proposed, and ``mode_switch.ModeSwitch`` takes it after two proposals in a row. Clamping and smoothing (section 4.4) are done by
+  ``window.Stabiliser``.
+- *Length of one draft.* The network sees means, so its window suits an average draft. A draft of higher confidence goes on, and one of
+  lower confidence ends early: when the probability that all of it is accepted falls below that of an average draft of ``window`` tokens.
+  The paper has no such rule.
 
-The network sees means, so what it says is the window of a usual draft. One whose tokens are surer than usual goes further and one whose
-tokens are not ends before: where the chance that all of it is accepted falls below what it is behind as many usual tokens. The paper has
-neither.
-
-The weights are in ``windownet.json``, whose head says how they were made.
+The weights are in ``windownet.json``, together with how they were trained.
 """
 
 from __future__ import annotations
@@ -37,30 +38,30 @@ from streamco.policies.window import DEFAULT, MAX_WINDOW, WindowState, is_fused
 __all__ = ["INPUTS", "MIN_DRAFT", "Adaptive", "Layer", "WindowNet", "WindowWeights", "inputs_of", "packaged_weights"]
 
 INPUTS = ("queue_depth", "acceptance", "wait_steps", "draft_steps", "hit_rate", "slowdown", "previous")
-MIN_DRAFT = 2  # tokens: what is drafted while fused mode is proposed, for a round that is tried all the same
-_MAX_STRETCH = 2  # windows: as far goes the surest draft
-_MIN_ROUNDS = 8.0  # rounds until what drafts are sure of is believed
-_MIN_STEPS = 1e-3  # steps of the target; a link can't be felt below
+MIN_DRAFT = 2  # tokens: the window of a round that is tried although fused mode is proposed
+_MAX_STRETCH = 2  # windows: the length of the surest draft
+_MIN_ROUNDS = 8.0  # rounds until calibrated confidences are used
+_MIN_STEPS = 1e-3  # steps of the target; shorter times make no difference
 
 
 class Layer(Struct, frozen=True):
-    """Of a network: ``weights`` of shape (outputs, inputs), ``bias`` of shape (outputs,)."""
+    """One layer of a network: ``weights`` of shape (outputs, inputs), ``bias`` of shape (outputs,)."""
 
     weights: tuple[tuple[float, ...], ...]
     bias: tuple[float, ...]
 
 
 class WindowWeights(Struct, frozen=True, kw_only=True):
-    """A trained network.
+    """Weights of a trained network.
 
     Args:
-        made: by what, from what, and how good it was on worlds that it had not seen.
-        inputs: their names, in order.
-        mean, deviation: of each input in training, by which it is made comparable with the others.
-        low, high: the least and most of each in training.
-        entry: the layer behind the inputs, with SiLU.
-        blocks: (inner, outer) of each: what comes in, and on top of it outer(SiLU(inner(what comes in))).
-        exit: the layer with the verdict and the window.
+        made: how it was trained, from which data, and its error on worlds that it had not seen.
+        inputs: names of the inputs, in order.
+        mean, deviation: mean and standard deviation of each input in training, by which it is normalised.
+        low, high: minimum and maximum of each input in training.
+        entry: the layer after the inputs, with SiLU.
+        blocks: (inner, outer) of each residual block: x + outer(SiLU(inner(x))).
+        exit: the layer that gives the preference and the window.
 
     Raises:
         ConfigError: shapes or inputs that don't fit.
@@ -77,7 +78,7 @@ class WindowWeights(Struct, frozen=True, kw_only=True):
     exit: Layer
 
     def __post_init__(self) -> None:
-        """Refuse what no window comes out of."""
+        """Refuse shapes that don't fit together."""
         if self.inputs != INPUTS:
             raise ConfigError(f"window network: expected the inputs {', '.join(INPUTS)}, got {', '.join(self.inputs)}")
         count, width = len(self.inputs), len(self.entry.bias)
@@ -91,11 +92,11 @@ class WindowWeights(Struct, frozen=True, kw_only=True):
 
 
 class WindowNet:
-    """Reckons with a network's weights; one for each pair of models, for it keeps room to reckon in.
+    """Evaluates a network. It holds scratch buffers, so each pair of models has its own.
 
-    Made for few calls of numpy, each of which takes longer than what it reckons: 17 calls, 12 us, where lists of floats take 170. Every
-    vector has a 1 behind it, so that a layer's bias is a column of its weights. With h half of x, SiLU(x) is h + h tanh h, so that layers
-    in front of one are kept halved. What makes inputs comparable is in the weights of the first layer.
+    It makes few calls of numpy, because each call takes longer than its arithmetic: 17 calls take 12 us, lists of floats 170. A 1 is
+    appended to every vector, so that a layer's bias is a column of its weights. With h = x / 2, SiLU(x) is h + h tanh h, so the layers
+    before a SiLU are stored halved. The normalisation of the inputs is in the weights of the first layer.
     """
 
     def __init__(self, weights: WindowWeights) -> None:
@@ -112,7 +113,7 @@ class WindowNet:
         self._scratch, self._ones = np.empty(width, dtype=np.float32), np.ones(width, dtype=np.float32)
 
     def evaluate(self, inputs: Sequence[float]) -> tuple[float, float]:
-        """Return the verdict and the window for these inputs, tokens; a verdict of 0 is fused mode."""
+        """Return (preference, window) for these inputs, both in tokens; a preference of 0 is fused mode."""
         add, multiply, tanh = np.add, np.multiply, np.tanh
         held, inner, scratch, ones = self._held[:-1], self._inner[:-1], self._scratch, self._ones
         self._given[:-1] = [min(high, max(low, value)) for value, (low, high) in zip(inputs, self._bounds, strict=True)]
@@ -124,18 +125,18 @@ class WindowNet:
             tanh(inner, scratch)
             multiply(inner, add(scratch, ones, scratch), inner)
             add(held, out.dot(self._inner, scratch), held)
-        verdict, window = self._exit.dot(self._held).tolist()
-        return verdict, window
+        preference, window = self._exit.dot(self._held).tolist()
+        return preference, window
 
 
 class Adaptive:
-    """The window that the network proposes; 1 or less: fused mode.
+    """The learned window policy; one for each pair of models. Implements ``WindowPolicy``, ``DecidesFusedMode`` and ``EndsDraftsEarly``.
 
     Args:
-        first: tokens of the first round, and while the times aren't known.
-        max_window: tokens.
-        may_fuse: the remote side can generate alone; False: fused mode is never proposed.
-        weights: of the network; None: the packaged ones.
+        first: window of the first round, and while the times aren't known, tokens.
+        max_window: maximum window, tokens.
+        may_fuse: True if the target can generate alone; False: fused mode is never proposed.
+        weights: weights of the network; None: the packaged ones.
     """
 
     name = "adaptive"
@@ -149,25 +150,25 @@ class Adaptive:
         self._net = WindowNet(weights or packaged_weights())
 
     def propose(self, state: WindowState) -> float:
-        """Return what the network says to the last rounds."""
+        """Return the network's window for the last rounds; 1 or less: fused mode."""
         if state.acceptance is None or state.draft_step <= 0.0 or state.wait <= 0.0 or state.tpot <= 0.0:
             return float(self.first)
-        verdict, window = self._net.evaluate(inputs_of(state))
-        if self.may_fuse and is_fused(verdict):
-            return verdict
+        preference, window = self._net.evaluate(inputs_of(state))
+        if self.may_fuse and is_fused(preference):
+            return preference
         return min(float(self.max_window), max(float(MIN_DRAFT), window))
 
     def max_draft_tokens(self, state: WindowState, window: int) -> int:
-        """See ``window.Stopping``."""
+        """Return the maximum length of a draft, as ``EndsDraftsEarly`` defines it."""
         return max(window, min(self.max_window, _MAX_STRETCH * window)) if state.rounds >= _MIN_ROUNDS else window
 
     def min_acceptance(self, state: WindowState, window: float) -> float:
-        """See ``window.Stopping``: that of as many usual tokens, to the nearest one."""
+        """Return the probability that an average draft of ``window`` tokens is accepted whole, to the nearest token."""
         return math.pow(state.calibrated_acceptance, window - 0.5) if state.rounds >= _MIN_ROUNDS else 0.0
 
 
 def inputs_of(state: WindowState) -> tuple[float, ...]:
-    """Return what the network is given, in the order of ``INPUTS``; acceptance and times must be known."""
+    """Return the network's inputs, in the order of ``INPUTS``; acceptance and times must be known."""
     assert state.acceptance is not None
     return (
         state.queue_depth,
@@ -182,10 +183,10 @@ def inputs_of(state: WindowState) -> tuple[float, ...]:
 
 @cache
 def packaged_weights() -> WindowWeights:
-    """Return the network's that comes with the package."""
+    """Return the weights in the package."""
     return msgspec.json.decode((resources.files("streamco.policies") / "windownet.json").read_bytes(), type=WindowWeights)
 
 
 def _matrix(weights: ArrayLike, bias: ArrayLike) -> NDArray[np.float32]:
-    """Of shape (outputs, inputs + 1): the bias is what a 1 behind the inputs adds."""
+    """Return a matrix of shape (outputs, inputs + 1): the last column is the bias, for the appended 1."""
     return np.ascontiguousarray(np.column_stack([weights, bias]), dtype=np.float32)

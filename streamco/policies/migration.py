@@ -1,12 +1,13 @@
-"""Whether an answer should move to a cheaper endpoint, and when it can without the reader's notice (DiSCo 4.3, equations 4 to 6).
+"""Migration: whether an answer should move to a cheaper endpoint, and when the reader won't notice it (DiSCo 4.3, equations 4 to 6).
 
-Moving pays when what the target saves on the tokens still to come is more than what it costs to get there: the target has to read the
-prompt and the answer so far, and the source goes on at its own price until the reader's buffer covers the change (``net_saving``). The
-buffer covers it from B = r_c t_m tokens on, with t_m the time from asking the target to its first token (``buffer_needed``).
+The *source* writes the answer and the *target* would continue it. Moving pays if the target saves more on the remaining tokens than the
+move costs (equation 4, ``net_saving``): the target has to read the prompt and the answer so far, and the source goes on at its own price
+until the reader's buffer covers the change. That takes B = r_c t_m tokens (equation 6, ``buffer_needed``), with r_c the reader's tokens per
+second and t_m the seconds from the request at the target to its first token.
 
-Two rules say how the change is made. ``full-buffer`` is the paper's: the source stops when the buffer holds B tokens, and only then is the
-target asked. ``pre-copy`` is the way virtual machines move: the target reads what exists while the source goes on, then what came
-meanwhile, and takes over when only a few tokens are left to read, so t_m, B and the source's last tokens become few.
+There are two transfer rules. ``full-buffer`` is the paper's: the source stops when the buffer holds B tokens, and only then is the target
+asked. ``pre-copy`` deviates, in the way of virtual machines: the target reads the existing text while the source goes on, then the text
+written meanwhile, and takes over when only a few tokens are left to read. So t_m, B and the source's last tokens become small.
 """
 
 from __future__ import annotations
@@ -36,24 +37,24 @@ TransferRule = Literal["pre-copy", "full-buffer"]
 
 SLACK = 0.1  # seconds on top of every estimate: two event loops and a network turn
 HEADROOM = 1.1  # a target must decode this much faster than the reader reads
-UNKNOWN_RATE = 20.0  # tokens per second, where nothing was measured; phones decode 14 to 22 (DiSCo 5.1), servers more
+UNKNOWN_RATE = 20.0  # tokens per second, used before a measurement; phones decode 14 to 22 (DiSCo 5.1), servers more
 
-SERVER_STOPS = 0.1  # seconds; a round trip, behind which a server notices that the connection is closed
+SERVER_STOPS = 0.1  # seconds; a round trip, after which a server notices that the connection is closed
 UNKNOWN_SERVER_SETUP = 3.0  # seconds; 99 % of 3,657 first tokens of 60 services came within 2.3 s (thefastest.ai, 2024)
 
 
 class Terms(Struct, frozen=True, kw_only=True):
-    """What one endpoint's tokens cost, and how soon it goes on with an answer.
+    """Costs and times of one endpoint.
 
     Args:
-        prompt: US dollars per prompt token it reads, energy included (unified cost, equation 8).
-        completion: US dollars per token it makes.
-        cached_prompt: US dollars per prompt token that it has kept; None: as ``prompt``.
-        setup: seconds until its first token that don't depend on length, seldom exceeded; None: not known.
-        per_token: seconds a token it has to read, seldom exceeded.
-        rate: tokens per second it decodes; None: not known.
-        pre_copy: what ``Request.prefill_only`` does there.
-        stops: seconds it goes on behind a cancel, and bills.
+        prompt: US dollars per prompt token, energy included (unified cost, equation 8).
+        completion: US dollars per generated token.
+        cached_prompt: US dollars per cached prompt token; None: as ``prompt``.
+        setup: high estimate of the seconds until its first token that don't depend on length; None: not known.
+        per_token: high estimate of the seconds per token that it has to read.
+        rate: tokens per second that it generates; None: not known.
+        pre_copy: effect of ``Request.prefill_only`` there.
+        stops: seconds that it goes on, and bills, after it was cancelled.
     """
 
     prompt: float
@@ -66,33 +67,34 @@ class Terms(Struct, frozen=True, kw_only=True):
     stops: float = 0.0
 
     def seconds_to_first_token(self, tokens: float) -> float | None:
-        """Seconds to the first token when ``tokens`` are to be read, seldom exceeded (t_m); None: not known."""
+        """Return t_m, a high estimate of the seconds to the first token after reading ``tokens``; None: not known."""
         return None if self.setup is None else self.setup + self.per_token * max(0.0, tokens)
 
 
 def buffer_needed(seconds: float, reader_rate: float) -> int:
-    """Tokens that must be buffered so that a reader doesn't notice a pause (equation 6, rounded up).
+    """Return B, the tokens that must be buffered so that the reader doesn't notice a pause: r_c t_m, rounded up (equation 6).
 
     Args:
-        seconds: of the pause (t_m).
-        reader_rate: tokens per second (r_c).
+        seconds: t_m, the pause; ``SLACK`` is added to it.
+        reader_rate: r_c, tokens per second.
     """
     return math.ceil(round(reader_rate * (seconds + SLACK), 9))
 
 
 def keeps_up(terms: Terms, reader_rate: float) -> bool:
-    """Return True if an endpoint decodes faster than the reader reads; one whose rate isn't known is believed to."""
+    """Return True if an endpoint generates faster than the reader reads, or if its rate isn't known."""
     return terms.rate is None or terms.rate >= HEADROOM * reader_rate
 
 
 def tokens_until_buffered(missing: float, source_rate: float, reader_rate: float, per_token: float = 0.0) -> float:
-    """Tokens the source makes until ``missing`` more are buffered; inf when that never comes about.
+    """Return the tokens that the source generates until ``missing`` more are buffered; inf: that never happens.
 
     Args:
-        missing: tokens.
-        source_rate: tokens per second it makes.
-        reader_rate: tokens per second that go out again.
-        per_token: seconds by which each of them makes the change longer, because the target has to read it; the buffer must cover that too.
+        missing: number of tokens that the buffer lacks.
+        source_rate: tokens per second that the source generates.
+        reader_rate: r_c, tokens per second that leave the buffer.
+        per_token: seconds by which each generated token makes t_m longer, because the target has to read it; the buffer must cover that
+        too.
     """
     if missing <= 0:
         return 0.0
@@ -101,14 +103,14 @@ def tokens_until_buffered(missing: float, source_rate: float, reader_rate: float
 
 
 def tokens_until_covered(missing: float, reader_rate: float, per_token: float) -> float:
-    """Tokens the source makes until the buffer covers what is left of a change whose reading runs meanwhile.
+    """Return the tokens that the source generates until the buffer covers the rest of a change, while the target reads already.
 
-    The reader takes r_c tokens a second, and each second takes one from the time that is left, so what the source makes is what counts.
+    In each second the reader takes r_c tokens, and the rest of the change needs r_c tokens less. So only the generated tokens count.
 
     Args:
-        missing: tokens the buffer lacks for the whole change.
-        reader_rate: tokens per second (r_c).
-        per_token: seconds by which each token that is made meanwhile makes the change longer.
+        missing: number of tokens that the buffer lacks for the whole change.
+        reader_rate: r_c, tokens per second.
+        per_token: seconds by which each token generated meanwhile makes the change longer.
     """
     if missing <= 0:
         return 0.0
@@ -118,16 +120,16 @@ def tokens_until_covered(missing: float, reader_rate: float, per_token: float) -
 def net_saving(
     source: Terms, target: Terms, *, remaining: float, until_change: float, length: float, kept: float = 0.0, overrun: float = 0.0
 ) -> float:
-    """Both sides of equation 4 in US dollars: what moving saves, less what it costs; above zero it pays.
+    """Return the saving of a move less its cost, in US dollars (both sides of equation 4); above 0 the move pays.
 
     Args:
-        source: who writes now.
-        target: who could.
-        remaining: expected tokens still to come (l_remaining of equation 5).
-        behind: of those, tokens the source makes before the change.
-        length: tokens of prompt and answer so far.
-        kept: of those, tokens the target has read already.
-        overrun: tokens the source makes behind the change, until its cancel takes effect.
+        source: the endpoint that writes now.
+        target: the endpoint that would continue.
+        remaining: l_remaining of equation 5, the expected number of tokens still to come.
+        until_change: number of those that the source generates before the change.
+        length: number of tokens of prompt and answer so far.
+        kept: number of those that the target has read already.
+        overrun: number of tokens that the source generates after the change, until its cancellation takes effect.
     """
     left = max(0.0, remaining - until_change)
     cached = target.prompt if target.cached_prompt is None else target.cached_prompt
@@ -138,17 +140,19 @@ def net_saving(
 
 
 def pre_copy_pays(source: Terms, target: Terms, *, length: float, saved: float, saving: float, is_possible_without: bool) -> bool:
-    """Return True if to let the target read ahead.
+    """Return True if a pre-copy pays: the target reads the text before the change.
 
-    Where it keeps what it reads, that costs nothing: every token is read once. A cache that is warmed for money reads everything twice,
-    the second time at the cached price, so it pays only if the tokens it saves the source are worth more, or, if there is no other way to
-    move, if moving still saves more.
+    If the target keeps the tokens that it reads ("append"), each token is read once and the pre-copy costs nothing. If it only warms a
+    cache ("warm"), everything is read and paid twice, the second time at the cached price. That pays only if the tokens that the source
+    saves are worth more or, if there is no other way to move, if the whole move still saves more.
 
     Args:
-        length: tokens of prompt and answer so far.
-        saved: tokens the source need not make because the change takes less time.
-        saving: US dollars that moving saves when everything is read once (``net_saving``).
-        is_possible_without: whether the buffer can ever cover the change otherwise, or not even then.
+        source: the endpoint that writes now.
+        target: the endpoint that would continue.
+        length: number of tokens of prompt and answer so far.
+        saved: number of tokens that the source need not generate, because the change takes less time.
+        saving: US dollars that the move saves if everything is read once (``net_saving``).
+        is_possible_without: True if the buffer can cover the change without a pre-copy.
     """
     if target.pre_copy == "append":
         return saved >= 1.0

@@ -1,11 +1,11 @@
-"""How many tokens to draft before the verifier is asked (DSD sections 3.4 and 4).
+"""Window policies: the number gamma of tokens to draft in a round (DSD sections 3.4 and 4).
 
-A policy looks at the last rounds (``WindowState``) and names the next window. A window of 1 or less means fused mode: drafting doesn't pay,
-and the remote side generates alone (section 4.4; ``streamco.policies.mode_switch`` makes the change and finds the way back).
+A policy proposes the next window from the last rounds (``WindowState``). A window of 1 or less means fused mode: drafting doesn't pay, and
+the target generates alone (section 4.4). ``streamco.policies.mode_switch`` changes the mode and finds the way back.
 
-``Static`` and ``Dynamic`` are the paper's baselines. ``Confident`` has no fixed window: a draft goes on while its next token is worth the
-step, by the rounds' rate and the tokens' chances. Whatever proposes real numbers goes through ``Stabiliser``, the paper's clamping and
-smoothing, so a policy that learned to predict windows needs to bring its prediction only.
+``Static`` and ``Dynamic`` are the paper's baselines (section 5.2). ``Confident`` is not in a paper and has no fixed window: a draft goes on
+while its next token is worth the step. Proposals go through ``Stabiliser``, the paper's clamping and smoothing, so a learned policy needs
+only its prediction.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SMOOTHING = 0.4  # section 4.4, alpha there
 
 
 class WindowState(Struct, frozen=True, kw_only=True):
-    """What the paper's predictor looks at (section 4.1), and, from ``draft_step`` on, what arithmetic needs beside it.
+    """Inputs of a window policy: those of the paper's predictor (section 4.1) and, from ``draft_step`` on, further ones.
 
     Args:
         previous: window of the last round (gamma_prev), tokens, as ``Stabiliser`` gave it.
@@ -44,13 +44,13 @@ class WindowState(Struct, frozen=True, kw_only=True):
         queue_depth: recent utilisation of the verifier's queue, 0..1 (q_depth).
         rtt: recent round trip of the link, seconds (RTT_recent).
         tpot: recent time per token of the target, seconds (TPOT_recent).
-        draft_step: of the draft model for a token, seconds; 0: not known.
-        wait: from sending a draft to its verdict, seconds; 0: not known.
-        hit_rate: share of rounds whose pre-drafted branch is adopted, 0..1.
-        slowdown: how many times longer a step on all branches together takes than one of the draft alone.
-        rate: tokens a second that drafting gives; 0: not known.
-        rounds: whose verdicts have told what confidence is worth, those of drafts that were only overheard included; older ones count less.
-        chance: of a draft token to be accepted, by what its confidence is worth: the recent mean, 0..1.
+        draft_step: time of the draft model for a token, seconds; 0: not known.
+        wait: time from sending a draft to its verdict, seconds; 0: not known.
+        hit_rate: share of rounds after which a pre-drafted branch is adopted, 0..1.
+        slowdown: time of a step on all branches together, in steps of the draft alone.
+        rate: tokens per second that drafting gives; 0: not known.
+        rounds: number of rounds that calibrated confidences, those of shadow drafts included; older ones count less.
+        calibrated_acceptance: recent mean of the acceptance that draft tokens' confidences predict, 0..1.
     """
 
     previous: int
@@ -68,11 +68,11 @@ class WindowState(Struct, frozen=True, kw_only=True):
 
 
 class WindowPolicy(Protocol):
-    """What every window policy offers."""
+    """The interface of every window policy."""
 
     @property
     def name(self) -> str:
-        """What reports and settings call it."""
+        """Name of the policy in reports and settings."""
         ...
 
     @property
@@ -87,35 +87,35 @@ class WindowPolicy(Protocol):
 
 @runtime_checkable
 class DecidesFusedMode(Protocol):
-    """A policy that weighs fused mode itself: where it proposes a window, drafting pays.
+    """A window policy that decides on fused mode itself: if it proposes a window above 1, drafting pays.
 
-    Of another policy's windows ``fallback.ModeSwitch`` asks its arithmetic whether they do.
+    For the windows of any other policy, ``mode_switch.ModeSwitch`` decides by its speedup model.
     """
 
     @property
     def may_fuse(self) -> bool:
-        """True if it does so at present."""
+        """True if it decides at present."""
         ...
 
 
 @runtime_checkable
 class EndsDraftsEarly(Protocol):
-    """A policy that ends drafts where they are doubtful."""
+    """A window policy that ends a draft early when its acceptance becomes unlikely."""
 
     def max_draft_tokens(self, state: WindowState, window: int) -> int:
-        """Return how far a draft goes that is never doubtful, tokens; ``window`` is rounded (``Stabiliser.settle``)."""
+        """Return the maximum length of a draft, tokens. ``window`` is the rounded one (``Stabiliser.settle``)."""
         ...
 
     def min_acceptance(self, state: WindowState, window: float) -> float:
-        """Return the chance of full acceptance, 0..1, below which a draft ends with its last token; 0: no draft ends early.
+        """Return the probability of full acceptance, 0..1, below which a draft ends with its last token; 0: no draft ends early.
 
-        ``window`` is smoothed, and not rounded (``Stabiliser.smoothed``).
+        ``window`` is the smoothed one, not rounded (``Stabiliser.smoothed``).
         """
         ...
 
 
 class Static(Struct, frozen=True, tag="static"):
-    """The same window always.
+    """A fixed window (section 5.2).
 
     Args:
         window: tokens.
@@ -124,32 +124,32 @@ class Static(Struct, frozen=True, tag="static"):
     window: int = DEFAULT
 
     def __post_init__(self) -> None:
-        """Refuse a window out of range."""
+        """Refuse a window below 1."""
         _check("static window", self.window)
 
     @property
     def name(self) -> str:
-        """``static``."""
+        """Name of the policy, ``static``."""
         return "static"
 
     @property
     def first(self) -> int:
-        """The window."""
+        """Window of the first round, tokens."""
         return self.window
 
     def propose(self, state: WindowState) -> float:
-        """Return the window."""
+        """Return the fixed window."""
         return float(self.window)
 
 
 class Dynamic(Struct, frozen=True, tag="dynamic"):
-    """One token more while nearly everything is accepted, one less while hardly anything is (section 5.2).
+    """One token more while acceptance is high, one less while it is low (section 5.2).
 
     Args:
-        first: tokens of the first round.
-        min_window, max_window: tokens; ``min_window`` 2 never falls into fused mode.
-        raise_above: acceptance, 0..1.
-        lower_below: acceptance, 0..1.
+        first: window of the first round, tokens.
+        min_window, max_window: bounds of the window, tokens; with ``min_window`` 2 it never proposes fused mode.
+        raise_above: acceptance above which the window grows, 0..1.
+        lower_below: acceptance below which the window shrinks, 0..1.
     """
 
     first: int = DEFAULT
@@ -168,7 +168,7 @@ class Dynamic(Struct, frozen=True, tag="dynamic"):
 
     @property
     def name(self) -> str:
-        """``dynamic``."""
+        """Name of the policy, ``dynamic``."""
         return "dynamic"
 
     def propose(self, state: WindowState) -> float:
@@ -180,17 +180,17 @@ class Dynamic(Struct, frozen=True, tag="dynamic"):
 
 
 class Confident(Struct, frozen=True, tag="confident"):
-    """As far as a draft is likely enough to be accepted.
+    """A draft goes on while it is likely enough to be accepted whole; not in a paper.
 
-    Neither paper has it. A token more costs a draft step, in which drafting gives rate x step tokens anyway, and it adds a token with the
-    chance that all of the draft is accepted, that one included. The longer the draft the more verdicts are possible too, and the fewer are
-    foreseen by branches, which is why the chance has to be ``worth`` more than the step; by how much hardly matters around what it is.
+    One more token costs a draft step, in which drafting gives rate x step tokens anyway. It adds a token with the probability that the
+    whole draft is accepted, this token included. A longer draft also has more possible verdicts, of which branches cover a smaller share.
+    Therefore the token must be ``worth`` more than one step. The exact value matters little around the default.
 
     Args:
-        first: what drafts are taken to have before there were any, and where the times aren't known, tokens.
-        max_window: tokens.
-        worth: steps that a token has to be worth.
-        surest: no higher chance is asked for, 0..1: the first tokens are always worth a round.
+        first: window of the first round, and while the times aren't known, tokens.
+        max_window: maximum window, tokens.
+        worth: steps that a token must be worth, above 0.
+        surest: upper limit of the required probability, 0..1, so that the first tokens are always drafted.
     """
 
     first: int = DEFAULT
@@ -206,33 +206,33 @@ class Confident(Struct, frozen=True, tag="confident"):
 
     @property
     def name(self) -> str:
-        """``confident``."""
+        """Name of the policy, ``confident``."""
         return "confident"
 
     def propose(self, state: WindowState) -> float:
-        """Return the longest, once the times are known."""
+        """Return the maximum window, or ``first`` while the times aren't known."""
         return float(self.max_window if state.rate > 0.0 and state.draft_step > 0.0 else self.first)
 
     def max_draft_tokens(self, state: WindowState, window: int) -> int:
-        """Return the window is a limit."""
+        """Return the window, which is the limit here."""
         return window
 
     def min_acceptance(self, state: WindowState, window: float) -> float:
-        """Return what a step is worth in tokens."""
+        """Return the tokens that drafting gives in ``worth`` steps, as a probability of one more token."""
         return min(self.surest, self.worth * state.rate * state.draft_step)
 
 
 class Stabiliser:
-    """Makes proposals steady: clamped, smoothed, then rounded (section 4.4, techniques 1 and 2). One for each pair of models.
+    """Clamps, smooths and rounds proposals (section 4.4, techniques 1 and 2). One for each pair of models.
 
-    Whole proposals of ``Static`` and ``Dynamic`` go through unsmoothed with ``smoothing`` 1.
+    With ``smoothing`` 1, the whole numbers of ``Static`` and ``Dynamic`` pass unchanged.
 
     Args:
-        smoothing: weight of the newest proposal, above 0 up to 1.
-        min_window, max_window: tokens.
+        smoothing: alpha of section 4.4, the weight of the newest proposal, above 0 up to 1.
+        min_window, max_window: bounds of the window, tokens.
 
     Attributes:
-        smoothed: the mean of proposals, before rounding; None: none yet.
+        smoothed: mean of the clamped proposals, before rounding, tokens; None: no proposal yet.
 
     Raises:
         ConfigError: a smoothing or bounds out of range.
@@ -254,11 +254,11 @@ class Stabiliser:
 
 
 def is_fused(window: float) -> bool:
-    """Return True if a window says that the remote side should generate alone (gamma <= 1)."""
+    """Return True if a window means fused mode, in which the target generates alone (gamma <= 1)."""
     return window <= 1.0
 
 
 def _check(name: str, *windows: int) -> None:
-    """Windows of at least 1, ascending."""
+    """Raise ConfigError unless the windows are at least 1 and ascending."""
     if windows[0] < 1 or list(windows) != sorted(windows):
         raise ConfigError(f"{name}: expected 1 <= min_window <= first <= max_window, got {', '.join(map(str, windows))}")
