@@ -166,7 +166,7 @@ class SpeculationPlanner:
 
     @property
     def _max_ahead(self) -> int:
-        return min(self.options.tuning.max_ahead, self.binding.facts.ahead) if self.estimates.is_lossless else 0
+        return min(self.options.tuning.max_ahead, self.binding.facts.max_ahead) if self.estimates.is_lossless else 0
 
     def _pays(self) -> bool:
         """Return True if speculation is predicted to beat the race, or every 20th answer, to measure again."""

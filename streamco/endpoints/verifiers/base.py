@@ -54,7 +54,7 @@ class VerifierFacts(Struct, frozen=True, kw_only=True):
         context_tokens: size of the context, prompt and answer together. None: the server doesn't say.
         samples_exactly: sampling keeps the target's distribution with every filter; False: only if the target's top_k is within ``top_k``.
         holds_context: the server keeps a session's context; False: every round sends and reads all of it.
-        ahead: most drafts that may be sent ahead after each round.
+        max_ahead: drafts that may be sent ahead after each round.
     """
 
     model: str
@@ -64,7 +64,7 @@ class VerifierFacts(Struct, frozen=True, kw_only=True):
     context_tokens: int | None = None
     samples_exactly: bool = False
     holds_context: bool = False
-    ahead: int = 0
+    max_ahead: int = 0
 
     def is_exact(self, rule: Rule) -> bool:
         """Return True if this rule keeps answers the target's own.

@@ -273,5 +273,5 @@ def _read_welcome(welcome: Welcome) -> VerifierFacts:
         context_tokens=welcome.limits.context_tokens,
         samples_exactly=welcome.is_exact,
         holds_context=True,
-        ahead=MAX_FOLLOWS,
+        max_ahead=MAX_FOLLOWS,
     )
