@@ -34,14 +34,14 @@ class LinkDirection:
         self.passed = 0
         self._delay = delay
         self._rate = rate
-        self._free = 0.0  # time at which everything sent before has left
+        self._free_at = 0.0  # time at which everything sent before has left
 
     def send(self, size: int, now: float) -> float:
         """Send bytes, with headers added, and return the time at which the last one arrives at the other end."""
         self.passed += size
-        start = max(now, self._free)
-        self._free = start if self._rate is None else start + (size + HEADERS * -(-size // SEGMENT)) / self._rate
-        return self._free + self._delay
+        start = max(now, self._free_at)
+        self._free_at = start if self._rate is None else start + (size + HEADERS * -(-size // SEGMENT)) / self._rate
+        return self._free_at + self._delay
 
 
 class LinkProxy(Listener):
@@ -102,8 +102,8 @@ class LinkProxy(Listener):
             server_reader, server = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:  # the server is gone, so the connection ends
             return
-        pipes = (_Pipe(self._up, reader, server, held=self.rtt), _Pipe(self._down, server_reader, writer))
-        tasks = [asyncio.create_task(part) for pipe in pipes for part in (pipe.take(), pipe.bring())]
+        pipes = (_Pipe(self._up, reader, server, setup_s=self.rtt), _Pipe(self._down, server_reader, writer))
+        tasks = [asyncio.create_task(part) for pipe in pipes for part in (pipe.receive(), pipe.deliver())]
         try:
             await asyncio.wait([tasks[1], tasks[3]], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -116,23 +116,25 @@ class LinkProxy(Listener):
 class _Pipe:
     """The bytes in transit in one direction of one connection."""
 
-    def __init__(self, lane: LinkDirection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, held: float = 0.0) -> None:
-        self._lane = lane
+    def __init__(
+        self, direction: LinkDirection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, setup_s: float = 0.0
+    ) -> None:
+        self._direction = direction
         self._reader = reader
         self._writer = writer
-        self._held = held  # extra seconds that the first piece waits
+        self._setup_s = setup_s  # extra seconds that the first piece waits
         self._queue: deque[tuple[float, bytes]] = deque()
         self._queued = 0
         self._changed = asyncio.Condition()
 
-    async def take(self) -> None:
+    async def receive(self) -> None:
         """Put the sender's bytes on the link, up to the end of the stream."""
         loop = asyncio.get_running_loop()
         with contextlib.suppress(ConnectionError):
             while data := await self._reader.read(SEGMENT):
-                held, self._held = self._held, 0.0
-                await self._put(self._lane.send(len(data), loop.time() + held), data)
-        await self._put(self._lane.send(0, loop.time()), b"")
+                setup_s, self._setup_s = self._setup_s, 0.0
+                await self._put(self._direction.send(len(data), loop.time() + setup_s), data)
+        await self._put(self._direction.send(0, loop.time()), b"")
 
     async def _put(self, arrival: float, data: bytes) -> None:
         async with self._changed:
@@ -141,7 +143,7 @@ class _Pipe:
             self._queued += len(data)
             self._changed.notify_all()
 
-    async def bring(self) -> None:
+    async def deliver(self) -> None:
         """Write each piece when it is due. The end of the stream closes the receiver's side."""
         loop = asyncio.get_running_loop()
         with contextlib.suppress(ConnectionError):

@@ -137,7 +137,7 @@ class ScriptedVLLM(_LogprobServer):
         if refusal is not None:
             return refusal
         rows: list[dict[str, Any] | None] = [None]
-        rows += [self._entries(self._row(ids[:at]), ids[at], asked) for at in range(1, len(ids))]
+        rows += [self._entries(self._row(ids[:position]), ids[position], asked) for position in range(1, len(ids))]
         last = self._row(ids)
         token = last[0][0]
         choice = {
@@ -153,10 +153,10 @@ class ScriptedVLLM(_LogprobServer):
 
     def _entries(self, row: _Row, own: int, count: int) -> dict[str, Any]:
         """Return the entries of a row. The prompt's own token comes first with its true rank, then the best ids with theirs."""
-        rank = next((place for place, (token, _) in enumerate(row, 1) if token == own), len(row) + 1)
+        rank = next((rank for rank, (token, _) in enumerate(row, 1) if token == own), len(row) + 1)
         value = dict(row).get(own, -math.inf)
-        listed = [(rank, own, value), *((place, *pair) for place, pair in enumerate(row[:count], 1))]
-        return {str(token): {"logprob": max(value, -9999.0), "rank": place, "decoded_token": f" {token}"} for place, token, value in listed}
+        listed = [(rank, own, value), *((rank, *pair) for rank, pair in enumerate(row[:count], 1))]
+        return {str(token): {"logprob": max(value, -9999.0), "rank": rank, "decoded_token": f" {token}"} for rank, token, value in listed}
 
 
 class ScriptedSGLang(_LogprobServer):
@@ -181,9 +181,9 @@ class ScriptedSGLang(_LogprobServer):
         self._known = ids
         own: list[Any] = [[None, ids[start], None]]
         top: list[Any] = [None]
-        for at in range(start + 1, len(ids)):
-            row = self._row(ids[:at])
-            own.append([_finite(dict(row).get(ids[at], -math.inf)), ids[at], None])
+        for position in range(start + 1, len(ids)):
+            row = self._row(ids[:position])
+            own.append([_finite(dict(row).get(ids[position], -math.inf)), ids[position], None])
             top.append([[_finite(value), token, None] for token, value in row[:count]])
         last = self._row(ids)
         meta = {

@@ -128,7 +128,7 @@ class ScriptedVerifier:
         self._requested_port = port
         self._steps: list[VerifierStep] = []
         self._open_steps: list[VerifierStep] = []
-        self._held: dict[bytes, _ServedSession] = {}
+        self._sessions: dict[bytes, _ServedSession] = {}
         self._connections: set[_VerifierConnection] = set()
         self._server: Server | None = None
 
@@ -147,12 +147,12 @@ class ScriptedVerifier:
     @property
     def rules(self) -> list[Rule]:
         """The rules of its sessions, oldest first."""
-        return [session.rule for session in self._held.values()]
+        return [session.rule for session in self._sessions.values()]
 
     @property
     def contexts(self) -> list[list[int]]:
         """The ids of each session, oldest first."""
-        return [list(session.ids) for session in self._held.values()]
+        return [list(session.ids) for session in self._sessions.values()]
 
     @property
     def connections_open(self) -> int:
@@ -169,7 +169,7 @@ class ScriptedVerifier:
 
     def lose_sessions(self) -> None:
         """Lose every session, without a word to the clients of open connections."""
-        self._held.clear()
+        self._sessions.clear()
 
     def cut(self) -> None:
         """Reset every connection."""
@@ -257,11 +257,11 @@ class _VerifierConnection:
                 self._start_answer(frame)
                 await asyncio.sleep(0)
             case Extend():
-                held = self._find(frame.session)
-                if held is not None:
-                    held.ids[frame.base :] = frame.ids
+                session = self._find(frame.session)
+                if session is not None:
+                    session.ids[frame.base :] = frame.ids
             case Close():
-                self._server._held.pop(self._keys.pop(frame.session, b""), None)
+                self._server._sessions.pop(self._keys.pop(frame.session, b""), None)
         await self._send()
 
     def _start_answer(self, frame: Open | Resume | Draft) -> None:
@@ -293,15 +293,15 @@ class _VerifierConnection:
             self._protocol.welcome()
 
     def _begin(self, frame: Open) -> None:
-        key = Random(f"{len(self._server._held)} {self._server.connections_total} {frame.session}").randbytes(16)
+        key = Random(f"{len(self._server._sessions)} {self._server.connections_total} {frame.session}").randbytes(16)
         self._keys[frame.session] = key
-        self._server._held[key] = _ServedSession(list(frame.ids), frame.rule, frame.top_k, Random(frame.rule.seed))
+        self._server._sessions[key] = _ServedSession(list(frame.ids), frame.rule, frame.top_k, Random(frame.rule.seed))
 
     def _find(self, number: int) -> _ServedSession | None:
-        held = self._server._held.get(self._keys.get(number, b""))
-        if held is None:
+        session = self._server._sessions.get(self._keys.get(number, b""))
+        if session is None:
             self._protocol.refuse(UnknownSessionError(f"session {number}: expected one that is held, got none", session=number))
-        return held
+        return session
 
     async def _answer(self, frame: Open | Resume | Draft, step: VerifierStep) -> None:
         from websockets.exceptions import ConnectionClosed
@@ -344,25 +344,25 @@ class _VerifierConnection:
             case Resume():
                 self._resume(frame)
             case Draft():
-                held = self._find(frame.session)
-                if held is None:
+                session = self._find(frame.session)
+                if session is None:
                     return
-                held.ids[frame.base :] = frame.ids[: frame.given]
-                verdict = verify_draft(self._server.target, held.ids, frame, held.rule, top_k=held.top_k, rng=held.rng)
-                held.ids += frame.pending[: verdict.accepted]
-                held.ids += [] if verdict.token is None else [verdict.token]
+                session.ids[frame.base :] = frame.ids[: frame.given]
+                verdict = verify_draft(self._server.target, session.ids, frame, session.rule, top_k=session.top_k, rng=session.rng)
+                session.ids += frame.pending[: verdict.accepted]
+                session.ids += [] if verdict.token is None else [verdict.token]
                 self._protocol.send(verdict)
                 for begun in self._protocol.take_begun_rounds():
                     self._start_answer(begun)
 
     def _resume(self, frame: Resume) -> None:
-        held = self._server._held.get(frame.key)
-        if held is None or (len(held.ids) >= frame.base and prefix_hash(held.ids[: frame.base]) != frame.prefix):
+        session = self._server._sessions.get(frame.key)
+        if session is None or (len(session.ids) >= frame.base and prefix_hash(session.ids[: frame.base]) != frame.prefix):
             self._protocol.refuse(NotResumableError("session: expected one that is held, got none", session=frame.session))
             return
-        del held.ids[frame.base :]
+        del session.ids[frame.base :]
         self._keys[frame.session] = frame.key
-        self._protocol.resume(Resumed(frame.session, len(held.ids), prefix_hash(held.ids)), held.rule)
+        self._protocol.resume(Resumed(frame.session, len(session.ids), prefix_hash(session.ids)), session.rule)
 
     async def _send(self) -> None:
         for message in self._protocol.take_messages():

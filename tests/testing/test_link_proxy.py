@@ -24,16 +24,16 @@ async def server() -> AsyncIterator[ScriptedServer]:
 
 
 def test_pieces_under_way_do_not_wait_for_one_another() -> None:
-    lane = LinkDirection(0.05, None)
-    assert [lane.send(100, now) for now in (0.0, 0.01, 0.02)] == pytest.approx([0.05, 0.06, 0.07])
+    direction = LinkDirection(0.05, None)
+    assert [direction.send(100, now) for now in (0.0, 0.01, 0.02)] == pytest.approx([0.05, 0.06, 0.07])
 
 
 def test_the_rate_is_shared_and_counts_headers() -> None:
-    lane = LinkDirection(0.1, 1000.0)
-    assert lane.send(460, 0.0) == pytest.approx(0.5 + 0.1)
-    assert lane.send(2 * SEGMENT, 0.2) == pytest.approx(0.5 + 2 * (SEGMENT + HEADERS) / 1000 + 0.1)
-    assert lane.send(60, 100.0) == pytest.approx(100.2)
-    assert lane.passed == 520 + 2 * SEGMENT
+    direction = LinkDirection(0.1, 1000.0)
+    assert direction.send(460, 0.0) == pytest.approx(0.5 + 0.1)
+    assert direction.send(2 * SEGMENT, 0.2) == pytest.approx(0.5 + 2 * (SEGMENT + HEADERS) / 1000 + 0.1)
+    assert direction.send(60, 100.0) == pytest.approx(100.2)
+    assert direction.passed == 520 + 2 * SEGMENT
 
 
 @pytest.mark.parametrize(("rtt", "mbps"), [(-0.1, None), (float("nan"), None), (0.1, 0.0), (0.1, -1.0)])

@@ -89,8 +89,8 @@ class VerifyClient:
 
     def pending_round(self, session: int) -> int | None:
         """Return the number of a session's pending round; None if no round is pending, or there is no such session."""
-        held = self._sessions.get(session)
-        return None if held is None or held.draft is None else held.draft.round_number
+        state = self._sessions.get(session)
+        return None if state is None or state.draft is None else state.draft.round_number
 
     def open(self, ids: Sequence[int], rule: Rule, *, top_k: int = 0, reserve: int = 0) -> int:
         """Begin a session and return its number. Drafts may follow at once, before ``Opened`` comes.
@@ -117,9 +117,9 @@ class VerifyClient:
             UsageError: a round is pending, or the context is shorter than ``base``.
             VerifyProtocolError: the ids don't fit a frame.
         """
-        held = self._find_idle(session, base)
+        state = self._find_idle(session, base)
         self._queue(Extend(session, base, tuple(ids)))
-        held.length = base + len(ids)
+        state.length = base + len(ids)
 
     def draft(self, session: int, base: int, ids: Sequence[int], *, given: int = 0, rows: Sequence[TopK] = ()) -> int:
         """Begin a round and return its number: cut the context to ``base``, append the first ``given`` ids, and verify the others.
@@ -128,10 +128,10 @@ class VerifyClient:
             UsageError: a round is pending, or the context is shorter than ``base``.
             VerifyProtocolError: the draft doesn't fit a frame.
         """
-        held = self._find_idle(session, base)
-        draft = Draft(session, held.last_round + 1, base, tuple(ids), given, tuple(rows))
+        state = self._find_idle(session, base)
+        draft = Draft(session, state.last_round + 1, base, tuple(ids), given, tuple(rows))
         self._queue(draft)
-        held.last_round, held.draft = draft.round_number, draft
+        state.last_round, state.draft = draft.round_number, draft
         return draft.round_number
 
     def follow(self, session: int, accepted: int, token: int, ids: Sequence[int], *, rows: Sequence[TopK] = ()) -> int:
@@ -151,16 +151,16 @@ class VerifyClient:
             UsageError: no round is pending, it has fewer tokens, it has ``MAX_FOLLOWS`` of these, or it has one for the same verdict.
             VerifyProtocolError: the draft doesn't fit a frame.
         """
-        held = self._find(session)
-        draft = held.draft
+        state = self._find(session)
+        draft = state.draft
         if draft is None or not 0 <= accepted <= len(draft.pending):
             raise UsageError(f"session {session}: expected a pending round of at least {accepted} tokens, got none")
-        if len(held.follows) >= MAX_FOLLOWS or any((each.accepted, each.token) == (accepted, token) for each in held.follows):
+        if len(state.follows) >= MAX_FOLLOWS or any((each.accepted, each.token) == (accepted, token) for each in state.follows):
             raise UsageError(f"session {session}: expected at most {MAX_FOLLOWS} drafts ahead, each for another verdict, got one more")
-        follow = Follow(session, held.last_round + 1, draft.round_number, accepted, token, tuple(ids), tuple(rows))
+        follow = Follow(session, state.last_round + 1, draft.round_number, accepted, token, tuple(ids), tuple(rows))
         self._queue(follow)
-        held.last_round = follow.round_number
-        held.follows.append(follow)
+        state.last_round = follow.round_number
+        state.follows.append(follow)
         return follow.round_number
 
     def resume(self, key: bytes, ids: Sequence[int], *, top_k: int = 0) -> int:
@@ -228,30 +228,30 @@ class VerifyClient:
         return frame
 
     def _handle_opened(self, frame: Opened) -> Opened | None:
-        held = self._sessions.get(frame.session)
-        if held is None:
+        state = self._sessions.get(frame.session)
+        if state is None:
             return None
-        if held.is_opened or held.resumed_with is not None:
+        if state.is_opened or state.resumed_with is not None:
             raise UnexpectedFrameError(f"session {frame.session}: expected to be opened once, got it again", session=frame.session)
-        held.is_opened = True
+        state.is_opened = True
         return frame
 
     def _handle_verdict(self, frame: VerdictFrame) -> VerdictFrame | None:
-        held = self._sessions.get(frame.session)
-        if held is None or held.draft is None or held.draft.round_number != frame.round_number:
+        state = self._sessions.get(frame.session)
+        if state is None or state.draft is None or state.draft.round_number != frame.round_number:
             return None
-        check_answer(frame, held.draft, held.top_k)
-        held.length = held.draft.base + held.draft.given + frame.accepted + (frame.token is not None)
-        matching = next((follow for follow in held.follows if follow.matches(frame)), None)
-        held.draft = None if matching is None else matching.as_round(held.length)
-        held.follows.clear()
+        check_answer(frame, state.draft, state.top_k)
+        state.length = state.draft.base + state.draft.given + frame.accepted + (frame.token is not None)
+        matching = next((follow for follow in state.follows if follow.matches(frame)), None)
+        state.draft = None if matching is None else matching.as_round(state.length)
+        state.follows.clear()
         return frame
 
     def _handle_resumed(self, frame: Resumed) -> Resumed | Refusal | None:
-        held = self._sessions.get(frame.session)
-        if held is None:
+        state = self._sessions.get(frame.session)
+        if state is None:
             return None
-        ids = held.resumed_with
+        ids = state.resumed_with
         if ids is None or frame.base > len(ids):
             max_base = 0 if ids is None else len(ids)
             message = f"session {frame.session}: expected to be resumed once, at {max_base} tokens at most, got {frame.base}"
@@ -260,7 +260,7 @@ class VerifyClient:
             self.close(frame.session)
             message = f"session {frame.session}: expected the first {frame.base} tokens that the server holds to be ours, got others"
             return Refusal.of(NotResumableError(message, session=frame.session))
-        held.length, held.resumed_with, held.is_opened = frame.base, None, True
+        state.length, state.resumed_with, state.is_opened = frame.base, None, True
         return frame
 
     def _handle_refusal(self, frame: Refusal) -> Refusal | None:
@@ -270,11 +270,11 @@ class VerifyClient:
             case "session":
                 self._sessions.pop(-1 if frame.session is None else frame.session, None)
             case "round":
-                held = self._sessions.get(-1 if frame.session is None else frame.session)
-                if held is None or held.draft is None or held.draft.round_number != frame.round_number:
+                state = self._sessions.get(-1 if frame.session is None else frame.session)
+                if state is None or state.draft is None or state.draft.round_number != frame.round_number:
                     return None
-                held.draft = None
-                held.follows.clear()
+                state.draft = None
+                state.follows.clear()
             case "frame":
                 pass
             case _ as never:
@@ -299,17 +299,17 @@ class VerifyClient:
         self._last_session, self._sessions[number] = number, session
 
     def _find(self, session: int) -> _ClientSession:
-        held = self._sessions.get(session)
-        if held is None:
+        state = self._sessions.get(session)
+        if state is None:
             raise UsageError(f"session {session}: expected one that is open, got none")
-        return held
+        return state
 
     def _find_idle(self, session: int, base: int) -> _ClientSession:
-        held = self._find(session)
-        if held.draft is not None:
-            raise UsageError(f"session {session}: expected no pending round, got round {held.draft.round_number}")
-        if held.resumed_with is not None:
+        state = self._find(session)
+        if state.draft is not None:
+            raise UsageError(f"session {session}: expected no pending round, got round {state.draft.round_number}")
+        if state.resumed_with is not None:
             raise UsageError(f"session {session}: expected a resumed session, got one that waits for the answer")
-        if not 0 <= base <= held.length:
-            raise UsageError(f"session {session}: expected a base of 0 to {held.length}, got {base}")
-        return held
+        if not 0 <= base <= state.length:
+            raise UsageError(f"session {session}: expected a base of 0 to {state.length}, got {base}")
+        return state
